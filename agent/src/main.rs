@@ -1,0 +1,2 @@
+//! The agent. Under construction.
+fn main() {}

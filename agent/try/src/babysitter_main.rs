@@ -1,0 +1,2 @@
+//! The babysitter.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Try-out and end-to-end kit.

@@ -1,0 +1,2 @@
+//! The try-out.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Kubernetes objects both sides speak.
