@@ -1,0 +1,63 @@
+//! Metadata that every object carries.
+
+use crate::Timestamp;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// `metav1.ObjectMeta`, the fields somebody here reads.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ObjectMeta {
+    /// Unique within kind and namespace.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub name: String,
+    /// Empty for cluster-scoped kinds.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub namespace: String,
+    /// Unique over time and space; a re-created object has another.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub uid: String,
+    /// Opaque; changes with every change of the object.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub resource_version: String,
+    /// Set by the server.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub creation_timestamp: Option<Timestamp>,
+    /// Set by the server when deletion waits for something.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deletion_timestamp: Option<Timestamp>,
+    /// Selectable.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+    /// Not selectable.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    /// What this object goes away with.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub owner_references: Vec<OwnerReference>,
+}
+
+/// `metav1.OwnerReference`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct OwnerReference {
+    /// Group and version of the owner.
+    pub api_version: String,
+    /// Kind of the owner.
+    pub kind: String,
+    /// Name of the owner.
+    pub name: String,
+    /// UID of the owner: the reference is to this one object, not to its namesake.
+    pub uid: String,
+}
+
+/// `metav1.ListMeta`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ListMeta {
+    /// The state of the world this list shows; a watch may start here.
+    pub resource_version: String,
+    /// Not empty when there is more.
+    #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
+    pub continue_token: String,
+}
