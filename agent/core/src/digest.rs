@@ -1,0 +1,110 @@
+//! SHA-256 digests: of a checkpoint's bytes, and the identity of a configuration.
+//!
+//! Always holds: a `ConfigId` names one content under one object and one set of overrides. Counts and verdicts belong to
+//! it, never to a time or a file, so that editing a drop-in is like an upgrade: a fresh trial, old verdicts void.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use sha2::{Digest as _, Sha256};
+use std::fmt;
+
+/// A SHA-256 digest, written as 64 lower case hex digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// The digest of some bytes.
+    pub fn of(bytes: &[u8]) -> Self {
+        Self(Sha256::digest(bytes).into())
+    }
+
+    /// Reads 64 hex digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let text = text.as_bytes();
+        if text.len() != 64 {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+            let digit = |c: u8| (c as char).to_digit(16);
+            *byte = (digit(pair[0])? * 16 + digit(pair[1])?) as u8;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0[..4].iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Digest {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| serde::de::Error::custom("expected 64 hex digits"))
+    }
+}
+
+/// What counts and verdicts belong to: SHA-256 over the ConfigMap's UID, the payload, and the canonical merged drop-ins
+/// and flags (architecture 4.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ConfigId(Digest);
+
+impl ConfigId {
+    /// Each part is preceded by its length, so that no two different triples give the same bytes.
+    pub fn of(uid: &str, payload: &[u8], overrides: &[u8]) -> Self {
+        let mut hash = Sha256::new();
+        for part in [uid.as_bytes(), payload, overrides] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        Self(Digest(hash.finalize().into()))
+    }
+
+    /// Reads 64 hex digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        Digest::parse(text).map(Self)
+    }
+}
+
+impl fmt::Display for ConfigId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_read_back_as_written_and_anything_else_is_refused() {
+        let digest = Digest::of(b"");
+        assert_eq!(digest.to_string(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(Digest::parse(&digest.to_string()), Some(digest));
+        for wrong in ["", "e3", &"g".repeat(64), &"0".repeat(65), &"é".repeat(32)] {
+            assert_eq!(Digest::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_id_depends_on_each_part_and_on_where_one_ends() {
+        let id = ConfigId::of("u", b"p", b"o");
+        for other in [("v", "p", "o"), ("u", "q", "o"), ("u", "p", "n"), ("up", "", "o"), ("u", "po", "")] {
+            assert_ne!(id, ConfigId::of(other.0, other.1.as_bytes(), other.2.as_bytes()));
+        }
+    }
+}
