@@ -7,5 +7,7 @@
 
 pub mod config;
 mod digest;
+pub mod records;
+pub mod source;
 
 pub use digest::{ConfigId, Digest};

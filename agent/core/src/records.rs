@@ -1,0 +1,729 @@
+//! The records on disk that outlive a process (architecture 4.4): what each file means, read and written as text.
+//!
+//! Always holds: absent, unknown and known are three different things. Absent says something (see each record); unknown
+//! says nothing and never means "nothing"; a record of a newer agent is unknown and left alone. Writing is exact: what
+//! was written is read back equal. Leaves to others: when to write (`start`, `running`) and how (`platform`).
+
+use crate::source::{Source, is_file_name};
+use crate::{ConfigId, Digest};
+use kedge_api::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Version of the two records that every agent version shares.
+const API_VERSION: &str = "kedge.dev/v1";
+
+/// `crashLoopThreshold` is at most 10 (the design document), so an eleventh startup condemns: there is no twelfth.
+pub const STARTUPS: usize = 11;
+
+/// UIDs in `bad-configs.json`: the file must stay small enough to write on a nearly full disk.
+pub const BAD_UIDS: usize = 32;
+/// Contents per UID there: a ConfigMap edited in place has as many verdicts as edits.
+pub const BAD_CONTENTS: usize = 8;
+
+/// Longest text kept in a record: a reason is for people, and the file has a bound.
+const REASON_BYTES: usize = 512;
+
+/// A file of the configuration's state. Paths are relative to `--dynamic-config-dir`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StateFile {
+    /// What is assigned.
+    Current,
+    /// What we fall back to.
+    LastKnownGood,
+    /// Verdicts, per agent version.
+    BadConfigs,
+    /// How the running config fares, per agent version.
+    Startups,
+    /// A whole ConfigMap.
+    Checkpoint(CheckpointName),
+}
+
+/// Which checkpoint: both parts are safe as file names.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CheckpointName {
+    uid: String,
+    resource_version: String,
+}
+
+impl CheckpointName {
+    /// None unless both parts match `[A-Za-z0-9-]{1,64}`.
+    pub fn new(uid: &str, resource_version: &str) -> Option<Self> {
+        (is_file_name(uid) && is_file_name(resource_version))
+            .then(|| Self { uid: uid.into(), resource_version: resource_version.into() })
+    }
+}
+
+impl StateFile {
+    /// Where it lies below `--dynamic-config-dir`; `version` is the agent's.
+    pub fn path(&self, version: &str) -> String {
+        match self {
+            Self::Current => "current".into(),
+            Self::LastKnownGood => "last-known-good".into(),
+            Self::BadConfigs => format!("{version}/bad-configs.json"),
+            Self::Startups => format!("{version}/startups.json"),
+            Self::Checkpoint(name) => format!("checkpoints/{}/{}", name.uid, name.resource_version),
+        }
+    }
+}
+
+/// What reading a file gave, before anybody understood it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Read {
+    /// No such file, and nothing says there was one.
+    Absent,
+    /// No such file, but one was set aside under this name earlier: what it said is unknown.
+    SetAside,
+    /// Its bytes.
+    Content(Vec<u8>),
+    /// It could not be read; the text says why.
+    Unreadable(String),
+}
+
+/// A record after reading.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Known<T> {
+    /// There is none.
+    Absent,
+    /// It says this.
+    Is(T),
+    /// It could not be understood.
+    Unknown {
+        /// Why.
+        why: String,
+        /// False for a newer agent's record, which is left alone.
+        set_aside: bool,
+    },
+}
+
+impl<T> Known<T> {
+    /// The record, if it could be read.
+    pub fn known(&self) -> Option<&T> {
+        match self {
+            Self::Is(record) => Some(record),
+            _ => None,
+        }
+    }
+
+    /// Why it could not be read, if it could not.
+    pub fn unknown(&self) -> Option<&str> {
+        match self {
+            Self::Unknown { why, .. } => Some(why),
+            _ => None,
+        }
+    }
+}
+
+/// One concrete configuration: where it came from and which content it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigRecord {
+    /// As the Node asked for it.
+    pub source: Source,
+    /// UID of the ConfigMap.
+    pub uid: String,
+    /// Its version.
+    pub resource_version: String,
+    /// Digest of the checkpoint's bytes.
+    pub sha256: Digest,
+}
+
+impl ConfigRecord {
+    /// The checkpoint this record names; None if its parts are no file names, which no record of ours has.
+    pub fn checkpoint(&self) -> Option<CheckpointName> {
+        CheckpointName::new(&self.uid, &self.resource_version)
+    }
+}
+
+/// `current`: what is assigned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Current {
+    /// What is assigned; None means local.
+    pub assigned: Option<Assigned>,
+    /// UID of the Node that said so; empty if no Node ever did.
+    pub node_uid: String,
+    /// The source that a running agent last read was invalid; the text says why.
+    pub invalid_source: Option<String>,
+}
+
+/// An assigned configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assigned {
+    /// Which.
+    pub config: ConfigRecord,
+    /// Wall time of the assignment, for people.
+    pub since: Option<Timestamp>,
+    /// False if it was put there with the image: then it never had to be fetched, and a lack of contact says nothing.
+    pub downloaded: bool,
+}
+
+/// `last-known-good`: what we fall back to; None means local.
+pub type LastKnownGood = Option<ConfigRecord>;
+
+/// What `startups.json` is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RanAs {
+    /// The local config.
+    Local,
+    /// A pushed one.
+    Config(ConfigId),
+}
+
+/// `startups.json`: how the config that runs fares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Startups {
+    /// Which config.
+    pub ran_as: RanAs,
+    /// Running time since the last counted startup, up to the end of the trial.
+    pub ran_ms: u64,
+    /// It had contact with an API server.
+    pub contact: bool,
+    /// Counted startups since it last ran for a whole trial, by wall time.
+    pub startups: heapless::Vec<Timestamp, STARTUPS>,
+    /// Power cuts since the last save of `ran_ms`.
+    pub cuts: u32,
+    /// Boot id of the run that has not ended cleanly; None after a clean end.
+    pub open: Option<String>,
+    /// `crashLoopThreshold` of the config, as last parsed; None before it ever was.
+    pub threshold: Option<u8>,
+    /// `configTrialDuration` of the config in ms, as last parsed.
+    pub trial_ms: Option<u64>,
+}
+
+impl Startups {
+    /// All counts zero, ended cleanly.
+    pub fn fresh(ran_as: RanAs) -> Self {
+        Self {
+            ran_as,
+            ran_ms: 0,
+            contact: false,
+            startups: heapless::Vec::new(),
+            cuts: 0,
+            open: None,
+            threshold: None,
+            trial_ms: None,
+        }
+    }
+}
+
+/// Why a config is not tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum BadKind {
+    /// Not a configuration.
+    Parse,
+    /// A configuration with wrong values, alone or together with drop-ins and flags.
+    Validate,
+    /// Crashed too often.
+    CrashLoop,
+    /// Power went too often before it ran for a while.
+    Cuts,
+    /// Never heard from the API server; a suspicion until it happened twice.
+    Contact,
+    /// Verdicts were lost while it was assigned.
+    Unknown,
+}
+
+/// One verdict.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Wall time, for people.
+    pub time: Timestamp,
+    /// As the condition says it.
+    pub reason: String,
+    /// Why.
+    pub kind: BadKind,
+    /// How many trials it spent without contact.
+    #[serde(default)]
+    pub lost: u8,
+    /// It may be tried once more.
+    #[serde(default)]
+    pub retry: bool,
+}
+
+/// Everything known against one ConfigMap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct BadConfigMap {
+    time: Timestamp,
+    reason: String,
+    /// None: every content of the UID is bad (the design document's form, written by hand).
+    contents: Option<BTreeMap<ConfigId, Verdict>>,
+}
+
+/// `bad-configs.json`: what is not tried again until its entry is removed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct BadConfigs(BTreeMap<String, BadConfigMap>);
+
+impl BadConfigs {
+    /// The verdict on one content; an entry without contents bans all of its UID.
+    pub fn verdict(&self, uid: &str, id: Option<ConfigId>) -> Option<Verdict> {
+        let entry = self.0.get(uid)?;
+        match (&entry.contents, id) {
+            (None, _) => Some(Verdict {
+                time: entry.time,
+                reason: entry.reason.clone(),
+                kind: BadKind::Validate,
+                lost: 0,
+                retry: false,
+            }),
+            (Some(contents), Some(id)) => contents.get(&id).cloned(),
+            (Some(_), None) => None,
+        }
+    }
+
+    /// Records a verdict; keeps the bounds by dropping the oldest, never a UID of `keep`.
+    pub fn mark(&mut self, uid: &str, id: ConfigId, verdict: Verdict, keep: &[&str]) {
+        let verdict = Verdict { reason: shortened(&verdict.reason), ..verdict };
+        let entry = self.0.entry(uid.to_owned()).or_insert_with(|| BadConfigMap {
+            time: verdict.time,
+            reason: String::new(),
+            contents: Some(BTreeMap::new()),
+        });
+        entry.time = verdict.time;
+        entry.reason.clone_from(&verdict.reason);
+        if let Some(contents) = &mut entry.contents {
+            contents.insert(id, verdict);
+            while contents.len() > BAD_CONTENTS {
+                let oldest = contents.iter().filter(|(other, _)| **other != id).min_by_key(|(_, v)| v.time);
+                let Some(oldest) = oldest.map(|(other, _)| *other) else { break };
+                contents.remove(&oldest);
+            }
+        }
+        while self.0.len() > BAD_UIDS {
+            let old = |(other, _): &(&String, &BadConfigMap)| *other != uid && !keep.contains(&other.as_str());
+            let Some(oldest) = self.0.iter().filter(old).min_by_key(|(_, entry)| entry.time) else { break };
+            let oldest = oldest.0.clone();
+            self.0.remove(&oldest);
+        }
+    }
+
+    /// Removes one verdict; says whether there was one.
+    pub fn clear(&mut self, uid: &str, id: ConfigId) -> bool {
+        let Some(entry) = self.0.get_mut(uid) else { return false };
+        let removed = entry.contents.as_mut().is_some_and(|contents| contents.remove(&id).is_some());
+        if entry.contents.as_ref().is_some_and(BTreeMap::is_empty) {
+            self.0.remove(uid);
+        }
+        removed
+    }
+
+    /// Removes everything about a UID (`kedge config forgive`); says whether there was anything.
+    pub fn forgive(&mut self, uid: &str) -> bool {
+        self.0.remove(uid).is_some()
+    }
+
+    /// Nothing is banned.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// UID, time and reason of every entry, for people.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, Timestamp, &str)> {
+        self.0.iter().map(|(uid, entry)| (uid.as_str(), entry.time, entry.reason.as_str()))
+    }
+}
+
+fn shortened(text: &str) -> String {
+    let end = text.char_indices().map(|(at, _)| at).find(|at| *at >= REASON_BYTES);
+    end.map_or_else(|| text.to_owned(), |end| format!("{}...", &text[..end]))
+}
+
+// ---------------------------------------------------------------------------------------------- JSON forms
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RecordJson {
+    #[serde(default, rename = "apiVersion")]
+    api_version: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    local: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<Value>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    uid: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    resource_version: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sha256: Option<Digest>,
+    #[serde(default, rename = "nodeUID", skip_serializing_if = "String::is_empty")]
+    node_uid: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    since: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    downloaded: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    invalid_source: Option<String>,
+}
+
+impl RecordJson {
+    fn of(config: Option<&ConfigRecord>) -> Self {
+        Self {
+            api_version: API_VERSION.into(),
+            local: config.is_none(),
+            source: config.map(|c| c.source.to_value()),
+            uid: config.map(|c| c.uid.clone()).unwrap_or_default(),
+            resource_version: config.map(|c| c.resource_version.clone()).unwrap_or_default(),
+            sha256: config.map(|c| c.sha256),
+            node_uid: String::new(),
+            since: None,
+            downloaded: None,
+            invalid_source: None,
+        }
+    }
+
+    fn config(&self) -> Result<Option<ConfigRecord>, String> {
+        if self.local {
+            return Ok(None);
+        }
+        let source = self.source.as_ref().ok_or("it has neither \"local\": true nor a source")?;
+        let sha256 = self.sha256.ok_or("it has no sha256")?;
+        if CheckpointName::new(&self.uid, &self.resource_version).is_none() {
+            return Err(format!("uid {:?} or resourceVersion {:?} is no name", self.uid, self.resource_version));
+        }
+        Ok(Some(ConfigRecord {
+            source: Source::parse(source)?,
+            uid: self.uid.clone(),
+            resource_version: self.resource_version.clone(),
+            sha256,
+        }))
+    }
+}
+
+fn text_of(json: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec(json).expect("records are maps with string keys");
+    text.push(b'\n');
+    text
+}
+
+/// Reads a record that all versions share: an empty file means local, a newer `apiVersion` means unknown.
+fn shared_record<T>(read: &Read, local: T, of: impl FnOnce(RecordJson) -> Result<T, String>) -> Known<T> {
+    let bytes = match read {
+        Read::Absent => return Known::Absent,
+        Read::SetAside => return Known::Unknown { why: "it was set aside".into(), set_aside: false },
+        Read::Unreadable(why) => return Known::Unknown { why: why.clone(), set_aside: true },
+        Read::Content(bytes) => bytes,
+    };
+    if bytes.iter().all(u8::is_ascii_whitespace) {
+        return Known::Is(local);
+    }
+    let json: Value = match serde_json::from_slice(bytes) {
+        Ok(json) => json,
+        Err(error) => return Known::Unknown { why: format!("not JSON: {error}"), set_aside: true },
+    };
+    match json.get("apiVersion").and_then(Value::as_str) {
+        // the design document's files had no version; ours from the image builder may leave it out too
+        None | Some(API_VERSION) => {}
+        Some(newer) => {
+            let newer: String = newer.chars().take(60).collect();
+            return Known::Unknown { why: format!("written by another agent ({newer})"), set_aside: false };
+        }
+    }
+    match serde_json::from_value(json).map_err(|error| error.to_string()).and_then(of) {
+        Ok(record) => Known::Is(record),
+        Err(why) => Known::Unknown { why, set_aside: true },
+    }
+}
+
+impl Current {
+    /// Nothing assigned.
+    pub fn local(node_uid: &str) -> Self {
+        Self { assigned: None, node_uid: node_uid.into(), invalid_source: None }
+    }
+
+    /// Reads `current`.
+    pub fn read(read: &Read) -> Known<Self> {
+        shared_record(read, Self::local(""), |json| {
+            let assigned = json.config()?.map(|config| Assigned {
+                config,
+                since: json.since,
+                downloaded: json.downloaded.unwrap_or(true),
+            });
+            Ok(Self { assigned, node_uid: json.node_uid, invalid_source: json.invalid_source })
+        })
+    }
+
+    /// The text of the file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut json = RecordJson::of(self.assigned.as_ref().map(|assigned| &assigned.config));
+        json.node_uid.clone_from(&self.node_uid);
+        json.invalid_source = self.invalid_source.as_deref().map(shortened);
+        if let Some(assigned) = &self.assigned {
+            json.since = assigned.since;
+            json.downloaded = Some(assigned.downloaded);
+        }
+        text_of(&json)
+    }
+}
+
+/// Reads `last-known-good`.
+pub fn read_last_known_good(read: &Read) -> Known<LastKnownGood> {
+    shared_record(read, None, |json| json.config())
+}
+
+/// The text of `last-known-good`.
+pub fn last_known_good_bytes(config: &LastKnownGood) -> Vec<u8> {
+    text_of(&RecordJson::of(config.as_ref()))
+}
+
+#[derive(Serialize, Deserialize)]
+struct StartupsJson {
+    id: String,
+    ran_ms: u64,
+    contact: bool,
+    startups: heapless::Vec<Timestamp, STARTUPS>,
+    cuts: u32,
+    open: Option<String>,
+    threshold: Option<u8>,
+    trial_ms: Option<u64>,
+}
+
+/// A record of one agent version: there are no newer forms to leave alone.
+fn own_record<T>(read: &Read, of: impl FnOnce(&[u8]) -> Result<T, String>) -> Known<T> {
+    match read {
+        Read::Absent => Known::Absent,
+        Read::SetAside => Known::Unknown { why: "it was set aside".into(), set_aside: false },
+        Read::Unreadable(why) => Known::Unknown { why: why.clone(), set_aside: true },
+        Read::Content(bytes) => match of(bytes) {
+            Ok(record) => Known::Is(record),
+            Err(why) => Known::Unknown { why, set_aside: true },
+        },
+    }
+}
+
+impl Startups {
+    /// Reads `startups.json`.
+    pub fn read(read: &Read) -> Known<Self> {
+        own_record(read, |bytes| {
+            let json: StartupsJson = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+            let ran_as = match json.id.as_str() {
+                "local" => RanAs::Local,
+                id => RanAs::Config(ConfigId::parse(id).ok_or("id is neither \"local\" nor 64 hex digits")?),
+            };
+            Ok(Self {
+                ran_as,
+                ran_ms: json.ran_ms,
+                contact: json.contact,
+                startups: json.startups,
+                cuts: json.cuts,
+                open: json.open,
+                threshold: json.threshold,
+                trial_ms: json.trial_ms,
+            })
+        })
+    }
+
+    /// The text of the file.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        text_of(&StartupsJson {
+            id: match self.ran_as {
+                RanAs::Local => "local".into(),
+                RanAs::Config(id) => id.to_string(),
+            },
+            ran_ms: self.ran_ms,
+            contact: self.contact,
+            startups: self.startups.clone(),
+            cuts: self.cuts,
+            open: self.open.clone(),
+            threshold: self.threshold,
+            trial_ms: self.trial_ms,
+        })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct BadConfigMapJson {
+    time: Timestamp,
+    reason: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    contents: Option<BTreeMap<String, Verdict>>,
+}
+
+impl BadConfigs {
+    /// Reads `bad-configs.json`; one that is absent bans nothing.
+    pub fn read(read: &Read) -> Known<Self> {
+        own_record(read, |bytes| {
+            if bytes.iter().all(u8::is_ascii_whitespace) {
+                return Err("it is empty, expected at least {}".into());
+            }
+            let json: BTreeMap<String, BadConfigMapJson> =
+                serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+            json.into_iter().map(|(uid, entry)| Ok((uid, entry.checked()?))).collect::<Result<_, String>>().map(Self)
+        })
+    }
+
+    /// The text of the file, laid out for a person who may edit it.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let json: BTreeMap<&str, BadConfigMapJson> = self
+            .0
+            .iter()
+            .map(|(uid, entry)| {
+                let contents = entry.contents.as_ref();
+                let contents = contents.map(|all| all.iter().map(|(id, v)| (id.to_string(), v.clone())).collect());
+                (uid.as_str(), BadConfigMapJson { time: entry.time, reason: entry.reason.clone(), contents })
+            })
+            .collect();
+        let mut text = serde_json::to_vec_pretty(&json).expect("records are maps with string keys");
+        text.push(b'\n');
+        text
+    }
+}
+
+impl BadConfigMapJson {
+    fn checked(self) -> Result<BadConfigMap, String> {
+        let id = |text: &str| {
+            ConfigId::parse(text).ok_or_else(|| format!("content {:.70?} is not 64 hex digits", text))
+        };
+        let contents = match self.contents {
+            None => None,
+            Some(all) => Some(all.into_iter().map(|(text, v)| Ok((id(&text)?, v))).collect::<Result<_, String>>()?),
+        };
+        Ok(BadConfigMap { time: self.time, reason: self.reason, contents })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> ConfigRecord {
+        ConfigRecord {
+            source: Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() },
+            uid: "u-1".into(),
+            resource_version: "7".into(),
+            sha256: Digest::of(b"x"),
+        }
+    }
+
+    fn content(bytes: &[u8]) -> Read {
+        Read::Content(bytes.to_vec())
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_equal() {
+        let assigned = Assigned { config: record(), since: Some(Timestamp::from_micros(0)), downloaded: false };
+        for current in [
+            Current::local(""),
+            Current { assigned: None, node_uid: "n-1".into(), invalid_source: Some("why".into()) },
+            Current { assigned: Some(assigned), node_uid: "n-1".into(), invalid_source: None },
+        ] {
+            assert_eq!(Current::read(&content(&current.to_bytes())), Known::Is(current));
+        }
+        for good in [None, Some(record())] {
+            assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&good))), Known::Is(good));
+        }
+        let mut startups = Startups::fresh(RanAs::Config(ConfigId::of("u", b"p", b"")));
+        startups.startups.push(Timestamp::from_micros(5_000_000)).unwrap();
+        startups.open = Some("boot".into());
+        startups.trial_ms = Some(600_000);
+        for startups in [startups, Startups::fresh(RanAs::Local)] {
+            assert_eq!(Startups::read(&content(&startups.to_bytes())), Known::Is(startups));
+        }
+    }
+
+    #[test]
+    fn an_empty_current_or_last_known_good_means_local() {
+        for empty in [&b""[..], b" \n"] {
+            assert_eq!(Current::read(&content(empty)), Known::Is(Current::local("")));
+            assert_eq!(read_last_known_good(&content(empty)), Known::Is(None));
+        }
+    }
+
+    #[test]
+    fn a_record_of_a_newer_agent_is_unknown_and_left_alone() {
+        let newer = content(br#"{"apiVersion":"kedge.dev/v2","anything":true}"#);
+        let expect_why = "written by another agent (kedge.dev/v2)".to_owned();
+        assert_eq!(Current::read(&newer), Known::Unknown { why: expect_why, set_aside: false });
+    }
+
+    #[test]
+    fn damage_is_unknown_with_a_reason_and_never_an_empty_record() {
+        let whole = Current { assigned: None, node_uid: "n".into(), invalid_source: None }.to_bytes();
+        let mut cases: Vec<Vec<u8>> = vec![vec![0; 40], b"{}".to_vec(), b"[]".to_vec(), b"null".to_vec()];
+        cases.extend((1..whole.len() - 1).map(|n| whole[..n].to_vec()));
+        for bytes in cases {
+            let shown = String::from_utf8_lossy(&bytes).into_owned();
+            for unknown in [
+                Current::read(&content(&bytes)).unknown().map(str::to_owned),
+                read_last_known_good(&content(&bytes)).unknown().map(str::to_owned),
+                Startups::read(&content(&bytes)).unknown().map(str::to_owned),
+            ] {
+                assert!(unknown.is_some_and(|why| !why.is_empty()), "{shown:?}");
+            }
+        }
+        assert!(BadConfigs::read(&content(b"")).unknown().is_some(), "an empty list of verdicts is not nothing");
+        assert!(BadConfigs::read(&Read::SetAside).unknown().is_some());
+        assert!(Current::read(&Read::Unreadable("i/o error".into())).unknown().is_some());
+        let outside = br#"{"source":{"configMapRef":{"namespace":"n","name":"m","uid":"u"}},"uid":"..","resourceVersion":"/x","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#;
+        assert!(Current::read(&content(outside)).unknown().is_some_and(|why| why.contains("is no name")));
+    }
+
+    #[test]
+    fn more_than_eleven_startups_are_damage_not_a_crash() {
+        let stamps = vec!["\"2026-11-21T01:00:00Z\""; 12].join(",");
+        let text = format!(
+            r#"{{"id":"local","ran_ms":0,"contact":false,"startups":[{stamps}],"cuts":0,"open":null,"threshold":null,"trial_ms":null}}"#
+        );
+        assert!(Startups::read(&content(text.as_bytes())).unknown().is_some());
+    }
+
+    fn verdict(second: i64) -> Verdict {
+        Verdict {
+            time: Timestamp::from_micros(second * 1_000_000),
+            reason: "failed to validate current (UID: u)".into(),
+            kind: BadKind::Validate,
+            lost: 0,
+            retry: false,
+        }
+    }
+
+    #[test]
+    fn a_hand_written_entry_without_contents_bans_every_content_of_its_uid() {
+        let text = br#"{"u-1": {"time": "2026-11-21T01:00:00Z", "reason": "by hand"}}"#;
+        let Known::Is(bad) = BadConfigs::read(&content(text)) else { panic!("unknown") };
+        for id in [None, Some(ConfigId::of("u-1", b"a", b"")), Some(ConfigId::of("u-1", b"b", b""))] {
+            assert_eq!(bad.verdict("u-1", id).unwrap().reason, "by hand");
+        }
+        assert_eq!(bad.verdict("u-2", None), None);
+        assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad));
+    }
+
+    #[test]
+    fn a_verdict_is_about_one_content_and_goes_when_cleared_or_forgiven() {
+        let (a, b) = (ConfigId::of("u", b"a", b""), ConfigId::of("u", b"b", b""));
+        let mut bad = BadConfigs::default();
+        bad.mark("u", a, verdict(1), &[]);
+        assert!(bad.verdict("u", Some(a)).is_some());
+        assert_eq!(bad.verdict("u", Some(b)), None);
+        assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad.clone()));
+        assert!(bad.clear("u", a) && bad.is_empty() && !bad.clear("u", a));
+        bad.mark("u", a, verdict(1), &[]);
+        assert!(bad.forgive("u") && bad.is_empty() && !bad.forgive("u"));
+    }
+
+    #[test]
+    fn the_oldest_verdicts_go_first_and_never_those_of_the_configs_in_use() {
+        let mut bad = BadConfigs::default();
+        let id = |n: u8| ConfigId::of("u", &[n], b"");
+        for n in 0..40 {
+            bad.mark(&format!("u-{n}"), id(n), verdict(n.into()), &["u-0", "u-3"]);
+        }
+        assert_eq!(bad.entries().count(), BAD_UIDS);
+        for kept in ["u-0", "u-3", "u-39"] {
+            assert!(bad.entries().any(|(uid, ..)| uid == kept), "{kept}");
+        }
+        assert!(!bad.entries().any(|(uid, ..)| uid == "u-1"));
+        for n in 0..20 {
+            bad.mark("u-0", id(n), verdict(100 + i64::from(n)), &[]);
+        }
+        assert!((12..20).all(|n| bad.verdict("u-0", Some(id(n))).is_some()));
+        assert!((0..12).all(|n| bad.verdict("u-0", Some(id(n))).is_none()));
+    }
+
+    #[test]
+    fn a_reason_of_any_length_is_kept_within_bounds() {
+        let mut bad = BadConfigs::default();
+        let long = Verdict { reason: "é".repeat(100_000), ..verdict(1) };
+        bad.mark("u", ConfigId::of("u", b"", b""), long, &[]);
+        assert!(bad.to_bytes().len() < 4096);
+    }
+}

@@ -1,0 +1,290 @@
+//! Where a node's configuration is asked to come from: `Node.spec.configSource`, or the annotation in its place.
+//!
+//! Owns the judgement "empty, correct or invalid" (the design document; architecture 4.3). Looks only at the Node: whether
+//! the object named exists and has the UID asked for is known once it was read.
+
+use serde_json::{Map, Value, json};
+use std::fmt;
+
+/// A correct source: it names one ConfigMap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// `configMapRef`, the design document's form: one object by UID; an edit in place is not followed.
+    Pinned {
+        /// Namespace of the ConfigMap.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its UID: another object of that name is another thing.
+        uid: String,
+    },
+    /// `configMap`, the form Kubernetes shipped: whatever that name holds; an edit is a new assignment.
+    Following {
+        /// Namespace of the ConfigMap.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The key that holds the payload.
+        key: String,
+    },
+}
+
+/// What the Node asks for, judged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// Empty: the local config.
+    Nil,
+    /// One ConfigMap.
+    Correct(Source),
+    /// The text says why; what is active stays.
+    Invalid(String),
+}
+
+/// The key of the payload in a pinned ConfigMap (the design document).
+pub const PINNED_KEY: &str = "kubelet";
+
+/// Why `{}` is invalid, in the design document's words.
+pub const ALL_NIL: &str = "invalid NodeConfigSource, exactly one subfield must be non-nil, but all were nil";
+
+/// Longest part of a source that is read: Kubernetes' own limit for names and keys.
+const NAME_BYTES: usize = 253;
+
+impl Source {
+    /// Namespace and name of the ConfigMap.
+    pub fn object(&self) -> (&str, &str) {
+        match self {
+            Self::Pinned { namespace, name, .. } | Self::Following { namespace, name, .. } => (namespace, name),
+        }
+    }
+
+    /// The key that holds the payload.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Pinned { .. } => PINNED_KEY,
+            Self::Following { key, .. } => key,
+        }
+    }
+
+    /// As it stands in `spec.configSource`.
+    pub fn to_value(&self) -> Value {
+        match self {
+            Self::Pinned { namespace, name, uid } => {
+                json!({"configMapRef": {"namespace": namespace, "name": name, "uid": uid}})
+            }
+            Self::Following { namespace, name, key } => {
+                json!({"configMap": {"namespace": namespace, "name": name, "kubeletConfigKey": key}})
+            }
+        }
+    }
+
+    /// Judges a `spec.configSource` that is there.
+    pub fn parse(value: &Value) -> Result<Self, String> {
+        let Value::Object(fields) = value else {
+            return Err(format!("invalid NodeConfigSource, expected an object, found {}", kind_of(value)));
+        };
+        let present = |name: &str| fields.get(name).filter(|field| !field.is_null());
+        match (present("configMapRef"), present("configMap")) {
+            (None, None) => Err(ALL_NIL.into()),
+            (Some(_), Some(_)) => {
+                Err("invalid NodeConfigSource, exactly one subfield must be non-nil, but configMapRef and configMap \
+                     were both set"
+                    .into())
+            }
+            (Some(reference), None) => pinned(reference),
+            (None, Some(named)) => following(named),
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (namespace, name) = self.object();
+        write!(f, "ConfigMap {namespace}/{name}")
+    }
+}
+
+/// Judges what a Node asks for. `annotation` is looked at only where the server is not our hub: there a node's own
+/// identity may write annotations, and the hub keeps the real field.
+pub fn wanted(config_source: Option<&Value>, annotation: Option<&str>, server_is_hub: bool) -> Wanted {
+    let field = config_source.filter(|value| !value.is_null());
+    let annotation = annotation.filter(|text| !server_is_hub && !text.trim().is_empty());
+    let judge = |value: &Value| Source::parse(value).map_or_else(Wanted::Invalid, Wanted::Correct);
+    match (field, annotation) {
+        (None, None) => Wanted::Nil,
+        (Some(field), None) => judge(field),
+        (field, Some(text)) => match (field, serde_json::from_str::<Value>(text)) {
+            (_, Err(error)) => {
+                Wanted::Invalid(format!("annotation {} is not JSON: {error}", kedge_api::CONFIG_SOURCE_ANNOTATION))
+            }
+            (Some(field), Ok(value)) if *field != value => Wanted::Invalid(format!(
+                "spec.configSource and annotation {} are both set and differ",
+                kedge_api::CONFIG_SOURCE_ANNOTATION
+            )),
+            (_, Ok(Value::Null)) => Wanted::Nil,
+            (_, Ok(value)) => judge(&value),
+        },
+    }
+}
+
+fn pinned(reference: &Value) -> Result<Source, String> {
+    let fields = object(reference, "configMapRef")?;
+    let (kind, api_version) = (text(fields, "kind")?, text(fields, "apiVersion")?);
+    if !matches!(kind, "" | "ConfigMap") || !matches!(api_version, "" | "v1") {
+        return Err(format!(
+            "invalid ObjectReference, it refers to a {} of {}, expected a ConfigMap of v1",
+            or(kind, "ConfigMap"),
+            or(api_version, "v1")
+        ));
+    }
+    let (namespace, name, uid) = (text(fields, "namespace")?, text(fields, "name")?, text(fields, "uid")?);
+    if namespace.is_empty() || name.is_empty() || uid.is_empty() {
+        return Err("invalid ObjectReference, all of UID, Name, and Namespace must be specified".into());
+    }
+    check_name("namespace", namespace)?;
+    check_name("name", name)?;
+    if !is_file_name(uid) {
+        return Err(format!("invalid ObjectReference, UID {uid:?} is not one: expected letters, digits and hyphens"));
+    }
+    Ok(Source::Pinned { namespace: namespace.into(), name: name.into(), uid: uid.into() })
+}
+
+fn following(named: &Value) -> Result<Source, String> {
+    let fields = object(named, "configMap")?;
+    for (forbidden, shown) in [("uid", "uid"), ("resourceVersion", "resourceVersion")] {
+        if !text(fields, forbidden)?.is_empty() {
+            return Err(format!("spec.configSource.configMap.{shown}: Forbidden: {shown} must not be set in spec"));
+        }
+    }
+    let part = |field: &str| {
+        let value = text(fields, field)?;
+        if value.is_empty() {
+            return Err(format!("spec.configSource.configMap.{field}: Required value: {field} must be set"));
+        }
+        check_name(field, value)?;
+        Ok(value.to_owned())
+    };
+    Ok(Source::Following { namespace: part("namespace")?, name: part("name")?, key: part("kubeletConfigKey")? })
+}
+
+fn object<'a>(value: &'a Value, field: &str) -> Result<&'a Map<String, Value>, String> {
+    value
+        .as_object()
+        .ok_or_else(|| format!("invalid NodeConfigSource, {field} is {}, expected an object", kind_of(value)))
+}
+
+fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, String> {
+    match fields.get(name) {
+        None | Some(Value::Null) => Ok(""),
+        Some(Value::String(text)) => Ok(text),
+        Some(other) => Err(format!("invalid NodeConfigSource, {name} is {}, expected a string", kind_of(other))),
+    }
+}
+
+/// The characters Kubernetes allows in names and ConfigMap keys: what goes into a URL path or is looked up as a key.
+fn check_name(field: &str, value: &str) -> Result<(), String> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if value.len() > NAME_BYTES || !value.chars().all(allowed) || value.starts_with("..") {
+        let shown: String = value.chars().take(60).collect();
+        return Err(format!("spec.configSource: Invalid value: {field} is {shown:?}, not a Kubernetes name"));
+    }
+    Ok(())
+}
+
+/// UIDs and resourceVersions become file names only if they are this plain (architecture 4.4).
+pub fn is_file_name(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
+    if text.is_empty() { otherwise } else { text }
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(field: Value, expect: Result<Source, &str>) {
+        match (wanted(Some(&field), None, true), expect) {
+            (Wanted::Correct(source), Ok(expected)) => {
+                assert_eq!(source, expected);
+                assert_eq!(Source::parse(&source.to_value()), Ok(source));
+            }
+            (Wanted::Invalid(why), Err(part)) => assert!(why.contains(part), "{why}"),
+            (got, expected) => panic!("{field}: {got:?}, expected {expected:?}"),
+        }
+    }
+
+    fn pinned() -> Source {
+        Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() }
+    }
+
+    fn following() -> Source {
+        Source::Following { namespace: "n".into(), name: "m".into(), key: "k.yaml".into() }
+    }
+
+    #[test]
+    fn a_source_is_correct_in_two_forms_and_invalid_in_all_others() {
+        check(json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "u-1"}}), Ok(pinned()));
+        check(
+            json!({"configMapRef": {"kind": "ConfigMap", "apiVersion": "v1", "namespace": "n", "name": "m", "uid": "u-1"},
+                   "configMap": null}),
+            Ok(pinned()),
+        );
+        check(json!({"configMap": {"namespace": "n", "name": "m", "kubeletConfigKey": "k.yaml"}}), Ok(following()));
+
+        check(json!({}), Err(ALL_NIL));
+        check(json!({"secretRef": {}}), Err(ALL_NIL));
+        check(json!({"configMapRef": {}, "configMap": {}}), Err("both set"));
+        check(json!([]), Err("expected an object, found a list"));
+        check(json!({"configMapRef": "x"}), Err("configMapRef is a string, expected an object"));
+        check(json!({"configMapRef": {"namespace": "n", "name": "m"}}), Err("all of UID, Name, and Namespace"));
+        check(json!({"configMapRef": {"namespace": "n", "uid": "u"}}), Err("all of UID, Name, and Namespace"));
+        check(json!({"configMapRef": {"name": "m", "uid": "u"}}), Err("all of UID, Name, and Namespace"));
+        check(json!({"configMapRef": {"namespace": "n", "name": "m", "uid": 7}}), Err("uid is a number"));
+        check(json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "../x"}}), Err("\"../x\" is not one"));
+        check(
+            json!({"configMapRef": {"kind": "Secret", "namespace": "n", "name": "m", "uid": "u"}}),
+            Err("refers to a Secret of v1"),
+        );
+        check(json!({"configMap": {"namespace": "n", "name": "m"}}), Err("kubeletConfigKey must be set"));
+        check(
+            json!({"configMap": {"namespace": "n", "name": "m", "kubeletConfigKey": "k", "uid": "u"}}),
+            Err("uid must not be set in spec"),
+        );
+        check(
+            json!({"configMap": {"namespace": "n", "name": "../m", "kubeletConfigKey": "k"}}),
+            Err("not a Kubernetes name"),
+        );
+    }
+
+    #[test]
+    fn empty_is_nil() {
+        assert_eq!(wanted(None, None, true), Wanted::Nil);
+        assert_eq!(wanted(Some(&Value::Null), None, false), Wanted::Nil);
+        assert_eq!(wanted(None, Some(" "), false), Wanted::Nil);
+    }
+
+    #[test]
+    fn the_annotation_counts_only_where_the_server_is_not_our_hub() {
+        let text = following().to_value().to_string();
+        assert_eq!(wanted(None, Some(&text), false), Wanted::Correct(following()));
+        assert_eq!(wanted(None, Some(&text), true), Wanted::Nil, "a node could write it there");
+        assert_eq!(wanted(Some(&following().to_value()), Some(&text), false), Wanted::Correct(following()));
+        let differ = wanted(Some(&pinned().to_value()), Some(&text), false);
+        assert!(matches!(&differ, Wanted::Invalid(why) if why.contains("both set and differ")), "{differ:?}");
+        let garbled = wanted(None, Some("{"), false);
+        assert!(matches!(&garbled, Wanted::Invalid(why) if why.contains("is not JSON")), "{garbled:?}");
+    }
+}
