@@ -1,0 +1,377 @@
+//! The hub's own certificate authority and every kind of certificate it signs.
+//!
+//! Holds: the CA is made once and never replaced by the program; key and certificate are one file, so there is no
+//! half of a CA. What it signs cannot be mistaken for something else: a serving certificate is no client, a client
+//! is no server, nothing it signs is a CA. Where certificates are kept and when they are renewed is `super`'s.
+//!
+//! Time. Boards without a clock battery wake up in 1970, or at the day their image was built, and must reach the hub
+//! before they can learn the time. So every certificate is valid from 1970 on: a `notBefore` protects nobody here
+//! (the CA did not exist before it either) and would lock such a board out. The same holds for a hub that wakes up
+//! with its clock unset: what it signs then expires as if signed on the day this program was written (`EARLIEST_NOW`).
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use time::macros::datetime;
+use time::{Duration, OffsetDateTime};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use super::{PkiError, durable};
+
+/// Start of every certificate's validity; see the module's words on time.
+const NOT_BEFORE: OffsetDateTime = datetime!(1970-01-01 00:00:00 UTC);
+/// "No well-defined expiration date" in RFC 5280 4.1.2.5. A CA that runs out takes every device with it, and a device
+/// in the field has nobody to give it a new one.
+const AUTHORITY_NOT_AFTER: OffsetDateTime = datetime!(9999-12-31 23:59:59 UTC);
+/// No hub runs before this: an earlier clock is an unset clock.
+const EARLIEST_NOW: OffsetDateTime = datetime!(2026-11-01 00:00:00 UTC);
+
+const YEAR: Duration = Duration::days(365);
+/// Serving certificates outlast the largest clock error we promise to survive on a node (twenty years ahead). A short
+/// life would buy nothing: the key lies in the same directory as the CA's, who can read one can read the other.
+pub(super) const SERVING_LIFE: Duration = Duration::seconds(25 * YEAR.whole_seconds());
+/// Node credentials have no renewal protocol yet, and a device may lie in a cupboard for a decade. What a stolen one
+/// can do is bounded by the authorizer, not by time.
+pub(super) const NODE_LIFE: Duration = SERVING_LIFE;
+/// The administrator's credential; the hub renews its own copy, other copies go on working for this long.
+pub(super) const ADMIN_LIFE: Duration = Duration::seconds(10 * YEAR.whole_seconds());
+
+/// The group that may do everything, as upstream names it.
+pub const ADMIN_GROUP: &str = "system:masters";
+/// The user in `admin.kubeconfig`.
+pub const ADMIN_USER: &str = "admin";
+/// The group of every node.
+pub const NODE_GROUP: &str = "system:nodes";
+/// A node's user name is this and the Node's name.
+pub const NODE_USER_PREFIX: &str = "system:node:";
+
+/// A certificate with its key. The chain is one long: clients know the CA.
+#[derive(Debug)]
+pub(super) struct Credential {
+    pub(super) certificate: CertificateDer<'static>,
+    key: KeyPair,
+}
+
+/// The CA: able to sign.
+pub(super) struct Authority {
+    own: Credential,
+}
+
+impl Credential {
+    /// PEM of the certificate alone.
+    pub(super) fn certificate_pem(&self) -> String {
+        certificate_pem(&self.certificate)
+    }
+
+    /// PEM (PKCS 8) of the key alone.
+    pub(super) fn key_pem(&self) -> String {
+        self.key.serialize_pem()
+    }
+
+    /// The key as rustls wants it.
+    pub(super) fn private_key(&self) -> PrivateKeyDer<'static> {
+        PrivatePkcs8KeyDer::from(self.key.serialize_der()).into()
+    }
+
+    /// Key and certificate in one file, secret from its first byte.
+    pub(super) fn save(&self, path: &Path) -> Result<(), PkiError> {
+        let content = format!("{}{}", self.key_pem(), self.certificate_pem());
+        durable::write(path, content.as_bytes(), durable::SECRET)
+            .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
+    }
+
+    /// Reads what `save` wrote. A key that does not belong to the certificate is an error here, not in a handshake.
+    pub(super) fn load(path: &Path) -> Result<Credential, PkiError> {
+        let content =
+            durable::read(path).map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })?;
+        let corrupt = |why: String| PkiError::Corrupt { path: path.to_owned(), why };
+        let certificate = CertificateDer::from_pem_slice(&content)
+            .map_err(|error| corrupt(format!("expected a PEM certificate: {error}")))?;
+        let key = PrivatePkcs8KeyDer::from_pem_slice(&content)
+            .map_err(|error| corrupt(format!("expected a PEM private key: {error}")))?;
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&key, &PKCS_ECDSA_P256_SHA256)
+            .map_err(|error| corrupt(format!("expected an ECDSA P-256 key: {error}")))?;
+        let parsed = parse(&certificate).map_err(corrupt)?;
+        if parsed.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
+            return Err(corrupt("the key does not belong to the certificate".to_owned()));
+        }
+        Ok(Credential { certificate, key })
+    }
+
+    /// How long it is still valid at `now`; negative once expired.
+    pub(super) fn remaining(&self, now: OffsetDateTime) -> Result<Duration, String> {
+        Ok(parse(&self.certificate)?.validity().not_after.to_datetime() - now.max(EARLIEST_NOW))
+    }
+
+    /// Whether it names every one of `names` (host names or IP addresses).
+    pub(super) fn covers(&self, names: &[String]) -> Result<bool, String> {
+        let parsed = parse(&self.certificate)?;
+        let alternative = parsed.subject_alternative_name().map_err(|error| error.to_string())?;
+        let present: Vec<String> = alternative
+            .iter()
+            .flat_map(|extension| &extension.value.general_names)
+            .filter_map(|name| match name {
+                GeneralName::DNSName(name) => Some((*name).to_owned()),
+                GeneralName::IPAddress(bytes) => address(bytes).map(|address| address.to_string()),
+                _ => None,
+            })
+            .collect();
+        Ok(names.iter().all(|name| present.contains(&canonical(name))))
+    }
+}
+
+impl Authority {
+    /// A new CA. Its name carries eight random digits, so that a client which still trusts an older hub's CA says
+    /// "unknown authority" and not "bad signature".
+    pub(super) fn make() -> Result<Authority, PkiError> {
+        let key = new_key()?;
+        let mut params = params("", &[], AUTHORITY_NOT_AFTER);
+        let mut name = DistinguishedName::new();
+        name.push(DnType::CommonName, format!("kedge-hub-ca-{}", random_digits()?));
+        params.distinguished_name = name;
+        // path length 0: it signs leaves only
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key).map_err(|source| PkiError::Signing { what: "CA", source })?;
+        Ok(Authority { own: Credential { certificate: certificate.der().clone(), key } })
+    }
+
+    /// The CA from its file; anything odd is an error that says so, never a new CA.
+    pub(super) fn load(path: &Path) -> Result<Authority, PkiError> {
+        let own = Credential::load(path)?;
+        let corrupt = |why: String| PkiError::Corrupt { path: path.to_owned(), why };
+        let parsed = parse(&own.certificate).map_err(corrupt)?;
+        if !parsed.is_ca() {
+            return Err(corrupt("the certificate is no CA".to_owned()));
+        }
+        parsed.verify_signature(None).map_err(|_| corrupt("the certificate is not signed by its key".to_owned()))?;
+        Ok(Authority { own })
+    }
+
+    pub(super) fn save(&self, path: &Path) -> Result<(), PkiError> {
+        self.own.save(path)
+    }
+
+    pub(super) fn certificate(&self) -> &CertificateDer<'static> {
+        &self.own.certificate
+    }
+
+    pub(super) fn certificate_pem(&self) -> String {
+        self.own.certificate_pem()
+    }
+
+    /// A certificate for the hub's own address, for `names` and nothing else.
+    pub(super) fn issue_serving(&self, names: &[String], now: OffsetDateTime) -> Result<Credential, PkiError> {
+        let mut params = params("kedge-hub", &[], expiry(now, SERVING_LIFE));
+        for name in names {
+            params.subject_alt_names.push(alternative_name(name)?);
+        }
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.sign("serving", params)
+    }
+
+    /// A client certificate for the administrator.
+    pub(super) fn issue_admin(&self, now: OffsetDateTime) -> Result<Credential, PkiError> {
+        self.issue_client("admin", ADMIN_USER, ADMIN_GROUP, expiry(now, ADMIN_LIFE))
+    }
+
+    /// A client certificate for one node. RFC 5280 asks for at most 64 characters in a common name; a long node name
+    /// breaks that, as it does upstream, and neither rustls nor Go minds.
+    pub(super) fn issue_node(&self, node: &str, now: OffsetDateTime) -> Result<Credential, PkiError> {
+        let user = format!("{NODE_USER_PREFIX}{node}");
+        self.issue_client("node", &user, NODE_GROUP, expiry(now, NODE_LIFE))
+    }
+
+    fn issue_client(
+        &self,
+        what: &'static str,
+        user: &str,
+        group: &str,
+        not_after: OffsetDateTime,
+    ) -> Result<Credential, PkiError> {
+        let mut params = params(user, &[group], not_after);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(what, params)
+    }
+
+    fn sign(&self, what: &'static str, params: CertificateParams) -> Result<Credential, PkiError> {
+        let signing = |source| PkiError::Signing { what, source };
+        let key = new_key()?;
+        let issuer = Issuer::from_ca_cert_der(&self.own.certificate, &self.own.key).map_err(signing)?;
+        let certificate = params.signed_by(&key, &issuer).map_err(signing)?;
+        Ok(Credential { certificate: certificate.der().clone(), key })
+    }
+
+    /// Whether this CA signed the credential: one left by an older CA must not be served.
+    pub(super) fn signed(&self, credential: &Credential) -> Result<bool, String> {
+        let own = parse(&self.own.certificate)?;
+        let other = parse(&credential.certificate)?;
+        Ok(other.issuer() == own.subject() && other.verify_signature(Some(own.public_key())).is_ok())
+    }
+}
+
+/// One spelling per name, as it stands in a certificate: lower case, addresses in their shortest form.
+pub(super) fn canonical(name: &str) -> String {
+    match name.parse::<IpAddr>() {
+        Ok(address) => address.to_string(),
+        Err(_) => name.to_ascii_lowercase(),
+    }
+}
+
+fn expiry(now: OffsetDateTime, life: Duration) -> OffsetDateTime {
+    now.max(EARLIEST_NOW).checked_add(life).unwrap_or(AUTHORITY_NOT_AFTER).min(AUTHORITY_NOT_AFTER)
+}
+
+fn params(user: &str, groups: &[&str], not_after: OffsetDateTime) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    let mut name = DistinguishedName::new();
+    for group in groups {
+        name.push(DnType::OrganizationName, *group);
+    }
+    name.push(DnType::CommonName, user);
+    params.distinguished_name = name;
+    params.not_before = NOT_BEFORE;
+    params.not_after = not_after;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.use_authority_key_identifier_extension = true;
+    params
+}
+
+fn alternative_name(name: &str) -> Result<SanType, PkiError> {
+    let name = canonical(name);
+    match name.parse::<IpAddr>() {
+        Ok(address) => Ok(SanType::IpAddress(address)),
+        Err(_) => {
+            let text = name.as_str().try_into().map_err(|_| PkiError::BadName { name: name.clone() })?;
+            Ok(SanType::DnsName(text))
+        }
+    }
+}
+
+fn new_key() -> Result<KeyPair, PkiError> {
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|source| PkiError::Signing { what: "key", source })
+}
+
+fn random_digits() -> Result<String, PkiError> {
+    let mut bytes = [0; 4];
+    rustls::crypto::ring::default_provider()
+        .secure_random
+        .fill(&mut bytes)
+        .map_err(|_| PkiError::Tls(rustls::Error::FailedToGetRandomBytes))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, String> {
+    match X509Certificate::from_der(certificate) {
+        Ok(([], parsed)) => Ok(parsed),
+        Ok(_) => Err("bytes follow the certificate".to_owned()),
+        Err(error) => Err(format!("expected an X.509 certificate: {error}")),
+    }
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(four) = <[u8; 4]>::try_from(bytes) {
+        return Some(IpAddr::from(four));
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+fn certificate_pem(certificate: &CertificateDer<'_>) -> String {
+    use base64::Engine as _;
+    let text = base64::engine::general_purpose::STANDARD.encode(certificate);
+    let mut pem = String::from("-----BEGIN CERTIFICATE-----\n");
+    // 64 characters a line: RFC 7468
+    for line in text.as_bytes().chunks(64) {
+        pem.extend(line.iter().map(|byte| char::from(*byte)));
+        pem.push('\n');
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn every_certificate_is_valid_from_1970_and_for_more_than_twenty_years() {
+        let authority = Authority::make().unwrap();
+        let now = datetime!(2030-06-01 00:00:00 UTC);
+        let serving = authority.issue_serving(&strings(&["localhost"]), now).unwrap();
+        let node = authority.issue_node("edge-1", now).unwrap();
+        for credential in [&authority.own, &serving, &node] {
+            let parsed = parse(&credential.certificate).unwrap();
+            assert_eq!(parsed.validity().not_before.timestamp(), 0);
+            assert!(credential.remaining(now).unwrap() > 20 * YEAR);
+        }
+    }
+
+    #[test]
+    fn a_hub_with_an_unset_clock_signs_as_if_on_the_day_it_was_written() {
+        let authority = Authority::make().unwrap();
+        let unset = datetime!(1970-01-01 00:01:00 UTC);
+        let serving = authority.issue_serving(&strings(&["localhost"]), unset).unwrap();
+        assert_eq!(serving.remaining(unset).unwrap(), SERVING_LIFE);
+        let later = EARLIEST_NOW + 20 * YEAR;
+        assert!(serving.remaining(later).unwrap().is_positive(), "and it still holds twenty years on");
+    }
+
+    #[test]
+    fn a_clock_at_the_end_of_time_does_not_overflow() {
+        let end = datetime!(9999-12-31 23:00:00 UTC);
+        Authority::make().unwrap().issue_node("edge-1", end).unwrap();
+    }
+
+    #[test]
+    fn names_are_covered_in_any_spelling() {
+        let authority = Authority::make().unwrap();
+        let names = strings(&["localhost", "::1", "Hub.Example.COM", "10.0.0.1"]);
+        let serving = authority.issue_serving(&names, EARLIEST_NOW).unwrap();
+        let check = |names: &[&str], expect: bool| {
+            assert_eq!(serving.covers(&strings(names)), Ok(expect), "{names:?}");
+        };
+        check(&["localhost"], true);
+        check(&["0:0:0:0:0:0:0:1", "hub.example.com"], true);
+        check(&["10.0.0.1", "LOCALHOST"], true);
+        check(&["10.0.0.2"], false);
+        check(&["localhost", "example.com"], false);
+        check(&[], true);
+    }
+
+    #[test]
+    fn a_certificate_of_another_ca_is_told_apart() {
+        let (ours, other) = (Authority::make().unwrap(), Authority::make().unwrap());
+        let credential = ours.issue_node("edge-1", EARLIEST_NOW).unwrap();
+        assert_eq!(ours.signed(&credential), Ok(true));
+        assert_eq!(other.signed(&credential), Ok(false));
+    }
+
+    #[test]
+    fn leaves_say_what_they_are_for_and_nothing_else() {
+        let authority = Authority::make().unwrap();
+        let check = |credential: Credential, server: bool, client: bool, user: &str, group: Option<&str>| {
+            let parsed = parse(&credential.certificate).unwrap();
+            let usage = parsed.extended_key_usage().unwrap().unwrap().value.clone();
+            assert_eq!((usage.server_auth, usage.client_auth, usage.any), (server, client, false));
+            assert!(!parsed.is_ca());
+            assert_eq!(parsed.subject().iter_common_name().next().unwrap().as_str().unwrap(), user);
+            let found = parsed.subject().iter_organization().next().map(|name| name.as_str().unwrap());
+            assert_eq!(found, group);
+        };
+        let names = strings(&["localhost"]);
+        check(authority.issue_serving(&names, EARLIEST_NOW).unwrap(), true, false, "kedge-hub", None);
+        check(authority.issue_admin(EARLIEST_NOW).unwrap(), false, true, "admin", Some("system:masters"));
+        let node = authority.issue_node("edge-1", EARLIEST_NOW).unwrap();
+        check(node, false, true, "system:node:edge-1", Some("system:nodes"));
+    }
+}

@@ -1,0 +1,112 @@
+//! The text of a kubeconfig, and the names and addresses that stand in it.
+//!
+//! Holds: a kubeconfig is whole in itself (CA, certificate and key embedded), so one file is all an operator copies.
+//! Where it is written, and with which mode, is `super`'s.
+
+use std::net::IpAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+
+/// A kubeconfig for one user. `server` is a URL; the PEM texts are embedded. Every value written into the YAML is
+/// either base64 or has been checked to consist of letters, digits and `.:-[]/`, hence the plain quotes.
+pub(super) fn text(server: &str, authority_pem: &str, user: &str, certificate_pem: &str, key_pem: &str) -> String {
+    let authority = STANDARD.encode(authority_pem);
+    let certificate = STANDARD.encode(certificate_pem);
+    let key = STANDARD.encode(key_pem);
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters:
+- name: kedge
+  cluster:
+    server: \"{server}\"
+    certificate-authority-data: {authority}
+users:
+- name: \"{user}\"
+  user:
+    client-certificate-data: {certificate}
+    client-key-data: {key}
+contexts:
+- name: kedge
+  context:
+    cluster: kedge
+    user: \"{user}\"
+current-context: kedge
+"
+    )
+}
+
+/// `https://HOST:PORT`, an IPv6 address in brackets.
+pub fn server_url(host: &str, port: u16) -> String {
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V6(address)) => format!("https://[{address}]:{port}"),
+        _ => format!("https://{host}:{port}"),
+    }
+}
+
+/// RFC 1123 subdomain, as Kubernetes demands of a Node's name: at most 253 characters, labels of at most 63 that
+/// consist of `a-z0-9-` and begin and end with a letter or digit, joined by dots.
+pub fn is_dns_subdomain(name: &str) -> bool {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    name.len() <= 253 && name.split('.').all(label)
+}
+
+/// Whether a serving certificate may name it: an IP address, or a host name in any case (`*.` in front allowed).
+pub fn is_host(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    name.parse::<IpAddr>().is_ok() || is_dns_subdomain(lower.strip_prefix("*.").unwrap_or(&lower))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_names_are_dns_subdomains() {
+        let check = |name: &str, expect: bool| assert_eq!(is_dns_subdomain(name), expect, "{name:?}");
+        check("edge-1", true);
+        check("a", true);
+        check("edge-1.plant.example", true);
+        check("0", true);
+        check("", false);
+        check("Edge", false);
+        check("-a", false);
+        check("a-", false);
+        check("a..b", false);
+        check(".a", false);
+        check("a.", false);
+        check("a_b", false);
+        check("a\"b", false);
+        check("a\nb", false);
+        check("käfer", false);
+        check(&"a".repeat(63), true);
+        check(&"a".repeat(64), false);
+        check(&["a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61)].join("."), true);
+        check(&["a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(62)].join("."), false);
+    }
+
+    #[test]
+    fn hosts_are_names_or_addresses() {
+        let check = |name: &str, expect: bool| assert_eq!(is_host(name), expect, "{name:?}");
+        check("Hub.Example.com", true);
+        check("*.example.com", true);
+        check("10.0.0.1", true);
+        check("fe80::1", true);
+        check("a*.example.com", false);
+        check("", false);
+        check("a b", false);
+    }
+
+    #[test]
+    fn an_ipv6_server_stands_in_brackets() {
+        assert_eq!(server_url("::1", 6443), "https://[::1]:6443");
+        assert_eq!(server_url("10.0.0.1", 6443), "https://10.0.0.1:6443");
+        assert_eq!(server_url("hub.example", 1), "https://hub.example:1");
+    }
+}

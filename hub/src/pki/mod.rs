@@ -1,0 +1,535 @@
+//! Who the hub is and whom it has let in: its certificate authority, its serving certificate, its clients' credentials.
+//!
+//! Holds: a CA is made at the first start of an empty data directory and never again; a CA that is missing or damaged
+//! later is an error with a way out, because a silent new one would lock out every device at once. Everything else
+//! here can be issued anew from the CA, so a damaged serving certificate or admin credential is replaced and said so.
+//! Every file is written durably. TLS asks for a client certificate without demanding one: who may do what without
+//! one is `auth`'s word.
+//!
+//! On disk, below the data directory: `pki/ca.pem` (key and certificate, the truth), `ca.crt` (the certificate for
+//! anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `admin.kubeconfig`, `server-url` (what node credentials name).
+
+mod authority;
+mod durable;
+mod kubeconfig;
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
+use time::{Duration, OffsetDateTime};
+
+use authority::{Authority, Credential};
+
+pub use authority::{ADMIN_GROUP, ADMIN_USER, NODE_GROUP, NODE_USER_PREFIX};
+pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
+
+/// A serving certificate with less than this left is replaced: one a year, decades before it would expire.
+const SERVING_RENEWED_BELOW: Duration = Duration::days(24 * 365);
+/// The administrator's certificate with less than this left is replaced, half way through its life.
+const ADMIN_RENEWED_BELOW: Duration = Duration::days(5 * 365);
+/// Tickets per TLS 1.3 handshake. Every reconnect uses one and gets one; each costs a node bytes it may pay for.
+const TICKETS_PER_HANDSHAKE: usize = 1;
+
+/// What is wrong with the hub's keys. Every text names the file and what to do about it.
+#[derive(Debug)]
+pub enum PkiError {
+    /// A file or directory cannot be read.
+    Unreadable {
+        /// Which one.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file or directory cannot be written.
+    Unwritable {
+        /// Which one.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file was read and is not what it should be.
+    Corrupt {
+        /// Which one.
+        path: PathBuf,
+        /// What was found, what was expected.
+        why: String,
+    },
+    /// The CA is damaged, or gone from a directory that had one.
+    Authority {
+        /// The CA's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The directory never had a hub.
+    NoAuthority {
+        /// The data directory.
+        data_dir: PathBuf,
+    },
+    /// No address is known that a node could be given.
+    NoServerUrl {
+        /// The data directory.
+        data_dir: PathBuf,
+    },
+    /// A name that no certificate can carry.
+    BadName {
+        /// The name.
+        name: String,
+    },
+    /// A key or certificate could not be made.
+    Signing {
+        /// Which sort.
+        what: &'static str,
+        /// What the library said.
+        source: rcgen::Error,
+    },
+    /// The TLS library refused what we made.
+    Tls(rustls::Error),
+}
+
+impl fmt::Display for PkiError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PkiError::Unreadable { path, source } => write!(formatter, "cannot read {}: {source}", path.display()),
+            PkiError::Unwritable { path, source } => write!(formatter, "cannot write {}: {source}", path.display()),
+            PkiError::Corrupt { path, why } => write!(formatter, "{}: {why}", path.display()),
+            PkiError::Authority { path, why } => write!(
+                formatter,
+                "certificate authority {}: {why}; not replacing it, because every node and user trusts it: restore \
+                 the file from a backup, or, to start over with new credentials for everyone, remove it together \
+                 with ca.crt",
+                path.display()
+            ),
+            PkiError::NoAuthority { data_dir } => write!(
+                formatter,
+                "no certificate authority in {}: run `kedge-hub serve --data-dir {0}` first",
+                data_dir.display()
+            ),
+            PkiError::NoServerUrl { data_dir } => write!(
+                formatter,
+                "{} does not know yet where nodes reach the hub: run `kedge-hub serve` first, or give \
+                 --advertise HOST:PORT",
+                data_dir.join("server-url").display()
+            ),
+            PkiError::BadName { name } => {
+                write!(formatter, "{name:?} cannot stand in a certificate, expected a host name or an IP address")
+            }
+            PkiError::Signing { what, source } => write!(formatter, "cannot make a {what} certificate: {source}"),
+            PkiError::Tls(source) => write!(formatter, "tls: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for PkiError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        // the io and library errors are in the text already: printing the chain must not say them twice
+        None
+    }
+}
+
+/// The hub's keys while it runs.
+pub struct Pki {
+    data_dir: PathBuf,
+    authority: Authority,
+    names: Vec<String>,
+    serving: Arc<Serving>,
+}
+
+/// What handshakes are served with; swapped whole, so connections that stand are not touched.
+struct Serving {
+    current: RwLock<Arc<CertifiedKey>>,
+}
+
+impl fmt::Debug for Serving {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Serving")
+    }
+}
+
+impl ResolvesServerCert for Serving {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        // one certificate for every name: most devices dial an address and send no server name
+        Some(Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+impl Pki {
+    /// Opens the keys in `data_dir`, making what is not there yet: the CA only in a directory that never had one. The
+    /// serving certificate names at least `names` (host names and IP addresses). Call with the data directory locked.
+    pub fn open(data_dir: &Path, names: &[String], now: OffsetDateTime) -> Result<Pki, PkiError> {
+        let directory = data_dir.join("pki");
+        durable::make_private_directory(&directory)
+            .map_err(|source| PkiError::Unwritable { path: directory.clone(), source })?;
+        let authority = open_authority(data_dir)?;
+        let public = data_dir.join("ca.crt");
+        durable::write_if_changed(&public, authority.certificate_pem().as_bytes(), durable::PUBLIC)
+            .map_err(|source| PkiError::Unwritable { path: public, source })?;
+        let credential = open_credential(
+            &directory.join("serving.pem"),
+            |credential| serving_fault(&authority, credential, names, now),
+            || authority.issue_serving(names, now),
+        )?;
+        let serving = Arc::new(Serving { current: RwLock::new(Arc::new(certified(&credential)?)) });
+        Ok(Pki { data_dir: data_dir.to_owned(), authority, names: names.to_vec(), serving })
+    }
+
+    /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted and not
+    /// demanded. It follows every later renewal by itself.
+    pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.authority.certificate().clone()).map_err(PkiError::Tls)?;
+        let clients = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()
+            .map_err(|error| PkiError::Tls(rustls::Error::General(error.to_string())))?;
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(PkiError::Tls)?
+            .with_client_cert_verifier(clients)
+            .with_cert_resolver(Arc::clone(&self.serving) as Arc<dyn ResolvesServerCert>);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.ticketer = rustls::crypto::ring::Ticketer::new().map_err(PkiError::Tls)?;
+        config.send_tls13_tickets = TICKETS_PER_HANDSHAKE;
+        Ok(Arc::new(config))
+    }
+
+    /// Replaces the serving certificate when its time has come; says whether it did. Cheap: call it every hour. The
+    /// new one is served even if it cannot be written, and the error says that it could not.
+    pub fn renew(&self, now: OffsetDateTime) -> Result<bool, PkiError> {
+        let path = self.data_dir.join("pki/serving.pem");
+        let kept = Credential::load(&path)
+            .is_ok_and(|credential| serving_fault(&self.authority, &credential, &self.names, now).is_none());
+        if kept {
+            return Ok(false);
+        }
+        let credential = self.authority.issue_serving(&self.names, now)?;
+        let certified = Arc::new(certified(&credential)?);
+        *self.serving.current.write().unwrap_or_else(PoisonError::into_inner) = certified;
+        credential.save(&path)?;
+        Ok(true)
+    }
+
+    /// Brings `admin.kubeconfig` (mode 0600) up to date and remembers `node_url` for `node_kubeconfig`. Nothing is
+    /// written when nothing changed. Returns the kubeconfig's path.
+    pub fn publish(&self, admin_url: &str, node_url: &str, now: OffsetDateTime) -> Result<PathBuf, PkiError> {
+        let unwritable = |path: &Path| {
+            let path = path.to_owned();
+            move |source| PkiError::Unwritable { path, source }
+        };
+        let url = self.data_dir.join("server-url");
+        durable::write_if_changed(&url, format!("{node_url}\n").as_bytes(), durable::PUBLIC)
+            .map_err(unwritable(&url))?;
+        let admin = open_credential(
+            &self.data_dir.join("pki/admin.pem"),
+            |credential| admin_fault(&self.authority, credential, now),
+            || self.authority.issue_admin(now),
+        )?;
+        let text = kubeconfig::text(
+            admin_url,
+            &self.authority.certificate_pem(),
+            ADMIN_USER,
+            &admin.certificate_pem(),
+            &admin.key_pem(),
+        );
+        let path = self.data_dir.join("admin.kubeconfig");
+        durable::write_if_changed(&path, text.as_bytes(), durable::SECRET).map_err(unwritable(&path))?;
+        Ok(path)
+    }
+
+    /// Where the CA's certificate lies for anyone to copy.
+    pub fn ca_path(&self) -> PathBuf {
+        self.data_dir.join("ca.crt")
+    }
+}
+
+/// A kubeconfig with fresh credentials for the node `name`, from the CA in `data_dir`; works whether the hub runs or
+/// not, and writes nothing. `url`: where the node finds the hub, else what the hub last published.
+pub fn node_kubeconfig(
+    data_dir: &Path,
+    name: &str,
+    url: Option<String>,
+    now: OffsetDateTime,
+) -> Result<String, PkiError> {
+    let path = data_dir.join("pki/ca.pem");
+    if !exists(&path)? && !exists(&data_dir.join("ca.crt"))? {
+        return Err(PkiError::NoAuthority { data_dir: data_dir.to_owned() });
+    }
+    let authority = load_authority(&path)?;
+    let url = match url {
+        Some(url) => url,
+        None => published_url(data_dir)?,
+    };
+    let node = authority.issue_node(name, now)?;
+    let user = format!("{NODE_USER_PREFIX}{name}");
+    Ok(kubeconfig::text(&url, &authority.certificate_pem(), &user, &node.certificate_pem(), &node.key_pem()))
+}
+
+fn published_url(data_dir: &Path) -> Result<String, PkiError> {
+    let path = data_dir.join("server-url");
+    if !exists(&path)? {
+        return Err(PkiError::NoServerUrl { data_dir: data_dir.to_owned() });
+    }
+    let bytes = durable::read(&path).map_err(|source| PkiError::Unreadable { path: path.clone(), source })?;
+    let text = String::from_utf8_lossy(&bytes).trim().to_owned();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".:-[]/".contains(&byte);
+    if !text.starts_with("https://") || !text.bytes().all(plain) {
+        return Err(PkiError::Corrupt { path, why: format!("found {text:?}, expected https://HOST:PORT") });
+    }
+    Ok(text)
+}
+
+/// The CA, made if this directory never had one. `ca.crt` is written after `ca.pem`: alone it is the mark of a CA
+/// that was lost.
+fn open_authority(data_dir: &Path) -> Result<Authority, PkiError> {
+    let path = data_dir.join("pki/ca.pem");
+    if exists(&path)? {
+        return load_authority(&path);
+    }
+    if exists(&data_dir.join("ca.crt"))? {
+        return Err(PkiError::Authority { path, why: "missing, but its ca.crt is there".to_owned() });
+    }
+    let authority = Authority::make()?;
+    authority.save(&path)?;
+    log::info!("made a certificate authority: {}", path.display());
+    Ok(authority)
+}
+
+fn load_authority(path: &Path) -> Result<Authority, PkiError> {
+    if let Ok(metadata) = fs::metadata(path)
+        && metadata.permissions().mode() & 0o077 != 0
+    {
+        let mode = metadata.permissions().mode() & 0o777;
+        log::warn!("{} has mode {mode:04o}, expected 0600: who reads it can act as anyone", path.display());
+    }
+    Authority::load(path).map_err(|error| match error {
+        PkiError::Corrupt { path, why } => PkiError::Authority { path, why },
+        PkiError::Unreadable { path, source } => PkiError::Authority { path, why: source.to_string() },
+        other => other,
+    })
+}
+
+/// A credential that can be issued anew: the stored one unless it is missing or has a fault.
+fn open_credential(
+    path: &Path,
+    fault: impl Fn(&Credential) -> Option<String>,
+    issue: impl Fn() -> Result<Credential, PkiError>,
+) -> Result<Credential, PkiError> {
+    if exists(path)? {
+        let fault = match Credential::load(path) {
+            Ok(credential) => match fault(&credential) {
+                None => return Ok(credential),
+                Some(fault) => fault,
+            },
+            Err(error) => error.to_string(),
+        };
+        log::info!("{} is issued anew: {fault}", path.display());
+    }
+    let credential = issue()?;
+    credential.save(path)?;
+    Ok(credential)
+}
+
+fn serving_fault(
+    authority: &Authority,
+    credential: &Credential,
+    names: &[String],
+    now: OffsetDateTime,
+) -> Option<String> {
+    common_fault(authority, credential, now, SERVING_RENEWED_BELOW).or_else(|| match credential.covers(names) {
+        Ok(true) => None,
+        Ok(false) => Some(format!("it does not name all of {}", names.join(", "))),
+        Err(error) => Some(error),
+    })
+}
+
+fn admin_fault(authority: &Authority, credential: &Credential, now: OffsetDateTime) -> Option<String> {
+    common_fault(authority, credential, now, ADMIN_RENEWED_BELOW)
+}
+
+fn common_fault(
+    authority: &Authority,
+    credential: &Credential,
+    now: OffsetDateTime,
+    renewed_below: Duration,
+) -> Option<String> {
+    match authority.signed(credential) {
+        Ok(true) => {}
+        Ok(false) => return Some("another authority signed it".to_owned()),
+        Err(error) => return Some(error),
+    }
+    match credential.remaining(now) {
+        Ok(left) if left >= renewed_below => None,
+        Ok(left) => Some(format!("{} days are left of it", left.whole_days())),
+        Err(error) => Some(error),
+    }
+}
+
+fn certified(credential: &Credential) -> Result<CertifiedKey, PkiError> {
+    let key = rustls::crypto::ring::sign::any_supported_type(&credential.private_key()).map_err(PkiError::Tls)?;
+    Ok(CertifiedKey::new(vec![credential.certificate.clone()], key))
+}
+
+/// Existence, where "may not look" is an error and not a no: a CA behind a wrong mode must not be taken for a first
+/// start.
+fn exists(path: &Path) -> Result<bool, PkiError> {
+    path.try_exists().map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })
+}
+
+/// A directory of its own for one test, empty.
+#[cfg(test)]
+fn test_directory(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("kedge-hub-{name}-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).unwrap();
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use time::macros::datetime;
+
+    const NOW: OffsetDateTime = datetime!(2027-01-01 00:00:00 UTC);
+    const URL: &str = "https://127.0.0.1:6443";
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn read(path: PathBuf) -> String {
+        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    fn mode(path: PathBuf) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_second_start_keeps_every_file_as_it_was() {
+        let data = test_directory("second-start");
+        let open = || Pki::open(&data, &names(&["localhost"]), NOW).unwrap().publish(URL, URL, NOW).unwrap();
+        open();
+        let files = ["pki/ca.pem", "pki/serving.pem", "pki/admin.pem", "ca.crt", "admin.kubeconfig", "server-url"];
+        let first: Vec<String> = files.iter().map(|file| read(data.join(file))).collect();
+        open();
+        let second: Vec<String> = files.iter().map(|file| read(data.join(file))).collect();
+        assert_eq!(first, second);
+        for secret in ["pki/ca.pem", "pki/serving.pem", "pki/admin.pem", "admin.kubeconfig"] {
+            assert_eq!(mode(data.join(secret)), 0o600, "{secret}");
+        }
+        assert_eq!(mode(data.join("pki")), 0o700);
+        assert_eq!(mode(data.join("ca.crt")), 0o644);
+    }
+
+    #[test]
+    fn a_damaged_or_lost_authority_is_never_replaced() {
+        let check = |name: &str, spoil: &dyn Fn(&Path), expect: &str| {
+            let data = test_directory(name);
+            Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
+            spoil(&data.join("pki/ca.pem"));
+            let before = fs::read(data.join("pki/ca.pem")).ok();
+            let error = Pki::open(&data, &names(&["localhost"]), NOW).err().expect("refused").to_string();
+            assert!(error.contains(expect) && error.contains("restore"), "{error}");
+            assert_eq!(fs::read(data.join("pki/ca.pem")).ok(), before, "left as found");
+        };
+        check("ca-lost", &|path| fs::remove_file(path).unwrap(), "missing");
+        check("ca-empty", &|path| fs::write(path, "").unwrap(), "expected a PEM certificate");
+        check("ca-cut", &|path| fs::write(path, &fs::read(path).unwrap()[..200]).unwrap(), "expected a PEM");
+        let other_key = |path: &Path| {
+            let (own, other) = (read(path.to_owned()), Authority::make().unwrap());
+            let start = own.find("-----BEGIN CERTIFICATE").unwrap();
+            let key = {
+                let file = path.with_file_name("other.pem");
+                other.save(&file).unwrap();
+                let text = read(file);
+                text[..text.find("-----BEGIN CERTIFICATE").unwrap()].to_owned()
+            };
+            fs::write(path, key + &own[start..]).unwrap();
+        };
+        check("ca-other-key", &other_key, "the key does not belong to the certificate");
+        let a_leaf = |path: &Path| {
+            fs::copy(path.with_file_name("serving.pem"), path).unwrap();
+        };
+        check("ca-leaf", &a_leaf, "no CA");
+    }
+
+    #[test]
+    fn a_damaged_serving_certificate_is_issued_anew() {
+        let data = test_directory("serving-damaged");
+        Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
+        fs::write(data.join("pki/serving.pem"), "nonsense").unwrap();
+        Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
+        Credential::load(&data.join("pki/serving.pem")).unwrap();
+    }
+
+    #[test]
+    fn a_new_name_is_a_new_serving_certificate_and_a_dropped_one_is_not() {
+        let data = test_directory("names");
+        let open = |list: &[&str]| {
+            Pki::open(&data, &names(list), NOW).unwrap();
+            read(data.join("pki/serving.pem"))
+        };
+        let one = open(&["localhost"]);
+        let two = open(&["localhost", "hub.example"]);
+        assert_ne!(one, two);
+        assert_eq!(open(&["localhost"]), two);
+    }
+
+    #[test]
+    fn the_serving_certificate_is_renewed_while_running_and_swapped() {
+        let data = test_directory("renew");
+        let pki = Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
+        let served = || pki.serving.current.read().unwrap().cert[0].clone();
+        let first = served();
+        assert!(!pki.renew(NOW + Duration::days(364)).unwrap());
+        assert_eq!(served(), first);
+        assert!(pki.renew(NOW + Duration::days(366)).unwrap());
+        assert_ne!(served(), first);
+        assert!(!pki.renew(NOW + Duration::days(367)).unwrap());
+        let stored = Credential::load(&data.join("pki/serving.pem")).unwrap();
+        assert_eq!(stored.certificate, served());
+    }
+
+    #[test]
+    fn a_clock_that_falls_back_to_1970_renews_nothing() {
+        let data = test_directory("fall-back");
+        let pki = Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
+        assert!(!pki.renew(datetime!(1970-01-01 00:00:10 UTC)).unwrap());
+    }
+
+    #[test]
+    fn the_admin_kubeconfig_follows_the_address_and_keeps_its_credential() {
+        let data = test_directory("admin");
+        let pki = Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
+        let key = |text: &str| text.lines().find(|line| line.contains("client-key-data")).unwrap().to_owned();
+        let first = read(pki.publish(URL, URL, NOW).unwrap());
+        let second = read(pki.publish("https://[::1]:7", URL, NOW).unwrap());
+        assert!(first.contains("server: \"https://127.0.0.1:6443\""));
+        assert!(second.contains("server: \"https://[::1]:7\""));
+        assert_eq!(key(&first), key(&second));
+        let later = read(pki.publish(URL, URL, NOW + Duration::days(6 * 365)).unwrap());
+        assert_ne!(key(&first), key(&later), "renewed half way through its life");
+    }
+
+    #[test]
+    fn a_node_kubeconfig_needs_a_hub_that_was_started_once() {
+        let data = test_directory("node");
+        let make = |url: Option<&str>| node_kubeconfig(&data, "edge-1", url.map(str::to_owned), NOW);
+        assert!(matches!(make(Some(URL)), Err(PkiError::NoAuthority { .. })));
+        let pki = Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
+        assert!(matches!(make(None), Err(PkiError::NoServerUrl { .. })));
+        assert!(make(Some("https://hub.example:1")).unwrap().contains("\"https://hub.example:1\""));
+        pki.publish(URL, "https://hub.example:6443", NOW).unwrap();
+        let text = make(None).unwrap();
+        assert!(text.contains("server: \"https://hub.example:6443\"") && text.contains("\"system:node:edge-1\""));
+        fs::write(data.join("server-url"), "https://x\"\ninjected: 1").unwrap();
+        assert!(matches!(make(None), Err(PkiError::Corrupt { .. })));
+    }
+}
