@@ -13,8 +13,8 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -138,7 +138,8 @@ impl Authority {
         // path length 0: it signs leaves only
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let certificate = params.self_signed(&key).map_err(|source| PkiError::Signing { what: "CA", source })?;
+        let certificate =
+            params.self_signed(&key).map_err(|source| PkiError::Signing { what: "CA", source })?;
         Ok(Authority { own: Credential { certificate: certificate.der().clone(), key } })
     }
 
@@ -150,7 +151,9 @@ impl Authority {
         if !parsed.is_ca() {
             return Err(corrupt("the certificate is no CA".to_owned()));
         }
-        parsed.verify_signature(None).map_err(|_| corrupt("the certificate is not signed by its key".to_owned()))?;
+        parsed
+            .verify_signature(None)
+            .map_err(|_| corrupt("the certificate is not signed by its key".to_owned()))?;
         Ok(Authority { own })
     }
 
@@ -167,7 +170,11 @@ impl Authority {
     }
 
     /// A certificate for the hub's own address, for `names` and nothing else.
-    pub(super) fn issue_serving(&self, names: &[String], now: OffsetDateTime) -> Result<Credential, PkiError> {
+    pub(super) fn issue_serving(
+        &self,
+        names: &[String],
+        now: OffsetDateTime,
+    ) -> Result<Credential, PkiError> {
         let mut params = params("kedge-hub", &[], expiry(now, SERVING_LIFE));
         for name in names {
             params.subject_alt_names.push(alternative_name(name)?);

@@ -10,7 +10,13 @@ use base64::engine::general_purpose::STANDARD;
 
 /// A kubeconfig for one user. `server` is a URL; the PEM texts are embedded. Every value written into the YAML is
 /// either base64 or has been checked to consist of letters, digits and `.:-[]/`, hence the plain quotes.
-pub(super) fn text(server: &str, authority_pem: &str, user: &str, certificate_pem: &str, key_pem: &str) -> String {
+pub(super) fn text(
+    server: &str,
+    authority_pem: &str,
+    user: &str,
+    certificate_pem: &str,
+    key_pem: &str,
+) -> String {
     let authority = STANDARD.encode(authority_pem);
     let certificate = STANDARD.encode(certificate_pem);
     let key = STANDARD.encode(key_pem);

@@ -96,8 +96,12 @@ pub enum PkiError {
 impl fmt::Display for PkiError {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PkiError::Unreadable { path, source } => write!(formatter, "cannot read {}: {source}", path.display()),
-            PkiError::Unwritable { path, source } => write!(formatter, "cannot write {}: {source}", path.display()),
+            PkiError::Unreadable { path, source } => {
+                write!(formatter, "cannot read {}: {source}", path.display())
+            }
+            PkiError::Unwritable { path, source } => {
+                write!(formatter, "cannot write {}: {source}", path.display())
+            }
             PkiError::Corrupt { path, why } => write!(formatter, "{}: {why}", path.display()),
             PkiError::Authority { path, why } => write!(
                 formatter,
@@ -118,9 +122,14 @@ impl fmt::Display for PkiError {
                 data_dir.join("server-url").display()
             ),
             PkiError::BadName { name } => {
-                write!(formatter, "{name:?} cannot stand in a certificate, expected a host name or an IP address")
+                write!(
+                    formatter,
+                    "{name:?} cannot stand in a certificate, expected a host name or an IP address"
+                )
             }
-            PkiError::Signing { what, source } => write!(formatter, "cannot make a {what} certificate: {source}"),
+            PkiError::Signing { what, source } => {
+                write!(formatter, "cannot make a {what} certificate: {source}")
+            }
             PkiError::Tls(source) => write!(formatter, "tls: {source}"),
         }
     }
@@ -342,10 +351,12 @@ fn serving_fault(
     names: &[String],
     now: OffsetDateTime,
 ) -> Option<String> {
-    common_fault(authority, credential, now, SERVING_RENEWED_BELOW).or_else(|| match credential.covers(names) {
-        Ok(true) => None,
-        Ok(false) => Some(format!("it does not name all of {}", names.join(", "))),
-        Err(error) => Some(error),
+    common_fault(authority, credential, now, SERVING_RENEWED_BELOW).or_else(|| {
+        match credential.covers(names) {
+            Ok(true) => None,
+            Ok(false) => Some(format!("it does not name all of {}", names.join(", "))),
+            Err(error) => Some(error),
+        }
     })
 }
 
@@ -372,7 +383,8 @@ fn common_fault(
 }
 
 fn certified(credential: &Credential) -> Result<CertifiedKey, PkiError> {
-    let key = rustls::crypto::ring::sign::any_supported_type(&credential.private_key()).map_err(PkiError::Tls)?;
+    let key =
+        rustls::crypto::ring::sign::any_supported_type(&credential.private_key()).map_err(PkiError::Tls)?;
     Ok(CertifiedKey::new(vec![credential.certificate.clone()], key))
 }
 
@@ -416,7 +428,8 @@ mod tests {
         let data = test_directory("second-start");
         let open = || Pki::open(&data, &names(&["localhost"]), NOW).unwrap().publish(URL, URL, NOW).unwrap();
         open();
-        let files = ["pki/ca.pem", "pki/serving.pem", "pki/admin.pem", "ca.crt", "admin.kubeconfig", "server-url"];
+        let files =
+            ["pki/ca.pem", "pki/serving.pem", "pki/admin.pem", "ca.crt", "admin.kubeconfig", "server-url"];
         let first: Vec<String> = files.iter().map(|file| read(data.join(file))).collect();
         open();
         let second: Vec<String> = files.iter().map(|file| read(data.join(file))).collect();
@@ -528,7 +541,9 @@ mod tests {
         assert!(make(Some("https://hub.example:1")).unwrap().contains("\"https://hub.example:1\""));
         pki.publish(URL, "https://hub.example:6443", NOW).unwrap();
         let text = make(None).unwrap();
-        assert!(text.contains("server: \"https://hub.example:6443\"") && text.contains("\"system:node:edge-1\""));
+        assert!(
+            text.contains("server: \"https://hub.example:6443\"") && text.contains("\"system:node:edge-1\"")
+        );
         fs::write(data.join("server-url"), "https://x\"\ninjected: 1").unwrap();
         assert!(matches!(make(None), Err(PkiError::Corrupt { .. })));
     }

@@ -1,0 +1,370 @@
+//! Who asks, and whether they may: identities from client certificates, and one decision per request.
+//!
+//! Holds: nothing here does IO or keeps state, so a decision is a function of the request and of what the store holds.
+//! There are three sorts of callers: administrators (the group `system:masters`) may do everything; a node may touch
+//! what is its own (`node`); anyone else may ask for health and version, and, once authenticated, for discovery.
+//! `authorize` judges the request before anything is read; `admit` judges an object as it would be stored. Both speak
+//! upstream's texts, because people search for them. No roles yet: RBAC objects are not served.
+
+mod node;
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::pki::{ADMIN_GROUP, NODE_GROUP, NODE_USER_PREFIX};
+
+/// Every caller with a certificate is in this group, as upstream.
+const AUTHENTICATED_GROUP: &str = "system:authenticated";
+/// More organizations than any certificate of ours carries; the rest of such a certificate is not worth reading.
+const MAX_GROUPS: usize = 32;
+
+/// A caller whose certificate our own CA signed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The certificate's common name, for example `system:node:edge-1`.
+    pub user: String,
+    /// The certificate's organizations, and `system:authenticated`.
+    pub groups: Vec<String>,
+}
+
+impl Identity {
+    /// Reads the identity from a certificate that TLS has already verified. `None` if it names no user or more than
+    /// one: such a caller counts as anonymous.
+    pub fn from_client_certificate(der: &[u8]) -> Option<Identity> {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
+        let subject = certificate.subject();
+        let mut names = subject.iter_common_name();
+        let user = names.next()?.as_str().ok()?.to_owned();
+        if user.is_empty() || names.next().is_some() {
+            return None;
+        }
+        let mut groups = Vec::new();
+        for organization in subject.iter_organization().take(MAX_GROUPS) {
+            groups.push(organization.as_str().ok()?.to_owned());
+        }
+        groups.push(AUTHENTICATED_GROUP.to_owned());
+        Some(Identity { user, groups })
+    }
+
+    /// Whether this caller may do everything.
+    pub fn is_admin(&self) -> bool {
+        self.in_group(ADMIN_GROUP)
+    }
+
+    /// The node this caller is, if it is one. Both marks are needed, as upstream.
+    pub fn node(&self) -> Option<&str> {
+        let name = self.user.strip_prefix(NODE_USER_PREFIX).filter(|name| !name.is_empty())?;
+        self.in_group(NODE_GROUP).then_some(name)
+    }
+
+    fn in_group(&self, group: &str) -> bool {
+        self.groups.iter().any(|own| own == group)
+    }
+}
+
+/// What a request wants. Everything is empty that the request does not name.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Attributes<'a> {
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; for a path, the HTTP method in
+    /// lower case.
+    pub verb: &'a str,
+    /// API group, empty for core.
+    pub group: &'a str,
+    /// Plural resource; empty for a request to a path.
+    pub resource: &'a str,
+    /// For example `status`.
+    pub subresource: &'a str,
+    /// Empty for cluster-scoped resources and for requests over all namespaces.
+    pub namespace: &'a str,
+    /// Empty for collections and for creation.
+    pub name: &'a str,
+    /// The `fieldSelector` parameter as sent.
+    pub field_selector: &'a str,
+    /// For requests that name no resource: `/version`, `/apis`.
+    pub path: &'a str,
+}
+
+/// What the authorizer may look up.
+pub trait ClusterView {
+    /// The stored object, if there is one. `namespace` is empty for cluster-scoped resources.
+    fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
+}
+
+/// A refusal, ready for a Status object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denied {
+    /// 401 if the caller is nobody we know, else 403.
+    pub status: u16,
+    /// Status.message, as upstream words it.
+    pub message: String,
+}
+
+/// Decides a request before anything is read or written. `identity` is `None` for a caller without a certificate.
+pub fn authorize(
+    identity: Option<&Identity>,
+    attributes: &Attributes,
+    view: &dyn ClusterView,
+) -> Result<(), Denied> {
+    if attributes.resource.is_empty() && is_public_path(attributes) {
+        return Ok(());
+    }
+    let Some(identity) = identity else {
+        return Err(Denied { status: 401, message: "Unauthorized".to_owned() });
+    };
+    if identity.is_admin() || anyone_authenticated_may(attributes) {
+        return Ok(());
+    }
+    match identity.node() {
+        Some(node) if !attributes.resource.is_empty() => node::authorize(node, attributes, view)
+            .map_err(|reason| forbidden_request(identity, attributes, &reason)),
+        _ => Err(forbidden_request(identity, attributes, "")),
+    }
+}
+
+/// Judges an object as it would be stored, `old` being what is stored now. `authorize` has already agreed to the
+/// request.
+pub fn admit(
+    identity: &Identity,
+    attributes: &Attributes,
+    old: Option<&Value>,
+    new: &Value,
+) -> Result<(), Denied> {
+    let Some(node) = identity.node().filter(|_| !identity.is_admin()) else {
+        return Ok(());
+    };
+    node::admit(node, attributes, old, new).map_err(|reason| {
+        let name = match attributes.name {
+            "" => new["metadata"]["name"].as_str().unwrap_or_default(),
+            name => name,
+        };
+        Denied { status: 403, message: forbidden(attributes.group, attributes.resource, name, &reason) }
+    })
+}
+
+/// Open to callers without a certificate, for load balancers and monitoring.
+fn is_public_path(attributes: &Attributes) -> bool {
+    let path = attributes.path.trim_end_matches('/');
+    let health = ["/healthz", "/livez", "/readyz"]
+        .iter()
+        .any(|own| path.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
+    is_read(attributes.verb) && (health || path == "/version")
+}
+
+/// Discovery, OpenAPI and questions about oneself, as upstream's `system:discovery` and `system:basic-user`.
+fn anyone_authenticated_may(attributes: &Attributes) -> bool {
+    if attributes.resource.is_empty() {
+        let below = |root: &str| {
+            attributes.path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        return is_read(attributes.verb) && ["/api", "/apis", "/openapi"].into_iter().any(below);
+    }
+    attributes.verb == "create"
+        && attributes.subresource.is_empty()
+        && matches!(
+            (attributes.group, attributes.resource),
+            ("authorization.k8s.io", "selfsubjectaccessreviews")
+                | ("authentication.k8s.io", "selfsubjectreviews")
+        )
+}
+
+fn is_read(verb: &str) -> bool {
+    matches!(verb, "get" | "head")
+}
+
+/// Upstream's wording of a refused request.
+fn forbidden_request(identity: &Identity, attributes: &Attributes, reason: &str) -> Denied {
+    let Attributes { verb, group, resource, subresource, namespace, path, .. } = attributes;
+    let user = &identity.user;
+    let mut text = if resource.is_empty() {
+        format!("User \"{user}\" cannot {verb} path \"{path}\"")
+    } else {
+        let slash = if subresource.is_empty() { "" } else { "/" };
+        let scope = match *namespace {
+            "" => "at the cluster scope".to_owned(),
+            namespace => format!("in the namespace \"{namespace}\""),
+        };
+        format!(
+            "User \"{user}\" cannot {verb} resource \"{resource}{slash}{subresource}\" in API group \"{group}\" {scope}"
+        )
+    };
+    if !reason.is_empty() {
+        text.push_str(": ");
+        text.push_str(reason);
+    }
+    Denied { status: 403, message: forbidden(group, resource, requested_name(attributes), &text) }
+}
+
+fn forbidden(group: &str, resource: &str, name: &str, text: &str) -> String {
+    let dot = if group.is_empty() { "" } else { "." };
+    match (resource, name) {
+        ("", _) => format!("forbidden: {text}"),
+        (_, "") => format!("{resource}{dot}{group} is forbidden: {text}"),
+        _ => format!("{resource}{dot}{group} \"{name}\" is forbidden: {text}"),
+    }
+}
+
+/// The one object a request is about: named in the path, or, for list and watch, by the field selector.
+fn requested_name<'a>(attributes: &Attributes<'a>) -> &'a str {
+    match attributes.name {
+        "" if matches!(attributes.verb, "list" | "watch") => {
+            required_field(attributes.field_selector, "metadata.name").unwrap_or_default()
+        }
+        name => name,
+    }
+}
+
+/// The value a field selector demands of `field`. More demands beside it only narrow the answer. A selector with
+/// escapes demands nothing: names need none, and an escaped comma could hide one reading from another.
+fn required_field<'a>(selector: &'a str, field: &str) -> Option<&'a str> {
+    if selector.contains('\\') {
+        return None;
+    }
+    selector.split(',').find_map(|term| {
+        let (key, value) = term.split_once('=')?;
+        (key.trim() == field).then(|| value.strip_prefix('=').unwrap_or(value).trim())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Empty;
+
+    impl ClusterView for Empty {
+        fn object(&self, _: &str, _: &str, _: &str) -> Option<Arc<Value>> {
+            None
+        }
+    }
+
+    fn identity(user: &str, groups: &[&str]) -> Identity {
+        Identity { user: user.to_owned(), groups: groups.iter().map(|group| (*group).to_owned()).collect() }
+    }
+
+    fn path<'a>(verb: &'a str, path: &'a str) -> Attributes<'a> {
+        Attributes { verb, path, ..Attributes::default() }
+    }
+
+    #[test]
+    fn anonymous_callers_get_health_and_version_and_nothing_else() {
+        let check = |attributes: Attributes, expect: bool| {
+            let result = authorize(None, &attributes, &Empty);
+            assert_eq!(result.is_ok(), expect, "{attributes:?}");
+            if let Err(denied) = result {
+                assert_eq!((denied.status, denied.message.as_str()), (401, "Unauthorized"));
+            }
+        };
+        check(path("get", "/healthz"), true);
+        check(path("get", "/livez"), true);
+        check(path("get", "/readyz/ping"), true);
+        check(path("get", "/version"), true);
+        check(path("get", "/version/"), true);
+        check(path("post", "/version"), false);
+        check(path("get", "/healthzx"), false);
+        check(path("get", "/metrics"), false);
+        check(path("get", "/api"), false);
+        check(path("get", "/openapi/v3"), false);
+        check(path("get", "/"), false);
+        check(
+            Attributes { verb: "get", resource: "nodes", path: "/version", ..Attributes::default() },
+            false,
+        );
+    }
+
+    #[test]
+    fn an_administrator_may_do_everything() {
+        let admin = identity("admin", &["system:masters"]);
+        let all = Attributes { verb: "deletecollection", resource: "nodes", ..Attributes::default() };
+        assert_eq!(authorize(Some(&admin), &all, &Empty), Ok(()));
+        assert_eq!(authorize(Some(&admin), &path("get", "/metrics"), &Empty), Ok(()));
+        let node = serde_json::json!({"metadata": {"name": "x"}, "spec": {"configSource": {}}});
+        assert_eq!(admit(&admin, &all, None, &node), Ok(()));
+    }
+
+    #[test]
+    fn strangers_with_a_certificate_get_discovery_and_upstreams_words() {
+        let stranger = identity("jane", &["system:authenticated"]);
+        let check = |attributes: Attributes, expect: &str| {
+            let found = authorize(Some(&stranger), &attributes, &Empty);
+            let text = found.as_ref().map_or_else(|denied| denied.message.as_str(), |()| "");
+            assert_eq!(text, expect);
+            assert!(found.is_ok() || found.is_err_and(|denied| denied.status == 403));
+        };
+        let attributes = Attributes::default();
+        check(path("get", "/api"), "");
+        check(path("get", "/apis/apps/v1"), "");
+        check(path("get", "/openapi/v3/api/v1"), "");
+        check(path("get", "/metrics"), "forbidden: User \"jane\" cannot get path \"/metrics\"");
+        check(path("get", "/apisx"), "forbidden: User \"jane\" cannot get path \"/apisx\"");
+        check(
+            Attributes { verb: "list", resource: "nodes", ..attributes },
+            "nodes is forbidden: User \"jane\" cannot list resource \"nodes\" in API group \"\" at the cluster scope",
+        );
+        check(
+            Attributes { verb: "get", resource: "configmaps", namespace: "default", name: "x", ..attributes },
+            "configmaps \"x\" is forbidden: User \"jane\" cannot get resource \"configmaps\" in API group \"\" \
+             in the namespace \"default\"",
+        );
+        check(
+            Attributes { verb: "patch", resource: "nodes", subresource: "status", name: "n", ..attributes },
+            "nodes \"n\" is forbidden: User \"jane\" cannot patch resource \"nodes/status\" in API group \"\" \
+             at the cluster scope",
+        );
+        let group = "coordination.k8s.io";
+        check(
+            Attributes { verb: "list", group, resource: "leases", ..attributes },
+            "leases.coordination.k8s.io is forbidden: User \"jane\" cannot list resource \"leases\" in API group \
+             \"coordination.k8s.io\" at the cluster scope",
+        );
+        let group = "authorization.k8s.io";
+        check(Attributes { verb: "create", group, resource: "selfsubjectaccessreviews", ..attributes }, "");
+    }
+
+    #[test]
+    fn a_node_needs_both_its_user_name_and_its_group() {
+        let check = |user: &str, groups: &[&str], expect: Option<&str>| {
+            assert_eq!(identity(user, groups).node(), expect, "{user} {groups:?}");
+        };
+        check("system:node:a", &["system:nodes"], Some("a"));
+        check("system:node:a", &["other"], None);
+        check("system:node:", &["system:nodes"], None);
+        check("node:a", &["system:nodes"], None);
+    }
+
+    #[test]
+    fn field_selectors_demand_a_value_only_by_equality() {
+        let check = |selector: &str, expect: Option<&str>| {
+            assert_eq!(required_field(selector, "metadata.name"), expect, "{selector}");
+        };
+        check("metadata.name=a", Some("a"));
+        check("metadata.name==a", Some("a"));
+        check("spec.unschedulable=false, metadata.name = a", Some("a"));
+        check("metadata.name!=a", None);
+        check("xmetadata.name=a", None);
+        check("spec.unschedulable!=1\\,metadata.name=a", None);
+        check("", None);
+    }
+
+    #[test]
+    fn an_identity_comes_from_common_name_and_organizations() {
+        use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+        let certificate = |entries: &[(DnType, &str)]| {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = DistinguishedName::new();
+            for (sort, text) in entries {
+                params.distinguished_name.push(sort.clone(), *text);
+            }
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+        };
+        let node =
+            certificate(&[(DnType::OrganizationName, "system:nodes"), (DnType::CommonName, "system:node:a")]);
+        let expect = identity("system:node:a", &["system:nodes", "system:authenticated"]);
+        assert_eq!(Identity::from_client_certificate(&node), Some(expect));
+        let nameless = certificate(&[(DnType::OrganizationName, "system:masters")]);
+        assert_eq!(Identity::from_client_certificate(&nameless), None);
+        assert_eq!(Identity::from_client_certificate(&certificate(&[(DnType::CommonName, "")])), None);
+        assert_eq!(Identity::from_client_certificate(b"nonsense"), None);
+    }
+}

@@ -1,0 +1,610 @@
+//! What a node may do: see and report itself, and read the one ConfigMap it is told to run.
+//!
+//! Holds: whatever a node does, nobody's desired state changes, not even its own: no `spec`, no label or annotation
+//! that steers it, no other node's objects. So a stolen device can lie about itself and nothing more. The rules are
+//! upstream's Node authorizer and NodeRestriction admission, narrowed where we have fewer objects to protect: events
+//! only about itself, and `spec.configSource` in both of its forms is what relates a ConfigMap to a node.
+
+use serde_json::Value;
+
+use super::{Attributes, ClusterView, requested_name, required_field};
+
+/// Where node Leases live; the only namespace a node may write Leases in.
+const LEASE_NAMESPACE: &str = "kube-node-lease";
+/// Events about cluster-scoped objects are kept here, as upstream's clients do.
+const EVENT_NAMESPACE: &str = "default";
+/// The annotation that stands for `spec.configSource` on servers that drop that field. A node must not write it: an
+/// operator who moves to such a server would carry the node's own word over as an assignment.
+const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
+
+/// `spec` fields a kubelet may set when it registers itself; none may be changed later.
+const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
+
+/// Labels in Kubernetes' own name space that a node may set on itself (upstream's kubelet labels).
+const OWN_LABELS: [&str; 11] = [
+    "kubernetes.io/hostname",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+    "kubernetes.io/os",
+    "kubernetes.io/arch",
+    "beta.kubernetes.io/os",
+    "beta.kubernetes.io/arch",
+];
+/// And whole name spaces of such labels.
+const OWN_LABEL_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
+/// Labels that exist so that nodes cannot set them.
+const RESTRICTED_LABEL_DOMAIN: &str = "node-restriction.kubernetes.io";
+
+/// Whether `node` may make this request; the error is the reason in upstream's words, empty where it gives none.
+pub(super) fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
+    match (request.group, request.resource, request.subresource) {
+        ("", "nodes", "") => authorize_node(node, request),
+        ("", "nodes", "status") => authorize_status(node, request),
+        ("coordination.k8s.io", "leases", "") => authorize_lease(node, request),
+        ("", "configmaps", "") => authorize_config_map(node, request, view),
+        ("", "pods", "") => authorize_pod(node, request, view),
+        ("", "events", "") if matches!(request.verb, "create" | "update" | "patch") => Ok(()),
+        _ => Err(String::new()),
+    }
+}
+
+fn authorize_node(node: &str, request: &Attributes) -> Result<(), String> {
+    match (request.verb, requested_name(request)) {
+        ("get" | "list" | "watch" | "update" | "patch", name) if name == node => Ok(()),
+        // the name is not in the URL: `admit` reads it from the object
+        ("create", "") => Ok(()),
+        ("get" | "list" | "watch", "") => {
+            Err(format!("node '{node}' cannot read all nodes, only its own Node object"))
+        }
+        ("get" | "list" | "watch", name) => {
+            Err(format!("node '{node}' cannot read '{name}', only its own Node object"))
+        }
+        ("update" | "patch", name) => {
+            Err(format!("node '{node}' cannot modify '{name}', only its own Node object"))
+        }
+        _ => Err(String::new()),
+    }
+}
+
+fn authorize_status(node: &str, request: &Attributes) -> Result<(), String> {
+    match (request.verb, request.name) {
+        ("update" | "patch", name) if name == node => Ok(()),
+        ("update" | "patch", name) => {
+            Err(format!("node '{node}' cannot modify '{name}', only its own Node object"))
+        }
+        _ => Err(String::new()),
+    }
+}
+
+fn authorize_lease(node: &str, request: &Attributes) -> Result<(), String> {
+    if !matches!(request.verb, "get" | "create" | "update" | "patch" | "delete") {
+        return Err("can only get, create, update, patch, or delete a node lease".to_owned());
+    }
+    if request.namespace != LEASE_NAMESPACE {
+        return Err(format!("can only access leases in the {LEASE_NAMESPACE:?} system namespace"));
+    }
+    // for a creation the name is not in the URL: `admit` reads it from the object
+    match (request.verb, request.name) {
+        ("create", "") => Ok(()),
+        (_, name) if name == node => Ok(()),
+        _ => Err("can only access node lease with the same name as the requesting node".to_owned()),
+    }
+}
+
+fn authorize_config_map(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
+    if !matches!(request.verb, "get" | "list" | "watch") {
+        return Err("can only read resources of this type".to_owned());
+    }
+    let name = requested_name(request);
+    if name.is_empty() {
+        return Err("No Object name found".to_owned());
+    }
+    let assigned = view
+        .object("nodes", "", node)
+        .is_some_and(|object| names_config_map(&object["spec"]["configSource"], request.namespace, name));
+    if assigned { Ok(()) } else { Err(unrelated(node)) }
+}
+
+/// Whether a `spec.configSource` names this ConfigMap, in either form. One that names two says nothing: the node will
+/// not follow it, so it need not read either.
+fn names_config_map(source: &Value, namespace: &str, name: &str) -> bool {
+    let form = |key: &str| source.get(key).filter(|form| !form.is_null());
+    let reference = match (form("configMapRef"), form("configMap")) {
+        (Some(reference), None) | (None, Some(reference)) => reference,
+        _ => return false,
+    };
+    !namespace.is_empty()
+        && reference["namespace"].as_str() == Some(namespace)
+        && reference["name"].as_str() == Some(name)
+}
+
+fn authorize_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
+    match request.verb {
+        "list" | "watch" => match required_field(request.field_selector, "spec.nodeName") {
+            Some(name) if name == node => Ok(()),
+            _ => Err("can only list/watch pods with spec.nodeName field selector".to_owned()),
+        },
+        "get" => {
+            let bound = view
+                .object("pods", request.namespace, request.name)
+                .is_some_and(|pod| pod["spec"]["nodeName"].as_str() == Some(node));
+            if bound { Ok(()) } else { Err(unrelated(node)) }
+        }
+        // mirror pods, pod status and eviction come with pods themselves
+        _ => Err(String::new()),
+    }
+}
+
+fn unrelated(node: &str) -> String {
+    format!("no relationship found between node '{node}' and this object")
+}
+
+/// Whether `node` may turn `old` (nothing, at creation) into `new`.
+pub(super) fn admit(
+    node: &str,
+    request: &Attributes,
+    old: Option<&Value>,
+    new: &Value,
+) -> Result<(), String> {
+    match (request.group, request.resource) {
+        ("", "nodes") => admit_node(node, old, new),
+        ("coordination.k8s.io", "leases") => admit_lease(node, new),
+        ("", "events") => {
+            old.map_or(Ok(()), |old| admit_event(node, old)).and_then(|()| admit_event(node, new))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn admit_node(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String> {
+    let refuse = |what: &str| Err(format!("node {node:?} is not allowed to {what}"));
+    let name = new["metadata"]["name"].as_str().unwrap_or_default();
+    if name != node {
+        return refuse(&format!("modify node {name:?}"));
+    }
+    let nothing = Value::Null;
+    let before = old.unwrap_or(&nothing);
+    let changed = |path: [&str; 2]| {
+        let (old, new) = (&before[path[0]][path[1]], &new[path[0]][path[1]]);
+        !(is_absent(old) && is_absent(new)) && old != new
+    };
+    if old.is_none() && changed(["spec", "configSource"]) {
+        return refuse("create its Node with a configSource");
+    }
+    if changed(["spec", "configSource"]) {
+        return refuse("update configSource");
+    }
+    for field in field_names(&before["spec"], &new["spec"]) {
+        let allowed = old.is_none() && SPEC_AT_CREATION.contains(&field);
+        if !allowed && changed(["spec", field]) {
+            return refuse(
+                if field == "taints" { "modify taints".to_owned() } else { format!("set spec.{field}") }
+                    .as_str(),
+            );
+        }
+    }
+    for field in ["ownerReferences", "finalizers"] {
+        if changed(["metadata", field]) {
+            return refuse(&format!("modify {field}"));
+        }
+    }
+    let annotation = |object: &Value| object["metadata"]["annotations"][CONFIG_SOURCE_ANNOTATION].clone();
+    if annotation(before) != annotation(new) {
+        return refuse(&format!("modify annotation {CONFIG_SOURCE_ANNOTATION:?}"));
+    }
+    let labels = forbidden_labels(&before["metadata"]["labels"], &new["metadata"]["labels"]);
+    match (labels.as_slice(), old) {
+        ([], _) => Ok(()),
+        (labels, None) => refuse(&format!("set the following labels: {}", labels.join(", "))),
+        (labels, Some(_)) => refuse(&format!("modify labels: {}", labels.join(", "))),
+    }
+}
+
+/// Missing, null and empty are the same wish.
+fn is_absent(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+        Value::Number(_) => false,
+    }
+}
+
+/// Every field name that either object has.
+fn field_names<'a>(old: &'a Value, new: &'a Value) -> Vec<&'a str> {
+    let mut names: Vec<&str> = [old, new]
+        .into_iter()
+        .filter_map(Value::as_object)
+        .flat_map(|object| object.keys().map(String::as_str))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// The labels that differ and that a node may not touch, sorted.
+fn forbidden_labels<'a>(old: &'a Value, new: &'a Value) -> Vec<&'a str> {
+    let label = |labels: &Value, key: &str| labels.get(key).cloned();
+    field_names(old, new)
+        .into_iter()
+        .filter(|key| label(old, key) != label(new, key) && !may_set_label(key))
+        .collect()
+}
+
+fn may_set_label(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let within = |parent: &str| {
+        domain == parent || domain.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
+    };
+    if within(RESTRICTED_LABEL_DOMAIN) {
+        return false;
+    }
+    let reserved = within("kubernetes.io") || within("k8s.io");
+    !reserved || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.into_iter().any(within)
+}
+
+fn admit_lease(node: &str, new: &Value) -> Result<(), String> {
+    let metadata = &new["metadata"];
+    if metadata["namespace"].as_str() != Some(LEASE_NAMESPACE) {
+        return Err(format!("can only access leases in the {LEASE_NAMESPACE:?} system namespace"));
+    }
+    if metadata["name"].as_str() != Some(node) {
+        return Err("can only access node lease with the same name as the requesting node".to_owned());
+    }
+    Ok(())
+}
+
+/// An event must be about the node itself. Its uid is not looked at: kubelets send the node's name there.
+fn admit_event(node: &str, event: &Value) -> Result<(), String> {
+    let about = &event["involvedObject"];
+    let own = about["kind"].as_str() == Some("Node") && about["name"].as_str() == Some(node);
+    if own && event["metadata"]["namespace"].as_str() == Some(EVENT_NAMESPACE) {
+        return Ok(());
+    }
+    Err(format!(
+        "node {node:?} is not allowed to write events about other objects, expected involvedObject Node {node:?} in \
+         namespace {EVENT_NAMESPACE:?}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A store of the objects given.
+    #[derive(Default)]
+    struct Objects(HashMap<String, Arc<Value>>);
+
+    impl Objects {
+        fn with(mut self, resource: &str, namespace: &str, name: &str, object: Value) -> Objects {
+            self.0.insert(format!("{resource}/{namespace}/{name}"), Arc::new(object));
+            self
+        }
+    }
+
+    impl ClusterView for Objects {
+        fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+            self.0.get(&format!("{resource}/{namespace}/{name}")).cloned()
+        }
+    }
+
+    /// `verb resource[.group][/subresource] [namespace/]name [selector]`, `-` for no name, as node `a`.
+    fn ask(view: &Objects, request: &str) -> Result<(), String> {
+        let words: Vec<&str> = request.split(' ').collect();
+        let (kind, subresource) = words[1].split_once('/').unwrap_or((words[1], ""));
+        let (resource, group) = kind.split_once('.').unwrap_or((kind, ""));
+        let (namespace, name) = words[2].split_once('/').unwrap_or(("", words[2]));
+        let name = if name == "-" { "" } else { name };
+        let field_selector = words.get(3).copied().unwrap_or_default();
+        let attributes = Attributes {
+            verb: words[0],
+            group,
+            resource,
+            subresource,
+            namespace,
+            name,
+            field_selector,
+            path: "",
+        };
+        authorize("a", &attributes, view)
+    }
+
+    #[track_caller]
+    fn check(view: &Objects, request: &str, expect: Result<(), &str>) {
+        assert_eq!(ask(view, request), expect.map_err(str::to_owned), "{request}");
+    }
+
+    #[test]
+    fn a_node_reads_and_reports_itself_only() {
+        let view = Objects::default();
+        for allowed in [
+            "get nodes a",
+            "list nodes - metadata.name=a",
+            "watch nodes - metadata.name=a",
+            "watch nodes a",
+            "create nodes -",
+            "update nodes a",
+            "patch nodes a",
+            "update nodes/status a",
+            "patch nodes/status a",
+        ] {
+            check(&view, allowed, Ok(()));
+        }
+        check(&view, "get nodes b", Err("node 'a' cannot read 'b', only its own Node object"));
+        check(&view, "list nodes -", Err("node 'a' cannot read all nodes, only its own Node object"));
+        check(&view, "watch nodes -", Err("node 'a' cannot read all nodes, only its own Node object"));
+        check(
+            &view,
+            "list nodes - metadata.name!=a",
+            Err("node 'a' cannot read all nodes, only its own Node object"),
+        );
+        check(
+            &view,
+            "list nodes - metadata.name=b",
+            Err("node 'a' cannot read 'b', only its own Node object"),
+        );
+        check(&view, "update nodes b", Err("node 'a' cannot modify 'b', only its own Node object"));
+        check(&view, "patch nodes/status b", Err("node 'a' cannot modify 'b', only its own Node object"));
+        for refused in [
+            "delete nodes a",
+            "deletecollection nodes -",
+            "delete nodes/status a",
+            "get nodes/proxy a",
+            "create nodes/status a",
+        ] {
+            check(&view, refused, Err(""));
+        }
+    }
+
+    #[test]
+    fn a_node_has_one_lease() {
+        let view = Objects::default();
+        let lease = "leases.coordination.k8s.io";
+        for verb in ["get", "update", "patch", "delete"] {
+            check(&view, &format!("{verb} {lease} kube-node-lease/a"), Ok(()));
+            let other = Err("can only access node lease with the same name as the requesting node");
+            check(&view, &format!("{verb} {lease} kube-node-lease/b"), other);
+            let elsewhere = Err("can only access leases in the \"kube-node-lease\" system namespace");
+            check(&view, &format!("{verb} {lease} default/a"), elsewhere);
+        }
+        check(&view, &format!("create {lease} kube-node-lease/-"), Ok(()));
+        let reads = Err("can only get, create, update, patch, or delete a node lease");
+        check(&view, &format!("list {lease} kube-node-lease/-"), reads);
+        check(&view, &format!("watch {lease} kube-node-lease/- metadata.name=a"), reads);
+        check(&view, &format!("deletecollection {lease} kube-node-lease/-"), reads);
+        check(&view, "get leases kube-node-lease/a", Err(""));
+    }
+
+    #[test]
+    fn a_node_reads_the_one_config_map_its_spec_names() {
+        let node = |source: Value| {
+            Objects::default().with("nodes", "", "a", json!({"spec": {"configSource": source}}))
+        };
+        let named = json!({"namespace": "default", "name": "x", "uid": "1", "kubeletConfigKey": "kubelet"});
+        for form in ["configMapRef", "configMap"] {
+            let view = node(json!({form: named}));
+            check(&view, "get configmaps default/x", Ok(()));
+            check(&view, "list configmaps default/- metadata.name=x", Ok(()));
+            check(&view, "watch configmaps default/- metadata.name=x", Ok(()));
+            let unrelated = Err("no relationship found between node 'a' and this object");
+            check(&view, "get configmaps default/y", unrelated);
+            check(&view, "get configmaps other/x", unrelated);
+            check(&view, "list configmaps - metadata.name=x", unrelated);
+            check(&view, "list configmaps default/- metadata.name=y", unrelated);
+            check(&view, "list configmaps default/-", Err("No Object name found"));
+            check(&view, "watch configmaps default/- metadata.name!=x", Err("No Object name found"));
+            for verb in ["create", "update", "patch", "delete", "deletecollection"] {
+                check(
+                    &view,
+                    &format!("{verb} configmaps default/x"),
+                    Err("can only read resources of this type"),
+                );
+            }
+        }
+        let unrelated = Err("no relationship found between node 'a' and this object");
+        check(&Objects::default(), "get configmaps default/x", unrelated);
+        check(&node(Value::Null), "get configmaps default/x", unrelated);
+        check(&node(json!({})), "get configmaps default/x", unrelated);
+        check(
+            &node(json!({"configMap": named, "configMapRef": named})),
+            "get configmaps default/x",
+            unrelated,
+        );
+        check(&node(json!({"configMap": null, "configMapRef": named})), "get configmaps default/x", Ok(()));
+        let other = Objects::default().with(
+            "nodes",
+            "",
+            "b",
+            json!({"spec": {"configSource": {"configMap": named}}}),
+        );
+        check(&other, "get configmaps default/x", unrelated);
+    }
+
+    #[test]
+    fn a_node_sees_the_pods_bound_to_it() {
+        let pod = |node: &str| json!({"spec": {"nodeName": node}});
+        let view = Objects::default().with("pods", "default", "mine", pod("a")).with(
+            "pods",
+            "default",
+            "its",
+            pod("b"),
+        );
+        check(&view, "list pods - spec.nodeName=a", Ok(()));
+        check(&view, "watch pods - spec.nodeName=a,status.phase!=Failed", Ok(()));
+        check(&view, "get pods default/mine", Ok(()));
+        let selector = Err("can only list/watch pods with spec.nodeName field selector");
+        check(&view, "list pods -", selector);
+        check(&view, "watch pods - spec.nodeName=b", selector);
+        check(&view, "get pods default/its", Err("no relationship found between node 'a' and this object"));
+        for refused in ["create pods default/-", "delete pods default/mine", "patch pods/status default/mine"]
+        {
+            check(&view, refused, Err(""));
+        }
+    }
+
+    #[test]
+    fn a_node_writes_events_and_reads_none() {
+        let view = Objects::default();
+        for verb in ["create", "update", "patch"] {
+            check(&view, &format!("{verb} events default/x"), Ok(()));
+        }
+        for verb in ["get", "list", "watch", "delete", "deletecollection"] {
+            check(&view, &format!("{verb} events default/x"), Err(""));
+        }
+        for other in
+            ["list namespaces -", "get secrets default/x", "list services -", "create configmapsx default/x"]
+        {
+            check(&view, other, Err(""));
+        }
+    }
+
+    fn judge(resource: &str, group: &str, old: Option<Value>, new: Value) -> Result<(), String> {
+        admit("a", &Attributes { resource, group, ..Attributes::default() }, old.as_ref(), &new)
+    }
+
+    /// Judges a change of node `a`'s own Node; `old` null is a registration. An empty text means allowed.
+    #[track_caller]
+    fn check_node(old: Value, mut new: Value, expect: &str) {
+        new["metadata"]["name"] = json!("a");
+        let shown = format!("{old} -> {new}");
+        let found = judge("nodes", "", Some(old).filter(|old| !old.is_null()), new);
+        let expect =
+            if expect.is_empty() { Ok(()) } else { Err(format!("node \"a\" is not allowed to {expect}")) };
+        assert_eq!(found, expect, "{shown}");
+    }
+
+    #[test]
+    fn a_node_registers_itself_with_taints_and_without_wishes() {
+        let none = Value::Null;
+        check_node(none.clone(), json!({}), "");
+        check_node(none.clone(), json!({"spec": {}}), "");
+        check_node(none.clone(), json!({"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}}), "");
+        check_node(none.clone(), json!({"spec": {"providerID": "x"}}), "");
+        check_node(none.clone(), json!({"spec": {"unschedulable": false}}), "");
+        check_node(none.clone(), json!({"spec": {"unschedulable": true}}), "set spec.unschedulable");
+        check_node(none.clone(), json!({"spec": {"podCIDR": "10.0.0.0/24"}}), "set spec.podCIDR");
+        check_node(none.clone(), json!({"spec": {"podCIDRs": ["10.0.0.0/24"]}}), "set spec.podCIDRs");
+        let source = json!({"spec": {"configSource": {"configMap": {"name": "x"}}}});
+        check_node(none.clone(), source, "create its Node with a configSource");
+        let annotated = json!({"metadata": {"annotations": {"kedge.dev/config-source": "{}"}}});
+        check_node(none.clone(), annotated, "modify annotation \"kedge.dev/config-source\"");
+        check_node(none.clone(), json!({"metadata": {"annotations": {"example.com/x": "y"}}}), "");
+        let owned = json!({"metadata": {"ownerReferences": [{"uid": "1"}]}});
+        check_node(none.clone(), owned, "modify ownerReferences");
+        let stuck = json!({"metadata": {"finalizers": ["example.com/never"]}});
+        check_node(none, stuck, "modify finalizers");
+        let other = judge("nodes", "", None, json!({"metadata": {"name": "b"}}));
+        assert_eq!(other, Err("node \"a\" is not allowed to modify node \"b\"".to_owned()));
+    }
+
+    #[test]
+    fn a_node_changes_its_status_and_nothing_it_is_asked_to_be() {
+        let old = json!({
+            "metadata": {"name": "a", "annotations": {"kedge.dev/config-source": "{}"}},
+            "spec": {"configSource": {"configMap": {"name": "x"}}, "taints": [{"key": "x"}], "unschedulable": true},
+        });
+        let changed = |path: &str, value: Value| {
+            let mut new = old.clone();
+            let (parent, field) = path.rsplit_once('/').unwrap();
+            new.pointer_mut(parent).unwrap()[field] = value;
+            new
+        };
+        check_node(old.clone(), old.clone(), "");
+        check_node(old.clone(), changed("/status", json!({"conditions": [{"type": "Ready"}]})), "");
+        check_node(old.clone(), changed("/metadata/annotations/x", json!("y")), "");
+        check_node(old.clone(), changed("/spec/configSource", Value::Null), "update configSource");
+        check_node(old.clone(), changed("/spec/configSource", json!({})), "update configSource");
+        check_node(old.clone(), changed("/spec/taints", json!([])), "modify taints");
+        check_node(old.clone(), changed("/spec/unschedulable", json!(false)), "set spec.unschedulable");
+        check_node(old.clone(), changed("/spec/providerID", json!("x")), "set spec.providerID");
+        check_node(old.clone(), changed("/spec", Value::Null), "update configSource");
+        let annotation = "modify annotation \"kedge.dev/config-source\"";
+        check_node(old.clone(), changed("/metadata/annotations", Value::Null), annotation);
+        let mut other = old.clone();
+        other["metadata"]["annotations"]["kedge.dev/config-source"] = json!("{\"x\":1}");
+        check_node(old.clone(), other, annotation);
+        let without = json!({"metadata": {"name": "a"}});
+        check_node(without, json!({"spec": {"unschedulable": null}}), "");
+    }
+
+    #[test]
+    fn labels_follow_node_restriction() {
+        let check = |label: &str, allowed: bool| {
+            let labelled = |value: &str| json!({"metadata": {"name": "a", "labels": {label: value}}});
+            let plain = json!({"metadata": {"name": "a"}});
+            let (set, modify) = match allowed {
+                true => (String::new(), String::new()),
+                false => (format!("set the following labels: {label}"), format!("modify labels: {label}")),
+            };
+            check_node(Value::Null, labelled("x"), &set);
+            check_node(plain.clone(), labelled("x"), &modify);
+            check_node(labelled("x"), labelled("y"), &modify);
+            check_node(labelled("x"), plain, &modify);
+            check_node(labelled("x"), labelled("x"), "");
+        };
+        check("kubernetes.io/hostname", true);
+        check("kubernetes.io/arch", true);
+        check("topology.kubernetes.io/zone", true);
+        check("node.kubernetes.io/anything", true);
+        check("x.kubelet.kubernetes.io/anything", true);
+        check("plant", true);
+        check("example.com/plant", true);
+        check("notkubernetes.io/x", true);
+        check("node-role.kubernetes.io/control-plane", false);
+        check("node-restriction.kubernetes.io/x", false);
+        check("x.node-restriction.kubernetes.io/x", false);
+        check("kubernetes.io/role", false);
+        check("k8s.io/x", false);
+        check("x.k8s.io/x", false);
+        let several = json!({"metadata": {"labels": {"k8s.io/b": "1", "k8s.io/a": "1", "ok": "1"}}});
+        check_node(Value::Null, several, "set the following labels: k8s.io/a, k8s.io/b");
+    }
+
+    #[test]
+    fn a_lease_is_created_under_the_nodes_own_name() {
+        let check = |namespace: &str, name: &str, expect: bool| {
+            let lease = json!({"metadata": {"namespace": namespace, "name": name}});
+            assert_eq!(
+                judge("leases", "coordination.k8s.io", None, lease).is_ok(),
+                expect,
+                "{namespace}/{name}"
+            );
+        };
+        check("kube-node-lease", "a", true);
+        check("kube-node-lease", "b", false);
+        check("default", "a", false);
+    }
+
+    #[test]
+    fn events_are_about_the_node_itself_before_and_after() {
+        let event = |namespace: &str, kind: &str, name: &str| {
+            json!({
+                "metadata": {"namespace": namespace, "name": "x"},
+                "involvedObject": {"kind": kind, "name": name, "uid": "a"},
+            })
+        };
+        let own = event("default", "Node", "a");
+        let check = |old: Option<Value>, new: Value, expect: bool| {
+            assert_eq!(judge("events", "", old, new).is_ok(), expect);
+        };
+        check(None, own.clone(), true);
+        check(Some(own.clone()), own.clone(), true);
+        check(None, event("default", "Node", "b"), false);
+        check(None, event("default", "Pod", "a"), false);
+        check(None, event("kube-system", "Node", "a"), false);
+        check(Some(event("default", "Node", "b")), own.clone(), false);
+        check(Some(own), event("default", "Node", "b"), false);
+        check(None, json!({"metadata": {"namespace": "default"}}), false);
+    }
+}
