@@ -1,1 +1,25 @@
-//! What a board can do.
+//! What a board can do, as small traits: durable files, clocks, the supervisor's watchdog, how the previous run
+//! ended, and facts about the host. `linux` is the real board, `fake` (feature `fake`) behaves the same in memory and
+//! can be told to fail.
+//!
+//! What always holds: every root (`/proc`, `/sys`, the data directory) is a parameter; nothing read from the machine
+//! can panic or grow without a limit; a write that answered `Ok` survives a power cut.
+//!
+//! What it leaves to others: every decision. It knows nothing of configs, Nodes or the network API.
+
+pub mod clocks;
+pub mod exit;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
+pub mod files;
+pub mod host;
+pub mod linux;
+pub mod supervisor;
+pub mod watchdog;
+
+pub use clocks::Clocks;
+pub use exit::{Evidence, ExitRecord, PreviousExit, RunDirectory, record_exit};
+pub use files::{DurableFiles, Entry, Files, Kind, Listing, ReadError, SweepReport, WriteError};
+pub use host::{Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage};
+pub use supervisor::Supervisor;
+pub use watchdog::{Health, Progress, StalledLoop, Watchdog};

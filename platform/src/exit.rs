@@ -1,0 +1,458 @@
+//! How the previous run of the agent ended, as far as anybody can know.
+//!
+//! Three witnesses: the record that `ExecStopPost` leaves (what systemd saw, and the marks the agent made in its
+//! volatile run directory as it went), the hardware watchdog's boot status, and the kernel's panic records.
+//!
+//! What always holds: evidence is believed once; `consume` makes that durable, and writes nothing when there is nothing
+//! new. A record that cannot be understood is no record: it is reported and set aside, and never stops a start.
+//!
+//! Leaves to others: judging. Whether an ending counts against anything is not known here.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::fcntl::OFlag;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::files::{Files, ReadError, WriteError};
+
+/// Where the exit record lies, below the data directory it was opened on.
+pub const EXIT_RECORD: &str = "last-exit.json";
+/// Which evidence was already believed.
+pub const EVIDENCE_SEEN: &str = "evidence-seen.json";
+/// The format of both files. A higher one comes from a newer agent: not understood, not believed, left alone.
+const FORMAT: u32 = 1;
+/// Longest file of ours read here, in bytes: a record is under 1 KiB, the list of the seen under 8.
+const RECORD_LIMIT: usize = 32 * 1024;
+/// Longest text taken from the environment or a mark, in bytes.
+const TEXT_LIMIT: usize = 128;
+/// Most stalled loops remembered.
+const STALLED_LIMIT: usize = 16;
+/// Most panic records remembered as seen. One panic leaves a dozen parts.
+pub const PANIC_RECORDS_LIMIT: usize = 256;
+
+/// What was seen of one run's end.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExitRecord {
+    /// The boot in which the run ended.
+    pub boot_id: String,
+    /// systemd's `$SERVICE_RESULT`, or `unknown`.
+    pub result: String,
+    /// `$EXIT_CODE`: `exited`, `killed` or `dumped`; empty when unknown.
+    #[serde(default)]
+    pub exit_code: String,
+    /// `$EXIT_STATUS`: a number or a signal's name without SIG; empty when unknown.
+    #[serde(default)]
+    pub exit_status: String,
+    /// The run had said that it was ready.
+    #[serde(default)]
+    pub was_ready: bool,
+    /// The run had begun to stop by its own choice or because it was asked to.
+    #[serde(default)]
+    pub stop_asked: bool,
+    /// The loops that had stopped moving when the watchdog ping was withheld.
+    #[serde(default)]
+    pub stalled: Vec<String>,
+}
+
+/// The plain meaning of a record's `result`, after systemd.exec(5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Exit code 0, or a signal that counts as a clean stop.
+    Success,
+    /// Exit code other than 0.
+    ExitCode,
+    /// Killed by a signal.
+    Signal,
+    /// Killed by a signal, memory dumped.
+    CoreDump,
+    /// The supervisor missed its ping.
+    Watchdog,
+    /// The kernel ran out of memory.
+    OutOfMemory,
+    /// It was not ready in time.
+    StartTimeout,
+    /// It was asked to stop and took too long. Also when nothing marked the asking: a service that was ready has no
+    /// other time limit.
+    StopTimeout,
+    /// Started too often.
+    StartLimit,
+    /// The supervisor could not even start it: resources, protocol, condition.
+    NotStarted,
+    /// Not recorded, or a result that this version does not know.
+    Unknown,
+}
+
+impl ExitRecord {
+    /// The plain meaning of `result`.
+    pub fn ending(&self) -> Ending {
+        match self.result.as_str() {
+            "success" => Ending::Success,
+            "exit-code" => Ending::ExitCode,
+            "signal" => Ending::Signal,
+            "core-dump" => Ending::CoreDump,
+            "watchdog" => Ending::Watchdog,
+            "oom-kill" => Ending::OutOfMemory,
+            "timeout" if self.was_ready || self.stop_asked => Ending::StopTimeout,
+            "timeout" => Ending::StartTimeout,
+            "start-limit-hit" | "start-limit" => Ending::StartLimit,
+            "resources" | "protocol" | "exec-condition" => Ending::NotStarted,
+            _ => Ending::Unknown,
+        }
+    }
+}
+
+impl fmt::Display for ExitRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let status = if self.exit_status.is_empty() { "unknown" } else { &self.exit_status };
+        match self.ending() {
+            Ending::Success => write!(f, "ended cleanly")?,
+            Ending::ExitCode => write!(f, "exit code {status}")?,
+            Ending::Signal => write!(f, "killed by signal {status}")?,
+            Ending::CoreDump => write!(f, "killed by signal {status}, core dumped")?,
+            Ending::Watchdog => write!(f, "killed by the watchdog")?,
+            Ending::OutOfMemory => write!(f, "killed for lack of memory")?,
+            Ending::StartTimeout => write!(f, "not ready in time")?,
+            Ending::StopTimeout => write!(f, "asked to stop, killed at its time limit")?,
+            Ending::StartLimit => write!(f, "started too often")?,
+            Ending::NotStarted => write!(f, "could not be started ({})", self.result)?,
+            Ending::Unknown => write!(f, "ended with result {:?}", self.result)?,
+        }
+        if !self.stalled.is_empty() {
+            write!(f, ", stalled: {}", self.stalled.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// What is known about the end of the previous run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evidence {
+    /// What `ExecStopPost` (or the babysitter) left; compare its `boot_id`.
+    pub exit_record: Option<ExitRecord>,
+    /// This boot began with a reset by the hardware watchdog, and that was not consumed yet.
+    pub hardware_watchdog_reset: bool,
+    /// A kernel panic was recorded that was not consumed yet.
+    pub kernel_panic: bool,
+    /// What could not be read or understood, for the log and for reports; bounded.
+    pub problems: Vec<String>,
+}
+
+/// How the previous run ended.
+pub trait PreviousExit: Send + Sync {
+    /// All evidence not yet consumed. Changes nothing.
+    fn read(&self) -> Evidence;
+
+    /// From now on, and durably, the evidence that exists is old. Call it at every start, right *after* what was made
+    /// of the evidence is on disk: a cut in between lets the hardware's evidence be believed twice, while the other
+    /// order would lose a crash; the exit record names its boot and cannot be mistaken then.
+    fn consume(&self) -> Result<(), WriteError>;
+}
+
+/// What the machine itself remembers of its last reset.
+pub trait ResetTraces: Send + Sync {
+    /// The kernel's name for this boot.
+    fn boot_id(&self) -> String;
+    /// Whether this boot began with a reset by a hardware watchdog.
+    fn watchdog_reset(&self) -> bool;
+    /// A fingerprint of each panic record, newest first, at most [`PANIC_RECORDS_LIMIT`]. Of its content, because a
+    /// record moves from the firmware's store to the disk during boot and changes its path and time on the way.
+    fn panic_records(&self) -> Vec<String>;
+}
+
+/// [`PreviousExit`] from a data directory and the machine's traces.
+pub struct RecordedExit<T> {
+    files: Arc<dyn Files>,
+    traces: T,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Seen {
+    version: u32,
+    // The boot whose watchdog reset was consumed.
+    watchdog_boot_id: String,
+    // Fingerprints of panic records, newest first.
+    panics: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Versioned<R> {
+    version: u32,
+    record: R,
+}
+
+/// Only the format, of a file that may be from a newer agent.
+#[derive(Deserialize)]
+struct OnlyVersion {
+    version: u32,
+}
+
+enum Loaded<R> {
+    Absent,
+    Known(R),
+    /// From a newer agent, or not readable just now: left alone.
+    Unknown(String),
+    /// Not what we ever wrote: set aside when consumed.
+    Corrupt(String),
+}
+
+impl<T: ResetTraces> RecordedExit<T> {
+    /// Evidence kept in `files`, which is opened on the same directory as [`record_exit`]'s.
+    pub fn new(files: Arc<dyn Files>, traces: T) -> Self {
+        Self { files, traces }
+    }
+
+    /// The machine's own traces.
+    pub fn traces(&self) -> &T {
+        &self.traces
+    }
+
+    fn load<R: for<'de> Deserialize<'de>>(&self, name: &str) -> Loaded<R> {
+        let bytes = match self.files.read(Path::new(name), RECORD_LIMIT) {
+            Ok(bytes) => bytes,
+            Err(ReadError::NotFound { .. }) => return Loaded::Absent,
+            Err(error @ (ReadError::NotAFile { .. } | ReadError::TooLarge { .. })) => {
+                return Loaded::Corrupt(error.to_string());
+            }
+            Err(error) => return Loaded::Unknown(error.to_string()),
+        };
+        match serde_json::from_slice::<OnlyVersion>(&bytes) {
+            Ok(OnlyVersion { version }) if version > FORMAT => {
+                return Loaded::Unknown(format!("{name} has format {version}, expected at most {FORMAT}"));
+            }
+            Ok(_) => {}
+            Err(error) => return Loaded::Corrupt(format!("{name} is no record: {error}")),
+        }
+        match serde_json::from_slice(&bytes) {
+            Ok(record) => Loaded::Known(record),
+            Err(error) => Loaded::Corrupt(format!("{name} is no record: {error}")),
+        }
+    }
+
+    /// What was seen; what cannot be read was not. Then old evidence may be believed once more, which is the safe
+    /// side: it is only asked for when the run before did not end cleanly.
+    fn seen(&self) -> (Seen, Option<String>) {
+        match self.load(EVIDENCE_SEEN) {
+            Loaded::Absent => (Seen::default(), None),
+            Loaded::Known(seen) => (seen, None),
+            Loaded::Unknown(problem) | Loaded::Corrupt(problem) => (Seen::default(), Some(problem)),
+        }
+    }
+
+    fn consume_record(&self) -> Result<(), WriteError> {
+        match self.load::<Versioned<ExitRecord>>(EXIT_RECORD) {
+            Loaded::Absent | Loaded::Unknown(_) => Ok(()),
+            Loaded::Known(_) => self.files.remove(Path::new(EXIT_RECORD)),
+            Loaded::Corrupt(problem) => self.put_aside(EXIT_RECORD, &problem),
+        }
+    }
+
+    fn put_aside(&self, name: &str, problem: &str) -> Result<(), WriteError> {
+        let aside = self.files.set_aside(Path::new(name))?;
+        log::warn!("{problem}; renamed to {}", aside.display());
+        Ok(())
+    }
+
+    fn consume_traces(&self) -> Result<(), WriteError> {
+        let old = match self.load::<Seen>(EVIDENCE_SEEN) {
+            Loaded::Known(seen) => seen,
+            Loaded::Absent => Seen { version: FORMAT, ..Seen::default() },
+            // Not ours to overwrite.
+            Loaded::Unknown(_) => return Ok(()),
+            Loaded::Corrupt(problem) => {
+                self.put_aside(EVIDENCE_SEEN, &problem)?;
+                Seen { version: FORMAT, ..Seen::default() }
+            }
+        };
+        let new = old.clone().with(&self.traces);
+        if new == old {
+            return Ok(());
+        }
+        let content = serde_json::to_vec(&new).expect("plain strings always serialize");
+        self.files.write_durably(Path::new(EVIDENCE_SEEN), &content)
+    }
+}
+
+impl Seen {
+    fn with(mut self, traces: &impl ResetTraces) -> Self {
+        if traces.watchdog_reset() {
+            self.watchdog_boot_id = traces.boot_id();
+        }
+        let mut new: Vec<_> =
+            traces.panic_records().into_iter().filter(|record| !self.panics.contains(record)).collect();
+        if !new.is_empty() {
+            new.append(&mut self.panics);
+            new.truncate(2 * PANIC_RECORDS_LIMIT);
+            self.panics = new;
+        }
+        self
+    }
+}
+
+impl<T: ResetTraces> PreviousExit for RecordedExit<T> {
+    fn read(&self) -> Evidence {
+        let (seen, seen_problem) = self.seen();
+        let (exit_record, record_problem) = match self.load::<Versioned<ExitRecord>>(EXIT_RECORD) {
+            Loaded::Absent => (None, None),
+            Loaded::Known(versioned) => (Some(versioned.record), None),
+            Loaded::Unknown(problem) | Loaded::Corrupt(problem) => (None, Some(problem)),
+        };
+        Evidence {
+            exit_record,
+            hardware_watchdog_reset: self.traces.watchdog_reset()
+                && seen.watchdog_boot_id != self.traces.boot_id(),
+            kernel_panic: self.traces.panic_records().iter().any(|record| !seen.panics.contains(record)),
+            problems: record_problem.into_iter().chain(seen_problem).collect(),
+        }
+    }
+
+    fn consume(&self) -> Result<(), WriteError> {
+        // Both are tried; the first failure is told.
+        let record = self.consume_record();
+        self.consume_traces().and(record)
+    }
+}
+
+/// The fingerprint of a panic record's content.
+pub fn fingerprint(content: &[u8]) -> String {
+    // 64 bits tell a few hundred records apart, and keep the list of the seen small.
+    Sha256::digest(content).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The volatile directory (a tmpfs such as `/run/kedge`) in which the running agent leaves marks for the one who
+/// records its end. Marks are plain files; nothing here is durable, on purpose. Failures are logged and forgotten.
+#[derive(Clone, Debug)]
+pub struct RunDirectory {
+    path: PathBuf,
+}
+
+impl RunDirectory {
+    const READY: &str = "ready";
+    const STOPPING: &str = "stopping";
+    const STALLED: &str = "stalled";
+
+    /// Marks in `path`.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    /// Where the marks lie.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A new run begins: makes the directory and removes the marks of the last.
+    pub fn begin(&self) {
+        if let Err(error) = fs::create_dir_all(&self.path) {
+            log::warn!("cannot create {}: {error}", self.path.display());
+        }
+        for mark in [Self::READY, Self::STOPPING, Self::STALLED] {
+            self.clear(mark);
+        }
+    }
+
+    /// The run is ready.
+    pub fn mark_ready(&self) {
+        self.mark(Self::READY, "");
+    }
+
+    /// The run stops by choice or because it was asked to.
+    pub fn mark_stopping(&self) {
+        self.mark(Self::STOPPING, "");
+    }
+
+    /// These loops do not move and the ping is withheld; none: they move again.
+    pub fn mark_stalled(&self, loops: &[&str]) {
+        if loops.is_empty() { self.clear(Self::STALLED) } else { self.mark(Self::STALLED, &loops.join("\n")) }
+    }
+
+    fn mark(&self, name: &str, content: &str) {
+        let path = self.path.join(name);
+        let written = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(&path)
+            .and_then(|mut file| file.write_all(content.as_bytes()));
+        if let Err(error) = written {
+            log::warn!("cannot mark {}: {error}", path.display());
+        }
+    }
+
+    fn clear(&self, name: &str) {
+        let path = self.path.join(name);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                log::warn!("cannot remove {}: {error}", path.display());
+            }
+            _ => {}
+        }
+    }
+
+    fn is_marked(&self, name: &str) -> bool {
+        self.path.join(name).symlink_metadata().is_ok()
+    }
+
+    fn stalled(&self) -> Vec<String> {
+        let mut text = Vec::new();
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(self.path.join(Self::STALLED));
+        if let Ok(file) = file {
+            // Unreadable means that no loop is named, as if there were no mark.
+            let _ = file.take((STALLED_LIMIT * TEXT_LIMIT) as u64).read_to_end(&mut text);
+        }
+        String::from_utf8_lossy(&text)
+            .lines()
+            .filter(|line| !line.is_empty())
+            .take(STALLED_LIMIT)
+            .map(short)
+            .collect()
+    }
+}
+
+/// Records how a run ended, durably: what `ExecStopPost` runs, and the babysitter after each end. `environment` looks a
+/// variable up ($SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS). Replaces an earlier record.
+pub fn record_exit(
+    files: &dyn Files,
+    run: &RunDirectory,
+    boot_id: &str,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<ExitRecord, WriteError> {
+    let variable = |name| environment(name).map(|value| short(&value)).unwrap_or_default();
+    let result = Some(variable("SERVICE_RESULT")).filter(|result| !result.is_empty());
+    let record = ExitRecord {
+        boot_id: short(boot_id),
+        result: result.unwrap_or_else(|| "unknown".to_string()),
+        exit_code: variable("EXIT_CODE"),
+        exit_status: variable("EXIT_STATUS"),
+        was_ready: run.is_marked(RunDirectory::READY),
+        stop_asked: run.is_marked(RunDirectory::STOPPING),
+        stalled: run.stalled(),
+    };
+    let versioned = Versioned { version: FORMAT, record: record.clone() };
+    let content = serde_json::to_vec(&versioned).expect("plain strings always serialize");
+    files.write_durably(Path::new(EXIT_RECORD), &content)?;
+    Ok(record)
+}
+
+/// At most `TEXT_LIMIT` bytes of a text from outside, without control characters.
+fn short(text: &str) -> String {
+    let mut kept = String::new();
+    for character in text.chars().filter(|character| !character.is_control()) {
+        if kept.len() + character.len_utf8() > TEXT_LIMIT {
+            break;
+        }
+        kept.push(character);
+    }
+    kept
+}

@@ -1,0 +1,918 @@
+//! Small files that survive power cuts: the protocol of a durable write, and everything that keeps a data directory
+//! usable whatever is found in it.
+//!
+//! What always holds: after a cut at any moment a file has its old content or its new content, never a mixture; after
+//! `Ok` it has the new one. Nothing follows a symbolic link below the root, blocks on a FIFO, or opens a device. Every
+//! walk is bounded. What is in the way is renamed, never lost; what is ours and left over is removed.
+//!
+//! How: temporary file in the same directory, write, fsync, read back, rename, fsync of the directory. The protocol is
+//! one function over [`Operations`], so the fake disk is cut within the very code that runs on a real one.
+//!
+//! Leaves to others: what the files mean, digests, and who writes when (one process owns a root).
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Names of temporary files begin with this. A name of the caller's own may not.
+pub const TEMPORARY_PREFIX: &str = ".kedge-new-";
+/// The reserve file, in the root.
+pub const RESERVE_NAME: &str = ".kedge-reserve";
+/// A good size for the reserve: a few records of some KiB each, and the directory and inode blocks they cost.
+pub const RESERVE_BYTES: usize = 64 * 1024;
+/// Contents up to this size may use the reserve up: a verdict may, a checkpoint may not.
+pub const RESERVE_SERVES_BYTES: usize = 16 * 1024;
+/// How many unreadable things of one name are kept aside: enough to see a pattern, too few to fill a disk.
+pub const SET_ASIDE_KEPT: u32 = 5;
+/// Most entries removed by one [`Files::remove`] of a directory; a second call goes on where the first stopped.
+pub const REMOVE_LIMIT: usize = 10_000;
+/// Deepest nesting walked: ours is three deep, and a loop of bind mounts must end.
+const DEPTH_LIMIT: usize = 16;
+/// Directories remembered as durable; beyond it all are forgotten and synced again on next use.
+const DURABLE_DIRECTORIES_LIMIT: usize = 64;
+/// How often one interrupted call is repeated: a signal storm must not become an endless loop.
+const INTERRUPTION_LIMIT: u32 = 1000;
+/// How many taken temporary names are stepped over.
+const TEMPORARY_NAME_TRIES: u32 = 1000;
+/// Names listed at a time while a directory is removed: bounds memory.
+const REMOVE_CHUNK: usize = 256;
+/// Failures spelt out in a [`SweepReport`]; further ones are only counted.
+const SWEEP_ERRORS_KEPT: usize = 8;
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link; never followed.
+    Symlink,
+    /// A named pipe; never opened.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A block or character device; never opened.
+    Device,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::File => "file",
+            Kind::Directory => "directory",
+            Kind::Symlink => "symbolic link",
+            Kind::Fifo => "named pipe",
+            Kind::Socket => "socket",
+            Kind::Device => "device",
+        })
+    }
+}
+
+/// One name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The bare name, in whatever bytes the disk holds.
+    pub name: OsString,
+    /// What it stands for.
+    pub kind: Kind,
+}
+
+/// The names in a directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Sorted by name (bytes); when truncated, an arbitrary part of the directory.
+    pub entries: Vec<Entry>,
+    /// There are more than the limit asked for.
+    pub truncated: bool,
+}
+
+/// Why something could not be read.
+#[derive(Debug)]
+pub enum ReadError {
+    /// Nothing has that name.
+    NotFound {
+        /// The path below the root.
+        path: PathBuf,
+    },
+    /// The name stands for something other than was asked for (a FIFO, a link, a directory where a file belongs).
+    NotAFile {
+        /// The path below the root.
+        path: PathBuf,
+        /// What is there.
+        kind: Kind,
+    },
+    /// The file is bigger than the caller accepts.
+    TooLarge {
+        /// The path below the root.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The path leaves the root or names one of this module's own files.
+    BadPath {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The disk or the kernel failed.
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// The path below the root.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReadError::NotFound { path } => write!(f, "{} does not exist", path.display()),
+            ReadError::NotAFile { path, kind } => {
+                write!(f, "{} is a {kind}, expected something readable", path.display())
+            }
+            ReadError::TooLarge { path, size, limit } => {
+                write!(f, "{} has {size} bytes, expected at most {limit}", path.display())
+            }
+            ReadError::BadPath { path } => write!(f, "{path:?} is no path below the data directory"),
+            ReadError::Io { operation, path, .. } => write!(f, "cannot {operation} {}", path.display()),
+        }
+    }
+}
+
+impl Error for ReadError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            ReadError::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// Why something could not be written. Whatever the variant: the old content is intact, or the new one is in place but
+/// perhaps not yet durable; the same call may be tried again.
+#[derive(Debug)]
+pub enum WriteError {
+    /// No space, no inodes or over quota, and the reserve is used up or would not help.
+    NoSpace {
+        /// What was tried.
+        operation: &'static str,
+        /// The path below the root.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The file system is mounted read-only (often the kernel's answer to a failing disk).
+    ReadOnly {
+        /// What was tried.
+        operation: &'static str,
+        /// The path below the root.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The path leaves the root or names one of this module's own files.
+    BadPath {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The disk answered that the content is safe, and gave back another. The old content stands.
+    Differs {
+        /// The path below the root.
+        path: PathBuf,
+        /// Bytes written.
+        expected_bytes: usize,
+        /// First byte that differs (or is missing).
+        at_byte: usize,
+    },
+    /// A directory holds more than one call removes, or is nested deeper; what was removed stays removed.
+    TooMany {
+        /// The path below the root.
+        path: PathBuf,
+    },
+    /// The disk or the kernel failed.
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// The path below the root.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl WriteError {
+    fn from_io(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::NoSpace { operation, path, source }
+            }
+            io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { operation, path, source },
+            _ => Self::Io { operation, path, source },
+        }
+    }
+}
+
+impl fmt::Display for WriteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WriteError::NoSpace { operation, path, .. } => {
+                write!(f, "cannot {operation} {}, the disk is full", path.display())
+            }
+            WriteError::ReadOnly { operation, path, .. } => {
+                write!(f, "cannot {operation} {}, the disk is read-only", path.display())
+            }
+            WriteError::BadPath { path } => write!(f, "{path:?} is no path below the data directory"),
+            WriteError::Differs { path, expected_bytes, at_byte } => write!(
+                f,
+                "wrote {expected_bytes} bytes for {}, read back something else from byte {at_byte} on",
+                path.display()
+            ),
+            WriteError::TooMany { path } => {
+                write!(f, "cannot remove all of {} at once, some is left", path.display())
+            }
+            WriteError::Io { operation, path, .. } => write!(f, "cannot {operation} {}", path.display()),
+        }
+    }
+}
+
+impl Error for WriteError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            WriteError::NoSpace { source, .. }
+            | WriteError::ReadOnly { source, .. }
+            | WriteError::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// What a sweep did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SweepReport {
+    /// Entries looked at.
+    pub examined: usize,
+    /// Entries removed.
+    pub removed: usize,
+    /// More is left than one call may look at; call again later.
+    pub truncated: bool,
+    /// The first few failures, as text; the sweep went on after each.
+    pub errors: Vec<String>,
+    /// How many failures there were.
+    pub error_count: usize,
+}
+
+impl SweepReport {
+    fn failed(&mut self, error: impl fmt::Display) {
+        self.error_count += 1;
+        if self.errors.len() < SWEEP_ERRORS_KEPT {
+            self.errors.push(error.to_string());
+        }
+    }
+}
+
+/// The files below one directory. Paths are relative to it; absolute ones, `..` and this module's own names are
+/// refused. Calls may block as long as the disk does: call from a thread that may.
+pub trait Files: Send + Sync {
+    /// The whole content of a regular file of at most `limit` bytes.
+    fn read(&self, path: &Path, limit: usize) -> Result<Vec<u8>, ReadError>;
+
+    /// Puts `content` in place so that it survives a power cut, mode 0600, missing directories (0700) included. A
+    /// directory found in place of the file, or a file in place of a directory, is set aside. Never skipped because
+    /// the content looks the same: an earlier failed sync may stand between memory and disk.
+    ///
+    /// When the disk is full and `content` is at most [`RESERVE_SERVES_BYTES`], the reserve is given up and the write
+    /// tried once more.
+    fn write_durably(&self, path: &Path, content: &[u8]) -> Result<(), WriteError>;
+
+    /// Removes a file, a link, or a directory with all it holds (at most [`REMOVE_LIMIT`] entries), durably. What does
+    /// not exist is already removed.
+    fn remove(&self, path: &Path) -> Result<(), WriteError>;
+
+    /// Renames whatever is there to `<name>.corrupt-<n>`, durably, and gives the new path. At most
+    /// [`SET_ASIDE_KEPT`] are kept per name, the oldest is removed first.
+    fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError>;
+
+    /// The names in a directory (`""` is the root), without our own temporary files and the reserve.
+    fn list(&self, directory: &Path, limit: usize) -> Result<Listing, ReadError>;
+
+    /// Removes temporary leftovers everywhere below the root, and whatever `keep` (asked for every other path,
+    /// directories before what they hold) does not want kept; a directory not kept goes with all it holds. Looks at
+    /// no more than `limit` entries, gathers failures and goes on. Not durable on purpose: what comes back after a cut
+    /// is swept again, and a start should not wait for a disk. Call it before others write.
+    fn sweep(&self, keep: &dyn Fn(&Path) -> bool, limit: usize) -> SweepReport;
+
+    /// Makes sure that a reserve of at least `bytes` exists. Writes nothing when it does. Call at start and again
+    /// whenever there is time: a write may have used it up.
+    fn ensure_reserve(&self, bytes: usize) -> Result<(), WriteError>;
+
+    /// Gives the reserve's space back; says whether there was any.
+    fn free_reserve(&self) -> Result<bool, WriteError>;
+}
+
+/// What a disk can do, one system call each: what a power cut falls between. Paths are below the root, already
+/// checked; `""` is the root itself. Errors are the kernel's.
+pub trait Operations: Send + Sync {
+    /// An open new file.
+    type Handle;
+
+    /// Makes the root directory with its parents, durably, unless it exists.
+    fn make_root(&self) -> io::Result<()>;
+    /// What a name stands for; links are not followed.
+    fn kind(&self, path: &Path) -> io::Result<Kind>;
+    /// The size and content of a regular file; only the size when it is above `limit`.
+    fn read(&self, path: &Path, limit: usize) -> io::Result<ReadOutcome>;
+    /// Up to `limit` names, in the disk's own order.
+    fn list(&self, directory: &Path, limit: usize) -> io::Result<Listing>;
+    /// A new file, mode 0600; an error when the name is taken.
+    fn create(&self, path: &Path) -> io::Result<Self::Handle>;
+    /// Appends; may take less than is given.
+    fn write(&self, handle: &mut Self::Handle, bytes: &[u8]) -> io::Result<usize>;
+    /// Makes the content durable.
+    fn sync(&self, handle: &Self::Handle) -> io::Result<()>;
+    /// Up to `limit` bytes of the file from its beginning, from the medium rather than from memory where possible.
+    fn read_back(&self, handle: &mut Self::Handle, limit: usize) -> io::Result<Vec<u8>>;
+    /// Renames, replacing a file.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Makes a directory's names durable.
+    fn sync_directory(&self, directory: &Path) -> io::Result<()>;
+    /// Removes a name that is no directory.
+    fn unlink(&self, path: &Path) -> io::Result<()>;
+    /// Makes a directory, mode 0700.
+    fn make_directory(&self, path: &Path) -> io::Result<()>;
+    /// Removes an empty directory.
+    fn remove_directory(&self, path: &Path) -> io::Result<()>;
+}
+
+/// What [`Operations::read`] found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReadOutcome {
+    /// The whole content.
+    Content(Vec<u8>),
+    /// Above the limit; its size in bytes.
+    TooLarge(u64),
+    /// No regular file.
+    NotAFile(Kind),
+}
+
+/// [`Files`] over any disk: the protocol.
+#[derive(Debug)]
+pub struct DurableFiles<D> {
+    disk: D,
+    // One writer at a time: a sweep must not take the temporary file of a write in progress.
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    // Directories whose own names this process has made durable. Existing is not enough: whoever made one may have
+    // been killed before the sync.
+    durable_directories: BTreeSet<PathBuf>,
+    temporaries: u32,
+}
+
+impl<D: Operations> DurableFiles<D> {
+    /// The files below the root that `disk` stands for.
+    pub fn new(disk: D) -> Self {
+        Self { disk, state: Mutex::default() }
+    }
+
+    /// The disk below.
+    pub fn disk(&self) -> &D {
+        &self.disk
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // The state is only a memory of what was synced; a panic elsewhere cannot make it wrong.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self, state: &mut State, path: &Path, content: &[u8]) -> Result<(), WriteError> {
+        let directory = parent(path);
+        self.make_durable(state, directory)?;
+        let temporary = self.write_temporary(state, directory, path, content)?;
+        self.install(state, &temporary, path).inspect_err(|_| self.discard(&temporary))?;
+        self.attempt("make durable the name of", path, || self.disk.sync_directory(directory))
+    }
+
+    /// Makes `directory` and its parents exist, and each of their names durable.
+    fn make_durable(&self, state: &mut State, directory: &Path) -> Result<(), WriteError> {
+        if state.durable_directories.contains(directory)
+            && matches!(self.disk.kind(directory), Ok(Kind::Directory))
+        {
+            return Ok(());
+        }
+        self.attempt("create the root for", directory, || self.disk.make_root())?;
+        let mut ancestors: Vec<_> = directory.ancestors().filter(|path| *path != Path::new("")).collect();
+        ancestors.reverse();
+        for ancestor in ancestors {
+            self.make_directory(state, ancestor)?;
+            self.attempt("make durable the name of", ancestor, || {
+                self.disk.sync_directory(parent(ancestor))
+            })?;
+        }
+        if state.durable_directories.len() >= DURABLE_DIRECTORIES_LIMIT {
+            state.durable_directories.clear();
+        }
+        state.durable_directories.insert(directory.to_path_buf());
+        Ok(())
+    }
+
+    fn make_directory(&self, state: &mut State, path: &Path) -> Result<(), WriteError> {
+        match self.disk.kind(path) {
+            Ok(Kind::Directory) => return Ok(()),
+            Ok(kind) => {
+                let aside = self.move_aside(state, path)?;
+                log::warn!(
+                    "{} was a {kind}, expected a directory; renamed to {}",
+                    path.display(),
+                    aside.display()
+                );
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(WriteError::from_io("look at", path, error)),
+        }
+        self.attempt("create directory", path, || self.disk.make_directory(path))
+    }
+
+    fn write_temporary(
+        &self,
+        state: &mut State,
+        directory: &Path,
+        path: &Path,
+        content: &[u8],
+    ) -> Result<PathBuf, WriteError> {
+        let (temporary, mut handle) = self.create_temporary(state, directory, path)?;
+        self.fill(&mut handle, path, content).inspect_err(|_| self.discard(&temporary))?;
+        Ok(temporary)
+    }
+
+    fn create_temporary(
+        &self,
+        state: &mut State,
+        directory: &Path,
+        path: &Path,
+    ) -> Result<(PathBuf, D::Handle), WriteError> {
+        let mut tries = 0;
+        loop {
+            state.temporaries = state.temporaries.wrapping_add(1);
+            let number = state.temporaries;
+            let temporary = directory.join(format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id()));
+            match uninterrupted(|| self.disk.create(&temporary)) {
+                Ok(handle) => return Ok((temporary, handle)),
+                // A leftover from before: its number is taken, not ours to remove in the middle of a write.
+                Err(error)
+                    if error.kind() == io::ErrorKind::AlreadyExists && tries < TEMPORARY_NAME_TRIES =>
+                {
+                    tries += 1;
+                }
+                Err(error) => return Err(WriteError::from_io("create a temporary file for", path, error)),
+            }
+        }
+    }
+
+    fn fill(&self, handle: &mut D::Handle, path: &Path, content: &[u8]) -> Result<(), WriteError> {
+        let mut rest = content;
+        while !rest.is_empty() {
+            let taken = self.attempt("write", path, || self.disk.write(handle, rest))?;
+            if taken == 0 || taken > rest.len() {
+                let source = io::Error::from(io::ErrorKind::WriteZero);
+                return Err(WriteError::from_io("write", path, source));
+            }
+            rest = &rest[taken..];
+        }
+        // A failed sync is never repeated on the same file: Linux forgets the lost pages and answers Ok the second
+        // time. The next try writes a new file.
+        self.attempt("make durable", path, || self.disk.sync(handle))?;
+        // Before the rename, so that a lying disk costs a retry and not the old content.
+        let found = self.attempt("read back", path, || self.disk.read_back(handle, content.len() + 1))?;
+        match first_difference(content, &found) {
+            None => Ok(()),
+            Some(at_byte) => {
+                Err(WriteError::Differs { path: path.to_path_buf(), expected_bytes: content.len(), at_byte })
+            }
+        }
+    }
+
+    /// The rename. A directory in the way cannot be replaced by a file, so it is set aside first.
+    fn install(&self, state: &mut State, temporary: &Path, path: &Path) -> Result<(), WriteError> {
+        let error = match uninterrupted(|| self.disk.rename(temporary, path)) {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        if !matches!(self.disk.kind(path), Ok(Kind::Directory)) {
+            return Err(WriteError::from_io("rename into place", path, error));
+        }
+        let aside = self.move_aside(state, path)?;
+        log::warn!("{} was a directory, expected a file; renamed to {}", path.display(), aside.display());
+        self.attempt("rename into place", path, || self.disk.rename(temporary, path))
+    }
+
+    /// Removes a temporary file after a failure; if that fails too, the next sweep finds it.
+    fn discard(&self, temporary: &Path) {
+        if let Err(error) = uninterrupted(|| self.disk.unlink(temporary)) {
+            log::debug!("cannot remove {}: {error}", temporary.display());
+        }
+    }
+
+    /// Renames `path` to the free name of a ring of `SET_ASIDE_KEPT + 1`. One name of the ring is always free, and
+    /// what follows it is the oldest: an order without clocks, counters or listing.
+    fn move_aside(&self, state: &mut State, path: &Path) -> Result<PathBuf, WriteError> {
+        const RING: u32 = SET_ASIDE_KEPT + 1;
+        let slot = |number: u32| aside_name(path, number % RING + 1);
+        let taken = |number: u32| match self.disk.kind(&slot(number)) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(WriteError::from_io("look at", &slot(number), error)),
+        };
+        let mut free = None;
+        for number in 0..RING {
+            if !taken(number)? && (free.is_none() || taken(number + RING - 1)?) {
+                free = Some(number);
+                if number > 0 {
+                    break;
+                }
+            }
+        }
+        state.durable_directories.clear();
+        // All taken: a cut fell between the rename and the removal below, or somebody made names by hand.
+        let number = match free {
+            Some(number) => number,
+            None => {
+                self.remove_any(&slot(0))?;
+                0
+            }
+        };
+        let aside = slot(number);
+        self.attempt("set aside", path, || self.disk.rename(path, &aside))?;
+        if let Err(error) = self.remove_any(&slot(number + 1)) {
+            log::warn!("cannot remove what was set aside longest ago: {error}");
+        }
+        self.attempt("make durable the new name of", path, || self.disk.sync_directory(parent(path)))?;
+        Ok(aside)
+    }
+
+    /// Removes whatever is there, without making that durable.
+    fn remove_any(&self, path: &Path) -> Result<(), WriteError> {
+        let mut budget = REMOVE_LIMIT;
+        self.remove_within(path, &mut budget)
+    }
+
+    /// As `remove_any`, at most `budget` entries below `path`; counts it down.
+    fn remove_within(&self, path: &Path, budget: &mut usize) -> Result<(), WriteError> {
+        match self.disk.kind(path) {
+            Ok(Kind::Directory) => self.remove_tree(path, budget, DEPTH_LIMIT),
+            Ok(_) => self.attempt("remove", path, || self.disk.unlink(path)),
+            Err(error) if is_absent(&error) => Ok(()),
+            Err(error) => Err(WriteError::from_io("look at", path, error)),
+        }
+    }
+
+    fn remove_tree(&self, directory: &Path, budget: &mut usize, depth: usize) -> Result<(), WriteError> {
+        let too_many = || WriteError::TooMany { path: directory.to_path_buf() };
+        let deeper = depth.checked_sub(1).ok_or_else(too_many)?;
+        loop {
+            let listing = self.attempt("list", directory, || self.disk.list(directory, REMOVE_CHUNK))?;
+            for entry in &listing.entries {
+                *budget = budget.checked_sub(1).ok_or_else(too_many)?;
+                let path = directory.join(&entry.name);
+                match entry.kind {
+                    Kind::Directory => self.remove_tree(&path, budget, deeper)?,
+                    _ => self.attempt("remove", &path, || self.disk.unlink(&path))?,
+                }
+            }
+            if !listing.truncated {
+                break;
+            }
+        }
+        self.attempt("remove", directory, || self.disk.remove_directory(directory))
+    }
+
+    fn sweep_directory(
+        &self,
+        directory: &Path,
+        keep: &dyn Fn(&Path) -> bool,
+        limit: usize,
+        report: &mut SweepReport,
+    ) -> Vec<PathBuf> {
+        let mut kept_directories = Vec::new();
+        let room = limit.saturating_sub(report.examined);
+        let listing = match uninterrupted(|| self.disk.list(directory, room)) {
+            Ok(listing) => listing,
+            Err(error) if is_absent(&error) => return kept_directories,
+            Err(error) => {
+                report.failed(format_args!("cannot list {:?}: {error}", directory));
+                return kept_directories;
+            }
+        };
+        report.truncated |= listing.truncated;
+        for entry in listing.entries {
+            if report.examined >= limit {
+                report.truncated = true;
+                break;
+            }
+            report.examined += 1;
+            let path = directory.join(&entry.name);
+            let ours = is_temporary(&path) && entry.kind != Kind::Directory;
+            if !ours && (is_own(&path) || keep(&path)) {
+                if entry.kind == Kind::Directory {
+                    kept_directories.push(path);
+                }
+                continue;
+            }
+            let before = limit.saturating_sub(report.examined);
+            let mut budget = before;
+            let outcome = self.remove_within(&path, &mut budget);
+            report.examined += before - budget;
+            match outcome {
+                Ok(()) => report.removed += 1 + before - budget,
+                Err(WriteError::TooMany { .. }) => report.truncated = true,
+                Err(error) => report.failed(format_args!("{error}{}", Cause(&error))),
+            }
+        }
+        kept_directories
+    }
+
+    fn drop_reserve(&self) -> Result<bool, WriteError> {
+        let reserve = Path::new(RESERVE_NAME);
+        match self.disk.kind(reserve) {
+            Err(error) if is_absent(&error) => return Ok(false),
+            Err(error) => return Err(WriteError::from_io("look at", reserve, error)),
+            Ok(_) => self.remove_any(reserve)?,
+        }
+        // Not for durability: a journalling file system hands freed blocks out only once the removal is on disk.
+        self.attempt("free", reserve, || self.disk.sync_directory(Path::new("")))?;
+        Ok(true)
+    }
+
+    fn attempt<T>(
+        &self,
+        operation: &'static str,
+        path: &Path,
+        action: impl FnMut() -> io::Result<T>,
+    ) -> Result<T, WriteError> {
+        uninterrupted(action).map_err(|source| WriteError::from_io(operation, path, source))
+    }
+}
+
+impl<D: Operations> Files for DurableFiles<D> {
+    fn read(&self, path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> {
+        let path = checked(path).map_err(|path| ReadError::BadPath { path })?;
+        match uninterrupted(|| self.disk.read(path, limit)) {
+            Ok(ReadOutcome::Content(content)) => Ok(content),
+            Ok(ReadOutcome::TooLarge(size)) => {
+                Err(ReadError::TooLarge { path: path.to_path_buf(), size, limit })
+            }
+            Ok(ReadOutcome::NotAFile(kind)) => Err(ReadError::NotAFile { path: path.to_path_buf(), kind }),
+            Err(error) if is_absent(&error) => Err(ReadError::NotFound { path: path.to_path_buf() }),
+            Err(source) => Err(ReadError::Io { operation: "read", path: path.to_path_buf(), source }),
+        }
+    }
+
+    fn write_durably(&self, path: &Path, content: &[u8]) -> Result<(), WriteError> {
+        let path = checked(path).map_err(|path| WriteError::BadPath { path })?;
+        let mut state = self.state();
+        let error = match self.write(&mut state, path, content) {
+            Err(error @ WriteError::NoSpace { .. }) if content.len() <= RESERVE_SERVES_BYTES => error,
+            other => return other,
+        };
+        match self.drop_reserve() {
+            Ok(true) => {
+                log::warn!("disk full, used the reserve to write {}", path.display());
+                self.write(&mut state, path, content)
+            }
+            Ok(false) => Err(error),
+            Err(reserve_error) => {
+                log::warn!("disk full, and the reserve cannot be freed: {reserve_error}");
+                Err(error)
+            }
+        }
+    }
+
+    fn remove(&self, path: &Path) -> Result<(), WriteError> {
+        let path = checked(path).map_err(|path| WriteError::BadPath { path })?;
+        let mut state = self.state();
+        state.durable_directories.clear();
+        self.remove_any(path)?;
+        // Also when nothing was there: an earlier removal may have been cut short before its sync.
+        for directory in path.ancestors().skip(1) {
+            match uninterrupted(|| self.disk.sync_directory(directory)) {
+                Ok(()) => return Ok(()),
+                Err(error) if is_absent(&error) => {}
+                Err(error) => return Err(WriteError::from_io("make durable the removal of", path, error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError> {
+        let path = checked(path).map_err(|path| WriteError::BadPath { path })?;
+        self.move_aside(&mut self.state(), path)
+    }
+
+    fn list(&self, directory: &Path, limit: usize) -> Result<Listing, ReadError> {
+        let directory = match directory {
+            root if root == Path::new("") => root,
+            other => checked(other).map_err(|path| ReadError::BadPath { path })?,
+        };
+        let mut listing = match uninterrupted(|| self.disk.list(directory, limit)) {
+            Ok(listing) => listing,
+            Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                let kind = self.disk.kind(directory).unwrap_or(Kind::File);
+                return Err(ReadError::NotAFile { path: directory.to_path_buf(), kind });
+            }
+            Err(error) if is_absent(&error) => {
+                return Err(ReadError::NotFound { path: directory.to_path_buf() });
+            }
+            Err(source) => {
+                return Err(ReadError::Io { operation: "list", path: directory.to_path_buf(), source });
+            }
+        };
+        listing.entries.retain(|entry| !is_own(&directory.join(&entry.name)));
+        listing.entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(listing)
+    }
+
+    fn sweep(&self, keep: &dyn Fn(&Path) -> bool, limit: usize) -> SweepReport {
+        let mut state = self.state();
+        state.durable_directories.clear();
+        let mut report = SweepReport::default();
+        let mut directories = vec![PathBuf::new()];
+        while let Some(directory) = directories.pop() {
+            if report.examined >= limit || directory.components().count() > DEPTH_LIMIT {
+                report.truncated = true;
+                break;
+            }
+            directories.extend(self.sweep_directory(&directory, keep, limit, &mut report));
+        }
+        report
+    }
+
+    fn ensure_reserve(&self, bytes: usize) -> Result<(), WriteError> {
+        let reserve = Path::new(RESERVE_NAME);
+        match self.disk.read(reserve, 0) {
+            Ok(ReadOutcome::TooLarge(size)) if size >= bytes as u64 => return Ok(()),
+            Ok(ReadOutcome::Content(_)) if bytes == 0 => return Ok(()),
+            _ => {}
+        }
+        self.write(&mut self.state(), reserve, &incompressible(bytes))
+    }
+
+    fn free_reserve(&self) -> Result<bool, WriteError> {
+        let _one_writer = self.state();
+        self.drop_reserve()
+    }
+}
+
+/// The causes of an error, each after a colon.
+struct Cause<'a>(&'a dyn Error);
+
+impl fmt::Display for Cause<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+fn uninterrupted<T>(mut action: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut interruptions = 0;
+    loop {
+        match action() {
+            Err(error)
+                if error.kind() == io::ErrorKind::Interrupted && interruptions < INTERRUPTION_LIMIT =>
+            {
+                interruptions += 1;
+            }
+            other => return other,
+        }
+    }
+}
+
+/// The name is not there, nor can it be: a parent is missing, or is no directory.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// `path`, if it stays below the root and is nobody's but the caller's; else a copy for the error.
+fn checked(path: &Path) -> Result<&Path, PathBuf> {
+    let normal = path.components().all(|component| matches!(component, Component::Normal(_)));
+    let ours = path.components().any(|component| is_own(Path::new(component.as_os_str())));
+    let no_nul = !path.as_os_str().as_encoded_bytes().contains(&0);
+    // `components` drops a trailing slash and `.`: such a path is not the name it seems to be.
+    let exact = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
+    if normal && exact && no_nul && !ours && !path.as_os_str().is_empty() {
+        Ok(path)
+    } else {
+        Err(path.to_path_buf())
+    }
+}
+
+fn is_temporary(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(TEMPORARY_PREFIX.as_bytes()))
+}
+
+fn is_own(path: &Path) -> bool {
+    is_temporary(path) || path == Path::new(RESERVE_NAME)
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+fn aside_name(path: &Path, number: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_os_string();
+    name.push(format!(".corrupt-{number}"));
+    PathBuf::from(name)
+}
+
+fn first_difference(expected: &[u8], found: &[u8]) -> Option<usize> {
+    let differing = expected.iter().zip(found).position(|(a, b)| a != b);
+    differing.or_else(|| (expected.len() != found.len()).then(|| expected.len().min(found.len())))
+}
+
+/// Bytes that no file system can store in less space than they have: a compressing one would otherwise reserve nothing.
+fn incompressible(bytes: usize) -> Vec<u8> {
+    // xorshift64 (Marsaglia 2003); any fixed nonzero seed will do.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..bytes).map(|_| next()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_leave_the_root_or_are_ours_are_refused() {
+        let temporary = format!("a/{TEMPORARY_PREFIX}1-1");
+        for bad in [
+            "",
+            "/etc/passwd",
+            "..",
+            "a/../b",
+            "a/..",
+            ".",
+            "a/./b",
+            "a/",
+            "a//b",
+            "a\0b",
+            &temporary,
+            RESERVE_NAME,
+        ] {
+            assert!(checked(Path::new(bad)).is_err(), "{bad:?}");
+        }
+        for good in ["a", "a/b/c", ".hidden", "a b", "..a", "a/.kedge-reserve.corrupt-1"] {
+            assert!(checked(Path::new(good)).is_ok(), "{good:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_difference_is_found_at_every_length() {
+        let check = |a: &[u8], b: &[u8], expect| assert_eq!(first_difference(a, b), expect, "{a:?} {b:?}");
+        check(b"", b"", None);
+        check(b"ab", b"ab", None);
+        check(b"ab", b"a", Some(1));
+        check(b"ab", b"abc", Some(2));
+        check(b"ab", b"xb", Some(0));
+    }
+
+    #[test]
+    fn the_reserve_does_not_compress() {
+        let bytes = incompressible(4096);
+        let mut counts = [0usize; 256];
+        bytes.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+        assert!(counts.iter().all(|count| (1..64).contains(count)));
+    }
+
+    #[test]
+    fn errors_say_what_was_tried_where_and_what_was_found() {
+        let path = PathBuf::from("checkpoints/7f3c");
+        let full = WriteError::from_io("write", &path, io::Error::from(io::ErrorKind::StorageFull));
+        assert_eq!(full.to_string(), "cannot write checkpoints/7f3c, the disk is full");
+        assert!(full.source().is_some());
+        let read_only =
+            WriteError::from_io("create", &path, io::Error::from(io::ErrorKind::ReadOnlyFilesystem));
+        assert!(matches!(read_only, WriteError::ReadOnly { .. }), "{read_only}");
+        let large = ReadError::TooLarge { path: path.clone(), size: 9, limit: 8 };
+        assert_eq!(large.to_string(), "checkpoints/7f3c has 9 bytes, expected at most 8");
+        let kind = ReadError::NotAFile { path, kind: Kind::Fifo };
+        assert_eq!(kind.to_string(), "checkpoints/7f3c is a named pipe, expected something readable");
+    }
+}

@@ -1,0 +1,176 @@
+//! What the host is and how much of it is used, in plain values.
+//!
+//! What always holds: nothing here fails; what cannot be read is empty or `None`, so a board with half a `/proc` still
+//! reports the other half. Sizes are bytes, counts are counts.
+//!
+//! Leaves to others: turning these into what is reported, thresholds, and choosing an address.
+
+use std::net::IpAddr;
+
+/// What does not change while the machine runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostIdentity {
+    /// 32 hex digits that stay the same over reboots; from `/etc/machine-id`, else derived from the hardware.
+    pub machine_id: String,
+    /// The kernel's name for this boot.
+    pub boot_id: String,
+    /// The mainboard's UUID or serial number, else the machine id.
+    pub system_uuid: String,
+    /// As `uname -r` prints it.
+    pub kernel_release: String,
+    /// `PRETTY_NAME` of os-release.
+    pub os_image: String,
+    /// The operating system in Go's spelling: `linux`.
+    pub operating_system: &'static str,
+    /// What this program was built for, in Go's spelling: `amd64`, `arm64`, `arm`, ...
+    pub architecture: &'static str,
+    /// The host name as the kernel has it.
+    pub hostname: String,
+}
+
+/// An address of this machine that others may reach it under: of an interface that is up, neither loopback nor
+/// multicast.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The interface it belongs to.
+    pub interface: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// Whether the interface carries a default route of the address's family.
+    pub default_route: bool,
+}
+
+/// How big the machine is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// CPUs online.
+    pub cpus: u32,
+    /// RAM.
+    pub memory_bytes: u64,
+    /// The file system that holds the root directory.
+    pub root_bytes: u64,
+    /// Inodes of that file system; zero where it has no such limit.
+    pub root_inodes: u64,
+    /// How many processes and threads the kernel allows.
+    pub pids: u64,
+}
+
+/// How much of it is left or used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// What new programs could get without swapping (`MemAvailable`).
+    pub memory_available_bytes: u64,
+    /// What an ordinary user may still write to the root directory's file system.
+    pub root_available_bytes: u64,
+    /// Free inodes there.
+    pub root_available_inodes: u64,
+    /// Processes and threads that exist.
+    pub pids_in_use: u64,
+}
+
+/// Facts about the host. Each call reads anew and takes well under a millisecond.
+pub trait HostFacts: Send + Sync {
+    /// What does not change while the machine runs.
+    fn identity(&self) -> HostIdentity;
+
+    /// The machine's addresses: those on a default route first, global before link-local, IPv4 before IPv6, then by
+    /// interface name and value, so that the order is stable. At most [`ADDRESS_LIMIT`].
+    fn addresses(&self) -> Vec<Address>;
+
+    /// How big the machine is.
+    fn capacity(&self) -> Capacity;
+
+    /// How much of it is used.
+    fn usage(&self) -> Usage;
+}
+
+/// Most addresses given: a host of many containers has an interface for each, and nobody wants those in a status.
+pub const ADDRESS_LIMIT: usize = 64;
+
+/// What this process costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessFacts {
+    /// Resident memory, shared pages counted whole.
+    pub rss_bytes: Option<u64>,
+    /// Resident memory, shared pages divided among their users; the honest figure. Kernels before 4.14 lack it.
+    pub pss_bytes: Option<u64>,
+    /// Threads.
+    pub threads: Option<u64>,
+    /// Open file descriptors.
+    pub fds: Option<u64>,
+}
+
+/// What Go calls the architecture that Rust calls `name`; unknown ones keep Rust's name.
+pub fn go_architecture(name: &'static str) -> &'static str {
+    match name {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "loongarch64" => "loong64",
+        "powerpc64" if cfg!(target_endian = "little") => "ppc64le",
+        "powerpc64" => "ppc64",
+        other => other,
+    }
+}
+
+/// Sorts as [`HostFacts::addresses`] promises, drops doubles, and cuts at [`ADDRESS_LIMIT`].
+pub(crate) fn in_order(mut addresses: Vec<Address>) -> Vec<Address> {
+    addresses.sort_by_cached_key(|address| {
+        let link_local = match address.ip {
+            IpAddr::V4(ip) => ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        (!address.default_route, link_local, address.ip.is_ipv6(), address.interface.clone(), address.ip)
+    });
+    addresses.dedup();
+    addresses.truncate(ADDRESS_LIMIT);
+    addresses
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn architectures_are_spelt_as_go_spells_them() {
+        for (rust, go) in [
+            ("x86_64", "amd64"),
+            ("aarch64", "arm64"),
+            ("arm", "arm"),
+            ("x86", "386"),
+            ("riscv64", "riscv64"),
+        ] {
+            assert_eq!(go_architecture(rust), go);
+        }
+    }
+
+    #[test]
+    fn addresses_come_in_a_stable_useful_order() {
+        let address = |interface: &str, ip: &str, default_route| Address {
+            interface: interface.into(),
+            ip: ip.parse().unwrap(),
+            default_route,
+        };
+        let wanted = vec![
+            address("eth0", "192.168.1.5", true),
+            address("eth0", "2001:db8::5", true),
+            address("eth0", "fe80::5", true),
+            address("cni0", "10.88.0.1", false),
+            address("eth1", "169.254.3.4", false),
+        ];
+        let mut given = wanted.clone();
+        given.reverse();
+        given.push(wanted[0].clone());
+        assert_eq!(in_order(given), wanted);
+    }
+
+    #[test]
+    fn a_host_of_a_thousand_interfaces_gives_a_bounded_list() {
+        let many = (0..1000u32).map(|n| Address {
+            interface: format!("veth{n}"),
+            ip: IpAddr::V4(n.into()),
+            default_route: false,
+        });
+        assert_eq!(in_order(many.collect()).len(), ADDRESS_LIMIT);
+    }
+}

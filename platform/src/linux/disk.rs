@@ -1,0 +1,230 @@
+//! The real disk: one system call per operation, all relative to open directories.
+//!
+//! What always holds: below the root no component is ever a followed link; nothing that blocks or has side effects is
+//! opened; descriptors are closed on exec. The root itself may be a link (people move data directories), is opened anew
+//! for each call, and may be missing.
+//!
+//! Leaves to others: the order of calls, retries, and what a failure means: `files`.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::dir::{Dir, Type};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, PosixFadviseAdvice, open, openat, posix_fadvise, renameat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use crate::files::{Entry, Kind, Listing, Operations, ReadOutcome};
+
+/// Flags of everything opened here.
+const CAREFUL: OFlag =
+    OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY);
+
+/// The disk below one directory.
+#[derive(Clone, Debug)]
+pub struct LinuxDisk {
+    root: PathBuf,
+}
+
+impl LinuxDisk {
+    /// Operations below `root`, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn open_root(&self) -> io::Result<OwnedFd> {
+        let flags = OFlag::O_CLOEXEC | OFlag::O_DIRECTORY | OFlag::O_RDONLY;
+        Ok(open(&self.root, flags, Mode::empty())?)
+    }
+
+    fn open_directory(&self, path: &Path) -> io::Result<OwnedFd> {
+        let mut directory = self.open_root()?;
+        for component in path.components() {
+            directory = step_into(&directory, component)?;
+        }
+        Ok(directory)
+    }
+
+    /// The open directory that holds `path`, and its name there.
+    fn locate<'a>(&self, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
+        let name = path.file_name().ok_or(Errno::EINVAL)?;
+        Ok((self.open_directory(path.parent().unwrap_or(Path::new("")))?, name))
+    }
+}
+
+fn step_into(directory: &OwnedFd, component: Component<'_>) -> io::Result<OwnedFd> {
+    let Component::Normal(name) = component else {
+        return Err(Errno::EINVAL.into());
+    };
+    match openat(directory, name, CAREFUL | OFlag::O_DIRECTORY | OFlag::O_RDONLY, Mode::empty()) {
+        Ok(next) => Ok(next),
+        // A link in place of a directory: the same to us as any other thing in its place.
+        Err(Errno::ELOOP) => Err(Errno::ENOTDIR.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn kind_of(stat: &FileStat) -> Kind {
+    match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
+        SFlag::S_IFREG => Kind::File,
+        SFlag::S_IFDIR => Kind::Directory,
+        SFlag::S_IFLNK => Kind::Symlink,
+        SFlag::S_IFIFO => Kind::Fifo,
+        SFlag::S_IFSOCK => Kind::Socket,
+        _ => Kind::Device,
+    }
+}
+
+fn kind_at(directory: &OwnedFd, name: &OsStr) -> io::Result<Kind> {
+    Ok(kind_of(&fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)?))
+}
+
+/// Makes the directory that `path` names and its missing parents, each name durable. Follows links: it is the root.
+fn make_with_parents(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if parent != path {
+        make_with_parents(parent)?;
+    }
+    match std::fs::DirBuilder::new().mode(0o700).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    File::open(parent)?.sync_all()
+}
+
+impl Operations for LinuxDisk {
+    type Handle = File;
+
+    fn make_root(&self) -> io::Result<()> {
+        make_with_parents(&self.root)
+    }
+
+    fn kind(&self, path: &Path) -> io::Result<Kind> {
+        let (directory, name) = self.locate(path)?;
+        kind_at(&directory, name)
+    }
+
+    fn read(&self, path: &Path, limit: usize) -> io::Result<ReadOutcome> {
+        let (directory, name) = self.locate(path)?;
+        // Looked at before it is opened: opening a device can have effects (a watchdog starts to run).
+        match kind_at(&directory, name)? {
+            Kind::File => {}
+            other => return Ok(ReadOutcome::NotAFile(other)),
+        }
+        let file = File::from(openat(&directory, name, CAREFUL | OFlag::O_RDONLY, Mode::empty())?);
+        let stat = fstat(&file)?;
+        if kind_of(&stat) != Kind::File {
+            return Ok(ReadOutcome::NotAFile(kind_of(&stat)));
+        }
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        if size > limit as u64 {
+            return Ok(ReadOutcome::TooLarge(size));
+        }
+        let content = read_up_to(file, limit + 1)?;
+        if content.len() > limit {
+            return Ok(ReadOutcome::TooLarge(content.len() as u64));
+        }
+        Ok(ReadOutcome::Content(content))
+    }
+
+    fn list(&self, directory: &Path, limit: usize) -> io::Result<Listing> {
+        let fd = self.open_directory(directory)?;
+        let kinds_from = fd.try_clone()?;
+        let mut listing = Listing::default();
+        for entry in Dir::from_fd(fd)?.iter() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            if listing.entries.len() >= limit {
+                listing.truncated = true;
+                break;
+            }
+            let name = OsString::from_vec(name.to_vec());
+            let kind = match entry.file_type() {
+                Some(Type::File) => Kind::File,
+                Some(Type::Directory) => Kind::Directory,
+                Some(Type::Symlink) => Kind::Symlink,
+                Some(Type::Fifo) => Kind::Fifo,
+                Some(Type::Socket) => Kind::Socket,
+                Some(Type::CharacterDevice | Type::BlockDevice) => Kind::Device,
+                // Some file systems do not say.
+                None => match kind_at(&kinds_from, &name) {
+                    Ok(kind) => kind,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    Err(error) => return Err(error),
+                },
+            };
+            listing.entries.push(Entry { name, kind });
+        }
+        Ok(listing)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<File> {
+        let (directory, name) = self.locate(path)?;
+        let flags = CAREFUL | OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+        Ok(File::from(openat(&directory, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?))
+    }
+
+    fn write(&self, handle: &mut File, bytes: &[u8]) -> io::Result<usize> {
+        handle.write(bytes)
+    }
+
+    fn sync(&self, handle: &File) -> io::Result<()> {
+        handle.sync_all()
+    }
+
+    fn read_back(&self, handle: &mut File, limit: usize) -> io::Result<Vec<u8>> {
+        // The pages are clean after the sync, so the kernel drops them and the read asks the medium. A kernel or file
+        // system that keeps them makes the comparison weaker, not wrong.
+        let _ = posix_fadvise(&*handle, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+        handle.seek(SeekFrom::Start(0))?;
+        read_up_to(handle, limit)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let (from_directory, from_name) = self.locate(from)?;
+        let (to_directory, to_name) = self.locate(to)?;
+        Ok(renameat(&from_directory, from_name, &to_directory, to_name)?)
+    }
+
+    fn sync_directory(&self, directory: &Path) -> io::Result<()> {
+        File::from(self.open_directory(directory)?).sync_all()
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        let (directory, name) = self.locate(path)?;
+        Ok(unlinkat(&directory, name, UnlinkatFlags::NoRemoveDir)?)
+    }
+
+    fn make_directory(&self, path: &Path) -> io::Result<()> {
+        let (directory, name) = self.locate(path)?;
+        Ok(mkdirat(&directory, name, Mode::S_IRWXU)?)
+    }
+
+    fn remove_directory(&self, path: &Path) -> io::Result<()> {
+        let (directory, name) = self.locate(path)?;
+        Ok(unlinkat(&directory, name, UnlinkatFlags::RemoveDir)?)
+    }
+}
+
+fn read_up_to(file: impl Read, limit: usize) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    file.take(limit as u64).read_to_end(&mut content)?;
+    Ok(content)
+}

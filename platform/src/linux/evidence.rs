@@ -1,0 +1,109 @@
+//! What the machine remembers of its last reset: the watchdog driver's boot status, and pstore's panic records.
+//!
+//! What always holds: the search is bounded in depth, names and bytes; a record of an oops (after which the kernel went
+//! on) is no panic; a missing directory means no evidence.
+//!
+//! Leaves to others: which evidence was believed before: `exit`.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::{Roots, clocks, read_text};
+use crate::exit::{PANIC_RECORDS_LIMIT, ResetTraces, fingerprint};
+
+/// `WDIOF_CARDRESET` of linux/watchdog.h: the card reset the machine.
+const WDIOF_CARDRESET: u64 = 0x20;
+/// Most watchdog devices looked at.
+const WATCHDOGS_LIMIT: usize = 16;
+/// Most names looked at in each of pstore's directories.
+const NAMES_LIMIT: usize = 4096;
+/// Bytes of a record that its fingerprint is taken of; parts are a few KiB.
+const RECORD_BYTES: u64 = 64 * 1024;
+/// systemd-pstore files records two directories deep.
+const DEPTH_LIMIT: usize = 3;
+
+/// The machine's own traces.
+#[derive(Clone, Debug)]
+pub struct LinuxTraces {
+    roots: Roots,
+}
+
+impl LinuxTraces {
+    /// Traces found under `roots`.
+    pub fn new(roots: Roots) -> Self {
+        Self { roots }
+    }
+}
+
+impl ResetTraces for LinuxTraces {
+    fn boot_id(&self) -> String {
+        clocks::boot_id(&self.roots)
+    }
+
+    fn watchdog_reset(&self) -> bool {
+        let class = self.roots.sys.join("class/watchdog");
+        let devices = fs::read_dir(class).into_iter().flatten().flatten().take(WATCHDOGS_LIMIT);
+        devices.map(|device| device.path().join("bootstatus")).any(|path| {
+            read_text(&path)
+                .ok()
+                .and_then(|text| number(&text))
+                .is_some_and(|bits| bits & WDIOF_CARDRESET != 0)
+        })
+    }
+
+    fn panic_records(&self) -> Vec<String> {
+        let mut paths = Vec::new();
+        gather(&self.roots.sys.join("fs/pstore"), DEPTH_LIMIT, &mut paths);
+        gather(&self.roots.var_lib.join("systemd/pstore"), DEPTH_LIMIT, &mut paths);
+        // Names and directories carry a time or a rising number: the newest come first.
+        paths.sort_by(|a, b| b.cmp(a));
+        let mut records: Vec<String> = Vec::new();
+        for path in paths {
+            if records.len() >= PANIC_RECORDS_LIMIT {
+                break;
+            }
+            match panic_record(&path) {
+                Some(record) if !records.contains(&record) => records.push(record),
+                _ => {}
+            }
+        }
+        records
+    }
+}
+
+/// The kernel prints decimal; a driver of its own may print hexadecimal.
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+fn gather(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    let Some(deeper) = depth.checked_sub(1) else { return };
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten().take(NAMES_LIMIT) {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => gather(&entry.path(), deeper, found),
+            // `dmesg.txt` is put together from the parts and would make one panic look like two.
+            Ok(kind) if kind.is_file() && entry.file_name().as_encoded_bytes().starts_with(b"dmesg-") => {
+                found.push(entry.path());
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The fingerprint of a record that may tell of a panic.
+fn panic_record(path: &Path) -> Option<String> {
+    let mut content = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(RECORD_BYTES).read_to_end(&mut content));
+    if let Err(error) = read {
+        log::warn!("cannot read {}: {error}", path.display());
+        return None;
+    }
+    // The first line is `Panic#2 Part1`, `Oops#1 Part1`, ...; a compressed record does not show it and counts.
+    let survived = ["Oops#", "Shutdown#", "Restart#", "Halt#", "Poweroff#", "Power off#"];
+    let survived = survived.iter().any(|reason| content.starts_with(reason.as_bytes()));
+    (!survived && !content.is_empty()).then(|| fingerprint(&content))
+}

@@ -1,0 +1,347 @@
+//! Facts about a Linux host, from /proc, /sys, /etc, statvfs and getifaddrs.
+//!
+//! What always holds: each call reads a handful of small files; one that is missing or odd costs its own fact only.
+//!
+//! Leaves to others: thresholds and reporting.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+use nix::sys::statvfs::{Statvfs, statvfs};
+use sha2::{Digest, Sha256};
+
+use super::{Roots, clocks, read_text};
+use crate::host::{
+    Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage, go_architecture, in_order,
+};
+
+/// Most file descriptors counted; more than this is a leak whatever the number.
+const FDS_LIMIT: usize = 65_536;
+/// Most interface addresses looked at.
+const INTERFACES_LIMIT: usize = 4096;
+
+/// The machine this runs on.
+#[derive(Clone, Debug)]
+pub struct LinuxHost {
+    roots: Roots,
+    root_dir: PathBuf,
+}
+
+impl LinuxHost {
+    /// The machine under `roots`; disk figures are of the file system that holds `root_dir` (or its nearest existing
+    /// parent).
+    pub fn new(roots: Roots, root_dir: impl Into<PathBuf>) -> Self {
+        Self { roots, root_dir: root_dir.into() }
+    }
+
+    fn proc(&self, path: &str) -> String {
+        read_text(&self.roots.proc.join(path)).unwrap_or_default()
+    }
+
+    fn machine_id(&self, hardware: Option<&str>) -> String {
+        let files = [self.roots.etc.join("machine-id"), self.roots.var_lib.join("dbus/machine-id")];
+        let valid = |id: &String| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let stored = files.iter().find_map(|path| read_text(path).ok().filter(valid));
+        stored.unwrap_or_else(|| self.derived_machine_id(hardware))
+    }
+
+    /// For images without one (`uninitialized`, read-only /etc): the same on every boot, different on every board.
+    fn derived_machine_id(&self, hardware: Option<&str>) -> String {
+        let source = hardware.map(str::to_string).or_else(|| self.lowest_mac()).unwrap_or_default();
+        if source.is_empty() {
+            return String::new();
+        }
+        let digest = Sha256::digest(format!("kedge machine id {source}"));
+        digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The lowest hardware address of a real network card.
+    fn lowest_mac(&self) -> Option<String> {
+        let cards = fs::read_dir(self.roots.sys.join("class/net")).ok()?;
+        cards
+            .flatten()
+            .take(INTERFACES_LIMIT)
+            .filter(|card| card.path().join("device").exists())
+            .filter_map(|card| read_text(&card.path().join("address")).ok())
+            .filter(|mac| mac.bytes().any(|byte| !matches!(byte, b'0' | b':')))
+            .min()
+    }
+
+    /// The mainboard's own identity: SMBIOS on PCs and servers, the device tree elsewhere.
+    fn hardware_id(&self) -> Option<String> {
+        let places = [
+            self.roots.sys.join("class/dmi/id/product_uuid"),
+            self.roots.proc.join("device-tree/vm,uuid"),
+            self.roots.proc.join("device-tree/system-id"),
+            self.roots.proc.join("device-tree/serial-number"),
+        ];
+        // Firmware that was never given an identity says all zeros or all ones: the same on every such board.
+        let real = |id: &String| {
+            let digits = || id.bytes().filter(|byte| !matches!(byte, b'-' | b' '));
+            digits().any(|byte| byte != b'0') && digits().any(|byte| !byte.eq_ignore_ascii_case(&b'f'))
+        };
+        places.iter().find_map(|path| read_text(path).ok().filter(real))
+    }
+
+    fn os_image(&self) -> String {
+        let places = [self.roots.etc.join("os-release"), self.roots.usr_lib.join("os-release")];
+        let name = places.iter().find_map(|path| pretty_name(&read_text(path).ok()?));
+        name.unwrap_or_else(|| "Linux".to_string())
+    }
+
+    fn root_file_system(&self) -> Option<Statvfs> {
+        let existing = self.root_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+        statvfs(existing)
+            .inspect_err(|error| log::warn!("cannot measure the disk of {}: {error}", existing.display()))
+            .ok()
+    }
+
+    /// Interfaces that carry a default route, for IPv4 and IPv6.
+    fn default_routes(&self) -> (BTreeSet<String>, BTreeSet<String>) {
+        (default_interfaces_v4(&self.proc("net/route")), default_interfaces_v6(&self.proc("net/ipv6_route")))
+    }
+}
+
+impl HostFacts for LinuxHost {
+    fn identity(&self) -> HostIdentity {
+        let hardware = self.hardware_id();
+        let machine_id = self.machine_id(hardware.as_deref());
+        HostIdentity {
+            boot_id: clocks::boot_id(&self.roots),
+            system_uuid: hardware.unwrap_or_else(|| machine_id.clone()),
+            machine_id,
+            kernel_release: self.proc("sys/kernel/osrelease"),
+            os_image: self.os_image(),
+            operating_system: "linux",
+            architecture: go_architecture(std::env::consts::ARCH),
+            hostname: self.proc("sys/kernel/hostname"),
+        }
+    }
+
+    fn addresses(&self) -> Vec<Address> {
+        let (routes_v4, routes_v6) = self.default_routes();
+        let interfaces = match getifaddrs() {
+            Ok(interfaces) => interfaces.take(INTERFACES_LIMIT),
+            Err(error) => {
+                log::warn!("cannot list network addresses: {error}");
+                return Vec::new();
+            }
+        };
+        let usable = interfaces.filter(|interface| {
+            interface.flags.contains(InterfaceFlags::IFF_UP)
+                && !interface.flags.contains(InterfaceFlags::IFF_LOOPBACK)
+        });
+        let addresses = usable.filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+            let ip = v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))?;
+            let routes = if ip.is_ipv4() { &routes_v4 } else { &routes_v6 };
+            let default_route = routes.contains(&interface.interface_name);
+            let reachable = !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified();
+            reachable.then_some(Address { interface: interface.interface_name, ip, default_route })
+        });
+        in_order(addresses.collect())
+    }
+
+    fn capacity(&self) -> Capacity {
+        let disk = self.root_file_system();
+        let limit = |path| self.proc(path).parse::<u64>().ok();
+        let online = read_text(&self.roots.sys.join("devices/system/cpu/online")).ok();
+        let cpus = online.and_then(|list| count_cpus(&list)).or_else(|| {
+            let available = std::thread::available_parallelism().ok()?;
+            u32::try_from(available.get()).ok()
+        });
+        // As upstream: whichever of the two limits is reached first.
+        let pids = [limit("sys/kernel/pid_max"), limit("sys/kernel/threads-max")];
+        Capacity {
+            cpus: cpus.unwrap_or(1),
+            memory_bytes: field_bytes(&self.proc("meminfo"), "MemTotal:").unwrap_or(0),
+            root_bytes: disk.as_ref().map_or(0, |disk| bytes_of(disk, disk.blocks())),
+            root_inodes: disk.as_ref().map_or(0, |disk| wide(disk.files())),
+            pids: pids.into_iter().flatten().min().unwrap_or(0),
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let disk = self.root_file_system();
+        Usage {
+            memory_available_bytes: memory_available(&self.proc("meminfo")).unwrap_or(0),
+            root_available_bytes: disk.as_ref().map_or(0, |disk| bytes_of(disk, disk.blocks_available())),
+            root_available_inodes: disk.as_ref().map_or(0, |disk| wide(disk.files_available())),
+            pids_in_use: pids_in_use(&self.proc("loadavg")).unwrap_or(0),
+        }
+    }
+}
+
+/// What this process costs, from `/proc/self`; what cannot be read is `None`.
+pub fn process_facts(roots: &Roots) -> ProcessFacts {
+    let own = roots.proc.join("self");
+    let status = read_text(&own.join("status")).unwrap_or_default();
+    let rollup = read_text(&own.join("smaps_rollup")).unwrap_or_default();
+    let fds = fs::read_dir(own.join("fd")).ok().map(|fds| {
+        // One of them is the directory being read.
+        fds.take(FDS_LIMIT).count().saturating_sub(1) as u64
+    });
+    ProcessFacts {
+        rss_bytes: field_bytes(&status, "VmRSS:"),
+        pss_bytes: field_bytes(&rollup, "Pss:"),
+        threads: field(&status, "Threads:").and_then(|text| text.parse().ok()),
+        fds,
+    }
+}
+
+// Widths differ between 32 and 64 bit targets.
+fn wide(count: impl Into<u64>) -> u64 {
+    count.into()
+}
+
+fn bytes_of(disk: &Statvfs, blocks: impl Into<u64>) -> u64 {
+    wide(blocks).saturating_mul(wide(disk.fragment_size()))
+}
+
+/// The first word after `name` at the start of a line.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
+}
+
+/// A field that the kernel prints in KiB.
+fn field_bytes(text: &str, name: &str) -> Option<u64> {
+    field(text, name)?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// `MemAvailable`; on kernels before 3.14, what is free or easily made so.
+fn memory_available(meminfo: &str) -> Option<u64> {
+    field_bytes(meminfo, "MemAvailable:").or_else(|| {
+        let parts = ["MemFree:", "Buffers:", "Cached:"].map(|name| field_bytes(meminfo, name).unwrap_or(0));
+        Some(parts.iter().sum()).filter(|sum| *sum > 0)
+    })
+}
+
+/// The fourth field of loadavg is `runnable/existing`.
+fn pids_in_use(loadavg: &str) -> Option<u64> {
+    loadavg.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
+}
+
+/// Counts a list such as `0-3,5`.
+fn count_cpus(list: &str) -> Option<u32> {
+    let mut count: u32 = 0;
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+        count = count.checked_add(last.checked_sub(first)?.checked_add(1)?)?;
+    }
+    Some(count)
+}
+
+/// `PRETTY_NAME` of os-release(5), which may be quoted like a shell's.
+fn pretty_name(os_release: &str) -> Option<String> {
+    let value = os_release.lines().find_map(|line| line.trim_start().strip_prefix("PRETTY_NAME="))?.trim();
+    let quoted = |quote: char| value.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote));
+    let text = match (quoted('"'), quoted('\'')) {
+        (Some(inner), _) => unescaped(inner),
+        (_, Some(inner)) => inner.to_string(),
+        _ => value.to_string(),
+    };
+    Some(text).filter(|text| !text.is_empty())
+}
+
+fn unescaped(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        plain.extend(if character == '\\' { characters.next() } else { Some(character) });
+    }
+    plain
+}
+
+/// Interfaces of /proc/net/route with a route to everywhere: destination and mask are zero, the route is up.
+fn default_interfaces_v4(table: &str) -> BTreeSet<String> {
+    const UP: u32 = 1;
+    let default = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let flags = u32::from_str_radix(fields.get(3)?, 16).ok()?;
+        let everywhere = *fields.get(1)? == "00000000" && *fields.get(7)? == "00000000";
+        (everywhere && flags & UP != 0).then(|| fields[0].to_string())
+    };
+    table.lines().skip(1).filter_map(default).collect()
+}
+
+/// Interfaces of /proc/net/ipv6_route with a route to everywhere. The kernel's own reject route is on `lo`.
+fn default_interfaces_v6(table: &str) -> BTreeSet<String> {
+    let default = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let everywhere = fields.first()?.bytes().all(|byte| byte == b'0') && *fields.get(1)? == "00";
+        let interface = *fields.get(9)?;
+        (everywhere && interface != "lo").then(|| interface.to_string())
+    };
+    table.lines().filter_map(default).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists_are_counted() {
+        for (list, expect) in [
+            ("0", Some(1)),
+            ("0-3", Some(4)),
+            ("0-3,5,7-8", Some(7)),
+            ("", None),
+            ("3-1", None),
+            ("0-4294967295", None),
+            ("x", None),
+        ] {
+            assert_eq!(count_cpus(list), expect, "{list:?}");
+        }
+    }
+
+    #[test]
+    fn the_pretty_name_is_unquoted() {
+        for (text, expect) in [
+            (
+                "NAME=x\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"",
+                Some("Debian GNU/Linux 12 (bookworm)"),
+            ),
+            ("PRETTY_NAME='Poky 4.0'", Some("Poky 4.0")),
+            ("PRETTY_NAME=Buildroot", Some("Buildroot")),
+            ("PRETTY_NAME=\"a \\\"b\\\" \\$c\"", Some("a \"b\" $c")),
+            ("PRETTY_NAME=\"", Some("\"")),
+            ("PRETTY_NAME=", None),
+            ("NAME=x", None),
+        ] {
+            assert_eq!(pretty_name(text).as_deref(), expect, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn default_routes_are_found_in_both_tables() {
+        let v4 = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\n\
+                  eth0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\n\
+                  eth1\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\n\
+                  down\t00000000\t0101A8C0\t0002\t0\t0\t100\t00000000\t0\nodd\n";
+        assert_eq!(default_interfaces_v4(v4), BTreeSet::from(["eth0".to_string()]));
+        let zeros = "0".repeat(32);
+        let v6 = format!(
+            "{zeros} 00 {zeros} 00 fe80 00000400 00000001 00000000 00450003 wlan0\n\
+             {zeros} 00 {zeros} 00 {zeros} ffffffff 00000001 00000000 00200200 lo\n\
+             {zeros} 40 {zeros} 00 {zeros} 00000400 00000001 00000000 00000001 eth1\n"
+        );
+        assert_eq!(default_interfaces_v6(&v6), BTreeSet::from(["wlan0".to_string()]));
+    }
+
+    #[test]
+    fn memory_and_pids_are_read_and_oddities_are_not() {
+        let meminfo = "MemTotal:        1024 kB\nMemFree: 1 kB\nMemAvailable:     512 kB\n";
+        assert_eq!(field_bytes(meminfo, "MemTotal:"), Some(1024 * 1024));
+        assert_eq!(memory_available(meminfo), Some(512 * 1024));
+        assert_eq!(memory_available("MemFree: 1 kB\nBuffers: 2 kB\nCached: 3 kB"), Some(6 * 1024));
+        assert_eq!(memory_available("MemAvailable: 99999999999999999999 kB"), None);
+        assert_eq!(pids_in_use("0.1 0.2 0.3 2/345 6789"), Some(345));
+        assert_eq!(pids_in_use("0.1 0.2 0.3 2 6789"), None);
+    }
+}

@@ -1,0 +1,154 @@
+//! sd_notify(3) over the socket in `$NOTIFY_SOCKET`.
+//!
+//! Written here and not taken from a crate: it is one datagram, and ours keeps the socket open, never blocks on a
+//! supervisor that does not read, and knows abstract addresses (`@...`), which containers use.
+//!
+//! What always holds: without the variable nothing is sent; a failure is logged once in a row and changes nothing.
+//! Leaves to others: when to ping. The variables stay in the environment; children must not be given them.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::supervisor::{Supervisor, status_line};
+
+/// The supervisor behind `$NOTIFY_SOCKET`, or nobody.
+#[derive(Debug)]
+pub struct NotifySocket {
+    socket: Option<(UnixDatagram, SocketAddr)>,
+    watchdog_period: Option<Duration>,
+    failing: AtomicBool,
+}
+
+impl NotifySocket {
+    /// From this process's environment.
+    pub fn from_environment() -> Self {
+        Self::new(&|name| std::env::var_os(name), std::process::id())
+    }
+
+    /// From a look-up of `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID`, for the process `pid`.
+    pub fn new(variable: &dyn Fn(&str) -> Option<OsString>, pid: u32) -> Self {
+        let socket = variable("NOTIFY_SOCKET").filter(|name| !name.is_empty()).and_then(|name| {
+            let opened = open(&name);
+            opened.inspect_err(|error| log::warn!("cannot use NOTIFY_SOCKET {name:?}: {error}")).ok()
+        });
+        let number = |name| variable(name).and_then(|value| value.to_str()?.parse::<u64>().ok());
+        let watched = number("WATCHDOG_PID").is_none_or(|watched| watched == u64::from(pid));
+        let period = number("WATCHDOG_USEC").filter(|micros| *micros > 0 && watched);
+        Self { socket, watchdog_period: period.map(Duration::from_micros), failing: AtomicBool::new(false) }
+    }
+
+    fn send(&self, message: &str) {
+        let Some((socket, address)) = &self.socket else { return };
+        match socket.send_to_addr(message.as_bytes(), address) {
+            Ok(_) => self.failing.store(false, Ordering::Relaxed),
+            Err(error) if !self.failing.swap(true, Ordering::Relaxed) => {
+                log::warn!("cannot notify the supervisor: {error}");
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+fn open(name: &OsString) -> io::Result<(UnixDatagram, SocketAddr)> {
+    let address = match name.as_bytes() {
+        [b'@', abstract_name @ ..] => SocketAddr::from_abstract_name(abstract_name)?,
+        [b'/', ..] => SocketAddr::from_pathname(name)?,
+        _ => return Err(io::Error::from(io::ErrorKind::InvalidInput)),
+    };
+    let socket = UnixDatagram::unbound()?;
+    // A full queue means that the supervisor does not read; a lost ping is then the truth.
+    socket.set_nonblocking(true)?;
+    Ok((socket, address))
+}
+
+impl Supervisor for NotifySocket {
+    fn ready(&self) {
+        self.send("READY=1");
+    }
+
+    fn stopping(&self) {
+        self.send("STOPPING=1");
+    }
+
+    fn watchdog_ping(&self) {
+        self.send("WATCHDOG=1");
+    }
+
+    fn extend_timeout(&self, by: Duration) {
+        self.send(&format!("EXTEND_TIMEOUT_USEC={}", by.as_micros()));
+    }
+
+    fn status(&self, text: &str) {
+        self.send(&format!("STATUS={}", status_line(text)));
+    }
+
+    fn watchdog_period(&self) -> Option<Duration> {
+        self.watchdog_period
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn variables(pairs: &'static [(&str, &str)]) -> impl Fn(&str) -> Option<OsString> {
+        move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into())
+    }
+
+    #[test]
+    fn the_watchdog_period_is_ours_only_if_it_names_us() {
+        let check = |pairs, expect: Option<u64>| {
+            let socket = NotifySocket::new(&variables(pairs), 7);
+            assert_eq!(socket.watchdog_period(), expect.map(Duration::from_secs), "{pairs:?}");
+        };
+        check(&[], None);
+        check(&[("WATCHDOG_USEC", "30000000")], Some(30));
+        check(&[("WATCHDOG_USEC", "30000000"), ("WATCHDOG_PID", "7")], Some(30));
+        check(&[("WATCHDOG_USEC", "30000000"), ("WATCHDOG_PID", "8")], None);
+        check(&[("WATCHDOG_USEC", "0")], None);
+        check(&[("WATCHDOG_USEC", "soon")], None);
+    }
+
+    #[test]
+    fn what_is_sent_is_what_the_protocol_says() {
+        let address = SocketAddr::from_abstract_name(format!("kedge-test-{}", std::process::id())).unwrap();
+        let listener = UnixDatagram::bind_addr(&address).unwrap();
+        let name = OsString::from(format!("@kedge-test-{}", std::process::id()));
+        let socket = NotifySocket::new(&|key| (key == "NOTIFY_SOCKET").then(|| name.clone()), 7);
+        socket.ready();
+        socket.watchdog_ping();
+        socket.extend_timeout(Duration::from_secs(2));
+        socket.status("in trial\n00:12 left");
+        socket.stopping();
+        for expect in [
+            "READY=1",
+            "WATCHDOG=1",
+            "EXTEND_TIMEOUT_USEC=2000000",
+            "STATUS=in trial 00:12 left",
+            "STOPPING=1",
+        ] {
+            let mut buffer = [0; 256];
+            let length = listener.recv(&mut buffer).unwrap();
+            assert_eq!(std::str::from_utf8(&buffer[..length]).unwrap(), expect);
+        }
+    }
+
+    #[test]
+    fn nobody_listening_and_a_supervisor_that_never_reads_are_both_harmless() {
+        NotifySocket::new(&variables(&[]), 7).ready();
+        NotifySocket::new(&variables(&[("NOTIFY_SOCKET", "/nonexistent/socket")]), 7).ready();
+        NotifySocket::new(&variables(&[("NOTIFY_SOCKET", "relative")]), 7).ready();
+        let name = format!("kedge-deaf-{}", std::process::id());
+        let _deaf = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        let name = OsString::from(format!("@{name}"));
+        let socket = NotifySocket::new(&|key| (key == "NOTIFY_SOCKET").then(|| name.clone()), 7);
+        for _ in 0..10_000 {
+            socket.watchdog_ping();
+        }
+    }
+}
