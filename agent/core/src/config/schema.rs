@@ -1,0 +1,824 @@
+//! Every field a configuration may have: upstream's KubeletConfiguration v1beta1 as of 1.36 (and what its master had
+//! added for 1.37), the first design's two trial fields, and ours under `kedge`.
+//!
+//! Always holds: a field is in this table or it is an error; its type is upstream's, so what decodes there decodes
+//! here; whether it does anything here is said by its [`Sort`], and only a field that does something has a default.
+//! One kind is found at each path, so merging never meets a list on one side and an object on the other.
+//! Left to others: which layer wrote a field, and combinations of fields.
+
+use serde_json::Value;
+
+use super::quantity::{Quantity, Threshold};
+use super::yaml::{Content, Position, Tree};
+use super::{duration, path};
+
+/// The only `apiVersion` read.
+pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+/// The only `kind` read.
+pub const KIND: &str = "KubeletConfiguration";
+
+/// What a field does here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    /// It means something to this agent.
+    Honoured,
+    /// It will mean something once this agent runs pods; until then as [`Sort::NoEffect`].
+    WithPods,
+    /// Known from upstream; accepted, checked for its type, without effect.
+    NoEffect,
+}
+
+/// What a field holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// `true` or `false`.
+    Bool,
+    /// A whole number; beyond the bounds it is a number with a wrong value.
+    Int {
+        /// Lowest value.
+        low: i64,
+        /// Highest value.
+        high: i64,
+    },
+    /// Any number.
+    Number,
+    /// Text.
+    Text,
+    /// Text in Go's form of a duration; a bare 0 is read as one too.
+    Duration,
+    /// A duration, or a number of nanoseconds (upstream's `logging.flushFrequency`).
+    DurationOrInteger,
+    /// Text with a quantity, as upstream's `map[string]string` fields have it.
+    QuantityText,
+    /// A quantity as text or number, as upstream's `resource.Quantity` fields have it.
+    Quantity,
+    /// Text with a quantity or a percentage.
+    Threshold,
+    /// A list; merged as a whole.
+    List(&'static Kind),
+    /// An object with keys of the user's choice; merged by key.
+    Map(&'static Kind),
+    /// An object with the fields named; merged by field.
+    Object(&'static [Field]),
+}
+
+/// What a field is when no layer sets it. Only honoured fields have one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Default {
+    /// Absent.
+    None,
+    /// A boolean.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// Text, also for durations and quantities.
+    Text(&'static str),
+}
+
+impl Default {
+    /// The value, if there is one.
+    #[must_use]
+    pub fn value(self) -> Option<Value> {
+        match self {
+            Self::None => None,
+            Self::Bool(value) => Some(Value::Bool(value)),
+            Self::Int(value) => Some(Value::from(value)),
+            Self::Text(value) => Some(Value::from(value)),
+        }
+    }
+}
+
+/// One line of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// The field's name in the file.
+    pub name: &'static str,
+    /// What it holds.
+    pub kind: Kind,
+    /// What it does here. For an object with fields, see those.
+    pub sort: Sort,
+    /// Its value when no layer sets it.
+    pub default: Default,
+}
+
+const fn honoured(name: &'static str, kind: Kind, default: Default) -> Field {
+    Field { name, kind, sort: Sort::Honoured, default }
+}
+
+const fn with_pods(name: &'static str, kind: Kind) -> Field {
+    Field { name, kind, sort: Sort::WithPods, default: Default::None }
+}
+
+const fn no_effect(name: &'static str, kind: Kind) -> Field {
+    Field { name, kind, sort: Sort::NoEffect, default: Default::None }
+}
+
+const I32: Kind = Kind::Int { low: i32::MIN as i64, high: i32::MAX as i64 };
+const I64: Kind = Kind::Int { low: i64::MIN, high: i64::MAX };
+const U32: Kind = Kind::Int { low: 0, high: u32::MAX as i64 };
+const LIST_OF_TEXT: Kind = Kind::List(&Kind::Text);
+const MAP_OF_TEXT: Kind = Kind::Map(&Kind::Text);
+
+/// The fields of a KubeletConfiguration, `apiVersion` and `kind` apart. Sorted by subject as upstream's types.go.
+pub static FIELDS: &[Field] = &[
+    // the first design's own; upstream dropped them with dynamic configuration
+    honoured("configTrialDuration", Kind::Duration, Default::Text("10m0s")),
+    honoured("crashLoopThreshold", Kind::Int { low: 0, high: 10 }, Default::Int(10)),
+    // heartbeats and registration
+    honoured("nodeStatusUpdateFrequency", Kind::Duration, Default::Text("10s")),
+    // follows nodeStatusUpdateFrequency when only that one is set: see `settings`
+    honoured("nodeStatusReportFrequency", Kind::Duration, Default::Text("5m0s")),
+    honoured("nodeLeaseDurationSeconds", Kind::Int { low: 1, high: i32::MAX as i64 }, Default::Int(40)),
+    no_effect("nodeStatusMaxImages", I32),
+    honoured("registerNode", Kind::Bool, Default::Bool(true)),
+    honoured("registerWithTaints", Kind::List(&Kind::Object(TAINT)), Default::None),
+    honoured("providerID", Kind::Text, Default::None),
+    // the local endpoint
+    honoured("healthzPort", Kind::Int { low: 0, high: 65_535 }, Default::Int(10_248)),
+    honoured("healthzBindAddress", Kind::Text, Default::Text("127.0.0.1")),
+    Field { name: "logging", kind: Kind::Object(LOGGING), sort: Sort::NoEffect, default: Default::None },
+    // capacity and pressure
+    honoured("maxPods", Kind::Int { low: 0, high: i32::MAX as i64 }, Default::Int(110)),
+    honoured("systemReserved", Kind::Object(RESERVED), Default::None),
+    honoured("kubeReserved", Kind::Object(RESERVED), Default::None),
+    honoured("evictionHard", Kind::Object(EVICTION_HARD), Default::None),
+    honoured("evictionPressureTransitionPeriod", Kind::Duration, Default::Text("5m0s")),
+    with_pods("evictionSoft", Kind::Map(&Kind::Threshold)),
+    with_pods("evictionSoftGracePeriod", Kind::Map(&Kind::Duration)),
+    with_pods("evictionMaxPodGracePeriod", I32),
+    with_pods("evictionMinimumReclaim", Kind::Map(&Kind::Threshold)),
+    // thresholds always merge with their defaults here
+    no_effect("mergeDefaultEvictionSettings", Kind::Bool),
+    with_pods("podsPerCore", I32),
+    with_pods("enforceNodeAllocatable", LIST_OF_TEXT),
+    with_pods("systemReservedCgroup", Kind::Text),
+    with_pods("kubeReservedCgroup", Kind::Text),
+    with_pods("reservedSystemCPUs", Kind::Text),
+    with_pods("reservedMemory", Kind::List(&Kind::Object(MEMORY_RESERVATION))),
+    with_pods("localStorageCapacityIsolation", Kind::Bool),
+    // pods
+    with_pods("staticPodPath", Kind::Text),
+    with_pods("staticPodURL", Kind::Text),
+    with_pods("staticPodURLHeader", Kind::Map(&LIST_OF_TEXT)),
+    with_pods("podLogsDir", Kind::Text),
+    with_pods("syncFrequency", Kind::Duration),
+    with_pods("fileCheckFrequency", Kind::Duration),
+    with_pods("httpCheckFrequency", Kind::Duration),
+    with_pods("clusterDomain", Kind::Text),
+    with_pods("clusterDNS", LIST_OF_TEXT),
+    with_pods("resolvConf", Kind::Text),
+    with_pods("podCIDR", Kind::Text),
+    with_pods("podPidsLimit", I64),
+    with_pods("cpuCFSQuota", Kind::Bool),
+    with_pods("cpuCFSQuotaPeriod", Kind::Duration),
+    with_pods("seccompDefault", Kind::Bool),
+    with_pods("allowedUnsafeSysctls", LIST_OF_TEXT),
+    with_pods("failSwapOn", Kind::Bool),
+    with_pods("memorySwap", Kind::Object(&[with_pods("swapBehavior", Kind::Text)])),
+    with_pods("memoryThrottlingFactor", Kind::Number),
+    with_pods("memoryReservationPolicy", Kind::Text),
+    with_pods("singleProcessOOMKill", Kind::Bool),
+    with_pods("userNamespaces", Kind::Object(&[with_pods("idsPerPod", I64)])),
+    with_pods("crashLoopBackOff", Kind::Object(&[with_pods("maxContainerRestartPeriod", Kind::Duration)])),
+    with_pods("containerLogMaxSize", Kind::QuantityText),
+    with_pods("containerLogMaxFiles", I32),
+    with_pods("containerLogMaxWorkers", I32),
+    with_pods("containerLogMonitorInterval", Kind::Duration),
+    with_pods("configMapAndSecretChangeDetectionStrategy", Kind::Text),
+    with_pods("volumeStatsAggPeriod", Kind::Duration),
+    with_pods("shutdownGracePeriod", Kind::Duration),
+    with_pods("shutdownGracePeriodCriticalPods", Kind::Duration),
+    with_pods("shutdownGracePeriodByPodPriority", Kind::List(&Kind::Object(PRIORITY_GRACE_PERIOD))),
+    // images
+    with_pods("registryPullQPS", I32),
+    with_pods("registryBurst", I32),
+    with_pods("serializeImagePulls", Kind::Bool),
+    with_pods("maxParallelImagePulls", I32),
+    with_pods("imagePullCredentialsVerificationPolicy", Kind::Text),
+    with_pods("preloadedImagesVerificationAllowlist", LIST_OF_TEXT),
+    with_pods("imageMinimumGCAge", Kind::Duration),
+    with_pods("imageMaximumGCAge", Kind::Duration),
+    with_pods("imageGCHighThresholdPercent", I32),
+    with_pods("imageGCLowThresholdPercent", I32),
+    // the kubelet's own server, which this agent does not have
+    no_effect("enableServer", Kind::Bool),
+    no_effect("address", Kind::Text),
+    no_effect("port", I32),
+    no_effect("readOnlyPort", I32),
+    no_effect("tlsCertFile", Kind::Text),
+    no_effect("tlsPrivateKeyFile", Kind::Text),
+    no_effect("tlsCipherSuites", LIST_OF_TEXT),
+    no_effect("tlsCurvePreferences", Kind::List(&I32)),
+    no_effect("tlsMinVersion", Kind::Text),
+    no_effect("rotateCertificates", Kind::Bool),
+    no_effect("serverTLSBootstrap", Kind::Bool),
+    no_effect("authentication", Kind::Object(AUTHENTICATION)),
+    no_effect("authorization", Kind::Object(AUTHORIZATION)),
+    no_effect("streamingConnectionIdleTimeout", Kind::Duration),
+    no_effect("enableDebuggingHandlers", Kind::Bool),
+    no_effect("enableContentionProfiling", Kind::Bool),
+    no_effect("enableProfilingHandler", Kind::Bool),
+    no_effect("enableDebugFlagsHandler", Kind::Bool),
+    no_effect("enableSystemLogHandler", Kind::Bool),
+    no_effect("enableSystemLogQuery", Kind::Bool),
+    no_effect("showHiddenMetricsForVersion", Kind::Text),
+    // the kubelet's client, process, and machine
+    no_effect("eventRecordQPS", I32),
+    no_effect("eventBurst", I32),
+    no_effect("kubeAPIQPS", I32),
+    no_effect("kubeAPIBurst", I32),
+    no_effect("contentType", Kind::Text),
+    no_effect("oomScoreAdj", I32),
+    no_effect("maxOpenFiles", I64),
+    no_effect("runOnce", Kind::Bool),
+    no_effect("protectKernelDefaults", Kind::Bool),
+    no_effect("kernelMemcgNotification", Kind::Bool),
+    no_effect("makeIPTablesUtilChains", Kind::Bool),
+    no_effect("iptablesMasqueradeBit", I32),
+    no_effect("iptablesDropBit", I32),
+    no_effect("hairpinMode", Kind::Text),
+    no_effect("volumePluginDir", Kind::Text),
+    no_effect("enableControllerAttachDetach", Kind::Bool),
+    no_effect("containerRuntimeEndpoint", Kind::Text),
+    no_effect("imageServiceEndpoint", Kind::Text),
+    no_effect("runtimeRequestTimeout", Kind::Duration),
+    no_effect("kubeletCgroups", Kind::Text),
+    no_effect("systemCgroups", Kind::Text),
+    no_effect("cgroupRoot", Kind::Text),
+    no_effect("cgroupsPerQOS", Kind::Bool),
+    no_effect("cgroupDriver", Kind::Text),
+    no_effect("failCgroupV1", Kind::Bool),
+    no_effect("qosReserved", MAP_OF_TEXT),
+    no_effect("cpuManagerPolicy", Kind::Text),
+    no_effect("cpuManagerPolicyOptions", MAP_OF_TEXT),
+    no_effect("cpuManagerReconcilePeriod", Kind::Duration),
+    no_effect("memoryManagerPolicy", Kind::Text),
+    no_effect("topologyManagerPolicy", Kind::Text),
+    no_effect("topologyManagerScope", Kind::Text),
+    no_effect("topologyManagerPolicyOptions", MAP_OF_TEXT),
+    no_effect("systemPartition", Kind::Object(SYSTEM_PARTITION)),
+    no_effect("featureGates", Kind::Map(&Kind::Bool)),
+    no_effect("tracing", Kind::Object(TRACING)),
+    // ours
+    no_effect("kedge", Kind::Object(KEDGE)),
+];
+
+const TAINT: &[Field] = &[
+    honoured("key", Kind::Text, Default::None),
+    honoured("value", Kind::Text, Default::None),
+    honoured("effect", Kind::Text, Default::None),
+    honoured("timeAdded", Kind::Text, Default::None),
+];
+
+const LOGGING: &[Field] = &[
+    honoured("verbosity", Kind::Int { low: 0, high: 10 }, Default::Int(0)),
+    no_effect("format", Kind::Text),
+    no_effect("flushFrequency", Kind::DurationOrInteger),
+    no_effect(
+        "vmodule",
+        Kind::List(&Kind::Object(&[no_effect("filePattern", Kind::Text), no_effect("verbosity", U32)])),
+    ),
+    no_effect(
+        "options",
+        Kind::Object(&[
+            no_effect("text", Kind::Object(LOG_STREAMS)),
+            no_effect("json", Kind::Object(LOG_STREAMS)),
+        ]),
+    ),
+];
+
+const LOG_STREAMS: &[Field] =
+    &[no_effect("splitStream", Kind::Bool), no_effect("infoBufferSize", Kind::Quantity)];
+
+/// The resources upstream lets one reserve.
+const RESERVED: &[Field] = &[
+    honoured("cpu", Kind::QuantityText, Default::None),
+    honoured("memory", Kind::QuantityText, Default::None),
+    honoured("ephemeral-storage", Kind::QuantityText, Default::None),
+    honoured("pid", Kind::QuantityText, Default::None),
+];
+
+/// Upstream's signals. Each has its own default, so thresholds merge one by one: a file that sets one keeps the
+/// others (upstream's base file loses them, kubernetes/kubernetes#127577).
+const EVICTION_HARD: &[Field] = &[
+    honoured("memory.available", Kind::Threshold, Default::Text("100Mi")),
+    honoured("nodefs.available", Kind::Threshold, Default::Text("10%")),
+    honoured("nodefs.inodesFree", Kind::Threshold, Default::Text("5%")),
+    honoured("pid.available", Kind::Threshold, Default::None),
+    with_pods("imagefs.available", Kind::Threshold),
+    with_pods("imagefs.inodesFree", Kind::Threshold),
+    with_pods("containerfs.available", Kind::Threshold),
+    with_pods("containerfs.inodesFree", Kind::Threshold),
+    with_pods("allocatableMemory.available", Kind::Threshold),
+];
+
+const MEMORY_RESERVATION: &[Field] =
+    &[with_pods("numaNode", I32), with_pods("limits", Kind::Map(&Kind::Quantity))];
+
+const PRIORITY_GRACE_PERIOD: &[Field] =
+    &[with_pods("priority", I32), with_pods("shutdownGracePeriodSeconds", I64)];
+
+const AUTHENTICATION: &[Field] = &[
+    no_effect("x509", Kind::Object(&[no_effect("clientCAFile", Kind::Text)])),
+    no_effect(
+        "webhook",
+        Kind::Object(&[no_effect("enabled", Kind::Bool), no_effect("cacheTTL", Kind::Duration)]),
+    ),
+    no_effect("anonymous", Kind::Object(&[no_effect("enabled", Kind::Bool)])),
+];
+
+const AUTHORIZATION: &[Field] = &[
+    no_effect("mode", Kind::Text),
+    no_effect(
+        "webhook",
+        Kind::Object(&[
+            no_effect("cacheAuthorizedTTL", Kind::Duration),
+            no_effect("cacheUnauthorizedTTL", Kind::Duration),
+        ]),
+    ),
+];
+
+const SYSTEM_PARTITION: &[Field] = &[
+    no_effect("memoryLimit", Kind::Quantity),
+    no_effect("cpuset", Kind::Text),
+    no_effect("namespaces", LIST_OF_TEXT),
+];
+
+const TRACING: &[Field] = &[no_effect("endpoint", Kind::Text), no_effect("samplingRatePerMillion", I32)];
+
+/// Ours. Empty in a release: there is nothing yet that upstream has no field for.
+const KEDGE: &[Field] = &[
+    #[cfg(feature = "fault-injection")]
+    no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
+];
+
+/// Faults an agent built for tests commits on request.
+#[cfg(feature = "fault-injection")]
+const FAULT_INJECTION: &[Field] = &[
+    honoured("crashAfter", Kind::Duration, Default::None),
+    honoured("hangLoop", Kind::Text, Default::None),
+    honoured("hangAfter", Kind::Duration, Default::None),
+    honoured("clockOffset", Kind::Duration, Default::None),
+];
+
+/// Longest part of a user's value shown in a message.
+const MAX_SHOWN_CHARS: usize = 60;
+
+/// Something wrong with one value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    pub(super) field: String,
+    pub(super) position: Position,
+    pub(super) message: String,
+}
+
+/// Finds the fields of `tree` that are unknown or hold the wrong type. `tree` is a whole configuration.
+pub(super) fn check_types(tree: &Tree, report: &mut dyn FnMut(Finding)) {
+    let mut check = TypeCheck { path: String::new(), report };
+    for entry in tree.entries() {
+        if entry.key != "apiVersion" && entry.key != "kind" {
+            check.entry(FIELDS, &entry.key, entry.key_position, &entry.value);
+        }
+    }
+}
+
+struct TypeCheck<'a> {
+    path: String,
+    report: &'a mut dyn FnMut(Finding),
+}
+
+impl TypeCheck<'_> {
+    fn entry(&mut self, fields: &[Field], key: &str, key_position: Position, value: &Tree) {
+        let length = path::enter(&mut self.path, key);
+        match fields.iter().find(|field| field.name == key) {
+            // null removes what lower layers wrote, whatever it was
+            Some(_) if value.is_null() => {}
+            Some(field) => self.value(value, &field.kind),
+            None => self.unknown(fields, key, key_position),
+        }
+        self.path.truncate(length);
+    }
+
+    fn unknown(&mut self, fields: &[Field], key: &str, position: Position) {
+        let hint = match nearest(key, fields) {
+            Some(name) => format!(" (did you mean {name}?)"),
+            None => String::new(),
+        };
+        let path = shortened(&self.path);
+        let message = format!("unknown field {path}{hint}");
+        (self.report)(Finding { field: self.path.clone(), position, message });
+    }
+
+    fn value(&mut self, tree: &Tree, kind: &Kind) {
+        match (kind, &tree.content) {
+            (Kind::Object(fields), Content::Object(entries)) => {
+                for entry in entries {
+                    self.entry(fields, &entry.key, entry.key_position, &entry.value);
+                }
+            }
+            (Kind::Map(values), Content::Object(entries)) => {
+                for entry in entries.iter().filter(|entry| !entry.value.is_null()) {
+                    let length = path::enter(&mut self.path, &entry.key);
+                    self.value(&entry.value, values);
+                    self.path.truncate(length);
+                }
+            }
+            (Kind::List(items), Content::List(list)) => {
+                for (index, item) in list.iter().enumerate() {
+                    let length = path::enter_index(&mut self.path, index);
+                    self.value(item, items);
+                    self.path.truncate(length);
+                }
+            }
+            _ if has_type(kind, &tree.content) => {}
+            _ => self.wrong(tree, kind),
+        }
+    }
+
+    fn wrong(&mut self, tree: &Tree, kind: &Kind) {
+        let message =
+            format!("{} is {}, expected {}", shortened(&self.path), shown(tree), expected(kind, tree));
+        (self.report)(Finding { field: self.path.clone(), position: tree.position, message });
+    }
+}
+
+/// Whether a scalar decodes as `kind`; lists and objects are looked into by the caller.
+fn has_type(kind: &Kind, content: &Content) -> bool {
+    match (kind, content) {
+        (Kind::Bool, Content::Bool(_))
+        | (Kind::Number, Content::Number(_))
+        | (Kind::Text, Content::Text(_)) => true,
+        (Kind::Int { .. }, Content::Number(number)) => number.is_i64() || number.is_u64(),
+        (Kind::Duration | Kind::DurationOrInteger, Content::Text(text)) => duration::parse(text).is_some(),
+        (Kind::Duration, Content::Number(number)) => number.as_i64() == Some(0),
+        (Kind::DurationOrInteger, Content::Number(number)) => number.is_i64(),
+        (Kind::Quantity | Kind::QuantityText, Content::Text(text)) => Quantity::parse(text).is_some(),
+        (Kind::Quantity, Content::Number(_)) => true,
+        (Kind::Threshold, Content::Text(text)) => Threshold::parse(text).is_some(),
+        _ => false,
+    }
+}
+
+/// Finds the numbers of a complete configuration that lie outside their field's bounds.
+pub(super) fn check_ranges(object: &serde_json::Map<String, Value>, report: &mut dyn FnMut(String, String)) {
+    let mut path = String::new();
+    check_fields(FIELDS, object, &mut path, report);
+}
+
+fn check_fields(
+    fields: &[Field],
+    object: &serde_json::Map<String, Value>,
+    path: &mut String,
+    report: &mut dyn FnMut(String, String),
+) {
+    for (key, value) in object {
+        if let Some(field) = fields.iter().find(|field| field.name == key) {
+            let length = path::enter(path, key);
+            check_range(&field.kind, value, path, report);
+            path.truncate(length);
+        }
+    }
+}
+
+fn check_range(kind: &Kind, value: &Value, path: &mut String, report: &mut dyn FnMut(String, String)) {
+    match (kind, value) {
+        (Kind::Object(fields), Value::Object(object)) => check_fields(fields, object, path, report),
+        (Kind::Map(values), Value::Object(object)) => {
+            for (key, value) in object {
+                let length = path::enter(path, key);
+                check_range(values, value, path, report);
+                path.truncate(length);
+            }
+        }
+        (Kind::List(items), Value::Array(list)) => {
+            for (index, item) in list.iter().enumerate() {
+                let length = path::enter_index(path, index);
+                check_range(items, item, path, report);
+                path.truncate(length);
+            }
+        }
+        (Kind::Int { low, high }, Value::Number(number))
+            if !number.as_i64().is_some_and(|number| (*low..=*high).contains(&number)) =>
+        {
+            report(path.clone(), out_of_range(path, number, *low, *high));
+        }
+        _ => {}
+    }
+}
+
+fn out_of_range(path: &str, number: &serde_json::Number, low: i64, high: i64) -> String {
+    if path == "crashLoopThreshold" {
+        // the first implementation's words
+        return "field `CrashLoopThreshold` must be between 0 and 10, inclusive".to_owned();
+    }
+    format!("{} is {number}, expected {low} to {high}", shortened(path))
+}
+
+fn expected(kind: &Kind, found: &Tree) -> String {
+    let text = match kind {
+        Kind::Bool => "true or false",
+        Kind::Int { low: 0, high } if *high < i64::from(i32::MAX) => return format!("0 to {high}"),
+        Kind::Int { .. } => "a whole number",
+        Kind::Number => "a number",
+        Kind::Text => match found.content {
+            Content::Bool(_) | Content::Number(_) => "text (put it in quotes)",
+            _ => "text",
+        },
+        Kind::Duration => "a duration such as \"10s\" or \"1h30m\"",
+        Kind::DurationOrInteger => "a duration such as \"10s\" or \"1h30m\", or nanoseconds",
+        Kind::QuantityText if matches!(found.content, Content::Number(_)) => "a quantity (put it in quotes)",
+        Kind::Quantity | Kind::QuantityText => "a quantity such as \"200Mi\" or \"1500m\"",
+        Kind::Threshold => "a quantity such as \"200Mi\" or a percentage such as \"10%\"",
+        Kind::List(_) => "a list",
+        Kind::Map(_) | Kind::Object(_) => "an object",
+    };
+    text.to_owned()
+}
+
+/// A value as a message shows it.
+pub(super) fn shown(tree: &Tree) -> String {
+    match &tree.content {
+        Content::Null => "null".to_owned(),
+        Content::Bool(value) => value.to_string(),
+        Content::Number(value) => value.to_string(),
+        Content::Text(text) => format!("{:?}", shortened(text)),
+        Content::List(_) => "a list".to_owned(),
+        Content::Object(_) => "an object".to_owned(),
+    }
+}
+
+/// At most [`MAX_SHOWN_CHARS`] characters; messages end up in conditions and logs.
+pub(super) fn shortened(text: &str) -> String {
+    let mut characters = text.chars();
+    let mut start: String = characters.by_ref().take(MAX_SHOWN_CHARS).collect();
+    if characters.next().is_some() {
+        start.push_str("...");
+    }
+    start
+}
+
+/// The field whose name is at most two edits away, or differs in case only.
+fn nearest(key: &str, fields: &[Field]) -> Option<&'static str> {
+    /// Longer than any field's name by more than two edits: nothing can be near it.
+    const LONGEST: usize = 48;
+    if key.len() > LONGEST {
+        return None;
+    }
+    let candidates = fields.iter().map(|field| (distance(key, field.name), field.name));
+    // two edits turn any two letters into any others: short names need more in common
+    candidates.filter(|(edits, name)| *edits <= 2 && *edits * 3 <= name.len()).min().map(|(_, name)| name)
+}
+
+/// Levenshtein distance, not counting case.
+fn distance(one: &str, other: &str) -> usize {
+    let other = other.as_bytes();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, byte) in one.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = at + 1;
+        for (column, candidate) in other.iter().enumerate() {
+            let substituted = diagonal + usize::from(!byte.eq_ignore_ascii_case(candidate));
+            diagonal = row[column + 1];
+            row[column + 1] = substituted.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[other.len()]
+}
+
+/// Every declared field that is no object with fields of its own, with its path, in the table's order.
+#[must_use]
+pub fn leaves() -> Vec<(String, &'static Field)> {
+    let mut found = Vec::new();
+    collect_leaves(FIELDS, &mut String::new(), &mut found);
+    found
+}
+
+fn collect_leaves(fields: &'static [Field], path: &mut String, found: &mut Vec<(String, &'static Field)>) {
+    for field in fields {
+        let length = path::enter(path, field.name);
+        match field.kind {
+            Kind::Object(fields) => collect_leaves(fields, path, found),
+            _ => found.push((path.clone(), field)),
+        }
+        path.truncate(length);
+    }
+}
+
+/// Puts the defaults into a configuration that all layers have written, and names each field it set.
+pub(super) fn apply_defaults(object: &mut serde_json::Map<String, Value>, set: &mut dyn FnMut(&str)) {
+    default_fields(FIELDS, object, &mut String::new(), set);
+}
+
+fn default_fields(
+    fields: &[Field],
+    object: &mut serde_json::Map<String, Value>,
+    path: &mut String,
+    set: &mut dyn FnMut(&str),
+) {
+    for field in fields {
+        let length = path::enter(path, field.name);
+        if let Kind::Object(fields) = field.kind
+            && has_default(fields)
+        {
+            let nested = object.entry(field.name).or_insert_with(|| Value::Object(serde_json::Map::new()));
+            if let Value::Object(nested) = nested {
+                default_fields(fields, nested, path, set);
+            }
+        } else if let Some(value) = field.default.value()
+            && !object.contains_key(field.name)
+        {
+            object.insert(field.name.to_owned(), value);
+            set(path);
+        }
+        path.truncate(length);
+    }
+}
+
+fn has_default(fields: &[Field]) -> bool {
+    fields.iter().any(|field| match field.kind {
+        Kind::Object(fields) => has_default(fields),
+        _ => field.default != Default::None,
+    })
+}
+
+/// Writes durations in Go's form, as upstream's `/configz` shows them (`10m` becomes `10m0s`).
+pub(super) fn normalize(object: &mut serde_json::Map<String, Value>) {
+    normalize_fields(FIELDS, object);
+}
+
+fn normalize_fields(fields: &[Field], object: &mut serde_json::Map<String, Value>) {
+    for (key, value) in object {
+        if let Some(field) = fields.iter().find(|field| field.name == key) {
+            normalize_value(&field.kind, value);
+        }
+    }
+}
+
+fn normalize_value(kind: &Kind, value: &mut Value) {
+    match (kind, value) {
+        (Kind::Object(fields), Value::Object(object)) => normalize_fields(fields, object),
+        (Kind::Map(values), Value::Object(object)) => {
+            object.values_mut().for_each(|value| normalize_value(values, value));
+        }
+        (Kind::List(items), Value::Array(list)) => {
+            list.iter_mut().for_each(|item| normalize_value(items, item))
+        }
+        (Kind::Duration, value) => {
+            let nanos = value.as_str().map_or(Some(0), duration::parse);
+            if let Some(nanos) = nanos {
+                *value = Value::from(duration::format(nanos));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Names every field that stands in `object` and does nothing here.
+pub(super) fn without_effect(object: &serde_json::Map<String, Value>) -> Vec<String> {
+    let mut found = Vec::new();
+    idle_fields(FIELDS, object, &mut String::new(), &mut found);
+    found
+}
+
+fn idle_fields(
+    fields: &[Field],
+    object: &serde_json::Map<String, Value>,
+    path: &mut String,
+    found: &mut Vec<String>,
+) {
+    for (key, value) in object {
+        let Some(field) = fields.iter().find(|field| field.name == key) else { continue };
+        let length = path::enter(path, key);
+        match (field.kind, value) {
+            (Kind::Object(fields), Value::Object(object)) => idle_fields(fields, object, path, found),
+            _ if field.sort != Sort::Honoured => found.push(path.clone()),
+            _ => {}
+        }
+        path.truncate(length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::yaml;
+
+    #[track_caller]
+    fn check(text: &str, expect: &[&str]) {
+        let tree = yaml::parse(text.as_bytes()).unwrap();
+        let mut found = Vec::new();
+        check_types(&tree, &mut |finding| found.push(finding.message));
+        assert_eq!(found, expect, "{text}");
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_says_what_was_found_and_expected() {
+        check("logging: {verbosity: loud}", &["logging.verbosity is \"loud\", expected 0 to 10"]);
+        check("registerNode: \"yes\"", &["registerNode is \"yes\", expected true or false"]);
+        check("registerNode: yes", &[]);
+        check("maxPods: many", &["maxPods is \"many\", expected a whole number"]);
+        check("maxPods: 1.5", &["maxPods is 1.5, expected a whole number"]);
+        check("maxPods: 10.0", &[]);
+        check("providerID: 7", &["providerID is 7, expected text (put it in quotes)"]);
+        check("providerID: [a]", &["providerID is a list, expected text"]);
+        check("providerID: {a: 1}", &["providerID is an object, expected text"]);
+        check("configTrialDuration: 0", &[]);
+        check(
+            "configTrialDuration: 10",
+            &["configTrialDuration is 10, expected a duration such as \"10s\" or \"1h30m\""],
+        );
+        check(
+            "configTrialDuration: 10 parsecs",
+            &["configTrialDuration is \"10 parsecs\", expected a duration such as \"10s\" or \"1h30m\""],
+        );
+        check(
+            "systemReserved: {cpu: 1}",
+            &["systemReserved.cpu is 1, expected a quantity (put it in quotes)"],
+        );
+        check(
+            "systemReserved: {cpu: lots}",
+            &["systemReserved.cpu is \"lots\", expected a quantity such as \"200Mi\" or \"1500m\""],
+        );
+        check(
+            "evictionHard: {memory.available: 110%}",
+            &[
+                "evictionHard[\"memory.available\"] is \"110%\", expected a quantity such as \"200Mi\" or a percentage such as \"10%\"",
+            ],
+        );
+        check("memoryThrottlingFactor: high", &["memoryThrottlingFactor is \"high\", expected a number"]);
+        check("clusterDNS: 1.2.3.4", &["clusterDNS is \"1.2.3.4\", expected a list"]);
+        check(
+            "clusterDNS: [1.2.3.4, 5, null]",
+            &["clusterDNS[1] is 5, expected text (put it in quotes)", "clusterDNS[2] is null, expected text"],
+        );
+        check("featureGates: {A: true, B: maybe}", &["featureGates.B is \"maybe\", expected true or false"]);
+        check("authentication: [x509]", &["authentication is a list, expected an object"]);
+        check("systemPartition: {memoryLimit: 100}", &[]);
+        check("logging: {flushFrequency: 5000000000}", &[]);
+        check("logging: {flushFrequency: 5s}", &[]);
+    }
+
+    #[test]
+    fn null_is_right_for_every_field_and_key() {
+        check(
+            "maxPods: null\nlogging: ~\nfeatureGates: {A: null}\nevictionHard:\n  memory.available:\n",
+            &[],
+        );
+    }
+
+    #[test]
+    fn an_unknown_field_is_named_with_the_one_probably_meant() {
+        check(
+            "confgTrialDuration: 1m",
+            &["unknown field confgTrialDuration (did you mean configTrialDuration?)"],
+        );
+        check("maxpods: 1", &["unknown field maxpods (did you mean maxPods?)"]);
+        check("logging: {verbosty: 1}", &["unknown field logging.verbosty (did you mean verbosity?)"]);
+        check("evictionHard: {memory.avail: 1Mi}", &["unknown field evictionHard[\"memory.avail\"]"]);
+        check("systemReserved: {gpu: 1}", &["unknown field systemReserved.gpu (did you mean cpu?)"]);
+        check("flux: 1", &["unknown field flux"]);
+        check(
+            "registerWithTaints: [{key: a, effekt: b}]",
+            &["unknown field registerWithTaints[0].effekt (did you mean effect?)"],
+        );
+        check(&format!("{}: 1", "x".repeat(500)), &[&format!("unknown field {}...", "x".repeat(60))]);
+    }
+
+    #[test]
+    fn numbers_outside_their_bounds_are_found_in_the_whole() {
+        let check = |text: &str, expect: &[&str]| {
+            let value = yaml::parse(text.as_bytes()).unwrap().to_json();
+            let mut found = Vec::new();
+            check_ranges(value.as_object().unwrap(), &mut |_, message| found.push(message));
+            assert_eq!(found, expect, "{text}");
+        };
+        check("crashLoopThreshold: 10", &[]);
+        check("crashLoopThreshold: 11", &["field `CrashLoopThreshold` must be between 0 and 10, inclusive"]);
+        check("logging: {verbosity: 11}", &["logging.verbosity is 11, expected 0 to 10"]);
+        check("nodeLeaseDurationSeconds: 0", &["nodeLeaseDurationSeconds is 0, expected 1 to 2147483647"]);
+        check("port: 3000000000", &["port is 3000000000, expected -2147483648 to 2147483647"]);
+        check(
+            "podPidsLimit: 18446744073709551615",
+            &["podPidsLimit is 18446744073709551615, expected -9223372036854775808 to 9223372036854775807"],
+        );
+        check(
+            "tlsCurvePreferences: [1, 3000000000]",
+            &["tlsCurvePreferences[1] is 3000000000, expected -2147483648 to 2147483647"],
+        );
+    }
+
+    #[test]
+    fn names_stand_once_and_only_honoured_fields_have_defaults() {
+        let leaves = leaves();
+        let mut names: Vec<&String> = leaves.iter().map(|(path, _)| path).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), leaves.len());
+        for (path, field) in leaves {
+            assert!(field.default == Default::None || field.sort == Sort::Honoured, "{path}");
+            if let (Kind::Duration, Default::Text(text)) = (field.kind, field.default) {
+                assert_eq!(duration::format(duration::parse(text).unwrap()), text, "{path}");
+            }
+        }
+    }
+}

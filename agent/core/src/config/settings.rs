@@ -1,0 +1,341 @@
+//! The honoured fields as the rest of the agent reads them: typed, complete, in range.
+//!
+//! Always holds: a [`Config`] exists only if every honoured field was valid, and has no `Option` where a default exists.
+//! Reading reports every problem it meets and carries on with the default, so one look shows them all.
+//! Left to others: types (checked per layer before), defaults (already in the object), and all that is not honoured.
+
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::time::Duration;
+
+use serde_json::{Map, Value};
+
+use super::quantity::{Quantity, Threshold};
+use super::schema::shortened;
+use super::{duration, path};
+
+/// Shortest `nodeStatusUpdateFrequency`. Each turn looks at disks and memory, and each change goes over the network;
+/// below a second that is all a small board would do.
+pub const SHORTEST_STATUS_UPDATE: Duration = Duration::from_secs(1);
+
+/// Most taints a node registers with. Each pod is matched against each; more is a mistake, and the Node grows by it.
+pub const MAX_TAINTS: usize = 100;
+
+/// How long an assigned configuration is watched, and how many crashes it may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trial {
+    /// `configTrialDuration`: running time until it becomes last-known-good; zero means at first contact.
+    pub duration: Duration,
+    /// `crashLoopThreshold`: counted startups it survives, 0 to 10. One more rolls it back.
+    pub crash_loop_threshold: u8,
+}
+
+/// `evictionHard`: the thresholds of the pressure conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EvictionHard {
+    /// `memory.available`, bytes.
+    pub memory_available: Threshold,
+    /// `nodefs.available`, bytes.
+    pub nodefs_available: Threshold,
+    /// `nodefs.inodesFree`, inodes.
+    pub nodefs_inodes_free: Threshold,
+    /// `pid.available`, process numbers. Off unless set, as upstream.
+    pub pid_available: Threshold,
+}
+
+/// Resources kept from pods: `systemReserved` or `kubeReserved`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reserved {
+    /// `cpu`, thousandths of a CPU.
+    pub cpu_milli: u64,
+    /// `memory`, bytes.
+    pub memory_bytes: u64,
+    /// `ephemeral-storage`, bytes.
+    pub ephemeral_storage_bytes: u64,
+    /// `pid`, process numbers.
+    pub pid: u64,
+}
+
+/// One of `registerWithTaints`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taint {
+    /// The key; never empty.
+    pub key: String,
+    /// The value; empty if none.
+    pub value: String,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    pub effect: String,
+}
+
+/// Faults an agent built for tests commits on request. All absent: it behaves.
+#[cfg(feature = "fault-injection")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultInjection {
+    /// `crashAfter`: crash once the config has run this long; zero is at once.
+    pub crash_after: Option<Duration>,
+    /// `hangLoop`: the loop that stops making progress.
+    pub hang_loop: Option<String>,
+    /// `hangAfter`: when it stops.
+    pub hang_after: Duration,
+    /// `clockOffset`: milliseconds added to the wall clock; may be negative.
+    pub clock_offset_ms: i64,
+}
+
+/// The honoured part of a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `configTrialDuration` and `crashLoopThreshold`.
+    pub trial: Trial,
+    /// `nodeStatusUpdateFrequency`: how often the node's status is computed.
+    pub node_status_update_frequency: Duration,
+    /// `nodeStatusReportFrequency`: how often it is sent when nothing changed.
+    pub node_status_report_frequency: Duration,
+    /// `nodeLeaseDurationSeconds`; never zero.
+    pub node_lease_duration_secs: u32,
+    /// `registerNode`: whether a missing Node is created.
+    pub register_node: bool,
+    /// `registerWithTaints`: the taints of a Node that is created.
+    pub register_with_taints: Vec<Taint>,
+    /// `providerID`: goes into a Node that is created; empty if none.
+    pub provider_id: String,
+    /// `healthzBindAddress` and `healthzPort`; `None` when the port is 0, which switches it off.
+    pub healthz: Option<SocketAddr>,
+    /// `logging.verbosity`, 0 to 10.
+    pub logging_verbosity: u8,
+    /// `maxPods`: the `pods` capacity.
+    pub max_pods: u32,
+    /// `systemReserved`.
+    pub system_reserved: Reserved,
+    /// `kubeReserved`.
+    pub kube_reserved: Reserved,
+    /// `evictionHard`.
+    pub eviction_hard: EvictionHard,
+    /// `evictionPressureTransitionPeriod`: how long pressure must be gone before the condition says so.
+    pub eviction_pressure_transition_period: Duration,
+    /// `kedge.faultInjection`.
+    #[cfg(feature = "fault-injection")]
+    pub fault_injection: FaultInjection,
+}
+
+impl Config {
+    /// Reads a complete, type-checked object; problems go to `report` as path and sentence.
+    pub(super) fn read(object: &Map<String, Value>, report: &mut dyn FnMut(&str, String)) -> Self {
+        let mut reader = Reader { object: Some(object), prefix: "", report };
+        Self {
+            trial: Trial {
+                duration: reader.duration("configTrialDuration", Duration::ZERO),
+                crash_loop_threshold: reader.integer("crashLoopThreshold"),
+            },
+            node_status_update_frequency: reader
+                .duration("nodeStatusUpdateFrequency", SHORTEST_STATUS_UPDATE),
+            node_status_report_frequency: reader.duration("nodeStatusReportFrequency", Duration::ZERO),
+            node_lease_duration_secs: reader.integer("nodeLeaseDurationSeconds"),
+            register_node: reader.bool("registerNode"),
+            register_with_taints: reader.taints(),
+            provider_id: reader.text("providerID"),
+            healthz: reader.healthz(),
+            logging_verbosity: reader.below("logging").integer("verbosity"),
+            max_pods: reader.integer("maxPods"),
+            system_reserved: reader.below("systemReserved").reserved(),
+            kube_reserved: reader.below("kubeReserved").reserved(),
+            eviction_hard: reader.below("evictionHard").eviction_hard(),
+            eviction_pressure_transition_period: reader
+                .duration("evictionPressureTransitionPeriod", Duration::ZERO),
+            #[cfg(feature = "fault-injection")]
+            fault_injection: reader.fault_injection(),
+        }
+    }
+}
+
+/// Reads the fields of one object. Numbers beyond the schema's bounds have been reported by the schema already; here
+/// they read as zero, and no `Config` comes of it.
+struct Reader<'a> {
+    object: Option<&'a Map<String, Value>>,
+    prefix: &'static str,
+    report: &'a mut dyn FnMut(&str, String),
+}
+
+impl<'a> Reader<'a> {
+    fn below(&mut self, field: &'static str) -> Reader<'_> {
+        let object = self.value(field).and_then(Value::as_object);
+        Reader { object, prefix: field, report: self.report }
+    }
+
+    fn value(&self, field: &str) -> Option<&'a Value> {
+        self.object.and_then(|object| object.get(field))
+    }
+
+    fn path(&self, field: &str) -> String {
+        let mut path = self.prefix.to_owned();
+        path::enter(&mut path, field);
+        path
+    }
+
+    /// Reports what the field holds and what was expected.
+    fn wrong(&mut self, field: &str, expected: &str) {
+        let path = self.path(field);
+        let found = match self.value(field) {
+            Some(Value::String(text)) => format!("{:?}", shortened(text)),
+            Some(value) => shortened(&value.to_string()),
+            None => "missing".to_owned(),
+        };
+        let message = format!("{path} is {found}, expected {expected}");
+        (self.report)(&path, message);
+    }
+
+    fn text(&self, field: &str) -> String {
+        self.value(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+    }
+
+    fn bool(&self, field: &str) -> bool {
+        self.value(field).and_then(Value::as_bool).unwrap_or_default()
+    }
+
+    fn integer<N: TryFrom<i64> + Default>(&self, field: &str) -> N {
+        let number = self.value(field).and_then(Value::as_i64);
+        number.and_then(|number| N::try_from(number).ok()).unwrap_or_default()
+    }
+
+    fn nanos(&self, field: &str) -> Option<i64> {
+        self.value(field).and_then(Value::as_str).and_then(duration::parse)
+    }
+
+    fn duration(&mut self, field: &str, shortest: Duration) -> Duration {
+        let nanos = self.nanos(field).unwrap_or_default();
+        let value = u64::try_from(nanos).ok().map(Duration::from_nanos);
+        match value.filter(|value| *value >= shortest) {
+            Some(value) => value,
+            None => {
+                let shortest_nanos = i64::try_from(shortest.as_nanos()).unwrap_or(i64::MAX);
+                self.wrong(field, &format!("at least {}", duration::format(shortest_nanos)));
+                shortest
+            }
+        }
+    }
+
+    fn healthz(&mut self) -> Option<SocketAddr> {
+        let address = match self.text("healthzBindAddress").parse::<IpAddr>() {
+            Ok(address) => address,
+            Err(_) => {
+                self.wrong("healthzBindAddress", "an IP address");
+                IpAddr::V4(Ipv4Addr::LOCALHOST)
+            }
+        };
+        match self.integer::<u16>("healthzPort") {
+            0 => None,
+            port => Some(SocketAddr::new(address, port)),
+        }
+    }
+
+    fn amount(&mut self, field: &str) -> Quantity {
+        let quantity =
+            self.value(field).and_then(Value::as_str).and_then(Quantity::parse).unwrap_or_default();
+        if quantity.is_negative() {
+            self.wrong(field, "an amount that is not negative");
+        }
+        quantity
+    }
+
+    fn reserved(mut self) -> Reserved {
+        let units = |number: i64| u64::try_from(number).unwrap_or_default();
+        Reserved {
+            cpu_milli: units(self.amount("cpu").milli_units()),
+            memory_bytes: units(self.amount("memory").units()),
+            ephemeral_storage_bytes: units(self.amount("ephemeral-storage").units()),
+            pid: units(self.amount("pid").units()),
+        }
+    }
+
+    fn threshold(&self, field: &str) -> Threshold {
+        self.value(field).and_then(Value::as_str).and_then(Threshold::parse).unwrap_or(Threshold::Off)
+    }
+
+    fn eviction_hard(self) -> EvictionHard {
+        EvictionHard {
+            memory_available: self.threshold("memory.available"),
+            nodefs_available: self.threshold("nodefs.available"),
+            nodefs_inodes_free: self.threshold("nodefs.inodesFree"),
+            pid_available: self.threshold("pid.available"),
+        }
+    }
+
+    fn taints(&mut self) -> Vec<Taint> {
+        let list = self.value("registerWithTaints").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        if list.len() > MAX_TAINTS {
+            let message =
+                format!("registerWithTaints has {} taints, expected at most {MAX_TAINTS}", list.len());
+            (self.report)("registerWithTaints", message);
+            return Vec::new();
+        }
+        let mut taints: Vec<Taint> = Vec::new();
+        for (index, item) in list.iter().enumerate() {
+            let text = |field: &str| item.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+            let taint = Taint { key: text("key"), value: text("value"), effect: text("effect") };
+            if let Some(wrong) = what_is_wrong_with(&taint, &taints) {
+                let path = format!("registerWithTaints[{index}]");
+                let message = format!("{path}{wrong}");
+                (self.report)(&path, message);
+            }
+            taints.push(taint);
+        }
+        taints
+    }
+
+    #[cfg(feature = "fault-injection")]
+    fn fault_injection(&mut self) -> FaultInjection {
+        let mut kedge = self.below("kedge");
+        let mut faults = kedge.below("faultInjection");
+        let present = |faults: &Reader<'_>, field: &str| faults.value(field).is_some();
+        FaultInjection {
+            crash_after: present(&faults, "crashAfter")
+                .then(|| faults.duration("crashAfter", Duration::ZERO)),
+            hang_loop: present(&faults, "hangLoop").then(|| faults.text("hangLoop")),
+            hang_after: faults.duration("hangAfter", Duration::ZERO),
+            clock_offset_ms: faults.nanos("clockOffset").unwrap_or_default() / 1_000_000,
+        }
+    }
+}
+
+/// The rules an API server has for taints, as far as a Node would be refused for breaking them.
+fn what_is_wrong_with(taint: &Taint, others: &[Taint]) -> Option<String> {
+    let effect = taint.effect.as_str();
+    if !matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute") {
+        let effect = shortened(effect);
+        return Some(format!(".effect is {effect:?}, expected NoSchedule, PreferNoSchedule or NoExecute"));
+    }
+    if !is_label_key(&taint.key) {
+        return Some(format!(
+            ".key is {:?}, expected a label key such as \"example.com/dedicated\"",
+            shortened(&taint.key)
+        ));
+    }
+    if !taint.value.is_empty() && !is_label_name(&taint.value) {
+        return Some(format!(".value is {:?}, expected a label value", shortened(&taint.value)));
+    }
+    if others.iter().any(|other| other.key == taint.key && other.effect == taint.effect) {
+        return Some(format!(" repeats key {} with effect {effect}, expected each pair once", taint.key));
+    }
+    None
+}
+
+/// A qualified name: an optional DNS prefix of at most 253 bytes, and a name.
+fn is_label_key(key: &str) -> bool {
+    let is_prefix = |prefix: &str| {
+        let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        let part = |part: &str| {
+            !part.is_empty() && !part.starts_with('-') && !part.ends_with('-') && part.bytes().all(letter)
+        };
+        prefix.len() <= 253 && prefix.split('.').all(part)
+    };
+    match key.split_once('/') {
+        None => is_label_name(key),
+        Some((prefix, name)) => is_prefix(prefix) && is_label_name(name),
+    }
+}
+
+/// 1 to 63 letters, digits, `-`, `_`, `.`, with a letter or digit at both ends.
+fn is_label_name(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let outer = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = name.as_bytes();
+    bytes.len() <= 63 && outer(bytes.first()) && outer(bytes.last()) && name.bytes().all(inner)
+}
