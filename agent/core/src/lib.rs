@@ -6,8 +6,14 @@
 //! written, the act. So a simulator can hold the disk, the network and the clock in its hand and cut anywhere.
 
 pub mod config;
+mod condition;
+mod configuration;
 mod digest;
+mod disk;
+mod judge;
+mod program;
 pub mod records;
 pub mod source;
+mod start;
 
 pub use digest::{ConfigId, Digest};

@@ -1,0 +1,137 @@
+//! How the configuration is reported: the condition `ConfigOK` for people, `status.config` for machines (architecture 4.6).
+//!
+//! Always holds: composed from what is durably recorded, never from what is hoped; the design document's five examples
+//! appear word for word in their situations. Details beyond its words go to `status.config.error`, events and the log.
+
+use crate::configuration::{Configuration, SyncProblem};
+use crate::disk::AssignedNow;
+use crate::judge;
+use crate::records::{BadKind, ConfigRecord};
+use crate::start::{Active, Obstacle};
+use kedge_api::{ConfigMapNodeConfigSource, NodeConfigSource, NodeConfigStatus};
+
+/// The words of the condition.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ConfigOk {
+    /// True, False or Unknown.
+    pub status: &'static str,
+    /// The cause.
+    pub reason: String,
+    /// The effect.
+    pub message: String,
+}
+
+/// `ConfigOK`, as of now.
+pub(crate) fn config_ok(configuration: &Configuration) -> ConfigOk {
+    let (status, reason) = status_and_reason(configuration);
+    ConfigOk { status, reason, message: message(configuration) }
+}
+
+fn message(configuration: &Configuration) -> String {
+    let local = if configuration.facts().has_init() { "(init)" } else { "(default)" };
+    let uid = configuration.in_use.config.as_ref().map(|(config, _)| config.uid.as_str()).unwrap_or_default();
+    match configuration.in_use.active {
+        Active::Assigned => format!("using current (UID: {uid})"),
+        Active::LastKnownGood => format!("using last known good: (UID: {uid})"),
+        Active::Local if configuration.obstacle.is_some() => format!("using last-known-good {local}"),
+        Active::Local => format!("using current {local}"),
+    }
+}
+
+fn status_and_reason(configuration: &Configuration) -> (&'static str, String) {
+    if !configuration.facts().dynamic {
+        return ("True", format!("{}; dynamic configuration is off (--dynamic-config=false)", local_reason(configuration)));
+    }
+    match (&configuration.sync, &configuration.obstacle) {
+        (Some(SyncProblem::Invalid(cause)), _) | (None, Some(Obstacle::SourceInvalid(cause))) => {
+            ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}"))
+        }
+        (Some(SyncProblem::Failed(cause)), _) => ("Unknown", format!("failed to sync, reason: {cause}")),
+        (None, Some(obstacle)) => {
+            let uid = assigned_uid(configuration);
+            let (status, mut reason) = obstacle_reason(obstacle, "current", &uid);
+            if configuration.in_use.active == Active::Local
+                && let Some(fallback) = &configuration.fallback_obstacle
+            {
+                let uid = configuration.disk.fallback().map(|config| config.uid.clone()).unwrap_or_default();
+                reason = format!("{reason}; {}", obstacle_reason(fallback, "last-known-good", &uid).1);
+            }
+            (status, reason)
+        }
+        (None, None) if configuration.in_use.active == Active::Local => ("True", local_reason(configuration)),
+        (None, None) => match &configuration.edited {
+            Some(edited) => ("True", format!("all checks passed; {edited}")),
+            None => ("True", "all checks passed".into()),
+        },
+    }
+}
+
+fn local_reason(configuration: &Configuration) -> String {
+    let init = if configuration.facts().has_init() { "an init config was provided" } else { "no init config was provided" };
+    format!("current is set to the local default, and {init}")
+}
+
+fn assigned_uid(configuration: &Configuration) -> String {
+    match configuration.assigned() {
+        AssignedNow::Config(config, _) => config.uid,
+        _ => "unknown".into(),
+    }
+}
+
+fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str, String) {
+    match obstacle {
+        Obstacle::Marked { verdict, recorded } => {
+            let status = if verdict.kind == BadKind::Unknown { "Unknown" } else { "False" };
+            let not_recorded = if *recorded { "" } else { "; the verdict could not be recorded" };
+            // a last-known-good may have been marked while it was current, and the other way round
+            let reason = match verdict.reason.contains(uid) {
+                true => judge::reason(verdict.kind, what, uid),
+                false => verdict.reason.clone(),
+            };
+            (status, format!("{reason}{not_recorded}"))
+        }
+        Obstacle::Missing(why) => ("Unknown", format!("failed to load {what} (UID: {uid}): {why}")),
+        Obstacle::AssignmentUnknown(why) => ("Unknown", format!("failed to load {what}: {why}")),
+        Obstacle::VerdictsUnknown(why) => (
+            "Unknown",
+            format!("failed to load {what} (UID: {uid}): the list of bad configs is unknown ({why}), so it may be one of them"),
+        ),
+        Obstacle::NotRecorded(why) => {
+            ("Unknown", format!("failed to load {what} (UID: {uid}): its start could not be recorded on disk: {why}"))
+        }
+        Obstacle::SourceInvalid(cause) => ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}")),
+    }
+}
+
+/// `status.config`, as of now. `detail` is the parser's or validator's first problem, if the assigned config has one.
+pub(crate) fn config_status(configuration: &Configuration, detail: Option<&str>) -> NodeConfigStatus {
+    let assigned = match configuration.assigned() {
+        AssignedNow::Config(config, _) => Some(source(&config)),
+        _ => None,
+    };
+    let (status, reason) = status_and_reason(configuration);
+    let error = match detail {
+        _ if status == "True" => String::new(),
+        Some(detail) => format!("{reason}: {detail}"),
+        None => reason,
+    };
+    NodeConfigStatus {
+        assigned,
+        active: configuration.in_use.config.as_ref().map(|(config, _)| source(config)),
+        last_known_good: configuration.disk.fallback().map(source),
+        error,
+    }
+}
+
+fn source(config: &ConfigRecord) -> NodeConfigSource {
+    let (namespace, name) = config.source.object();
+    NodeConfigSource {
+        config_map: Some(ConfigMapNodeConfigSource {
+            namespace: namespace.into(),
+            name: name.into(),
+            uid: config.uid.clone(),
+            resource_version: config.resource_version.clone(),
+            kubelet_config_key: config.source.key().into(),
+        }),
+    }
+}

@@ -1,0 +1,913 @@
+//! The configuration of a running agent: what is asked for against what is recorded and what runs, and the one transition
+//! that comes next (architecture 4.3, 4.4).
+//!
+//! Level-triggered: every event only changes what is known, and then `next` compares. One transition is under way at a
+//! time, as a program of durable writes; what the agent believes of its disk changes when it ends. Always holds: the source
+//! is compared with `current`, never with what runs (else a rolled back node would restart for ever); a download is never
+//! parsed here; a failed write changes nothing but the time of the next try.
+
+use crate::config::Effective;
+use crate::disk::{AssignedNow, Content, Disk, content};
+use crate::judge::{self, LOST, Standing};
+use crate::program::{Outcome, Step, Steps, Suspend};
+use crate::records::{
+    Assigned, BadConfigs, BadKind, CheckpointName, ConfigRecord, Current, Known, RanAs, Startups, StateFile, Verdict,
+};
+use crate::source::{Source, Wanted};
+use crate::start::{Active, Facts, InUse, Obstacle, Started};
+use crate::{ConfigId, Digest};
+use kedge_api::Timestamp;
+use serde_json::Value;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// After a failed write the next try waits this long: the disk is likely full, and a full disk is not freed by asking.
+const RETRY_WRITE: Duration = Duration::from_secs(60);
+
+/// Time as handed to core: running time since some fixed start, and wall time for stamps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// Monotonic running time.
+    pub mono: Duration,
+    /// What the clock on the wall says; never compared.
+    pub wall: Timestamp,
+}
+
+/// The ConfigMap that the source names, as last read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Object {
+    /// Not read yet.
+    Unread,
+    /// The API server says there is none.
+    Missing,
+    /// It could not be read; why.
+    Unreadable(String),
+    /// The whole object.
+    Here(Rc<Value>),
+}
+
+/// What the source asks for cannot be had, or has not been taken: the condition is Unknown and says this.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SyncProblem {
+    /// The source is invalid.
+    Invalid(String),
+    /// Anything else between the source and a durable assignment.
+    Failed(String),
+}
+
+/// A transition under way.
+#[derive(Debug, Clone)]
+struct Job {
+    kind: Transition,
+    outcomes: Vec<Outcome>,
+}
+
+/// The transitions of architecture 4.4 that a running agent makes.
+#[derive(Debug, Clone, PartialEq)]
+enum Transition {
+    Adopt { checkpoint: Vec<u8>, name: CheckpointName, current: Current, id: ConfigId },
+    Readdress { checkpoint: Vec<u8>, name: CheckpointName, current: Current, rekeyed: Option<Startups> },
+    NoteSource { current: Current },
+    Unassign { node_uid: String, why: String },
+    Save { startups: Startups },
+    Promote { startups: Startups, config: ConfigRecord },
+    SilentTrial { startups: Startups },
+    RetryLost { bad: BadConfigs },
+    ContactUnderRetry { startups: Startups, bad: BadConfigs },
+    TryAssigned { startups: Startups },
+    RecordVerdict { bad: BadConfigs },
+    Forgive { uid: String, bad: BadConfigs },
+    CleanExit { why: String },
+}
+
+/// Names of the transitions, for the log and for counting what a simulation reached.
+impl Transition {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Adopt { .. } => "adopt",
+            Self::Readdress { .. } => "readdress",
+            Self::NoteSource { .. } => "note-source",
+            Self::Unassign { .. } => "unassign",
+            Self::Save { .. } => "trial-progress",
+            Self::Promote { .. } => "promote",
+            Self::SilentTrial { .. } => "trial-over-without-contact",
+            Self::RetryLost { .. } => "contact-under-fallback",
+            Self::ContactUnderRetry { .. } => "contact-under-retry",
+            Self::TryAssigned { .. } => "try-assigned",
+            Self::RecordVerdict { .. } => "record-verdict",
+            Self::Forgive { .. } => "forgive",
+            Self::CleanExit { .. } => "clean-exit",
+        }
+    }
+}
+
+/// What is to be done about the configuration now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Perform this step and report its outcome.
+    Step(Step),
+    /// Exit with code 0: everything that must survive is written.
+    Exit(String),
+}
+
+/// Something worth telling people: becomes a log line and an Event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct News {
+    pub(crate) warning: bool,
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+}
+
+/// How a transition ended.
+struct Ended {
+    disk: Disk,
+    /// A write failed; the rest was not attempted.
+    failed: Option<String>,
+    exit: Option<String>,
+}
+
+/// The configuration's state machine.
+#[derive(Debug)]
+pub(crate) struct Configuration {
+    facts: Facts,
+    pub(crate) disk: Disk,
+    pub(crate) in_use: InUse,
+    since: Duration,
+    saved_at_ms: u64,
+    assigned: Option<Content>,
+    last_known_good_id: Option<ConfigId>,
+    pub(crate) obstacle: Option<Obstacle>,
+    pub(crate) fallback_obstacle: Option<Obstacle>,
+    /// Counts of an assigned config whose start could not be recorded: never lost by a later try.
+    unrecorded: Option<Startups>,
+    node_uid: String,
+    wanted: Option<Wanted>,
+    object: Object,
+    pub(crate) sync: Option<SyncProblem>,
+    /// The pinned ConfigMap was edited: not followed, but said.
+    pub(crate) edited: Option<String>,
+    contact: bool,
+    stop: Option<String>,
+    forgive: Vec<String>,
+    reset: bool,
+    job: Option<Job>,
+    /// No transition that writes starts before this, after one failed.
+    not_before: Duration,
+    news: Vec<News>,
+}
+
+impl Configuration {
+    pub(crate) fn new(started: Started, facts: Facts, now: Now) -> Self {
+        let unrecorded = match &started.obstacle {
+            Some(Obstacle::NotRecorded(_)) => started.assigned_counts,
+            _ => None,
+        };
+        let saved_at_ms = started.in_use.startups.ran_ms;
+        Self {
+            facts,
+            disk: started.disk,
+            in_use: started.in_use,
+            since: now.mono,
+            saved_at_ms,
+            assigned: started.assigned,
+            last_known_good_id: started.last_known_good_id,
+            obstacle: started.obstacle,
+            fallback_obstacle: started.fallback_obstacle,
+            unrecorded,
+            node_uid: String::new(),
+            wanted: None,
+            object: Object::Unread,
+            sync: None,
+            edited: None,
+            contact: false,
+            stop: None,
+            forgive: Vec::new(),
+            reset: false,
+            job: None,
+            not_before: now.mono,
+            news: Vec::new(),
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ what is known
+
+    /// The Node was read.
+    pub(crate) fn node_seen(&mut self, uid: &str, wanted: Wanted) {
+        let object_of = |wanted: &Wanted| match wanted {
+            Wanted::Correct(source) => Some((source.object().0.to_owned(), source.object().1.to_owned())),
+            _ => None,
+        };
+        if self.wanted.as_ref().and_then(object_of) != object_of(&wanted) {
+            self.object = Object::Unread;
+        }
+        self.node_uid = uid.to_owned();
+        self.wanted = Some(wanted);
+    }
+
+    /// The ConfigMap that the source names was read, or was not.
+    pub(crate) fn object_seen(&mut self, namespace: &str, name: &str, object: Object) {
+        if self.wanted_object().is_some_and(|wanted| wanted == (namespace, name)) {
+            self.object = object;
+        }
+    }
+
+    /// The ConfigMap to watch.
+    pub(crate) fn wanted_object(&self) -> Option<(&str, &str)> {
+        match &self.wanted {
+            Some(Wanted::Correct(source)) if self.facts.dynamic => Some(source.object()),
+            _ => None,
+        }
+    }
+
+    /// The API server answered.
+    pub(crate) fn contact(&mut self) {
+        self.contact = true;
+        self.in_use.startups.contact = true;
+    }
+
+    /// Somebody asked the agent to stop.
+    pub(crate) fn stop(&mut self, why: &str) {
+        self.stop.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// Somebody asked to forget the verdicts on a UID. Says whether there is anything to forget.
+    pub(crate) fn forgive(&mut self, uid: &str) -> bool {
+        let known = match &self.disk.bad_configs {
+            Known::Is(bad) => bad.entries().any(|(other, ..)| other == uid),
+            Known::Absent => false,
+            Known::Unknown { .. } => true,
+        };
+        if known && self.forgive.len() < 8 {
+            self.forgive.push(uid.to_owned());
+        }
+        known
+    }
+
+    /// Somebody asked for the local config, whatever the records say.
+    pub(crate) fn reset(&mut self) {
+        self.reset = true;
+    }
+
+    /// The list of bad configs was edited by hand (the design's repair).
+    pub(crate) fn bad_configs_edited(&mut self, bad: Known<BadConfigs>) {
+        if self.job.is_none() && bad.known().is_some() && self.disk.bad_configs != bad {
+            self.disk.bad_configs = bad;
+            self.rejudge();
+        }
+    }
+
+    /// Running time of the config in use since its last counted startup.
+    pub(crate) fn ran_ms(&self, now: Now) -> u64 {
+        let run = now.mono.saturating_sub(self.since).as_millis();
+        self.in_use.startups.ran_ms.saturating_add(u64::try_from(run).unwrap_or(u64::MAX))
+    }
+
+    /// What is left of the trial, if one is going on.
+    pub(crate) fn trial_left(&self, now: Now) -> Option<Duration> {
+        (self.in_trial()).then(|| Duration::from_millis(self.in_use.terms.trial_ms.saturating_sub(self.ran_ms(now))))
+    }
+
+    fn in_trial(&self) -> bool {
+        self.in_use.active == Active::Assigned && self.in_use.config.as_ref().map(|(_, id)| *id) != self.last_known_good_id
+    }
+
+    /// What is assigned, as the records say.
+    pub(crate) fn assigned(&self) -> AssignedNow {
+        self.disk.assigned()
+    }
+
+    pub(crate) fn effective(&self) -> &Rc<Effective> {
+        &self.in_use.effective
+    }
+
+    pub(crate) fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub(crate) fn under_way(&self) -> Option<&'static str> {
+        self.job.as_ref().map(|job| job.kind.name())
+    }
+
+    pub(crate) fn take_news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
+    // ------------------------------------------------------------------------------------------ what comes next
+
+    /// The step or exit that comes now, if any. Called after every event; a step under way must be reported first.
+    pub(crate) fn next(&mut self, now: Now) -> Option<Next> {
+        if self.job.is_some() {
+            return None;
+        }
+        let kind = self.due(now)?;
+        self.job = Some(Job { kind, outcomes: Vec::new() });
+        self.run(now)
+    }
+
+    /// A step was performed.
+    pub(crate) fn done(&mut self, now: Now, outcome: Outcome) -> Option<Next> {
+        self.job.as_mut()?.outcomes.push(outcome);
+        self.run(now)
+    }
+
+    /// When `next` may have something new to say although nothing happens.
+    pub(crate) fn next_deadline(&self, now: Now) -> Option<Duration> {
+        if self.job.is_some() {
+            return None;
+        }
+        let at = |ms: u64| self.since + Duration::from_millis(ms.saturating_sub(self.in_use.startups.ran_ms));
+        let mut deadlines = Vec::with_capacity(4);
+        if self.counts_running() && self.ran_ms(now) < u64::MAX {
+            let terms = self.in_use.terms;
+            if self.saved_at_ms < terms.settled_after_ms() {
+                deadlines.push(at(self.save_due_ms()));
+                deadlines.push(at(terms.settled_after_ms()));
+            }
+            if self.in_trial() && self.in_use.startups.contact {
+                deadlines.push(at(terms.trial_ms));
+            }
+        }
+        if self.waits_for_disk() {
+            deadlines.push(self.not_before);
+        }
+        deadlines.into_iter().map(|at| at.max(self.not_before)).filter(|at| *at > now.mono).min()
+    }
+
+    fn run(&mut self, now: Now) -> Option<Next> {
+        let job = self.job.take()?;
+        match self.perform(&job) {
+            Err(Suspend(step)) => {
+                self.job = Some(job);
+                Some(Next::Step(step))
+            }
+            Ok(ended) => self.end(now, job.kind, ended),
+        }
+    }
+
+    /// The writes of each transition, in the order of architecture 4.4.
+    fn perform(&self, job: &Job) -> Result<Ended, Suspend> {
+        let mut steps = Steps::over(&job.outcomes);
+        let steps = &mut steps;
+        let mut disk = self.disk.clone();
+        let mut exit = None;
+        let failed = 'writes: {
+            macro_rules! durable {
+                ($write:expr) => {
+                    if let Err(why) = $write? {
+                        break 'writes Some(why);
+                    }
+                };
+            }
+            match &job.kind {
+                Transition::Adopt { checkpoint, name, current, id } => {
+                    durable!(steps.write(StateFile::Checkpoint(name.clone()), checkpoint.clone()));
+                    if matches!(disk.bad_configs, Known::Unknown { .. }) {
+                        // re-assigned: a list of verdicts begins anew, with the one config banned that had unknown ones
+                        durable!(disk.put_bad_configs(steps, self.verdicts_anew()));
+                    }
+                    durable!(disk.put_current(steps, current.clone()));
+                    durable!(disk.put_startups(steps, closed(&disk, *id)));
+                    exit = current.assigned.as_ref().map(|assigned| {
+                        let ConfigRecord { source, uid, resource_version, .. } = &assigned.config;
+                        format!("adopted {source} (uid {uid}, resourceVersion {resource_version}), restarting to try it")
+                    });
+                }
+                Transition::Readdress { checkpoint, name, current, rekeyed } => {
+                    durable!(steps.write(StateFile::Checkpoint(name.clone()), checkpoint.clone()));
+                    durable!(disk.put_current(steps, current.clone()));
+                    if let Some(startups) = rekeyed {
+                        durable!(disk.put_startups(steps, startups.clone()));
+                    }
+                }
+                Transition::NoteSource { current } => durable!(disk.put_current(steps, current.clone())),
+                Transition::Unassign { node_uid, why } => {
+                    durable!(disk.put_current(steps, Current::local(node_uid)));
+                    exit = Some(why.clone());
+                }
+                Transition::Save { startups } => durable!(disk.put_startups(steps, startups.clone())),
+                Transition::Promote { startups, config } => {
+                    durable!(disk.put_startups(steps, startups.clone()));
+                    durable!(disk.put_last_known_good(steps, Some(config.clone())));
+                }
+                Transition::SilentTrial { startups } => {
+                    durable!(disk.put_startups(steps, startups.clone()));
+                    exit = Some("no contact with the API server during the whole trial, restarting for the verdict".into());
+                }
+                Transition::RetryLost { bad } => {
+                    durable!(disk.put_bad_configs(steps, bad.clone()));
+                    self.close(&mut disk, steps)?;
+                    exit = Some("the network works again, restarting to try the assigned config once more".into());
+                }
+                Transition::ContactUnderRetry { startups, bad } => {
+                    durable!(disk.put_startups(steps, startups.clone()));
+                    durable!(disk.put_bad_configs(steps, bad.clone()));
+                }
+                Transition::TryAssigned { startups } => {
+                    durable!(disk.put_startups(steps, startups.clone()));
+                    exit = Some("the assigned config can be tried now, restarting".into());
+                }
+                Transition::RecordVerdict { bad } | Transition::Forgive { bad, .. } => {
+                    durable!(disk.put_bad_configs(steps, bad.clone()));
+                }
+                Transition::CleanExit { why } => {
+                    self.close(&mut disk, steps)?;
+                    exit = Some(why.clone());
+                }
+            }
+            None
+        };
+        Ok(Ended { disk, failed, exit })
+    }
+
+    /// A clean exit closes the record of what ran. That it could not be closed is no reason to stay: the next start will
+    /// count one startup too many, not one too few.
+    fn close(&self, disk: &mut Disk, steps: &mut Steps) -> Result<(), Suspend> {
+        let ours = |startups: &Startups| startups.ran_as == self.in_use.startups.ran_as && startups.open.is_some();
+        if let Some(startups) = disk.startups.known().filter(|startups| ours(startups)).cloned() {
+            let _ = disk.put_startups(steps, Startups { open: None, ..startups })?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, now: Now, kind: Transition, ended: Ended) -> Option<Next> {
+        self.disk = ended.disk;
+        if let Some(why) = ended.failed {
+            self.not_before = now.mono + RETRY_WRITE;
+            return self.failed(now, &kind, why);
+        }
+        if let Some(news) = self.succeeded(&kind) {
+            self.news.push(news);
+        }
+        match ended.exit {
+            Some(why) => Some(Next::Exit(why)),
+            None => self.next(now),
+        }
+    }
+
+    /// What a finished transition means for what is known besides the disk, and what to tell.
+    fn succeeded(&mut self, kind: &Transition) -> Option<News> {
+        let normal = |reason, message| Some(News { warning: false, reason, message });
+        match kind {
+            Transition::Adopt { current, .. } => {
+                let config = &current.assigned.as_ref()?.config;
+                normal("KubeletConfigChanged", restarting_to_use(config))
+            }
+            Transition::Unassign { .. } => {
+                normal("KubeletConfigChanged", "Kubelet restarting to use local config".to_owned())
+            }
+            Transition::Promote { startups, config } => {
+                self.saved(startups);
+                self.last_known_good_id = self.in_use.config.as_ref().map(|(_, id)| *id);
+                normal(
+                    "ConfigPromoted",
+                    format!(
+                        "{} (UID: {}, ResourceVersion: {}) ran well for its trial of {} s and is last-known-good now",
+                        config.source,
+                        config.uid,
+                        config.resource_version,
+                        self.in_use.terms.trial_ms / 1000
+                    ),
+                )
+            }
+            Transition::Save { startups } => {
+                self.saved(startups);
+                None
+            }
+            Transition::ContactUnderRetry { startups, .. } => {
+                self.saved(startups);
+                None
+            }
+            Transition::Readdress { current, rekeyed, .. } => {
+                self.readdressed(current, rekeyed.as_ref());
+                None
+            }
+            Transition::NoteSource { .. } => {
+                if matches!(self.obstacle, Some(Obstacle::SourceInvalid(_))) && self.disk.invalid_source().is_none() {
+                    self.obstacle = None;
+                    self.rejudge();
+                }
+                None
+            }
+            Transition::RecordVerdict { .. } => {
+                if let Some(Obstacle::Marked { recorded, .. }) = &mut self.obstacle {
+                    *recorded = true;
+                }
+                None
+            }
+            Transition::Forgive { uid, .. } => {
+                self.forgive.retain(|other| other != uid);
+                self.obstacle = match self.obstacle.take() {
+                    Some(Obstacle::Marked { .. } | Obstacle::VerdictsUnknown(_)) => None,
+                    other => other,
+                };
+                self.rejudge();
+                normal("ConfigForgiven", format!("the verdicts on UID {uid} were removed on request"))
+            }
+            _ => None,
+        }
+    }
+
+    fn failed(&mut self, now: Now, kind: &Transition, why: String) -> Option<Next> {
+        let what = kind.name();
+        match kind {
+            Transition::Adopt { .. } | Transition::Readdress { .. } | Transition::Unassign { .. } => {
+                self.sync = Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
+            }
+            // asked for by a person: say so and drop it, they can ask again
+            Transition::Forgive { uid, .. } => self.forgive.retain(|other| other != uid),
+            // a save that fails is tried again when the next is due
+            Transition::Save { .. } => self.saved_at_ms = self.ran_ms(now),
+            _ => {}
+        }
+        self.news.push(News {
+            warning: true,
+            reason: "ConfigNotRecorded",
+            message: format!("{what}: a write failed ({why}); nothing was changed, trying again later"),
+        });
+        None
+    }
+
+    /// What was saved is believed; running time goes on from where this run began, and contact made meanwhile is kept.
+    fn saved(&mut self, startups: &Startups) {
+        self.saved_at_ms = startups.ran_ms;
+        let InUse { startups: ours, .. } = &mut self.in_use;
+        *ours = Startups { ran_ms: ours.ran_ms, contact: startups.contact || self.contact, ..startups.clone() };
+    }
+
+    fn readdressed(&mut self, current: &Current, rekeyed: Option<&Startups>) {
+        let Some(config) = current.assigned.as_ref().map(|assigned| assigned.config.clone()) else { return };
+        let text = self.assigned.as_ref().map(|content| content.payload.text.clone()).unwrap_or_default();
+        let id = ConfigId::of(&config.uid, &text, &self.facts.overrides);
+        if let Some(content) = &mut self.assigned {
+            content.id = id;
+        }
+        if self.in_use.active == Active::Assigned {
+            self.in_use.config = Some((config, id));
+            if let Some(startups) = rekeyed {
+                self.saved(startups);
+            }
+        } else {
+            self.rejudge();
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ comparing
+
+    /// The transition that is due, first match.
+    fn due(&mut self, now: Now) -> Option<Transition> {
+        if let Some(why) = &self.stop {
+            return Some(Transition::CleanExit { why: why.clone() });
+        }
+        if !self.facts.dynamic {
+            return None;
+        }
+        if let Some(kind) = self.asked_for() {
+            return Some(kind);
+        }
+        let from_source = self.compare_source(now);
+        if now.mono < self.not_before {
+            return None;
+        }
+        from_source
+            .or_else(|| self.contact_under_retry(now))
+            .or_else(|| self.promotion(now))
+            .or_else(|| self.silent_trial(now))
+            .or_else(|| self.progress(now))
+            .or_else(|| self.beside_a_fallback())
+    }
+
+    fn asked_for(&mut self) -> Option<Transition> {
+        if std::mem::take(&mut self.reset) {
+            let why = "reset to the local config on request, restarting to use it".to_owned();
+            return Some(Transition::Unassign { node_uid: self.node_uid_or_recorded(), why });
+        }
+        let uid = self.forgive.first()?.clone();
+        let mut bad = match &self.disk.bad_configs {
+            Known::Is(bad) => bad.clone(),
+            _ => BadConfigs::default(),
+        };
+        bad.forgive(&uid);
+        Some(Transition::Forgive { uid, bad })
+    }
+
+    fn node_uid_or_recorded(&self) -> String {
+        let recorded = || self.disk.current.known().map(|current| current.node_uid.clone()).unwrap_or_default();
+        if self.node_uid.is_empty() { recorded() } else { self.node_uid.clone() }
+    }
+
+    /// The table of architecture 4.3. Sets what the condition says about the source.
+    fn compare_source(&mut self, now: Now) -> Option<Transition> {
+        let wanted = self.wanted.clone()?;
+        let (problem, transition) = match &wanted {
+            Wanted::Nil => self.compare_nil(),
+            Wanted::Invalid(why) => self.compare_invalid(why),
+            Wanted::Correct(source) => match self.object.clone() {
+                // nothing new is known: what was said stays said
+                Object::Unread => return None,
+                Object::Missing => {
+                    self.compare_invalid(&format!("invalid NodeConfigSource, {source} does not exist"))
+                }
+                Object::Unreadable(why) => (Some(SyncProblem::Failed(format!("failed to download {source}: {why}"))), None),
+                Object::Here(object) => self.compare_object(now, source, &object),
+            },
+        };
+        let write_failed = now.mono < self.not_before && transition.is_some() && self.sync.is_some();
+        if !write_failed {
+            self.sync = problem;
+        }
+        transition
+    }
+
+    fn compare_nil(&self) -> (Option<SyncProblem>, Option<Transition>) {
+        let known = self.disk.current.known();
+        match self.disk.assigned() {
+            AssignedNow::Local => match known.filter(|current| current.invalid_source.is_some()) {
+                Some(_) => (None, Some(Transition::NoteSource { current: Current::local(&self.node_uid) })),
+                None => (None, None),
+            },
+            AssignedNow::Config(config, _) => {
+                let same_node = known.is_some_and(|current| current.node_uid == self.node_uid);
+                if same_node {
+                    let why = "the Node asks for no config, restarting to use the local one".to_owned();
+                    return (None, Some(Transition::Unassign { node_uid: self.node_uid.clone(), why }));
+                }
+                let why = format!(
+                    "spec.configSource is empty on a Node that is not the one that assigned {} (UID: {}); \
+                     set a source, or run kedge config reset on the node",
+                    config.source, config.uid
+                );
+                (Some(SyncProblem::Failed(why)), None)
+            }
+            AssignedNow::Unknown(why) => (
+                Some(SyncProblem::Failed(format!(
+                    "spec.configSource is empty, but what was assigned before is not known ({why}); \
+                     set a source, or run kedge config reset on the node"
+                ))),
+                None,
+            ),
+        }
+    }
+
+    fn compare_invalid(&self, why: &str) -> (Option<SyncProblem>, Option<Transition>) {
+        let problem = Some(SyncProblem::Invalid(why.to_owned()));
+        let current = match (&self.disk.current, self.disk.assigned()) {
+            (Known::Is(current), _) => current.clone(),
+            (Known::Absent, AssignedNow::Local) => Current::local(&self.node_uid),
+            // a record that cannot be read is not replaced by a note about another matter
+            _ => return (problem, None),
+        };
+        if current.invalid_source.as_deref() == Some(why) {
+            return (problem, None);
+        }
+        let current = Current { invalid_source: Some(why.to_owned()), node_uid: self.node_uid.clone(), ..current };
+        (problem, Some(Transition::NoteSource { current }))
+    }
+
+    fn compare_object(
+        &mut self,
+        now: Now,
+        source: &Source,
+        object: &Value,
+    ) -> (Option<SyncProblem>, Option<Transition>) {
+        let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
+        if let Source::Pinned { uid: wanted, .. } = source
+            && wanted != uid
+        {
+            return self.compare_invalid(&format!(
+                "invalid ObjectReference, UID {wanted:?} does not match UID of downloaded ConfigMap {uid:?}"
+            ));
+        }
+        let failed = |why: String| (Some(SyncProblem::Failed(why)), None);
+        let Some(name) = CheckpointName::new(uid, resource_version) else {
+            return failed(format!("{source}: UID {uid:?} or resourceVersion {resource_version:?} is no name for a file"));
+        };
+        let checkpoint = serde_json::to_vec(object).expect("a JSON value is written as it was read");
+        let content = match content(&checkpoint, source, uid, &self.facts.overrides) {
+            Ok(content) => content,
+            Err(why) => return failed(format!("failed to download {source}: {why}")),
+        };
+        let assigned = self.disk.current.known().and_then(|current| current.assigned.clone());
+        let same_payload = self.assigned.as_ref().is_some_and(|old| old.payload.text == content.payload.text);
+        let current = match &assigned {
+            Some(old) if self.assigned.is_some() && old.config.source == *source && old.config.uid == uid => {
+                let pinned = matches!(source, Source::Pinned { .. });
+                self.edited = (pinned && !same_payload).then(|| {
+                    format!(
+                        "{source} was edited (resourceVersion {resource_version}, assigned {}); a source pinned to a UID \
+                         does not follow edits",
+                        old.config.resource_version
+                    )
+                });
+                if pinned || old.config.resource_version == resource_version {
+                    return (None, self.source_is_current(old.clone()));
+                }
+                old.clone()
+            }
+            Some(old) => old.clone(),
+            None => Assigned { config: self.record(source, uid, resource_version, &checkpoint), since: None, downloaded: true },
+        };
+        self.edited = None;
+        let config = self.record(source, uid, resource_version, &checkpoint);
+        let since = if same_payload { current.since } else { Some(now.wall) };
+        let downloaded = !same_payload || current.downloaded;
+        let record = Current {
+            assigned: Some(Assigned { config, since, downloaded }),
+            node_uid: self.node_uid.clone(),
+            invalid_source: None,
+        };
+        if same_payload && assigned.is_some() {
+            let rekeyed = self.rekeyed(now, content.id);
+            (None, Some(Transition::Readdress { checkpoint, name, current: record, rekeyed }))
+        } else {
+            (None, Some(Transition::Adopt { checkpoint, name, current: record, id: content.id }))
+        }
+    }
+
+    fn record(&self, source: &Source, uid: &str, resource_version: &str, checkpoint: &[u8]) -> ConfigRecord {
+        ConfigRecord {
+            source: source.clone(),
+            uid: uid.to_owned(),
+            resource_version: resource_version.to_owned(),
+            sha256: Digest::of(checkpoint),
+        }
+    }
+
+    /// The source names what is recorded: only the note about an invalid one, or the Node's UID, may have to change.
+    fn source_is_current(&self, assigned: Assigned) -> Option<Transition> {
+        let current =
+            Current { assigned: Some(assigned), node_uid: self.node_uid.clone(), invalid_source: None };
+        (self.disk.current.known() != Some(&current)).then_some(Transition::NoteSource { current })
+    }
+
+    /// The counts of what runs, under the id it has as another object with the same payload.
+    fn rekeyed(&self, now: Now, id: ConfigId) -> Option<Startups> {
+        let running = self.in_use.active == Active::Assigned && self.in_use.startups.ran_as != RanAs::Config(id);
+        running.then(|| Startups { ran_as: RanAs::Config(id), ..self.progressed(now) })
+    }
+
+    fn verdicts_anew(&self) -> BadConfigs {
+        let mut bad = BadConfigs::default();
+        if let (AssignedNow::Config(config, _), Some(content)) = (self.disk.assigned(), &self.assigned) {
+            let verdict = judge::verdict(BadKind::Unknown, "current", &config.uid, self.facts.wall, None);
+            bad.mark(&config.uid, content.id, verdict, &[]);
+        }
+        bad
+    }
+
+    // ------------------------------------------------------------------------------------------ trial
+
+    /// Whether running time matters: the local config has no trial, and records that prove something stay as they are.
+    fn counts_running(&self) -> bool {
+        let proof = matches!(
+            self.obstacle,
+            Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_))
+        );
+        self.facts.dynamic && self.in_use.config.is_some() && !proof
+    }
+
+    /// The counts as of now: time that ran, and after a whole trial nothing held against it.
+    fn progressed(&self, now: Now) -> Startups {
+        let settled = self.in_use.terms.settled_after_ms();
+        let ran_ms = self.ran_ms(now).min(settled.max(self.in_use.terms.trial_ms));
+        let mut startups = Startups { ran_ms, cuts: 0, ..self.in_use.startups.clone() };
+        if ran_ms >= settled {
+            startups.startups.clear();
+        }
+        startups
+    }
+
+    fn save_due_ms(&self) -> u64 {
+        let every = self.in_use.terms.save_every_ms(self.saved_at_ms);
+        let due = self.saved_at_ms.saturating_add(every);
+        // a save exactly at the end of the trial, not a little after it
+        let trial = self.in_use.terms.trial_ms;
+        if self.saved_at_ms < trial { due.min(trial) } else { due.min(self.in_use.terms.settled_after_ms()) }
+    }
+
+    fn promotion(&mut self, now: Now) -> Option<Transition> {
+        let due = self.counts_running()
+            && self.in_trial()
+            && self.in_use.startups.contact
+            && self.ran_ms(now) >= self.in_use.terms.trial_ms;
+        let (config, _) = self.in_use.config.as_ref().filter(|_| due)?;
+        Some(Transition::Promote { startups: self.progressed(now), config: config.clone() })
+    }
+
+    fn silent_trial(&self, now: Now) -> Option<Transition> {
+        let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
+        let standing = Standing {
+            assigned: self.in_use.active == Active::Assigned,
+            downloaded,
+            last_known_good: !self.in_trial(),
+        };
+        let startups = self.progressed(now);
+        let due = self.counts_running() && judge::lost_contact(&startups, self.in_use.terms, standing);
+        due.then_some(Transition::SilentTrial { startups: Startups { open: None, ..startups } })
+    }
+
+    fn progress(&mut self, now: Now) -> Option<Transition> {
+        let settled = self.saved_at_ms >= self.in_use.terms.settled_after_ms().max(self.in_use.terms.trial_ms);
+        let due = self.counts_running() && !settled && self.ran_ms(now) >= self.save_due_ms();
+        due.then(|| Transition::Save { startups: self.progressed(now) })
+    }
+
+    fn contact_under_retry(&self, now: Now) -> Option<Transition> {
+        if !self.contact || self.in_use.active != Active::Assigned || !self.counts_running() {
+            return None;
+        }
+        let (config, id) = self.in_use.config.as_ref()?;
+        let bad = self.disk.bad_configs.known()?;
+        bad.verdict(&config.uid, Some(*id)).filter(|verdict| verdict.retry)?;
+        let mut bad = bad.clone();
+        bad.clear(&config.uid, *id);
+        Some(Transition::ContactUnderRetry { startups: self.progressed(now), bad })
+    }
+
+    // ------------------------------------------------------------------------------------------ beside a fallback
+
+    /// While the assigned config is not the one that runs: has what stood in its way gone?
+    fn beside_a_fallback(&self) -> Option<Transition> {
+        if self.in_use.active == Active::Assigned {
+            return None;
+        }
+        let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
+        let content = self.assigned.as_ref();
+        match (&self.obstacle, content) {
+            (Some(Obstacle::Marked { verdict, recorded: true }), Some(content)) => {
+                self.retry_lost(&config, content.id, verdict)
+            }
+            (Some(Obstacle::Marked { verdict, recorded: false }), Some(content)) => {
+                let mut bad = match &self.disk.bad_configs {
+                    Known::Is(bad) => bad.clone(),
+                    Known::Absent => BadConfigs::default(),
+                    Known::Unknown { .. } => return None,
+                };
+                let in_use = self.disk.uids_in_use();
+                let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
+                bad.mark(&config.uid, content.id, verdict.clone(), &in_use);
+                Some(Transition::RecordVerdict { bad })
+            }
+            (None | Some(Obstacle::NotRecorded(_)), Some(content)) => {
+                let kept = self.unrecorded.clone().filter(|startups| startups.ran_as == RanAs::Config(content.id));
+                let startups = kept.map_or_else(
+                    || closed(&self.disk, content.id),
+                    |startups| Startups { open: None, ..startups },
+                );
+                Some(Transition::TryAssigned { startups })
+            }
+            _ => None,
+        }
+    }
+
+    fn retry_lost(&self, config: &ConfigRecord, id: ConfigId, verdict: &Verdict) -> Option<Transition> {
+        if !self.contact || verdict.kind != BadKind::Contact || verdict.lost >= LOST {
+            return None;
+        }
+        let mut bad = self.disk.bad_configs.known()?.clone();
+        bad.mark(&config.uid, id, Verdict { retry: true, ..verdict.clone() }, &[&config.uid]);
+        Some(Transition::RetryLost { bad })
+    }
+
+    /// Judges the assigned config again by what may have changed: verdicts and content.
+    fn rejudge(&mut self) {
+        if self.in_use.active == Active::Assigned {
+            return;
+        }
+        let AssignedNow::Config(config, _) = self.disk.assigned() else { return };
+        let id = self.assigned.as_ref().map(|content| content.id);
+        let marked = match &self.disk.bad_configs {
+            Known::Is(bad) => bad.verdict(&config.uid, id).filter(|verdict| !verdict.retry),
+            _ => None,
+        };
+        self.obstacle = match (marked, self.obstacle.take()) {
+            (Some(verdict), _) => Some(Obstacle::Marked { verdict, recorded: true }),
+            (None, Some(Obstacle::Marked { recorded: true, .. })) => None,
+            (None, other) => other,
+        };
+    }
+
+    fn waits_for_disk(&self) -> bool {
+        matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_)))
+            || self.sync.is_some()
+    }
+}
+
+/// The counts of a config that is about to be started by a clean exit: its own if the file is about it, else none.
+fn closed(disk: &Disk, id: ConfigId) -> Startups {
+    let ran_as = RanAs::Config(id);
+    let own = disk.startups.known().filter(|startups| startups.ran_as == ran_as).cloned();
+    Startups { open: None, ..own.unwrap_or_else(|| Startups::fresh(ran_as)) }
+}
+
+/// Upstream's words (facts of Kubernetes 1.11 to 1.23).
+fn restarting_to_use(config: &ConfigRecord) -> String {
+    let (namespace, name) = config.source.object();
+    format!(
+        "Kubelet restarting to use /api/v1/namespaces/{namespace}/configmaps/{name}, UID: {}, ResourceVersion: {}, \
+         KubeletConfigKey: {}",
+        config.uid,
+        config.resource_version,
+        config.source.key()
+    )
+}

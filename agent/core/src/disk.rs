@@ -1,0 +1,192 @@
+//! The agent's picture of its records on disk, and the checkpoints they name.
+//!
+//! Always holds: the picture changes only when a write was reported durable, so whatever is composed from it (the
+//! condition, the status) claims nothing that is not on disk; nothing is written that is there already.
+
+use crate::config::{LayerText, Origin};
+use crate::program::{Steps, Suspend};
+use crate::records::{
+    BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Startups, StateFile, last_known_good_bytes,
+    read_last_known_good,
+};
+use crate::source::Source;
+use crate::{ConfigId, Digest};
+use kedge_api::ConfigMap;
+use std::rc::Rc;
+
+/// The four records.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Disk {
+    pub(crate) current: Known<Current>,
+    pub(crate) last_known_good: Known<LastKnownGood>,
+    pub(crate) bad_configs: Known<BadConfigs>,
+    pub(crate) startups: Known<Startups>,
+}
+
+/// What is assigned, as far as the records know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AssignedNow {
+    /// The local config.
+    Local,
+    /// A pushed one.
+    Config(ConfigRecord, /* downloaded */ bool),
+    /// Not known; the text says why.
+    Unknown(String),
+}
+
+impl Disk {
+    /// Reads the records; those that say nothing are set aside and named in `findings`.
+    pub(crate) fn read(steps: &mut Steps, findings: &mut Vec<String>) -> Result<Self, Suspend> {
+        Ok(Self {
+            current: record(steps, StateFile::Current, Current::read, findings)?,
+            last_known_good: record(steps, StateFile::LastKnownGood, read_last_known_good, findings)?,
+            bad_configs: record(steps, StateFile::BadConfigs, BadConfigs::read, findings)?,
+            startups: record(steps, StateFile::Startups, Startups::read, findings)?,
+        })
+    }
+
+    /// What is assigned.
+    pub(crate) fn assigned(&self) -> AssignedNow {
+        match &self.current {
+            Known::Is(Current { assigned: None, .. }) => AssignedNow::Local,
+            Known::Is(Current { assigned: Some(assigned), .. }) => {
+                AssignedNow::Config(assigned.config.clone(), assigned.downloaded)
+            }
+            Known::Absent if self.fallback().is_none() && self.last_known_good.unknown().is_none() => AssignedNow::Local,
+            Known::Absent => AssignedNow::Unknown("the record of it is missing".into()),
+            Known::Unknown { why, .. } => AssignedNow::Unknown(format!("the record of it is unreadable: {why}")),
+        }
+    }
+
+    /// The remote last-known-good, if there is one.
+    pub(crate) fn fallback(&self) -> Option<&ConfigRecord> {
+        self.last_known_good.known().and_then(Option::as_ref)
+    }
+
+    /// The source a running agent last read was invalid; why.
+    pub(crate) fn invalid_source(&self) -> Option<&str> {
+        self.current.known().and_then(|current| current.invalid_source.as_deref())
+    }
+
+    /// UIDs whose verdicts are never dropped for space.
+    pub(crate) fn uids_in_use(&self) -> Vec<String> {
+        let current = self.current.known().and_then(|current| current.assigned.as_ref());
+        let current = current.map(|assigned| assigned.config.uid.clone());
+        current.into_iter().chain(self.fallback().map(|config| config.uid.clone())).collect()
+    }
+
+    /// Writes `current` unless it says so already. The inner result: is it durable?
+    pub(crate) fn put_current(&mut self, steps: &mut Steps, current: Current) -> Result<Result<(), String>, Suspend> {
+        put(steps, StateFile::Current, &mut self.current, current, Current::to_bytes)
+    }
+
+    /// Writes `last-known-good` unless it says so already.
+    pub(crate) fn put_last_known_good(
+        &mut self,
+        steps: &mut Steps,
+        config: LastKnownGood,
+    ) -> Result<Result<(), String>, Suspend> {
+        put(steps, StateFile::LastKnownGood, &mut self.last_known_good, config, last_known_good_bytes)
+    }
+
+    /// Writes `bad-configs.json` unless it says so already.
+    pub(crate) fn put_bad_configs(&mut self, steps: &mut Steps, bad: BadConfigs) -> Result<Result<(), String>, Suspend> {
+        put(steps, StateFile::BadConfigs, &mut self.bad_configs, bad, BadConfigs::to_bytes)
+    }
+
+    /// Writes `startups.json` unless it says so already.
+    pub(crate) fn put_startups(&mut self, steps: &mut Steps, startups: Startups) -> Result<Result<(), String>, Suspend> {
+        put(steps, StateFile::Startups, &mut self.startups, startups, Startups::to_bytes)
+    }
+}
+
+fn record<T>(
+    steps: &mut Steps,
+    file: StateFile,
+    parse: impl Fn(&Read) -> Known<T>,
+    findings: &mut Vec<String>,
+) -> Result<Known<T>, Suspend> {
+    let known = parse(&steps.read(file.clone())?);
+    if let Known::Unknown { why, set_aside } = &known {
+        let name = file_name(&file);
+        if *set_aside {
+            let done = match steps.set_aside(file)? {
+                Ok(()) => "set aside".to_owned(),
+                Err(error) => format!("could not be set aside: {error}"),
+            };
+            findings.push(format!("{name} is unreadable ({why}); {done}"));
+        } else {
+            findings.push(format!("{name} is unknown: {why}"));
+        }
+    }
+    Ok(known)
+}
+
+fn file_name(file: &StateFile) -> &'static str {
+    match file {
+        StateFile::Current => "current",
+        StateFile::LastKnownGood => "last-known-good",
+        StateFile::BadConfigs => "bad-configs.json",
+        StateFile::Startups => "startups.json",
+        StateFile::Checkpoint(_) => "a checkpoint",
+    }
+}
+
+fn put<T: PartialEq>(
+    steps: &mut Steps,
+    file: StateFile,
+    slot: &mut Known<T>,
+    record: T,
+    bytes: impl Fn(&T) -> Vec<u8>,
+) -> Result<Result<(), String>, Suspend> {
+    if slot.known() == Some(&record) {
+        return Ok(Ok(()));
+    }
+    let done = steps.write(file, bytes(&record))?;
+    if done.is_ok() {
+        *slot = Known::Is(record);
+    }
+    Ok(done)
+}
+
+/// A configuration whose content is at hand, not parsed.
+#[derive(Debug, Clone)]
+pub(crate) struct Content {
+    /// What counts and verdicts belong to.
+    pub(crate) id: ConfigId,
+    /// The payload and where it came from.
+    pub(crate) payload: Rc<LayerText>,
+}
+
+/// Reads the checkpoint that a record names. The inner error: what is missing.
+pub(crate) fn load(
+    steps: &mut Steps,
+    config: &ConfigRecord,
+    overrides: &[u8],
+) -> Result<Result<Content, String>, Suspend> {
+    let Some(name) = config.checkpoint() else { return Ok(Err("its record names no file".into())) };
+    let bytes = match steps.read(StateFile::Checkpoint(name))? {
+        Read::Content(bytes) => bytes,
+        Read::Absent | Read::SetAside => return Ok(Err("its checkpoint is missing".into())),
+        Read::Unreadable(why) => return Ok(Err(format!("its checkpoint cannot be read: {why}"))),
+    };
+    if Digest::of(&bytes) != config.sha256 {
+        return Ok(Err("its checkpoint is damaged: the digest differs from the recorded one".into()));
+    }
+    Ok(content(&bytes, &config.source, &config.uid, overrides))
+}
+
+/// The payload of a whole ConfigMap in JSON, as checkpointed or as the API server sent it.
+pub(crate) fn content(bytes: &[u8], source: &Source, uid: &str, overrides: &[u8]) -> Result<Content, String> {
+    let object: ConfigMap =
+        serde_json::from_slice(bytes).map_err(|error| format!("its checkpoint is no ConfigMap: {error}"))?;
+    if object.metadata.uid != uid {
+        return Err(format!("its checkpoint has UID {}, expected {uid}", object.metadata.uid));
+    }
+    let (namespace, name) = source.object();
+    let key = source.key();
+    let text = object.data.get(key).ok_or_else(|| format!("ConfigMap {namespace}/{name} has no text under key {key:?}"))?;
+    let id = ConfigId::of(uid, text.as_bytes(), overrides);
+    let origin = Origin::ConfigMap { namespace: namespace.into(), name: name.into(), uid: uid.into() };
+    Ok(Content { id, payload: Rc::new(LayerText { origin, text: text.clone().into_bytes() }) })
+}

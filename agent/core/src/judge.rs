@@ -1,0 +1,411 @@
+//! The judgement of a configuration before it runs (architecture 4.5): how the previous run ended, what that counts, and
+//! the rules a to f in their order.
+//!
+//! Pure arithmetic on records: no step here reads or writes. Rules c and d stand before parsing and are applied again
+//! after it, because a payload that kills the parser must not loop, and because only parsing tells its own threshold and
+//! trial. Running time decides, never wall time.
+
+use crate::records::{BadKind, Startups, Verdict};
+use kedge_api::Timestamp;
+
+/// Cuts in a row, without a save of progress between them, that condemn a config (rule d): each start costs at least a
+/// boot, so this many say that the config keeps the board from running. The bound of Mender's update state machine.
+pub const CUTS: u32 = 28;
+
+/// Rules c, d and f use at least this trial: a push must not be able to switch the protection off with a trial of 0, nor
+/// be condemned for a lack of contact before there was time for any.
+pub const SHORTEST_TRIAL_MS: u64 = 60_000;
+
+/// Silent trials that condemn for good: one outage, however long, must not.
+pub const LOST: u8 = 2;
+
+/// What a config says about its own trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// `configTrialDuration`, ms of running time.
+    pub trial_ms: u64,
+    /// `crashLoopThreshold`: counted startups that are still tolerated.
+    pub threshold: u8,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { trial_ms: 600_000, threshold: 10 }
+    }
+}
+
+impl Terms {
+    /// As remembered from the last time the config was parsed, else the defaults.
+    pub fn remembered(startups: &Startups) -> Self {
+        let default = Self::default();
+        Self {
+            trial_ms: startups.trial_ms.unwrap_or(default.trial_ms),
+            threshold: startups.threshold.unwrap_or(default.threshold),
+        }
+    }
+
+    /// The running time after which startups and cuts are forgotten.
+    pub fn settled_after_ms(self) -> u64 {
+        self.trial_ms.max(SHORTEST_TRIAL_MS)
+    }
+
+    /// How often progress is saved while running: every quarter of the trial, at most every five minutes.
+    pub fn save_every_ms(self, ran_ms: u64) -> u64 {
+        let trial = if ran_ms < self.trial_ms { self.trial_ms } else { self.settled_after_ms() };
+        (trial / 4).clamp(1, 300_000)
+    }
+}
+
+/// How a run under the supervisor ended, as `ExecStopPost` recorded it (systemd's words).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Exit {
+    /// Boot in which it ended.
+    pub boot_id: String,
+    /// `$SERVICE_RESULT`: success, exit-code, signal, core-dump, watchdog, oom-kill, timeout, ...
+    pub result: String,
+    /// `$EXIT_CODE`: exited, killed, dumped.
+    pub exit_code: String,
+    /// `$EXIT_STATUS`: a number or a signal's name.
+    pub exit_status: String,
+    /// It had said READY.
+    pub was_ready: bool,
+    /// It had been asked to stop.
+    pub stop_asked: bool,
+    /// The loops that had stopped, if the watchdog ended it.
+    pub stalled: Vec<String>,
+}
+
+/// The name of the disk loop: a stuck disk is no config's fault.
+pub const DISK_LOOP: &str = "disk";
+
+/// What is known about the previous run.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PreviousRun {
+    /// The record of its exit, if there is one.
+    pub exit: Option<Exit>,
+    /// The board was reset by its hardware watchdog, not yet held against anything.
+    pub hardware_reset: bool,
+    /// The kernel left a panic in pstore, not yet held against anything.
+    pub kernel_panic: bool,
+}
+
+/// How the previous run ended, as far as counting goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// By our choice or on request: no effect.
+    Clean,
+    /// Not so: a counted startup. The text says how.
+    Counted(String),
+    /// The power went: a cut.
+    Cut,
+}
+
+impl Ended {
+    /// Reads the table of architecture 4.5. `open` is the boot id that the run under judgement left open.
+    pub fn read(open: Option<&str>, boot_id: &str, previous: &PreviousRun) -> Self {
+        let Some(open) = open else { return Self::Clean };
+        let exit = previous.exit.as_ref().filter(|exit| exit.boot_id == open);
+        match exit {
+            Some(exit) => exit.ended(),
+            None if open == boot_id => Self::Counted("it ended unrecorded, in this boot".into()),
+            None if previous.kernel_panic => Self::Counted("the kernel panicked".into()),
+            None if previous.hardware_reset => Self::Counted("the hardware watchdog reset the board".into()),
+            None => Self::Cut,
+        }
+    }
+}
+
+impl Exit {
+    fn ended(&self) -> Ended {
+        // A start timeout asks to stop, too; but it never was ready, and that is the config's doing.
+        let start_timeout = self.result == "timeout" && !self.was_ready;
+        if self.stop_asked && !start_timeout && self.result != "watchdog" {
+            return Ended::Clean;
+        }
+        if self.result == "watchdog"
+            && !self.stalled.is_empty()
+            && self.stalled.iter().all(|name| name == DISK_LOOP)
+        {
+            return Ended::Cut;
+        }
+        Ended::Counted(match self.result.as_str() {
+            "watchdog" if self.stalled.is_empty() => "the watchdog ended it, no loop is named".into(),
+            "watchdog" => format!("the watchdog ended it, stalled: {}", self.stalled.join(", ")),
+            "oom-kill" => "the kernel killed it for memory".into(),
+            "timeout" => "it was not ready in time".into(),
+            "core-dump" => format!("it dumped core on {}", self.exit_status),
+            "signal" => format!("killed by signal {}", self.exit_status),
+            "exit-code" => format!("exit code {}", self.exit_status),
+            other => format!("{other} ({} {})", self.exit_code, self.exit_status),
+        })
+    }
+}
+
+/// The counts of a config that is about to start: those of `startups.json` brought up to date by how its run ended, and
+/// open in this boot.
+pub fn counted(mut startups: Startups, ended: &Ended, boot_id: &str, wall: Timestamp) -> Startups {
+    match ended {
+        Ended::Clean => {}
+        Ended::Counted(_) => {
+            // full means eleven, and eleven always condemns: one more changes nothing
+            let _ = startups.startups.push(wall);
+            startups.ran_ms = 0;
+        }
+        Ended::Cut => {
+            if startups.ran_ms < Terms::remembered(&startups).settled_after_ms() {
+                startups.cuts = startups.cuts.saturating_add(1);
+            }
+        }
+    }
+    startups.open = Some(boot_id.to_owned());
+    startups
+}
+
+/// Rules c and d.
+pub fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<BadKind> {
+    if startups.startups.len() > usize::from(terms.threshold) {
+        return Some(BadKind::CrashLoop);
+    }
+    (startups.ran_ms < terms.settled_after_ms() && startups.cuts > CUTS).then_some(BadKind::Cuts)
+}
+
+/// What rule f looks at, apart from the counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// It is what is assigned; a last-known-good proved itself long ago.
+    pub assigned: bool,
+    /// It came over the network, so there was a network.
+    pub downloaded: bool,
+    /// It is also the last-known-good.
+    pub last_known_good: bool,
+}
+
+/// Rule f: a whole trial of running without contact. Also what sends a running agent to its start for the verdict.
+pub fn lost_contact(startups: &Startups, terms: Terms, standing: Standing) -> bool {
+    standing.assigned
+        && standing.downloaded
+        && !standing.last_known_good
+        && !startups.contact
+        && startups.ran_ms >= terms.settled_after_ms()
+}
+
+/// The verdict for a kind, with the reason the condition will show. `before` is the entry there was.
+pub fn verdict(kind: BadKind, what: &str, uid: &str, wall: Timestamp, before: Option<&Verdict>) -> Verdict {
+    let lost = before.map_or(0, |entry| entry.lost);
+    Verdict {
+        time: wall,
+        reason: reason(kind, what, uid),
+        kind,
+        lost: if kind == BadKind::Contact { lost.saturating_add(1) } else { lost },
+        retry: false,
+    }
+}
+
+/// The design document's words for one, and its siblings; `what` is `current` or `last-known-good`.
+pub fn reason(kind: BadKind, what: &str, uid: &str) -> String {
+    match kind {
+        BadKind::Parse => format!("failed to parse {what} (UID: {uid})"),
+        BadKind::Validate => format!("failed to validate {what} (UID: {uid})"),
+        BadKind::CrashLoop => format!("{what} failed trial period due to crash loop (UID: {uid})"),
+        BadKind::Cuts => format!("{what} failed trial period due to power cuts (UID: {uid})"),
+        BadKind::Contact => {
+            format!("{what} failed trial period due to lost contact with the API server (UID: {uid})")
+        }
+        BadKind::Unknown => format!("earlier verdicts on {what} were lost (UID: {uid})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ConfigId;
+    use crate::records::RanAs;
+
+    const BOOT: &str = "this-boot";
+
+    fn startups() -> Startups {
+        Startups::fresh(RanAs::Config(ConfigId::of("u", b"p", b"")))
+    }
+
+    fn exit(result: &str) -> Exit {
+        Exit { boot_id: BOOT.into(), result: result.into(), was_ready: true, ..Exit::default() }
+    }
+
+    fn after(exit: Exit) -> PreviousRun {
+        PreviousRun { exit: Some(exit), ..PreviousRun::default() }
+    }
+
+    #[track_caller]
+    fn check(open: Option<&str>, previous: PreviousRun, expect: &str) {
+        let got = match Ended::read(open, BOOT, &previous) {
+            Ended::Clean => "none".to_owned(),
+            Ended::Cut => "cut".to_owned(),
+            Ended::Counted(how) => format!("counted: {how}"),
+        };
+        assert_eq!(got, expect, "{open:?} {previous:?}");
+    }
+
+    #[test]
+    fn a_run_that_closed_its_record_counts_for_nothing() {
+        check(None, PreviousRun::default(), "none");
+        check(None, after(exit("watchdog")), "none");
+        check(None, PreviousRun { hardware_reset: true, kernel_panic: true, exit: None }, "none");
+    }
+
+    #[test]
+    fn a_run_that_ended_in_this_boot_is_counted_however_it_ended() {
+        let this = Some(BOOT);
+        check(this, PreviousRun::default(), "counted: it ended unrecorded, in this boot");
+        let status = |result: &str, status: &str| Exit { exit_status: status.into(), ..exit(result) };
+        check(this, after(status("exit-code", "101")), "counted: exit code 101");
+        check(this, after(status("signal", "SEGV")), "counted: killed by signal SEGV");
+        check(this, after(status("core-dump", "ABRT")), "counted: it dumped core on ABRT");
+        check(this, after(exit("oom-kill")), "counted: the kernel killed it for memory");
+        check(
+            this,
+            after(Exit { was_ready: false, stop_asked: true, ..exit("timeout") }),
+            "counted: it was not ready in time",
+        );
+        check(this, after(exit("watchdog")), "counted: the watchdog ended it, no loop is named");
+        let stalled = |names: &[&str]| Exit {
+            stalled: names.iter().map(|n| n.to_string()).collect(),
+            ..exit("watchdog")
+        };
+        check(this, after(stalled(&["renew"])), "counted: the watchdog ended it, stalled: renew");
+        check(
+            this,
+            after(stalled(&["disk", "renew"])),
+            "counted: the watchdog ended it, stalled: disk, renew",
+        );
+        // a clean end whose record could not be closed reads as a crash: better one startup too many than one too few
+        check(
+            this,
+            after(Exit { exit_code: "exited".into(), exit_status: "0".into(), ..exit("success") }),
+            "counted: success (exited 0)",
+        );
+        let other_boot = Exit { boot_id: "before".into(), ..exit("signal") };
+        check(this, after(other_boot), "counted: it ended unrecorded, in this boot");
+    }
+
+    #[test]
+    fn a_stop_that_was_asked_for_counts_for_nothing_even_if_it_was_killed_at_its_time_limit() {
+        for result in ["success", "timeout", "signal", "exit-code"] {
+            check(Some(BOOT), after(Exit { stop_asked: true, ..exit(result) }), "none");
+        }
+    }
+
+    #[test]
+    fn a_watchdog_kill_while_only_the_disk_stood_still_is_a_cut() {
+        check(Some(BOOT), after(Exit { stalled: vec!["disk".into()], ..exit("watchdog") }), "cut");
+    }
+
+    #[test]
+    fn a_run_of_another_boot_is_a_cut_unless_there_is_fresh_evidence_of_a_crash() {
+        let before = Some("boot-before");
+        check(before, PreviousRun::default(), "cut");
+        check(
+            before,
+            PreviousRun { hardware_reset: true, ..PreviousRun::default() },
+            "counted: the hardware watchdog reset the board",
+        );
+        check(
+            before,
+            PreviousRun { kernel_panic: true, ..PreviousRun::default() },
+            "counted: the kernel panicked",
+        );
+        let named = Exit { boot_id: "boot-before".into(), exit_status: "KILL".into(), ..exit("signal") };
+        check(before, after(named.clone()), "counted: killed by signal KILL");
+        check(before, after(Exit { stop_asked: true, ..named }), "none");
+        check(before, after(exit("signal")), "cut");
+    }
+
+    #[test]
+    fn a_counted_startup_sets_the_running_time_to_zero_and_a_cut_never_does() {
+        let wall = Timestamp::from_micros(9);
+        let ran = Startups { ran_ms: 300_000, cuts: 3, ..startups() };
+        let crashed = counted(ran.clone(), &Ended::Counted("x".into()), BOOT, wall);
+        assert_eq!((crashed.ran_ms, crashed.startups.len(), crashed.cuts), (0, 1, 3));
+        let cut = counted(ran.clone(), &Ended::Cut, BOOT, wall);
+        assert_eq!((cut.ran_ms, cut.startups.len(), cut.cuts), (300_000, 0, 4));
+        let clean = counted(ran.clone(), &Ended::Clean, BOOT, wall);
+        assert_eq!(clean, Startups { open: Some(BOOT.into()), ..ran });
+    }
+
+    #[test]
+    fn a_cut_counts_only_while_the_trial_lasts() {
+        let settled = Startups { ran_ms: 600_000, ..startups() };
+        assert_eq!(counted(settled, &Ended::Cut, BOOT, Timestamp::default()).cuts, 0);
+        let short = Startups { ran_ms: 20_000, trial_ms: Some(0), ..startups() };
+        assert_eq!(
+            counted(short, &Ended::Cut, BOOT, Timestamp::default()).cuts,
+            1,
+            "a trial of 0 protects for a minute"
+        );
+    }
+
+    fn with(startups_count: usize, cuts: u32, ran_ms: u64) -> Startups {
+        let stamps = (0..startups_count).map(|n| Timestamp::from_micros(n as i64));
+        Startups { startups: stamps.collect(), cuts, ran_ms, ..startups() }
+    }
+
+    #[test]
+    fn rule_c_needs_one_startup_more_than_the_threshold() {
+        for threshold in 0..=10 {
+            let terms = Terms { trial_ms: 0, threshold };
+            assert_eq!(condemned_by_counts(&with(threshold.into(), 0, 0), terms), None);
+            assert_eq!(
+                condemned_by_counts(&with(usize::from(threshold) + 1, 0, 0), terms),
+                Some(BadKind::CrashLoop)
+            );
+        }
+    }
+
+    #[test]
+    fn rule_d_needs_more_than_28_cuts_within_the_trial() {
+        let terms = Terms::default();
+        assert_eq!(condemned_by_counts(&with(0, 28, 0), terms), None);
+        assert_eq!(condemned_by_counts(&with(0, 29, 599_999), terms), Some(BadKind::Cuts));
+        assert_eq!(condemned_by_counts(&with(0, 29, 600_000), terms), None);
+        assert_eq!(
+            condemned_by_counts(&with(0, 29, 30_000), Terms { trial_ms: 0, ..terms }),
+            Some(BadKind::Cuts)
+        );
+    }
+
+    #[test]
+    fn rule_f_is_only_for_an_assigned_config_that_came_over_the_network() {
+        let terms = Terms::default();
+        let standing = Standing { assigned: true, downloaded: true, last_known_good: false };
+        let silent = with(0, 0, 600_000);
+        assert!(lost_contact(&silent, terms, standing));
+        assert!(!lost_contact(&with(0, 0, 599_999), terms, standing));
+        assert!(!lost_contact(&Startups { contact: true, ..silent.clone() }, terms, standing));
+        assert!(!lost_contact(&silent, terms, Standing { assigned: false, ..standing }));
+        assert!(!lost_contact(&silent, terms, Standing { downloaded: false, ..standing }));
+        assert!(!lost_contact(&silent, terms, Standing { last_known_good: true, ..standing }));
+        let none = Terms { trial_ms: 0, ..terms };
+        assert!(
+            !lost_contact(&with(0, 0, 0), none, standing),
+            "a trial of 0 leaves a minute for the first contact"
+        );
+        assert!(lost_contact(&with(0, 0, 60_000), none, standing));
+    }
+
+    #[test]
+    fn a_second_silent_trial_is_remembered_as_the_second() {
+        let wall = Timestamp::default();
+        let first = verdict(BadKind::Contact, "current", "u", wall, None);
+        let second = verdict(BadKind::Contact, "current", "u", wall, Some(&first));
+        assert_eq!((first.lost, second.lost, second.retry), (1, LOST, false));
+    }
+
+    #[test]
+    fn progress_is_saved_every_quarter_of_the_trial_and_at_most_every_five_minutes() {
+        let every = |trial_ms, ran_ms| Terms { trial_ms, threshold: 10 }.save_every_ms(ran_ms);
+        assert_eq!(every(600_000, 0), 150_000);
+        assert_eq!(every(86_400_000, 0), 300_000);
+        assert_eq!(every(12_000, 0), 3_000);
+        assert_eq!(every(12_000, 12_000), 15_000, "past its own trial, towards the shortest one");
+        assert_eq!(every(0, 0), 15_000);
+    }
+}

@@ -1,0 +1,95 @@
+//! Transitions as straight programs: a sequence of reads and durable writes that reads top to bottom, although each step
+//! is performed by somebody else and may be the last before the power fails.
+//!
+//! A program is a function over `Steps`. Asking for a step whose outcome is not known yet suspends it (`?`); when the
+//! outcome arrives, the function runs again from its top over all outcomes so far. So a program must be a pure function
+//! of its inputs and these outcomes, and everything else it wants done belongs to its result.
+
+use crate::records::{Read, StateFile};
+
+/// One step somebody else performs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Read a file.
+    Read(StateFile),
+    /// Write it durably: temp file, fsync, rename, fsync of the directory.
+    Write(StateFile, Vec<u8>),
+    /// Rename it to `<name>.corrupt-<n>`.
+    SetAside(StateFile),
+}
+
+/// How a step went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// What reading gave.
+    Read(Read),
+    /// Whether a write or a setting aside is durable; the text says why not.
+    Done(Result<(), String>),
+}
+
+/// The program waits for this step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Suspend(pub Step);
+
+/// The outcomes so far, handed to a program from its first step on.
+pub struct Steps<'a> {
+    outcomes: std::slice::Iter<'a, Outcome>,
+}
+
+impl<'a> Steps<'a> {
+    /// For one run of the program.
+    pub fn over(outcomes: &'a [Outcome]) -> Self {
+        Self { outcomes: outcomes.iter() }
+    }
+
+    /// Reads a file.
+    pub fn read(&mut self, file: StateFile) -> Result<Read, Suspend> {
+        match self.outcomes.next() {
+            Some(Outcome::Read(read)) => Ok(read.clone()),
+            Some(Outcome::Done(_)) => Ok(Read::Unreadable("the answer was to another question".into())),
+            None => Err(Suspend(Step::Read(file))),
+        }
+    }
+
+    /// Writes a file; the inner result says whether it is durable.
+    pub fn write(&mut self, file: StateFile, content: Vec<u8>) -> Result<Result<(), String>, Suspend> {
+        self.done(|| Step::Write(file, content))
+    }
+
+    /// Sets a file aside.
+    pub fn set_aside(&mut self, file: StateFile) -> Result<Result<(), String>, Suspend> {
+        self.done(|| Step::SetAside(file))
+    }
+
+    fn done(&mut self, step: impl FnOnce() -> Step) -> Result<Result<(), String>, Suspend> {
+        match self.outcomes.next() {
+            Some(Outcome::Done(done)) => Ok(done.clone()),
+            Some(Outcome::Read(_)) => Ok(Err("the answer was to another question".into())),
+            None => Err(Suspend(step())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(steps: &mut Steps) -> Result<&'static str, Suspend> {
+        if steps.read(StateFile::Current)? == Read::Absent {
+            return Ok("nothing there");
+        }
+        Ok(if steps.write(StateFile::Startups, b"x".to_vec())?.is_ok() { "written" } else { "not written" })
+    }
+
+    #[test]
+    fn a_program_is_suspended_at_each_step_and_goes_on_with_its_outcome() {
+        let mut outcomes = vec![];
+        let run = |outcomes: &[Outcome]| program(&mut Steps::over(outcomes));
+        assert_eq!(run(&outcomes), Err(Suspend(Step::Read(StateFile::Current))));
+        assert_eq!(run(&[Outcome::Read(Read::Absent)]), Ok("nothing there"));
+        outcomes.push(Outcome::Read(Read::Content(vec![])));
+        assert_eq!(run(&outcomes), Err(Suspend(Step::Write(StateFile::Startups, b"x".to_vec()))));
+        outcomes.push(Outcome::Done(Err("disk full".into())));
+        assert_eq!(run(&outcomes), Ok("not written"));
+    }
+}

@@ -1,0 +1,391 @@
+//! The decision at start (architecture 4.5): which config runs, and what is written before it does.
+//!
+//! Always holds: some config runs, the local one if nothing else can; the start of a config is recorded before its payload
+//! is parsed; a verdict that could not be written leaves the counts that prove it untouched; every prefix of the writes is
+//! a state this same program can start from. Nothing here waits for the network.
+
+use crate::config::{self, ConfigError, Effective, ErrorKind, LocalLayers};
+use crate::disk::{AssignedNow, Content, Disk, load};
+use crate::judge::{self, Ended, PreviousRun, Standing, Terms};
+use crate::program::{Steps, Suspend};
+use crate::records::{BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict};
+use crate::ConfigId;
+use kedge_api::Timestamp;
+use std::rc::Rc;
+
+/// What a start is told, besides what it reads.
+#[derive(Debug, Clone)]
+pub(crate) struct Facts {
+    /// `--config`, drop-ins and flags, valid as a whole.
+    pub(crate) local: Rc<LocalLayers>,
+    /// The local config they give.
+    pub(crate) local_effective: Rc<Effective>,
+    /// Canonical drop-ins and flags: part of every config's id.
+    pub(crate) overrides: Rc<Vec<u8>>,
+    /// `--dynamic-config`.
+    pub(crate) dynamic: bool,
+    /// This boot.
+    pub(crate) boot_id: String,
+    /// How the previous run ended, as far as anybody recorded it.
+    pub(crate) previous: PreviousRun,
+    /// For stamps only.
+    pub(crate) wall: Timestamp,
+}
+
+impl Facts {
+    /// Whether `--config` or drop-ins were given: the design document's "init config".
+    pub(crate) fn has_init(&self) -> bool {
+        self.local.base.is_some() || !self.local.drop_ins.is_empty()
+    }
+}
+
+/// Which config runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Active {
+    /// The local one.
+    Local,
+    /// The one assigned.
+    Assigned,
+    /// The last-known-good, because the assigned one cannot.
+    LastKnownGood,
+}
+
+/// Why a config that should run does not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Obstacle {
+    /// Condemned. `recorded` is false if the verdict could not be written.
+    Marked { verdict: Verdict, recorded: bool },
+    /// Its content is not at hand.
+    Missing(String),
+    /// Which config is assigned is not known.
+    AssignmentUnknown(String),
+    /// Earlier verdicts cannot be read, so it may be a bad one.
+    VerdictsUnknown(String),
+    /// Its start could not be recorded, and a trial that is not recorded is not made.
+    NotRecorded(String),
+    /// The source was invalid when it was last read.
+    SourceInvalid(String),
+}
+
+/// The config in use.
+#[derive(Debug, Clone)]
+pub(crate) struct InUse {
+    pub(crate) active: Active,
+    pub(crate) effective: Rc<Effective>,
+    /// Its record and id; None for local.
+    pub(crate) config: Option<(ConfigRecord, ConfigId)>,
+    /// Its counts, whether or not they could be recorded.
+    pub(crate) startups: Startups,
+    pub(crate) terms: Terms,
+}
+
+/// How a start ended: with some config in use.
+#[derive(Debug, Clone)]
+pub(crate) struct Started {
+    pub(crate) in_use: InUse,
+    pub(crate) disk: Disk,
+    /// What is assigned: its content if at hand.
+    pub(crate) assigned: Option<Content>,
+    /// Id of the last-known-good, if its content is at hand.
+    pub(crate) last_known_good_id: Option<ConfigId>,
+    /// Why the assigned config is not the one in use.
+    pub(crate) obstacle: Option<Obstacle>,
+    /// Why the last-known-good is not, either.
+    pub(crate) fallback_obstacle: Option<Obstacle>,
+    /// Records that were set aside or left alone, for condition and event.
+    pub(crate) findings: Vec<String>,
+    /// The parser's and validator's full report on the assigned config, if it was condemned now.
+    pub(crate) report: Option<String>,
+    /// How the run before ended, if it was counted or cut.
+    pub(crate) ended: Option<String>,
+    /// Verdicts passed now.
+    pub(crate) condemned: Vec<Verdict>,
+    /// The counts of the assigned config brought up to date, recorded or not.
+    pub(crate) assigned_counts: Option<Startups>,
+}
+
+/// Results of parsing, so that a program that runs again from its top parses once.
+#[derive(Debug, Default)]
+pub(crate) struct Parsed(Vec<(ConfigId, Result<Rc<Effective>, ConfigError>)>);
+
+impl Parsed {
+    fn effective(&mut self, content: &Content, local: &LocalLayers) -> Result<Rc<Effective>, ConfigError> {
+        if let Some((_, result)) = self.0.iter().find(|(id, _)| *id == content.id) {
+            return result.clone();
+        }
+        let result = config::effective(local, Some(&content.payload)).map(Rc::new);
+        self.0.push((content.id, result.clone()));
+        result
+    }
+}
+
+/// Runs the decision. The caller performs each step it suspends on.
+pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Result<Started, Suspend> {
+    let mut findings = Vec::new();
+    let disk = Disk::read(steps, &mut findings)?;
+    let local = InUse {
+        active: Active::Local,
+        effective: facts.local_effective.clone(),
+        config: None,
+        startups: Startups::fresh(RanAs::Local),
+        terms: Terms::default(),
+    };
+    let started = Started {
+        in_use: local,
+        disk,
+        assigned: None,
+        last_known_good_id: None,
+        obstacle: None,
+        fallback_obstacle: None,
+        findings,
+        report: None,
+        ended: None,
+        condemned: Vec::new(),
+        assigned_counts: None,
+    };
+    if !facts.dynamic {
+        return Ok(started);
+    }
+    match started.disk.assigned() {
+        AssignedNow::Local => start_local(steps, started),
+        AssignedNow::Config(config, downloaded) => start_assigned(steps, facts, parsed, started, config, downloaded),
+        AssignedNow::Unknown(why) => {
+            let started = Started { obstacle: Some(Obstacle::AssignmentUnknown(why)), ..started };
+            fall_back(steps, facts, parsed, started, None, true)
+        }
+    }
+}
+
+/// (2) Nothing assigned: the local config is its own last-known-good.
+fn start_local(steps: &mut Steps, mut started: Started) -> Result<Started, Suspend> {
+    // a write that fails here changes nothing about what runs, and the next start tries again
+    if started.disk.last_known_good != Known::Absent {
+        let _ = started.disk.put_last_known_good(steps, None)?;
+    }
+    close_startups(steps, &mut started)?;
+    started.obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
+    Ok(started)
+}
+
+/// `startups.json` is about the config that runs; under local there is nothing to count, so a missing file stays missing.
+fn close_startups(steps: &mut Steps, started: &mut Started) -> Result<(), Suspend> {
+    if started.disk.startups != Known::Absent {
+        let _ = started.disk.put_startups(steps, Startups::fresh(RanAs::Local))?;
+    }
+    Ok(())
+}
+
+/// (3) Something is assigned: run it if it is usable, else fall back.
+fn start_assigned(
+    steps: &mut Steps,
+    facts: &Facts,
+    parsed: &mut Parsed,
+    mut started: Started,
+    config: ConfigRecord,
+    downloaded: bool,
+) -> Result<Started, Suspend> {
+    let content = load(steps, &config, &facts.overrides)?;
+    started.assigned = content.as_ref().ok().cloned();
+    let fallback = load_fallback(steps, facts, &mut started, &config, content.as_ref().ok())?;
+    let id = started.assigned.as_ref().map(|content| content.id);
+    let same = id.is_some() && id == started.last_known_good_id;
+
+    if let Some(why) = started.disk.invalid_source() {
+        started.obstacle = Some(Obstacle::SourceInvalid(why.to_owned()));
+        return fall_back(steps, facts, parsed, started, fallback, true);
+    }
+    let standing = Standing { assigned: true, downloaded, last_known_good: same };
+    let candidate = Candidate { config, content, standing, what: "current" };
+    match try_to_run(steps, facts, parsed, &mut started, candidate, true)? {
+        Ok(in_use) => Ok(Started { in_use, ..started }),
+        Err(obstacle) => {
+            let may_write = match &obstacle {
+                // the counts prove the verdict that could not be written; and a count that cannot be written is kept, too
+                Obstacle::Marked { recorded, .. } => *recorded,
+                Obstacle::NotRecorded(_) => false,
+                _ => true,
+            };
+            started.obstacle = Some(obstacle);
+            let fallback = fallback.filter(|_| !same);
+            fall_back(steps, facts, parsed, started, fallback, may_write)
+        }
+    }
+}
+
+/// The last-known-good's content; also tells whether it is the assigned config itself.
+fn load_fallback(
+    steps: &mut Steps,
+    facts: &Facts,
+    started: &mut Started,
+    assigned: &ConfigRecord,
+    content: Option<&Content>,
+) -> Result<Option<(ConfigRecord, Result<Content, String>)>, Suspend> {
+    let Some(config) = started.disk.fallback().cloned() else { return Ok(None) };
+    let loaded = match content {
+        Some(content) if config.uid == assigned.uid && config.sha256 == assigned.sha256 => Ok(content.clone()),
+        _ => load(steps, &config, &facts.overrides)?,
+    };
+    started.last_known_good_id = loaded.as_ref().ok().map(|content| content.id);
+    Ok(Some((config, loaded)))
+}
+
+/// (4) and (5): last-known-good if it is another config and usable, else local.
+fn fall_back(
+    steps: &mut Steps,
+    facts: &Facts,
+    parsed: &mut Parsed,
+    mut started: Started,
+    fallback: Option<(ConfigRecord, Result<Content, String>)>,
+    may_write: bool,
+) -> Result<Started, Suspend> {
+    let fallback = match (fallback, &started.obstacle) {
+        (None, Some(Obstacle::AssignmentUnknown(_))) => match started.disk.fallback().cloned() {
+            Some(config) => {
+                let content = load(steps, &config, &facts.overrides)?;
+                started.last_known_good_id = content.as_ref().ok().map(|content| content.id);
+                Some((config, content))
+            }
+            None => None,
+        },
+        (fallback, _) => fallback,
+    };
+    if let Some((config, content)) = fallback {
+        let standing = Standing { assigned: false, downloaded: true, last_known_good: true };
+        let candidate = Candidate { config, content, standing, what: "last-known-good" };
+        match try_to_run(steps, facts, parsed, &mut started, candidate, may_write)? {
+            Ok(in_use) => return Ok(Started { in_use, ..started }),
+            Err(obstacle) => started.fallback_obstacle = Some(obstacle),
+        }
+    } else if let Some(why) = started.disk.last_known_good.unknown() {
+        started.fallback_obstacle = Some(Obstacle::Missing(format!("the record of it is unreadable: {why}")));
+    }
+    if may_write {
+        close_startups(steps, &mut started)?;
+    }
+    Ok(started)
+}
+
+struct Candidate {
+    config: ConfigRecord,
+    content: Result<Content, String>,
+    standing: Standing,
+    what: &'static str,
+}
+
+/// judge(config), rules a to f, with the start recorded between d and e. `may_write` is false while the records must stay
+/// as they are because they prove something.
+fn try_to_run(
+    steps: &mut Steps,
+    facts: &Facts,
+    parsed: &mut Parsed,
+    started: &mut Started,
+    candidate: Candidate,
+    may_write: bool,
+) -> Result<Result<InUse, Obstacle>, Suspend> {
+    let Candidate { config, content, standing, what } = candidate;
+    let id = content.as_ref().ok().map(|content| content.id);
+    let entry = match &started.disk.bad_configs {
+        Known::Is(bad) => bad.verdict(&config.uid, id),
+        Known::Absent => None,
+        Known::Unknown { why, .. } if standing.assigned && !standing.last_known_good => {
+            return Ok(Err(Obstacle::VerdictsUnknown(why.clone())));
+        }
+        Known::Unknown { .. } => None,
+    };
+    // a
+    if let Some(verdict) = entry.as_ref().filter(|verdict| !verdict.retry) {
+        return Ok(Err(Obstacle::Marked { verdict: verdict.clone(), recorded: true }));
+    }
+    // b
+    let content = match content {
+        Ok(content) => content,
+        Err(why) => return Ok(Err(Obstacle::Missing(why))),
+    };
+    let startups = counts(facts, started, content.id);
+    if standing.assigned {
+        started.assigned_counts = Some(startups.clone());
+    }
+    let mut court = Court { facts, config: &config, id: content.id, what, entry };
+    // c, d by what is remembered of its terms
+    if let Some(kind) = judge::condemned_by_counts(&startups, Terms::remembered(&startups)) {
+        return court.condemn(steps, started, kind).map(Err);
+    }
+    if may_write && let Err(why) = started.disk.put_startups(steps, startups.clone())? {
+        let in_trial = startups.ran_ms < Terms::remembered(&startups).settled_after_ms();
+        if standing.assigned && !standing.last_known_good && in_trial {
+            return Ok(Err(Obstacle::NotRecorded(why)));
+        }
+    }
+    // e
+    let effective = match parsed.effective(&content, &facts.local) {
+        Ok(effective) => effective,
+        Err(error) => {
+            if standing.assigned {
+                started.report = Some(error.report());
+            }
+            let kind = match error.kind {
+                ErrorKind::Parse => BadKind::Parse,
+                ErrorKind::Validate => BadKind::Validate,
+            };
+            return court.condemn(steps, started, kind).map(Err);
+        }
+    };
+    let trial = &effective.config.trial;
+    let terms = Terms {
+        trial_ms: u64::try_from(trial.duration.as_millis()).unwrap_or(u64::MAX),
+        threshold: trial.crash_loop_threshold,
+    };
+    // c, d by its own terms; f
+    let lost = || judge::lost_contact(&startups, terms, standing).then_some(BadKind::Contact);
+    if let Some(kind) = judge::condemned_by_counts(&startups, terms).or_else(lost) {
+        return court.condemn(steps, started, kind).map(Err);
+    }
+    let startups = Startups { threshold: Some(terms.threshold), trial_ms: Some(terms.trial_ms), ..startups };
+    let active = if standing.assigned { Active::Assigned } else { Active::LastKnownGood };
+    Ok(Ok(InUse { active, effective, config: Some((config, content.id)), startups, terms }))
+}
+
+/// The counts of a config brought up to date; those of another config say nothing about it.
+fn counts(facts: &Facts, started: &mut Started, id: ConfigId) -> Startups {
+    let ran_as = RanAs::Config(id);
+    let startups = started.disk.startups.known().filter(|startups| startups.ran_as == ran_as).cloned();
+    let startups = startups.unwrap_or_else(|| Startups::fresh(ran_as));
+    let ended = Ended::read(startups.open.as_deref(), &facts.boot_id, &facts.previous);
+    if started.ended.is_none() {
+        started.ended = match &ended {
+            Ended::Clean => None,
+            Ended::Counted(how) => Some(how.clone()),
+            Ended::Cut => Some("the power went, or the disk stood still".into()),
+        };
+    }
+    judge::counted(startups, &ended, &facts.boot_id, facts.wall)
+}
+
+struct Court<'a> {
+    facts: &'a Facts,
+    config: &'a ConfigRecord,
+    id: ConfigId,
+    what: &'static str,
+    entry: Option<Verdict>,
+}
+
+impl Court<'_> {
+    /// Writes the verdict; whether or not that worked, the config does not run.
+    fn condemn(&mut self, steps: &mut Steps, started: &mut Started, kind: BadKind) -> Result<Obstacle, Suspend> {
+        let uid = &self.config.uid;
+        let verdict = judge::verdict(kind, self.what, uid, self.facts.wall, self.entry.as_ref());
+        started.condemned.push(verdict.clone());
+        let mut bad = match &started.disk.bad_configs {
+            Known::Is(bad) => bad.clone(),
+            Known::Absent => BadConfigs::default(),
+            // adding to a list that could not be read would make the rest of it read as empty
+            Known::Unknown { .. } => return Ok(Obstacle::Marked { verdict, recorded: false }),
+        };
+        let in_use = started.disk.uids_in_use();
+        let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
+        bad.mark(uid, self.id, verdict.clone(), &in_use);
+        let recorded = started.disk.put_bad_configs(steps, bad)?.is_ok();
+        Ok(Obstacle::Marked { verdict, recorded })
+    }
+}
+
