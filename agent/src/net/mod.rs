@@ -4,3 +4,9 @@
 //! server's certificate is verified, nothing waits without a limit, and every answer is bounded in size.
 //! It blocks: each stream lives on its own thread. It decides nothing: when to renew, what to report and
 //! how long to back off is the caller's business.
+
+pub mod client;
+pub mod kubeconfig;
+pub mod proxy;
+pub mod transport;
+pub mod watch;

@@ -1,0 +1,1091 @@
+//! Requests to the API server, and what their outcomes mean.
+//!
+//! Owns credentials in use (reloaded when their files change), the headers we send, deadlines, the size limits of
+//! answers, and the sorting of every outcome by what happens next ([`NetError`]). Always holds: a request ends
+//! within its deadline; a connection on which one timed out or broke off is never used again; nothing is sent twice
+//! unless it may be, and then only because a kept connection turned out dead.
+//!
+//! An [`Api`] is one server as a kubeconfig names it. A [`Client`] is one stream to it: one kept connection, used by
+//! one thread at a time (more threads would each open a connection). Streams share names, credentials and TLS
+//! sessions. Left to others: paths, bodies, schedules and back-off.
+
+use std::error;
+use std::fmt;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use ureq::Agent;
+use ureq::config::AutoHeaderValue;
+use ureq::http::{self, HeaderMap, HeaderValue, header};
+
+use super::kubeconfig::{self, KubeconfigError, MAX_TOKEN_BYTES, TokenSource};
+use super::proxy::ProxyEnvironment;
+use super::transport::{
+    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, WallClock, locked, plain,
+};
+
+/// Most bytes read of an answer that says no: a `Status` object with its causes.
+pub const MAX_STATUS_BYTES: usize = 64 * 1024;
+
+/// Most bytes of the head of an answer. A Kubernetes API server sends about 330.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+
+/// Longest that an idle connection is kept. Status goes out every 5 minutes, and the kernel's keepalive (104 bytes
+/// each 75 s) costs less than a resumed handshake (over 1 KB).
+const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
+
+/// How long a token is used before its file is read again, whatever the file's time says (upstream's period).
+const TOKEN_PERIOD: Duration = Duration::from_secs(60);
+
+/// Most warnings kept of one answer, and most bytes of each (upstream's server stops at 4 KiB in all).
+const MAX_WARNINGS: usize = 8;
+const MAX_WARNING_BYTES: usize = 512;
+
+/// Longest `Retry-After` that is believed; a server that says more is wrong or gone by then.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
+
+/// Most bytes of a server's own words that an error carries on.
+const MAX_MESSAGE_BYTES: usize = 1024;
+
+/// What to do to the resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// Read.
+    Get,
+    /// Create.
+    Post,
+    /// Replace.
+    Put,
+    /// Change in part.
+    Patch,
+    /// Remove.
+    Delete,
+}
+
+impl Method {
+    fn http(self) -> http::Method {
+        match self {
+            Self::Get => http::Method::GET,
+            Self::Post => http::Method::POST,
+            Self::Put => http::Method::PUT,
+            Self::Patch => http::Method::PATCH,
+            Self::Delete => http::Method::DELETE,
+        }
+    }
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// What to do.
+    pub method: Method,
+    /// Absolute path with its query, percent-encoded, such as `/api/v1/nodes/edge-1`.
+    pub path_and_query: String,
+    /// Media type of the body; needed with one.
+    pub content_type: Option<&'static str>,
+    /// The `Accept` header; none by default: servers answer in JSON then, and the header costs bytes.
+    pub accept: Option<&'static str>,
+    /// Whether to send `Prefer: return=minimal`, which our hub honours.
+    pub prefer_minimal: bool,
+    /// The body.
+    pub body: Option<Vec<u8>>,
+    /// Longest that all of it may take: lookup, connection, request, answer.
+    pub deadline: Duration,
+    /// Most bytes of a successful answer's body.
+    pub response_limit_bytes: usize,
+    /// Whether it may be sent once more when a kept connection turns out dead: sending it twice does what sending it
+    /// once does.
+    pub is_repeatable: bool,
+}
+
+/// Media type of a JSON merge patch (RFC 7386).
+pub const MERGE_PATCH: &str = "application/merge-patch+json";
+/// Media type of Kubernetes' strategic merge patch.
+pub const STRATEGIC_MERGE_PATCH: &str = "application/strategic-merge-patch+json";
+/// Media type of JSON.
+pub const JSON: &str = "application/json";
+/// `Accept` for an answer of metadata only: the smallest that upstream's servers give for a write.
+pub const METADATA_ONLY: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+
+/// Size limit of an answer unless the request says otherwise: an object in etcd has at most 1.5 MiB.
+pub const DEFAULT_RESPONSE_LIMIT_BYTES: usize = 2 * 1024 * 1024;
+
+impl Request {
+    fn new(method: Method, path_and_query: impl Into<String>, deadline: Duration) -> Self {
+        Self {
+            method,
+            path_and_query: path_and_query.into(),
+            content_type: None,
+            accept: None,
+            prefer_minimal: false,
+            body: None,
+            deadline,
+            response_limit_bytes: DEFAULT_RESPONSE_LIMIT_BYTES,
+            is_repeatable: method != Method::Post,
+        }
+    }
+
+    /// Reads a resource.
+    #[must_use]
+    pub fn get(path_and_query: impl Into<String>, deadline: Duration) -> Self {
+        Self::new(Method::Get, path_and_query, deadline)
+    }
+
+    /// Creates a resource from JSON. Not repeated: the second one would find the first one's object there.
+    #[must_use]
+    pub fn post(path_and_query: impl Into<String>, body: Vec<u8>, deadline: Duration) -> Self {
+        Self::new(Method::Post, path_and_query, deadline).with_body(JSON, body)
+    }
+
+    /// Replaces a resource with JSON.
+    #[must_use]
+    pub fn put(path_and_query: impl Into<String>, body: Vec<u8>, deadline: Duration) -> Self {
+        Self::new(Method::Put, path_and_query, deadline).with_body(JSON, body)
+    }
+
+    /// Patches a resource; `content_type` says what kind of patch `body` is. Repeated where needed: merge patches and
+    /// strategic merge patches without list operations do the same twice as once.
+    #[must_use]
+    pub fn patch(
+        path_and_query: impl Into<String>,
+        content_type: &'static str,
+        body: Vec<u8>,
+        deadline: Duration,
+    ) -> Self {
+        Self::new(Method::Patch, path_and_query, deadline).with_body(content_type, body)
+    }
+
+    /// Deletes a resource.
+    #[must_use]
+    pub fn delete(path_and_query: impl Into<String>, deadline: Duration) -> Self {
+        Self::new(Method::Delete, path_and_query, deadline)
+    }
+
+    fn with_body(mut self, content_type: &'static str, body: Vec<u8>) -> Self {
+        self.content_type = Some(content_type);
+        self.body = Some(body);
+        self
+    }
+
+    /// Asks for the smallest answer, in the way of both our hub and upstream.
+    #[must_use]
+    pub fn with_smallest_answer(mut self) -> Self {
+        self.prefer_minimal = true;
+        self.accept = Some(METADATA_ONLY);
+        self
+    }
+}
+
+/// A successful answer (2xx).
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// HTTP status.
+    pub status: u16,
+    /// The body, whole; empty after `Prefer: return=minimal`.
+    pub body: Vec<u8>,
+    /// The server's `Date`, in seconds since 1970. It tells how far this node's clock is off; nothing else may depend
+    /// on it.
+    pub date_unix_secs: Option<u64>,
+    /// Texts of the server's `Warning` headers.
+    pub warnings: Vec<String>,
+    /// What was asked, for messages: `GET https://hub:6443/api/v1/nodes/edge-1`.
+    pub request: String,
+}
+
+impl Response {
+    /// The body as JSON.
+    ///
+    /// # Errors
+    /// [`NetError::Garbled`] if it is something else.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, NetError> {
+        serde_json::from_slice(&self.body).map_err(|error| NetError::Garbled {
+            request: self.request.clone(),
+            status: Some(self.status),
+            why: format!("the answer is not the JSON that is expected: {error}"),
+        })
+    }
+}
+
+/// Why a request brought no useful answer, by what happens next. Every variant says what was asked.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NetError {
+    /// No answer: no address, no connection, no time, TLS refused by the server. Try again, later.
+    Unreachable {
+        /// What was asked.
+        request: String,
+        /// What failed where, with host and address.
+        why: String,
+    },
+    /// Somebody answered whose certificate does not verify. Try again, later: clocks get set and certificates
+    /// renewed; but somebody should look.
+    Untrusted {
+        /// What was asked.
+        request: String,
+        /// What is wrong with the certificate.
+        why: String,
+    },
+    /// The server does not know us (401). Credentials must change before this can work.
+    Unauthorized {
+        /// What was asked.
+        request: String,
+        /// The server's words.
+        message: String,
+    },
+    /// The server understood and said no.
+    Refused {
+        /// What was asked.
+        request: String,
+        /// HTTP status, 300 and above but not 401.
+        status: u16,
+        /// The `Status` object's reason, such as `NotFound`, `Conflict`, `AlreadyExists`; empty if it has none.
+        reason: String,
+        /// The `Status` object's message, or the beginning of whatever came.
+        message: String,
+        /// How long the server asks us to wait.
+        retry_after: Option<Duration>,
+    },
+    /// The answer makes no sense: no HTTP, cut off, too large, no JSON. Try again, later.
+    Garbled {
+        /// What was asked.
+        request: String,
+        /// HTTP status, if one was read.
+        status: Option<u16>,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Nothing was sent: the request or the credentials cannot be put into words.
+    Unsendable {
+        /// What was asked.
+        request: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// [`Cancel`] ended it.
+    Cancelled,
+}
+
+impl fmt::Display for NetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable { request, why } | Self::Garbled { request, why, .. } => {
+                write!(f, "{request}: {why}")
+            }
+            Self::Untrusted { request, why } => {
+                write!(f, "{request}: {why}, expected one that our roots vouch for")
+            }
+            Self::Unauthorized { request, message } => {
+                write!(f, "{request}: the server does not accept our credentials (401): {message}")
+            }
+            Self::Refused { request, status, reason, message, .. } => {
+                let separator = if reason.is_empty() { "" } else { " " };
+                write!(f, "{request}: refused ({status}{separator}{reason}): {message}")
+            }
+            Self::Unsendable { request, why } => write!(f, "{request}: not sent: {why}"),
+            Self::Cancelled => f.write_str("cancelled"),
+        }
+    }
+}
+
+impl error::Error for NetError {}
+
+impl NetError {
+    /// The HTTP status, if the server gave one.
+    #[must_use]
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Unauthorized { .. } => Some(401),
+            Self::Refused { status, .. } => Some(*status),
+            Self::Garbled { status, .. } => *status,
+            _ => None,
+        }
+    }
+
+    /// Whether the server itself answered, and not with 401.
+    #[must_use]
+    pub fn is_contact(&self) -> bool {
+        self.status().is_some_and(|status| status != 401)
+    }
+}
+
+/// Whether an outcome is *contact* as the architecture defines it: verified TLS and any answer but 401. (Nothing is
+/// sent without verified TLS, so any HTTP status implies it.)
+#[must_use]
+pub fn is_contact<T>(outcome: &Result<T, NetError>) -> bool {
+    match outcome {
+        Ok(_) => true,
+        Err(error) => error.is_contact(),
+    }
+}
+
+/// What an [`Api`] is made of.
+pub struct ApiOptions {
+    /// The kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// The clock by which certificates are judged.
+    pub clock: WallClock,
+    /// The environment's proxies.
+    pub proxies: ProxyEnvironment,
+}
+
+/// Why a server cannot be spoken to at all, until somebody mends a file or the environment.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The kubeconfig, or a file that it names.
+    Kubeconfig(KubeconfigError),
+    /// The certificates or the key are no use.
+    Identity {
+        /// The kubeconfig.
+        path: PathBuf,
+        /// What rustls says.
+        source: rustls::Error,
+    },
+    /// The environment's proxy.
+    Proxy {
+        /// What is wrong with it.
+        message: String,
+    },
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kubeconfig(error) => error.fmt(f),
+            Self::Identity { path, .. } => write!(f, "kubeconfig {}: certificates or key", path.display()),
+            Self::Proxy { message } => write!(f, "HTTPS_PROXY: {message}"),
+        }
+    }
+}
+
+impl error::Error for OpenError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match self {
+            Self::Kubeconfig(error) => error.source(),
+            Self::Identity { source, .. } => Some(source),
+            Self::Proxy { .. } => None,
+        }
+    }
+}
+
+/// One API server, as a kubeconfig names it.
+pub struct Api {
+    options: ApiOptions,
+    lookup: Arc<Lookup>,
+    user_agent: Arc<str>,
+    state: Mutex<ApiState>,
+}
+
+struct ApiState {
+    access: Arc<Access>,
+    /// The files behind `access`, and how they were when they were last read, well or not.
+    files: Vec<PathBuf>,
+    stamps: Vec<Option<Stamp>>,
+}
+
+/// One loading of the kubeconfig: a way to the server, and who we are there.
+struct Access {
+    generation: u64,
+    route: Arc<Route>,
+    url: String,
+    token: TokenSource,
+    token_read: Mutex<Option<TokenRead>>,
+}
+
+struct TokenRead {
+    /// `Bearer ...`.
+    header: HeaderValue,
+    stamp: Option<Stamp>,
+    at: Instant,
+}
+
+/// What changes when a file does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp([u64; 7]);
+
+impl Stamp {
+    /// Of the file behind any links; none if it cannot be seen.
+    fn of(path: &Path) -> Option<Self> {
+        let seen = fs::metadata(path).ok()?;
+        let (modified, changed) = (seen.mtime().cast_unsigned(), seen.ctime().cast_unsigned());
+        let nanos = (seen.mtime_nsec().cast_unsigned(), seen.ctime_nsec().cast_unsigned());
+        Some(Self([seen.dev(), seen.ino(), seen.size(), modified, nanos.0, changed, nanos.1]))
+    }
+
+    fn of_all(paths: &[PathBuf]) -> Vec<Option<Self>> {
+        paths.iter().map(|path| Self::of(path)).collect()
+    }
+}
+
+impl Api {
+    /// Loads the kubeconfig. Opens no connection.
+    ///
+    /// # Errors
+    /// If something in it cannot be used. Worth trying again later: somebody may be writing it just now.
+    pub fn open(options: ApiOptions) -> Result<Arc<Self>, OpenError> {
+        Self::open_with(options, Lookup::system())
+    }
+
+    /// As [`Api::open`], with the caller's own name lookup instead of the system's.
+    ///
+    /// # Errors
+    /// As [`Api::open`].
+    pub fn open_with_lookup(options: ApiOptions, resolve: LookupFn) -> Result<Arc<Self>, OpenError> {
+        Self::open_with(options, Lookup::with(resolve))
+    }
+
+    fn open_with(options: ApiOptions, lookup: Lookup) -> Result<Arc<Self>, OpenError> {
+        let (access, files) = load(&options, 0)?;
+        let stamps = Stamp::of_all(&files);
+        Ok(Arc::new(Self {
+            options,
+            lookup: Arc::new(lookup),
+            user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
+            state: Mutex::new(ApiState { access: Arc::new(access), files, stamps }),
+        }))
+    }
+
+    /// A new stream: its own connection, its own [`Cancel`].
+    #[must_use]
+    pub fn stream(self: &Arc<Self>, name: &'static str) -> Client {
+        Client(Arc::new(Stream {
+            api: Arc::clone(self),
+            name,
+            cancel: Cancel::new(),
+            dialled: Arc::default(),
+            agent: Mutex::new(None),
+        }))
+    }
+
+    /// The server's URL, for messages.
+    #[must_use]
+    pub fn url(&self) -> String {
+        locked(&self.state).access.url.clone()
+    }
+
+    /// The access in use; loaded anew if a file behind it changed since.
+    ///
+    /// A change that cannot be used leaves the old access in place, is logged once, and is looked at again when the
+    /// files change again: files are often written one after another.
+    fn access(&self) -> Arc<Access> {
+        let mut state = locked(&self.state);
+        let stamps = Stamp::of_all(&state.files);
+        if stamps == state.stamps {
+            return Arc::clone(&state.access);
+        }
+        match load(&self.options, state.access.generation + 1) {
+            Ok((access, files)) => {
+                log::info!("kubeconfig {} loaded anew", self.options.kubeconfig.display());
+                state.stamps = if files == state.files { stamps } else { Stamp::of_all(&files) };
+                state.access = Arc::new(access);
+                state.files = files;
+            }
+            Err(error) => {
+                log::warn!("{}; the credentials loaded before stay in use", chain_of(&error));
+                state.stamps = stamps;
+            }
+        }
+        Arc::clone(&state.access)
+    }
+}
+
+/// An error and its causes on one line.
+fn chain_of(error: &dyn error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<PathBuf>), OpenError> {
+    let kubeconfig = kubeconfig::load(&options.kubeconfig).map_err(OpenError::Kubeconfig)?;
+    let proxy = match kubeconfig.proxy {
+        Some(_) => None,
+        None => {
+            let (host, port) = (&kubeconfig.server.host, kubeconfig.server.port);
+            options.proxies.proxy_for(host, port).map_err(|message| OpenError::Proxy { message })?
+        }
+    };
+    let route = Route::new(&kubeconfig, proxy, Arc::clone(&options.clock))
+        .map_err(|source| OpenError::Identity { path: options.kubeconfig.clone(), source })?;
+    let mut files = vec![options.kubeconfig.clone()];
+    files.extend(kubeconfig.files);
+    let access = Access {
+        generation,
+        route: Arc::new(route),
+        url: kubeconfig.server.url(),
+        token: kubeconfig.token,
+        token_read: Mutex::new(None),
+    };
+    Ok((access, files))
+}
+
+impl Access {
+    /// The `Authorization` header, or none if the client certificate is all we show.
+    fn authorization(&self) -> Result<Option<HeaderValue>, String> {
+        let (path, fallback) = match &self.token {
+            TokenSource::None => return Ok(None),
+            TokenSource::Fixed(token) => return bearer(token).map(Some),
+            TokenSource::File { path, fallback } => (path, fallback),
+        };
+        let mut read = locked(&self.token_read);
+        let stamp = Stamp::of(path);
+        if let Some(read) =
+            read.as_ref().filter(|read| read.stamp == stamp && read.at.elapsed() < TOKEN_PERIOD)
+        {
+            return Ok(Some(read.header.clone()));
+        }
+        match read_token(path) {
+            Ok(header) => {
+                *read = Some(TokenRead { header: header.clone(), stamp, at: Instant::now() });
+                Ok(Some(header))
+            }
+            // upstream's rule: the last good reading, then the kubeconfig's own token
+            Err(why) => match (read.as_ref(), fallback) {
+                (Some(read), _) => Ok(Some(read.header.clone())),
+                (None, Some(token)) => bearer(token).map(Some),
+                (None, None) => Err(why),
+            },
+        }
+    }
+
+    /// Makes the next request read the token file again: the server did not like what stood in it.
+    fn forget_token(&self) {
+        if let Some(read) = locked(&self.token_read).as_mut() {
+            read.stamp = None;
+        }
+    }
+}
+
+fn read_token(path: &Path) -> Result<HeaderValue, String> {
+    let text = kubeconfig::read_bounded(path, MAX_TOKEN_BYTES).map_err(|error| chain_of(&error))?;
+    let token =
+        kubeconfig::checked_token(&text).map_err(|why| format!("token file {} {why}", path.display()))?;
+    bearer(&token)
+}
+
+fn bearer(token: &str) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| "the token fits no header".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// One stream of requests to the server. A clone is the same stream.
+#[derive(Clone)]
+pub struct Client(Arc<Stream>);
+
+struct Stream {
+    api: Arc<Api>,
+    name: &'static str,
+    cancel: Cancel,
+    dialled: Arc<AtomicU64>,
+    agent: Mutex<Option<(u64, Agent)>>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({})", self.0.name)
+    }
+}
+
+/// How long a streamed answer may take at each of its stages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamLimits {
+    /// From the call to the head of the answer.
+    pub(crate) open: Duration,
+    /// Between any two pieces of the body.
+    pub(crate) idle: Duration,
+}
+
+impl Client {
+    /// Another stream to the same server: its own connection and [`Cancel`], the same credentials and TLS sessions.
+    #[must_use]
+    pub fn for_stream(&self, name: &'static str) -> Self {
+        self.0.api.stream(name)
+    }
+
+    /// The stream's name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.0.name
+    }
+
+    /// The server.
+    #[must_use]
+    pub fn api(&self) -> &Arc<Api> {
+        &self.0.api
+    }
+
+    /// The switch that ends this stream's calls, now and for ever; a new stream takes its place.
+    #[must_use]
+    pub fn cancel_handle(&self) -> Cancel {
+        self.0.cancel.clone()
+    }
+
+    /// How many connections this stream has dialled.
+    #[must_use]
+    pub fn dialled(&self) -> u64 {
+        self.0.dialled.load(Ordering::Relaxed)
+    }
+
+    /// Sends a request and reads the whole answer. Blocks, at most for the request's deadline.
+    ///
+    /// # Errors
+    /// Everything but a whole answer with a status below 300; see [`NetError`].
+    pub fn request(&self, request: &Request) -> Result<Response, NetError> {
+        let access = self.0.api.access();
+        let asked = format!("{} {}{}", request.method.http(), access.url, request.path_and_query);
+        let begun = Instant::now();
+        let limits = Limits { global: Some(request.deadline), open: None, idle: None };
+        let mut outcome = self.send(&access, request, &asked, limits);
+        let left = request.deadline.saturating_sub(begun.elapsed());
+        if outcome.as_ref().is_err_and(|failure| failure.is_dead_connection)
+            && request.is_repeatable
+            && !left.is_zero()
+            && !self.0.cancel.is_cancelled()
+        {
+            outcome = self.send(&access, request, &asked, Limits { global: Some(left), ..limits });
+        }
+        let answer = outcome.map_err(|failure| failure.error)?;
+        self.whole(&access, request, asked, answer)
+    }
+
+    /// Opens an answer whose body comes in pieces for a long time.
+    pub(crate) fn open_stream(
+        &self,
+        path_and_query: &str,
+        limits: StreamLimits,
+    ) -> Result<StreamedBody, NetError> {
+        let access = self.0.api.access();
+        let request = Request::get(path_and_query, limits.open);
+        let asked = format!("GET {}{path_and_query}", access.url);
+        let at_once = Limits { global: None, open: Some(limits.open), idle: Some(limits.idle) };
+        let mut outcome = self.send(&access, &request, &asked, at_once);
+        if outcome.as_ref().is_err_and(|failure| failure.is_dead_connection) && !self.0.cancel.is_cancelled()
+        {
+            outcome = self.send(&access, &request, &asked, at_once);
+        }
+        let answer = outcome.map_err(|failure| failure.error)?;
+        if answer.status() != 200 {
+            return self.whole(&access, &request, asked, answer).and_then(|response| {
+                Err(NetError::Garbled {
+                    request: response.request,
+                    status: Some(response.status),
+                    why: format!("status is {}, expected 200", response.status),
+                })
+            });
+        }
+        let date_unix_secs = date_of(answer.headers());
+        let reader = answer.into_body().into_with_config().limit(u64::MAX).reader();
+        Ok(StreamedBody { reader, asked, cancel: self.0.cancel.clone(), date_unix_secs })
+    }
+
+    fn agent(&self, access: &Access) -> Agent {
+        let mut kept = locked(&self.0.agent);
+        match kept.as_ref() {
+            Some((generation, agent)) if *generation == access.generation => agent.clone(),
+            _ => {
+                let agent = self.new_agent(access);
+                *kept = Some((access.generation, agent.clone()));
+                agent
+            }
+        }
+    }
+
+    fn new_agent(&self, access: &Access) -> Agent {
+        let config = Agent::config_builder()
+            .https_only(true)
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(None)
+            .user_agent(AutoHeaderValue::Provided(Arc::new(self.0.api.user_agent.to_string())))
+            .accept(AutoHeaderValue::None)
+            .accept_encoding(AutoHeaderValue::None)
+            .max_response_header_size(MAX_HEAD_BYTES)
+            .input_buffer_size(BUFFER_BYTES)
+            .output_buffer_size(BUFFER_BYTES)
+            .max_idle_connections(1)
+            .max_idle_connections_per_host(1)
+            .max_idle_age(MAX_IDLE)
+            .build();
+        let dialler = Dialler {
+            route: Arc::clone(&access.route),
+            lookup: Arc::clone(&self.0.api.lookup),
+            cancel: self.0.cancel.clone(),
+            dialled: Arc::clone(&self.0.dialled),
+            user_agent: Arc::clone(&self.0.api.user_agent),
+        };
+        Agent::with_parts(config, dialler, NoResolver)
+    }
+
+    /// Sends a request and reads the head of the answer.
+    fn send(
+        &self,
+        access: &Access,
+        request: &Request,
+        asked: &str,
+        limits: Limits,
+    ) -> Result<http::Response<ureq::Body>, Failure> {
+        if self.0.cancel.is_cancelled() {
+            return Err(NetError::Cancelled.into());
+        }
+        let unsendable = |why: String| NetError::Unsendable { request: asked.to_owned(), why };
+        let head = head_of(access, request).map_err(unsendable)?;
+        let agent = self.agent(access);
+        let dialled_before = self.dialled();
+        let outcome = match &request.body {
+            Some(body) => head.body(body.as_slice()).map(|request| run(&agent, request, limits)),
+            None => head.body(()).map(|request| run(&agent, request, limits)),
+        };
+        let sent = outcome.map_err(|error| unsendable(error.to_string()))?;
+        sent.map_err(|error| Failure {
+            is_dead_connection: self.dialled() == dialled_before && is_lost_connection(&error),
+            error: self.net_error(asked, &error, None),
+        })
+    }
+
+    /// Reads the body of an answer and sorts it.
+    fn whole(
+        &self,
+        access: &Access,
+        request: &Request,
+        asked: String,
+        answer: http::Response<ureq::Body>,
+    ) -> Result<Response, NetError> {
+        let status = answer.status().as_u16();
+        let is_success = (200..300).contains(&status);
+        let limit = if is_success { request.response_limit_bytes } else { MAX_STATUS_BYTES };
+        let date_unix_secs = date_of(answer.headers());
+        let warnings = warnings_of(answer.headers());
+        let retry_after = answer.headers().get(header::RETRY_AFTER).cloned();
+        let mut body = Vec::new();
+        let unlimited = answer.into_body().into_with_config().limit(u64::MAX).reader();
+        let read = unlimited.take(limit as u64 + 1).read_to_end(&mut body);
+        if is_success {
+            if let Err(error) = read {
+                return Err(self.net_error(&asked, &ureq::Error::from(error), Some(status)));
+            }
+            if body.len() > limit {
+                let why = format!("the answer has more than {limit} bytes");
+                return Err(NetError::Garbled { request: asked, status: Some(status), why });
+            }
+            return Ok(Response { status, body, date_unix_secs, warnings, request: asked });
+        }
+        if status == 401 {
+            access.forget_token();
+        }
+        Err(refusal(asked, status, &body, retry_after.as_ref()))
+    }
+
+    /// An error of ureq, or of our transport below it, sorted. `status` is given once the head was read.
+    fn net_error(&self, asked: &str, error: &ureq::Error, status: Option<u16>) -> NetError {
+        if self.0.cancel.is_cancelled() {
+            return NetError::Cancelled;
+        }
+        let request = asked.to_owned();
+        let why = describe(error);
+        match error {
+            _ if status.is_some() => {
+                NetError::Garbled { request, status, why: format!("the answer broke off: {why}") }
+            }
+            ureq::Error::Other(inner) if is_untrusted(inner.as_ref()) => NetError::Untrusted { request, why },
+            ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..) => {
+                NetError::Garbled { request, status: None, why: format!("the answer is no HTTP: {why}") }
+            }
+            ureq::Error::Http(_) | ureq::Error::BadUri(_) | ureq::Error::BodyExceedsLimit(_) => {
+                NetError::Unsendable { request, why }
+            }
+            _ => NetError::Unreachable { request, why },
+        }
+    }
+}
+
+/// Time limits of one request in ureq's terms.
+#[derive(Clone, Copy)]
+struct Limits {
+    global: Option<Duration>,
+    open: Option<Duration>,
+    idle: Option<Duration>,
+}
+
+/// Why no head of an answer was read.
+struct Failure {
+    error: NetError,
+    /// The request went out on a kept connection, which proved dead before any answer came.
+    is_dead_connection: bool,
+}
+
+impl From<NetError> for Failure {
+    fn from(error: NetError) -> Self {
+        Self { error, is_dead_connection: false }
+    }
+}
+
+fn run(
+    agent: &Agent,
+    request: http::Request<impl ureq::AsSendBody>,
+    limits: Limits,
+) -> Result<http::Response<ureq::Body>, ureq::Error> {
+    let request = agent
+        .configure_request(request)
+        .timeout_global(limits.global)
+        .timeout_connect(limits.open)
+        .timeout_send_request(limits.open)
+        .timeout_recv_response(limits.open)
+        .timeout_per_read(limits.idle)
+        .build();
+    agent.run(request)
+}
+
+fn head_of(access: &Access, request: &Request) -> Result<http::request::Builder, String> {
+    if !request.path_and_query.starts_with('/') {
+        return Err(format!("path is \"{}\", expected a / first", request.path_and_query));
+    }
+    let mut head = http::Request::builder()
+        .method(request.method.http())
+        .uri(format!("{}{}", access.url, request.path_and_query));
+    if let Some(accept) = request.accept {
+        head = head.header(header::ACCEPT, accept);
+    }
+    if let Some(content_type) = request.content_type {
+        head = head.header(header::CONTENT_TYPE, content_type);
+    }
+    if request.prefer_minimal {
+        head = head.header("prefer", "return=minimal");
+    }
+    if let Some(authorization) = access.authorization()? {
+        head = head.header(header::AUTHORIZATION, authorization);
+    }
+    Ok(head)
+}
+
+/// Whether the connection was gone before the answer began.
+fn is_lost_connection(error: &ureq::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(error, ureq::Error::Io(error)
+        if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof))
+}
+
+fn is_untrusted(error: &(dyn error::Error + Send + Sync + 'static)) -> bool {
+    let dial = error.downcast_ref::<DialError>();
+    matches!(
+        dial,
+        Some(DialError::Tls {
+            error: rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented,
+            ..
+        })
+    )
+}
+
+/// What went wrong, in words for an operator.
+fn describe(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Other(inner) => match inner.downcast_ref::<DialError>() {
+            Some(DialError::Tls { peer, error }) => describe_tls(peer, error),
+            _ => inner.to_string(),
+        },
+        ureq::Error::Io(error) => plain(error),
+        ureq::Error::Timeout(ureq::Timeout::PerRead) => "silent for too long".to_owned(),
+        ureq::Error::Timeout(_) => "no answer in time".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn describe_tls(peer: &str, error: &rustls::Error) -> String {
+    use rustls::CertificateError::{NotValidYet, NotValidYetContext};
+    let hint = match error {
+        rustls::Error::InvalidCertificate(NotValidYet | NotValidYetContext { .. }) => {
+            " (this node's clock may be wrong)"
+        }
+        rustls::Error::AlertReceived(alert) if is_about_our_certificate(*alert) => {
+            " (the server does not accept our client certificate)"
+        }
+        _ => "",
+    };
+    format!("TLS with {peer}: {error}{hint}")
+}
+
+fn is_about_our_certificate(alert: rustls::AlertDescription) -> bool {
+    use rustls::AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::CertificateRequired
+            | Alert::DecryptError
+    )
+}
+
+/// An answer of 300 and above as an error.
+fn refusal(request: String, status: u16, body: &[u8], retry_after: Option<&HeaderValue>) -> NetError {
+    let object = serde_json::from_slice::<Value>(body).ok();
+    let text_of = |key: &str| object.as_ref().and_then(|object| object.get(key)).and_then(Value::as_str);
+    let message = match text_of("message") {
+        Some(message) => shortened(message),
+        None => shortened(String::from_utf8_lossy(body).trim()),
+    };
+    if status == 401 {
+        return NetError::Unauthorized { request, message };
+    }
+    let in_object = object.as_ref().and_then(|object| object.pointer("/details/retryAfterSeconds")?.as_u64());
+    let in_header = retry_after.and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+    NetError::Refused {
+        request,
+        status,
+        reason: text_of("reason").map(shortened).unwrap_or_default(),
+        message,
+        retry_after: in_header.or(in_object).map(|secs| Duration::from_secs(secs).min(MAX_RETRY_AFTER)),
+    }
+}
+
+/// The beginning of a text from outside, on one line.
+fn shortened(text: &str) -> String {
+    let mut short: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if short.len() > MAX_MESSAGE_BYTES {
+        short.truncate(short.floor_char_boundary(MAX_MESSAGE_BYTES));
+        short.push_str("...");
+    }
+    short
+}
+
+/// The texts of `Warning: 299 - "text"` headers (RFC 7234 section 5.5, as Kubernetes uses them).
+fn warnings_of(headers: &HeaderMap) -> Vec<String> {
+    let texts = headers.get_all(header::WARNING).iter().filter_map(|value| value.to_str().ok());
+    let unquoted = texts.filter_map(|value| {
+        let quoted = value.splitn(3, ' ').nth(2)?;
+        let inner = quoted.strip_prefix('"')?.rsplit_once('"')?.0;
+        let mut text = inner.replace("\\\"", "\"").replace("\\\\", "\\");
+        text.truncate(text.floor_char_boundary(MAX_WARNING_BYTES));
+        Some(text)
+    });
+    unquoted.take(MAX_WARNINGS).collect()
+}
+
+fn date_of(headers: &HeaderMap) -> Option<u64> {
+    parse_http_date(headers.get(header::DATE)?.to_str().ok()?)
+}
+
+/// Reads `Sun, 06 Nov 1994 08:49:37 GMT` (RFC 9110 section 5.6.7, the only form that servers still send).
+fn parse_http_date(text: &str) -> Option<u64> {
+    const MONTHS: [&str; 12] =
+        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+    let (_, rest) = text.split_once(", ")?;
+    let mut parts = rest.split(' ');
+    let day: u64 = parts.next()?.parse().ok()?;
+    let month_name = parts.next()?;
+    let month = MONTHS.iter().position(|month| *month == month_name)? as u64 + 1;
+    let year: u64 = parts.next()?.parse().ok()?;
+    let mut clock = parts.next()?.split(':').map(|part| part.parse::<u64>().ok());
+    let (hours, minutes, secs) = (clock.next()??, clock.next()??, clock.next()??);
+    let is_plausible = parts.next() == Some("GMT")
+        && (1970..10_000).contains(&year)
+        && (1..=31).contains(&day)
+        && hours < 24
+        && minutes < 60
+        && secs <= 60;
+    is_plausible.then(|| days_since_1970(year, month, day) * 86_400 + hours * 3600 + minutes * 60 + secs)
+}
+
+/// Days from 1970-01-01 to a date of the Gregorian calendar (years counted from March, so that leap days come last).
+fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
+    let year = if month <= 2 { year - 1 } else { year };
+    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
+    year * 365 + year / 4 - year / 100 + year / 400 + day_of_year - 719_468
+}
+
+/// The body of a streamed answer. Dropping it closes the connection.
+pub(crate) struct StreamedBody {
+    reader: ureq::BodyReader<'static>,
+    asked: String,
+    cancel: Cancel,
+    /// The server's `Date`.
+    pub(crate) date_unix_secs: Option<u64>,
+}
+
+impl StreamedBody {
+    /// What was asked, for messages.
+    pub(crate) fn asked(&self) -> &str {
+        &self.asked
+    }
+
+    /// Reads what has come; 0 is the orderly end.
+    pub(crate) fn read(&mut self, bytes: &mut [u8]) -> Result<usize, NetError> {
+        self.reader.read(bytes).map_err(|error| match self.cancel.is_cancelled() {
+            true => NetError::Cancelled,
+            false => NetError::Unreachable {
+                request: self.asked.clone(),
+                why: describe(&ureq::Error::from(error)),
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_date_header_becomes_seconds() {
+        let check = |text: &str, expect: Option<u64>| assert_eq!(parse_http_date(text), expect, "{text}");
+        check("Thu, 01 Jan 1970 00:00:00 GMT", Some(0));
+        check("Sun, 06 Nov 1994 08:49:37 GMT", Some(784_111_777));
+        check("Thu, 29 Feb 2024 23:59:59 GMT", Some(1_709_251_199));
+        check("Sat, 21 Nov 2026 02:00:00 GMT", Some(1_795_226_400));
+        check("Sat, 21 Nov 2026 02:00:00 CET", None);
+        check("Sat, 21 Nov 0026 02:00:00 GMT", None);
+        check("Sat, 21 Foo 2026 02:00:00 GMT", None);
+        check("Sunday, 06-Nov-94 08:49:37 GMT", None);
+        check("", None);
+    }
+
+    #[test]
+    fn a_refusal_carries_the_servers_words() {
+        let check = |status: u16, body: &str, header: Option<&str>, expect: &str, wait_secs: Option<u64>| {
+            let header = header.map(|text| HeaderValue::from_str(text).unwrap());
+            let found = refusal("GET /x".into(), status, body.as_bytes(), header.as_ref());
+            assert_eq!(found.to_string(), expect);
+            assert_eq!(found.is_contact(), status != 401, "{expect}");
+            let found_wait = match found {
+                NetError::Refused { retry_after, .. } => retry_after.map(|wait| wait.as_secs()),
+                _ => None,
+            };
+            assert_eq!(found_wait, wait_secs, "{expect}");
+        };
+        let status = r#"{"kind":"Status","reason":"NotFound","message":"nodes \"e\" not found","code":404}"#;
+        check(404, status, None, "GET /x: refused (404 NotFound): nodes \"e\" not found", None);
+        let status = r#"{"message":"slow down","details":{"retryAfterSeconds":7}}"#;
+        check(429, status, None, "GET /x: refused (429): slow down", Some(7));
+        check(429, status, Some("3"), "GET /x: refused (429): slow down", Some(3));
+        check(503, "", Some("999999"), "GET /x: refused (503): ", Some(600));
+        check(503, "", Some("Sun, 06 Nov 1994 08:49:37 GMT"), "GET /x: refused (503): ", None);
+        check(302, "<html>\r\nlogin", None, "GET /x: refused (302): <html>  login", None);
+        let text = "GET /x: the server does not accept our credentials (401): Unauthorized";
+        check(401, r#"{"message":"Unauthorized"}"#, None, text, None);
+        check(500, &"ä".repeat(2000), None, &format!("GET /x: refused (500): {}...", "ä".repeat(512)), None);
+    }
+
+    #[test]
+    fn warnings_are_unquoted_and_bounded() {
+        let mut headers = HeaderMap::new();
+        let mut add = |text: &str| headers.append(header::WARNING, HeaderValue::from_str(text).unwrap());
+        add(r#"299 - "spec.configSource: \"x\" is old""#);
+        add("garbage");
+        add(&format!("299 - \"{}\"", "y".repeat(2000)));
+        let found = warnings_of(&headers);
+        assert_eq!(found, [r#"spec.configSource: "x" is old"#.to_owned(), "y".repeat(MAX_WARNING_BYTES)]);
+    }
+}

@@ -1,0 +1,693 @@
+//! Connections: from a name to a verified TLS stream that ureq can use.
+//!
+//! Owns name lookup, dialling, the proxy tunnel, TLS and the sockets' timeouts. Always holds: every wait has a
+//! deadline, another thread can end it ([`Cancel`]), and no byte of a request is written before the server's
+//! certificate is verified against the kubeconfig's own roots on the caller's clock. Names are looked up anew for
+//! each connection, and only for a new connection.
+//! One TLS configuration serves all streams of one server, so that after a cut every stream can resume its session.
+//!
+//! ureq's own connectors are not used. It resolves the name before it looks for a kept connection, so each renewal
+//! would cost a DNS query; its proxy would wrap TLS in a second pair of buffers; and it offers no clock.
+//! Left to others: requests and what errors mean (`client`), when to dial again (the caller).
+
+use std::collections::BTreeMap;
+use std::error;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustls::client::Resumption;
+use rustls::pki_types::{ServerName, UnixTime};
+use rustls::time_provider::TimeProvider;
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use socket2::{Domain, Protocol, SockAddr, Socket, TcpKeepalive, Type};
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::time::Duration as UreqDuration;
+use ureq::unversioned::transport::{
+    Buffers, ConnectionDetails, Connector, LazyBuffers, NextTimeout, Transport,
+};
+
+use super::kubeconfig::{HostPort, Kubeconfig};
+use super::proxy::ProxyAddress;
+
+/// Bytes of the buffers between TLS and HTTP, each way. ureq's default is 128 KiB each, 1 MB for four streams; one
+/// TLS record is at most 16 KiB.
+pub(crate) const BUFFER_BYTES: usize = 16 * 1024;
+
+/// Most addresses of one name that are tried. A name with more is a load balancer; the next dial asks again.
+const MAX_ADDRESSES: usize = 8;
+
+/// Least time one address gets while others come after it: a mobile link's round trip.
+const MIN_DIAL: Duration = Duration::from_millis(250);
+
+/// How often a wait for a lookup looks whether it was cancelled; nothing else can wake it for that.
+const LOOKUP_POLL: Duration = Duration::from_millis(20);
+
+/// Stack of the thread that looks a name up: glibc loads its name service modules on it.
+const LOOKUP_STACK_BYTES: usize = 256 * 1024;
+
+/// Bytes of room kept between requests for what is held before it is encrypted: a heartbeat with its head.
+const MAX_HELD_KEPT_BYTES: usize = 1024;
+
+/// Quiet time before the kernel asks whether the peer is still there. Longer than the minute between a server's
+/// bookmarks, so a live watch never pays for it; shorter than the few minutes after which NAT forgets us.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(75);
+
+/// Time between the kernel's further questions; after nine without an answer (Linux's default) the connection is dead.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Most bytes of a proxy's answer to CONNECT. Error pages come after the head, which has a few hundred bytes.
+const MAX_PROXY_HEAD_BYTES: usize = 8 * 1024;
+
+/// Session tickets kept, over all server names: rustls keeps 8 per name, and one kubeconfig has one name.
+const SESSIONS: usize = 16;
+
+/// The wall clock by which certificates are judged: time since 1970.
+///
+/// A board without a battery boots in 1970, and then no certificate is valid yet. So the caller gives the clock, and
+/// may give the latest of several sources (the system's, the time of the build, the last time known to a file).
+pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// The system's wall clock, as it is.
+#[must_use]
+pub fn system_clock() -> WallClock {
+    Arc::new(|| Duration::from_secs(UnixTime::now().as_secs()))
+}
+
+struct CertificateClock(WallClock);
+
+impl fmt::Debug for CertificateClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CertificateClock")
+    }
+}
+
+impl TimeProvider for CertificateClock {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch((self.0)()))
+    }
+}
+
+/// What is needed to reach one server, shared by all streams to it: where it is, how to verify it, who we are.
+pub(crate) struct Route {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    server_name: ServerName<'static>,
+    proxy: Option<ProxyAddress>,
+    tls: Arc<ClientConfig>,
+}
+
+impl Route {
+    /// The way to a kubeconfig's server. `proxy` is what the environment asks for; the kubeconfig's own wins.
+    ///
+    /// # Errors
+    /// If rustls refuses the roots, the certificate or the key.
+    pub(crate) fn new(
+        kubeconfig: &Kubeconfig,
+        proxy: Option<ProxyAddress>,
+        clock: WallClock,
+    ) -> Result<Self, rustls::Error> {
+        Ok(Self {
+            host: kubeconfig.server.host.clone(),
+            port: kubeconfig.server.port,
+            server_name: kubeconfig.server_name.clone(),
+            proxy: kubeconfig.proxy.clone().or(proxy),
+            tls: Arc::new(tls_config(kubeconfig, clock)?),
+        })
+    }
+}
+
+fn tls_config(kubeconfig: &Kubeconfig, clock: WallClock) -> Result<ClientConfig, rustls::Error> {
+    let mut roots = RootCertStore::empty();
+    for root in &kubeconfig.roots {
+        roots.add(root.clone())?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_details(provider, Arc::new(CertificateClock(clock)))
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots);
+    let mut config = match &kubeconfig.client_certificate {
+        Some(identity) => builder.with_client_auth_cert(identity.chain.clone(), identity.key.clone_key())?,
+        None => builder.with_no_client_auth(),
+    };
+    config.resumption = Resumption::in_memory_sessions(SESSIONS);
+    Ok(config)
+}
+
+/// Ends what a stream is waiting for, from another thread, once and for all.
+///
+/// After [`Cancel::cancel`] a blocked call returns within some 20 ms and every later one at once. A clone is the
+/// same switch.
+#[derive(Clone, Default)]
+pub struct Cancel(Arc<CancelState>);
+
+#[derive(Default)]
+struct CancelState {
+    cancelled: AtomicBool,
+    sockets: Mutex<Vec<Weak<Socket>>>,
+}
+
+impl fmt::Debug for Cancel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cancel({})", self.is_cancelled())
+    }
+}
+
+impl Cancel {
+    /// A switch that is not thrown yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Ends every call under this switch, now and later. Does not wait for them.
+    pub fn cancel(&self) {
+        let mut sockets = locked(&self.0.sockets);
+        self.0.cancelled.store(true, Ordering::SeqCst);
+        for socket in sockets.drain(..).filter_map(|socket| socket.upgrade()) {
+            // an error means that it is closed already
+            let _ = socket.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// Whether [`Cancel::cancel`] was called.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.cancelled.load(Ordering::SeqCst)
+    }
+
+    /// Makes `cancel` end what waits on this socket. False if it is too late for that.
+    fn watch_over(&self, socket: &Arc<Socket>) -> bool {
+        let mut sockets = locked(&self.0.sockets);
+        if self.is_cancelled() {
+            return false;
+        }
+        sockets.retain(|socket| socket.strong_count() > 0);
+        sockets.push(Arc::downgrade(socket));
+        true
+    }
+}
+
+/// Locks, also after another thread panicked: what these locks guard is whole after every statement.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why no connection came to be.
+#[derive(Debug)]
+pub(crate) enum DialError {
+    /// The name has no address, or nobody said in time.
+    Lookup { host: String, why: String },
+    /// No address took the connection; `tried` says what each one did.
+    Connect { host: String, tried: String },
+    /// The proxy did not open the tunnel.
+    Proxy { proxy: String, why: String },
+    /// The peer answered, and TLS failed.
+    Tls { peer: String, error: rustls::Error },
+    /// The connection broke or fell silent during the handshake.
+    Handshake { peer: String, error: io::Error },
+    /// [`Cancel`] was used.
+    Cancelled,
+}
+
+impl fmt::Display for DialError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lookup { host, why } => write!(f, "look up {host}: {why}"),
+            Self::Connect { host, tried } => write!(f, "connect to {host}: {tried}"),
+            Self::Proxy { proxy, why } => write!(f, "open a tunnel through the proxy {proxy}: {why}"),
+            Self::Tls { peer, error } => write!(f, "TLS with {peer}: {error}"),
+            Self::Handshake { peer, error } => write!(f, "TLS with {peer}: {}", plain(error)),
+            Self::Cancelled => f.write_str("cancelled"),
+        }
+    }
+}
+
+impl error::Error for DialError {}
+
+impl From<DialError> for ureq::Error {
+    fn from(error: DialError) -> Self {
+        Self::Other(Box::new(error))
+    }
+}
+
+/// An I/O error without the system's number, in lower case.
+pub(crate) fn plain(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "refused".to_owned(),
+        io::ErrorKind::ConnectionReset => "reset by the other side".to_owned(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected => {
+            "connection lost".to_owned()
+        }
+        io::ErrorKind::UnexpectedEof => "closed by the other side".to_owned(),
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => "no answer in time".to_owned(),
+        io::ErrorKind::HostUnreachable => "host unreachable".to_owned(),
+        io::ErrorKind::NetworkUnreachable => "network unreachable".to_owned(),
+        _ => error.to_string().to_lowercase(),
+    }
+}
+
+/// What one name's lookup came to.
+type Found = Result<Vec<SocketAddr>, String>;
+
+/// How a name becomes addresses: the system's resolver, or a test's.
+pub type LookupFn = Arc<dyn Fn(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + Sync>;
+
+/// Looks names up, each on a thread of its own, because the system's resolver cannot be given a deadline.
+///
+/// A name whose lookup hangs has one thread, however often it is asked for: later askers wait for the same answer.
+pub(crate) struct Lookup {
+    resolve: LookupFn,
+    running: Mutex<BTreeMap<(String, u16), Arc<Pending>>>,
+}
+
+#[derive(Default)]
+struct Pending {
+    found: Mutex<Option<Found>>,
+    ready: Condvar,
+}
+
+impl Lookup {
+    pub(crate) fn system() -> Self {
+        Self::with(Arc::new(|host, port| Ok((host, port).to_socket_addrs()?.collect())))
+    }
+
+    pub(crate) fn with(resolve: LookupFn) -> Self {
+        Self { resolve, running: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// The addresses of a host, at most [`MAX_ADDRESSES`].
+    fn addresses(
+        self: &Arc<Self>,
+        host: &str,
+        port: u16,
+        deadline: Instant,
+        cancel: &Cancel,
+    ) -> Result<Vec<SocketAddr>, DialError> {
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(address, port)]);
+        }
+        let failed = |why: String| DialError::Lookup { host: host.to_owned(), why };
+        let pending = self.pending(host, port).map_err(|error| failed(plain(&error)))?;
+        let mut found = locked(&pending.found);
+        loop {
+            if let Some(found) = found.as_ref() {
+                return found.clone().map_err(failed);
+            }
+            if cancel.is_cancelled() {
+                return Err(DialError::Cancelled);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(failed("no answer in time".to_owned()));
+            }
+            let waited = pending.ready.wait_timeout(found, left.min(LOOKUP_POLL));
+            found = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The lookup of this name that is under way, or a new one.
+    fn pending(self: &Arc<Self>, host: &str, port: u16) -> io::Result<Arc<Pending>> {
+        let key = (host.to_owned(), port);
+        let mut running = locked(&self.running);
+        if let Some(pending) = running.get(&key) {
+            return Ok(Arc::clone(pending));
+        }
+        let pending = Arc::new(Pending::default());
+        let (lookup, answer) = (Arc::clone(self), Arc::clone(&pending));
+        let thread = std::thread::Builder::new().name("lookup".to_owned()).stack_size(LOOKUP_STACK_BYTES);
+        let at = key.clone();
+        thread.spawn(move || {
+            let found = lookup.ask(&at.0, at.1);
+            locked(&lookup.running).remove(&at);
+            *locked(&answer.found) = Some(found);
+            answer.ready.notify_all();
+        })?;
+        running.insert(key, Arc::clone(&pending));
+        Ok(pending)
+    }
+
+    fn ask(&self, host: &str, port: u16) -> Found {
+        let mut addresses = (self.resolve)(host, port).map_err(|error| plain(&error))?;
+        addresses.truncate(MAX_ADDRESSES);
+        if addresses.is_empty() { Err("it has no address".to_owned()) } else { Ok(addresses) }
+    }
+}
+
+/// Stands where ureq wants a resolver, and resolves nothing: ureq asks it before every request, also when a kept
+/// connection will serve. [`Dialler`] looks the name up when it really dials.
+#[derive(Debug)]
+pub(crate) struct NoResolver;
+
+impl Resolver for NoResolver {
+    fn resolve(
+        &self,
+        _uri: &ureq::http::Uri,
+        _config: &ureq::config::Config,
+        _timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        Ok(self.empty())
+    }
+}
+
+/// Makes connections for one stream.
+pub(crate) struct Dialler {
+    pub(crate) route: Arc<Route>,
+    pub(crate) lookup: Arc<Lookup>,
+    pub(crate) cancel: Cancel,
+    /// Connections dialled so far: tells whether a request that failed had gone out on a kept one.
+    pub(crate) dialled: Arc<AtomicU64>,
+    pub(crate) user_agent: Arc<str>,
+}
+
+impl fmt::Debug for Dialler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dialler({})", HostPort(&self.route.host, self.route.port))
+    }
+}
+
+/// What stands in for "no deadline" where ureq gives none; every request of `client` has one.
+const NO_DEADLINE: Duration = Duration::from_secs(60 * 60);
+
+fn deadline_after(timeout: UreqDuration) -> Instant {
+    let after = match timeout {
+        UreqDuration::Exact(after) => after.min(NO_DEADLINE),
+        UreqDuration::NotHappening => NO_DEADLINE,
+    };
+    Instant::now() + after
+}
+
+impl Connector<()> for Dialler {
+    type Out = TlsTransport;
+
+    fn connect(
+        &self,
+        details: &ConnectionDetails<'_>,
+        _chained: Option<()>,
+    ) -> Result<Option<TlsTransport>, ureq::Error> {
+        self.dialled.fetch_add(1, Ordering::Relaxed);
+        let deadline = deadline_after(details.timeout.after);
+        let dialled = match &self.route.proxy {
+            Some(proxy) => self.dial(&proxy.host, proxy.port, deadline),
+            None => self.dial(&self.route.host, self.route.port, deadline),
+        };
+        let (mut wire, address) = dialled?;
+        let mut peer = format!("{} ({address})", HostPort(&self.route.host, self.route.port));
+        if let Some(proxy) = &self.route.proxy {
+            self.open_tunnel(&mut wire, proxy)?;
+            peer = format!("{} (through the proxy {proxy:?})", HostPort(&self.route.host, self.route.port));
+        }
+        let session = self.shake_hands(&mut wire, &peer)?;
+        let buffers = LazyBuffers::new(BUFFER_BYTES, BUFFER_BYTES);
+        Ok(Some(TlsTransport { wire, session, buffers, held: Vec::new(), peer }))
+    }
+}
+
+impl Dialler {
+    /// A TCP connection to the first address that takes one.
+    fn dial(&self, host: &str, port: u16, deadline: Instant) -> Result<(Wire, SocketAddr), DialError> {
+        let addresses = self.lookup.addresses(host, port, deadline, &self.cancel)?;
+        let mut tried = String::new();
+        for (index, address) in addresses.iter().enumerate() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // all that is left for the last address, half of it for one that others come after
+            let share = if index + 1 == addresses.len() { left } else { left / 2 };
+            let outcome = self.dial_address(*address, share.max(MIN_DIAL.min(left)));
+            if self.cancel.is_cancelled() {
+                return Err(DialError::Cancelled);
+            }
+            match outcome {
+                Ok(socket) => return Ok((Wire { socket, deadline }, *address)),
+                Err(error) => {
+                    let separator = if tried.is_empty() { "" } else { ", " };
+                    tried.push_str(&format!("{separator}{address} {}", plain(&error)));
+                }
+            }
+        }
+        Err(DialError::Connect { host: HostPort(host, port).to_string(), tried })
+    }
+
+    fn dial_address(&self, address: SocketAddr, timeout: Duration) -> io::Result<Arc<Socket>> {
+        if timeout.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let socket = Arc::new(Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?);
+        if !self.cancel.watch_over(&socket) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        socket.connect_timeout(&SockAddr::from(address), timeout)?;
+        socket.set_tcp_nodelay(true)?;
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+        socket.set_tcp_keepalive(&keepalive)?;
+        Ok(socket)
+    }
+
+    /// Asks the proxy for a tunnel to the server (CONNECT, RFC 9110 section 9.3.6).
+    fn open_tunnel(&self, wire: &mut Wire, proxy: &ProxyAddress) -> Result<(), DialError> {
+        let failed = |why: String| match self.cancel.is_cancelled() {
+            true => DialError::Cancelled,
+            false => DialError::Proxy { proxy: format!("{proxy:?}"), why },
+        };
+        let target = HostPort(&self.route.host, self.route.port);
+        let mut head =
+            format!("CONNECT {target} HTTP/1.1\r\nHost: {target}\r\nUser-Agent: {}\r\n", self.user_agent);
+        if let Some(authorization) = &proxy.authorization {
+            head.push_str(&format!("Proxy-Authorization: {authorization}\r\n"));
+        }
+        head.push_str("\r\n");
+        wire.write_all(head.as_bytes()).map_err(|error| failed(plain(&error)))?;
+        match read_proxy_head(wire).map_err(failed)? {
+            200..=299 => Ok(()),
+            status => Err(failed(format!("it answered {status}, expected 200"))),
+        }
+    }
+
+    fn shake_hands(&self, wire: &mut Wire, peer: &str) -> Result<ClientConnection, DialError> {
+        let tls_failed = |error| DialError::Tls { peer: peer.to_owned(), error };
+        let mut session = ClientConnection::new(Arc::clone(&self.route.tls), self.route.server_name.clone())
+            .map_err(tls_failed)?;
+        // the caller wants no more than about a request's worth of plain text waiting in here
+        session.set_buffer_limit(Some(2 * BUFFER_BYTES));
+        while session.is_handshaking() {
+            if let Err(error) = session.complete_io(wire) {
+                if self.cancel.is_cancelled() {
+                    return Err(DialError::Cancelled);
+                }
+                return Err(match tls_error_in(&error) {
+                    Some(error) => DialError::Tls { peer: peer.to_owned(), error },
+                    None => DialError::Handshake { peer: peer.to_owned(), error },
+                });
+            }
+        }
+        Ok(session)
+    }
+}
+
+/// Reads the head of the proxy's answer, byte by byte so that nothing of the tunnel is swallowed, and gives its status.
+fn read_proxy_head(wire: &mut Wire) -> Result<u16, String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() == MAX_PROXY_HEAD_BYTES {
+            return Err(format!("its answer has more than {MAX_PROXY_HEAD_BYTES} bytes"));
+        }
+        let mut byte = [0];
+        match wire.read(&mut byte) {
+            Ok(0) => return Err("closed by the other side".to_owned()),
+            Ok(_) => head.push(byte[0]),
+            Err(error) => return Err(plain(&error)),
+        }
+    }
+    let mut headers = [httparse::EMPTY_HEADER; 64];
+    let mut response = httparse::Response::new(&mut headers);
+    response.parse(&head).map_err(|error| format!("its answer is no HTTP: {error}"))?;
+    response.code.ok_or_else(|| "its answer has no status".to_owned())
+}
+
+/// The TLS error inside an I/O error, as rustls wraps them.
+pub(crate) fn tls_error_in(error: &io::Error) -> Option<rustls::Error> {
+    error.get_ref()?.downcast_ref::<rustls::Error>().cloned()
+}
+
+/// A socket whose reads and writes end at a deadline.
+struct Wire {
+    socket: Arc<Socket>,
+    deadline: Instant,
+}
+
+impl Wire {
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+
+    /// Repeats an operation that a signal or an early timeout ended, until the deadline.
+    fn until_deadline(
+        &self,
+        set_timeout: impl Fn(&Socket, Option<Duration>) -> io::Result<()>,
+        mut operation: impl FnMut(&Socket) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            // the kernel counts in ticks: less than one would mean "for ever"
+            set_timeout(&self.socket, Some(self.left()?.max(Duration::from_millis(5))))?;
+            match operation(&self.socket) {
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Whether the kept connection is quiet and open. Anything else (an end, an alert, bytes nobody asked for) means
+    /// that it must not carry another request.
+    fn is_quiet(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        if self.socket.set_nonblocking(true).is_err() {
+            return false;
+        }
+        let peeked = self.socket.peek(&mut byte);
+        let is_restored = self.socket.set_nonblocking(false).is_ok();
+        is_restored && matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+impl Read for Wire {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.until_deadline(|socket, left| socket.set_read_timeout(left), |mut socket| socket.read(bytes))
+    }
+}
+
+impl Write for Wire {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.until_deadline(|socket, left| socket.set_write_timeout(left), |mut socket| socket.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A TLS connection as ureq uses it.
+///
+/// What ureq transmits is held until ureq waits for the answer, so that a request's head and body leave in one TLS
+/// record and one segment: 22 bytes of record and 52 of TCP/IP less for each renewal.
+pub(crate) struct TlsTransport {
+    wire: Wire,
+    session: ClientConnection,
+    buffers: LazyBuffers,
+    /// Plain text that ureq transmitted and that is not encrypted yet.
+    held: Vec<u8>,
+    peer: String,
+}
+
+impl fmt::Debug for TlsTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TlsTransport({})", self.peer)
+    }
+}
+
+impl TlsTransport {
+    /// An error of this connection in ureq's terms.
+    fn failed(&self, error: io::Error, timeout: NextTimeout) -> ureq::Error {
+        if let Some(error) = tls_error_in(&error) {
+            return DialError::Tls { peer: self.peer.clone(), error }.into();
+        }
+        match error.kind() {
+            io::ErrorKind::TimedOut => ureq::Error::Timeout(timeout.reason),
+            _ => ureq::Error::Io(error),
+        }
+    }
+
+    /// Encrypts what is held and sends it.
+    fn flush(&mut self) -> io::Result<()> {
+        let mut held = std::mem::take(&mut self.held);
+        let mut rest = held.as_slice();
+        while !rest.is_empty() {
+            let taken = self.session.writer().write(rest)?;
+            rest = &rest[taken..];
+            self.send()?;
+        }
+        // the room is kept for the next heartbeat, not for a status of megabytes
+        held.clear();
+        held.shrink_to(MAX_HELD_KEPT_BYTES);
+        self.held = held;
+        self.send()
+    }
+
+    /// Sends what is encrypted.
+    fn send(&mut self) -> io::Result<()> {
+        while self.session.wants_write() {
+            if self.session.write_tls(&mut self.wire)? == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for plain text and puts it into ureq's buffer; 0 is the peer's orderly end.
+    fn receive(&mut self) -> io::Result<usize> {
+        self.flush()?;
+        loop {
+            match self.session.reader().read(self.buffers.input_append_buf()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return outcome,
+            }
+            // at an end of the stream the reader above tells an orderly one from a cut
+            self.session.read_tls(&mut self.wire)?;
+            if let Err(error) = self.session.process_new_packets() {
+                // tell the peer why, if it still listens
+                let _ = self.send();
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+            self.send()?;
+        }
+    }
+}
+
+impl Transport for TlsTransport {
+    fn buffers(&mut self) -> &mut dyn Buffers {
+        &mut self.buffers
+    }
+
+    fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
+        let timeout = timeout.for_write();
+        self.wire.deadline = deadline_after(timeout.after);
+        self.held.extend_from_slice(&self.buffers.output()[..amount]);
+        if self.held.len() < BUFFER_BYTES {
+            return Ok(());
+        }
+        self.flush().map_err(|error| self.failed(error, timeout))
+    }
+
+    fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
+        let timeout = timeout.for_read();
+        self.wire.deadline = deadline_after(timeout.after);
+        match self.receive() {
+            Ok(amount) => {
+                self.buffers.input_appended(amount);
+                Ok(amount > 0)
+            }
+            Err(error) => Err(self.failed(error, timeout)),
+        }
+    }
+
+    fn is_open(&mut self) -> bool {
+        self.held.is_empty() && !self.session.wants_write() && self.wire.is_quiet()
+    }
+
+    fn is_tls(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for TlsTransport {
+    fn drop(&mut self) {
+        // an orderly end, if the socket takes it at once; nobody waits for it
+        self.session.send_close_notify();
+        self.wire.deadline = Instant::now() + Duration::from_millis(5);
+        let _ = self.send();
+    }
+}

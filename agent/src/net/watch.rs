@@ -1,0 +1,454 @@
+//! Lists and watches: the present state of a set of objects, then every change of it.
+//!
+//! Owns the wire form of a watch (one JSON object a line, in chunks), the resourceVersion from which it goes on, and
+//! the line's size limit. Always holds: a watch goes on by itself only where nothing can have been missed; in every
+//! other case it ends and says whether to resume, to list again, or to wait. A silent connection is a dead one: the
+//! server's bookmarks come every minute.
+//! Works on any Kubernetes since 1.20: plain list and watch, no `sendInitialEvents`. It keeps no copy of the objects
+//! and does not back off between attempts; both are the caller's. It blocks, on a thread of its own with a stack of
+//! [`STACK_BYTES`].
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::client::{Client, NetError, Request, StreamLimits, StreamedBody};
+
+/// Stack for a thread that sends requests or watches. Measured: the deepest use is the TLS handshake, 40 KiB in a debug
+/// build; musl's default is 128 KiB.
+pub const STACK_BYTES: usize = 128 * 1024;
+
+/// Most bytes of one line. The largest object that etcd takes has 1.5 MiB, JSON may need two bytes for one.
+pub const MAX_LINE_BYTES: usize = 4 * 1024 * 1024;
+
+/// How long a watch may be silent. Servers send a bookmark about every 60 s; two may be lost to a stalled link.
+pub const IDLE_LIMIT: Duration = Duration::from_secs(150);
+
+/// How long opening a watch may take, from name lookup to the head of the answer.
+pub const OPEN_LIMIT: Duration = Duration::from_secs(30);
+
+/// Most objects asked for at once in a list, so that no answer is large: a page of Pods has about 1 MiB.
+pub const LIST_PAGE: u32 = 50;
+
+/// Most objects of one list, over all pages. A node has at most a few hundred Pods.
+pub const MAX_LISTED: usize = 5_000;
+
+/// A watch that ends in good order within this time and brought nothing would only be reopened for the same: it ends,
+/// so that the caller's back-off applies.
+const HOT_LOOP: Duration = Duration::from_secs(5);
+
+/// Room for bytes of a line that is kept between lines.
+const KEPT_LINE_BYTES: usize = 16 * 1024;
+
+/// Bytes read at once.
+const READ_BYTES: usize = 4 * 1024;
+
+/// A list as it was at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listed {
+    /// The objects. As upstream has it they may lack `kind` and `apiVersion`, which stand on the list.
+    pub items: Vec<Value>,
+    /// From which a watch sees everything that came later.
+    pub resource_version: String,
+    /// The server's `Date`, in seconds since 1970.
+    pub date_unix_secs: Option<u64>,
+}
+
+/// Lists a collection, in pages. `path` has no query; `params` are percent-encoded pairs without `limit` and
+/// `continue`, such as `fieldSelector=spec.nodeName%3Dedge-1`.
+///
+/// # Errors
+/// Any [`NetError`]. `Refused` with status 410 means that the pages took too long: list again.
+pub fn list(client: &Client, path: &str, params: &str, deadline: Duration) -> Result<Listed, NetError> {
+    let begun = Instant::now();
+    let mut listed = Listed { items: Vec::new(), resource_version: String::new(), date_unix_secs: None };
+    let mut next = String::new();
+    loop {
+        let query = joined(&[params, &format!("limit={LIST_PAGE}"), &next]);
+        let left = deadline.saturating_sub(begun.elapsed());
+        let response = client.request(&Request::get(format!("{path}?{query}"), left))?;
+        listed.date_unix_secs = response.date_unix_secs;
+        let garbled = |why: String| NetError::Garbled {
+            request: response.request.clone(),
+            status: Some(response.status),
+            why,
+        };
+        let mut page: Value = response.json()?;
+        match page.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) => listed.items.extend(items),
+            // upstream writes an empty list as null in places
+            Some(Value::Null) => {}
+            _ => return Err(garbled("the answer is no list: it has no items".to_owned())),
+        }
+        if listed.items.len() > MAX_LISTED {
+            return Err(garbled(format!("the list has more than {MAX_LISTED} objects")));
+        }
+        match page.pointer("/metadata/resourceVersion").and_then(Value::as_str) {
+            Some(version) if !version.is_empty() => listed.resource_version = version.to_owned(),
+            _ => return Err(garbled("the list has no resourceVersion".to_owned())),
+        }
+        match page.pointer("/metadata/continue").and_then(Value::as_str) {
+            Some(token) if !token.is_empty() => next = format!("continue={}", percent_encoded(token)),
+            _ => return Ok(listed),
+        }
+    }
+}
+
+/// Where a watch begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchFrom {
+    /// After a resourceVersion: of a list, or of where the last watch ended.
+    Version(String),
+    /// With an `Added` for every object there is, then the changes. Until the first bookmark there is no version to
+    /// go on from, so an early end means beginning again.
+    Initial,
+}
+
+/// What happened to a watch.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WatchEvent {
+    /// The server took the watch; comes again whenever it is reopened. This is contact.
+    Opened {
+        /// The server's `Date`, in seconds since 1970.
+        date_unix_secs: Option<u64>,
+    },
+    /// An object is new to the set.
+    Added(Value),
+    /// An object of the set changed.
+    Modified(Value),
+    /// An object left the set; this is its last state.
+    Deleted(Value),
+    /// Nothing changed up to this resourceVersion.
+    Bookmark(String),
+}
+
+/// Why a watch ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WatchEnd {
+    /// The callback said `Break`.
+    Stopped {
+        /// From which to go on.
+        resume: Option<String>,
+    },
+    /// The resourceVersion is too old for the server (410): list again.
+    Expired,
+    /// The connection was lost or refused, or the server ended one watch right after the other. Back off, then go on
+    /// from `resume`; without it, list again.
+    Failed {
+        /// What happened.
+        error: NetError,
+        /// From which to go on without missing anything.
+        resume: Option<String>,
+    },
+    /// [`super::transport::Cancel`] ended it.
+    Cancelled,
+}
+
+/// Limits of one watch.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchLimits {
+    /// For opening it.
+    pub open: Duration,
+    /// Between two pieces of it.
+    pub idle: Duration,
+    /// Most bytes of one line.
+    pub line_bytes: usize,
+}
+
+impl Default for WatchLimits {
+    fn default() -> Self {
+        Self { open: OPEN_LIMIT, idle: IDLE_LIMIT, line_bytes: MAX_LINE_BYTES }
+    }
+}
+
+/// Watches a collection until something needs the caller. `path` and `params` are as for [`list()`], without `watch`,
+/// `allowWatchBookmarks` and `resourceVersion`; a `timeoutSeconds` may be among them.
+///
+/// After an orderly end (servers end every watch in half an hour or so) the watch is reopened where it was. Call it on
+/// a stream of its own, whose [`Client::cancel_handle`] ends it.
+pub fn watch(
+    client: &Client,
+    path: &str,
+    params: &str,
+    from: WatchFrom,
+    limits: WatchLimits,
+    mut on_event: impl FnMut(WatchEvent) -> ControlFlow<()>,
+) -> WatchEnd {
+    let mut position = Position { from: from.clone(), is_resumable: matches!(from, WatchFrom::Version(_)) };
+    loop {
+        let opened = Instant::now();
+        let mut is_idle = true;
+        let outcome = watch_once(client, path, params, &mut position, limits, &mut |event| {
+            is_idle &= matches!(event, WatchEvent::Opened { .. });
+            on_event(event)
+        });
+        let error = match outcome {
+            Ok(Ended { .. }) if !is_idle || opened.elapsed() >= HOT_LOOP => {
+                if position.is_resumable {
+                    continue;
+                }
+                return WatchEnd::Expired;
+            }
+            Ok(Ended { asked }) => NetError::Unreachable {
+                request: asked,
+                why: "the server ended the watch at once, without an event".to_owned(),
+            },
+            Err(Stop::Expired) => return WatchEnd::Expired,
+            Err(Stop::ByCallback) => return WatchEnd::Stopped { resume: position.resume() },
+            Err(Stop::Failed(NetError::Cancelled)) => return WatchEnd::Cancelled,
+            Err(Stop::Failed(error)) => error,
+        };
+        return WatchEnd::Failed { error, resume: position.resume() };
+    }
+}
+
+/// How far a watch has come.
+struct Position {
+    from: WatchFrom,
+    /// Whether going on from here misses nothing. Not within the initial objects, whose versions are in no order.
+    is_resumable: bool,
+}
+
+impl Position {
+    fn resume(&self) -> Option<String> {
+        match &self.from {
+            WatchFrom::Version(version) if self.is_resumable => Some(version.clone()),
+            _ => None,
+        }
+    }
+
+    /// Moves to the version of an event just delivered.
+    fn advance(&mut self, version: &str, is_bookmark: bool) {
+        if is_bookmark {
+            self.is_resumable = true;
+        }
+        if self.is_resumable {
+            self.from = WatchFrom::Version(version.to_owned());
+        }
+    }
+
+    fn param(&self) -> String {
+        match &self.from {
+            WatchFrom::Version(version) => format!("resourceVersion={}", percent_encoded(version)),
+            WatchFrom::Initial => String::new(),
+        }
+    }
+}
+
+/// The server ended the watch in good order.
+struct Ended {
+    asked: String,
+}
+
+enum Stop {
+    ByCallback,
+    Expired,
+    Failed(NetError),
+}
+
+impl From<NetError> for Stop {
+    fn from(error: NetError) -> Self {
+        if error.status() == Some(410) { Self::Expired } else { Self::Failed(error) }
+    }
+}
+
+/// One connection's worth of a watch.
+fn watch_once(
+    client: &Client,
+    path: &str,
+    params: &str,
+    position: &mut Position,
+    limits: WatchLimits,
+    on_event: &mut dyn FnMut(WatchEvent) -> ControlFlow<()>,
+) -> Result<Ended, Stop> {
+    let query = joined(&["watch=true&allowWatchBookmarks=true", params, &position.param()]);
+    let stream_limits = StreamLimits { open: limits.open, idle: limits.idle };
+    let body = client.open_stream(&format!("{path}?{query}"), stream_limits)?;
+    deliver(on_event, WatchEvent::Opened { date_unix_secs: body.date_unix_secs })?;
+    let mut lines = Lines { body, limit_bytes: limits.line_bytes, bytes: Vec::new(), scanned: 0 };
+    while let Some(end) = lines.next_end()? {
+        let (event, version) = parse(&lines.bytes[..end], lines.body.asked())?;
+        lines.consume(end);
+        let is_bookmark = matches!(event, WatchEvent::Bookmark(_));
+        let delivered = deliver(on_event, event);
+        // the callback has it, so going on means after it
+        position.advance(&version, is_bookmark);
+        delivered?;
+    }
+    Ok(Ended { asked: lines.body.asked().to_owned() })
+}
+
+fn deliver(on_event: &mut dyn FnMut(WatchEvent) -> ControlFlow<()>, event: WatchEvent) -> Result<(), Stop> {
+    match on_event(event) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Stop::ByCallback),
+    }
+}
+
+/// The lines of a body.
+struct Lines {
+    body: StreamedBody,
+    limit_bytes: usize,
+    bytes: Vec<u8>,
+    /// Bytes that are known to hold no line end.
+    scanned: usize,
+}
+
+impl Lines {
+    /// Waits for a whole line and says where it ends; none at the orderly end of the body.
+    fn next_end(&mut self) -> Result<Option<usize>, Stop> {
+        loop {
+            if let Some(at) = self.bytes[self.scanned..].iter().position(|byte| *byte == b'\n') {
+                let end = self.scanned + at + 1;
+                self.scanned = 0;
+                return Ok(Some(end));
+            }
+            self.scanned = self.bytes.len();
+            if self.bytes.len() > self.limit_bytes {
+                return Err(self.garbled(format!("a line has more than {} bytes", self.limit_bytes)));
+            }
+            let mut piece = [0; READ_BYTES];
+            match self.body.read(&mut piece)? {
+                0 if self.bytes.is_empty() => return Ok(None),
+                0 => return Err(self.garbled("it ends within a line".to_owned())),
+                amount => self.bytes.extend_from_slice(&piece[..amount]),
+            }
+        }
+    }
+
+    /// Forgets a line that was used.
+    fn consume(&mut self, end: usize) {
+        self.bytes.drain(..end);
+        self.bytes.shrink_to(KEPT_LINE_BYTES);
+    }
+
+    fn garbled(&self, why: String) -> Stop {
+        garbled(self.body.asked(), &why)
+    }
+}
+
+fn garbled(asked: &str, why: &str) -> Stop {
+    Stop::Failed(NetError::Garbled {
+        request: asked.to_owned(),
+        status: Some(200),
+        why: format!("the watch: {why}"),
+    })
+}
+
+/// One line as an event and the resourceVersion it leads to.
+fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String), Stop> {
+    let mut event: Value = serde_json::from_slice(line)
+        .map_err(|error| garbled(asked, &format!("a line is no JSON: {error}")))?;
+    let object = event.get_mut("object").map(Value::take).unwrap_or_default();
+    let kind = event.get("type").and_then(Value::as_str).unwrap_or_default();
+    if kind == "ERROR" {
+        return Err(error_event(asked, &object));
+    }
+    let version = match object.pointer("/metadata/resourceVersion").and_then(Value::as_str) {
+        Some(version) if !version.is_empty() => version.to_owned(),
+        _ => return Err(garbled(asked, "an event has no resourceVersion")),
+    };
+    let event = match kind {
+        "ADDED" => WatchEvent::Added(object),
+        "MODIFIED" => WatchEvent::Modified(object),
+        "DELETED" => WatchEvent::Deleted(object),
+        "BOOKMARK" => WatchEvent::Bookmark(version.clone()),
+        other => {
+            let shown: String = other.chars().take(40).collect();
+            return Err(garbled(asked, &format!("an event has the type \"{shown}\"")));
+        }
+    };
+    Ok((event, version))
+}
+
+/// An ERROR event carries a `Status`.
+fn error_event(asked: &str, status: &Value) -> Stop {
+    let text = |key: &str| status.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let code =
+        status.get("code").and_then(Value::as_u64).and_then(|code| u16::try_from(code).ok()).unwrap_or(500);
+    if code == 410 {
+        return Stop::Expired;
+    }
+    let retry_after = status.pointer("/details/retryAfterSeconds").and_then(Value::as_u64);
+    Stop::Failed(NetError::Refused {
+        request: asked.to_owned(),
+        status: code,
+        reason: text("reason"),
+        message: text("message"),
+        retry_after: retry_after.map(|secs| Duration::from_secs(secs.min(600))),
+    })
+}
+
+/// Joins the parts of a query that are not empty.
+fn joined(parts: &[&str]) -> String {
+    let parts: Vec<&str> = parts.iter().copied().filter(|part| !part.is_empty()).collect();
+    parts.join("&")
+}
+
+/// A query's value with everything encoded but RFC 3986's unreserved characters.
+#[must_use]
+pub fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_an_event_or_an_end() {
+        let check = |line: &str, expect: &str| {
+            let found = match parse(line.as_bytes(), "GET /x") {
+                Ok((event, version)) => format!("{event:?} {version}"),
+                Err(Stop::Expired) => "expired".to_owned(),
+                Err(Stop::Failed(error)) => error.to_string(),
+                Err(Stop::ByCallback) => "stopped".to_owned(),
+            };
+            assert!(found.contains(expect), "expected {expect:?}, found {found:?}");
+        };
+        let object = r#"{"metadata":{"resourceVersion":"7"}}"#;
+        check(&format!(r#"{{"type":"ADDED","object":{object}}}"#), "Added(");
+        check(&format!(r#"{{"type":"MODIFIED","object":{object}}}"#), "Modified(");
+        check(&format!(r#"{{"type":"DELETED","object":{object}}}"#), "Deleted(");
+        check(&format!(r#"{{"type":"BOOKMARK","object":{object}}}"#), "Bookmark(\"7\") 7");
+        check(&format!(r#"{{"type":"WHAT","object":{object}}}"#), "an event has the type \"WHAT\"");
+        check(r#"{"type":"ADDED","object":{}}"#, "an event has no resourceVersion");
+        check(r#"{"type":"ADDED"}"#, "an event has no resourceVersion");
+        check("[]", "an event has no resourceVersion");
+        check("{", "a line is no JSON");
+        check(r#"{"type":"ERROR","object":{"code":410,"reason":"Expired"}}"#, "expired");
+        let error = r#"{"type":"ERROR","object":{"code":500,"reason":"InternalError","message":"etcd"}}"#;
+        check(error, "GET /x: refused (500 InternalError): etcd");
+        check(r#"{"type":"ERROR"}"#, "refused (500)");
+    }
+
+    #[test]
+    fn a_watch_from_the_beginning_can_be_resumed_after_a_bookmark_only() {
+        let mut position = Position { from: WatchFrom::Initial, is_resumable: false };
+        position.advance("9", false);
+        assert_eq!((position.resume(), position.param()), (None, String::new()));
+        position.advance("12", true);
+        assert_eq!(position.resume().as_deref(), Some("12"));
+        position.advance("15", false);
+        assert_eq!(
+            (position.resume().as_deref(), position.param().as_str()),
+            (Some("15"), "resourceVersion=15")
+        );
+    }
+
+    #[test]
+    fn query_values_are_encoded() {
+        assert_eq!(percent_encoded("metadata.name=edge-1"), "metadata.name%3Dedge-1");
+        assert_eq!(percent_encoded("ä+/="), "%C3%A4%2B%2F%3D");
+        assert_eq!(joined(&["", "a=b", "", "c=d"]), "a=b&c=d");
+    }
+}
