@@ -1,0 +1,459 @@
+//! The command line: raw words in, checked and complete options out.
+//!
+//! Holds: every option is judged here, before anything is opened or written; what leaves this file needs no second
+//! look and has no defaults left to fill in. Errors name the flag, what was given and what was expected.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lexopt::prelude::*;
+use log::LevelFilter;
+
+use crate::lifecycle::MINIMUM_GRACE;
+use crate::pki::{is_dns_subdomain, is_host};
+
+/// Kubernetes' own port for its API.
+const DEFAULT_LISTEN: &str = "0.0.0.0:6443";
+/// Where a packaged hub keeps its state.
+const DEFAULT_DATA_DIR: &str = "/var/lib/kedge-hub";
+/// A longer grace period is a typing error: a lost node would show as Ready for more than a day.
+const MAXIMUM_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// `kedge-hub --help`.
+pub const HELP: &str = "\
+kedge-hub: a Kubernetes API server in one process, for edge devices
+
+Usage:
+  kedge-hub serve [FLAGS]
+  kedge-hub node-kubeconfig NAME [--data-dir DIR] [--advertise HOST[:PORT]]
+
+Commands:
+  serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
+  node-kubeconfig  print a kubeconfig with new credentials for the node NAME; the hub may run or not
+
+Flags:
+  --data-dir DIR            everything the hub keeps: store, keys, admin.kubeconfig [/var/lib/kedge-hub]
+  --listen ADDR:PORT        where serve listens; port 0 takes a free one [0.0.0.0:6443]
+  --advertise HOST[:PORT]   where others reach the hub: stands in kubeconfigs (the first one) and in the serving
+                            certificate; may be repeated [the listen address, or this machine's name]
+  --tls-san NAME            another host name or address for the serving certificate; may be repeated
+  --node-monitor-grace-period DURATION
+                            silence after which a node's Ready becomes Unknown, at least 50s [50s]
+  --log-level LEVEL         error, warn, info or debug [info]
+  -h, --help                this text
+  -V, --version             the version
+
+Exit status: 0 after SIGTERM or SIGINT, 1 if the hub cannot start or has to stop, 2 for a wrong command line.
+";
+
+/// What the process is asked to do.
+#[derive(Debug, PartialEq)]
+pub enum Command {
+    /// Run the hub.
+    Serve(Serve),
+    /// Print credentials for a node.
+    NodeKubeconfig(NodeKubeconfig),
+    /// Print the help.
+    Help,
+    /// Print the version.
+    Version,
+}
+
+/// Options of `serve`.
+#[derive(Debug, PartialEq)]
+pub struct Serve {
+    /// The hub's directory; made if missing.
+    pub data_dir: PathBuf,
+    /// Where to listen; port 0 for any.
+    pub listen: SocketAddr,
+    /// Where others reach the hub, the first is what kubeconfigs name.
+    pub advertise: Vec<Advertised>,
+    /// More names for the serving certificate.
+    pub tls_san: Vec<String>,
+    /// Silence after which a node is lost, at least `MINIMUM_GRACE`.
+    pub node_monitor_grace_period: Duration,
+    /// What is worth a log line.
+    pub log_level: LevelFilter,
+}
+
+/// Options of `node-kubeconfig`.
+#[derive(Debug, PartialEq)]
+pub struct NodeKubeconfig {
+    /// The node, a DNS subdomain.
+    pub name: String,
+    /// The hub's directory.
+    pub data_dir: PathBuf,
+    /// Instead of the address the hub last published. The port is then needed.
+    pub advertise: Option<Advertised>,
+}
+
+/// A host others know the hub by; without a port it is the one the hub listens on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Advertised {
+    /// Host name or IP address, no brackets.
+    pub host: String,
+    /// Where a forwarded port differs from the listening one.
+    pub port: Option<u16>,
+}
+
+/// A command line that cannot be followed.
+#[derive(Debug)]
+pub enum FlagError {
+    /// Unknown flag, missing value, and the like.
+    Syntax(lexopt::Error),
+    /// A value that means nothing here.
+    Value {
+        /// The flag or argument.
+        flag: &'static str,
+        /// What was given.
+        found: String,
+        /// What would have been right.
+        expected: String,
+    },
+    /// No command, or one we do not have.
+    Command(Option<String>),
+    /// A flag that the command has no use for.
+    Unused {
+        /// The flag.
+        flag: &'static str,
+        /// The command.
+        command: &'static str,
+    },
+}
+
+impl fmt::Display for FlagError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FlagError::Syntax(error) => write!(formatter, "{error}"),
+            FlagError::Value { flag, found, expected } => {
+                write!(formatter, "{flag} is {found:?}, expected {expected}")
+            }
+            FlagError::Command(None) => {
+                formatter.write_str("no command given, expected serve or node-kubeconfig")
+            }
+            FlagError::Command(Some(found)) => {
+                write!(formatter, "unknown command {found:?}, expected serve or node-kubeconfig")
+            }
+            FlagError::Unused { flag, command } => write!(formatter, "{flag} has no meaning for {command}"),
+        }
+    }
+}
+
+impl std::error::Error for FlagError {}
+
+/// What stands on the command line, before it is known which command it is for.
+#[derive(Default)]
+struct Raw {
+    data_dir: Option<PathBuf>,
+    listen: Option<String>,
+    advertise: Vec<String>,
+    tls_san: Vec<String>,
+    grace: Option<String>,
+    log_level: Option<String>,
+    words: Vec<String>,
+}
+
+/// Reads a command line, without the program's name in front.
+pub fn parse<I>(arguments: I) -> Result<Command, FlagError>
+where
+    I: IntoIterator,
+    I::Item: Into<OsString>,
+{
+    let mut raw = Raw::default();
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let mut parser = lexopt::Parser::from_args(arguments);
+    while let Some(argument) = parser.next().map_err(FlagError::Syntax)? {
+        let text = |parser: &mut lexopt::Parser| {
+            parser.value().and_then(|value| value.string()).map_err(FlagError::Syntax)
+        };
+        match argument {
+            Short('h') | Long("help") => return Ok(Command::Help),
+            Short('V') | Long("version") => return Ok(Command::Version),
+            Long("data-dir") => raw.data_dir = Some(parser.value().map_err(FlagError::Syntax)?.into()),
+            Long("listen") => raw.listen = Some(text(&mut parser)?),
+            Long("advertise") => raw.advertise.push(text(&mut parser)?),
+            Long("tls-san") => raw.tls_san.push(text(&mut parser)?),
+            Long("node-monitor-grace-period") => raw.grace = Some(text(&mut parser)?),
+            Long("log-level") => raw.log_level = Some(text(&mut parser)?),
+            Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
+            other => return Err(FlagError::Syntax(other.unexpected())),
+        }
+    }
+    match raw.words.first().map(String::as_str) {
+        Some("serve") => serve(raw),
+        Some("node-kubeconfig") => node_kubeconfig(raw),
+        Some("help") => Ok(Command::Help),
+        Some("version") => Ok(Command::Version),
+        other => Err(FlagError::Command(other.map(str::to_owned))),
+    }
+}
+
+fn serve(raw: Raw) -> Result<Command, FlagError> {
+    if let Some(word) = raw.words.get(1) {
+        return Err(value("serve", word, "no further argument"));
+    }
+    let hosts = |flag, list: &[String]| match list.iter().find(|name| !is_host(name)) {
+        Some(name) => Err(value(flag, name, "a host name or an IP address")),
+        None => Ok(()),
+    };
+    hosts("--tls-san", &raw.tls_san)?;
+    Ok(Command::Serve(Serve {
+        data_dir: data_dir(raw.data_dir)?,
+        listen: listen(raw.listen.as_deref().unwrap_or(DEFAULT_LISTEN))?,
+        advertise: raw.advertise.iter().map(|text| advertised(text)).collect::<Result<_, _>>()?,
+        tls_san: raw.tls_san,
+        node_monitor_grace_period: raw.grace.as_deref().map_or(Ok(MINIMUM_GRACE), grace)?,
+        log_level: raw.log_level.as_deref().map_or(Ok(LevelFilter::Info), log_level)?,
+    }))
+}
+
+fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
+    const COMMAND: &str = "node-kubeconfig";
+    let unused = [
+        ("--listen", raw.listen.is_some()),
+        ("--tls-san", !raw.tls_san.is_empty()),
+        ("--node-monitor-grace-period", raw.grace.is_some()),
+        ("--log-level", raw.log_level.is_some()),
+    ];
+    if let Some((flag, _)) = unused.into_iter().find(|(_, given)| *given) {
+        return Err(FlagError::Unused { flag, command: COMMAND });
+    }
+    let name = match raw.words.as_slice() {
+        [_, name] if is_dns_subdomain(name) => name.clone(),
+        [_, name] => {
+            let expected = "a DNS name in lower case: letters, digits, '-' and '.', at most 253 characters";
+            return Err(value(COMMAND, name, expected));
+        }
+        words => return Err(value(COMMAND, &words[1..].join(" "), "one node name")),
+    };
+    let advertise = match raw.advertise.as_slice() {
+        [] => None,
+        [text] => match advertised(text)? {
+            Advertised { port: None, .. } => return Err(value("--advertise", text, "HOST:PORT with a port")),
+            advertised => Some(advertised),
+        },
+        several => return Err(value("--advertise", &several.join(" "), "one address: a node has one hub")),
+    };
+    Ok(Command::NodeKubeconfig(NodeKubeconfig { name, data_dir: data_dir(raw.data_dir)?, advertise }))
+}
+
+fn value(flag: &'static str, found: &str, expected: &str) -> FlagError {
+    FlagError::Value { flag, found: found.to_owned(), expected: expected.to_owned() }
+}
+
+fn data_dir(given: Option<PathBuf>) -> Result<PathBuf, FlagError> {
+    match given {
+        None => Ok(PathBuf::from(DEFAULT_DATA_DIR)),
+        Some(path) if path.as_os_str().is_empty() => Err(value("--data-dir", "", "a directory")),
+        Some(path) => Ok(path),
+    }
+}
+
+fn listen(text: &str) -> Result<SocketAddr, FlagError> {
+    let wrong = || value("--listen", text, "ADDR:PORT, for example 0.0.0.0:6443, [::]:6443 or localhost:0");
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    // a name this machine knows (localhost); the first of its addresses
+    match text.rsplit_once(':') {
+        Some((host, port)) if is_host(host) && port.parse::<u16>().is_ok() => {
+            text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(wrong)
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn advertised(text: &str) -> Result<Advertised, FlagError> {
+    let wrong =
+        || value("--advertise", text, "HOST or HOST:PORT, an IPv6 address in brackets if a port follows");
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']').ok_or_else(wrong)?;
+            host.parse::<std::net::Ipv6Addr>().map_err(|_| wrong())?;
+            let port = if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(wrong)?) };
+            (host, port)
+        }
+        None if text.parse::<std::net::Ipv6Addr>().is_ok() => (text, None),
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let port = match port {
+        None => None,
+        Some(port) => Some(port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(wrong)?),
+    };
+    if !is_host(host) || host.starts_with('*') {
+        return Err(wrong());
+    }
+    Ok(Advertised { host: host.to_owned(), port })
+}
+
+fn grace(text: &str) -> Result<Duration, FlagError> {
+    let wrong =
+        || value("--node-monitor-grace-period", text, "a duration from 50s to 24h, for example 90s or 2m30s");
+    let found = duration(text).ok_or_else(wrong)?;
+    if (MINIMUM_GRACE..=MAXIMUM_GRACE).contains(&found) { Ok(found) } else { Err(wrong()) }
+}
+
+/// Go's notation, whole numbers only: `1h2m3s`, `500ms`.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|character: char| !character.is_ascii_digit())?;
+        let number: u64 = rest[..digits].parse().ok()?;
+        let unit = &rest[digits..];
+        let unit = &unit[..unit.find(|character: char| character.is_ascii_digit()).unwrap_or(unit.len())];
+        let millis = match unit {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::from_millis(number.checked_mul(millis)?))?;
+        rest = &rest[digits + unit.len()..];
+    }
+    (!text.is_empty()).then_some(total)
+}
+
+fn log_level(text: &str) -> Result<LevelFilter, FlagError> {
+    match text {
+        "error" => Ok(LevelFilter::Error),
+        "warn" => Ok(LevelFilter::Warn),
+        "info" => Ok(LevelFilter::Info),
+        "debug" => Ok(LevelFilter::Debug),
+        _ => Err(value("--log-level", text, "error, warn, info or debug")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Result<Command, FlagError> {
+        parse(line.split_whitespace())
+    }
+
+    fn serve_of(line: &str) -> Serve {
+        match words(line) {
+            Ok(Command::Serve(serve)) => serve,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn refused(line: &str, expect: &str) {
+        let error = words(line).expect_err(line).to_string();
+        assert!(error.contains(expect), "{line}: {error}");
+    }
+
+    #[test]
+    fn serve_without_flags_is_complete() {
+        let serve = serve_of("serve");
+        assert_eq!(serve.data_dir, PathBuf::from("/var/lib/kedge-hub"));
+        assert_eq!(serve.listen, "0.0.0.0:6443".parse().unwrap());
+        assert_eq!(serve.node_monitor_grace_period, Duration::from_secs(50));
+        assert_eq!(
+            (serve.advertise, serve.tls_san, serve.log_level),
+            (Vec::new(), Vec::new(), LevelFilter::Info)
+        );
+    }
+
+    #[test]
+    fn flags_may_stand_before_the_command_and_with_equals() {
+        let serve = serve_of("--data-dir=/x serve --listen=[::1]:0 --log-level debug");
+        assert_eq!(serve.data_dir, PathBuf::from("/x"));
+        assert_eq!(serve.listen, "[::1]:0".parse().unwrap());
+        assert_eq!(serve.log_level, LevelFilter::Debug);
+        assert!(serve_of("serve --listen localhost:0").listen.ip().is_loopback());
+    }
+
+    #[test]
+    fn advertised_addresses_in_every_form() {
+        let check = |text: &str, host: &str, port: Option<u16>| {
+            let expect = Advertised { host: host.to_owned(), port };
+            assert_eq!(serve_of(&format!("serve --advertise {text}")).advertise, [expect]);
+        };
+        check("hub.example", "hub.example", None);
+        check("hub.example:8443", "hub.example", Some(8443));
+        check("10.0.0.1", "10.0.0.1", None);
+        check("10.0.0.1:1", "10.0.0.1", Some(1));
+        check("fe80::1", "fe80::1", None);
+        check("[fe80::1]", "fe80::1", None);
+        check("[fe80::1]:7", "fe80::1", Some(7));
+        for wrong in [
+            "hub:",
+            "hub:0",
+            "hub:x",
+            "hub:70000",
+            "[::1",
+            "[hub]:1",
+            "[::1]7",
+            "*.x",
+            "-",
+            "a/b",
+            "https://x",
+        ] {
+            refused(&format!("serve --advertise {wrong}"), "--advertise is");
+        }
+    }
+
+    #[test]
+    fn durations_are_written_as_go_does() {
+        let check = |text: &str, expect: Option<u64>| {
+            assert_eq!(duration(text), expect.map(Duration::from_millis), "{text:?}");
+        };
+        check("50s", Some(50_000));
+        check("1h2m3s4ms", Some(3_723_004));
+        check("90m", Some(5_400_000));
+        for wrong in
+            ["", "5", "s", "5x", "-5s", "1.5s", " 5s", "99999999999999999999s", "18446744073709551615h"]
+        {
+            check(wrong, None);
+        }
+    }
+
+    #[test]
+    fn wrong_values_are_named_with_what_was_expected() {
+        refused("", "no command");
+        refused("sreve", "unknown command \"sreve\"");
+        refused("serve --listen 6443", "--listen is \"6443\", expected ADDR:PORT");
+        refused("serve --listen nowhere.invalid:1", "--listen is");
+        refused("serve --tls-san a_b", "--tls-san is \"a_b\"");
+        refused("serve --node-monitor-grace-period 40s", "expected a duration from 50s");
+        refused("serve --node-monitor-grace-period 25h", "expected a duration from 50s");
+        refused("serve --log-level loud", "--log-level is \"loud\"");
+        refused("serve --data-dir=", "--data-dir is");
+        refused("serve extra", "no further argument");
+        refused("serve --data-dir", "missing argument");
+        refused("serve --nonsense", "--nonsense");
+    }
+
+    #[test]
+    fn node_kubeconfig_takes_one_valid_name() {
+        let expect =
+            NodeKubeconfig { name: "edge-1".to_owned(), data_dir: PathBuf::from("/x"), advertise: None };
+        assert_eq!(words("node-kubeconfig edge-1 --data-dir /x").unwrap(), Command::NodeKubeconfig(expect));
+        let Command::NodeKubeconfig(found) = words("node-kubeconfig a --advertise hub:1").unwrap() else {
+            panic!()
+        };
+        assert_eq!(found.advertise, Some(Advertised { host: "hub".to_owned(), port: Some(1) }));
+        refused("node-kubeconfig", "expected one node name");
+        refused("node-kubeconfig a b", "expected one node name");
+        refused("node-kubeconfig Edge", "expected a DNS name");
+        refused("node-kubeconfig a --advertise hub", "with a port");
+        refused("node-kubeconfig a --advertise hub:1 --advertise hub:2", "one address");
+        refused("node-kubeconfig a --listen 0.0.0.0:1", "--listen has no meaning for node-kubeconfig");
+    }
+
+    #[test]
+    fn help_and_version_win_over_everything_else() {
+        assert_eq!(words("serve --help").unwrap(), Command::Help);
+        assert_eq!(words("-V").unwrap(), Command::Version);
+    }
+}
