@@ -62,6 +62,8 @@ pub struct Unit {
     pub state_dir: Option<PathBuf>,
     /// Standard output and error are appended to this file. `None`: they are ours.
     pub log: Option<PathBuf>,
+    /// `Restart=`: always, or no.
+    pub restart: bool,
     /// The time limits.
     pub limits: Limits,
 }
@@ -78,6 +80,7 @@ impl Unit {
             run_dir: None,
             state_dir: None,
             log: None,
+            restart: true,
             limits: Limits {
                 start: Duration::from_secs(90),
                 stop: Duration::from_secs(20),
@@ -258,7 +261,7 @@ impl Babysitter {
         });
         let name = unit.name.clone();
         let performer = Performer {
-            service: Service::new(unit.limits.clone()),
+            service: Service::new(unit.limits.clone(), unit.restart),
             unit,
             socket,
             inbox,

@@ -1,9 +1,17 @@
-//! What the try-out and the end-to-end tests are made of: a babysitter for processes, and later a hub, agents and kubectl.
+//! What the try-out and the end-to-end tests are made of: a babysitter for processes, a hub, agents,
+//! kubectl, and a view of what the API says.
 //!
 //! Always holds: every process started here dies with the process that started it, every wait has a limit, and everything
 //! is kept below one scratch directory. Nothing here is part of the agent or the hub.
 
+pub mod agent;
 pub mod babysitter;
+pub mod error;
+pub mod hub;
+pub mod kubectl;
+pub mod programs;
 pub mod scratch;
 pub mod service;
 pub mod signals;
+pub mod teller;
+pub mod view;

@@ -217,6 +217,7 @@ const SIGTERM: i32 = 15;
 #[derive(Debug)]
 pub struct Service {
     limits: Limits,
+    restart: bool,
     phase: Phase,
     /// When the limit of the current phase ends.
     until: Option<Instant>,
@@ -229,11 +230,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// A stopped service.
-    pub fn new(limits: Limits) -> Service {
+    /// A stopped service. `restart`: after every end that nobody asked for.
+    pub fn new(limits: Limits, restart: bool) -> Service {
         Service {
             watchdog: limits.watchdog,
             limits,
+            restart,
             phase: Phase::Stopped,
             until: None,
             watchdog_until: None,
@@ -315,7 +317,7 @@ impl Service {
     }
 
     fn recorded(&mut self, now: Instant) {
-        match self.wanted {
+        match self.wanted && self.restart {
             true => self.enter(Phase::Pause, Some(now + self.limits.restart_after)),
             false => self.enter(Phase::Stopped, None),
         }
@@ -416,7 +418,7 @@ mod tests {
     /// Runs a script of (second, event) and returns every act with its second, plus the service.
     fn run(script: &[(u64, Event)]) -> (Vec<(u64, Act)>, Service) {
         let base = Instant::now();
-        let mut service = Service::new(limits());
+        let mut service = Service::new(limits(), true);
         let mut story = Vec::new();
         for (second, event) in script {
             let due = base + secs(*second);

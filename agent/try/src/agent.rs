@@ -1,0 +1,210 @@
+//! A `kedge agent` process under a babysitter: one node of a story or a test.
+//!
+//! Owns the node's directory (state, run directory, local configuration, credentials, log) and its process. Always holds: the
+//! process is started, watched and its ends are recorded as `kedge.service` does; several nodes on one machine do not
+//! collide.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::babysitter::{Babysitter, Unit};
+use crate::error::KitError;
+
+/// Longest wait for the first full turn of an agent's main loop, on a machine that compiles at the same time.
+const READY_LIMIT: Duration = Duration::from_secs(30);
+
+/// The drop-in of every node of a story: no health port, because all nodes would want the same one, and a short Lease, so that
+/// there is a renewal to see every three seconds. As a drop-in it also holds over every pushed configuration.
+pub const STORY_DROP_IN: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+healthzPort: 0
+nodeLeaseDurationSeconds: 12
+";
+
+/// How a node differs from the next.
+#[derive(Debug, Clone)]
+pub struct AgentOptions {
+    /// The `kedge` program.
+    pub program: PathBuf,
+    /// More flags for `kedge agent`.
+    pub flags: Vec<OsString>,
+    /// `WatchdogSec=`
+    pub watchdog: Duration,
+    /// `RestartSec=`
+    pub restart_after: Duration,
+}
+
+/// One node.
+pub struct Agent {
+    name: String,
+    dir: PathBuf,
+    options: AgentOptions,
+    babysitter: Option<Babysitter>,
+}
+
+impl Agent {
+    /// Makes the node's directory `dir` with these credentials and [`STORY_DROP_IN`], and starts nothing yet.
+    pub fn prepare(
+        dir: &Path,
+        name: &str,
+        kubeconfig: &str,
+        options: AgentOptions,
+    ) -> Result<Agent, KitError> {
+        let agent = Agent { name: name.to_owned(), dir: dir.to_owned(), options, babysitter: None };
+        let drop_ins = agent.drop_in_dir();
+        std::fs::create_dir_all(&drop_ins).map_err(KitError::io("create directory", &drop_ins))?;
+        agent.write_drop_in("10-story.conf", STORY_DROP_IN)?;
+        let path = agent.kubeconfig();
+        std::fs::write(&path, kubeconfig).map_err(KitError::io("write", &path))?;
+        Ok(agent)
+    }
+
+    /// Its name, and its Node's.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its credentials.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.join("kubeconfig")
+    }
+
+    /// Its `--root-dir`.
+    pub fn root_dir(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// Where it keeps the records of its configuration.
+    pub fn config_dir(&self) -> PathBuf {
+        self.root_dir().join("config")
+    }
+
+    /// Its `--config-dir`.
+    pub fn drop_in_dir(&self) -> PathBuf {
+        self.dir.join("config.d")
+    }
+
+    /// What it wrote to standard error and output, over all its runs.
+    pub fn log(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+
+    /// The whole log as text, empty if there is none.
+    pub fn log_text(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.log()).unwrap_or_default()).into_owned()
+    }
+
+    /// Writes a file of its drop-in directory; it holds from the next start.
+    pub fn write_drop_in(&self, name: &str, content: &str) -> Result<(), KitError> {
+        let path = self.drop_in_dir().join(name);
+        std::fs::write(&path, content).map_err(KitError::io("write", &path))
+    }
+
+    /// Starts it, and waits until it is ready. Also after [`Agent::stop`] or [`Agent::cut`].
+    pub fn start(&mut self) -> Result<(), KitError> {
+        self.launch()?;
+        self.babysitter().wait_ready(READY_LIMIT)?;
+        Ok(())
+    }
+
+    /// Starts it, and waits for nothing.
+    pub fn launch(&mut self) -> Result<(), KitError> {
+        let mut unit = Unit::new(&self.name, self.command());
+        unit.record_command = Some(self.record_command());
+        unit.run_dir = Some(self.run_dir());
+        unit.log = Some(self.log());
+        unit.limits.watchdog = Some(self.options.watchdog);
+        unit.limits.restart_after = self.options.restart_after;
+        unit.environment.push(("RUST_BACKTRACE".into(), "1".into()));
+        self.babysitter = Some(Babysitter::start(unit)?);
+        Ok(())
+    }
+
+    /// The command line of the agent.
+    pub fn command(&self) -> Vec<OsString> {
+        let mut command: Vec<OsString> = vec![
+            self.options.program.clone().into(),
+            "agent".into(),
+            "--kubeconfig".into(),
+            self.kubeconfig().into(),
+            "--root-dir".into(),
+            self.root_dir().into(),
+            "--config-dir".into(),
+            self.drop_in_dir().into(),
+            "--hostname-override".into(),
+            self.name.clone().into(),
+        ];
+        command.extend(self.options.flags.iter().cloned());
+        command
+    }
+
+    fn record_command(&self) -> Vec<OsString> {
+        vec![
+            self.options.program.clone().into(),
+            "record-exit".into(),
+            "--root-dir".into(),
+            self.root_dir().into(),
+        ]
+    }
+
+    /// Where the marks of a run and the local endpoint are.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.join("run")
+    }
+
+    /// Its supervisor.
+    ///
+    /// # Panics
+    /// If it was never started, or was cut.
+    pub fn babysitter(&self) -> &Babysitter {
+        self.babysitter.as_ref().expect("the story starts a node before it handles its process")
+    }
+
+    /// Whether it has been started.
+    pub fn is_started(&self) -> bool {
+        self.babysitter.is_some()
+    }
+
+    /// `systemctl stop`, until its end is recorded.
+    pub fn stop(&mut self) -> Result<(), KitError> {
+        match self.babysitter.take() {
+            Some(babysitter) => Ok(babysitter.stop_and_wait(READY_LIMIT)?),
+            None => Ok(()),
+        }
+    }
+
+    /// SIGKILL for the process, and no record of its end: what a plain restart loop leaves.
+    pub fn cut(&mut self) {
+        self.babysitter = None;
+    }
+
+    /// `kedge ARGUMENTS` on this node: exit code, standard output, standard error.
+    pub fn kedge(&self, arguments: &[&str]) -> Result<(i32, String, String), KitError> {
+        let output = Command::new(&self.options.program)
+            .args(arguments)
+            .arg("--root-dir")
+            .arg(self.root_dir())
+            .env("RUNTIME_DIRECTORY", self.run_dir())
+            .output()
+            .map_err(KitError::io("run", &self.options.program))?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok((output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr)))
+    }
+
+    /// The JSON that `kedge ARGUMENTS --output json` prints.
+    pub fn kedge_json(&self, arguments: &[&str]) -> Result<Value, KitError> {
+        let mut all = arguments.to_vec();
+        all.extend(["--output", "json"]);
+        let command = format!("kedge {}", all.join(" "));
+        let (code, out, said) = self.kedge(&all)?;
+        if code != 0 {
+            return Err(KitError::Failed { command, status: format!("exit code {code}"), said });
+        }
+        serde_json::from_str(&out).map_err(|error| KitError::Garbled { command, problem: error.to_string() })
+    }
+}

@@ -1,0 +1,136 @@
+//! A `kedge-hub` process for a story or a test.
+//!
+//! Owns its data directory and its process. Always holds: it listens on 127.0.0.1 only, on a port the system chose at the
+//! first start; every later start uses the same port, so nodes find it again.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::babysitter::{Babysitter, Unit};
+use crate::error::KitError;
+use crate::kubectl::Kubectl;
+use crate::programs;
+
+/// Longest wait for the hub's start: it makes keys and a database.
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// Longest wait for its orderly stop.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// A hub and the administrator's kubectl for it.
+pub struct Hub {
+    data_dir: PathBuf,
+    log: PathBuf,
+    program: PathBuf,
+    flags: Vec<String>,
+    address: String,
+    babysitter: Option<Babysitter>,
+    kubectl: Kubectl,
+}
+
+impl Hub {
+    /// Starts a hub whose data, log and credentials are below `dir`. `flags` are added to its command line.
+    pub fn start(dir: &Path, flags: &[&str]) -> Result<Hub, KitError> {
+        std::fs::create_dir_all(dir).map_err(KitError::io("create directory", dir))?;
+        let data_dir = dir.join("data");
+        let kubeconfig = data_dir.join("admin.kubeconfig");
+        let mut hub = Hub {
+            log: dir.join("log"),
+            program: programs::built("kedge-hub")?,
+            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            address: "127.0.0.1:0".to_owned(),
+            babysitter: None,
+            kubectl: Kubectl::new(&kubeconfig)?,
+            data_dir,
+        };
+        hub.start_again()?;
+        hub.address = hub.chosen_address()?;
+        Ok(hub)
+    }
+
+    /// Starts it after [`Hub::stop`] or [`Hub::kill`], and waits until it answers.
+    pub fn start_again(&mut self) -> Result<(), KitError> {
+        let mut command = vec![
+            self.program.clone().into(),
+            "serve".into(),
+            "--data-dir".into(),
+            self.data_dir.clone().into(),
+            "--listen".into(),
+            self.address.clone().into(),
+        ];
+        command.extend(self.flags.iter().map(Into::into));
+        let mut unit = Unit::new("hub", command);
+        unit.log = Some(self.log.clone());
+        // as in kedge-hub.service
+        unit.limits.watchdog = None;
+        unit.restart = false;
+        let babysitter = Babysitter::start(unit)?;
+        babysitter.wait_ready(START_LIMIT)?;
+        self.babysitter = Some(babysitter);
+        Ok(())
+    }
+
+    /// Stops it in order.
+    pub fn stop(&mut self) -> Result<(), KitError> {
+        match self.babysitter.take() {
+            Some(babysitter) => Ok(babysitter.stop_and_wait(STOP_LIMIT)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends it as a power cut would end the process: SIGKILL.
+    pub fn kill(&mut self) {
+        self.babysitter = None;
+    }
+
+    /// Whether the process runs.
+    pub fn is_running(&self) -> bool {
+        self.babysitter.as_ref().is_some_and(|babysitter| babysitter.state().is_ready())
+    }
+
+    /// kubectl as the administrator.
+    pub fn kubectl(&self) -> &Kubectl {
+        &self.kubectl
+    }
+
+    /// HOST:PORT it listens on.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// What it wrote.
+    pub fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// A kubeconfig for the node of this name, as an operator would make it.
+    pub fn node_kubeconfig(&self, node: &str) -> Result<String, KitError> {
+        let output = Command::new(&self.program)
+            .args(["node-kubeconfig", node, "--data-dir"])
+            .arg(&self.data_dir)
+            .output()
+            .map_err(KitError::io("run", &self.program))?;
+        if !output.status.success() {
+            return Err(KitError::Failed {
+                command: format!("kedge-hub node-kubeconfig {node}"),
+                status: output.status.to_string(),
+                said: String::from_utf8_lossy(&output.stderr).into_owned(),
+            });
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn chosen_address(&self) -> Result<String, KitError> {
+        let config = self.kubectl.json(&["config", "view", "--raw"])?;
+        let server = config.pointer("/clusters/0/cluster/server").and_then(Value::as_str).unwrap_or_default();
+        match server.strip_prefix("https://").map(|rest| rest.trim_end_matches('/')) {
+            Some(address) if address.contains(':') => Ok(address.to_owned()),
+            _ => Err(KitError::Garbled {
+                command: format!("read {}", self.kubectl.kubeconfig().display()),
+                problem: format!("the cluster's server is {server:?}, expected https://HOST:PORT"),
+            }),
+        }
+    }
+}

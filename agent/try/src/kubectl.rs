@@ -1,0 +1,146 @@
+//! kubectl as a story's hand: every change and every look at the cluster goes through it, as a user's would.
+//!
+//! Always holds: the user's own kubeconfig and kubectl cache are not touched; every request has a time limit.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::error::KitError;
+use crate::programs;
+
+/// Longest wait for one answer of the API server. The hub answers in milliseconds; a loaded machine may take seconds.
+const REQUEST_TIMEOUT: &str = "--request-timeout=30s";
+
+/// A kubectl with one identity.
+#[derive(Debug, Clone)]
+pub struct Kubectl {
+    program: PathBuf,
+    kubeconfig: PathBuf,
+    cache: PathBuf,
+}
+
+impl Kubectl {
+    /// The fetched kubectl with this kubeconfig; its cache is kept beside it.
+    pub fn new(kubeconfig: &Path) -> Result<Kubectl, KitError> {
+        Ok(Kubectl {
+            program: programs::kubectl()?,
+            kubeconfig: kubeconfig.to_owned(),
+            cache: kubeconfig.with_extension("kubectl-cache"),
+        })
+    }
+
+    /// Where the program is.
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// The kubeconfig it uses.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    /// Standard output of `kubectl ARGUMENTS`; an error if it exits with anything but 0.
+    pub fn run(&self, arguments: &[&str]) -> Result<String, KitError> {
+        self.feed(arguments, "")
+    }
+
+    /// The same with something on standard input (`create -f -`).
+    pub fn feed(&self, arguments: &[&str], input: &str) -> Result<String, KitError> {
+        let output = self.output(arguments, input)?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            return Ok(text);
+        }
+        let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+        Err(KitError::Failed {
+            command: shown(arguments),
+            status: output.status.to_string(),
+            said: if complaint.trim().is_empty() { text } else { complaint },
+        })
+    }
+
+    /// The answer of `kubectl ARGUMENTS -o json`.
+    pub fn json(&self, arguments: &[&str]) -> Result<Value, KitError> {
+        let mut all = arguments.to_vec();
+        all.extend(["-o", "json"]);
+        let text = self.run(&all)?;
+        serde_json::from_str(&text)
+            .map_err(|error| KitError::Garbled { command: shown(&all), problem: error.to_string() })
+    }
+
+    /// The answer of `kubectl get --raw PATH`.
+    pub fn raw(&self, path: &str) -> Result<Value, KitError> {
+        let arguments = ["get", "--raw", path];
+        let text = self.run(&arguments)?;
+        serde_json::from_str(&text)
+            .map_err(|error| KitError::Garbled { command: shown(&arguments), problem: error.to_string() })
+    }
+
+    fn output(&self, arguments: &[&str], input: &str) -> Result<Output, KitError> {
+        let failed = |source| KitError::Io { tried: shown(arguments), source };
+        let mut child = self
+            .command()
+            .arg(REQUEST_TIMEOUT)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let mut stdin = child.stdin.take().expect("standard input was asked to be a pipe");
+        // a kubectl that does not read its input closes it, and says why itself
+        let _ = stdin.write_all(input.as_bytes());
+        drop(stdin);
+        child.wait_with_output().map_err(failed)
+    }
+
+    /// Program, identity and cache; the rest is the caller's.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new("setpriv");
+        let option = |name: &str, path: &Path| {
+            let mut option = OsString::from(name);
+            option.push(path);
+            option
+        };
+        command
+            .args(["--pdeathsig", "KILL"])
+            .arg(&self.program)
+            .arg(option("--kubeconfig=", &self.kubeconfig))
+            .arg(option("--cache-dir=", &self.cache))
+            .env_remove("KUBECONFIG");
+        command
+    }
+}
+
+/// A kubectl command line as one would type it.
+pub fn shown(arguments: &[&str]) -> String {
+    let mut line = String::from("kubectl");
+    for argument in arguments {
+        line.push(' ');
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_=./:,@%+".contains(&byte);
+        match !argument.is_empty() && argument.bytes().all(plain) {
+            true => line.push_str(argument),
+            false => line.push_str(&format!("'{}'", argument.replace('\'', r"'\''"))),
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+
+    #[test]
+    fn a_command_line_is_shown_so_that_a_shell_reads_it_back() {
+        assert_eq!(shown(&["get", "nodes", "-o=wide"]), "kubectl get nodes -o=wide");
+        assert_eq!(
+            shown(&["patch", "node", "a", "-p", r#"{"a":1}"#]),
+            r#"kubectl patch node a -p '{"a":1}'"#
+        );
+        assert_eq!(shown(&["annotate", "node", "a", "why=it's"]), r"kubectl annotate node a 'why=it'\''s'");
+    }
+}
