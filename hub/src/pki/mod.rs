@@ -11,6 +11,8 @@
 
 mod authority;
 mod durable;
+#[cfg(test)]
+mod handshakes;
 mod kubeconfig;
 
 use std::fmt;

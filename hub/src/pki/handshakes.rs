@@ -1,0 +1,219 @@
+//! Tests of the hub's TLS as clients meet it: real handshakes in memory, with clients whose clocks are off.
+//!
+//! Holds for every test: client and server are rustls as the agent and the hub use it; only the client's clock is made.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration as StdDuration;
+
+use rustls::client::Resumption;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::time_provider::TimeProvider;
+use rustls::{
+    ClientConfig, ClientConnection, HandshakeKind, RootCertStore, ServerConfig, ServerConnection,
+    SupportedProtocolVersion,
+};
+use time::macros::datetime;
+use time::{Duration, OffsetDateTime};
+
+use super::*;
+use crate::auth::Identity;
+
+const TLS12: &[&SupportedProtocolVersion] = &[&rustls::version::TLS12];
+const TLS13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+#[derive(Debug)]
+struct Clock(OffsetDateTime);
+
+impl TimeProvider for Clock {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch(StdDuration::from_secs(u64::try_from(self.0.unix_timestamp()).ok()?)))
+    }
+}
+
+struct Client {
+    now: OffsetDateTime,
+    kubeconfig: Option<String>,
+    trusts: PathBuf,
+    versions: &'static [&'static SupportedProtocolVersion],
+}
+
+/// The hub under test, its directory, and a client that is right in everything.
+fn hub(name: &str) -> (Pki, Arc<ServerConfig>, Client) {
+    let data = test_directory(&format!("tls-{name}"));
+    let now = OffsetDateTime::now_utc();
+    let pki = Pki::open(&data, &["localhost".to_owned(), "127.0.0.1".to_owned()], now).unwrap();
+    let config = pki.server_config().unwrap();
+    let kubeconfig = node_kubeconfig(&data, "edge-1", Some("https://localhost:1".to_owned()), now).unwrap();
+    let client =
+        Client { now, kubeconfig: Some(kubeconfig), trusts: pki.ca_path(), versions: rustls::ALL_VERSIONS };
+    (pki, config, client)
+}
+
+fn embedded(kubeconfig: &str, field: &str) -> Vec<u8> {
+    use base64::Engine as _;
+    let line = kubeconfig.lines().find_map(|line| line.trim().strip_prefix(&format!("{field}: "))).unwrap();
+    base64::engine::general_purpose::STANDARD.decode(line).unwrap()
+}
+
+impl Client {
+    fn config(&self) -> Arc<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(&self.trusts).unwrap()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_details(provider, Arc::new(Clock(self.now)))
+            .with_protocol_versions(self.versions)
+            .unwrap()
+            .with_root_certificates(roots);
+        let mut config = match &self.kubeconfig {
+            None => builder.with_no_client_auth(),
+            Some(text) => {
+                let certificate =
+                    CertificateDer::from_pem_slice(&embedded(text, "client-certificate-data")).unwrap();
+                let key = PrivateKeyDer::from_pem_slice(&embedded(text, "client-key-data")).unwrap();
+                builder.with_client_auth_cert(vec![certificate], key).unwrap()
+            }
+        };
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        config.resumption = Resumption::in_memory_sessions(8);
+        Arc::new(config)
+    }
+}
+
+/// What the server knows of a client once connected.
+#[derive(Debug, PartialEq)]
+struct Connected {
+    user: Option<String>,
+    resumed: bool,
+    protocol: Option<Vec<u8>>,
+}
+
+fn connect(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>, host: &str) -> Result<Connected, String> {
+    let host = ServerName::try_from(host.to_owned()).unwrap();
+    let mut client = ClientConnection::new(Arc::clone(client), host).map_err(|error| error.to_string())?;
+    let mut server = ServerConnection::new(Arc::clone(server)).map_err(|error| error.to_string())?;
+    // each turn carries one flight each way; six are more than any handshake with tickets takes
+    for _ in 0..6 {
+        let mut wire = Vec::new();
+        while client.wants_write() {
+            client.write_tls(&mut wire).unwrap();
+        }
+        while !wire.is_empty() {
+            let mut rest = wire.as_slice();
+            server.read_tls(&mut rest).unwrap();
+            wire = rest.to_vec();
+            server.process_new_packets().map_err(|error| format!("server: {error}"))?;
+        }
+        while server.wants_write() {
+            server.write_tls(&mut wire).unwrap();
+        }
+        let mut rest = wire.as_slice();
+        while !rest.is_empty() {
+            client.read_tls(&mut rest).unwrap();
+            client.process_new_packets().map_err(|error| format!("client: {error}"))?;
+        }
+    }
+    assert!(!client.is_handshaking() && !server.is_handshaking());
+    Ok(Connected {
+        user: server
+            .peer_certificates()
+            .and_then(|chain| Identity::from_client_certificate(&chain[0]))
+            .map(|identity| identity.user),
+        resumed: server.handshake_kind() == Some(HandshakeKind::Resumed),
+        protocol: server.alpn_protocol().map(<[u8]>::to_vec),
+    })
+}
+
+#[test]
+fn a_node_is_known_by_its_certificate_on_both_tls_versions() {
+    let (_pki, server, mut client) = hub("versions");
+    for versions in [TLS12, TLS13] {
+        client.versions = versions;
+        let connected = connect(&server, &client.config(), "localhost").unwrap();
+        assert_eq!(connected.user.as_deref(), Some("system:node:edge-1"));
+        assert_eq!(connected.protocol.as_deref(), Some(&b"http/1.1"[..]), "never h2");
+    }
+    connect(&server, &client.config(), "127.0.0.1").unwrap();
+}
+
+#[test]
+fn a_resumed_session_still_knows_who_it_is() {
+    let (_pki, server, mut client) = hub("resumption");
+    for versions in [TLS12, TLS13] {
+        client.versions = versions;
+        let config = client.config();
+        assert!(!connect(&server, &config, "localhost").unwrap().resumed);
+        for _ in 0..3 {
+            let again = connect(&server, &config, "localhost").unwrap();
+            assert!(again.resumed, "one ticket per handshake is enough for the next");
+            assert_eq!(again.user.as_deref(), Some("system:node:edge-1"));
+        }
+    }
+}
+
+#[test]
+fn a_client_without_a_certificate_connects_as_nobody() {
+    let (_pki, server, mut client) = hub("anonymous");
+    client.kubeconfig = None;
+    assert_eq!(connect(&server, &client.config(), "localhost").unwrap().user, None);
+}
+
+#[test]
+fn a_client_certificate_of_another_authority_is_refused() {
+    let (_pki, server, mut client) = hub("stranger");
+    let (_other, _, stranger) = hub("stranger-other");
+    client.kubeconfig = stranger.kubeconfig;
+    let error = connect(&server, &client.config(), "localhost").unwrap_err();
+    assert!(error.starts_with("server: invalid peer certificate"), "{error}");
+}
+
+#[test]
+fn a_hub_of_another_authority_or_another_name_is_refused_by_the_client() {
+    let (_pki, server, mut client) = hub("impostor");
+    let error = connect(&server, &client.config(), "elsewhere").unwrap_err();
+    assert!(error.contains("NotValidForName") || error.contains("not valid for name"), "{error}");
+    client.trusts = hub("impostor-other").2.trusts;
+    let error = connect(&server, &client.config(), "localhost").unwrap_err();
+    assert!(error.contains("UnknownIssuer"), "{error}");
+}
+
+#[test]
+fn a_serving_certificate_is_no_client_credential() {
+    let (pki, server, client) = hub("usage");
+    let serving = Credential::load(&pki.data_dir.join("pki/serving.pem")).unwrap();
+    let text = kubeconfig::text("https://x:1", "", "x", &serving.certificate_pem(), &serving.key_pem());
+    let error =
+        connect(&server, &Client { kubeconfig: Some(text), ..client }.config(), "localhost").unwrap_err();
+    assert!(error.starts_with("server: invalid peer certificate"), "{error}");
+}
+
+#[test]
+fn a_board_without_a_clock_or_one_that_runs_twenty_years_ahead_connects() {
+    let (_pki, server, mut client) = hub("clocks");
+    let year = Duration::days(365);
+    for now in [datetime!(1970-01-01 00:00:05 UTC), OffsetDateTime::now_utc() + 20 * year] {
+        client.now = now;
+        let connected =
+            connect(&server, &client.config(), "localhost").unwrap_or_else(|error| panic!("{now}: {error}"));
+        assert_eq!(connected.user.as_deref(), Some("system:node:edge-1"), "{now}");
+    }
+    client.now = OffsetDateTime::now_utc() + 40 * year;
+    assert!(
+        connect(&server, &client.config(), "localhost").is_err(),
+        "the test can tell an expired certificate"
+    );
+}
+
+#[test]
+fn a_renewed_certificate_serves_new_connections_with_the_same_configuration() {
+    let (pki, server, mut client) = hub("renewal");
+    let config = client.config();
+    connect(&server, &config, "localhost").unwrap();
+    let later = OffsetDateTime::now_utc() + Duration::days(400);
+    assert!(pki.renew(later).unwrap());
+    assert!(connect(&server, &config, "localhost").unwrap().resumed, "sessions of before go on");
+    // only the new certificate still stands at this time
+    client.now = OffsetDateTime::now_utc() + Duration::days(25 * 365 + 200);
+    connect(&server, &client.config(), "localhost").unwrap();
+}
