@@ -6,7 +6,7 @@ use core::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::{Effective, path};
+use super::{Effective, path, yaml};
 
 /// Column at which comments begin, if the line is shorter.
 const COMMENT_COLUMN: usize = 48;
@@ -111,8 +111,9 @@ fn key_form(key: &str) -> String {
 }
 
 fn is_plainly_text(text: &str) -> bool {
-    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'/');
-    let begins_as_text = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/');
-    let reserved = ["y", "n", "yes", "no", "on", "off", "true", "false", "null"];
-    begins_as_text && text.bytes().all(is_word) && !reserved.contains(&text.to_ascii_lowercase().as_str())
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'/' | b'%');
+    let begins_as_word = text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '/');
+    // some readers take 2001-12-14 for a date
+    let is_date_like = text.starts_with(|first: char| first.is_ascii_digit()) && text.contains('-');
+    begins_as_word && text.bytes().all(is_word) && !is_date_like && yaml::plain_is_text(text)
 }

@@ -22,9 +22,14 @@ pub const MAX_TEXT_BYTES: usize = 1536 * 1024;
 /// keeps that within a small thread's stack.
 pub const MAX_DEPTH: usize = 64;
 
-/// Most values in one text, counting what aliases repeat. A full KubeletConfiguration has under 300; a node costs
-/// about 80 bytes, so this is 4 MB at worst.
-pub const MAX_NODES: usize = 50_000;
+/// Most values in one text, counting what aliases repeat. A full KubeletConfiguration has under 300, a kubeconfig for a
+/// hundred clusters some 2,000.
+pub const MAX_NODES: usize = 10_000;
+
+/// Most tokens that a text's punctuation may announce. The parser holds all tokens of a `[...]` or `{...}` before it
+/// tells of the first (a key could follow), about 180 bytes each: 1.5 MB of `[a,a,a` took 278 MB. With this it is 18.
+/// [`MAX_NODES`] values in JSON need 100,000 at most; prose in comments comes to 5 in 100 bytes.
+const MAX_TOKENS: usize = 100_000;
 
 /// Most values that anchors and aliases together may copy: room for a shared block or two, none for a bomb.
 pub const MAX_COPIED_NODES: usize = 5_000;
@@ -229,10 +234,27 @@ fn readable(text: &[u8]) -> Result<&str, Error> {
         let message = format!("text holds the byte 0x{:02x}, expected YAML or JSON in UTF-8", text[at]);
         return fail(place_of_byte(text, at), message);
     }
+    let tokens: usize = text.split(|byte| *byte == b'\n').map(announced_tokens).sum();
+    if tokens > MAX_TOKENS {
+        return fail(Position::NOWHERE, format!("more than {MAX_NODES} values, by its punctuation"));
+    }
     match core::str::from_utf8(text) {
         Ok(text) => Ok(text.strip_prefix('\u{feff}').unwrap_or(text)),
         Err(error) => fail(place_of_byte(text, error.valid_up_to()), "text is not UTF-8"),
     }
+}
+
+/// No fewer tokens than this line can hold: each mark brings itself and the value it ends, each quote half a text,
+/// a comment ends a value unless it has the line to itself.
+fn announced_tokens(line: &[u8]) -> usize {
+    let of_byte = |byte: &u8| match byte {
+        b',' | b':' | b'[' | b']' | b'{' | b'}' | b'?' | b'&' | b'*' | b'!' => 2,
+        b'"' | b'\'' | b'#' => 1,
+        _ => 0,
+    };
+    let is_comment = line.trim_ascii_start().starts_with(b"#");
+    let is_marker = line.starts_with(b"---") || line.starts_with(b"...");
+    line.iter().map(of_byte).sum::<usize>() + usize::from(is_marker) - usize::from(is_comment)
 }
 
 fn place_of_byte(text: &[u8], at: usize) -> Position {
@@ -521,6 +543,12 @@ impl Scalar<'_> {
     }
 }
 
+/// Whether this word, written without quotes, reads as text.
+pub(super) fn plain_is_text(word: &str) -> bool {
+    let scalar = Scalar { text: word, style: ScalarStyle::Plain, tag: None, position: Position::NOWHERE };
+    matches!(scalar.resolve(), Ok(Content::Text(_)))
+}
+
 /// A value's kind in words, for messages.
 fn kind(content: &Content) -> &'static str {
     match content {
@@ -779,7 +807,7 @@ mod tests {
         }
         let many = |count: usize| format!("[{}]", vec!["1"; count].join(","));
         assert!(parse(many(MAX_NODES - 1).as_bytes()).is_ok());
-        assert_eq!(parse(many(MAX_NODES).as_bytes()).expect_err("many").message, "more than 50000 values");
+        assert_eq!(parse(many(MAX_NODES).as_bytes()).expect_err("many").message, "more than 10000 values");
         let key = |bytes: usize| format!("{}: 1", "k".repeat(bytes));
         assert!(parse(key(MAX_KEY_BYTES).as_bytes()).is_ok());
         assert_eq!(

@@ -1,0 +1,604 @@
+//! What a configuration is once all its layers are read: the stories of KEP-3983 and of upstream's merge, the errors
+//! with their exact words, and what the identity of a configuration depends on.
+
+use core::time::Duration;
+
+use kedge_core::config::quantity::Threshold;
+use kedge_core::config::{
+    ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, Reserved, Taint, canonical_overrides,
+    effective,
+};
+use serde_json::{Value, json};
+
+const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+fn layer(origin: Origin, fields: &str) -> LayerText {
+    LayerText { origin, text: format!("{HEADER}{fields}").into_bytes() }
+}
+
+fn drop_in(name: &str, fields: &str) -> LayerText {
+    layer(Origin::DropIn(format!("/etc/kedge/config.d/{name}")), fields)
+}
+
+fn base(fields: &str) -> LayerText {
+    layer(Origin::File("/etc/kedge/config.yaml".to_owned()), fields)
+}
+
+fn payload(fields: &str) -> LayerText {
+    let (namespace, name, uid) = ("kube-system".to_owned(), "edge-settings".to_owned(), "7f3c".to_owned());
+    layer(Origin::ConfigMap { namespace, name, uid }, fields)
+}
+
+/// A base and drop-ins that hold these fields.
+fn layers(base_fields: &str, drop_ins: &[&str]) -> LocalLayers {
+    let named = |(index, fields): (usize, &&str)| drop_in(&format!("{index}0.conf"), fields);
+    LocalLayers {
+        base: Some(base(base_fields)),
+        drop_ins: drop_ins.iter().enumerate().map(named).collect(),
+        flags: Vec::new(),
+    }
+}
+
+#[track_caller]
+fn local(fields: &str) -> Effective {
+    effective(&layers(fields, &[]), None).unwrap()
+}
+
+#[track_caller]
+fn check_error(layers: &LocalLayers, kind: ErrorKind, expect: &[&str]) {
+    let error = effective(layers, None).expect_err("the layers are wrong");
+    let found: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
+    assert_eq!((error.kind, found.as_slice()), (kind, expect.map_strings().as_slice()));
+}
+
+trait MapStrings {
+    fn map_strings(&self) -> Vec<String>;
+}
+
+impl MapStrings for &[&str] {
+    fn map_strings(&self) -> Vec<String> {
+        self.iter().map(|text| (*text).to_owned()).collect()
+    }
+}
+
+#[test]
+fn the_example_of_kep_3983_gives_the_documents_final_result() {
+    let layers = layers(
+        "authentication:
+  anonymous:
+    enabled: false
+  webhook:
+    enabled: true
+  x509:
+    clientCAFile: /etc/kubernetes/pki/ca.crt
+clusterDNS:
+- 1.2.3.4
+- 1.2.3.5
+",
+        &["authentication:\n  x509:\n    clientCAFile: /some/new/location\n", "clusterDNS:\n- 1.2.3.6\n"],
+    );
+    let found = effective(&layers, None).unwrap();
+    assert_eq!(
+        found.object["authentication"],
+        json!({
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": "/some/new/location"},
+        })
+    );
+    assert_eq!(found.object["clusterDNS"], json!(["1.2.3.6"]));
+    assert_eq!(
+        found.without_effect,
+        [
+            "authentication.anonymous.enabled",
+            "authentication.webhook.enabled",
+            "authentication.x509.clientCAFile",
+            "clusterDNS"
+        ]
+    );
+}
+
+#[test]
+fn the_same_layers_as_json_give_the_same() {
+    let yaml = effective(&layers("maxPods: 5\nlogging: {verbosity: 2}\n", &[]), None).unwrap();
+    let text = r#"{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1",
+        "logging":{"verbosity":2},"maxPods":5}"#;
+    let base = Some(LayerText { origin: Origin::File("/c.json".to_owned()), text: text.into() });
+    let json = effective(&LocalLayers { base, ..LocalLayers::default() }, None).unwrap();
+    assert_eq!((json.config, json.object), (yaml.config, yaml.object));
+}
+
+#[test]
+fn without_any_layer_the_defaults_rule() {
+    let found = effective(&LocalLayers::default(), None).unwrap();
+    let config = found.config;
+    assert_eq!((config.trial.duration, config.trial.crash_loop_threshold), (Duration::from_secs(600), 10));
+    assert_eq!(config.node_status_update_frequency, Duration::from_secs(10));
+    assert_eq!(config.node_status_report_frequency, Duration::from_secs(300));
+    assert_eq!(config.node_lease_duration_secs, 40);
+    assert_eq!((config.register_node, config.register_with_taints, config.max_pods), (true, vec![], 110));
+    assert_eq!(config.healthz, Some(([127, 0, 0, 1], 10_248).into()));
+    assert_eq!((config.provider_id.as_str(), config.logging_verbosity), ("", 0));
+    assert_eq!((config.system_reserved, config.kube_reserved), (Reserved::default(), Reserved::default()));
+    assert_eq!(config.eviction_hard.memory_available, Threshold::Amount(100 << 20));
+    assert_eq!(config.eviction_hard.nodefs_available, Threshold::Share(100_000));
+    assert_eq!(config.eviction_hard.nodefs_inodes_free, Threshold::Share(50_000));
+    assert_eq!(config.eviction_hard.pid_available, Threshold::Off);
+    assert_eq!(config.eviction_pressure_transition_period, Duration::from_secs(300));
+    assert_eq!(
+        found.object,
+        json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "configTrialDuration": "10m0s",
+            "crashLoopThreshold": 10,
+            "evictionHard": {"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"},
+            "evictionPressureTransitionPeriod": "5m0s",
+            "healthzBindAddress": "127.0.0.1",
+            "healthzPort": 10248,
+            "logging": {"verbosity": 0},
+            "maxPods": 110,
+            "nodeLeaseDurationSeconds": 40,
+            "nodeStatusReportFrequency": "5m0s",
+            "nodeStatusUpdateFrequency": "10s",
+            "registerNode": true,
+        })
+    );
+    assert_eq!(found.without_effect, [""; 0]);
+}
+
+#[test]
+fn every_honoured_field_is_read() {
+    let found = local(
+        "configTrialDuration: 1h10m
+crashLoopThreshold: 3
+nodeStatusUpdateFrequency: 1.5s
+nodeStatusReportFrequency: 1m
+nodeLeaseDurationSeconds: 120
+registerNode: no
+registerWithTaints:
+- {key: example.com/dedicated, value: edge, effect: NoSchedule}
+- {key: example.com/dedicated, effect: NoExecute}
+providerID: board://7
+healthzPort: 8080
+healthzBindAddress: '::1'
+logging: {verbosity: 0xA}
+maxPods: 0
+systemReserved: {cpu: 1500m, memory: 200Mi, ephemeral-storage: 1Gi, pid: '1000'}
+kubeReserved: {cpu: '0.1'}
+evictionHard: {memory.available: 5%, nodefs.available: 1Gi, nodefs.inodesFree: 0%, pid.available: 10%}
+evictionPressureTransitionPeriod: 0
+",
+    );
+    let config = found.config;
+    assert_eq!((config.trial.duration, config.trial.crash_loop_threshold), (Duration::from_secs(4200), 3));
+    assert_eq!(config.node_status_update_frequency, Duration::from_millis(1500));
+    assert_eq!(config.node_status_report_frequency, Duration::from_secs(60));
+    assert_eq!((config.node_lease_duration_secs, config.register_node), (120, false));
+    let taint = |value: &str, effect: &str| Taint {
+        key: "example.com/dedicated".to_owned(),
+        value: value.to_owned(),
+        effect: effect.to_owned(),
+    };
+    assert_eq!(config.register_with_taints, [taint("edge", "NoSchedule"), taint("", "NoExecute")]);
+    assert_eq!((config.provider_id.as_str(), config.max_pods), ("board://7", 0));
+    assert_eq!(config.healthz, Some("[::1]:8080".parse().unwrap()));
+    assert_eq!(config.logging_verbosity, 10);
+    let reserved =
+        Reserved { cpu_milli: 1500, memory_bytes: 200 << 20, ephemeral_storage_bytes: 1 << 30, pid: 1000 };
+    assert_eq!(config.system_reserved, reserved);
+    assert_eq!(config.kube_reserved, Reserved { cpu_milli: 100, ..Reserved::default() });
+    assert_eq!(config.eviction_hard.memory_available, Threshold::Share(50_000));
+    assert_eq!(config.eviction_hard.nodefs_available, Threshold::Amount(1 << 30));
+    assert_eq!(config.eviction_hard.nodefs_inodes_free, Threshold::Off);
+    assert_eq!(config.eviction_hard.pid_available, Threshold::Share(100_000));
+    assert_eq!(config.eviction_pressure_transition_period, Duration::ZERO);
+    assert_eq!(found.without_effect, [""; 0]);
+    assert_eq!(found.object["configTrialDuration"], "1h10m0s");
+    assert_eq!(found.object["evictionPressureTransitionPeriod"], "0s");
+}
+
+/// The rows of what a drop-in may write, one field each.
+#[test]
+fn a_drop_in_changes_what_it_writes_and_nothing_else() {
+    let check = |base: &str, drop_in: &str, field: &str, expect: Value| {
+        let found = effective(&layers(base, &[drop_in]), None).unwrap();
+        let value = found.object.pointer(&format!("/{field}")).cloned().unwrap_or(Value::Null);
+        assert_eq!(value, expect, "{base} and {drop_in}");
+    };
+    // absent: kept; scalar: replaced
+    check("maxPods: 5", "port: 1", "maxPods", json!(5));
+    check("maxPods: 5", "maxPods: 6", "maxPods", json!(6));
+    // a list as a whole, also to nothing
+    check("clusterDNS: [a, b]", "clusterDNS: [c]", "clusterDNS", json!(["c"]));
+    check("clusterDNS: [a, b]", "clusterDNS: []", "clusterDNS", json!([]));
+    // maps and structs by key
+    check(
+        "featureGates: {A: true, B: true}",
+        "featureGates: {B: false, C: true}",
+        "featureGates",
+        json!({"A": true, "B": false, "C": true}),
+    );
+    check(
+        "systemReserved: {cpu: '1'}",
+        "systemReserved: {memory: 1Gi}",
+        "systemReserved",
+        json!({"cpu": "1", "memory": "1Gi"}),
+    );
+    check(
+        "logging: {format: json}",
+        "logging: {verbosity: 3}",
+        "logging",
+        json!({"format": "json", "verbosity": 3}),
+    );
+    // an explicit zero stays a zero, of fields with a default here too (upstream sets them back to the default)
+    check("port: 1", "port: 0", "port", json!(0));
+    check("readOnlyPort: 10255", "readOnlyPort: 0", "readOnlyPort", json!(0));
+    check("", "cpuManagerReconcilePeriod: 0s", "cpuManagerReconcilePeriod", json!("0s"));
+    check("", "configTrialDuration: 0s", "configTrialDuration", json!("0s"));
+    check("", "maxPods: 0", "maxPods", json!(0));
+    check("", "healthzPort: 0", "healthzPort", json!(0));
+    check("logging: {verbosity: 3}", "logging: {verbosity: 0}", "logging/verbosity", json!(0));
+    // null brings the default back, or nothing where there is none
+    check("maxPods: 5", "maxPods: null", "maxPods", json!(110));
+    check("port: 5", "port:", "port", Value::Null);
+    check(
+        "systemReserved: {cpu: '1', memory: 1Gi}",
+        "systemReserved: {cpu: null}",
+        "systemReserved",
+        json!({"memory": "1Gi"}),
+    );
+    check("logging: {format: json}", "logging: ~", "logging", json!({"verbosity": 0}));
+}
+
+#[test]
+fn thresholds_merge_one_by_one_over_the_defaults_wherever_they_are_written() {
+    let defaults = json!({"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"});
+    let with = |memory: &str| {
+        let mut thresholds = defaults.clone();
+        thresholds["memory.available"] = json!(memory);
+        thresholds
+    };
+    let set = "evictionHard: {memory.available: 200Mi}";
+    assert_eq!(local(set).object["evictionHard"], with("200Mi"));
+    assert_eq!(effective(&layers("", &[set]), None).unwrap().object["evictionHard"], with("200Mi"));
+    let only_drop_in = LocalLayers { drop_ins: vec![drop_in("a.conf", set)], ..LocalLayers::default() };
+    assert_eq!(effective(&only_drop_in, None).unwrap().object["evictionHard"], with("200Mi"));
+    let removed = effective(&layers(set, &["evictionHard: {memory.available: null}"]), None).unwrap();
+    assert_eq!(removed.object["evictionHard"], defaults);
+}
+
+#[test]
+fn reports_are_as_frequent_as_computations_unless_somebody_says_otherwise() {
+    let check = |fields: &str, seconds: u64| {
+        let frequency = local(fields).config.node_status_report_frequency;
+        assert_eq!(frequency, Duration::from_secs(seconds), "{fields}");
+    };
+    check("", 300);
+    check("nodeStatusUpdateFrequency: 20s", 20);
+    check("nodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 1m", 60);
+    check("nodeStatusReportFrequency: 1m", 60);
+    let frequency =
+        effective(&layers("nodeStatusUpdateFrequency: 20s", &["nodeStatusUpdateFrequency: ~"]), None);
+    assert_eq!(frequency.unwrap().config.node_status_report_frequency, Duration::from_secs(300));
+}
+
+/// Upstream's end-to-end test of the drop-in directory, with the two zeros as our semantics has them.
+#[test]
+fn upstreams_end_to_end_row_comes_out() {
+    let found = effective(
+        &layers(
+            "port: 10250
+readOnlyPort: 10255
+clusterDNS: [10.0.0.10]
+cpuCFSQuotaPeriod: 100ms
+systemReserved: {memory: 1Gi}
+authorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 5m, cacheUnauthorizedTTL: 30s}}
+staticPodURLHeader: {kubelet-api-support: [Authenticate, X-Custom], other: [a]}
+featureGates: {AllAlpha: false, MemoryQoS: true}
+shutdownGracePeriodByPodPriority: [{priority: 4, shutdownGracePeriodSeconds: 60}]
+",
+            &[
+                "port: 8081
+readOnlyPort: 10257
+clusterDNS: [192.168.1.1, 192.168.1.2]
+systemReserved: {memory: 1Gi}
+authorization: {webhook: {cacheAuthorizedTTL: 6m}}
+staticPodURLHeader: {kubelet-api-support: [Authenticate]}
+featureGates: {KubeletTracing: true}
+shutdownGracePeriodByPodPriority:
+- {priority: 1, shutdownGracePeriodSeconds: 60}
+- {priority: 2, shutdownGracePeriodSeconds: 45}
+",
+                "port: 8080
+cpuManagerReconcilePeriod: 0s
+clusterDNS: [192.168.1.1, 192.168.1.5, 192.168.1.8]
+systemReserved: {memory: 2Gi}
+authorization: {webhook: {cacheUnauthorizedTTL: 40s}}
+featureGates: {MemoryQoS: false}
+shutdownGracePeriodByPodPriority:
+- {priority: 1, shutdownGracePeriodSeconds: 19}
+- {priority: 2, shutdownGracePeriodSeconds: 41}
+- {priority: 6, shutdownGracePeriodSeconds: 30}
+",
+            ],
+        ),
+        None,
+    )
+    .unwrap();
+    let object = &found.configz()["kubeletconfig"];
+    assert_eq!(object["port"], 8080);
+    assert_eq!(object["readOnlyPort"], 10257);
+    assert_eq!(object["clusterDNS"], json!(["192.168.1.1", "192.168.1.5", "192.168.1.8"]));
+    assert_eq!(object["systemReserved"], json!({"memory": "2Gi"}));
+    assert_eq!(object["cpuCFSQuotaPeriod"], "100ms");
+    assert_eq!(object["cpuManagerReconcilePeriod"], "0s");
+    assert_eq!(
+        object["staticPodURLHeader"],
+        json!({"kubelet-api-support": ["Authenticate"], "other": ["a"]})
+    );
+    assert_eq!(
+        object["authorization"],
+        json!({"mode": "Webhook", "webhook": {"cacheAuthorizedTTL": "6m0s", "cacheUnauthorizedTTL": "40s"}})
+    );
+    assert_eq!(
+        object["featureGates"],
+        json!({"AllAlpha": false, "MemoryQoS": false, "KubeletTracing": true})
+    );
+    let periods = [(1, 19), (2, 41), (6, 30)];
+    let periods = periods
+        .map(|(priority, seconds)| json!({"priority": priority, "shutdownGracePeriodSeconds": seconds}));
+    assert_eq!(object["shutdownGracePeriodByPodPriority"], json!(periods));
+}
+
+#[test]
+fn a_payload_takes_the_place_of_the_base_and_drop_ins_and_flags_stay_above_it() {
+    let mut layers = layers("maxPods: 1\nproviderID: base\n", &["crashLoopThreshold: 4"]);
+    layers.flags =
+        vec![("register-with-taints", json!({"registerWithTaints": [{"key": "a", "effect": "NoExecute"}]}))];
+    let pushed = payload("maxPods: 2\ncrashLoopThreshold: 9\nregisterWithTaints: []\n");
+    let found = effective(&layers, Some(&pushed)).unwrap();
+    assert_eq!((found.config.max_pods, found.config.provider_id.as_str()), (2, ""));
+    assert_eq!(found.config.trial.crash_loop_threshold, 4);
+    assert_eq!(found.config.register_with_taints[0].key, "a");
+    let source = |path: &str| found.provenance.get(path).map(ToString::to_string);
+    assert_eq!(source("maxPods").unwrap(), "ConfigMap kube-system/edge-settings:3");
+    assert_eq!(source("crashLoopThreshold").unwrap(), "drop-in /etc/kedge/config.d/00.conf:3");
+    assert_eq!(source("registerWithTaints").unwrap(), "flag --register-with-taints");
+    assert_eq!(source("healthzPort").unwrap(), "default");
+    assert_eq!(source("port"), None);
+}
+
+#[test]
+fn what_is_not_a_kubelet_configuration_is_refused_by_name() {
+    let check = |text: &str, expect: &[&str]| {
+        let base = Some(LayerText { origin: Origin::File("/c.yaml".to_owned()), text: text.into() });
+        check_error(&LocalLayers { base, ..LocalLayers::default() }, ErrorKind::Parse, expect);
+    };
+    for empty in ["", "# nothing\n", "---\n"] {
+        check(empty, &["config file /c.yaml: is empty, expected a KubeletConfiguration"]);
+    }
+    check(
+        "maxPods: 1",
+        &[
+            "config file /c.yaml: apiVersion is missing, expected kubelet.config.k8s.io/v1beta1",
+            "config file /c.yaml: kind is missing, expected KubeletConfiguration",
+        ],
+    );
+    check(
+        "apiVersion: v1\nkind: Pod\nspec: {}\n",
+        &[
+            "config file /c.yaml: apiVersion is \"v1\", expected kubelet.config.k8s.io/v1beta1 (line 1)",
+            "config file /c.yaml: kind is \"Pod\", expected KubeletConfiguration (line 2)",
+        ],
+    );
+    check(
+        "apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n",
+        &[
+            "config file /c.yaml: apiVersion is \"kubelet.config.k8s.io/v1\", expected kubelet.config.k8s.io/v1beta1 (line 1)",
+        ],
+    );
+    check("- a\n", &["config file /c.yaml: is a list, expected a KubeletConfiguration (line 1)"]);
+    check("loud", &["config file /c.yaml: is \"loud\", expected a KubeletConfiguration (line 1)"]);
+    check(
+        "a: [1\n",
+        &[
+            "config file /c.yaml: not YAML or JSON: while parsing a flow sequence, expected ',' or ']' (line 2)",
+        ],
+    );
+    check("a: 1\n---\nb: 1\n", &["config file /c.yaml: a second document begins, expected one (line 2)"]);
+    check(&"#".repeat(2_000_000), &["config file /c.yaml: text has 2000000 bytes, expected at most 1572864"]);
+}
+
+#[test]
+fn each_layers_errors_name_file_field_and_line() {
+    check_error(
+        &layers("logging:\n  verbosity: loud\n", &["maxpods: 1\n", "providerID: a\nproviderID: b\n"]),
+        ErrorKind::Parse,
+        &[
+            "config file /etc/kedge/config.yaml: logging.verbosity is \"loud\", expected 0 to 10 (line 4)",
+            "drop-in /etc/kedge/config.d/00.conf: unknown field maxpods (did you mean maxPods?) (line 3)",
+            "drop-in /etc/kedge/config.d/10.conf: duplicate key \"providerID\", first at line 3 (line 4)",
+        ],
+    );
+    let error =
+        effective(&LocalLayers::default(), Some(&payload("logging: {verbosity: loud}"))).expect_err("loud");
+    assert_eq!(
+        error.to_string(),
+        "config edge-settings (uid 7f3c): logging.verbosity is \"loud\", expected 0 to 10 (line 3)"
+    );
+    let problem = &error.problems[0];
+    assert_eq!((problem.field.as_str(), problem.line, problem.column), ("logging.verbosity", 3, 22));
+}
+
+#[test]
+fn a_wrong_value_is_laid_to_the_layer_that_wrote_it() {
+    let check = |fields: &str, expect: &[&str]| {
+        let expect: Vec<String> =
+            expect.iter().map(|text| format!("drop-in /etc/kedge/config.d/00.conf: {text}")).collect();
+        let expect: Vec<&str> = expect.iter().map(String::as_str).collect();
+        check_error(&layers("maxPods: 1", &[fields]), ErrorKind::Validate, &expect);
+    };
+    check(
+        "crashLoopThreshold: 11",
+        &["field `CrashLoopThreshold` must be between 0 and 10, inclusive (line 3)"],
+    );
+    check(
+        "crashLoopThreshold: -1",
+        &["field `CrashLoopThreshold` must be between 0 and 10, inclusive (line 3)"],
+    );
+    check("configTrialDuration: -1s", &["configTrialDuration is \"-1s\", expected at least 0s (line 3)"]);
+    check(
+        "nodeStatusUpdateFrequency: 0s",
+        &["nodeStatusUpdateFrequency is \"0s\", expected at least 1s (line 3)"],
+    );
+    check(
+        "nodeStatusReportFrequency: -5m",
+        &["nodeStatusReportFrequency is \"-5m0s\", expected at least 0s (line 3)"],
+    );
+    check(
+        "nodeLeaseDurationSeconds: 0",
+        &["nodeLeaseDurationSeconds is 0, expected 1 to 2147483647 (line 3)"],
+    );
+    check("logging: {verbosity: 11}", &["logging.verbosity is 11, expected 0 to 10 (line 3)"]);
+    check("healthzPort: 65536", &["healthzPort is 65536, expected 0 to 65535 (line 3)"]);
+    check(
+        "healthzBindAddress: localhost",
+        &["healthzBindAddress is \"localhost\", expected an IP address (line 3)"],
+    );
+    check("maxPods: -1", &["maxPods is -1, expected 0 to 2147483647 (line 3)"]);
+    check(
+        "systemReserved:\n  cpu: -1m",
+        &["systemReserved.cpu is \"-1m\", expected an amount that is not negative (line 4)"],
+    );
+    check(
+        "evictionPressureTransitionPeriod: -1ns",
+        &["evictionPressureTransitionPeriod is \"-1ns\", expected at least 0s (line 3)"],
+    );
+    check(
+        "registerWithTaints:\n- {key: a, effect: NoExecute}\n- {key: a, effect: NoExecute}\n- {key: -b, effect: NoExecute}\n- {key: a, effect: Never}\n- {key: a, effect: NoSchedule, value: 'x y'}",
+        &[
+            "registerWithTaints[1] repeats key a with effect NoExecute, expected each pair once (line 4)",
+            "registerWithTaints[2].key is \"-b\", expected a label key such as \"example.com/dedicated\" (line 4)",
+            "registerWithTaints[3].effect is \"Never\", expected NoSchedule, PreferNoSchedule or NoExecute (line 4)",
+            "registerWithTaints[4].value is \"x y\", expected a label value (line 4)",
+        ],
+    );
+    let many = format!("registerWithTaints: [{}]", vec!["{key: a, effect: NoExecute}"; 101].join(","));
+    check(&many, &["registerWithTaints has 101 taints, expected at most 100 (line 3)"]);
+    check(
+        "maxPods: -1\nlogging: {verbosity: 11}\nhealthzBindAddress: x",
+        &[
+            "logging.verbosity is 11, expected 0 to 10 (line 4)",
+            "maxPods is -1, expected 0 to 2147483647 (line 3)",
+            "healthzBindAddress is \"x\", expected an IP address (line 5)",
+        ],
+    );
+}
+
+#[test]
+fn a_wrong_value_that_a_higher_layer_corrects_is_no_error() {
+    let found = effective(&layers("maxPods: -1", &["maxPods: 3"]), None).unwrap();
+    assert_eq!(found.config.max_pods, 3);
+}
+
+#[test]
+fn an_error_keeps_twenty_problems_and_counts_the_rest() {
+    let fields: String = (0..50).map(|index| format!("nonsense{index}: 1\n")).collect();
+    let error = effective(&layers(&fields, &[]), None).expect_err("nonsense");
+    assert_eq!((error.problems.len(), error.omitted), (20, 30));
+    assert_eq!(
+        error.to_string(),
+        "config file /etc/kedge/config.yaml: unknown field nonsense0 (line 3) (and 49 more)"
+    );
+    assert!(
+        error.report().ends_with("unknown field nonsense19 (line 22)\nand 30 more"),
+        "{}",
+        error.report()
+    );
+}
+
+#[test]
+fn too_many_drop_ins_are_refused() {
+    let layers = LocalLayers { drop_ins: vec![drop_in("a.conf", ""); 257], ..LocalLayers::default() };
+    check_error(
+        &layers,
+        ErrorKind::Parse,
+        &["drop-in /etc/kedge/config.d/a.conf: is drop-in number 257, expected at most 256"],
+    );
+}
+
+#[test]
+fn overrides_are_known_by_what_they_change() {
+    let canonical = |drop_ins: &[&str]| -> Result<String, ConfigError> {
+        canonical_overrides(&layers("maxPods: 1", drop_ins)).map(|text| String::from_utf8(text).unwrap())
+    };
+    let same = [
+        canonical(&["maxPods: 2\nlogging: {verbosity: 1, format: json}"]),
+        canonical(&["# a comment\nlogging:\n  format: \"json\"\n  verbosity: 0x1\n\nmaxPods: 2"]),
+        canonical(&["maxPods: 7", "logging: {format: json}", "maxPods: 2\nlogging: {verbosity: 1}"]),
+    ];
+    for found in same {
+        assert_eq!(found.unwrap(), r#"{"logging":{"format":"json","verbosity":1},"maxPods":2}"#);
+    }
+    assert_eq!(canonical(&[]).unwrap(), "{}");
+    assert_eq!(canonical(&["maxPods: ~"]).unwrap(), r#"{"maxPods":null}"#);
+    assert_eq!(
+        canonical(&["logging: ~", "logging: {verbosity: 1}"]).unwrap(),
+        r#"{"logging":[{"verbosity":1}]}"#
+    );
+    assert_eq!(canonical(&["featureGates: {B: no}"]).unwrap(), r#"{"featureGates":{"B":false}}"#);
+    assert_eq!(canonical(&["maxPods: many"]).expect_err("not a number").kind, ErrorKind::Parse);
+
+    let with_flag = LocalLayers { flags: vec![("x", json!({"maxPods": 2}))], ..LocalLayers::default() };
+    assert_eq!(canonical_overrides(&with_flag).unwrap(), br#"{"maxPods":2}"#);
+}
+
+#[test]
+fn the_shown_text_names_each_fields_layer_and_reads_back_as_the_same_object() {
+    let layers = layers(
+        "port: 1\nproviderID: 'yes'\nclusterDNS: [a, '1']\nfeatureGates: {'on': true}\nauthentication: {}\nstaticPodURLHeader: {'a b': ['x: y', \"l\\n#\"]}\n",
+        &["logging: {verbosity: 3}\nmaxPods: 7\n"],
+    );
+    let found = effective(&layers, None).unwrap();
+    let text = found.to_text();
+    assert_eq!(kedge_core::config::yaml::parse(text.as_bytes()).unwrap().to_json(), found.object);
+    let line =
+        |start: &str| text.lines().find(|line| line.trim_start().starts_with(start)).unwrap().to_owned();
+    assert_eq!(
+        line("port"),
+        format!("{:48}# from config file /etc/kedge/config.yaml:3, without effect", "port: 1")
+    );
+    assert_eq!(line("maxPods"), format!("{:48}# from drop-in /etc/kedge/config.d/00.conf:4", "maxPods: 7"));
+    assert_eq!(line("crashLoop"), format!("{:48}# from default", "crashLoopThreshold: 10"));
+    assert_eq!(line("memory.available"), format!("{:48}# from default", "  memory.available: 100Mi"));
+}
+
+#[test]
+fn the_shown_json_has_the_object_its_sources_and_what_does_nothing() {
+    let found = local("port: 1\nmaxPods: 2\n").to_json();
+    assert_eq!(found["config"]["maxPods"], 2);
+    assert_eq!(found["provenance"]["maxPods"], "config file /etc/kedge/config.yaml:4");
+    assert_eq!(found["provenance"]["evictionHard[\"memory.available\"]"], "default");
+    assert_eq!(found["withoutEffect"], json!(["port"]));
+}
+
+#[cfg(not(feature = "fault-injection"))]
+#[test]
+fn a_release_knows_no_fault_injection() {
+    check_error(
+        &layers("kedge: {faultInjection: {crashAfter: 0s}}", &[]),
+        ErrorKind::Parse,
+        &["config file /etc/kedge/config.yaml: unknown field kedge.faultInjection (line 3)"],
+    );
+}
+
+#[cfg(feature = "fault-injection")]
+#[test]
+fn faults_are_read_when_the_build_can_commit_them() {
+    let fields = "kedge: {faultInjection: {crashAfter: 0s, hangLoop: disk, hangAfter: 2s, clockOffset: -1h}}";
+    let faults = local(fields).config.fault_injection;
+    assert_eq!((faults.crash_after, faults.hang_loop.as_deref()), (Some(Duration::ZERO), Some("disk")));
+    assert_eq!((faults.hang_after, faults.clock_offset_ms), (Duration::from_secs(2), -3_600_000));
+    assert_eq!(local("").config.fault_injection, kedge_core::config::FaultInjection::default());
+}
