@@ -4,6 +4,7 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -111,7 +112,9 @@ impl Kubectl {
             .arg(&self.program)
             .arg(option("--kubeconfig=", &self.kubeconfig))
             .arg(option("--cache-dir=", &self.cache))
-            .env_remove("KUBECONFIG");
+            .env_remove("KUBECONFIG")
+            // Ctrl-C in the terminal is for us, not for a request under way
+            .process_group(0);
         command
     }
 }

@@ -13,5 +13,6 @@ pub mod programs;
 pub mod scratch;
 pub mod service;
 pub mod signals;
+pub mod story;
 pub mod teller;
 pub mod view;

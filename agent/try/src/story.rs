@@ -1,0 +1,518 @@
+//! The story `make try` tells: three real agents and a real hub; a good configuration, one that does not parse, one that does not
+//! validate, one under which the agent crashes, and the repair.
+//!
+//! Owns the order of events and what must be seen in each chapter. Always holds: a chapter ends only when the API server said what
+//! the chapter claims; a heartbeat that was late at any time fails the story at its end. It changes the cluster by kubectl alone,
+//! and shows each command.
+
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::agent::{Agent, AgentOptions};
+use crate::error::KitError;
+use crate::hub::Hub;
+use crate::kubectl::shown;
+use crate::programs;
+use crate::scratch::Scratch;
+use crate::signals::StopSignal;
+use crate::teller::{Teller, Tone, clock};
+use crate::view::{ConfigStatus, Fact, FactKind, View, World};
+
+/// The nodes. The first is the one that gets the configuration that does not parse, and so on.
+const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
+/// `configTrialDuration` of every configuration in the story. The default is ten minutes.
+const TRIAL: Duration = Duration::from_secs(15);
+/// `crashLoopThreshold` in the story. The default is ten.
+const CRASH_LOOP_THRESHOLD: usize = 2;
+/// As in [`crate::agent::STORY_DROP_IN`]: a Lease that is not renewed within it means a lost heartbeat.
+const LEASE_DURATION: Duration = Duration::from_secs(12);
+/// How long any step may take beyond what it must, on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often the agents are asked for the rest of their trial.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How often that is told to somebody who does not look at a terminal.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+/// How much of each log is shown when the story fails.
+const LOG_TAIL_LINES: usize = 15;
+
+const HEAD: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+configTrialDuration: 15s
+crashLoopThreshold: 2
+";
+
+/// Three nodes, a hub, and what the API says about them.
+pub struct Story {
+    teller: Teller,
+    stop: Receiver<StopSignal>,
+    // in this order: the processes end before their directory is removed
+    view: View,
+    agents: Vec<Agent>,
+    hub: Hub,
+    scratch: Scratch,
+    names: Vec<(String, String)>,
+    told_facts: usize,
+    trials: Vec<Option<Duration>>,
+    asked: Option<Instant>,
+    told_trials: Option<Instant>,
+    ready_since: Option<Instant>,
+}
+
+impl Story {
+    /// Starts hub and agents.
+    pub fn open(mut teller: Teller, stop: Receiver<StopSignal>) -> Result<Story, KitError> {
+        let scratch = Scratch::new("try")
+            .map_err(|source| KitError::Io { tried: "make a temporary directory".into(), source })?;
+        teller.chapter("A hub and three nodes on this machine");
+        let hub = Hub::start(&scratch.path().join("hub"), &[])?;
+        teller.say(
+            Tone::Plain,
+            &format!("kedge-hub listens on https://{}, with its own authority", hub.address()),
+        );
+        let view = View::open(hub.kubectl())?;
+        let program = programs::agent_with_faults()?;
+        let mut agents = Vec::new();
+        for name in NODES {
+            let options = AgentOptions {
+                program: program.clone(),
+                flags: Vec::new(),
+                watchdog: Duration::from_secs(30),
+                restart_after: Duration::from_secs(2),
+            };
+            teller.say(Tone::Command, &format!("kedge-hub node-kubeconfig {name} > {name}/kubeconfig"));
+            let kubeconfig = hub.node_kubeconfig(name)?;
+            agents.push(Agent::prepare(&scratch.path().join(name), name, &kubeconfig, options)?);
+        }
+        Ok(Story {
+            trials: vec![None; agents.len()],
+            teller,
+            stop,
+            view,
+            agents,
+            hub,
+            scratch,
+            names: Vec::new(),
+            told_facts: 0,
+            asked: None,
+            told_trials: None,
+            ready_since: None,
+        })
+    }
+
+    /// Tells all chapters.
+    pub fn tell(&mut self) -> Result<(), KitError> {
+        self.nodes_join()?;
+        let good = self.a_good_config()?;
+        self.a_config_that_does_not_parse(&good)?;
+        self.a_config_that_does_not_validate(&good)?;
+        self.a_config_that_crashes(&good)?;
+        self.the_repair()?;
+        self.the_heartbeats()
+    }
+
+    fn nodes_join(&mut self) -> Result<(), KitError> {
+        for index in 0..self.agents.len() {
+            let line = format!(
+                "kedge agent --kubeconfig {name}/kubeconfig --hostname-override {name} ...",
+                name = self.agents[index].name()
+            );
+            self.teller.say(Tone::Command, &line);
+            self.agents[index].launch()?;
+        }
+        self.until("all nodes Ready, with a Lease, running their local config", PATIENCE, |world| {
+            NODES.iter().all(|node| {
+                status_is(world, node, "Ready", "True")
+                    && status_is(world, node, "ConfigOK", "True")
+                    && world.config(node).active.is_none()
+                    && world.renewal_count(node) > 0
+            })
+        })?;
+        self.ready_since = Some(Instant::now());
+        Ok(())
+    }
+
+    fn a_good_config(&mut self) -> Result<String, KitError> {
+        self.teller.chapter("A good configuration for all three");
+        let uid = self.create_config("edge-good", &format!("{HEAD}nodeStatusReportFrequency: 1m\n"))?;
+        for node in NODES {
+            self.assign(node, "edge-good", &uid)?;
+        }
+        self.adopted_and_promoted(&NODES, &uid)?;
+        Ok(uid)
+    }
+
+    fn a_config_that_does_not_parse(&mut self, good: &str) -> Result<(), KitError> {
+        self.teller.chapter("One that does not parse, for edge-1");
+        let uid = self.create_config("edge-typo", &format!("{HEAD}nodeStatusReportFrequency: [1m\n"))?;
+        self.assign("edge-1", "edge-typo", &uid)?;
+        self.rolled_back("edge-1", &uid, good, "parse", PATIENCE)?;
+        self.others_run(good, &["edge-2", "edge-3"])
+    }
+
+    fn a_config_that_does_not_validate(&mut self, good: &str) -> Result<(), KitError> {
+        self.teller.chapter("One that parses and makes no sense, for edge-2");
+        let payload = HEAD.replace("crashLoopThreshold: 2", "crashLoopThreshold: 200");
+        let uid = self.create_config("edge-nonsense", &payload)?;
+        self.assign("edge-2", "edge-nonsense", &uid)?;
+        self.rolled_back("edge-2", &uid, good, "validate", PATIENCE)?;
+        self.others_run(good, &["edge-3"])
+    }
+
+    fn a_config_that_crashes(&mut self, good: &str) -> Result<(), KitError> {
+        self.teller.chapter("One under which the agent crashes, again and again, for edge-3");
+        let payload = format!("{HEAD}kedge:\n  faultInjection:\n    crashAfter: 1s\n");
+        let uid = self.create_config("edge-crash", &payload)?;
+        let before = self.unclean_ends("edge-3");
+        self.assign("edge-3", "edge-crash", &uid)?;
+        self.rolled_back("edge-3", &uid, good, "crash loop", PATIENCE * 2)?;
+        let crashes = self.unclean_ends("edge-3") - before;
+        let expected = CRASH_LOOP_THRESHOLD + 1;
+        self.teller.say(
+            Tone::Plain,
+            &format!(
+                "edge-3: the process crashed {crashes} times; crashLoopThreshold is {CRASH_LOOP_THRESHOLD}"
+            ),
+        );
+        match crashes == expected {
+            true => Ok(()),
+            false => Err(KitError::TimedOut {
+                awaited: format!("exactly {expected} crashes of edge-3"),
+                found: format!("{crashes}"),
+            }),
+        }
+    }
+
+    fn the_repair(&mut self) -> Result<(), KitError> {
+        self.teller.chapter("The repair: a corrected configuration for edge-1");
+        let uid = self.create_config("edge-fixed", &format!("{HEAD}nodeStatusReportFrequency: 2m\n"))?;
+        self.assign("edge-1", "edge-fixed", &uid)?;
+        self.adopted_and_promoted(&["edge-1"], &uid)
+    }
+
+    /// No Lease was late, and no node was ever anything but Ready.
+    fn the_heartbeats(&mut self) -> Result<(), KitError> {
+        self.teller.chapter("The heartbeats, all the while");
+        let since = self.ready_since.unwrap_or_else(Instant::now);
+        let mut late = Vec::new();
+        for node in NODES {
+            let (count, silence, lapse) = self.view.look(|world| {
+                (
+                    world.renewal_count(node),
+                    world.longest_silence(node, since),
+                    ready_lapse(world, node, since),
+                )
+            });
+            let line =
+                format!("{node}: {count} renewals seen, longest silence {:.1} s", silence.as_secs_f64());
+            let is_late = silence > LEASE_DURATION || lapse.is_some();
+            self.teller.say(if is_late { Tone::Bad } else { Tone::Good }, &line);
+            if is_late {
+                late.push(format!("{line}{}", lapse.map(|what| format!(", {what}")).unwrap_or_default()));
+            }
+        }
+        match late.is_empty() {
+            true => Ok(()),
+            false => Err(KitError::TimedOut {
+                awaited: format!("Ready nodes and no silence above {} s", LEASE_DURATION.as_secs()),
+                found: late.join("; "),
+            }),
+        }
+    }
+
+    fn adopted_and_promoted(&mut self, nodes: &[&str], uid: &str) -> Result<(), KitError> {
+        let was_in_trial = |world: &World, node: &str| {
+            world.facts().0.iter().any(|fact| {
+                matches!(&fact.kind, FactKind::Config(config) if fact.node == node
+                    && config.active.as_deref() == Some(uid)
+                    && config.last_known_good.as_deref() != Some(uid))
+            })
+        };
+        self.until("it to be adopted and in its trial", PATIENCE, |world| {
+            nodes.iter().all(|node| {
+                was_in_trial(world, node)
+                    && status_is(world, node, "ConfigOK", "True")
+                    && condition_names(world, node, uid)
+                    && world.saw_event(node, "KubeletConfigChanged", uid)
+            })
+        })?;
+        self.until("its promotion to last-known-good", TRIAL + PATIENCE, |world| {
+            nodes.iter().all(|node| {
+                let config = world.config(node);
+                config.last_known_good.as_deref() == Some(uid)
+                    && config.active.as_deref() == Some(uid)
+                    && world.saw_event(node, "ConfigPromoted", uid)
+            })
+        })
+    }
+
+    fn rolled_back(
+        &mut self,
+        node: &str,
+        bad: &str,
+        good: &str,
+        why: &str,
+        limit: Duration,
+    ) -> Result<(), KitError> {
+        self.until(&format!("{node} to roll back ({why})"), limit, |world| {
+            let config = world.config(node);
+            let Some((status, message, reason)) = world.condition(node, "ConfigOK") else {
+                return false;
+            };
+            status == "False"
+                && message.contains(good)
+                && reason.contains(bad)
+                && reason.contains(why)
+                && config.assigned.as_deref() == Some(bad)
+                && config.active.as_deref() == Some(good)
+                && config.last_known_good.as_deref() == Some(good)
+                && world.saw_event(node, "ConfigRolledBack", bad)
+        })
+    }
+
+    fn others_run(&mut self, uid: &str, nodes: &[&str]) -> Result<(), KitError> {
+        self.until("the other nodes to be untouched", PATIENCE, |world| {
+            nodes.iter().all(|node| {
+                status_is(world, node, "ConfigOK", "True")
+                    && status_is(world, node, "Ready", "True")
+                    && world.config(node).active.as_deref() == Some(uid)
+            })
+        })
+    }
+
+    fn unclean_ends(&self, node: &str) -> usize {
+        let agent = self.agents.iter().find(|agent| agent.name() == node && agent.is_started());
+        let ends = agent.map(|agent| agent.babysitter().state().ends).unwrap_or_default();
+        ends.iter().filter(|ended| ended.end.result != crate::service::ServiceResult::Success).count()
+    }
+
+    /// Creates a ConfigMap as a user would, and returns its UID.
+    fn create_config(&mut self, name: &str, payload: &str) -> Result<String, KitError> {
+        let path: PathBuf = self.scratch.path().join(format!("{name}.yaml"));
+        std::fs::write(&path, payload).map_err(KitError::io("write", &path))?;
+        for line in payload.lines().skip(2) {
+            self.teller.say(Tone::Plain, &format!("  | {line}"));
+        }
+        let from = format!("--from-file=kubelet={}", path.display());
+        self.kubectl(&["create", "configmap", name, &from])?;
+        let object = self.hub.kubectl().json(&["get", "configmap", name])?;
+        let uid = object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default().to_owned();
+        self.names.push((uid.clone(), name.to_owned()));
+        Ok(uid)
+    }
+
+    fn assign(&mut self, node: &str, name: &str, uid: &str) -> Result<(), KitError> {
+        let reference = json!({"namespace": "default", "name": name, "uid": uid});
+        let patch = json!({"spec": {"configSource": {"configMapRef": reference}}}).to_string();
+        self.kubectl(&["patch", "node", node, "-p", &patch])
+    }
+
+    fn kubectl(&mut self, arguments: &[&str]) -> Result<(), KitError> {
+        self.teller.say(Tone::Command, &shown(arguments));
+        self.hub.kubectl().run(arguments).map(|_| ())
+    }
+
+    /// Waits, and tells meanwhile what the API says.
+    fn until(
+        &mut self,
+        awaited: &str,
+        limit: Duration,
+        is_so: impl Fn(&World) -> bool,
+    ) -> Result<(), KitError> {
+        let Story { teller, stop, view, agents, names, told_facts, trials, asked, told_trials, .. } = self;
+        let start = Instant::now();
+        loop {
+            if asked.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
+                // outside of the view's lock: a process is started for each node
+                *trials = agents.iter().map(trial_left).collect();
+                *asked = Some(Instant::now());
+            }
+            let left = limit.saturating_sub(start.elapsed());
+            let glance = |world: &World| {
+                if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
+                    return Err(KitError::Interrupted);
+                }
+                tell_facts(teller, world, names, told_facts);
+                tell_live(teller, world, agents, trials, told_trials);
+                Ok(())
+            };
+            match view.wait(awaited, left.min(ASK_EVERY), glance, &is_so) {
+                Err(KitError::TimedOut { found, .. }) if left <= ASK_EVERY => {
+                    return Err(KitError::TimedOut {
+                        awaited: format!("{awaited} ({} s)", limit.as_secs()),
+                        found,
+                    });
+                }
+                Err(KitError::TimedOut { .. }) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Leaves everything running and goes on telling until a signal comes.
+    pub fn play_on(&mut self) -> Result<(), KitError> {
+        self.teller.chapter("Now you");
+        for line in self.invitation() {
+            self.teller.say(Tone::Plain, &line);
+        }
+        loop {
+            match self.until("a signal", Duration::from_secs(3600), |_| false) {
+                Err(KitError::Interrupted) => return Ok(()),
+                Err(KitError::TimedOut { .. }) => {}
+                other => return other,
+            }
+        }
+    }
+
+    fn invitation(&self) -> Vec<String> {
+        let kubectl = self.hub.kubectl();
+        vec![
+            "The hub and the nodes keep running until you press Ctrl-C. In another terminal:".to_owned(),
+            String::new(),
+            format!("  export KUBECONFIG={}", kubectl.kubeconfig().display()),
+            format!("  alias kubectl={}", kubectl.program().display()),
+            "  kubectl get nodes".to_owned(),
+            "  kubectl describe node edge-3".to_owned(),
+            "  kubectl get events --field-selector involvedObject.name=edge-3".to_owned(),
+            "  kubectl get leases -n kube-node-lease --watch".to_owned(),
+            "  kubectl edit configmap edge-good     # assigned by UID: an edit in place is not followed"
+                .to_owned(),
+            format!("  {}", shown(&["patch", "node", "edge-3", "-p", r#"{"spec":{"configSource":null}}"#])),
+            String::new(),
+            format!("Everything the nodes keep on disk: {}/edge-*/root", self.scratch.path().display()),
+        ]
+    }
+
+    /// Stops all processes in order.
+    pub fn close(mut self) -> Result<(), KitError> {
+        for agent in &mut self.agents {
+            agent.stop()?;
+        }
+        self.hub.stop()
+    }
+
+    /// What to look at when the story failed: the ends of the logs. Keeps the files.
+    pub fn tell_failure(&mut self, error: &KitError) {
+        self.teller.chapter("The story did not go as it should");
+        self.teller.say(Tone::Bad, &error.to_string());
+        let logs: Vec<(String, PathBuf)> = self
+            .agents
+            .iter()
+            .map(|agent| (agent.name().to_owned(), agent.log()))
+            .chain([("hub".to_owned(), self.hub.log().to_owned())])
+            .collect();
+        for (name, path) in logs {
+            self.teller.say(Tone::Plain, &format!("the end of {name}'s log, {}:", path.display()));
+            let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap_or_default()).into_owned();
+            let lines: Vec<&str> = text.lines().collect();
+            for line in &lines[lines.len().saturating_sub(LOG_TAIL_LINES)..] {
+                self.teller.say(Tone::Plain, &format!("  {line}"));
+            }
+        }
+        self.scratch.keep();
+    }
+}
+
+fn status_is(world: &World, node: &str, condition: &str, expect: &str) -> bool {
+    world.condition(node, condition).is_some_and(|(status, ..)| status == expect)
+}
+
+fn condition_names(world: &World, node: &str, uid: &str) -> bool {
+    world.condition(node, "ConfigOK").is_some_and(|(_, message, _)| message.contains(uid))
+}
+
+/// The first time after `since` that the node was anything but Ready.
+fn ready_lapse(world: &World, node: &str, since: Instant) -> Option<String> {
+    world.facts().0.iter().filter(|fact| fact.node == node && fact.at > since).find_map(|fact| {
+        match &fact.kind {
+            FactKind::Condition { name, status, reason, .. } if name == "Ready" && status != "True" => {
+                Some(format!("Ready={status} ({reason})"))
+            }
+            _ => None,
+        }
+    })
+}
+
+/// From the node itself: the API does not tell how long a trial still lasts.
+fn trial_left(agent: &Agent) -> Option<Duration> {
+    let status = agent.is_started().then(|| agent.kedge_json(&["status"]).ok())??;
+    let config = status.get("config")?;
+    let secs = config.get("trialRemainingSeconds").and_then(Value::as_f64)?;
+    (config.get("state").and_then(Value::as_str) == Some("trial"))
+        .then(|| Duration::try_from_secs_f64(secs).ok())
+        .flatten()
+}
+
+fn tell_facts(teller: &mut Teller, world: &World, names: &[(String, String)], told: &mut usize) {
+    let (facts, dropped) = world.facts();
+    for fact in &facts[told.saturating_sub(dropped).min(facts.len())..] {
+        if let Some((tone, line)) = tell_fact(fact) {
+            let named = names.iter().fold(line, |line, (uid, name)| line.replace(uid, name));
+            teller.say(tone, &named);
+        }
+    }
+    *told = dropped + facts.len();
+}
+
+fn tell_fact(fact: &Fact) -> Option<(Tone, String)> {
+    let node = &fact.node;
+    match &fact.kind {
+        FactKind::Condition { name, status, message, reason } if name == "ConfigOK" => {
+            Some((tone(status), format!("{node}  ConfigOK={status}: {message}; {reason}")))
+        }
+        FactKind::Condition { name, status, reason, .. } if name == "Ready" => {
+            Some((tone(status), format!("{node}  Ready={status} ({reason})")))
+        }
+        FactKind::Condition { .. } => None,
+        FactKind::Event { reason, message } if reason.contains("Config") => {
+            Some((Tone::Plain, format!("{node}  event {reason}: {message}")))
+        }
+        FactKind::Event { .. } => None,
+        FactKind::Config(config) => Some((Tone::Plain, format!("{node}  {}", tell_config(config)))),
+    }
+}
+
+fn tone(status: &str) -> Tone {
+    match status {
+        "True" => Tone::Good,
+        "False" => Tone::Bad,
+        _ => Tone::Open,
+    }
+}
+
+fn tell_config(config: &ConfigStatus) -> String {
+    let name = |uid: &Option<String>| uid.clone().unwrap_or_else(|| "local".to_owned());
+    format!(
+        "assigned {}, active {}, last-known-good {}",
+        name(&config.assigned),
+        name(&config.active),
+        name(&config.last_known_good)
+    )
+}
+
+fn tell_live(
+    teller: &mut Teller,
+    world: &World,
+    agents: &[Agent],
+    trials: &[Option<Duration>],
+    told: &mut Option<Instant>,
+) {
+    let parts: Vec<String> = agents
+        .iter()
+        .zip(trials)
+        .map(|(agent, trial)| {
+            let left = trial.map(|left| format!(" in trial, {} left,", clock(left))).unwrap_or_default();
+            format!("{}{left} {} renewals", agent.name(), world.renewal_count(agent.name()))
+        })
+        .collect();
+    let line = parts.join(" | ");
+    if teller.is_terminal() {
+        teller.live(&format!("  {line}"));
+    } else if trials.iter().any(Option::is_some) && told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
+        teller.say(Tone::Plain, &line);
+        *told = Some(Instant::now());
+    }
+}
