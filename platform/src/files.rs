@@ -367,6 +367,8 @@ pub enum ReadOutcome {
 #[derive(Debug)]
 pub struct DurableFiles<D> {
     disk: D,
+    // Keeps temporary names of two processes apart.
+    tag: u32,
     // One writer at a time: a sweep must not take the temporary file of a write in progress.
     state: Mutex<State>,
 }
@@ -382,7 +384,12 @@ struct State {
 impl<D: Operations> DurableFiles<D> {
     /// The files below the root that `disk` stands for.
     pub fn new(disk: D) -> Self {
-        Self { disk, state: Mutex::default() }
+        Self::tagged(disk, std::process::id())
+    }
+
+    /// As `new`; temporary names carry `tag` instead of the process id, so that a test sees the same names every time.
+    pub fn tagged(disk: D, tag: u32) -> Self {
+        Self { disk, tag, state: Mutex::default() }
     }
 
     /// The disk below.
@@ -465,7 +472,7 @@ impl<D: Operations> DurableFiles<D> {
         loop {
             state.temporaries = state.temporaries.wrapping_add(1);
             let number = state.temporaries;
-            let temporary = directory.join(format!("{TEMPORARY_PREFIX}{}-{number}", std::process::id()));
+            let temporary = directory.join(format!("{TEMPORARY_PREFIX}{}-{number}", self.tag));
             match uninterrupted(|| self.disk.create(&temporary)) {
                 Ok(handle) => return Ok((temporary, handle)),
                 // A leftover from before: its number is taken, not ours to remove in the middle of a write.

@@ -1,5 +1,32 @@
 //! A board in memory: behaves like the real one, loses power when told to, and can be told to fail.
 //!
 //! What always holds: the same calls with the same seeds give the same results; nothing of the real machine is touched.
+//! A restarted program makes its `files`, clocks and previous exit anew, as a real one does; the disk, the host and the
+//! machine's traces stay.
 //!
 //! Leaves to others: stories. The tests and the simulator tell them.
+
+mod board;
+mod clocks;
+mod disk;
+mod random;
+
+use std::sync::Arc;
+
+use crate::exit::RecordedExit;
+use crate::files::{DurableFiles, Files};
+
+pub use board::{FakeHost, FakeSupervisor, FakeTraces, Notice};
+pub use clocks::FakeClocks;
+pub use disk::{FakeDisk, Loss, Operation, SECTOR_BYTES};
+pub use random::Random;
+
+/// The real protocol over a fake disk, as one run of a program has it.
+pub fn files(disk: &FakeDisk) -> Arc<DurableFiles<FakeDisk>> {
+    Arc::new(DurableFiles::tagged(disk.clone(), 0))
+}
+
+/// The previous exit as recorded in `files` and remembered by the machine.
+pub fn previous_exit(files: Arc<dyn Files>, traces: &FakeTraces) -> RecordedExit<FakeTraces> {
+    RecordedExit::new(files, traces.clone())
+}

@@ -1,0 +1,288 @@
+//! The rest of a fake board: supervisor, traces of a reset, host facts. Clones share one state.
+//!
+//! What always holds: the supervisor judges missed pings as systemd does, by its own clock; traces stay until the test
+//! says that the machine was reset another way.
+//!
+//! Leaves to others: killing and restarting the program.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::clocks::FakeClocks;
+use crate::clocks::Clocks;
+use crate::exit::{PANIC_RECORDS_LIMIT, ResetTraces, fingerprint};
+use crate::host::{Address, Capacity, HostFacts, HostIdentity, Usage, go_architecture, in_order};
+use crate::supervisor::{Supervisor, status_line};
+
+/// What the supervisor was told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// READY=1.
+    Ready,
+    /// STOPPING=1.
+    Stopping,
+    /// EXTEND_TIMEOUT_USEC.
+    Extend(Duration),
+    /// STATUS.
+    Status(String),
+}
+
+/// A supervisor that watches one run of a program.
+#[derive(Clone, Debug)]
+pub struct FakeSupervisor {
+    clocks: FakeClocks,
+    period: Option<Duration>,
+    told: Arc<Mutex<Told>>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    notices: Vec<Notice>,
+    pings: u64,
+    // The time from which the watchdog counts: ready, or the last ping.
+    fed: Option<Duration>,
+}
+
+impl FakeSupervisor {
+    /// Watches with `period`, or does not watch.
+    pub fn new(clocks: FakeClocks, period: Option<Duration>) -> Self {
+        Self { clocks, period, told: Arc::default() }
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Everything it was told but pings, in order.
+    pub fn notices(&self) -> Vec<Notice> {
+        self.told().notices.clone()
+    }
+
+    /// How many pings came.
+    pub fn pings(&self) -> u64 {
+        self.told().pings
+    }
+
+    /// Whether it kills the program now: it was ready, and no ping came for the period.
+    pub fn kills(&self) -> bool {
+        match (self.period, self.told().fed) {
+            (Some(period), Some(fed)) => self.clocks.monotonic().saturating_sub(fed) > period,
+            _ => false,
+        }
+    }
+
+    fn note(&self, notice: Notice) {
+        self.told().notices.push(notice);
+    }
+}
+
+impl Supervisor for FakeSupervisor {
+    fn ready(&self) {
+        self.note(Notice::Ready);
+        let now = self.clocks.monotonic();
+        self.told().fed.get_or_insert(now);
+    }
+
+    fn stopping(&self) {
+        self.note(Notice::Stopping);
+    }
+
+    fn watchdog_ping(&self) {
+        let now = self.clocks.monotonic();
+        let mut told = self.told();
+        told.pings += 1;
+        // Before it is ready, systemd counts the start's time limit instead.
+        if told.fed.is_some() {
+            told.fed = Some(now);
+        }
+    }
+
+    fn extend_timeout(&self, by: Duration) {
+        self.note(Notice::Extend(by));
+    }
+
+    fn status(&self, text: &str) {
+        self.note(Notice::Status(status_line(text)));
+    }
+
+    fn watchdog_period(&self) -> Option<Duration> {
+        self.period
+    }
+}
+
+/// What the fake machine remembers of its last reset.
+#[derive(Clone, Debug, Default)]
+pub struct FakeTraces {
+    state: Arc<Mutex<Traces>>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Traces {
+    boot_id: String,
+    watchdog_reset: bool,
+    panics: Vec<String>,
+}
+
+impl FakeTraces {
+    /// A machine that booted as `boot_id`, with nothing to tell.
+    pub fn new(boot_id: &str) -> Self {
+        let traces = Self::default();
+        traces.booted(boot_id, false);
+        traces
+    }
+
+    fn state(&self) -> MutexGuard<'_, Traces> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The machine booted again; `watchdog_reset` says whether the hardware watchdog made it.
+    pub fn booted(&self, boot_id: &str, watchdog_reset: bool) {
+        let mut state = self.state();
+        state.boot_id = boot_id.to_string();
+        state.watchdog_reset = watchdog_reset;
+    }
+
+    /// A kernel panic left a record; it stays for ever, as on a real machine that nobody tidies.
+    pub fn panicked(&self) {
+        let mut state = self.state();
+        let number = state.panics.len();
+        state.panics.insert(0, fingerprint(format!("Panic#1 Part1 number {number}").as_bytes()));
+    }
+}
+
+impl ResetTraces for FakeTraces {
+    fn boot_id(&self) -> String {
+        self.state().boot_id.clone()
+    }
+
+    fn watchdog_reset(&self) -> bool {
+        self.state().watchdog_reset
+    }
+
+    fn panic_records(&self) -> Vec<String> {
+        let mut panics = self.state().panics.clone();
+        panics.truncate(PANIC_RECORDS_LIMIT);
+        panics
+    }
+}
+
+/// A host whose facts the test sets.
+#[derive(Clone, Debug)]
+pub struct FakeHost {
+    facts: Arc<Mutex<Facts>>,
+}
+
+#[derive(Clone, Debug)]
+struct Facts {
+    identity: HostIdentity,
+    addresses: Vec<Address>,
+    capacity: Capacity,
+    usage: Usage,
+}
+
+impl FakeHost {
+    /// A healthy small board called `hostname`.
+    pub fn new(hostname: &str) -> Self {
+        const GIB: u64 = 1 << 30;
+        let identity = HostIdentity {
+            machine_id: fingerprint(hostname.as_bytes()).repeat(2),
+            boot_id: String::new(),
+            system_uuid: fingerprint(hostname.as_bytes()),
+            kernel_release: "6.1.0-fake".into(),
+            os_image: "Fake Linux".into(),
+            operating_system: "linux",
+            architecture: go_architecture(std::env::consts::ARCH),
+            hostname: hostname.into(),
+        };
+        let address = Address {
+            interface: "eth0".into(),
+            ip: std::net::IpAddr::V4([192, 0, 2, 10].into()),
+            default_route: true,
+        };
+        let capacity =
+            Capacity { cpus: 4, memory_bytes: GIB, root_bytes: 8 * GIB, root_inodes: 500_000, pids: 32_768 };
+        let usage = Usage {
+            memory_available_bytes: GIB / 2,
+            root_available_bytes: 4 * GIB,
+            root_available_inodes: 400_000,
+            pids_in_use: 150,
+        };
+        Self { facts: Arc::new(Mutex::new(Facts { identity, addresses: vec![address], capacity, usage })) }
+    }
+
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes who the host is; a test of a broken `/proc` empties fields.
+    pub fn set_identity(&self, change: impl FnOnce(&mut HostIdentity)) {
+        change(&mut self.facts().identity);
+    }
+
+    /// Changes the addresses; a cable pulled leaves none.
+    pub fn set_addresses(&self, addresses: Vec<Address>) {
+        self.facts().addresses = addresses;
+    }
+
+    /// Changes what is there.
+    pub fn set_capacity(&self, change: impl FnOnce(&mut Capacity)) {
+        change(&mut self.facts().capacity);
+    }
+
+    /// Changes what is used.
+    pub fn set_usage(&self, change: impl FnOnce(&mut Usage)) {
+        change(&mut self.facts().usage);
+    }
+}
+
+impl HostFacts for FakeHost {
+    fn identity(&self) -> HostIdentity {
+        self.facts().identity.clone()
+    }
+
+    fn addresses(&self) -> Vec<Address> {
+        in_order(self.facts().addresses.clone())
+    }
+
+    fn capacity(&self) -> Capacity {
+        self.facts().capacity.clone()
+    }
+
+    fn usage(&self) -> Usage {
+        self.facts().usage.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    #[test]
+    fn the_fake_supervisor_kills_only_a_ready_program_that_stopped_pinging() {
+        let clocks = FakeClocks::new(SystemTime::UNIX_EPOCH);
+        let supervisor = FakeSupervisor::new(clocks.clone(), Some(Duration::from_secs(30)));
+        clocks.advance(Duration::from_secs(100));
+        assert!(!supervisor.kills(), "a start has its own limit");
+        supervisor.ready();
+        clocks.advance(Duration::from_secs(29));
+        supervisor.watchdog_ping();
+        clocks.advance(Duration::from_secs(30));
+        assert!(!supervisor.kills());
+        clocks.advance(Duration::from_secs(1));
+        assert!(supervisor.kills());
+        supervisor.watchdog_ping();
+        assert!(!supervisor.kills());
+        assert_eq!(supervisor.notices(), [Notice::Ready]);
+        assert_eq!(supervisor.pings(), 2);
+    }
+
+    #[test]
+    fn nobody_is_killed_by_a_supervisor_that_does_not_watch() {
+        let clocks = FakeClocks::new(SystemTime::UNIX_EPOCH);
+        let supervisor = FakeSupervisor::new(clocks.clone(), None);
+        supervisor.ready();
+        clocks.advance(Duration::from_secs(1_000_000));
+        assert!(!supervisor.kills());
+    }
+}

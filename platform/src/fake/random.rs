@@ -1,0 +1,36 @@
+//! Seeded chance for fakes and tests.
+//!
+//! What always holds: the same seed gives the same sequence, on every machine and in every version of this crate.
+//! Leaves to others: anything that must be unpredictable. This is not.
+
+/// A small generator (splitmix64, Steele et al. 2014).
+#[derive(Clone, Debug)]
+pub struct Random {
+    state: u64,
+}
+
+impl Random {
+    /// The sequence of `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self { state: seed }
+    }
+
+    /// The next number of the sequence.
+    pub fn number(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`, which is not zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.number() % bound
+    }
+
+    /// True once in `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}

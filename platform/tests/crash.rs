@@ -1,0 +1,429 @@
+//! The power is cut within every operation of every durable call, and everything that was not durable is kept, lost,
+//! torn or reordered in every way the fake disk knows.
+//!
+//! What always holds: after the cut each name has its old content or its new one; after `Ok`, the new one; and the next
+//! start can sweep, read and write. The checker itself is checked: without either sync it must find fault.
+//!
+//! Leaves to others: real file systems under a real block layer (the hardware tests).
+
+use std::path::Path;
+
+use kedge_platform::fake::{self, FakeDisk, Loss};
+use kedge_platform::files::{Operations, RESERVE_BYTES, SET_ASIDE_KEPT, TEMPORARY_PREFIX};
+use kedge_platform::{Files, Kind, WriteError};
+
+/// Ways of losing by chance tried at each cut.
+const SEEDS: u64 = 50;
+const LIMIT: usize = 64 * 1024;
+
+/// What is done, and what may be found after a cut.
+struct Story {
+    /// What is on the disk before, all of it durable unless said otherwise.
+    before: fn(&FakeDisk),
+    /// What the program does; the count of its acknowledged steps.
+    act: fn(&dyn Files) -> usize,
+    /// Given the disk after the cut and how many steps were acknowledged: what is wrong.
+    judge: fn(&FakeDisk, usize) -> Result<(), String>,
+}
+
+struct Findings {
+    states: usize,
+    wrong: Vec<String>,
+}
+
+impl Story {
+    fn explore(&self, sabotage: fn(&FakeDisk), enough: fn(&Findings) -> bool) -> Findings {
+        let mut findings = Findings { states: 0, wrong: Vec::new() };
+        let operations = self.operations(sabotage);
+        // One more than there are: a cut at rest, after everything was acknowledged.
+        for cut in 0..=operations {
+            for loss in Loss::all(SEEDS) {
+                findings.states += 1;
+                if enough(&findings) {
+                    return findings;
+                }
+                if let Err(wrong) = self.cut_at(cut, loss, sabotage) {
+                    findings.wrong.push(format!("cut in operation {cut} of {operations}, {loss:?}: {wrong}"));
+                }
+            }
+        }
+        findings
+    }
+
+    fn operations(&self, sabotage: fn(&FakeDisk)) -> u64 {
+        let disk = FakeDisk::new();
+        (self.before)(&disk);
+        sabotage(&disk);
+        let before = disk.operations();
+        (self.act)(&*fake::files(&disk));
+        disk.operations() - before
+    }
+
+    fn cut_at(&self, cut: u64, loss: Loss, sabotage: fn(&FakeDisk)) -> Result<(), String> {
+        let disk = FakeDisk::new();
+        (self.before)(&disk);
+        sabotage(&disk);
+        disk.cut_power_after(cut);
+        let acknowledged = (self.act)(&*fake::files(&disk));
+        disk.cut_power();
+        disk.reboot(loss);
+        disk.heal();
+        (self.judge)(&disk, acknowledged)?;
+        usable(&disk)
+    }
+
+    fn holds(&self) {
+        let findings = self.explore(|_| {}, |_| false);
+        let first = findings.wrong.first();
+        assert!(first.is_none(), "{} of {} wrong, first: {first:?}", findings.wrong.len(), findings.states);
+        assert!(findings.states > 150, "only {} states: the story does too little", findings.states);
+    }
+
+    fn is_caught(&self, sabotage: fn(&FakeDisk)) {
+        let findings = self.explore(sabotage, |findings| !findings.wrong.is_empty());
+        assert!(!findings.wrong.is_empty(), "the checker found nothing in {} states", findings.states);
+    }
+}
+
+/// The next start sweeps, and finds a disk it can work with.
+fn usable(disk: &FakeDisk) -> Result<(), String> {
+    let files = fake::files(disk);
+    let report = files.sweep(&|_| true, 1000);
+    if report.error_count != 0 || report.truncated {
+        return Err(format!("sweep: {report:?}"));
+    }
+    let leftover = disk.paths().into_iter().find(|path| path.to_string_lossy().contains(TEMPORARY_PREFIX));
+    if let Some(leftover) = leftover {
+        return Err(format!("left over: {}", leftover.display()));
+    }
+    files.write_durably(Path::new("after/the/cut"), b"works").map_err(|error| error.to_string())?;
+    match files.read(Path::new("after/the/cut"), LIMIT) {
+        Ok(content) if content == b"works" => Ok(()),
+        other => Err(format!("reading what was just written: {other:?}")),
+    }
+}
+
+/// Recognizable content of several sectors: version `n`, `n` times 700 bytes.
+fn version(n: usize) -> Vec<u8> {
+    (0..n * 700).map(|index| (index * 31 + n * 7 + index / 512) as u8).collect()
+}
+
+/// Which version a file has: 0 when it does not exist.
+fn version_of(disk: &FakeDisk, path: &str) -> Result<usize, String> {
+    let Some(content) = disk.content(path) else { return Ok(0) };
+    match (1..20).find(|n| content == version(*n)) {
+        Some(n) => Ok(n),
+        None => Err(format!("{path} has {} bytes of no version", content.len())),
+    }
+}
+
+/// Does steps until one fails; how many were acknowledged.
+fn steps<'a>(steps: impl IntoIterator<Item = Box<dyn Fn() -> Result<(), WriteError> + 'a>>) -> usize {
+    steps.into_iter().take_while(|step| step().is_ok()).count()
+}
+
+const REPLACE: Story = Story {
+    before: |disk| disk.put("current", &version(1)),
+    act: |files| usize::from(files.write_durably(Path::new("current"), &version(3)).is_ok()),
+    judge: |disk, acknowledged| match version_of(disk, "current")? {
+        3 => Ok(()),
+        1 if acknowledged == 0 => Ok(()),
+        other => Err(format!("version {other}, acknowledged {acknowledged}")),
+    },
+};
+
+const FIRST_WRITE: Story = Story {
+    before: |_| {},
+    act: |files| usize::from(files.write_durably(Path::new("a/b/c"), &version(2)).is_ok()),
+    judge: |disk, acknowledged| match version_of(disk, "a/b/c")? {
+        2 => Ok(()),
+        0 if acknowledged == 0 => Ok(()),
+        other => Err(format!("version {other}, acknowledged {acknowledged}")),
+    },
+};
+
+/// A directory that somebody made and did not sync: existing is not enough.
+const UNSYNCED_DIRECTORY: Story = Story {
+    before: |disk| disk.make_directory(Path::new("a")).expect("an empty disk"),
+    act: FIRST_WRITE.act,
+    judge: FIRST_WRITE.judge,
+};
+
+/// Six versions of one record, one after another.
+const RECORD: Story = Story {
+    before: |_| {},
+    act: |files| {
+        steps((1..=6).map(|n| {
+            Box::new(move || files.write_durably(Path::new("v1/record"), &version(n))) as Box<dyn Fn() -> _>
+        }))
+    },
+    judge: |disk, acknowledged| match version_of(disk, "v1/record")? {
+        found if found == acknowledged || found == acknowledged + 1 => Ok(()),
+        found => Err(format!("version {found}, acknowledged {acknowledged}")),
+    },
+};
+
+/// A checkpoint, then a record that names it: a record found means that its checkpoint is whole.
+const NAMED_BY_A_RECORD: Story = Story {
+    before: |disk| disk.put("current", &version(1)),
+    act: |files| {
+        let checkpoint = || files.write_durably(Path::new("checkpoints/7f3c/5"), &version(9));
+        let record = || files.write_durably(Path::new("current"), &version(2));
+        steps([Box::new(checkpoint) as Box<dyn Fn() -> _>, Box::new(record)])
+    },
+    judge: |disk, acknowledged| {
+        let (checkpoint, record) = (version_of(disk, "checkpoints/7f3c/5")?, version_of(disk, "current")?);
+        match (record, checkpoint) {
+            (2, 9) => Ok(()),
+            (1, 9) if acknowledged <= 1 => Ok(()),
+            (1, 0) if acknowledged == 0 => Ok(()),
+            other => Err(format!("{other:?}, acknowledged {acknowledged}")),
+        }
+    },
+};
+
+const SET_ASIDE: Story = Story {
+    before: |disk| disk.put("d/record", &version(4)),
+    act: |files| usize::from(files.set_aside(Path::new("d/record")).is_ok()),
+    judge: |disk, acknowledged| {
+        let (old, aside) = (version_of(disk, "d/record")?, version_of(disk, "d/record.corrupt-1")?);
+        match (old, aside) {
+            (0, 4) => Ok(()),
+            // A rename seen under both names, or not at all.
+            (4, 4 | 0) if acknowledged == 0 => Ok(()),
+            other => Err(format!("{other:?}, acknowledged {acknowledged}")),
+        }
+    },
+};
+
+/// The ring is full: the oldest goes, the newest stays, whatever is cut.
+const SET_ASIDE_AGAIN: Story = Story {
+    before: |disk| {
+        (1..=5).for_each(|n| disk.put(format!("record.corrupt-{n}"), &version(n)));
+        disk.put("record", &version(6));
+    },
+    act: SET_ASIDE_IN_ROOT,
+    judge: |disk, acknowledged| {
+        let kept = disk.paths().iter().filter(|path| path.to_string_lossy().contains("corrupt")).count();
+        let newest = [version_of(disk, "record")?, version_of(disk, "record.corrupt-6")?];
+        let others = (2..=5).all(|n| version_of(disk, &format!("record.corrupt-{n}")) == Ok(n));
+        if acknowledged > 0 && newest != [0, 6] || !newest.contains(&6) {
+            return Err(format!("the newest is {newest:?}, acknowledged {acknowledged}"));
+        }
+        if !others || kept > SET_ASIDE_KEPT as usize + 1 {
+            return Err(format!("{kept} kept: {:?}", disk.paths()));
+        }
+        Ok(())
+    },
+};
+
+const SET_ASIDE_IN_ROOT: fn(&dyn Files) -> usize =
+    |files| usize::from(files.set_aside(Path::new("record")).is_ok());
+
+const REMOVE: Story = Story {
+    before: |disk| disk.put("d/record", &version(4)),
+    act: |files| usize::from(files.remove(Path::new("d/record")).is_ok()),
+    judge: |disk, acknowledged| match version_of(disk, "d/record")? {
+        0 => Ok(()),
+        4 if acknowledged == 0 => Ok(()),
+        other => Err(format!("version {other}, acknowledged {acknowledged}")),
+    },
+};
+
+const REMOVE_TREE: Story = Story {
+    before: |disk| (1..=6).for_each(|n| disk.put(format!("d/{}/{n}", n % 3), &version(n))),
+    act: |files| usize::from(files.remove(Path::new("d")).is_ok()),
+    judge: |disk, acknowledged| {
+        for n in 1..=6 {
+            match version_of(disk, &format!("d/{}/{n}", n % 3))? {
+                0 => {}
+                found if found == n && acknowledged == 0 => {}
+                other => return Err(format!("version {other} of {n}, acknowledged {acknowledged}")),
+            }
+        }
+        Ok(())
+    },
+};
+
+/// A directory where the file belongs is not lost, and the file gets there.
+const DIRECTORY_IN_THE_WAY: Story = Story {
+    before: |disk| disk.put("current/inside", &version(5)),
+    act: |files| usize::from(files.write_durably(Path::new("current"), &version(2)).is_ok()),
+    judge: |disk, acknowledged| {
+        let inside = [
+            version_of(disk, "current/inside").unwrap_or(0),
+            version_of(disk, "current.corrupt-1/inside").unwrap_or(0),
+        ];
+        let written = version_of(disk, "current")?;
+        if !inside.contains(&5) {
+            return Err(format!("what was in the way is lost: {:?}", disk.paths()));
+        }
+        if acknowledged > 0 && written != 2 {
+            return Err(format!("version {written}, acknowledged"));
+        }
+        Ok(())
+    },
+};
+
+/// A full disk: the verdict is written in the reserve's place.
+const VERDICT_ON_A_FULL_DISK: Story = Story {
+    before: |disk| {
+        disk.put("bad-configs.json", &version(1));
+        fake::files(disk).ensure_reserve(RESERVE_BYTES).expect("an empty disk");
+        disk.set_space_bytes(Some(disk.used_bytes()));
+    },
+    act: |files| usize::from(files.write_durably(Path::new("bad-configs.json"), &version(2)).is_ok()),
+    judge: |disk, acknowledged| match version_of(disk, "bad-configs.json")? {
+        2 => Ok(()),
+        1 if acknowledged == 0 => Ok(()),
+        other => Err(format!("version {other}, acknowledged {acknowledged}")),
+    },
+};
+
+#[test]
+fn a_file_replaced_under_a_power_cut_is_the_old_one_or_the_new_one() {
+    REPLACE.holds();
+}
+
+#[test]
+fn a_first_write_is_there_whole_or_not_at_all() {
+    FIRST_WRITE.holds();
+}
+
+#[test]
+fn a_directory_that_nobody_synced_is_made_durable_before_it_is_relied_on() {
+    UNSYNCED_DIRECTORY.holds();
+}
+
+#[test]
+fn a_record_written_again_and_again_never_goes_back() {
+    RECORD.holds();
+}
+
+#[test]
+fn a_record_never_names_what_is_not_on_the_disk() {
+    NAMED_BY_A_RECORD.holds();
+}
+
+#[test]
+fn what_is_set_aside_is_never_lost() {
+    SET_ASIDE.holds();
+    SET_ASIDE_AGAIN.holds();
+}
+
+#[test]
+fn what_is_removed_is_gone_and_what_is_not_is_whole() {
+    REMOVE.holds();
+    REMOVE_TREE.holds();
+}
+
+#[test]
+fn a_directory_in_the_way_of_a_file_is_kept() {
+    DIRECTORY_IN_THE_WAY.holds();
+}
+
+#[test]
+fn a_verdict_on_a_full_disk_is_written_whole_or_not_at_all() {
+    VERDICT_ON_A_FULL_DISK.holds();
+}
+
+#[test]
+fn the_checker_catches_a_protocol_without_fsync_of_the_file() {
+    for story in [REPLACE, FIRST_WRITE, RECORD, NAMED_BY_A_RECORD, VERDICT_ON_A_FULL_DISK] {
+        story.is_caught(|disk| disk.ignore_sync(true));
+    }
+}
+
+#[test]
+fn the_checker_catches_a_protocol_without_fsync_of_the_directory() {
+    for story in
+        [REPLACE, FIRST_WRITE, UNSYNCED_DIRECTORY, RECORD, NAMED_BY_A_RECORD, SET_ASIDE, REMOVE, REMOVE_TREE]
+    {
+        story.is_caught(|disk| disk.ignore_sync_directory(true));
+    }
+}
+
+#[test]
+fn the_checker_catches_writing_in_place() {
+    let in_place = Story {
+        act: |files| {
+            // What a plain write to the name does: the old content is gone before the new one is there.
+            usize::from(files.remove(Path::new("current")).is_ok() && (REPLACE.act)(files) == 1)
+        },
+        ..REPLACE
+    };
+    in_place.is_caught(|_| {});
+}
+
+#[test]
+fn without_sync_the_fake_disk_really_tears() {
+    let torn = Loss::all(SEEDS).filter(|loss| {
+        let disk = FakeDisk::new();
+        disk.ignore_sync(true);
+        (REPLACE.before)(&disk);
+        (REPLACE.act)(&*fake::files(&disk));
+        disk.reboot(*loss);
+        version_of(&disk, "current").is_err()
+    });
+    assert!(torn.count() > 10);
+}
+
+#[test]
+fn the_same_seed_loses_the_same() {
+    for seed in 0..20 {
+        let after = || {
+            let disk = FakeDisk::new();
+            disk.ignore_sync(true);
+            (RECORD.act)(&*fake::files(&disk));
+            disk.reboot(Loss::Chance(seed));
+            disk.paths().into_iter().map(|path| (disk.content(&path), path)).collect::<Vec<_>>()
+        };
+        assert_eq!(after(), after());
+    }
+}
+
+#[test]
+fn two_cuts_in_a_row_are_no_worse_than_one() {
+    // The second cut falls into the sweep and the write of the start after the first.
+    for first in 0..12 {
+        for second in 0..16 {
+            for seed in 0..12 {
+                let disk = FakeDisk::new();
+                (REPLACE.before)(&disk);
+                disk.cut_power_after(first);
+                (REPLACE.act)(&*fake::files(&disk));
+                disk.cut_power();
+                disk.reboot(Loss::Chance(seed));
+                let between = version_of(&disk, "current").unwrap();
+                disk.cut_power_after(second);
+                let files = fake::files(&disk);
+                files.sweep(&|_| true, 1000);
+                let acknowledged = files.write_durably(Path::new("current"), &version(7)).is_ok();
+                disk.cut_power();
+                disk.reboot(Loss::Chance(seed + 100));
+                let found = version_of(&disk, "current").unwrap();
+                assert!(
+                    found == 7 || (found == between && !acknowledged),
+                    "{first} {second} {seed}: {found}"
+                );
+                usable(&disk).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_kind_of_thing_is_there_can_be_set_aside_for_ever() {
+    for kind in [Kind::File, Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::Device] {
+        let disk = FakeDisk::new();
+        for round in 0..20 {
+            disk.put_kind("record", kind);
+            let aside = fake::files(&disk).set_aside(Path::new("record")).unwrap();
+            assert_eq!(aside, Path::new(&format!("record.corrupt-{}", round % 6 + 1)), "{kind}");
+            assert!(disk.kind(Path::new("record")).is_err());
+            assert_eq!(disk.kind(&aside).unwrap(), kind);
+            let kept = disk.list(Path::new(""), 100).unwrap().entries.len();
+            assert!(kept <= SET_ASIDE_KEPT as usize, "{kind}: {kept} kept in round {round}");
+        }
+    }
+}
