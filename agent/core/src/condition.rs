@@ -40,7 +40,10 @@ fn message(configuration: &Configuration) -> String {
 
 fn status_and_reason(configuration: &Configuration) -> (&'static str, String) {
     if !configuration.facts().dynamic {
-        return ("True", format!("{}; dynamic configuration is off (--dynamic-config=false)", local_reason(configuration)));
+        return (
+            "True",
+            format!("{}; dynamic configuration is off (--dynamic-config=false)", local_reason(configuration)),
+        );
     }
     match (&configuration.sync, &configuration.obstacle) {
         (Some(SyncProblem::Invalid(cause)), _) | (None, Some(Obstacle::SourceInvalid(cause))) => {
@@ -67,7 +70,11 @@ fn status_and_reason(configuration: &Configuration) -> (&'static str, String) {
 }
 
 fn local_reason(configuration: &Configuration) -> String {
-    let init = if configuration.facts().has_init() { "an init config was provided" } else { "no init config was provided" };
+    let init = if configuration.facts().has_init() {
+        "an init config was provided"
+    } else {
+        "no init config was provided"
+    };
     format!("current is set to the local default, and {init}")
 }
 
@@ -94,12 +101,17 @@ fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str,
         Obstacle::AssignmentUnknown(why) => ("Unknown", format!("failed to load {what}: {why}")),
         Obstacle::VerdictsUnknown(why) => (
             "Unknown",
-            format!("failed to load {what} (UID: {uid}): the list of bad configs is unknown ({why}), so it may be one of them"),
+            format!(
+                "failed to load {what} (UID: {uid}): the list of bad configs is unknown ({why}), so it may be one of them"
+            ),
         ),
-        Obstacle::NotRecorded(why) => {
-            ("Unknown", format!("failed to load {what} (UID: {uid}): its start could not be recorded on disk: {why}"))
+        Obstacle::NotRecorded(why) => (
+            "Unknown",
+            format!("failed to load {what} (UID: {uid}): its start could not be recorded on disk: {why}"),
+        ),
+        Obstacle::SourceInvalid(cause) => {
+            ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}"))
         }
-        Obstacle::SourceInvalid(cause) => ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}")),
     }
 }
 

@@ -11,7 +11,8 @@ use crate::disk::{AssignedNow, Content, Disk, content};
 use crate::judge::{self, LOST, Standing};
 use crate::program::{Outcome, Step, Steps, Suspend};
 use crate::records::{
-    Assigned, BadConfigs, BadKind, CheckpointName, ConfigRecord, Current, Known, RanAs, Startups, StateFile, Verdict,
+    Assigned, BadConfigs, BadKind, CheckpointName, ConfigRecord, Current, Known, RanAs, Startups, StateFile,
+    Verdict,
 };
 use crate::source::{Source, Wanted};
 use crate::start::{Active, Facts, InUse, Obstacle, Started};
@@ -264,11 +265,13 @@ impl Configuration {
 
     /// What is left of the trial, if one is going on.
     pub(crate) fn trial_left(&self, now: Now) -> Option<Duration> {
-        (self.in_trial()).then(|| Duration::from_millis(self.in_use.terms.trial_ms.saturating_sub(self.ran_ms(now))))
+        (self.in_trial())
+            .then(|| Duration::from_millis(self.in_use.terms.trial_ms.saturating_sub(self.ran_ms(now))))
     }
 
     fn in_trial(&self) -> bool {
-        self.in_use.active == Active::Assigned && self.in_use.config.as_ref().map(|(_, id)| *id) != self.last_known_good_id
+        self.in_use.active == Active::Assigned
+            && self.in_use.config.as_ref().map(|(_, id)| *id) != self.last_known_good_id
     }
 
     /// What is assigned, as the records say.
@@ -367,10 +370,8 @@ impl Configuration {
                     }
                     durable!(disk.put_current(steps, current.clone()));
                     durable!(disk.put_startups(steps, closed(&disk, *id)));
-                    exit = current.assigned.as_ref().map(|assigned| {
-                        let ConfigRecord { source, uid, resource_version, .. } = &assigned.config;
-                        format!("adopted {source} (uid {uid}, resourceVersion {resource_version}), restarting to try it")
-                    });
+                    let config = current.assigned.as_ref().map(|assigned| assigned.config.describe());
+                    exit = Some(format!("restarting to use {}", config.unwrap_or_default()));
                 }
                 Transition::Readdress { checkpoint, name, current, rekeyed } => {
                     durable!(steps.write(StateFile::Checkpoint(name.clone()), checkpoint.clone()));
@@ -391,12 +392,17 @@ impl Configuration {
                 }
                 Transition::SilentTrial { startups } => {
                     durable!(disk.put_startups(steps, startups.clone()));
-                    exit = Some("no contact with the API server during the whole trial, restarting for the verdict".into());
+                    exit = Some(
+                        "no contact with the API server during the whole trial, restarting for the verdict"
+                            .into(),
+                    );
                 }
                 Transition::RetryLost { bad } => {
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                     self.close(&mut disk, steps)?;
-                    exit = Some("the network works again, restarting to try the assigned config once more".into());
+                    exit = Some(
+                        "the network works again, restarting to try the assigned config once more".into(),
+                    );
                 }
                 Transition::ContactUnderRetry { startups, bad } => {
                     durable!(disk.put_startups(steps, startups.clone()));
@@ -422,7 +428,8 @@ impl Configuration {
     /// A clean exit closes the record of what ran. That it could not be closed is no reason to stay: the next start will
     /// count one startup too many, not one too few.
     fn close(&self, disk: &mut Disk, steps: &mut Steps) -> Result<(), Suspend> {
-        let ours = |startups: &Startups| startups.ran_as == self.in_use.startups.ran_as && startups.open.is_some();
+        let ours =
+            |startups: &Startups| startups.ran_as == self.in_use.startups.ran_as && startups.open.is_some();
         if let Some(startups) = disk.startups.known().filter(|startups| ours(startups)).cloned() {
             let _ = disk.put_startups(steps, Startups { open: None, ..startups })?;
         }
@@ -448,13 +455,6 @@ impl Configuration {
     fn succeeded(&mut self, kind: &Transition) -> Option<News> {
         let normal = |reason, message| Some(News { warning: false, reason, message });
         match kind {
-            Transition::Adopt { current, .. } => {
-                let config = &current.assigned.as_ref()?.config;
-                normal("KubeletConfigChanged", restarting_to_use(config))
-            }
-            Transition::Unassign { .. } => {
-                normal("KubeletConfigChanged", "Kubelet restarting to use local config".to_owned())
-            }
             Transition::Promote { startups, config } => {
                 self.saved(startups);
                 self.last_known_good_id = self.in_use.config.as_ref().map(|(_, id)| *id);
@@ -482,7 +482,9 @@ impl Configuration {
                 None
             }
             Transition::NoteSource { .. } => {
-                if matches!(self.obstacle, Some(Obstacle::SourceInvalid(_))) && self.disk.invalid_source().is_none() {
+                if matches!(self.obstacle, Some(Obstacle::SourceInvalid(_)))
+                    && self.disk.invalid_source().is_none()
+                {
                     self.obstacle = None;
                     self.rejudge();
                 }
@@ -511,7 +513,8 @@ impl Configuration {
         let what = kind.name();
         match kind {
             Transition::Adopt { .. } | Transition::Readdress { .. } | Transition::Unassign { .. } => {
-                self.sync = Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
+                self.sync =
+                    Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
             }
             // asked for by a person: say so and drop it, they can ask again
             Transition::Forgive { uid, .. } => self.forgive.retain(|other| other != uid),
@@ -531,7 +534,8 @@ impl Configuration {
     fn saved(&mut self, startups: &Startups) {
         self.saved_at_ms = startups.ran_ms;
         let InUse { startups: ours, .. } = &mut self.in_use;
-        *ours = Startups { ran_ms: ours.ran_ms, contact: startups.contact || self.contact, ..startups.clone() };
+        *ours =
+            Startups { ran_ms: ours.ran_ms, contact: startups.contact || self.contact, ..startups.clone() };
     }
 
     fn readdressed(&mut self, current: &Current, rekeyed: Option<&Startups>) {
@@ -591,7 +595,8 @@ impl Configuration {
     }
 
     fn node_uid_or_recorded(&self) -> String {
-        let recorded = || self.disk.current.known().map(|current| current.node_uid.clone()).unwrap_or_default();
+        let recorded =
+            || self.disk.current.known().map(|current| current.node_uid.clone()).unwrap_or_default();
         if self.node_uid.is_empty() { recorded() } else { self.node_uid.clone() }
     }
 
@@ -607,7 +612,9 @@ impl Configuration {
                 Object::Missing => {
                     self.compare_invalid(&format!("invalid NodeConfigSource, {source} does not exist"))
                 }
-                Object::Unreadable(why) => (Some(SyncProblem::Failed(format!("failed to download {source}: {why}"))), None),
+                Object::Unreadable(why) => {
+                    (Some(SyncProblem::Failed(format!("failed to download {source}: {why}"))), None)
+                }
                 Object::Here(object) => self.compare_object(now, source, &object),
             },
         };
@@ -659,7 +666,8 @@ impl Configuration {
         if current.invalid_source.as_deref() == Some(why) {
             return (problem, None);
         }
-        let current = Current { invalid_source: Some(why.to_owned()), node_uid: self.node_uid.clone(), ..current };
+        let current =
+            Current { invalid_source: Some(why.to_owned()), node_uid: self.node_uid.clone(), ..current };
         (problem, Some(Transition::NoteSource { current }))
     }
 
@@ -680,7 +688,9 @@ impl Configuration {
         }
         let failed = |why: String| (Some(SyncProblem::Failed(why)), None);
         let Some(name) = CheckpointName::new(uid, resource_version) else {
-            return failed(format!("{source}: UID {uid:?} or resourceVersion {resource_version:?} is no name for a file"));
+            return failed(format!(
+                "{source}: UID {uid:?} or resourceVersion {resource_version:?} is no name for a file"
+            ));
         };
         let checkpoint = serde_json::to_vec(object).expect("a JSON value is written as it was read");
         let content = match content(&checkpoint, source, uid, &self.facts.overrides) {
@@ -705,7 +715,11 @@ impl Configuration {
                 old.clone()
             }
             Some(old) => old.clone(),
-            None => Assigned { config: self.record(source, uid, resource_version, &checkpoint), since: None, downloaded: true },
+            None => Assigned {
+                config: self.record(source, uid, resource_version, &checkpoint),
+                since: None,
+                downloaded: true,
+            },
         };
         self.edited = None;
         let config = self.record(source, uid, resource_version, &checkpoint);
@@ -742,7 +756,8 @@ impl Configuration {
 
     /// The counts of what runs, under the id it has as another object with the same payload.
     fn rekeyed(&self, now: Now, id: ConfigId) -> Option<Startups> {
-        let running = self.in_use.active == Active::Assigned && self.in_use.startups.ran_as != RanAs::Config(id);
+        let running =
+            self.in_use.active == Active::Assigned && self.in_use.startups.ran_as != RanAs::Config(id);
         running.then(|| Startups { ran_as: RanAs::Config(id), ..self.progressed(now) })
     }
 
@@ -807,7 +822,8 @@ impl Configuration {
     }
 
     fn progress(&mut self, now: Now) -> Option<Transition> {
-        let settled = self.saved_at_ms >= self.in_use.terms.settled_after_ms().max(self.in_use.terms.trial_ms);
+        let settled =
+            self.saved_at_ms >= self.in_use.terms.settled_after_ms().max(self.in_use.terms.trial_ms);
         let due = self.counts_running() && !settled && self.ran_ms(now) >= self.save_due_ms();
         due.then(|| Transition::Save { startups: self.progressed(now) })
     }
@@ -849,7 +865,8 @@ impl Configuration {
                 Some(Transition::RecordVerdict { bad })
             }
             (None | Some(Obstacle::NotRecorded(_)), Some(content)) => {
-                let kept = self.unrecorded.clone().filter(|startups| startups.ran_as == RanAs::Config(content.id));
+                let kept =
+                    self.unrecorded.clone().filter(|startups| startups.ran_as == RanAs::Config(content.id));
                 let startups = kept.map_or_else(
                     || closed(&self.disk, content.id),
                     |startups| Startups { open: None, ..startups },
@@ -898,16 +915,4 @@ fn closed(disk: &Disk, id: ConfigId) -> Startups {
     let ran_as = RanAs::Config(id);
     let own = disk.startups.known().filter(|startups| startups.ran_as == ran_as).cloned();
     Startups { open: None, ..own.unwrap_or_else(|| Startups::fresh(ran_as)) }
-}
-
-/// Upstream's words (facts of Kubernetes 1.11 to 1.23).
-fn restarting_to_use(config: &ConfigRecord) -> String {
-    let (namespace, name) = config.source.object();
-    format!(
-        "Kubelet restarting to use /api/v1/namespaces/{namespace}/configmaps/{name}, UID: {}, ResourceVersion: {}, \
-         KubeletConfigKey: {}",
-        config.uid,
-        config.resource_version,
-        config.source.key()
-    )
 }

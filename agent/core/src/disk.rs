@@ -6,8 +6,8 @@
 use crate::config::{LayerText, Origin};
 use crate::program::{Steps, Suspend};
 use crate::records::{
-    BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Startups, StateFile, last_known_good_bytes,
-    read_last_known_good,
+    BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Startups, StateFile,
+    last_known_good_bytes, read_last_known_good,
 };
 use crate::source::Source;
 use crate::{ConfigId, Digest};
@@ -52,9 +52,13 @@ impl Disk {
             Known::Is(Current { assigned: Some(assigned), .. }) => {
                 AssignedNow::Config(assigned.config.clone(), assigned.downloaded)
             }
-            Known::Absent if self.fallback().is_none() && self.last_known_good.unknown().is_none() => AssignedNow::Local,
+            Known::Absent if self.fallback().is_none() && self.last_known_good.unknown().is_none() => {
+                AssignedNow::Local
+            }
             Known::Absent => AssignedNow::Unknown("the record of it is missing".into()),
-            Known::Unknown { why, .. } => AssignedNow::Unknown(format!("the record of it is unreadable: {why}")),
+            Known::Unknown { why, .. } => {
+                AssignedNow::Unknown(format!("the record of it is unreadable: {why}"))
+            }
         }
     }
 
@@ -76,7 +80,11 @@ impl Disk {
     }
 
     /// Writes `current` unless it says so already. The inner result: is it durable?
-    pub(crate) fn put_current(&mut self, steps: &mut Steps, current: Current) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn put_current(
+        &mut self,
+        steps: &mut Steps,
+        current: Current,
+    ) -> Result<Result<(), String>, Suspend> {
         put(steps, StateFile::Current, &mut self.current, current, Current::to_bytes)
     }
 
@@ -90,12 +98,20 @@ impl Disk {
     }
 
     /// Writes `bad-configs.json` unless it says so already.
-    pub(crate) fn put_bad_configs(&mut self, steps: &mut Steps, bad: BadConfigs) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn put_bad_configs(
+        &mut self,
+        steps: &mut Steps,
+        bad: BadConfigs,
+    ) -> Result<Result<(), String>, Suspend> {
         put(steps, StateFile::BadConfigs, &mut self.bad_configs, bad, BadConfigs::to_bytes)
     }
 
     /// Writes `startups.json` unless it says so already.
-    pub(crate) fn put_startups(&mut self, steps: &mut Steps, startups: Startups) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn put_startups(
+        &mut self,
+        steps: &mut Steps,
+        startups: Startups,
+    ) -> Result<Result<(), String>, Suspend> {
         put(steps, StateFile::Startups, &mut self.startups, startups, Startups::to_bytes)
     }
 }
@@ -185,7 +201,10 @@ pub(crate) fn content(bytes: &[u8], source: &Source, uid: &str, overrides: &[u8]
     }
     let (namespace, name) = source.object();
     let key = source.key();
-    let text = object.data.get(key).ok_or_else(|| format!("ConfigMap {namespace}/{name} has no text under key {key:?}"))?;
+    let text = object
+        .data
+        .get(key)
+        .ok_or_else(|| format!("ConfigMap {namespace}/{name} has no text under key {key:?}"))?;
     let id = ConfigId::of(uid, text.as_bytes(), overrides);
     let origin = Origin::ConfigMap { namespace: namespace.into(), name: name.into(), uid: uid.into() };
     Ok(Content { id, payload: Rc::new(LayerText { origin, text: text.clone().into_bytes() }) })

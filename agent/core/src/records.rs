@@ -133,6 +133,17 @@ impl ConfigRecord {
     pub fn checkpoint(&self) -> Option<CheckpointName> {
         CheckpointName::new(&self.uid, &self.resource_version)
     }
+
+    /// In upstream's words (Kubernetes 1.11 to 1.23).
+    pub fn describe(&self) -> String {
+        let (namespace, name) = self.source.object();
+        format!(
+            "/api/v1/namespaces/{namespace}/configmaps/{name}, UID: {}, ResourceVersion: {}, KubeletConfigKey: {}",
+            self.uid,
+            self.resource_version,
+            self.source.key()
+        )
+    }
 }
 
 /// `current`: what is assigned.
@@ -290,7 +301,8 @@ impl BadConfigs {
             }
         }
         while self.0.len() > BAD_UIDS {
-            let old = |(other, _): &(&String, &BadConfigMap)| *other != uid && !keep.contains(&other.as_str());
+            let old =
+                |(other, _): &(&String, &BadConfigMap)| *other != uid && !keep.contains(&other.as_str());
             let Some(oldest) = self.0.iter().filter(old).min_by_key(|(_, entry)| entry.time) else { break };
             let oldest = oldest.0.clone();
             self.0.remove(&oldest);
@@ -378,7 +390,10 @@ impl RecordJson {
         let source = self.source.as_ref().ok_or("it has neither \"local\": true nor a source")?;
         let sha256 = self.sha256.ok_or("it has no sha256")?;
         if CheckpointName::new(&self.uid, &self.resource_version).is_none() {
-            return Err(format!("uid {:?} or resourceVersion {:?} is no name", self.uid, self.resource_version));
+            return Err(format!(
+                "uid {:?} or resourceVersion {:?} is no name",
+                self.uid, self.resource_version
+            ));
         }
         Ok(Some(ConfigRecord {
             source: Source::parse(source)?,
@@ -547,7 +562,10 @@ impl BadConfigs {
             }
             let json: BTreeMap<String, BadConfigMapJson> =
                 serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-            json.into_iter().map(|(uid, entry)| Ok((uid, entry.checked()?))).collect::<Result<_, String>>().map(Self)
+            json.into_iter()
+                .map(|(uid, entry)| Ok((uid, entry.checked()?)))
+                .collect::<Result<_, String>>()
+                .map(Self)
         })
     }
 
@@ -558,7 +576,8 @@ impl BadConfigs {
             .iter()
             .map(|(uid, entry)| {
                 let contents = entry.contents.as_ref();
-                let contents = contents.map(|all| all.iter().map(|(id, v)| (id.to_string(), v.clone())).collect());
+                let contents =
+                    contents.map(|all| all.iter().map(|(id, v)| (id.to_string(), v.clone())).collect());
                 (uid.as_str(), BadConfigMapJson { time: entry.time, reason: entry.reason.clone(), contents })
             })
             .collect();
@@ -575,7 +594,9 @@ impl BadConfigMapJson {
         };
         let contents = match self.contents {
             None => None,
-            Some(all) => Some(all.into_iter().map(|(text, v)| Ok((id(&text)?, v))).collect::<Result<_, String>>()?),
+            Some(all) => {
+                Some(all.into_iter().map(|(text, v)| Ok((id(&text)?, v))).collect::<Result<_, String>>()?)
+            }
         };
         Ok(BadConfigMap { time: self.time, reason: self.reason, contents })
     }
@@ -600,7 +621,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_back_equal() {
-        let assigned = Assigned { config: record(), since: Some(Timestamp::from_micros(0)), downloaded: false };
+        let assigned =
+            Assigned { config: record(), since: Some(Timestamp::from_micros(0)), downloaded: false };
         for current in [
             Current::local(""),
             Current { assigned: None, node_uid: "n-1".into(), invalid_source: Some("why".into()) },
@@ -650,7 +672,10 @@ mod tests {
                 assert!(unknown.is_some_and(|why| !why.is_empty()), "{shown:?}");
             }
         }
-        assert!(BadConfigs::read(&content(b"")).unknown().is_some(), "an empty list of verdicts is not nothing");
+        assert!(
+            BadConfigs::read(&content(b"")).unknown().is_some(),
+            "an empty list of verdicts is not nothing"
+        );
         assert!(BadConfigs::read(&Read::SetAside).unknown().is_some());
         assert!(Current::read(&Read::Unreadable("i/o error".into())).unknown().is_some());
         let outside = br#"{"source":{"configMapRef":{"namespace":"n","name":"m","uid":"u"}},"uid":"..","resourceVersion":"/x","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#;

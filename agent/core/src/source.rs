@@ -53,7 +53,9 @@ impl Source {
     /// Namespace and name of the ConfigMap.
     pub fn object(&self) -> (&str, &str) {
         match self {
-            Self::Pinned { namespace, name, .. } | Self::Following { namespace, name, .. } => (namespace, name),
+            Self::Pinned { namespace, name, .. } | Self::Following { namespace, name, .. } => {
+                (namespace, name)
+            }
         }
     }
 
@@ -113,9 +115,10 @@ pub fn wanted(config_source: Option<&Value>, annotation: Option<&str>, server_is
         (None, None) => Wanted::Nil,
         (Some(field), None) => judge(field),
         (field, Some(text)) => match (field, serde_json::from_str::<Value>(text)) {
-            (_, Err(error)) => {
-                Wanted::Invalid(format!("annotation {} is not JSON: {error}", kedge_api::CONFIG_SOURCE_ANNOTATION))
-            }
+            (_, Err(error)) => Wanted::Invalid(format!(
+                "annotation {} is not JSON: {error}",
+                kedge_api::CONFIG_SOURCE_ANNOTATION
+            )),
             (Some(field), Ok(value)) if *field != value => Wanted::Invalid(format!(
                 "spec.configSource and annotation {} are both set and differ",
                 kedge_api::CONFIG_SOURCE_ANNOTATION
@@ -143,7 +146,9 @@ fn pinned(reference: &Value) -> Result<Source, String> {
     check_name("namespace", namespace)?;
     check_name("name", name)?;
     if !is_file_name(uid) {
-        return Err(format!("invalid ObjectReference, UID {uid:?} is not one: expected letters, digits and hyphens"));
+        return Err(format!(
+            "invalid ObjectReference, UID {uid:?} is not one: expected letters, digits and hyphens"
+        ));
     }
     Ok(Source::Pinned { namespace: namespace.into(), name: name.into(), uid: uid.into() })
 }
@@ -152,7 +157,9 @@ fn following(named: &Value) -> Result<Source, String> {
     let fields = object(named, "configMap")?;
     for (forbidden, shown) in [("uid", "uid"), ("resourceVersion", "resourceVersion")] {
         if !text(fields, forbidden)?.is_empty() {
-            return Err(format!("spec.configSource.configMap.{shown}: Forbidden: {shown} must not be set in spec"));
+            return Err(format!(
+                "spec.configSource.configMap.{shown}: Forbidden: {shown} must not be set in spec"
+            ));
         }
     }
     let part = |field: &str| {
@@ -163,7 +170,11 @@ fn following(named: &Value) -> Result<Source, String> {
         check_name(field, value)?;
         Ok(value.to_owned())
     };
-    Ok(Source::Following { namespace: part("namespace")?, name: part("name")?, key: part("kubeletConfigKey")? })
+    Ok(Source::Following {
+        namespace: part("namespace")?,
+        name: part("name")?,
+        key: part("kubeletConfigKey")?,
+    })
 }
 
 fn object<'a>(value: &'a Value, field: &str) -> Result<&'a Map<String, Value>, String> {
@@ -176,7 +187,9 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, Strin
     match fields.get(name) {
         None | Some(Value::Null) => Ok(""),
         Some(Value::String(text)) => Ok(text),
-        Some(other) => Err(format!("invalid NodeConfigSource, {name} is {}, expected a string", kind_of(other))),
+        Some(other) => {
+            Err(format!("invalid NodeConfigSource, {name} is {}, expected a string", kind_of(other)))
+        }
     }
 }
 
@@ -242,18 +255,30 @@ mod tests {
                    "configMap": null}),
             Ok(pinned()),
         );
-        check(json!({"configMap": {"namespace": "n", "name": "m", "kubeletConfigKey": "k.yaml"}}), Ok(following()));
+        check(
+            json!({"configMap": {"namespace": "n", "name": "m", "kubeletConfigKey": "k.yaml"}}),
+            Ok(following()),
+        );
 
         check(json!({}), Err(ALL_NIL));
         check(json!({"secretRef": {}}), Err(ALL_NIL));
         check(json!({"configMapRef": {}, "configMap": {}}), Err("both set"));
         check(json!([]), Err("expected an object, found a list"));
         check(json!({"configMapRef": "x"}), Err("configMapRef is a string, expected an object"));
-        check(json!({"configMapRef": {"namespace": "n", "name": "m"}}), Err("all of UID, Name, and Namespace"));
-        check(json!({"configMapRef": {"namespace": "n", "uid": "u"}}), Err("all of UID, Name, and Namespace"));
+        check(
+            json!({"configMapRef": {"namespace": "n", "name": "m"}}),
+            Err("all of UID, Name, and Namespace"),
+        );
+        check(
+            json!({"configMapRef": {"namespace": "n", "uid": "u"}}),
+            Err("all of UID, Name, and Namespace"),
+        );
         check(json!({"configMapRef": {"name": "m", "uid": "u"}}), Err("all of UID, Name, and Namespace"));
         check(json!({"configMapRef": {"namespace": "n", "name": "m", "uid": 7}}), Err("uid is a number"));
-        check(json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "../x"}}), Err("\"../x\" is not one"));
+        check(
+            json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "../x"}}),
+            Err("\"../x\" is not one"),
+        );
         check(
             json!({"configMapRef": {"kind": "Secret", "namespace": "n", "name": "m", "uid": "u"}}),
             Err("refers to a Secret of v1"),

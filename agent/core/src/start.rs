@@ -4,12 +4,12 @@
 //! is parsed; a verdict that could not be written leaves the counts that prove it untouched; every prefix of the writes is
 //! a state this same program can start from. Nothing here waits for the network.
 
+use crate::ConfigId;
 use crate::config::{self, ConfigError, Effective, ErrorKind, LocalLayers};
 use crate::disk::{AssignedNow, Content, Disk, load};
 use crate::judge::{self, Ended, PreviousRun, Standing, Terms};
 use crate::program::{Steps, Suspend};
 use crate::records::{BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict};
-use crate::ConfigId;
 use kedge_api::Timestamp;
 use std::rc::Rc;
 
@@ -98,6 +98,8 @@ pub(crate) struct Started {
     pub(crate) report: Option<String>,
     /// How the run before ended, if it was counted or cut.
     pub(crate) ended: Option<String>,
+    /// This is the first start with a config that was assigned, or with the local one after it: what to tell.
+    pub(crate) changed: Option<String>,
     /// Verdicts passed now.
     pub(crate) condemned: Vec<Verdict>,
     /// The counts of the assigned config brought up to date, recorded or not.
@@ -140,6 +142,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Re
         findings,
         report: None,
         ended: None,
+        changed: None,
         condemned: Vec::new(),
         assigned_counts: None,
     };
@@ -148,7 +151,9 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Re
     }
     match started.disk.assigned() {
         AssignedNow::Local => start_local(steps, started),
-        AssignedNow::Config(config, downloaded) => start_assigned(steps, facts, parsed, started, config, downloaded),
+        AssignedNow::Config(config, downloaded) => {
+            start_assigned(steps, facts, parsed, started, config, downloaded)
+        }
         AssignedNow::Unknown(why) => {
             let started = Started { obstacle: Some(Obstacle::AssignmentUnknown(why)), ..started };
             fall_back(steps, facts, parsed, started, None, true)
@@ -160,7 +165,10 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Re
 fn start_local(steps: &mut Steps, mut started: Started) -> Result<Started, Suspend> {
     // a write that fails here changes nothing about what runs, and the next start tries again
     if started.disk.last_known_good != Known::Absent {
+        let before = started.disk.last_known_good.clone();
         let _ = started.disk.put_last_known_good(steps, None)?;
+        let changed = started.disk.last_known_good != before;
+        started.changed = changed.then(|| "Kubelet restarted to use local config".to_owned());
     }
     close_startups(steps, &mut started)?;
     started.obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
@@ -222,7 +230,9 @@ fn load_fallback(
 ) -> Result<Option<(ConfigRecord, Result<Content, String>)>, Suspend> {
     let Some(config) = started.disk.fallback().cloned() else { return Ok(None) };
     let loaded = match content {
-        Some(content) if config.uid == assigned.uid && config.sha256 == assigned.sha256 => Ok(content.clone()),
+        Some(content) if config.uid == assigned.uid && config.sha256 == assigned.sha256 => {
+            Ok(content.clone())
+        }
         _ => load(steps, &config, &facts.overrides)?,
     };
     started.last_known_good_id = loaded.as_ref().ok().map(|content| content.id);
@@ -303,6 +313,9 @@ fn try_to_run(
     };
     let startups = counts(facts, started, content.id);
     if standing.assigned {
+        let recorded = started.disk.startups.known();
+        let first = recorded.is_some_and(|recorded| *recorded == Startups::fresh(RanAs::Config(content.id)));
+        started.changed = first.then(|| format!("Kubelet restarted to use {}", config.describe()));
         started.assigned_counts = Some(startups.clone());
     }
     let mut court = Court { facts, config: &config, id: content.id, what, entry };
@@ -371,7 +384,12 @@ struct Court<'a> {
 
 impl Court<'_> {
     /// Writes the verdict; whether or not that worked, the config does not run.
-    fn condemn(&mut self, steps: &mut Steps, started: &mut Started, kind: BadKind) -> Result<Obstacle, Suspend> {
+    fn condemn(
+        &mut self,
+        steps: &mut Steps,
+        started: &mut Started,
+        kind: BadKind,
+    ) -> Result<Obstacle, Suspend> {
         let uid = &self.config.uid;
         let verdict = judge::verdict(kind, self.what, uid, self.facts.wall, self.entry.as_ref());
         started.condemned.push(verdict.clone());
@@ -388,4 +406,3 @@ impl Court<'_> {
         Ok(Obstacle::Marked { verdict, recorded })
     }
 }
-

@@ -1,0 +1,252 @@
+//! The Lease: when it is renewed and with what (architecture 5).
+//!
+//! Always holds: renewing depends on nothing but the Node's existence, not on its status and not on the configuration's
+//! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can.
+
+use crate::configuration::Now;
+use crate::node::Answer;
+use crate::pace::{Backoff, Jitter};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Upstream renews at a quarter of the duration and stretches by 4 %.
+const RENEWALS_PER_DURATION: u32 = 4;
+const STRETCH: f64 = 0.04;
+
+/// What to ask the API server for.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LeaseRequest {
+    /// Merge-patch the Lease.
+    Patch(Value),
+    /// Create it.
+    Create(Value),
+}
+
+#[derive(Debug)]
+pub(crate) struct LeaseKeeper {
+    name: String,
+    duration_secs: u32,
+    node_uid: Option<String>,
+    /// The Lease has our owner reference and duration: a renewal is its time alone.
+    claimed: bool,
+    missing: bool,
+    in_flight: bool,
+    due: Duration,
+    backoff: Backoff,
+    pub(crate) renewed: u64,
+    pub(crate) last_renewed: Option<Duration>,
+}
+
+impl LeaseKeeper {
+    pub(crate) fn new(name: &str, duration_secs: u32, now: Now) -> Self {
+        Self {
+            name: name.to_owned(),
+            duration_secs,
+            node_uid: None,
+            claimed: false,
+            missing: false,
+            in_flight: false,
+            due: now.mono,
+            backoff: Backoff::default(),
+            renewed: 0,
+            last_renewed: None,
+        }
+    }
+
+    fn period(&self) -> Duration {
+        Duration::from_secs(self.duration_secs.into()) / RENEWALS_PER_DURATION
+    }
+
+    /// Time a renewal may take: less than its period, or a slow one would delay the next.
+    pub(crate) fn request_deadline(&self) -> Duration {
+        self.period().mul_f64(0.8)
+    }
+
+    /// The Node as last seen; None if it does not exist.
+    pub(crate) fn node(&mut self, uid: Option<&str>, now: Now) {
+        if self.node_uid.as_deref() != uid {
+            self.node_uid = uid.map(str::to_owned);
+            self.claimed = false;
+            self.due = now.mono;
+        }
+    }
+
+    /// The request that is due, if one is.
+    pub(crate) fn poll(&mut self, now: Now) -> Option<LeaseRequest> {
+        let uid = self.node_uid.as_ref().filter(|_| !self.in_flight && now.mono >= self.due)?;
+        self.in_flight = true;
+        // the next is due from now on, not from the answer on
+        self.due = now.mono + self.period();
+        let renew_time = now.wall.rfc3339_micros();
+        if self.claimed && !self.missing {
+            return Some(LeaseRequest::Patch(json!({"spec": {"renewTime": renew_time}})));
+        }
+        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": self.name, "uid": uid}]);
+        let spec = json!({
+            "holderIdentity": self.name,
+            "leaseDurationSeconds": self.duration_secs,
+            "renewTime": renew_time,
+        });
+        Some(if self.missing {
+            LeaseRequest::Create(json!({
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {
+                    "name": self.name,
+                    "namespace": kedge_api::NODE_LEASE_NAMESPACE,
+                    "ownerReferences": owner,
+                },
+                "spec": spec,
+            }))
+        } else {
+            LeaseRequest::Patch(json!({"metadata": {"ownerReferences": owner}, "spec": spec}))
+        })
+    }
+
+    /// The answer to the last request. Returns what to log, if it is news.
+    pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> Option<String> {
+        self.in_flight = false;
+        match answer {
+            Answer::Accepted(_) => {
+                let news = (self.backoff.failures() > 1)
+                    .then(|| format!("lease renewed again after {} failures", self.backoff.failures()));
+                self.backoff.succeeded();
+                (self.claimed, self.missing) = (true, false);
+                self.renewed += 1;
+                self.last_renewed = Some(now.mono);
+                let period = self.period();
+                self.due = (self.due + (jitter.stretch(period, STRETCH) - period)).max(now.mono);
+                news
+            }
+            Answer::Refused { status: 404, .. } if !self.missing => {
+                (self.claimed, self.missing) = (false, true);
+                self.due = now.mono;
+                None
+            }
+            Answer::Refused { status: 409, .. } if self.missing => {
+                (self.claimed, self.missing) = (false, false);
+                self.due = now.mono;
+                None
+            }
+            other => {
+                if self.missing {
+                    // what was missing may be the namespace, the node's right, or the Lease: look again
+                    self.missing = false;
+                }
+                let wait = self.backoff.failed(self.period(), jitter);
+                self.due = now.mono + wait.max(other.retry_after());
+                // said once when it begins, not every few seconds of an outage
+                (self.backoff.failures() == 2)
+                    .then(|| format!("lease {} not renewed: {other}; trying on", self.name))
+            }
+        }
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        (self.node_uid.is_some() && !self.in_flight).then_some(self.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_api::Timestamp;
+
+    fn at(ms: u64) -> Now {
+        Now { mono: Duration::from_millis(ms), wall: Timestamp::from_micros(1_763_688_958_000_000) }
+    }
+
+    fn refused(status: u16) -> Answer {
+        Answer::Refused { status, reason: String::new(), message: "no".into(), retry_after: None }
+    }
+
+    fn keeper() -> (LeaseKeeper, Jitter) {
+        let mut keeper = LeaseKeeper::new("edge-1", 40, at(0));
+        keeper.node(Some("uid-1"), at(0));
+        (keeper, Jitter::new(1))
+    }
+
+    #[test]
+    fn nothing_is_asked_for_while_no_node_is_known() {
+        let mut keeper = LeaseKeeper::new("edge-1", 40, at(0));
+        assert_eq!(keeper.poll(at(100_000)), None);
+        assert_eq!(keeper.next_deadline(), None);
+    }
+
+    #[test]
+    fn the_first_renewal_claims_the_lease_and_the_next_say_only_the_time() {
+        let (mut keeper, mut jitter) = keeper();
+        let Some(LeaseRequest::Patch(first)) = keeper.poll(at(0)) else { panic!("no patch") };
+        assert_eq!(first["metadata"]["ownerReferences"][0]["uid"], "uid-1");
+        assert_eq!(first["spec"]["leaseDurationSeconds"], 40);
+        assert_eq!(keeper.poll(at(5)), None, "one at a time");
+        keeper.answered(at(5), &Answer::Accepted(None), &mut jitter);
+        let due = keeper.next_deadline().unwrap();
+        assert!((10_000..=10_400).contains(&due.as_millis()), "{due:?}");
+        assert_eq!(keeper.poll(at(9_999)), None);
+        let second = keeper.poll(at(10_400)).unwrap();
+        assert_eq!(
+            second,
+            LeaseRequest::Patch(json!({"spec": {"renewTime": "2025-11-21T01:35:58.000000Z"}}))
+        );
+    }
+
+    #[test]
+    fn a_missing_lease_is_created_with_its_owner_and_one_that_appeared_meanwhile_is_claimed() {
+        let (mut keeper, mut jitter) = keeper();
+        keeper.poll(at(0));
+        keeper.answered(at(1), &refused(404), &mut jitter);
+        let Some(LeaseRequest::Create(lease)) = keeper.poll(at(1)) else { panic!("no create") };
+        assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "uid-1");
+        keeper.answered(at(2), &refused(409), &mut jitter);
+        assert!(matches!(keeper.poll(at(2)), Some(LeaseRequest::Patch(_))));
+        keeper.answered(at(3), &Answer::Accepted(None), &mut jitter);
+        assert_eq!(keeper.renewed, 1);
+    }
+
+    #[test]
+    fn a_deleted_node_gets_no_lease_and_a_new_one_gets_its_own() {
+        let (mut keeper, mut jitter) = keeper();
+        keeper.poll(at(0));
+        keeper.answered(at(1), &Answer::Accepted(None), &mut jitter);
+        keeper.node(None, at(2));
+        assert_eq!(keeper.poll(at(60_000)), None);
+        keeper.node(Some("uid-2"), at(60_000));
+        let Some(LeaseRequest::Patch(claim)) = keeper.poll(at(60_000)) else { panic!("no patch") };
+        assert_eq!(claim["metadata"]["ownerReferences"][0]["uid"], "uid-2");
+    }
+
+    #[test]
+    fn failures_back_off_but_never_beyond_the_period_and_are_logged_once() {
+        let (mut keeper, mut jitter) = keeper();
+        let mut now = 0;
+        let mut logged = 0;
+        for _ in 0..20 {
+            assert!(keeper.poll(at(now)).is_some());
+            logged += usize::from(
+                keeper.answered(at(now), &Answer::Failed("no route".into()), &mut jitter).is_some(),
+            );
+            let wait = keeper.next_deadline().unwrap().as_millis() as u64 - now;
+            assert!((1_000..=12_500).contains(&wait), "{wait}");
+            now += wait;
+        }
+        assert_eq!(logged, 1);
+        keeper.poll(at(now));
+        let back = keeper.answered(at(now), &Answer::Accepted(None), &mut jitter);
+        assert_eq!(back.as_deref(), Some("lease renewed again after 20 failures"));
+    }
+
+    #[test]
+    fn a_server_that_names_a_wait_gets_it() {
+        let (mut keeper, mut jitter) = keeper();
+        keeper.poll(at(0));
+        let busy = Answer::Refused {
+            status: 429,
+            reason: "TooManyRequests".into(),
+            message: "later".into(),
+            retry_after: Some(Duration::from_secs(30)),
+        };
+        keeper.answered(at(0), &busy, &mut jitter);
+        assert_eq!(keeper.next_deadline(), Some(Duration::from_secs(30)));
+    }
+}

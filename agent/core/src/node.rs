@@ -1,0 +1,1094 @@
+//! The agent's core: what happened comes in as events, what must happen leaves as actions.
+//!
+//! `Node::handle` takes one event at one time and appends actions; `Node::next_deadline` says when to call it again though
+//! nothing happened. Always holds: at most one file step is under way; the Lease, the status and the configuration are
+//! independent, so none waits for another; queues have bounds. Leaves to others: performing the actions and reporting
+//! each outcome, in any order and as late as it likes.
+
+use crate::condition::{self, ConfigOk};
+use crate::config::{self, ConfigError, Effective, LocalLayers};
+use crate::configuration::{Configuration, News, Next, Now, Object};
+use crate::disk::AssignedNow;
+use crate::judge::PreviousRun;
+use crate::lease::{LeaseKeeper, LeaseRequest};
+use crate::node_status::{HostFacts, StatusKeeper, StatusPatch};
+use crate::pace::{Backoff, Jitter};
+use crate::program::{Outcome, Step, Steps, Suspend};
+use crate::records::{BadConfigs, CheckpointName, Read};
+use crate::source::{Wanted, wanted};
+use crate::start::{self, Active, Facts, Obstacle, Parsed, Started};
+use kedge_api as api;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// News that wait to be posted as Events: enough for a start with everything wrong, and no more than a hub can take from
+/// 10,000 nodes that come back together.
+const NEWS: usize = 16;
+
+/// Longest wait between tries of a request, whatever fails: a link that comes back is used within this time.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// What the command line and the board say once.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Name of the Node.
+    pub node_name: String,
+    /// Version of the agent.
+    pub version: String,
+    /// `--config`, drop-ins and flags.
+    pub local: LocalLayers,
+    /// `--dynamic-config`.
+    pub dynamic_config: bool,
+    /// `--node-labels`.
+    pub node_labels: BTreeMap<String, String>,
+    /// This boot.
+    pub boot_id: String,
+    /// How the previous run ended, as far as anybody recorded it.
+    pub previous_run: PreviousRun,
+    /// The one random number: spreads what a fleet does.
+    pub seed: u64,
+}
+
+/// Everything that can happen.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The agent begins. First, once.
+    Start,
+    /// Time passed.
+    Tick,
+    /// The file step asked for was performed.
+    StepDone(Outcome),
+    /// The host was looked at.
+    HostFacts(Box<HostFacts>),
+    /// A request was answered, or was not.
+    Answered(RequestKind, Answer),
+    /// The Lease request was answered, or was not.
+    Renewed(Answer),
+    /// The own Node was read, or changed.
+    NodeSeen(Box<api::Node>),
+    /// There is no such Node.
+    NodeGone,
+    /// The watched ConfigMap was read, or changed.
+    ConfigMapSeen {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The whole object.
+        object: Value,
+    },
+    /// There is no such ConfigMap.
+    ConfigMapGone {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The ConfigMap could not be read.
+    ConfigMapUnreadable {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// A watch had an answer other than 401: contact.
+    Contact,
+    /// `bad-configs.json` on disk is not what we last knew.
+    BadConfigsRead(Read),
+    /// `kedge config forgive UID`.
+    Forgive(String),
+    /// `kedge config reset`.
+    Reset,
+    /// The kubeconfig now names another server, or another identity.
+    ServerChanged,
+    /// Somebody asked the agent to stop.
+    Stop(String),
+}
+
+/// Everything we do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Perform one file step, then report `StepDone`.
+    Step(Step),
+    /// This is the configuration from now on. Everything that must be recorded before is.
+    Use(Box<Effective>),
+    /// What is known about the previous run has been held against whom it concerned.
+    ConsumeEvidence,
+    /// Remove checkpoints no record names, leftovers, and other versions' counts. In the background.
+    Sweep {
+        /// Checkpoints that stay; None: all, because a record that might name one is unknown.
+        keep: Option<Vec<CheckpointName>>,
+    },
+    /// Look at the host, then report `HostFacts`.
+    ReadHostFacts,
+    /// Ask the API server, then report `Answered`.
+    Request(Request),
+    /// Ask the API server on the stream of renewals, then report `Renewed`.
+    Renew {
+        /// What to ask.
+        request: LeaseRequest,
+        /// How long it may take.
+        deadline: Duration,
+    },
+    /// List and watch the own Node from now on.
+    WatchNode,
+    /// List and watch this ConfigMap from now on, and no other; None: none.
+    WatchConfigMap(Option<(String, String)>),
+    /// Exit with code 0. Only log lines follow.
+    Exit(String),
+    /// Tell whoever reads the log.
+    Log(Level, String),
+}
+
+/// How loud.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Somebody should look.
+    Warn,
+    /// Good to know.
+    Info,
+    /// For looking closer.
+    Debug,
+}
+
+/// A request to the API server.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Request {
+    /// `GET /version`.
+    Version,
+    /// Create the Node.
+    Register(Value),
+    /// Strategic-merge-patch the Node's status.
+    PatchStatus(Value),
+    /// Merge-patch the Node.
+    PatchNode(Value),
+    /// Create an Event in namespace default.
+    PostEvent(Value),
+}
+
+/// Which request, for its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RequestKind {
+    /// `GET /version`.
+    Version,
+    /// Create the Node.
+    Register,
+    /// Patch the Node's status.
+    PatchStatus,
+    /// Patch the Node.
+    PatchNode,
+    /// Create an Event.
+    PostEvent,
+}
+
+impl Request {
+    /// Which.
+    pub fn kind(&self) -> RequestKind {
+        match self {
+            Self::Version => RequestKind::Version,
+            Self::Register(_) => RequestKind::Register,
+            Self::PatchStatus(_) => RequestKind::PatchStatus,
+            Self::PatchNode(_) => RequestKind::PatchNode,
+            Self::PostEvent(_) => RequestKind::PostEvent,
+        }
+    }
+}
+
+/// How an API server answered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// Done; the object, if one was asked for.
+    Accepted(Option<Value>),
+    /// The server will not; with its Status.
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// Machine-readable reason of the Status.
+        reason: String,
+        /// Its message.
+        message: String,
+        /// When to come back, if it says.
+        retry_after: Option<Duration>,
+    },
+    /// No answer that counts: unreachable, untrusted, late, garbled.
+    Failed(String),
+}
+
+impl Answer {
+    /// Verified TLS and any answer but 401 (architecture 3).
+    pub fn is_contact(&self) -> bool {
+        !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })
+    }
+
+    pub(crate) fn retry_after(&self) -> Duration {
+        match self {
+            Self::Refused { retry_after: Some(wait), .. } => *wait,
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accepted(_) => f.write_str("accepted"),
+            Self::Refused { status, message, .. } => write!(f, "the API server answered {status}: {message}"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+/// One request that is repeated until it is answered well.
+#[derive(Debug, Default)]
+struct Line {
+    in_flight: bool,
+    not_before: Duration,
+    backoff: Backoff,
+}
+
+impl Line {
+    fn free(&self, now: Now) -> bool {
+        !self.in_flight && now.mono >= self.not_before
+    }
+
+    fn sent(&mut self) {
+        self.in_flight = true;
+    }
+
+    fn succeeded(&mut self) {
+        self.in_flight = false;
+        self.backoff.succeeded();
+    }
+
+    /// Says whether this is the first failure after a success: worth a line in the log.
+    fn failed(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> bool {
+        self.in_flight = false;
+        let wait = self.backoff.failed(LONGEST_WAIT, jitter).max(answer.retry_after());
+        self.not_before = now.mono + wait;
+        self.backoff.failures() == 1
+    }
+}
+
+enum Phase {
+    /// Nothing has happened.
+    New,
+    /// The decision at start is being made.
+    Starting { outcomes: Vec<Outcome>, parsed: Parsed },
+    /// A config is in use.
+    Running(Box<Running>),
+    /// The exit was ordered.
+    Exited,
+}
+
+struct Running {
+    configuration: Configuration,
+    lease: LeaseKeeper,
+    status: StatusKeeper,
+    /// First problem of the assigned config, if it was condemned at this start.
+    detail: Option<String>,
+    node: Option<Box<api::Node>>,
+    node_known_missing: bool,
+    server_is_hub: Option<bool>,
+    watched: Option<(String, String)>,
+    next_look: Duration,
+    looking: bool,
+    status_in_flight: Option<StatusPatch>,
+    config_status_sent: Option<Value>,
+    lines: BTreeMap<RequestKind, Line>,
+    news: heapless::Deque<api::Event, NEWS>,
+    last_config_ok: ConfigOk,
+    exiting: bool,
+    posted: u64,
+    status_posts: u64,
+}
+
+/// The core of one agent.
+pub struct Node {
+    options: Options,
+    facts: Facts,
+    jitter: Jitter,
+    phase: Phase,
+    stop_before_start: Option<String>,
+}
+
+impl Node {
+    /// Checks the local config: without a valid one an agent refuses to start, whatever is assigned (the design document).
+    /// `now` is for stamps.
+    ///
+    /// # Errors
+    /// The local config is invalid; nothing was counted or written.
+    pub fn new(options: Options, now: Now) -> Result<Self, ConfigError> {
+        let local_effective = config::effective(&options.local, None)?;
+        let overrides = config::canonical_overrides(&options.local)?;
+        let facts = Facts {
+            local: Rc::new(options.local.clone()),
+            local_effective: Rc::new(local_effective),
+            overrides: Rc::new(overrides),
+            dynamic: options.dynamic_config,
+            boot_id: options.boot_id.clone(),
+            previous: options.previous_run.clone(),
+            wall: now.wall,
+        };
+        let jitter = Jitter::new(options.seed);
+        Ok(Self { options, facts, jitter, phase: Phase::New, stop_before_start: None })
+    }
+
+    /// Takes one event; appends what must happen now.
+    pub fn handle(&mut self, now: Now, event: Event, actions: &mut Vec<Action>) {
+        match &mut self.phase {
+            Phase::Exited => {}
+            Phase::New | Phase::Starting { .. } => self.handle_start(now, event, actions),
+            Phase::Running(running) => {
+                running.take(now, event, &self.options, &mut self.jitter, actions);
+                self.settle(now, actions);
+            }
+        }
+    }
+
+    /// When to call `handle` with `Tick` if nothing happens before.
+    pub fn next_deadline(&self, now: Now) -> Option<Duration> {
+        match &self.phase {
+            Phase::Running(running) => running.next_deadline(now),
+            _ => None,
+        }
+    }
+
+    /// For `kedge status` and metrics; None until a config is in use.
+    pub fn report(&self, now: Now) -> Option<Report> {
+        match &self.phase {
+            Phase::Running(running) => Some(running.report(now, &self.options)),
+            _ => None,
+        }
+    }
+
+    /// The configuration in use, once there is one.
+    pub fn effective(&self) -> Option<&Effective> {
+        match &self.phase {
+            Phase::Running(running) => Some(running.configuration.effective()),
+            _ => None,
+        }
+    }
+
+    fn handle_start(&mut self, now: Now, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Start if matches!(self.phase, Phase::New) => {
+                self.phase = Phase::Starting { outcomes: Vec::new(), parsed: Parsed::default() };
+            }
+            Event::StepDone(outcome) => {
+                if let Phase::Starting { outcomes, .. } = &mut self.phase {
+                    outcomes.push(outcome);
+                }
+            }
+            // a start takes milliseconds: let it reach a state that a stop can close
+            Event::Stop(why) => {
+                self.stop_before_start.get_or_insert(why);
+                return;
+            }
+            _ => return,
+        }
+        let Phase::Starting { outcomes, parsed } = &mut self.phase else { return };
+        match start::start(&mut Steps::over(outcomes), &self.facts, parsed) {
+            Err(Suspend(step)) => actions.push(Action::Step(step)),
+            Ok(started) => self.started(now, started, actions),
+        }
+    }
+
+    fn started(&mut self, now: Now, started: Started, actions: &mut Vec<Action>) {
+        let mut running = Running::new(now, started, self.facts.clone(), &self.options, actions);
+        if let Some(why) = self.stop_before_start.take() {
+            running.configuration.stop(&why);
+        }
+        self.phase = Phase::Running(Box::new(running));
+        self.settle(now, actions);
+    }
+
+    /// Compares what is wanted with what is, until nothing is due.
+    fn settle(&mut self, now: Now, actions: &mut Vec<Action>) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        if running.settle(now, &self.options, &mut self.jitter, actions) {
+            self.phase = Phase::Exited;
+        }
+    }
+}
+
+impl Running {
+    fn new(now: Now, started: Started, facts: Facts, options: &Options, actions: &mut Vec<Action>) -> Self {
+        let findings = started.findings.clone();
+        let condemned = started.condemned.clone();
+        let report = started.report.clone();
+        let ended = started.ended.clone();
+        let changed = started.changed.clone();
+        let configuration = Configuration::new(started, facts, now);
+        let detail = report.as_ref().and_then(|report| report.lines().next()).map(str::to_owned);
+        let config_ok = condition::config_ok(&configuration);
+        let lease_secs = configuration.effective().config.node_lease_duration_secs;
+        let mut running = Self {
+            lease: LeaseKeeper::new(&options.node_name, lease_secs, now),
+            status: StatusKeeper::new(now.wall),
+            configuration,
+            detail,
+            node: None,
+            node_known_missing: false,
+            server_is_hub: None,
+            watched: None,
+            next_look: now.mono,
+            looking: false,
+            status_in_flight: None,
+            config_status_sent: None,
+            lines: BTreeMap::new(),
+            news: heapless::Deque::new(),
+            last_config_ok: config_ok.clone(),
+            exiting: false,
+            posted: 0,
+            status_posts: 0,
+        };
+        for finding in findings {
+            running.tell(now, options, actions, warning("StateSetAside", finding));
+        }
+        if let Some(how) = ended {
+            running.tell(
+                now,
+                options,
+                actions,
+                warning("UncleanExit", format!("the agent's previous run ended: {how}")),
+            );
+        }
+        if let Some(message) = changed {
+            let news = News { warning: false, reason: "KubeletConfigChanged", message };
+            running.tell(now, options, actions, news);
+        }
+        for verdict in condemned {
+            let detail = running.detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default();
+            let message = format!("{}{detail}; {}", verdict.reason, config_ok.message);
+            running.tell(now, options, actions, warning("ConfigRolledBack", message));
+        }
+        if let Some(report) = report {
+            actions.push(Action::Log(Level::Warn, report));
+        }
+        let line = format!("ConfigOK={}: {} ({})", config_ok.status, config_ok.message, config_ok.reason);
+        actions.push(Action::Log(Level::Info, line));
+        let without_effect = &running.configuration.effective().without_effect;
+        if !without_effect.is_empty() {
+            let line = format!("set but without effect here: {}", without_effect.join(", "));
+            actions.push(Action::Log(Level::Info, line));
+        }
+        actions.push(Action::Use(Box::new(running.configuration.effective().as_ref().clone())));
+        actions.push(Action::ConsumeEvidence);
+        actions.push(Action::Sweep { keep: running.checkpoints_to_keep() });
+        actions.push(Action::WatchNode);
+        running
+    }
+
+    /// Checkpoints that a record names; None while a record that might name one cannot be read.
+    fn checkpoints_to_keep(&self) -> Option<Vec<CheckpointName>> {
+        let disk = &self.configuration.disk;
+        if disk.current.unknown().is_some() || disk.last_known_good.unknown().is_some() {
+            return None;
+        }
+        let assigned = match disk.assigned() {
+            AssignedNow::Config(config, _) => config.checkpoint(),
+            _ => None,
+        };
+        Some(assigned.into_iter().chain(disk.fallback().and_then(|config| config.checkpoint())).collect())
+    }
+
+    // ------------------------------------------------------------------------------------------ events
+
+    fn take(
+        &mut self,
+        now: Now,
+        event: Event,
+        options: &Options,
+        jitter: &mut Jitter,
+        actions: &mut Vec<Action>,
+    ) {
+        match event {
+            Event::Start | Event::Tick => {}
+            Event::StepDone(outcome) => {
+                let next = self.configuration.done(now, outcome);
+                self.follow(next, actions);
+            }
+            Event::HostFacts(facts) => {
+                self.looking = false;
+                let effective = self.configuration.effective().clone();
+                self.status.observe(now, *facts, &effective.config);
+            }
+            Event::Answered(kind, answer) => self.answered(now, kind, answer, options, jitter, actions),
+            Event::Renewed(answer) => {
+                self.contact_if(&answer);
+                if let Some(line) = self.lease.answered(now, &answer, jitter) {
+                    let level = if answer.is_contact() { Level::Info } else { Level::Warn };
+                    actions.push(Action::Log(level, line));
+                }
+                // a Lease that cannot be claimed because its Node went is found out by the watch of the Node
+            }
+            Event::NodeSeen(node) => {
+                self.configuration.contact();
+                self.lease.node(Some(&node.metadata.uid), now);
+                self.status.node_seen(&node);
+                self.node_known_missing = false;
+                self.node = Some(node);
+            }
+            Event::NodeGone => {
+                self.configuration.contact();
+                self.lease.node(None, now);
+                self.status.node_gone();
+                self.config_status_sent = None;
+                self.node_known_missing = true;
+                self.node = None;
+            }
+            Event::ConfigMapSeen { namespace, name, object } => {
+                self.configuration.contact();
+                self.configuration.object_seen(&namespace, &name, Object::Here(Rc::new(object)));
+            }
+            Event::ConfigMapGone { namespace, name } => {
+                self.configuration.contact();
+                self.configuration.object_seen(&namespace, &name, Object::Missing);
+            }
+            Event::ConfigMapUnreadable { namespace, name, why } => {
+                self.configuration.object_seen(&namespace, &name, Object::Unreadable(why));
+            }
+            Event::Contact => self.configuration.contact(),
+            Event::BadConfigsRead(read) => self.configuration.bad_configs_edited(BadConfigs::read(&read)),
+            Event::Forgive(uid) => {
+                let known = self.configuration.forgive(&uid);
+                let what = if known { "removing the verdicts on it" } else { "there is no verdict on it" };
+                actions.push(Action::Log(Level::Info, format!("asked to forgive UID {uid}: {what}")));
+            }
+            Event::Reset => self.configuration.reset(),
+            Event::ServerChanged => {
+                self.server_is_hub = None;
+                self.lines.clear();
+            }
+            Event::Stop(why) => self.configuration.stop(&why),
+        }
+    }
+
+    fn contact_if(&mut self, answer: &Answer) {
+        if answer.is_contact() {
+            self.configuration.contact();
+        }
+    }
+
+    fn answered(
+        &mut self,
+        now: Now,
+        kind: RequestKind,
+        answer: Answer,
+        options: &Options,
+        jitter: &mut Jitter,
+        actions: &mut Vec<Action>,
+    ) {
+        self.contact_if(&answer);
+        let line = self.lines.entry(kind).or_default();
+        let refused = match &answer {
+            Answer::Accepted(_) => None,
+            Answer::Refused { status, .. } => Some(*status),
+            Answer::Failed(_) => Some(0),
+        };
+        match (kind, refused) {
+            (RequestKind::Version, None) => {
+                line.succeeded();
+                let version = match &answer {
+                    Answer::Accepted(Some(object)) => {
+                        object.get("gitVersion").and_then(Value::as_str).unwrap_or_default()
+                    }
+                    _ => "",
+                };
+                self.server_is_hub = Some(version.contains(api::HUB_VERSION_MARK));
+            }
+            // an identity that may not read it is no hub's
+            (RequestKind::Version, Some(403 | 404)) => {
+                line.succeeded();
+                self.server_is_hub = Some(false);
+            }
+            (RequestKind::PatchStatus, None) => {
+                line.succeeded();
+                self.status_posts += 1;
+                if let Some(patch) = self.status_in_flight.take() {
+                    let frequency = self.configuration.effective().config.node_status_report_frequency;
+                    self.status.accepted(now, patch, frequency, jitter);
+                }
+            }
+            (RequestKind::Register, Some(409)) => line.succeeded(),
+            // an Event is a courtesy: one the server will never take is dropped
+            (RequestKind::PostEvent, Some(status))
+                if (400..500).contains(&status) && status != 429 && status != 401 =>
+            {
+                line.succeeded();
+                self.news.pop_front();
+                actions.push(Action::Log(Level::Warn, format!("event dropped: {answer}")));
+            }
+            (RequestKind::PostEvent, None) => {
+                line.succeeded();
+                self.news.pop_front();
+            }
+            (_, None) => line.succeeded(),
+            (_, Some(_)) => {
+                if line.failed(now, &answer, jitter) {
+                    let text = format!("{}: {answer}; trying on", what(kind, &options.node_name));
+                    actions.push(Action::Log(Level::Warn, text));
+                }
+                match kind {
+                    RequestKind::PatchStatus => self.status_in_flight = None,
+                    RequestKind::PatchNode => self.config_status_sent = None,
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ what is due
+
+    /// Says whether the exit was ordered.
+    fn settle(
+        &mut self,
+        now: Now,
+        options: &Options,
+        jitter: &mut Jitter,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        if !self.exiting {
+            self.judge_source();
+            let next = self.configuration.next(now);
+            self.follow(next, actions);
+        }
+        for news in self.configuration.take_news() {
+            self.tell(now, options, actions, news);
+        }
+        if self.exiting {
+            return true;
+        }
+        self.note_condition(actions);
+        self.watch_wanted(actions);
+        self.look(now, jitter, actions);
+        self.ask(now, options, actions);
+        if let Some(request) = self.lease.poll(now) {
+            actions.push(Action::Renew { request, deadline: self.lease.request_deadline() });
+        }
+        false
+    }
+
+    fn follow(&mut self, next: Option<Next>, actions: &mut Vec<Action>) {
+        match next {
+            Some(Next::Step(step)) => actions.push(Action::Step(step)),
+            Some(Next::Exit(why)) => {
+                self.exiting = true;
+                actions.push(Action::Exit(why));
+            }
+            None => {}
+        }
+    }
+
+    /// What the Node asks for can be judged once it is known who serves it.
+    fn judge_source(&mut self) {
+        let (Some(node), Some(is_hub)) = (&self.node, self.server_is_hub) else { return };
+        let annotation = node.metadata.annotations.get(api::CONFIG_SOURCE_ANNOTATION).map(String::as_str);
+        let wanted: Wanted = wanted(node.spec.config_source.as_ref(), annotation, is_hub);
+        self.configuration.node_seen(&node.metadata.uid, wanted);
+    }
+
+    fn note_condition(&mut self, actions: &mut Vec<Action>) {
+        let config_ok = condition::config_ok(&self.configuration);
+        if config_ok != self.last_config_ok {
+            let line = format!("ConfigOK={}: {} ({})", config_ok.status, config_ok.message, config_ok.reason);
+            actions.push(Action::Log(Level::Info, line));
+            self.last_config_ok = config_ok;
+        }
+    }
+
+    fn watch_wanted(&mut self, actions: &mut Vec<Action>) {
+        // while the Node is unreachable, what was watched goes on being watched
+        let wanted = match (self.configuration.wanted_object(), &self.node) {
+            (Some((namespace, name)), _) => Some((namespace.to_owned(), name.to_owned())),
+            (None, Some(_)) => None,
+            (None, None) => return,
+        };
+        if wanted != self.watched {
+            actions.push(Action::WatchConfigMap(wanted.clone()));
+            self.watched = wanted;
+        }
+    }
+
+    fn look(&mut self, now: Now, jitter: &mut Jitter, actions: &mut Vec<Action>) {
+        if self.looking || now.mono < self.next_look {
+            return;
+        }
+        self.looking = true;
+        let every = self.configuration.effective().config.node_status_update_frequency;
+        self.next_look = now.mono + jitter.stretch(every, 0.04);
+        actions.push(Action::ReadHostFacts);
+    }
+
+    fn ask(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
+        if self.server_is_hub.is_none() && self.line(RequestKind::Version).free(now) {
+            self.send(Request::Version, actions);
+        }
+        let register = self.configuration.effective().config.register_node && self.node_known_missing;
+        if register && self.line(RequestKind::Register).free(now) && self.status.facts().is_some() {
+            let node = self.registration(options);
+            // answered by the watch: until then, not again
+            let line = self.line(RequestKind::Register);
+            line.not_before = now.mono + LONGEST_WAIT;
+            self.send(Request::Register(node), actions);
+        }
+        self.ask_for_status(now, options, actions);
+        if self.line(RequestKind::PostEvent).free(now) && self.node.is_some() {
+            if let Some(event) = self.news.front() {
+                let event = json!(event);
+                self.send(Request::PostEvent(event), actions);
+            }
+        }
+    }
+
+    fn ask_for_status(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
+        let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
+        let node_labels = missing_labels(node, options, self.status.facts());
+        let config = self.configuration.effective().config.clone();
+        let status = condition::config_status(&self.configuration, self.detail.as_deref());
+        if self.line(RequestKind::PatchStatus).free(now) {
+            let mut patch = self.status.patch(now, &config, &self.last_config_ok, &options.version);
+            if is_hub && self.status.facts().is_some() {
+                add_config_status(&mut patch, &status, self.status.believed());
+            }
+            if let Some(patch) = patch {
+                self.send(Request::PatchStatus(patch.body.clone()), actions);
+                self.status_in_flight = Some(patch);
+            }
+        }
+        if self.line(RequestKind::PatchNode).free(now) {
+            let mut metadata = serde_json::Map::new();
+            if !node_labels.is_empty() {
+                metadata.insert("labels".into(), json!(node_labels));
+            }
+            if !is_hub {
+                let text = json!(json!(status).to_string());
+                let there = self
+                    .node
+                    .as_ref()
+                    .and_then(|node| node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION));
+                if there.map(String::as_str) != text.as_str()
+                    && self.config_status_sent.as_ref() != Some(&text)
+                {
+                    metadata.insert("annotations".into(), json!({api::CONFIG_STATUS_ANNOTATION: text}));
+                    self.config_status_sent = Some(text);
+                }
+            }
+            let labels_only = metadata.len() == 1 && metadata.contains_key("labels");
+            if labels_only {
+                // answered by the watch: until then, not again
+                self.line(RequestKind::PatchNode).not_before = now.mono + LONGEST_WAIT;
+            }
+            if !metadata.is_empty() {
+                self.send(Request::PatchNode(json!({"metadata": metadata})), actions);
+            }
+        }
+    }
+
+    fn line(&mut self, kind: RequestKind) -> &mut Line {
+        self.lines.entry(kind).or_default()
+    }
+
+    fn send(&mut self, request: Request, actions: &mut Vec<Action>) {
+        self.line(request.kind()).sent();
+        actions.push(Action::Request(request));
+    }
+
+    fn registration(&self, options: &Options) -> Value {
+        let config = &self.configuration.effective().config;
+        let mut spec = serde_json::Map::new();
+        if !config.provider_id.is_empty() {
+            spec.insert("providerID".into(), json!(config.provider_id));
+        }
+        if !config.register_with_taints.is_empty() {
+            let taint = |taint: &config::Taint| api::Taint {
+                key: taint.key.clone(),
+                value: taint.value.clone(),
+                effect: taint.effect.clone(),
+            };
+            let taints: Vec<api::Taint> = config.register_with_taints.iter().map(taint).collect();
+            spec.insert("taints".into(), json!(taints));
+        }
+        json!({
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": options.node_name, "labels": labels(options, self.status.facts())},
+            "spec": spec,
+        })
+    }
+
+    /// A log line, and an Event once there is a Node to post it on.
+    fn tell(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>, news: News) {
+        let level = if news.warning { Level::Warn } else { Level::Info };
+        actions.push(Action::Log(level, format!("{}: {}", news.reason, news.message)));
+        self.posted += 1;
+        let name = format!("{}.{:x}{:02x}", options.node_name, now.wall.micros(), self.posted & 0xff);
+        let event = api::Event {
+            metadata: api::ObjectMeta { name, namespace: "default".into(), ..Default::default() },
+            involved_object: api::ObjectReference {
+                kind: "Node".into(),
+                name: options.node_name.clone(),
+                uid: options.node_name.clone(),
+                api_version: "v1".into(),
+                namespace: String::new(),
+            },
+            reason: news.reason.into(),
+            message: news.message.chars().take(1000).collect(),
+            source: api::EventSource { component: "kedge".into(), host: options.node_name.clone() },
+            first_timestamp: Some(now.wall),
+            last_timestamp: Some(now.wall),
+            count: 1,
+            event_type: if news.warning { "Warning" } else { "Normal" }.into(),
+        };
+        // the one being posted stays; of the others the oldest goes
+        if self.news.is_full() {
+            let first = self.news.pop_front();
+            if self.line(RequestKind::PostEvent).in_flight {
+                self.news.pop_front();
+                if let Some(first) = first {
+                    let _ = self.news.push_front(first);
+                }
+            }
+        }
+        let _ = self.news.push_back(event);
+    }
+
+    fn next_deadline(&self, now: Now) -> Option<Duration> {
+        let report = self.status.report_due();
+        let lines = self.lines.values().filter(|line| !line.in_flight && line.backoff.failures() > 0);
+        let waiting = lines.map(|line| line.not_before).filter(|at| *at > now.mono);
+        let register =
+            self.lines.get(&RequestKind::Register).filter(|line| self.node_known_missing && !line.in_flight);
+        [
+            self.configuration.next_deadline(now),
+            self.lease.next_deadline(),
+            (!self.looking).then_some(self.next_look),
+            report.filter(|at| self.node.is_some() && self.status_in_flight.is_none() && *at > now.mono),
+            register.map(|line| line.not_before).filter(|at| *at > now.mono),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(waiting)
+        .min()
+    }
+
+    fn report(&self, now: Now, options: &Options) -> Report {
+        let configuration = &self.configuration;
+        let config_ok = condition::config_ok(configuration);
+        let trial_left = configuration.trial_left(now);
+        let state = match (configuration.in_use.active, &trial_left) {
+            (Active::Local, _) if configuration.obstacle.is_none() => "local",
+            (Active::Assigned, Some(_)) => "trial",
+            (Active::Assigned, None) => "known-good",
+            (Active::Local | Active::LastKnownGood, _) => "fallback",
+        };
+        let bad = configuration.disk.bad_configs.known();
+        Report {
+            node: options.node_name.clone(),
+            version: options.version.clone(),
+            config: ConfigReport {
+                state,
+                trial_remaining_seconds: trial_left.map(|left| left.as_secs_f64().ceil() as u64),
+                ran_seconds: configuration.ran_ms(now) / 1000,
+                startups: configuration.in_use.startups.startups.len(),
+                cuts: configuration.in_use.startups.cuts,
+                contact: configuration.in_use.startups.contact,
+                condition: ConditionReport {
+                    status: config_ok.status,
+                    reason: config_ok.reason,
+                    message: config_ok.message,
+                },
+                status: condition::config_status(configuration, self.detail.as_deref()),
+                bad: bad
+                    .map(|bad| {
+                        bad.entries()
+                            .map(|(uid, time, reason)| BadReport {
+                                uid: uid.to_owned(),
+                                time,
+                                reason: reason.to_owned(),
+                            })
+                            .collect()
+                    })
+                    .unwrap_or_default(),
+                transition: configuration.under_way(),
+                obstacle: configuration.obstacle.as_ref().map(obstacle_name),
+            },
+            lease: LeaseReport {
+                renewals: self.lease.renewed,
+                seconds_since_renewal: self
+                    .lease
+                    .last_renewed
+                    .map(|at| now.mono.saturating_sub(at).as_secs()),
+            },
+            status_posts: self.status_posts,
+            registered: self.node.is_some(),
+            server_is_hub: self.server_is_hub,
+        }
+    }
+}
+
+fn obstacle_name(obstacle: &Obstacle) -> &'static str {
+    match obstacle {
+        Obstacle::Marked { .. } => "marked",
+        Obstacle::Missing(_) => "missing",
+        Obstacle::AssignmentUnknown(_) => "assignment-unknown",
+        Obstacle::VerdictsUnknown(_) => "verdicts-unknown",
+        Obstacle::NotRecorded(_) => "not-recorded",
+        Obstacle::SourceInvalid(_) => "source-invalid",
+    }
+}
+
+fn warning(reason: &'static str, message: String) -> News {
+    News { warning: true, reason, message }
+}
+
+fn what(kind: RequestKind, node: &str) -> String {
+    match kind {
+        RequestKind::Version => "GET /version".into(),
+        RequestKind::Register => format!("creating Node {node}"),
+        RequestKind::PatchStatus => format!("patching the status of Node {node}"),
+        RequestKind::PatchNode => format!("patching Node {node}"),
+        RequestKind::PostEvent => format!("posting an event about Node {node}"),
+    }
+}
+
+fn labels(options: &Options, facts: Option<&HostFacts>) -> BTreeMap<String, String> {
+    let architecture = facts.map(|facts| facts.architecture.clone()).unwrap_or_default();
+    let mut labels = BTreeMap::from([
+        ("kubernetes.io/hostname".to_owned(), options.node_name.clone()),
+        ("kubernetes.io/os".to_owned(), "linux".to_owned()),
+        ("kubernetes.io/arch".to_owned(), architecture),
+    ]);
+    labels.extend(options.node_labels.clone());
+    labels
+}
+
+/// Upstream's rule: the labels a node agent owns are put back, others stay whatever they are.
+fn missing_labels(
+    node: &api::Node,
+    options: &Options,
+    facts: Option<&HostFacts>,
+) -> BTreeMap<String, String> {
+    if facts.is_none() {
+        return BTreeMap::new();
+    }
+    labels(options, facts)
+        .into_iter()
+        .filter(|(name, value)| node.metadata.labels.get(name) != Some(value))
+        .collect()
+}
+
+/// Adds `status.config` to the patch where it differs; what is absent there is removed with an explicit null.
+fn add_config_status(
+    patch: &mut Option<StatusPatch>,
+    status: &api::NodeConfigStatus,
+    believed: Option<&api::NodeStatus>,
+) {
+    let there = believed.and_then(|believed| believed.config.clone()).unwrap_or_default();
+    if there == *status {
+        return;
+    }
+    let Some(result) = patch.as_ref().map(|patch| patch.result.clone()).or(believed.cloned()) else { return };
+    let mut lines = serde_json::Map::new();
+    let mut set = |name: &str, differs: bool, value: Value| {
+        if differs {
+            lines.insert(name.to_owned(), value);
+        }
+    };
+    set("assigned", there.assigned != status.assigned, json!(status.assigned));
+    set("active", there.active != status.active, json!(status.active));
+    set("lastKnownGood", there.last_known_good != status.last_known_good, json!(status.last_known_good));
+    let error = if status.error.is_empty() { Value::Null } else { json!(status.error) };
+    set("error", there.error != status.error, error);
+    let patch =
+        patch.get_or_insert_with(|| StatusPatch { body: json!({"status": {}}), result, changed: true });
+    patch.body["status"]["config"] = Value::Object(lines);
+    patch.result.config = Some(status.clone());
+    patch.changed = true;
+}
+
+/// What an agent says of itself: `kedge status --output json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// Name of the Node.
+    pub node: String,
+    /// Version of the agent.
+    pub version: String,
+    /// The configuration.
+    pub config: ConfigReport,
+    /// The Lease.
+    pub lease: LeaseReport,
+    /// Status patches accepted since the start.
+    pub status_posts: u64,
+    /// The Node exists.
+    pub registered: bool,
+    /// Whether the API server is our hub; null while unknown.
+    pub server_is_hub: Option<bool>,
+}
+
+/// The configuration's part of a report.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConfigReport {
+    /// local, trial, known-good or fallback.
+    pub state: &'static str,
+    /// What is left of the trial.
+    pub trial_remaining_seconds: Option<u64>,
+    /// Running time since the last counted startup.
+    pub ran_seconds: u64,
+    /// Counted startups.
+    pub startups: usize,
+    /// Power cuts since the last save of progress.
+    pub cuts: u32,
+    /// It had contact with an API server.
+    pub contact: bool,
+    /// The condition ConfigOK.
+    pub condition: ConditionReport,
+    /// `status.config`.
+    pub status: api::NodeConfigStatus,
+    /// What is not tried again.
+    pub bad: Vec<BadReport>,
+    /// The transition under way.
+    pub transition: Option<&'static str>,
+    /// What keeps the assigned config from running.
+    pub obstacle: Option<&'static str>,
+}
+
+/// The condition's part of a report.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ConditionReport {
+    /// True, False or Unknown.
+    pub status: &'static str,
+    /// The cause.
+    pub reason: String,
+    /// The effect.
+    pub message: String,
+}
+
+/// One entry of `bad-configs.json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BadReport {
+    /// UID of the ConfigMap.
+    pub uid: String,
+    /// When it was marked.
+    pub time: api::Timestamp,
+    /// Why.
+    pub reason: String,
+}
+
+/// The Lease's part of a report.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeaseReport {
+    /// Renewals accepted since the start.
+    pub renewals: u64,
+    /// Seconds since the last; null before the first.
+    pub seconds_since_renewal: Option<u64>,
+}

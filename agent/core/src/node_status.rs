@@ -1,0 +1,400 @@
+//! The Node's status: composed from facts about the host, compared with what the API server has, and sent as the smallest
+//! patch that closes the difference (architecture 5; upstream's rules for what counts as a change).
+//!
+//! Always holds: a condition's `lastTransitionTime` moves only when the condition changes; `lastHeartbeatTime` alone is no
+//! change; nothing that others own (conditions of other agents, labels) is touched.
+
+use crate::condition::ConfigOk;
+use crate::config::{Config, EvictionHard};
+use crate::configuration::Now;
+use crate::pace::Jitter;
+use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
+pub fn kubelet_version(agent_version: &str) -> String {
+    format!("v1.34.0+kedge-{agent_version}")
+}
+
+/// Facts about the host, as plain values.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostFacts {
+    /// `/etc/machine-id`.
+    pub machine_id: String,
+    /// Identity of the board.
+    pub system_uuid: String,
+    /// This boot.
+    pub boot_id: String,
+    /// `uname -r`.
+    pub kernel_version: String,
+    /// PRETTY_NAME of os-release.
+    pub os_image: String,
+    /// In Go's spelling.
+    pub architecture: String,
+    /// The host's name.
+    pub hostname: String,
+    /// Addresses others may use, best first.
+    pub addresses: Vec<String>,
+    /// CPUs online.
+    pub cpus: u64,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes of the file system below `--root-dir`.
+    pub storage_bytes: u64,
+    /// Inodes there.
+    pub inodes: u64,
+    /// Highest number of processes.
+    pub pids: u64,
+    /// Bytes of memory that could be had.
+    pub memory_available_bytes: u64,
+    /// Bytes free below `--root-dir`.
+    pub storage_available_bytes: u64,
+    /// Inodes free there.
+    pub inodes_free: u64,
+    /// Processes there are.
+    pub pids_in_use: u64,
+}
+
+/// What a pressure condition remembers: upstream holds it for a while after the pressure went.
+#[derive(Debug, Default)]
+struct Pressure {
+    last_seen: Option<Duration>,
+}
+
+impl Pressure {
+    fn observe(&mut self, now: Now, low: bool, hold: Duration) -> bool {
+        if low {
+            self.last_seen = Some(now.mono);
+        }
+        self.last_seen.is_some_and(|seen| low || now.mono < seen + hold)
+    }
+}
+
+/// Composes and compares.
+#[derive(Debug, Default)]
+pub(crate) struct StatusKeeper {
+    memory: Pressure,
+    disk: Pressure,
+    pid: Pressure,
+    facts: Option<HostFacts>,
+    /// Pressure as of the last facts: memory, disk, pid.
+    pressed: [bool; 3],
+    /// What the API server has, as far as we know.
+    believed: Option<NodeStatus>,
+    /// When this process looked at its configuration: the heartbeat time of `ConfigOK`.
+    started: Timestamp,
+    next_report: Option<Duration>,
+}
+
+/// A patch to send, and what the server has once it is accepted.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct StatusPatch {
+    pub(crate) body: Value,
+    pub(crate) result: NodeStatus,
+    /// Something changed; without it this is the report that is due anyway.
+    pub(crate) changed: bool,
+}
+
+impl StatusKeeper {
+    pub(crate) fn new(started: Timestamp) -> Self {
+        Self { started, ..Self::default() }
+    }
+
+    pub(crate) fn facts(&self) -> Option<&HostFacts> {
+        self.facts.as_ref()
+    }
+
+    /// The host was looked at.
+    pub(crate) fn observe(&mut self, now: Now, facts: HostFacts, config: &Config) {
+        let low = low(&facts, &config.eviction_hard);
+        let hold = config.eviction_pressure_transition_period;
+        self.pressed = [
+            self.memory.observe(now, low[0], hold),
+            self.disk.observe(now, low[1], hold),
+            self.pid.observe(now, low[2], hold),
+        ];
+        self.facts = Some(facts);
+    }
+
+    /// What the API server has, as far as we know.
+    pub(crate) fn believed(&self) -> Option<&NodeStatus> {
+        self.believed.as_ref()
+    }
+
+    /// The Node was read.
+    pub(crate) fn node_seen(&mut self, node: &Node) {
+        self.believed = Some(node.status.clone());
+    }
+
+    /// The Node is gone.
+    pub(crate) fn node_gone(&mut self) {
+        (self.believed, self.next_report) = (None, None);
+    }
+
+    /// A patch was accepted. The next report is due after `frequency`; after a change, somewhere in the second half of it,
+    /// so that nodes which changed together (a power cut, a pushed config) drift apart.
+    pub(crate) fn accepted(
+        &mut self,
+        now: Now,
+        patch: StatusPatch,
+        frequency: Duration,
+        jitter: &mut Jitter,
+    ) {
+        self.believed = Some(patch.result);
+        let half = frequency / 2;
+        let wait = if patch.changed { half + jitter.within(half) } else { frequency };
+        self.next_report = Some(now.mono + wait);
+    }
+
+    /// When a report is due although nothing changed.
+    pub(crate) fn report_due(&self) -> Option<Duration> {
+        self.next_report
+    }
+
+    /// What must be sent now: the difference, or on time the heartbeat of everything.
+    pub(crate) fn patch(
+        &self,
+        now: Now,
+        config: &Config,
+        config_ok: &ConfigOk,
+        version: &str,
+    ) -> Option<StatusPatch> {
+        let facts = self.facts.as_ref()?;
+        let believed = self.believed.as_ref()?;
+        let report = self.next_report.is_none_or(|due| now.mono >= due);
+        let mut result = believed.clone();
+        let mut status = Map::new();
+
+        let conditions = self.conditions(now, believed, config_ok, report);
+        let mut changed = conditions.iter().any(|(_, changed)| *changed);
+        if !conditions.is_empty() {
+            let lines = conditions.iter().map(|(condition, changed)| line(condition, *changed)).collect();
+            status.insert("conditions".into(), Value::Array(lines));
+            for (condition, _) in conditions {
+                replace(&mut result.conditions, condition);
+            }
+        }
+        let addresses = addresses(facts);
+        if believed.addresses != addresses {
+            // merging by type would keep old addresses beside new ones
+            let mut lines: Vec<Value> = addresses.iter().map(|address| json!(address)).collect();
+            lines.push(json!({"$patch": "replace"}));
+            status.insert("addresses".into(), Value::Array(lines));
+            result.addresses = addresses;
+        }
+        let mut set = |name: &str, differs: bool, value: Value| {
+            if differs {
+                status.insert(name.to_owned(), value);
+            }
+        };
+        let info = node_info(facts, version);
+        set("nodeInfo", believed.node_info != info, json!(info));
+        let (capacity, allocatable) = resources(facts, config);
+        set("capacity", !contains(&believed.capacity, &capacity), json!(capacity));
+        set("allocatable", !contains(&believed.allocatable, &allocatable), json!(allocatable));
+        result.node_info = info;
+        result.capacity.extend(capacity);
+        result.allocatable.extend(allocatable);
+        changed |= status.keys().any(|name| name != "conditions");
+        (!status.is_empty()).then(|| StatusPatch { body: json!({"status": status}), result, changed })
+    }
+
+    /// The conditions to send, each with whether it changed.
+    fn conditions(
+        &self,
+        now: Now,
+        believed: &NodeStatus,
+        config_ok: &ConfigOk,
+        report: bool,
+    ) -> Vec<(NodeCondition, bool)> {
+        let mut wanted = self.own_conditions().to_vec();
+        for condition in &mut wanted {
+            condition.last_heartbeat_time = Some(now.wall);
+        }
+        wanted.push(NodeCondition {
+            last_heartbeat_time: Some(self.started),
+            ..condition(kedge_api::CONFIG_OK, config_ok.status, &config_ok.reason, &config_ok.message)
+        });
+        wanted
+            .into_iter()
+            .filter_map(|mut condition| {
+                let there =
+                    believed.conditions.iter().find(|other| other.condition_type == condition.condition_type);
+                let changed = there.is_none_or(|there| !same(there, &condition));
+                let transition = there.filter(|there| {
+                    // ConfigOK: "the last time this condition changed"; the others, as upstream: its status
+                    if condition.condition_type == kedge_api::CONFIG_OK {
+                        !changed
+                    } else {
+                        there.status == condition.status
+                    }
+                });
+                condition.last_transition_time =
+                    transition.and_then(|there| there.last_transition_time).or(Some(now.wall));
+                let restarted = condition.condition_type == kedge_api::CONFIG_OK
+                    && there.is_some_and(|there| there.last_heartbeat_time != condition.last_heartbeat_time);
+                let heartbeat = report && condition.condition_type != kedge_api::CONFIG_OK;
+                (changed || restarted || heartbeat).then_some((condition, changed))
+            })
+            .collect()
+    }
+
+    fn own_conditions(&self) -> [NodeCondition; 4] {
+        let [memory, disk, pid] = self.pressed;
+        let pressure = |name, pressed: bool, texts: [(&str, &str); 2]| {
+            let (reason, message) = texts[usize::from(pressed)];
+            condition(name, if pressed { "True" } else { "False" }, reason, message)
+        };
+        [
+            pressure(
+                "MemoryPressure",
+                memory,
+                [
+                    ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+                    ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
+                ],
+            ),
+            pressure(
+                "DiskPressure",
+                disk,
+                [
+                    ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+                    ("KubeletHasDiskPressure", "kubelet has disk pressure"),
+                ],
+            ),
+            pressure(
+                "PIDPressure",
+                pid,
+                [
+                    ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+                    ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
+                ],
+            ),
+            condition("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
+        ]
+    }
+}
+
+/// What is below its threshold: memory, disk, pid.
+fn low(facts: &HostFacts, hard: &EvictionHard) -> [bool; 3] {
+    let below = |threshold: &crate::config::quantity::Threshold, available: u64, capacity: u64| {
+        // a capacity of zero means it could not be read: unknown is not empty
+        capacity > 0 && threshold.amount(capacity).is_some_and(|least| available < least)
+    };
+    [
+        below(&hard.memory_available, facts.memory_available_bytes, facts.memory_bytes),
+        below(&hard.nodefs_available, facts.storage_available_bytes, facts.storage_bytes)
+            || below(&hard.nodefs_inodes_free, facts.inodes_free, facts.inodes),
+        below(&hard.pid_available, facts.pids.saturating_sub(facts.pids_in_use), facts.pids),
+    ]
+}
+
+fn condition(name: &str, status: &str, reason: &str, message: &str) -> NodeCondition {
+    NodeCondition {
+        condition_type: name.into(),
+        status: status.into(),
+        reason: reason.into(),
+        message: message.into(),
+        last_heartbeat_time: None,
+        last_transition_time: None,
+    }
+}
+
+fn same(a: &NodeCondition, b: &NodeCondition) -> bool {
+    a.status == b.status && a.reason == b.reason && a.message == b.message
+}
+
+/// A changed condition whole; an unchanged one only its heartbeat, since the server merges by type.
+fn line(condition: &NodeCondition, changed: bool) -> Value {
+    if changed {
+        return json!(condition);
+    }
+    json!({"type": condition.condition_type, "lastHeartbeatTime": condition.last_heartbeat_time})
+}
+
+fn replace(conditions: &mut Vec<NodeCondition>, condition: NodeCondition) {
+    match conditions.iter_mut().find(|other| other.condition_type == condition.condition_type) {
+        Some(there) => *there = condition,
+        None => conditions.push(condition),
+    }
+}
+
+fn addresses(facts: &HostFacts) -> Vec<NodeAddress> {
+    let of = |address_type: &str, address: &str| NodeAddress {
+        address_type: address_type.into(),
+        address: address.into(),
+    };
+    let ips = facts.addresses.iter().map(|ip| of("InternalIP", ip));
+    ips.chain((!facts.hostname.is_empty()).then(|| of("Hostname", &facts.hostname))).collect()
+}
+
+fn node_info(facts: &HostFacts, version: &str) -> NodeSystemInfo {
+    NodeSystemInfo {
+        machine_id: facts.machine_id.clone(),
+        system_uuid: facts.system_uuid.clone(),
+        boot_id: facts.boot_id.clone(),
+        kernel_version: facts.kernel_version.clone(),
+        os_image: facts.os_image.clone(),
+        container_runtime_version: format!("kedge://{version}"),
+        kubelet_version: kubelet_version(version),
+        kube_proxy_version: String::new(),
+        operating_system: "linux".into(),
+        architecture: facts.architecture.clone(),
+    }
+}
+
+type Resources = BTreeMap<String, String>;
+
+/// Capacity, and what is left of it for pods.
+fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
+    let (system, kube, hard) = (&config.system_reserved, &config.kube_reserved, &config.eviction_hard);
+    let storage_kept = hard.nodefs_available.amount(facts.storage_bytes).unwrap_or(0);
+    let memory_kept = hard.memory_available.amount(facts.memory_bytes).unwrap_or(0);
+    let left =
+        |capacity: u64, kept: [u64; 3]| kept.iter().fold(capacity, |left, kept| left.saturating_sub(*kept));
+    let resources = |cpu_milli: u64, memory: u64, storage: u64| {
+        [
+            ("cpu", milli(cpu_milli)),
+            ("memory", bytes(memory)),
+            ("ephemeral-storage", bytes(storage)),
+            ("pods", config.max_pods.to_string()),
+        ]
+        .into_iter()
+        .map(|(name, quantity)| (name.to_owned(), quantity))
+        .collect()
+    };
+    (
+        resources(facts.cpus * 1000, facts.memory_bytes, facts.storage_bytes),
+        resources(
+            left(facts.cpus * 1000, [system.cpu_milli, kube.cpu_milli, 0]),
+            left(facts.memory_bytes, [system.memory_bytes, kube.memory_bytes, memory_kept]),
+            left(
+                facts.storage_bytes,
+                [system.ephemeral_storage_bytes, kube.ephemeral_storage_bytes, storage_kept],
+            ),
+        ),
+    )
+}
+
+/// Another agent's resources (device plugins) may stand beside ours.
+fn contains(all: &Resources, ours: &Resources) -> bool {
+    ours.iter().all(|(name, quantity)| all.get(name) == Some(quantity))
+}
+
+/// In the API server's canonical form, so that what it returns equals what was sent.
+fn bytes(value: u64) -> String {
+    let mut value = value;
+    for suffix in ["", "Ki", "Mi", "Gi", "Ti", "Pi"] {
+        if value % 1024 != 0 || value == 0 {
+            return format!("{value}{suffix}");
+        }
+        value /= 1024;
+    }
+    format!("{value}Ei")
+}
+
+fn milli(value: u64) -> String {
+    if value % 1000 == 0 { (value / 1000).to_string() } else { format!("{value}m") }
+}

@@ -1,0 +1,87 @@
+//! When to try again: jitter and back-off from a seed, so that a fleet does not move in step and a test moves the same
+//! way every time.
+
+use std::time::Duration;
+
+/// A small deterministic generator (xorshift64*): the seed is the only randomness, and it is handed in.
+#[derive(Debug, Clone)]
+pub(crate) struct Jitter(u64);
+
+impl Jitter {
+    pub(crate) fn new(seed: u64) -> Self {
+        // zero is the one state it cannot leave
+        Self(seed | 1)
+    }
+
+    /// Between 0 and 1.
+    fn next(&mut self) -> f64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// `period` and up to `factor` of it more.
+    pub(crate) fn stretch(&mut self, period: Duration, factor: f64) -> Duration {
+        period.mul_f64(1.0 + factor * self.next())
+    }
+
+    /// Somewhere within `period`.
+    pub(crate) fn within(&mut self, period: Duration) -> Duration {
+        period.mul_f64(self.next())
+    }
+}
+
+/// Exponential back-off: one second, doubling, up to a limit, each stretched by up to a quarter.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    /// The wait after one more failure.
+    pub(crate) fn failed(&mut self, limit: Duration, jitter: &mut Jitter) -> Duration {
+        let wait = Duration::from_secs(1 << self.failures.min(16)).min(limit);
+        self.failures = self.failures.saturating_add(1);
+        jitter.stretch(wait, 0.25)
+    }
+
+    pub(crate) fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+
+    pub(crate) fn failures(&self) -> u32 {
+        self.failures
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_the_limit_and_begin_again_after_a_success() {
+        let (mut backoff, mut jitter) = (Backoff::default(), Jitter::new(7));
+        let limit = Duration::from_secs(10);
+        for expect in [1, 2, 4, 8, 10, 10] {
+            let wait = backoff.failed(limit, &mut jitter);
+            let expect = Duration::from_secs(expect);
+            assert!(wait >= expect && wait <= expect.mul_f64(1.25), "{wait:?}, expected about {expect:?}");
+        }
+        backoff.succeeded();
+        assert!(backoff.failed(limit, &mut jitter) < Duration::from_millis(1300));
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_waits_and_another_seed_others() {
+        let waits = |seed| {
+            let mut jitter = Jitter::new(seed);
+            (0..50).map(|_| jitter.within(Duration::from_secs(300))).collect::<Vec<_>>()
+        };
+        assert_eq!(waits(3), waits(3));
+        assert_ne!(waits(3), waits(5));
+        assert!(waits(0).iter().all(|wait| *wait < Duration::from_secs(300)));
+        let spread = waits(9);
+        assert!(spread.iter().max() > spread.iter().min().map(|least| *least * 3).as_ref());
+    }
+}
