@@ -41,7 +41,7 @@ fn layers(base_fields: &str, drop_ins: &[&str]) -> LocalLayers {
 
 #[track_caller]
 fn local(fields: &str) -> Effective {
-    effective(&layers(fields, &[]), None).unwrap()
+    effective(&layers(fields, &[]), None).expect("the fields are right")
 }
 
 #[track_caller]
@@ -349,6 +349,50 @@ shutdownGracePeriodByPodPriority:
     let periods = periods
         .map(|(priority, seconds)| json!({"priority": priority, "shutdownGracePeriodSeconds": seconds}));
     assert_eq!(object["shutdownGracePeriodByPodPriority"], json!(periods));
+}
+
+/// What kubeadm writes, zeros included: those that mean "the default" there are values here.
+#[test]
+fn a_file_of_kubeadms_is_accepted_but_for_the_frequency_that_cannot_be_zero() {
+    let fields = "address: 0.0.0.0
+authentication: {anonymous: {enabled: false}, webhook: {cacheTTL: 0s, enabled: true}, x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}
+authorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}}
+cgroupDriver: systemd
+clusterDNS: [10.96.0.10]
+clusterDomain: cluster.local
+containerRuntimeEndpoint: \"\"
+cpuManagerReconcilePeriod: 0s
+crashLoopBackOff: {}
+evictionPressureTransitionPeriod: 0s
+fileCheckFrequency: 0s
+healthzBindAddress: 127.0.0.1
+healthzPort: 10248
+httpCheckFrequency: 0s
+imageMaximumGCAge: 0s
+imageMinimumGCAge: 0s
+logging: {flushFrequency: 0, options: {json: {infoBufferSize: \"0\"}, text: {infoBufferSize: \"0\"}}, verbosity: 0}
+memorySwap: {}
+nodeStatusReportFrequency: 0s
+resolvConf: /run/systemd/resolve/resolv.conf
+rotateCertificates: true
+runtimeRequestTimeout: 0s
+shutdownGracePeriod: 0s
+shutdownGracePeriodCriticalPods: 0s
+staticPodPath: /etc/kubernetes/manifests
+streamingConnectionIdleTimeout: 0s
+syncFrequency: 0s
+volumeStatsAggPeriod: 0s
+";
+    let found = local(fields);
+    assert_eq!(found.object["memorySwap"], json!({}));
+    assert_eq!(found.config.eviction_pressure_transition_period, Duration::ZERO);
+    check_error(
+        &layers(&format!("{fields}nodeStatusUpdateFrequency: 0s\n"), &[]),
+        ErrorKind::Validate,
+        &[
+            "config file /etc/kedge/config.yaml: nodeStatusUpdateFrequency is \"0s\", expected at least 1s (line 31)",
+        ],
+    );
 }
 
 #[test]

@@ -19,7 +19,7 @@ struct Dice(u64);
 impl Dice {
     fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.0 >> 33).unwrap() % sides
+        usize::try_from(self.0 >> 33).expect("31 bits") % sides
     }
 
     fn mutate(&mut self, text: &mut Vec<u8>) {
@@ -47,7 +47,10 @@ fn read(text: Vec<u8>) -> bool {
     match found {
         Ok(found) => {
             assert!(overrides.is_ok());
-            assert_eq!(yaml::parse(found.to_text().as_bytes()).unwrap().to_json(), found.object);
+            assert_eq!(
+                yaml::parse(found.to_text().as_bytes()).expect("our own text").to_json(),
+                found.object
+            );
             assert!(found.config.node_lease_duration_secs > 0);
             assert!(found.config.trial.crash_loop_threshold <= 10);
             assert!(found.config.register_with_taints.len() <= MAX_TAINTS);

@@ -143,10 +143,10 @@ pub static FIELDS: &[Field] = &[
     honoured("kubeReserved", Kind::Object(RESERVED), Default::None),
     honoured("evictionHard", Kind::Object(EVICTION_HARD), Default::None),
     honoured("evictionPressureTransitionPeriod", Kind::Duration, Default::Text("5m0s")),
-    with_pods("evictionSoft", Kind::Map(&Kind::Threshold)),
-    with_pods("evictionSoftGracePeriod", Kind::Map(&Kind::Duration)),
+    with_pods("evictionSoft", MAP_OF_TEXT),
+    with_pods("evictionSoftGracePeriod", MAP_OF_TEXT),
     with_pods("evictionMaxPodGracePeriod", I32),
-    with_pods("evictionMinimumReclaim", Kind::Map(&Kind::Threshold)),
+    with_pods("evictionMinimumReclaim", MAP_OF_TEXT),
     // thresholds always merge with their defaults here
     no_effect("mergeDefaultEvictionSettings", Kind::Bool),
     with_pods("podsPerCore", I32),

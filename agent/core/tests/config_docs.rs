@@ -1,0 +1,67 @@
+//! docs/config.md lists exactly the fields the schema has, each under what it does. A field that changes its sort, its
+//! default or its name changes the page, or this fails.
+
+// a build that can commit faults has fields that no release has, and the page is about releases
+#![cfg(not(feature = "fault-injection"))]
+
+use kedge_core::config::schema::{self, Default, Sort};
+
+const PAGE: &str = include_str!("../../../docs/config.md");
+
+/// The lines between the markers of this name.
+fn section(name: &str) -> Vec<&'static str> {
+    let begin = format!("<!-- {name}: begin");
+    let end = format!("<!-- {name}: end -->");
+    let lines = PAGE.lines().skip_while(|line| !line.starts_with(&begin)).skip(1);
+    let found: Vec<&str> = lines.take_while(|line| *line != end).collect();
+    assert!(!found.is_empty(), "the page has a section {name}");
+    found
+}
+
+fn fields(sort: Sort) -> Vec<(String, Default)> {
+    let leaves = schema::leaves().into_iter().filter(|(_, field)| field.sort == sort);
+    leaves.map(|(path, field)| (path, field.default)).collect()
+}
+
+fn shown(default: Default) -> String {
+    match default {
+        Default::None => String::new(),
+        Default::Bool(value) => format!("`{value}`"),
+        Default::Int(value) => format!("`{value}`"),
+        Default::Text(value) => format!("`{value}`"),
+    }
+}
+
+#[test]
+fn the_table_has_every_honoured_field_with_its_default() {
+    let rows: Vec<(String, String)> = section("honoured")
+        .into_iter()
+        .skip(2)
+        .map(|row| {
+            let mut cells = row.split('|').map(str::trim).skip(1);
+            let mut cell = || cells.next().unwrap_or_default().to_owned();
+            let (field, default, meaning) = (cell(), cell(), cell());
+            assert!(!meaning.is_empty(), "{row}");
+            (field, default)
+        })
+        .collect();
+    let expect: Vec<(String, String)> = fields(Sort::Honoured)
+        .into_iter()
+        .map(|(path, default)| (format!("`{path}`"), shown(default)))
+        .collect();
+    assert_eq!(rows, expect);
+}
+
+#[track_caller]
+fn check_list(name: &str, sort: Sort) {
+    let text = section(name).join(" ");
+    let listed: Vec<&str> = text.split(", ").map(|field| field.trim().trim_matches('`')).collect();
+    let expect: Vec<String> = fields(sort).into_iter().map(|(path, _)| path).collect();
+    assert_eq!(listed, expect);
+}
+
+#[test]
+fn the_lists_have_every_field_without_effect() {
+    check_list("with pods", Sort::WithPods);
+    check_list("no effect", Sort::NoEffect);
+}
