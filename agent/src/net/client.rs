@@ -34,8 +34,9 @@ use super::transport::{
 /// Most bytes read of an answer that says no: a `Status` object with its causes.
 pub const MAX_STATUS_BYTES: usize = 64 * 1024;
 
-/// Most bytes of the head of an answer. A Kubernetes API server sends about 330.
-const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Most bytes of the head of an answer. A Kubernetes API server sends about 330, with warnings up to 4 KiB more. Below
+/// the size of the buffer: ureq takes a full buffer for an end of the connection.
+const MAX_HEAD_BYTES: usize = BUFFER_BYTES / 2;
 
 /// Longest that an idle connection is kept. Status goes out every 5 minutes, and the kernel's keepalive (104 bytes
 /// each 75 s) costs less than a resumed handshake (over 1 KB).

@@ -477,7 +477,8 @@ impl Dialler {
                 if self.cancel.is_cancelled() {
                     return Err(DialError::Cancelled);
                 }
-                return Err(match tls_error_in(&error) {
+                let tls_error = tls_error_in(&error).or_else(|| last_words(&mut session, wire));
+                return Err(match tls_error {
                     Some(error) => DialError::Tls { peer: peer.to_owned(), error },
                     None => DialError::Handshake { peer: peer.to_owned(), error },
                 });
@@ -570,6 +571,13 @@ impl Write for Wire {
     }
 }
 
+/// The alert that a peer sent before it closed, when sending failed. A server judges our certificate while we are
+/// still sending, so without this its reason would often be lost behind a broken pipe.
+fn last_words(session: &mut ClientConnection, wire: &mut Wire) -> Option<rustls::Error> {
+    session.read_tls(wire).ok()?;
+    session.process_new_packets().err()
+}
+
 /// A TLS connection as ureq uses it.
 ///
 /// What ureq transmits is held until ureq waits for the answer, so that a request's head and body leave in one TLS
@@ -629,7 +637,12 @@ impl TlsTransport {
 
     /// Waits for plain text and puts it into ureq's buffer; 0 is the peer's orderly end.
     fn receive(&mut self) -> io::Result<usize> {
-        self.flush()?;
+        if let Err(error) = self.flush() {
+            return Err(match last_words(&mut self.session, &mut self.wire) {
+                Some(tls_error) => io::Error::new(io::ErrorKind::InvalidData, tls_error),
+                None => error,
+            });
+        }
         loop {
             match self.session.reader().read(self.buffers.input_append_buf()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -637,12 +650,19 @@ impl TlsTransport {
             }
             // at an end of the stream the reader above tells an orderly one from a cut
             self.session.read_tls(&mut self.wire)?;
-            if let Err(error) = self.session.process_new_packets() {
+            self.process()?;
+            self.send()?;
+        }
+    }
+
+    fn process(&mut self) -> io::Result<()> {
+        match self.session.process_new_packets() {
+            Ok(_) => Ok(()),
+            Err(error) => {
                 // tell the peer why, if it still listens
                 let _ = self.send();
-                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+                Err(io::Error::new(io::ErrorKind::InvalidData, error))
             }
-            self.send()?;
         }
     }
 }

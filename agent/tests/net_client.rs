@@ -1,0 +1,585 @@
+//! Requests against a real TLS server on loopback: what is sent, what every outcome becomes, and what happens next.
+
+mod net_server;
+
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kedge::net::client::{Api, ApiOptions, MERGE_PATCH, NetError, Request, Response, is_contact};
+use kedge::net::proxy::ProxyEnvironment;
+use kedge::net::transport::{WallClock, system_clock};
+use net_server::*;
+
+fn get(path: &str) -> Request {
+    Request::get(path, PLENTY)
+}
+
+fn shown(outcome: &Result<Response, NetError>) -> String {
+    match outcome {
+        Ok(response) => format!("{} {}", response.status, String::from_utf8_lossy(&response.body)),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[track_caller]
+fn assert_shown(outcome: &Result<Response, NetError>, expect: &str) {
+    let found = shown(outcome);
+    assert!(found.contains(expect), "expected {expect:?}, found {found:?}");
+}
+
+#[test]
+fn a_request_with_a_client_certificate_is_answered() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| {
+        let headers = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\nWarning: 299 - \"old field\"\r\n";
+        Reply::AnswerWith(200, headers, r#"{"kind":"Node"}"#.to_owned())
+    });
+    let bench = Bench::new(&authority, server.address);
+    let outcome = bench.client.request(&get("/api/v1/nodes/edge-1"));
+    assert!(is_contact(&outcome));
+    let response = outcome.unwrap();
+    assert_eq!(response.date_unix_secs, Some(784_111_777));
+    assert_eq!(response.warnings, ["old field"]);
+    assert_eq!(response.json::<serde_json::Value>().unwrap()["kind"], "Node");
+    let error = response.json::<u32>().unwrap_err().to_string();
+    assert!(error.contains("/api/v1/nodes/edge-1: the answer is not the JSON that is expected"), "{error}");
+}
+
+#[test]
+fn no_header_is_sent_that_nobody_needs() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| Reply::ok("{}"));
+    let bench = Bench::new(&authority, server.address);
+    bench.client.request(&get("/x")).unwrap();
+    let patch = Request::patch("/y", MERGE_PATCH, b"{\"a\":1}".to_vec(), PLENTY).with_smallest_answer();
+    bench.client.request(&patch).unwrap();
+    let heard = server.counts.heard();
+    let user_agent = concat!("user-agent: kedge/", env!("CARGO_PKG_VERSION"));
+    assert_eq!(sorted(&heard[0].headers), [format!("host: {}", server.address).as_str(), user_agent]);
+    let expected = format!(
+        "host: {}\r\naccept: application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1\r\n\
+         content-type: application/merge-patch+json\r\nprefer: return=minimal\r\ncontent-length: 7\r\n{user_agent}",
+        server.address
+    );
+    assert_eq!(sorted(&heard[1].headers), sorted(&expected));
+    assert_eq!((heard[1].method.as_str(), heard[1].body.as_str()), ("PATCH", "{\"a\":1}"));
+}
+
+fn sorted(headers: &str) -> Vec<&str> {
+    let mut lines: Vec<&str> = headers.lines().collect();
+    lines.sort_unstable();
+    lines
+}
+
+#[test]
+fn a_lease_renewal_costs_few_bytes() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| Reply::Raw(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec()));
+    let bench = Bench::new(&authority, server.address);
+    let body = br#"{"spec":{"renewTime":"2026-11-21T02:00:00.000000Z"}}"#.to_vec();
+    let path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/edge-1";
+    let mut renewal = Request::patch(path, MERGE_PATCH, body, PLENTY);
+    renewal.prefer_minimal = true;
+    bench.client.request(&renewal).unwrap();
+    let before = server.counts.bytes();
+    bench.client.request(&renewal).unwrap();
+    let after = server.counts.bytes();
+    let (up, down) = (after.0 - before.0, after.1 - before.1);
+    println!("one renewal on a kept connection, TLS records: {up} bytes up, {down} bytes down");
+    // 22 bytes of TLS 1.3 record around one head and body: a second record would show here
+    let heard = server.counts.heard().pop().unwrap();
+    let plain = format!("PATCH {path} HTTP/1.1\r\n{}\r\n\r\n{}", heard.headers, heard.body);
+    assert_eq!(up, plain.len() as u64 + 22);
+    assert!(up < 350, "{up} bytes");
+}
+
+#[test]
+fn requests_of_one_stream_share_a_connection_and_one_lookup() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |heard| Reply::ok(&heard.path));
+    let folder = Bench::with(
+        &authority,
+        &authority,
+        &format!("https://hub.test:{}", server.address.port()),
+        "",
+        system_clock(),
+    )
+    .folder;
+    let lookups = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&lookups);
+    let api = Api::open_with_lookup(
+        ApiOptions {
+            kubeconfig: folder.0.join("kubeconfig"),
+            clock: system_clock(),
+            proxies: ProxyEnvironment::default(),
+        },
+        Arc::new(move |host, port| {
+            assert_eq!(host, "hub.test");
+            counted.fetch_add(1, Ordering::SeqCst);
+            // nobody listens on the first one
+            Ok(vec![([127, 0, 0, 2], port).into(), ([127, 0, 0, 1], port).into()])
+        }),
+    )
+    .unwrap();
+    let client = api.stream("test");
+    for path in ["/1", "/2", "/3"] {
+        assert_shown(&client.request(&get(path)), &format!("200 {path}"));
+    }
+    assert_eq!((server.counts.connections(), client.dialled(), lookups.load(Ordering::SeqCst)), (1, 1, 1));
+}
+
+#[test]
+fn streams_resume_each_others_tls_sessions() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| Reply::ok("{}"));
+    let bench = Bench::new(&authority, server.address);
+    bench.client.request(&get("/1")).unwrap();
+    assert_eq!(server.counts.handshakes(), (1, 0));
+    for name in ["watch-node", "watch-pods"] {
+        bench.client.for_stream(name).request(&get("/2")).unwrap();
+    }
+    assert_eq!(server.counts.handshakes(), (1, 2));
+}
+
+#[test]
+fn only_a_certificate_that_verifies_is_trusted() {
+    let (ours, other) = (Authority::new("ours"), Authority::new("other"));
+    let year_1970: WallClock = Arc::new(|| Duration::from_secs(1000));
+    let year_1970_but_built_later: WallClock = Arc::new(|| Duration::from_secs(1_790_000_000));
+    let check = |identity: &Identity, clock: &WallClock, expect: &str| {
+        let options =
+            ServerOptions { listen: "127.0.0.1:0", identity, clients: None, versions: rustls::ALL_VERSIONS };
+        let server = Server::start_with(&options, |_| Reply::ok("fine"));
+        let url = format!("https://{}", server.address);
+        let bench = Bench::with(&ours, &ours, &url, "", Arc::clone(clock));
+        let outcome = bench.client.request(&get("/x"));
+        assert_shown(&outcome, expect);
+        let is_fine = outcome.is_ok();
+        assert_eq!(matches!(outcome, Err(NetError::Untrusted { .. })), !is_fine, "{}", shown(&outcome));
+        assert_eq!(is_contact(&outcome), is_fine);
+        assert_eq!(
+            server.counts.heard().len(),
+            usize::from(is_fine),
+            "nothing is sent before the server is verified"
+        );
+    };
+    let names = &["127.0.0.1"];
+    let now = system_clock();
+    check(&ours.identity(names, NOW), &now, "200 fine");
+    check(&other.identity(names, NOW), &now, "UnknownIssuer");
+    check(&ours.identity(&["hub.test"], NOW), &now, "127.0.0.1");
+    check(&ours.identity(names, (2000, 2010)), &now, "certificate expired");
+    check(&ours.identity(names, NOW), &year_1970, "this node's clock may be wrong");
+    check(&ours.identity(names, NOW), &year_1970_but_built_later, "200 fine");
+}
+
+#[test]
+fn the_server_may_carry_another_name_than_its_address() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| Reply::ok("fine"));
+    let url = format!("https://{}", server.address);
+    let check = |name: &str, expect: &str| {
+        let cluster = format!(", tls-server-name: {name}");
+        let bench = Bench::with(&authority, &authority, &url, &cluster, system_clock());
+        assert_shown(&bench.client.request(&get("/x")), expect);
+    };
+    check("hub.test", "200 fine");
+    check("other.test", "not valid for name");
+}
+
+#[test]
+fn a_server_that_does_not_know_our_authority_is_named_as_such() {
+    let (ours, other) = (Authority::new("ours"), Authority::new("other"));
+    for versions in [&[&rustls::version::TLS13], &[&rustls::version::TLS12]] {
+        let identity = ours.identity(&["127.0.0.1"], NOW);
+        let options =
+            ServerOptions { listen: "127.0.0.1:0", identity: &identity, clients: Some(&other), versions };
+        let server = Server::start_with(&options, |_| Reply::ok("fine"));
+        let bench = Bench::new(&ours, server.address);
+        let outcome = bench.client.request(&get("/x"));
+        assert_shown(&outcome, "the server does not accept our client certificate");
+        assert!(matches!(outcome, Err(NetError::Unreachable { .. })));
+        assert!(!is_contact(&outcome));
+    }
+}
+
+#[test]
+fn ipv6_and_tls_1_2_work() {
+    let authority = Authority::new("ca");
+    let identity = authority.identity(&["::1"], NOW);
+    let options = ServerOptions {
+        listen: "[::1]:0",
+        identity: &identity,
+        clients: Some(&authority),
+        versions: &[&rustls::version::TLS12],
+    };
+    let server = Server::start_with(&options, |_| Reply::ok("fine"));
+    let bench = Bench::new(&authority, server.address);
+    assert_shown(&bench.client.request(&get("/x")), "200 fine");
+    assert_eq!(server.counts.heard()[0].header("host"), Some(format!("[::1]:{}", server.address.port())));
+}
+
+#[test]
+fn nobody_there_is_unreachable_and_says_who() {
+    let authority = Authority::new("ca");
+    let vacated = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let bench = Bench::new(&authority, vacated);
+    let outcome = bench.client.request(&get("/x"));
+    assert_shown(&outcome, &format!("GET https://{vacated}/x: connect to {vacated}: {vacated} refused"));
+    assert!(matches!(outcome, Err(NetError::Unreachable { .. })));
+    let url = "https://no-such-host.invalid";
+    let bench = Bench::with(&authority, &authority, url, "", system_clock());
+    assert_shown(&bench.client.request(&get("/x")), "look up no-such-host.invalid: ");
+}
+
+#[test]
+fn a_half_dead_server_costs_no_more_than_the_deadline() {
+    let authority = Authority::new("ca");
+    let deadline = Duration::from_millis(80);
+    let check = |bench: &Bench, expect: &str| {
+        let begun = Instant::now();
+        let outcome = bench.client.request(&Request::get("/x", deadline));
+        let took = begun.elapsed();
+        assert!(took >= deadline && took < deadline * 8, "{took:?}");
+        assert_shown(&outcome, expect);
+        assert!(matches!(outcome, Err(NetError::Unreachable { .. })));
+        assert!(!is_contact(&outcome));
+    };
+    // accepts (the kernel does) and never says a word of TLS
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    check(&Bench::new(&authority, listener.local_addr().unwrap()), "no answer in time");
+    // takes the request and never answers; the next request does not use that connection
+    let server = Server::start(&authority, |heard| match heard.path.as_str() {
+        "/x" => Reply::Silence,
+        path => Reply::ok(path),
+    });
+    let bench = Bench::new(&authority, server.address);
+    assert_shown(&bench.client.request(&get("/before")), "200 /before");
+    check(&bench, "no answer in time");
+    assert_shown(&bench.client.request(&get("/after")), "200 /after");
+    assert_eq!(server.counts.connections(), 2);
+    // a name that nobody resolves
+    let (_keep, gone) = mpsc::channel::<()>();
+    let gone = Mutex::new(gone);
+    let options = ApiOptions {
+        kubeconfig: KubeconfigText {
+            server: "https://hub.test".into(),
+            roots: &authority,
+            cluster: String::new(),
+            user: CERTIFICATE_USER.into(),
+        }
+        .write(&bench.folder),
+        clock: system_clock(),
+        proxies: ProxyEnvironment::default(),
+    };
+    let lookup = Arc::new(move |_: &str, _: u16| {
+        let _ = gone.lock().unwrap().recv();
+        Ok(Vec::new())
+    });
+    let api = Api::open_with_lookup(options, lookup).unwrap();
+    let client = api.stream("test");
+    check(&Bench { folder: Folder::new(), api, client }, "look up hub.test: no answer in time");
+}
+
+#[test]
+fn an_answer_that_breaks_off_is_garbled_and_still_contact() {
+    let authority = Authority::new("ca");
+    let check = |reply: fn() -> Reply, expect: &str, is_it_contact: bool| {
+        let server = Server::start(&authority, move |_| reply());
+        let bench = Bench::new(&authority, server.address);
+        let mut request = get("/x");
+        request.response_limit_bytes = 100;
+        let outcome = bench.client.request(&request);
+        assert_shown(&outcome, expect);
+        assert!(matches!(outcome, Err(NetError::Garbled { .. })), "{outcome:?}");
+        assert_eq!(is_contact(&outcome), is_it_contact, "{}", shown(&outcome));
+    };
+    let head = || b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"half".to_vec();
+    check(
+        move || Reply::Cut(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"half".to_vec()),
+        "broke off",
+        true,
+    );
+    check(
+        move || Reply::Close(b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"half".to_vec()),
+        "broke off",
+        true,
+    );
+    check(
+        || Reply::Cut(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n".to_vec()),
+        "broke off",
+        true,
+    );
+    check(|| Reply::ok(&"x".repeat(101)), "the answer has more than 100 bytes", true);
+    check(|| Reply::Raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n".to_vec()), "no HTTP", false);
+    check(
+        || Reply::Raw(format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "y".repeat(20_000)).into_bytes()),
+        "no HTTP",
+        false,
+    );
+    // the same with a deadline instead of an end
+    let server = Server::start(&authority, move |_| Reply::Raw(head()));
+    let bench = Bench::new(&authority, server.address);
+    let outcome = bench.client.request(&Request::get("/x", Duration::from_millis(80)));
+    assert_shown(&outcome, "the answer broke off: no answer in time");
+    assert!(is_contact(&outcome));
+}
+
+#[test]
+fn a_kept_connection_that_died_is_replaced_if_the_request_may_be_repeated() {
+    let authority = Authority::new("ca");
+    let check = |request: Request, expect: &str, expected_requests: usize| {
+        let seen = AtomicU64::new(0);
+        // the second request on the first connection falls into a hole
+        let server = Server::start(&authority, move |heard| match seen.fetch_add(1, Ordering::SeqCst) {
+            1 => Reply::Cut(Vec::new()),
+            _ => Reply::ok(&heard.path),
+        });
+        let bench = Bench::new(&authority, server.address);
+        bench.client.request(&get("/first")).unwrap();
+        assert_shown(&bench.client.request(&request), expect);
+        assert_eq!(server.counts.heard().len(), expected_requests);
+        assert_shown(&bench.client.request(&get("/next")), "200 /next");
+    };
+    check(get("/get"), "200 /get", 3);
+    check(Request::patch("/patch", MERGE_PATCH, b"{}".to_vec(), PLENTY), "200 /patch", 3);
+    check(Request::post("/post", b"{}".to_vec(), PLENTY), "closed by the other side", 2);
+}
+
+#[test]
+fn a_fresh_connection_that_breaks_is_not_tried_again_behind_the_callers_back() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| Reply::Cut(Vec::new()));
+    let bench = Bench::new(&authority, server.address);
+    assert_shown(&bench.client.request(&get("/x")), "closed by the other side");
+    assert_eq!(server.counts.connections(), 1);
+}
+
+#[test]
+fn a_connection_the_server_closed_meanwhile_is_not_used() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |heard| {
+        let body = &heard.path;
+        Reply::Close(format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes())
+    });
+    let bench = Bench::new(&authority, server.address);
+    for path in ["/1", "/2"] {
+        let outcome = bench.client.request(&Request::post(path, b"{}".to_vec(), PLENTY));
+        assert_shown(&outcome, &format!("200 {path}"));
+        // until the end that the server sent is here
+        while server.counts.connections() == 0 {
+            thread::yield_now();
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(server.counts.heard().len(), 2);
+}
+
+#[test]
+fn a_refusal_is_sorted_by_its_status() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |heard| match heard.path.as_str() {
+        "/401" => Reply::status(401, "Unauthorized", "Unauthorized"),
+        "/404" => Reply::status(404, "NotFound", "nodes x not found"),
+        "/409" => Reply::status(409, "Conflict", "try again"),
+        "/429" => Reply::AnswerWith(429, "Retry-After: 7\r\n", "{}".to_owned()),
+        "/302" => Reply::AnswerWith(302, "Location: https://elsewhere.test/\r\n", String::new()),
+        _ => Reply::Answer(503, "<html>over quota</html>".to_owned()),
+    });
+    let bench = Bench::new(&authority, server.address);
+    let check = |path: &str, expect: &str, wait: Option<u64>, is_it_contact: bool| {
+        let outcome = bench.client.request(&get(path));
+        assert_shown(&outcome, expect);
+        assert_eq!(is_contact(&outcome), is_it_contact, "{path}");
+        match outcome.unwrap_err() {
+            NetError::Refused { retry_after, .. } => assert_eq!(retry_after, wait.map(Duration::from_secs)),
+            NetError::Unauthorized { .. } => assert_eq!(path, "/401"),
+            other => panic!("{other}"),
+        }
+    };
+    check("/401", "the server does not accept our credentials (401): Unauthorized", None, false);
+    check("/404", "refused (404 NotFound): nodes x not found", None, true);
+    check("/409", "refused (409 Conflict): try again", None, true);
+    check("/429", "refused (429)", Some(7), true);
+    check("/302", "refused (302)", None, true);
+    check("/503", "refused (503): <html>over quota</html>", None, true);
+    assert_eq!(server.counts.connections(), 1, "a refusal does not cost the connection");
+}
+
+#[test]
+fn a_rotated_token_is_used_at_once_and_a_missing_one_is_an_error() {
+    let authority = Authority::new("ca");
+    let identity = authority.identity(&["127.0.0.1"], NOW);
+    let options = ServerOptions {
+        listen: "127.0.0.1:0",
+        identity: &identity,
+        clients: None,
+        versions: rustls::ALL_VERSIONS,
+    };
+    let server =
+        Server::start_with(&options, |heard| Reply::ok(&heard.header("authorization").unwrap_or_default()));
+    let folder = Folder::new();
+    let kubeconfig = KubeconfigText {
+        server: format!("https://{}", server.address),
+        roots: &authority,
+        cluster: String::new(),
+        user: "tokenFile: token".to_owned(),
+    }
+    .write(&folder);
+    let options = ApiOptions { kubeconfig, clock: system_clock(), proxies: ProxyEnvironment::default() };
+    let bench = Bench::open(folder, options);
+    let outcome = bench.client.request(&get("/x"));
+    assert!(matches!(outcome, Err(NetError::Unsendable { .. })));
+    assert_shown(&outcome, "not sent: read ");
+    bench.folder.write("token", "first\n");
+    assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
+    bench.folder.write("token", "second\n");
+    assert_shown(&bench.client.request(&get("/x")), "200 Bearer second");
+    std::fs::remove_file(bench.folder.0.join("token")).unwrap();
+    assert_shown(&bench.client.request(&get("/x")), "200 Bearer second");
+    bench.folder.write("token", "two words");
+    assert_shown(&bench.client.request(&get("/x")), "200 Bearer second");
+    assert_eq!(server.counts.connections(), 1);
+}
+
+#[test]
+fn a_changed_kubeconfig_is_used_and_a_broken_one_is_not() {
+    let (authority, other) = (Authority::new("ca"), Authority::new("other"));
+    let first = Server::start(&authority, |_| Reply::ok("first"));
+    let second = Server::start(&other, |_| Reply::ok("second"));
+    let bench = Bench::new(&authority, first.address);
+    assert_shown(&bench.client.request(&get("/x")), "200 first");
+    bench.folder.write("kubeconfig", "current-context: [");
+    assert_shown(&bench.client.request(&get("/x")), "200 first");
+    // one file after another, as people do it; each state is judged as it stands
+    let identity = other.identity(&["edge-1"], NOW);
+    bench.folder.write("node.pem", &identity.certificate_pem);
+    assert_shown(&bench.client.request(&get("/x")), "200 first");
+    bench.folder.write("node.key", &identity.key_pem);
+    KubeconfigText {
+        server: format!("https://{}", second.address),
+        roots: &other,
+        cluster: String::new(),
+        user: CERTIFICATE_USER.into(),
+    }
+    .write(&bench.folder);
+    assert_shown(&bench.client.request(&get("/x")), "200 second");
+    assert_eq!(bench.api.url(), format!("https://{}", second.address));
+}
+
+#[test]
+fn a_base_path_stands_before_every_path() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |heard| Reply::ok(&heard.path));
+    let url = format!("https://{}/k8s/clusters/c-1/", server.address);
+    let bench = Bench::with(&authority, &authority, &url, "", system_clock());
+    assert_shown(&bench.client.request(&get("/api/v1?x=1")), "200 /k8s/clusters/c-1/api/v1?x=1");
+    let outcome = bench.client.request(&get("api"));
+    assert!(matches!(outcome, Err(NetError::Unsendable { .. })));
+    let outcome = bench.client.request(&get("/with blank"));
+    assert!(matches!(outcome, Err(NetError::Unsendable { .. })), "{outcome:?}");
+}
+
+#[test]
+fn a_proxy_carries_the_connection_without_seeing_into_it() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| Reply::ok("through"));
+    let proxy = Proxy::start(server.address, None);
+    let url = "https://hub.test:6443";
+    // the kubeconfig's own proxy, with a user
+    let cluster = format!(", proxy-url: 'http://me:pass@{}'", proxy.address);
+    let bench = Bench::with(&authority, &authority, url, &cluster, system_clock());
+    assert_shown(&bench.client.request(&get("/x")), "200 through");
+    assert_shown(&bench.client.request(&get("/y")), "200 through");
+    let heads = proxy.heard.lock().unwrap().clone();
+    let user_agent = concat!("User-Agent: kedge/", env!("CARGO_PKG_VERSION"));
+    let expected = format!(
+        "CONNECT hub.test:6443 HTTP/1.1\r\nHost: hub.test:6443\r\n{user_agent}\r\nProxy-Authorization: Basic bWU6cGFzcw==\r\n\r\n"
+    );
+    assert_eq!(heads, [expected]);
+    // the environment's
+    let folder = Bench::with(&authority, &authority, url, "", system_clock()).folder;
+    let open = |no_proxy: Option<&str>| {
+        let proxies = ProxyEnvironment {
+            https_proxy: Some(format!("http://{}", proxy.address)),
+            no_proxy: no_proxy.map(str::to_owned),
+        };
+        let kubeconfig = folder.0.join("kubeconfig");
+        let lookup = Arc::new(|_: &str, _: u16| Err(std::io::ErrorKind::NotFound.into()));
+        Api::open_with_lookup(ApiOptions { kubeconfig, clock: system_clock(), proxies }, lookup).unwrap()
+    };
+    assert_shown(&open(None).stream("test").request(&get("/x")), "200 through");
+    assert_shown(&open(Some("hub.test")).stream("test").request(&get("/x")), "look up hub.test: ");
+}
+
+#[test]
+fn a_proxy_that_refuses_is_named() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| Reply::ok("through"));
+    let check = |refusal: &'static str, expect: &str| {
+        let proxy = Proxy::start(server.address, Some(refusal));
+        let cluster = format!(", proxy-url: 'http://{}'", proxy.address);
+        let bench = Bench::with(&authority, &authority, "https://hub.test", &cluster, system_clock());
+        let outcome = bench.client.request(&get("/x"));
+        assert!(matches!(outcome, Err(NetError::Unreachable { .. })));
+        assert_shown(&outcome, &format!("open a tunnel through the proxy {}: {expect}", proxy.address));
+    };
+    check("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "it answered 407, expected 200");
+    check("nonsense\r\n\r\n", "its answer is no HTTP");
+    check("HTTP/1.1 200", "closed by the other side");
+}
+
+#[test]
+fn cancelling_ends_a_request_wherever_it_waits() {
+    let authority = Authority::new("ca");
+    let check = |bench: &Bench, reached: &dyn Fn() -> bool| {
+        let (client, cancel) = (bench.client.clone(), bench.client.cancel_handle());
+        let waiting = thread::spawn(move || (client.request(&get("/x")), Instant::now()));
+        while !reached() {
+            thread::yield_now();
+        }
+        let cancelled = Instant::now();
+        cancel.cancel();
+        let (outcome, ended) = waiting.join().unwrap();
+        assert_eq!(outcome.map(|response| response.status), Err(NetError::Cancelled));
+        let took = ended.saturating_duration_since(cancelled);
+        assert!(took < Duration::from_millis(100), "{took:?}");
+        let again = bench.client.request(&get("/x"));
+        assert_eq!(again.map(|response| response.status), Err(NetError::Cancelled));
+    };
+    // waiting for the answer
+    let server = Server::start(&authority, |_| Reply::Silence);
+    check(&Bench::new(&authority, server.address), &|| !server.counts.heard().is_empty());
+    // waiting for the server's part of the handshake
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let accepted = Arc::new(AtomicU64::new(0));
+    let address = listener.local_addr().unwrap();
+    let counted = Arc::clone(&accepted);
+    thread::spawn(move || {
+        let kept = listener.accept().unwrap();
+        counted.store(1, Ordering::SeqCst);
+        thread::park();
+        drop(kept);
+    });
+    check(&Bench::new(&authority, address), &|| accepted.load(Ordering::SeqCst) == 1);
+    // waiting for a name
+    let folder = Bench::with(&authority, &authority, "https://hub.test", "", system_clock()).folder;
+    let asked = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&asked);
+    let options = ApiOptions {
+        kubeconfig: folder.0.join("kubeconfig"),
+        clock: system_clock(),
+        proxies: ProxyEnvironment::default(),
+    };
+    let lookup = Arc::new(move |_: &str, _: u16| {
+        counted.store(1, Ordering::SeqCst);
+        thread::park();
+        Ok(Vec::new())
+    });
+    let api = Api::open_with_lookup(options, lookup).unwrap();
+    let client = api.stream("test");
+    check(&Bench { folder, api, client }, &|| asked.load(Ordering::SeqCst) == 1);
+}

@@ -1,0 +1,358 @@
+//! Lists and watches against a real TLS server on loopback: what is delivered, where a watch goes on, and how it ends.
+
+mod net_server;
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kedge::net::client::NetError;
+use kedge::net::watch::{
+    LIST_PAGE, STACK_BYTES, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, percent_encoded, watch,
+};
+use net_server::*;
+
+const NODES: &str = "/api/v1/nodes";
+
+/// An event in short: `+a`, `~a`, `-a`, `@7` for a bookmark, `open`.
+fn short(event: &WatchEvent) -> String {
+    let name = |object: &serde_json::Value| object["metadata"]["name"].as_str().unwrap().to_owned();
+    match event {
+        WatchEvent::Opened { .. } => "open".to_owned(),
+        WatchEvent::Added(object) => format!("+{}", name(object)),
+        WatchEvent::Modified(object) => format!("~{}", name(object)),
+        WatchEvent::Deleted(object) => format!("-{}", name(object)),
+        WatchEvent::Bookmark(version) => format!("@{version}"),
+    }
+}
+
+/// Watches until the end and tells the events in short, the end, and the queries that the server heard.
+fn watched(
+    from: WatchFrom,
+    limits: WatchLimits,
+    stop_after: usize,
+    script: impl Fn(u64, &Heard) -> Reply + Send + Sync + 'static,
+) -> (String, WatchEnd, Vec<String>) {
+    let authority = Authority::new("ca");
+    let requests = AtomicU64::new(0);
+    let server =
+        Server::start(&authority, move |heard| script(requests.fetch_add(1, Ordering::SeqCst), heard));
+    let bench = Bench::new(&authority, server.address);
+    let mut events = Vec::new();
+    let end = watch(&bench.client, NODES, "fieldSelector=metadata.name%3De", from, limits, |event| {
+        events.push(short(&event));
+        if events.len() == stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let queries = server.counts.heard().into_iter().map(|heard| heard.path).collect();
+    (events.join(" "), end, queries)
+}
+
+fn version(version: &str) -> WatchFrom {
+    WatchFrom::Version(version.to_owned())
+}
+
+fn chunks(write: impl FnOnce(&mut Chunks<'_>) + Send + 'static) -> Reply {
+    Reply::Chunks(Box::new(write))
+}
+
+const START: &str = "/api/v1/nodes?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3De";
+
+#[test]
+fn a_watch_delivers_what_happens_and_goes_on_where_the_server_ended_it() {
+    let (events, end, queries) =
+        watched(version("5"), WatchLimits::default(), 7, |request, _| match request {
+            0 => chunks(|body| {
+                body.event("ADDED", "a", "6");
+                body.event("MODIFIED", "a", "8");
+                body.event("BOOKMARK", "", "11");
+            }),
+            _ => chunks(|body| {
+                body.event("DELETED", "a", "12");
+                body.event("ADDED", "b", "13");
+                body.wait_for_end();
+            }),
+        });
+    assert_eq!(events, "open +a ~a @11 open -a +b");
+    assert_eq!(end, WatchEnd::Stopped { resume: Some("13".to_owned()) });
+    assert_eq!(queries, [format!("{START}&resourceVersion=5"), format!("{START}&resourceVersion=11")]);
+}
+
+#[test]
+fn events_arrive_whole_however_the_network_cuts_them() {
+    let (events, end, _) = watched(version("5"), WatchLimits::default(), 4, |_, _| {
+        chunks(|body| {
+            let lines = event("ADDED", "a", "6")
+                + &event("ADDED", "b", "7")
+                + &event("ADDED", &"c".repeat(40_000), "8");
+            let (first, rest) = lines.split_at(33);
+            for piece in [first, &rest[..1], &rest[1..]] {
+                body.send(piece);
+            }
+            body.wait_for_end();
+        })
+    });
+    assert_eq!(events, format!("open +a +b +{}", "c".repeat(40_000)));
+    assert_eq!(end, WatchEnd::Stopped { resume: Some("8".to_owned()) });
+}
+
+#[test]
+fn a_version_the_server_forgot_means_listing_again() {
+    let gone = || Reply::status(410, "Expired", "too old resource version: 5 (99)");
+    let (events, end, _) = watched(version("5"), WatchLimits::default(), 0, move |_, _| gone());
+    assert_eq!((events.as_str(), end), ("", WatchEnd::Expired));
+    let (events, end, _) = watched(version("5"), WatchLimits::default(), 0, |_, _| {
+        chunks(|body| {
+            body.event("ADDED", "a", "6");
+            body.send(
+                "{\"type\":\"ERROR\",\"object\":{\"kind\":\"Status\",\"code\":410,\"reason\":\"Expired\"}}\n",
+            );
+        })
+    });
+    assert_eq!((events.as_str(), end), ("open +a", WatchEnd::Expired));
+}
+
+#[test]
+fn a_watch_from_the_beginning_goes_on_only_after_a_bookmark() {
+    let initial = |bookmark: bool| {
+        watched(WatchFrom::Initial, WatchLimits::default(), 4, move |request, _| match request {
+            0 => chunks(move |body| {
+                body.event("ADDED", "a", "90");
+                if bookmark {
+                    body.event("BOOKMARK", "", "100");
+                }
+            }),
+            _ => chunks(|body| body.wait_for_end()),
+        })
+    };
+    let (events, end, queries) = initial(true);
+    assert_eq!(events, "open +a @100 open");
+    assert_eq!(end, WatchEnd::Stopped { resume: Some("100".to_owned()) });
+    assert_eq!(queries, [START.to_owned(), format!("{START}&resourceVersion=100")]);
+    let (events, end, _) = initial(false);
+    assert_eq!((events.as_str(), end), ("open +a", WatchEnd::Expired));
+}
+
+#[track_caller]
+fn assert_failed(end: &WatchEnd, expect: &str, expect_resume: Option<&str>) {
+    match end {
+        WatchEnd::Failed { error, resume } => {
+            let found = error.to_string();
+            assert!(found.contains(expect), "expected {expect:?}, found {found:?}");
+            assert_eq!(resume.as_deref(), expect_resume, "{found}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_failed_watch_says_where_to_go_on() {
+    let small = WatchLimits { line_bytes: 10_000, ..WatchLimits::default() };
+    let check = |reply: fn() -> Reply, expect_events: &str, expect: &str, resume: &str| {
+        let (events, end, queries) = watched(version("5"), small, 0, move |_, _| reply());
+        assert_eq!(events, expect_events);
+        assert_failed(&end, expect, Some(resume));
+        assert_eq!(queries.len(), 1);
+        assert!(end_text(&end).starts_with("GET https://127.0.0.1:"));
+    };
+    check(|| Reply::status(403, "Forbidden", "no watch"), "", "refused (403 Forbidden): no watch", "5");
+    check(|| Reply::status(404, "NotFound", "no such"), "", "refused (404 NotFound): no such", "5");
+    check(|| Reply::Cut(cut_after("")), "open +a", "closed by the other side", "6");
+    check(|| Reply::Cut(cut_after("{\"type\":")), "open +a", "closed by the other side", "6");
+    check(|| chunks(|body| body.send("{\"type\":")), "open", "it ends within a line", "5");
+    check(|| chunks(|body| body.send("<html>\n")), "open", "a line is no JSON", "5");
+    check(|| chunks(|body| body.send(&"x".repeat(10_001))), "open", "a line has more than 10000 bytes", "5");
+    check(|| chunks(|_| ()), "open", "ended the watch at once, without an event", "5");
+    check(
+        || chunks(|body| body.send("{\"type\":\"ERROR\",\"object\":{\"code\":500,\"message\":\"etcd\"}}\n")),
+        "open",
+        "refused (500): etcd",
+        "5",
+    );
+}
+
+fn end_text(end: &WatchEnd) -> String {
+    match end {
+        WatchEnd::Failed { error, .. } => error.to_string(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// A chunked answer with one event, then `rest` in a chunk that announces more than comes.
+fn cut_after(rest: &str) -> Vec<u8> {
+    let line = event("ADDED", "a", "6");
+    let rest = if rest.is_empty() { String::new() } else { format!("fff\r\n{rest}") };
+    let head = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+    format!("{head}{:x}\r\n{line}\r\n{rest}", line.len()).into_bytes()
+}
+
+#[test]
+fn a_silent_watch_ends_after_the_idle_limit_and_a_talking_one_does_not() {
+    let idle = Duration::from_millis(120);
+    let limits = WatchLimits { idle, ..WatchLimits::default() };
+    let begun = Instant::now();
+    let (events, end, _) = watched(version("5"), limits, 0, |_, _| {
+        chunks(|body| {
+            for version in 6..12 {
+                thread::sleep(Duration::from_millis(30));
+                body.event("BOOKMARK", "", &version.to_string());
+            }
+            body.wait_for_end();
+        })
+    });
+    assert_eq!(events, "open @6 @7 @8 @9 @10 @11");
+    assert_failed(&end, "silent for too long", Some("11"));
+    let took = begun.elapsed();
+    assert!(took > idle * 2 && took < Duration::from_secs(5), "the limit is not for the whole: {took:?}");
+}
+
+#[test]
+fn a_watch_that_is_never_answered_ends_after_the_limit_for_opening() {
+    let limits = WatchLimits { open: Duration::from_millis(80), ..WatchLimits::default() };
+    let (events, end, _) = watched(version("5"), limits, 0, |_, _| Reply::Silence);
+    assert_eq!(events, "");
+    assert_failed(&end, "no answer in time", Some("5"));
+}
+
+#[test]
+fn cancelling_ends_a_watch_at_once_on_a_small_stack() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| {
+        chunks(|body| {
+            body.event("ADDED", "a", "6");
+            body.wait_for_end();
+        })
+    });
+    let bench = Bench::new(&authority, server.address);
+    let (client, cancel) = (bench.client.clone(), bench.client.cancel_handle());
+    let (report, reports) = mpsc::channel();
+    let watching = thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
+        let end = watch(&client, NODES, "", version("5"), WatchLimits::default(), |event| {
+            report.send(short(&event)).unwrap();
+            ControlFlow::Continue(())
+        });
+        (end, Instant::now())
+    });
+    assert_eq!(reports.recv().unwrap(), "open");
+    assert_eq!(reports.recv().unwrap(), "+a");
+    let cancelled = Instant::now();
+    cancel.cancel();
+    let (end, ended) = watching.unwrap().join().unwrap();
+    assert_eq!(end, WatchEnd::Cancelled);
+    let took = ended - cancelled;
+    assert!(took < Duration::from_millis(100), "{took:?}");
+}
+
+#[test]
+fn a_deep_object_does_not_overflow_the_small_stack() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |_| {
+        chunks(|body| {
+            let deep = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
+            body.send(&format!("{{\"type\":\"ADDED\",\"object\":{deep}}}\n"));
+        })
+    });
+    let client = Bench::new(&authority, server.address).client;
+    let watching = thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
+        let mut events = Vec::new();
+        let end = watch(&client, NODES, "", version("5"), WatchLimits::default(), |event| {
+            events.push(short(&event));
+            ControlFlow::Continue(())
+        });
+        (events, end)
+    });
+    let (events, end) = watching.unwrap().join().unwrap();
+    assert_eq!(events, ["open"]);
+    assert_failed(&end, "recursion limit", Some("5"));
+}
+
+#[test]
+fn a_list_is_read_in_pages() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |heard| {
+        let page = |version: &str, next: &str, names: &str| {
+            Reply::ok(&format!(
+                r#"{{"kind":"PodList","metadata":{{"resourceVersion":"{version}","continue":"{next}"}},"items":{names}}}"#
+            ))
+        };
+        match heard.path.rsplit('&').next().unwrap() {
+            "continue=a%2Bb" => page("7", "", r#"[{"n":2}]"#),
+            _ => page("7", "a+b", r#"[{"n":1}]"#),
+        }
+    });
+    let bench = Bench::new(&authority, server.address);
+    let params = format!("fieldSelector={}", percent_encoded("spec.nodeName=edge-1"));
+    let listed = list(&bench.client, "/api/v1/pods", &params, PLENTY).unwrap();
+    assert_eq!(listed.resource_version, "7");
+    assert_eq!(listed.items, [serde_json::json!({"n": 1}), serde_json::json!({"n": 2})]);
+    let start = format!("/api/v1/pods?fieldSelector=spec.nodeName%3Dedge-1&limit={LIST_PAGE}");
+    let paths: Vec<String> = server.counts.heard().into_iter().map(|heard| heard.path).collect();
+    assert_eq!(paths, [start.clone(), format!("{start}&continue=a%2Bb")]);
+}
+
+#[test]
+fn what_is_no_list_is_never_taken_for_an_empty_one() {
+    let authority = Authority::new("ca");
+    let check = |body: &'static str, expect: &str| {
+        let server = Server::start(&authority, move |_| Reply::ok(body));
+        let bench = Bench::new(&authority, server.address);
+        let found = match list(&bench.client, "/api/v1/pods", "", PLENTY) {
+            Ok(listed) => format!("{} objects at {}", listed.items.len(), listed.resource_version),
+            Err(error) => {
+                assert!(matches!(error, NetError::Garbled { .. }));
+                error.to_string()
+            }
+        };
+        assert!(found.contains(expect), "{body}: {found}");
+    };
+    check(r#"{"metadata":{"resourceVersion":"7"},"items":[]}"#, "0 objects at 7");
+    check(r#"{"metadata":{"resourceVersion":"7"},"items":null}"#, "0 objects at 7");
+    check(r#"{"metadata":{"resourceVersion":"7"}}"#, "the answer is no list: it has no items");
+    check(r#"{"metadata":{},"items":[]}"#, "the list has no resourceVersion");
+    check("", "the answer is not the JSON that is expected");
+    let endless = Server::start(&authority, |_| {
+        let items = vec!["{}"; 2000].join(",");
+        Reply::ok(&format!(r#"{{"metadata":{{"resourceVersion":"7","continue":"x"}},"items":[{items}]}}"#))
+    });
+    let bench = Bench::new(&authority, endless.address);
+    let error = list(&bench.client, "/api/v1/pods", "", PLENTY).unwrap_err();
+    assert!(error.to_string().contains("the list has more than 5000 objects"), "{error}");
+}
+
+#[test]
+fn watches_of_other_streams_do_not_hold_up_requests() {
+    let authority = Authority::new("ca");
+    let server = Server::start(&authority, |heard| match heard.path.contains("watch=true") {
+        true => chunks(|body| body.wait_for_end()),
+        false => Reply::ok("{}"),
+    });
+    let bench = Bench::new(&authority, server.address);
+    let streams: Vec<_> = (0..3).map(|_| bench.client.for_stream("watch")).collect();
+    let (report, opened) = mpsc::channel();
+    let threads: Vec<_> = streams
+        .iter()
+        .map(|client| {
+            let (client, report) = (client.clone(), report.clone());
+            thread::spawn(move || {
+                watch(&client, NODES, "", version("5"), WatchLimits::default(), |_| {
+                    report.send(()).unwrap();
+                    ControlFlow::Continue(())
+                })
+            })
+        })
+        .collect();
+    for _ in &streams {
+        opened.recv().unwrap();
+    }
+    let request = kedge::net::client::Request::get("/x", PLENTY);
+    bench.client.request(&request).unwrap();
+    assert_eq!(server.counts.connections(), 4);
+    for client in &streams {
+        client.cancel_handle().cancel();
+    }
+    for thread in threads {
+        assert_eq!(thread.join().unwrap(), WatchEnd::Cancelled);
+    }
+    bench.client.request(&request).unwrap();
+}
