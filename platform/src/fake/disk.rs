@@ -714,6 +714,12 @@ impl Operations for FakeDisk {
         let (from_directory, from_name) = inner.locate(from)?;
         let (to_directory, to_name) = inner.locate(to)?;
         let node = inner.find(from)?;
+        if from != to && to.starts_with(from) {
+            return errno(Errno::EINVAL);
+        }
+        if from != to && from.starts_with(to) {
+            return errno(Errno::ENOTEMPTY);
+        }
         match inner.find(to).map(|there| (there, inner.kind_of(there))) {
             Ok((there, _)) if there == node => return Ok(()),
             Ok((_, Kind::Directory)) if inner.kind_of(node) != Kind::Directory => {

@@ -7,11 +7,11 @@
 //! Leaves to others: the order of calls, retries, and what a failure means: `files`.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{File, FileType};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Component, Path, PathBuf};
 
 use nix::dir::{Dir, Type};
@@ -86,6 +86,17 @@ fn kind_of(stat: &FileStat) -> Kind {
     }
 }
 
+pub(super) fn kind_of_type(kind: FileType) -> Kind {
+    match kind {
+        kind if kind.is_file() => Kind::File,
+        kind if kind.is_dir() => Kind::Directory,
+        kind if kind.is_symlink() => Kind::Symlink,
+        kind if kind.is_fifo() => Kind::Fifo,
+        kind if kind.is_socket() => Kind::Socket,
+        _ => Kind::Device,
+    }
+}
+
 fn kind_at(directory: &OwnedFd, name: &OsStr) -> io::Result<Kind> {
     Ok(kind_of(&fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)?))
 }
@@ -134,7 +145,7 @@ impl Operations for LinuxDisk {
         if size > limit as u64 {
             return Ok(ReadOutcome::TooLarge(size));
         }
-        let content = read_up_to(file, limit + 1)?;
+        let content = read_up_to(file, limit.saturating_add(1))?;
         if content.len() > limit {
             return Ok(ReadOutcome::TooLarge(content.len() as u64));
         }
@@ -204,7 +215,15 @@ impl Operations for LinuxDisk {
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
-        File::from(self.open_directory(directory)?).sync_all()
+        match File::from(self.open_directory(directory)?).sync_all() {
+            // fsync(2): this file system knows no such thing for directories (9p, some FUSE). Refusing every write
+            // would make the node worse, not its disk better.
+            Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {
+                log::debug!("directories cannot be synced below {}", self.root.display());
+                Ok(())
+            }
+            other => other,
+        }
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
@@ -223,7 +242,7 @@ impl Operations for LinuxDisk {
     }
 }
 
-fn read_up_to(file: impl Read, limit: usize) -> io::Result<Vec<u8>> {
+pub(super) fn read_up_to(file: impl Read, limit: usize) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     file.take(limit as u64).read_to_end(&mut content)?;
     Ok(content)

@@ -53,11 +53,8 @@ impl ResetTraces for LinuxTraces {
     }
 
     fn panic_records(&self) -> Vec<String> {
-        let mut paths = Vec::new();
-        gather(&self.roots.sys.join("fs/pstore"), DEPTH_LIMIT, &mut paths);
-        gather(&self.roots.var_lib.join("systemd/pstore"), DEPTH_LIMIT, &mut paths);
-        // Names and directories carry a time or a rising number: the newest come first.
-        paths.sort_by(|a, b| b.cmp(a));
+        let mut paths = newest_first(&self.roots.sys.join("fs/pstore"));
+        paths.extend(newest_first(&self.roots.var_lib.join("systemd/pstore")));
         let mut records: Vec<String> = Vec::new();
         for path in paths {
             if records.len() >= PANIC_RECORDS_LIMIT {
@@ -78,6 +75,14 @@ fn number(text: &str) -> Option<u64> {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
         None => text.parse().ok(),
     }
+}
+
+/// Records below `directory`; names and directories carry a time or a rising number.
+fn newest_first(directory: &Path) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
+    gather(directory, DEPTH_LIMIT, &mut paths);
+    paths.sort_by(|a, b| b.cmp(a));
+    paths
 }
 
 fn gather(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {

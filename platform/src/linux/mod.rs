@@ -11,13 +11,16 @@ mod evidence;
 mod host;
 mod supervisor;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::fcntl::OFlag;
+
 use crate::exit::RecordedExit;
-use crate::files::{DurableFiles, Files};
+use crate::files::{DurableFiles, Files, Kind, ReadError};
 
 pub use clocks::LinuxClocks;
 pub use disk::LinuxDisk;
@@ -28,6 +31,29 @@ pub use supervisor::NotifySocket;
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
 pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {
     Arc::new(DurableFiles::new(LinuxDisk::new(root)))
+}
+
+/// The whole content of a regular file that the operator named: links are followed, for `/etc` is often made of them;
+/// anything else that is no file is refused without blocking on it.
+pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::NotFound => ReadError::NotFound { path: path.to_path_buf() },
+        _ => ReadError::Io { operation: "read", path: path.to_path_buf(), source },
+    };
+    // Looked at before it is opened: opening a device can have effects.
+    let kind = disk::kind_of_type(path.metadata().map_err(failed)?.file_type());
+    if kind != Kind::File {
+        return Err(ReadError::NotAFile { path: path.to_path_buf(), kind });
+    }
+    let flags = (OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let size = file.metadata().map_err(failed)?.len();
+    let content = disk::read_up_to(file, limit.saturating_add(1)).map_err(failed)?;
+    if content.len() > limit {
+        let size = size.max(content.len() as u64);
+        return Err(ReadError::TooLarge { path: path.to_path_buf(), size, limit });
+    }
+    Ok(content)
 }
 
 /// The previous exit as recorded in `files` and remembered by the machine.

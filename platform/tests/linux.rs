@@ -1,0 +1,407 @@
+//! The same promises on a real file system: what is found in place of a file, what a full disk does, who may read.
+//!
+//! What always holds: nothing here blocks, follows a link or leaves the directory.
+//!
+//! Leaves to others: power cuts, which need a block layer that can be cut (`crash` has a fake one).
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use kedge_platform::files::{RESERVE_BYTES, RESERVE_NAME, TEMPORARY_PREFIX};
+use kedge_platform::linux::{self, LinuxHost, Roots};
+use kedge_platform::{Files, HostFacts, Kind, ReadError, WriteError};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+const LIMIT: usize = 64 * 1024;
+
+/// A directory of this test's own, removed in the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("kedge-platform-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).expect("the temporary directory can be written");
+        Self(path)
+    }
+
+    fn files(&self) -> impl Files + use<> {
+        let root = self.0.join("root");
+        std::sync::Arc::into_inner(linux::files(root)).expect("just made")
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.join("root").join(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A small tmpfs, if this user may mount one.
+struct SmallDisk(Scratch);
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<Self> {
+        let scratch = Scratch::new();
+        fs::create_dir(scratch.at("")).expect("an empty directory");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size},mode=0700"), "kedge-test"])
+            .arg(scratch.at(""))
+            .status();
+        match mounted {
+            Ok(status) if status.success() => Some(Self(scratch)),
+            other => {
+                eprintln!("SKIPPED: a full disk needs a small tmpfs, and mount says {other:?} (not root?)");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.at("")).status();
+    }
+}
+
+#[test]
+fn what_is_written_is_read_again_and_nobody_else_may_read_it() {
+    let scratch = Scratch::new();
+    let files = scratch.files();
+    let path = Path::new("checkpoints/7f3c/12");
+    files.write_durably(path, b"one").unwrap();
+    files.write_durably(path, b"two").unwrap();
+    files.write_durably(path, b"").unwrap();
+    files.write_durably(path, &[9; 20_000]).unwrap();
+    assert_eq!(files.read(path, LIMIT).unwrap(), [9; 20_000]);
+    let mode = |path: &str| fs::symlink_metadata(scratch.at(path)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("checkpoints/7f3c/12"), 0o600);
+    assert_eq!(mode("checkpoints/7f3c"), 0o700);
+    assert_eq!(mode(""), 0o700);
+    assert_eq!(fs::read_dir(scratch.at("checkpoints/7f3c")).unwrap().count(), 1, "no temporary file is left");
+    files.remove(path).unwrap();
+    files.remove(path).unwrap();
+    assert!(matches!(files.read(path, LIMIT), Err(ReadError::NotFound { .. })));
+}
+
+#[test]
+fn nothing_is_created_by_looking() {
+    let scratch = Scratch::new();
+    let files = scratch.files();
+    assert!(matches!(files.read(Path::new("a"), 1), Err(ReadError::NotFound { .. })));
+    assert!(matches!(files.list(Path::new(""), 1), Err(ReadError::NotFound { .. })));
+    assert_eq!(files.sweep(&|_| true, 10), kedge_platform::SweepReport::default());
+    files.remove(Path::new("a/b")).unwrap();
+    assert!(!files.free_reserve().unwrap());
+    assert!(!scratch.at("").exists());
+}
+
+/// Puts something odd at a path.
+fn make(kind: Kind, path: &Path) {
+    match kind {
+        Kind::File => fs::write(path, b"file").unwrap(),
+        Kind::Directory => {
+            fs::create_dir(path).unwrap();
+            fs::write(path.join("inside"), b"kept").unwrap();
+        }
+        // To a file that must not be read, written or removed.
+        Kind::Symlink => {
+            let target = path.ancestors().nth(2).expect("below the scratch directory").join("target");
+            fs::write(&target, b"outside").unwrap();
+            symlink(target, path).unwrap();
+        }
+        Kind::Fifo => mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap(),
+        Kind::Socket => drop(std::os::unix::net::UnixListener::bind(path).unwrap()),
+        Kind::Device => unreachable!("needs privileges"),
+    }
+}
+
+const ODD: [Kind; 4] = [Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket];
+
+#[test]
+fn odd_things_in_place_of_a_file_are_named_and_never_opened() {
+    for kind in ODD {
+        let scratch = Scratch::new();
+        fs::create_dir(scratch.at("")).unwrap();
+        make(kind, &scratch.at("current"));
+        // A FIFO opened without care would block here for ever.
+        match scratch.files().read(Path::new("current"), LIMIT) {
+            Err(ReadError::NotAFile { kind: found, .. }) => assert_eq!(found, kind),
+            other => panic!("{kind}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn odd_things_in_place_of_a_file_are_replaced_by_a_write_and_directories_kept() {
+    for kind in ODD {
+        let scratch = Scratch::new();
+        fs::create_dir(scratch.at("")).unwrap();
+        make(kind, &scratch.at("current"));
+        let files = scratch.files();
+        files.write_durably(Path::new("current"), b"new").unwrap();
+        assert_eq!(files.read(Path::new("current"), LIMIT).unwrap(), b"new", "{kind}");
+        match kind {
+            Kind::Directory => {
+                assert_eq!(fs::read(scratch.at("current.corrupt-1/inside")).unwrap(), b"kept");
+            }
+            Kind::Symlink => assert_eq!(fs::read(scratch.0.join("target")).unwrap(), b"outside"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn odd_things_in_place_of_a_directory_are_set_aside_by_a_write_below_it() {
+    for kind in [Kind::File, Kind::Symlink, Kind::Fifo, Kind::Socket] {
+        let scratch = Scratch::new();
+        fs::create_dir(scratch.at("")).unwrap();
+        make(kind, &scratch.at("checkpoints"));
+        let files = scratch.files();
+        assert!(
+            matches!(files.read(Path::new("checkpoints/a"), 1), Err(ReadError::NotFound { .. })),
+            "{kind}"
+        );
+        files.write_durably(Path::new("checkpoints/a"), b"new").unwrap();
+        assert_eq!(fs::read(scratch.at("checkpoints/a")).unwrap(), b"new", "{kind}");
+        assert!(fs::symlink_metadata(scratch.at("checkpoints.corrupt-1")).is_ok(), "{kind}");
+    }
+}
+
+#[test]
+fn a_link_to_a_directory_is_not_walked_through() {
+    let scratch = Scratch::new();
+    let outside = scratch.0.join("outside");
+    fs::create_dir_all(&outside).unwrap();
+    fs::write(outside.join("secret"), b"secret").unwrap();
+    fs::create_dir(scratch.at("")).unwrap();
+    symlink(&outside, scratch.at("v1")).unwrap();
+    let files = scratch.files();
+    assert!(matches!(files.read(Path::new("v1/secret"), LIMIT), Err(ReadError::NotFound { .. })));
+    assert!(matches!(files.list(Path::new("v1"), 10), Err(ReadError::NotAFile { kind: Kind::Symlink, .. })));
+    files.remove(Path::new("v1/secret")).unwrap();
+    files.sweep(&|_| false, 100);
+    assert!(outside.join("secret").exists());
+    assert!(fs::symlink_metadata(scratch.at("v1")).is_err(), "the link itself was swept");
+}
+
+#[test]
+fn a_file_that_the_operator_named_is_read_through_links_and_nothing_else_is_opened() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.at("")).unwrap();
+    for kind in ODD {
+        make(kind, &scratch.at(&kind.to_string()));
+        let read = linux::read_named_file(&scratch.at(&kind.to_string()), 7);
+        match (kind, read) {
+            (Kind::Symlink, Ok(content)) => assert_eq!(content, b"outside"),
+            (_, Err(ReadError::NotAFile { kind: found, .. })) => assert_eq!(found, kind),
+            (_, other) => panic!("{kind}: {other:?}"),
+        }
+    }
+    let target = scratch.0.join("target");
+    assert!(matches!(linux::read_named_file(&target, 6), Err(ReadError::TooLarge { size: 7, limit: 6, .. })));
+    assert!(matches!(linux::read_named_file(&scratch.at("absent"), 6), Err(ReadError::NotFound { .. })));
+    assert!(matches!(
+        linux::read_named_file(Path::new("/dev/null"), 6),
+        Err(ReadError::NotAFile { kind: Kind::Device, .. })
+    ));
+}
+
+#[test]
+fn the_root_itself_may_be_a_link() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.0.join("real")).unwrap();
+    symlink(scratch.0.join("real"), scratch.0.join("root")).unwrap();
+    scratch.files().write_durably(Path::new("a/b"), b"x").unwrap();
+    assert!(scratch.0.join("real/a/b").exists());
+}
+
+#[test]
+fn anything_can_be_set_aside_and_only_the_newest_are_kept() {
+    for kind in [Kind::File, Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket] {
+        let scratch = Scratch::new();
+        fs::create_dir(scratch.at("")).unwrap();
+        let files = scratch.files();
+        for round in 0..14 {
+            make(kind, &scratch.at("current"));
+            let aside = files.set_aside(Path::new("current")).unwrap();
+            assert_eq!(aside, Path::new(&format!("current.corrupt-{}", round % 6 + 1)), "{kind}");
+            assert!(fs::symlink_metadata(scratch.at("current")).is_err());
+        }
+        let listing = files.list(Path::new(""), 100).unwrap();
+        assert_eq!(listing.entries.len(), 5, "{listing:?}");
+        assert!(listing.entries.iter().all(|entry| entry.kind == kind), "{listing:?}");
+    }
+}
+
+#[test]
+fn a_start_is_not_held_up_by_a_hundred_thousand_leftovers() {
+    const LEFTOVERS: usize = 100_000;
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.at("")).unwrap();
+    for n in 0..LEFTOVERS {
+        fs::File::create(scratch.at(&format!("{TEMPORARY_PREFIX}1-{n}"))).unwrap();
+    }
+    let files = scratch.files();
+    files.write_durably(Path::new("current"), b"x").unwrap();
+    let began = Instant::now();
+    let report = files.sweep(&|_| true, 2000);
+    let took = began.elapsed();
+    assert!(report.examined <= 2000 && report.truncated, "{report:?}");
+    // A loaded test machine takes milliseconds; this is no measurement, only a net under something unbounded.
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    let mut calls = 1;
+    while files.sweep(&|_| true, 20_000).truncated {
+        calls += 1;
+        assert!(calls < 10);
+    }
+    assert_eq!(fs::read_dir(scratch.at("")).unwrap().count(), 1);
+    assert_eq!(files.read(Path::new("current"), LIMIT).unwrap(), b"x");
+}
+
+#[test]
+fn a_verdict_is_written_on_a_full_disk_and_a_checkpoint_is_refused() {
+    let Some(disk) = SmallDisk::mount("1m") else { return };
+    let files = disk.0.files();
+    files.write_durably(Path::new("current"), b"old").unwrap();
+    files.ensure_reserve(RESERVE_BYTES).unwrap();
+    let filler = fs::write(disk.0.at("filler"), vec![1; 4 << 20]);
+    assert_eq!(filler.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    let error = files.write_durably(Path::new("checkpoint"), &[2; 100_000]).unwrap_err();
+    assert!(matches!(error, WriteError::NoSpace { .. }), "{error}");
+    assert!(disk.0.at(RESERVE_NAME).exists());
+    files.write_durably(Path::new("v1/bad-configs.json"), &[3; 2000]).unwrap();
+    assert_eq!(files.read(Path::new("v1/bad-configs.json"), LIMIT).unwrap(), [3; 2000]);
+    assert!(!disk.0.at(RESERVE_NAME).exists());
+    // Somebody takes the rest: now it is told, and what is there stays.
+    let _ = fs::write(disk.0.at("filler2"), vec![1; 4 << 20]);
+    let error = files.write_durably(Path::new("current"), &[4; 9000]).unwrap_err();
+    assert!(matches!(error, WriteError::NoSpace { .. }), "{error}");
+    assert_eq!(files.read(Path::new("current"), LIMIT).unwrap(), b"old");
+    fs::remove_file(disk.0.at("filler")).unwrap();
+    files.ensure_reserve(RESERVE_BYTES).unwrap();
+    files.write_durably(Path::new("current"), &[4; 9000]).unwrap();
+    let names = files.list(Path::new(""), 100).unwrap().entries;
+    assert!(names.iter().all(|entry| !entry.name.to_string_lossy().starts_with(TEMPORARY_PREFIX)));
+}
+
+#[test]
+fn a_read_only_disk_says_so() {
+    let Some(disk) = SmallDisk::mount("1m") else { return };
+    let files = disk.0.files();
+    files.write_durably(Path::new("current"), b"old").unwrap();
+    let remounted = Command::new("mount").args(["-o", "remount,ro"]).arg(disk.0.at("")).status().unwrap();
+    assert!(remounted.success());
+    let error = files.write_durably(Path::new("current"), b"new").unwrap_err();
+    assert!(matches!(error, WriteError::ReadOnly { .. }), "{error}");
+    assert_eq!(files.read(Path::new("current"), LIMIT).unwrap(), b"old");
+}
+
+#[test]
+fn the_reserve_takes_real_space() {
+    let scratch = Scratch::new();
+    scratch.files().ensure_reserve(RESERVE_BYTES).unwrap();
+    let metadata = fs::metadata(scratch.at(RESERVE_NAME)).unwrap();
+    assert_eq!(metadata.len(), RESERVE_BYTES as u64);
+    assert!(metadata.blocks() * 512 >= RESERVE_BYTES as u64, "{} blocks", metadata.blocks());
+}
+
+#[test]
+fn facts_of_the_machine_this_runs_on_make_sense() {
+    let host = LinuxHost::new(Roots::default(), "/var/lib/kedge/not/there/yet");
+    let identity = host.identity();
+    assert_eq!(identity.boot_id.len(), 36);
+    assert!(!identity.kernel_release.is_empty() && !identity.hostname.is_empty());
+    assert_eq!(identity.operating_system, "linux");
+    let (capacity, usage) = (host.capacity(), host.usage());
+    assert!(capacity.cpus >= 1 && capacity.pids > 300, "{capacity:?}");
+    assert!(usage.memory_available_bytes > 0 && usage.memory_available_bytes < capacity.memory_bytes);
+    assert!(usage.root_available_bytes > 0 && usage.root_available_bytes <= capacity.root_bytes);
+    assert!(usage.pids_in_use >= 1 && usage.pids_in_use < capacity.pids, "{usage:?}");
+    assert!(host.addresses().iter().all(|address| !address.ip.is_loopback()));
+    let own = linux::process_facts(&Roots::default());
+    assert!(own.rss_bytes.is_some_and(|bytes| bytes > 100_000), "{own:?}");
+    assert!(
+        own.threads.is_some_and(|threads| threads >= 1) && own.fds.is_some_and(|fds| fds >= 3),
+        "{own:?}"
+    );
+}
+
+/// A made-up machine: pairs of path and content below a scratch root.
+fn machine(files: &[(&str, &str)]) -> (Scratch, Roots) {
+    let scratch = Scratch::new();
+    for (path, content) in files {
+        let path = scratch.0.join(path);
+        fs::create_dir_all(path.parent().expect("below the scratch directory")).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    let roots = Roots::under(&scratch.0);
+    (scratch, roots)
+}
+
+#[test]
+fn a_machine_without_proc_and_sys_still_has_facts() {
+    let (scratch, roots) = machine(&[]);
+    let host = LinuxHost::new(roots.clone(), scratch.0.join("nowhere"));
+    let identity = host.identity();
+    assert_eq!((identity.machine_id.as_str(), identity.boot_id.as_str()), ("", ""));
+    assert_eq!(identity.os_image, "Linux");
+    let capacity = host.capacity();
+    assert!(capacity.cpus >= 1 && capacity.root_bytes > 0 && capacity.memory_bytes == 0, "{capacity:?}");
+    assert_eq!(linux::process_facts(&roots), kedge_platform::ProcessFacts::default());
+}
+
+#[test]
+fn the_machine_id_comes_from_the_first_place_that_has_a_real_one() {
+    const ID: &str = "0123456789abcdef0123456789abcdef";
+    let id_of = |files: &[(&str, &str)]| {
+        let (scratch, roots) = machine(files);
+        LinuxHost::new(roots, &scratch.0).identity().machine_id
+    };
+    assert_eq!(id_of(&[("etc/machine-id", &format!("{ID}\n"))]), ID);
+    let dbus = [("etc/machine-id", "uninitialized\n"), ("var/lib/dbus/machine-id", ID)];
+    assert_eq!(id_of(&dbus), ID);
+    // Derived: stable, and different for different boards.
+    let derived = |uuid: &str| id_of(&[("etc/machine-id", ""), ("sys/class/dmi/id/product_uuid", uuid)]);
+    assert_eq!(derived("a-board").len(), 32);
+    assert_eq!(derived("a-board"), derived("a-board"));
+    assert_ne!(derived("a-board"), derived("another"));
+    let tree = id_of(&[("proc/device-tree/serial-number", "10000000abcdef\0")]);
+    assert_eq!(tree, derived("10000000abcdef"));
+    // Firmware that was never told who it is does not name a board; a network card does.
+    let unset = "00000000-0000-0000-0000-000000000000";
+    let card = [("sys/class/net/eth0/address", "52:54:00:12:34:56\n"), ("sys/class/net/eth0/device/x", "")];
+    assert_eq!(derived(unset), "");
+    assert_eq!(id_of(&[("sys/class/dmi/id/product_uuid", unset), card[0], card[1]]), id_of(&card));
+    assert_eq!(id_of(&card).len(), 32);
+    assert_eq!(id_of(&card[..1]), "", "a virtual interface names no board");
+}
+
+#[test]
+fn capacity_and_usage_are_read_from_the_roots() {
+    let (scratch, roots) = machine(&[
+        ("proc/meminfo", "MemTotal: 2048 kB\nMemAvailable: 1024 kB\n"),
+        ("proc/loadavg", "0.00 0.01 0.05 1/234 5678\n"),
+        ("proc/sys/kernel/pid_max", "4194304\n"),
+        ("proc/sys/kernel/threads-max", "15000\n"),
+        ("sys/devices/system/cpu/online", "0-3\n"),
+        ("usr/lib/os-release", "PRETTY_NAME=\"Board OS 1.0\"\n"),
+    ]);
+    let host = LinuxHost::new(roots, &scratch.0);
+    let (capacity, usage) = (host.capacity(), host.usage());
+    assert_eq!((capacity.cpus, capacity.memory_bytes, capacity.pids), (4, 2048 * 1024, 15_000));
+    assert_eq!((usage.memory_available_bytes, usage.pids_in_use), (1024 * 1024, 234));
+    assert_eq!(host.identity().os_image, "Board OS 1.0");
+}

@@ -1,0 +1,375 @@
+//! How the previous run ended: what is recorded, what is believed, and that it is believed once.
+//!
+//! Leaves to others: what an ending counts for.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use kedge_platform::exit::{EVIDENCE_SEEN, EXIT_RECORD, Ending, ResetTraces};
+use kedge_platform::fake::{self, FakeDisk, FakeTraces, Loss};
+use kedge_platform::linux::{self, Roots};
+use kedge_platform::{Evidence, ExitRecord, Files, Kind, PreviousExit, RunDirectory, record_exit};
+
+const BOOT: &str = "6fe9d3a8-0000-4000-8000-000000000001";
+
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("kedge-exit-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).expect("the temporary directory can be written");
+        Self(path)
+    }
+
+    fn put(&self, path: &str, content: &[u8]) {
+        let path = self.0.join(path);
+        fs::create_dir_all(path.parent().expect("below the scratch directory")).expect("writable");
+        fs::write(path, content).expect("writable");
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Records an end on a new fake disk: the environment as `NAME=value` words, then what the run had marked.
+fn recorded(environment: &str, marks: impl Fn(&RunDirectory)) -> (FakeDisk, ExitRecord) {
+    let scratch = Scratch::new();
+    let run = RunDirectory::new(scratch.0.join("run"));
+    run.begin();
+    marks(&run);
+    let disk = FakeDisk::new();
+    let lookup = |name: &str| {
+        environment.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_string)
+    };
+    let record = record_exit(&*fake::files(&disk), &run, BOOT, &lookup).expect("a healthy disk");
+    (disk, record)
+}
+
+fn previous_exit(disk: &FakeDisk) -> impl PreviousExit + use<> {
+    fake::previous_exit(fake::files(disk), &FakeTraces::new(BOOT))
+}
+
+#[test]
+fn every_result_of_systemd_is_recorded_and_understood() {
+    let check = |environment: &str, ready: bool, expect: Ending, text: &str| {
+        let (disk, record) = recorded(environment, |run| {
+            if ready {
+                run.mark_ready();
+            }
+        });
+        assert_eq!((record.ending(), record.to_string().as_str()), (expect, text), "{environment}");
+        disk.reboot(Loss::Everything);
+        assert_eq!(previous_exit(&disk).read().exit_record, Some(record), "survives a power cut");
+    };
+    check("SERVICE_RESULT=success EXIT_CODE=exited EXIT_STATUS=0", true, Ending::Success, "ended cleanly");
+    check(
+        "SERVICE_RESULT=exit-code EXIT_CODE=exited EXIT_STATUS=101",
+        true,
+        Ending::ExitCode,
+        "exit code 101",
+    );
+    check(
+        "SERVICE_RESULT=signal EXIT_CODE=killed EXIT_STATUS=KILL",
+        true,
+        Ending::Signal,
+        "killed by signal KILL",
+    );
+    let text = "killed by signal ABRT, core dumped";
+    check("SERVICE_RESULT=core-dump EXIT_CODE=dumped EXIT_STATUS=ABRT", true, Ending::CoreDump, text);
+    let text = "killed by the watchdog";
+    check("SERVICE_RESULT=watchdog EXIT_CODE=dumped EXIT_STATUS=ABRT", true, Ending::Watchdog, text);
+    let text = "killed for lack of memory";
+    check("SERVICE_RESULT=oom-kill EXIT_CODE=killed EXIT_STATUS=KILL", true, Ending::OutOfMemory, text);
+    let timeout = "SERVICE_RESULT=timeout EXIT_CODE=killed EXIT_STATUS=KILL";
+    check(timeout, false, Ending::StartTimeout, "not ready in time");
+    check(timeout, true, Ending::StopTimeout, "asked to stop, killed at its time limit");
+    check("SERVICE_RESULT=start-limit-hit", false, Ending::StartLimit, "started too often");
+    check("SERVICE_RESULT=resources", false, Ending::NotStarted, "could not be started (resources)");
+    check("SERVICE_RESULT=protocol", false, Ending::NotStarted, "could not be started (protocol)");
+    check(
+        "SERVICE_RESULT=exec-condition",
+        false,
+        Ending::NotStarted,
+        "could not be started (exec-condition)",
+    );
+    check("SERVICE_RESULT=something-new", true, Ending::Unknown, "ended with result \"something-new\"");
+    check("", false, Ending::Unknown, "ended with result \"unknown\"");
+}
+
+#[test]
+fn the_marks_of_the_run_are_part_of_the_record() {
+    let (_, record) = recorded("SERVICE_RESULT=watchdog", |run| {
+        run.mark_ready();
+        run.mark_stalled(&["main", "disk"]);
+    });
+    assert_eq!(record.to_string(), "killed by the watchdog, stalled: main, disk");
+    assert!(record.was_ready && !record.stop_asked);
+    let (_, record) = recorded("SERVICE_RESULT=timeout", |run| {
+        run.mark_stalled(&["main"]);
+        run.mark_stalled(&[]);
+        run.mark_stopping();
+    });
+    assert_eq!((record.stop_asked, record.was_ready, record.stalled.len()), (true, false, 0));
+    assert_eq!(record.ending(), Ending::StopTimeout);
+    let (_, record) = recorded("SERVICE_RESULT=success", |run| {
+        run.mark_ready();
+        run.begin();
+    });
+    assert!(!record.was_ready, "a new run begins without the marks of the last");
+}
+
+#[test]
+fn what_comes_from_outside_is_cut_short() {
+    let (disk, record) = recorded(&format!("SERVICE_RESULT={}\n\u{1b}[31m", "x".repeat(100_000)), |run| {
+        let names: Vec<_> = (0..10_000).map(|n| format!("loop{n}")).collect();
+        run.mark_stalled(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    });
+    assert_eq!(record.result.len(), 128);
+    assert!(record.stalled.len() <= 16, "{}", record.stalled.len());
+    assert!(disk.content(EXIT_RECORD).is_some_and(|content| content.len() < 4096));
+}
+
+#[test]
+fn a_record_is_believed_until_it_is_consumed_and_then_never_again() {
+    let (disk, record) = recorded("SERVICE_RESULT=signal", |_| {});
+    for _ in 0..3 {
+        assert_eq!(previous_exit(&disk).read().exit_record.as_ref(), Some(&record));
+    }
+    previous_exit(&disk).consume().unwrap();
+    disk.reboot(Loss::Everything);
+    assert_eq!(previous_exit(&disk).read(), Evidence::default());
+    let operations = disk.operations();
+    previous_exit(&disk).consume().unwrap();
+    assert_eq!(disk.operations(), operations, "nothing new, nothing written");
+}
+
+#[test]
+fn a_record_that_is_none_is_reported_and_set_aside_and_stops_nothing() {
+    let check = |content: &[u8]| {
+        let disk = FakeDisk::new();
+        disk.put(EXIT_RECORD, content);
+        let evidence = previous_exit(&disk).read();
+        assert_eq!(evidence.exit_record, None, "{content:?}");
+        assert_eq!(evidence.problems.len(), 1, "{content:?}: {evidence:?}");
+        assert!(evidence.problems[0].contains(EXIT_RECORD), "{evidence:?}");
+        previous_exit(&disk).consume().unwrap();
+        assert_eq!(disk.paths(), [PathBuf::from(format!("{EXIT_RECORD}.corrupt-1"))]);
+        assert_eq!(previous_exit(&disk).read(), Evidence::default());
+    };
+    let whole = recorded("SERVICE_RESULT=signal", |_| {}).0.content(EXIT_RECORD).unwrap();
+    for length in 0..whole.len() {
+        check(&whole[..length]);
+    }
+    check(&vec![0; whole.len()]);
+    check(b"{}");
+    check(b"{\"version\":1}");
+    check(b"{\"version\":1,\"record\":{\"bootId\":7}}");
+    check(b"\xff\xfe");
+    check(&[whole.as_slice(), b"tail"].concat());
+    check(&vec![b' '; 1 << 20]);
+}
+
+#[test]
+fn a_record_of_a_newer_agent_is_not_believed_and_not_touched() {
+    let disk = FakeDisk::new();
+    let newer = br#"{"version":2,"record":{"bootId":"x","result":"success"}}"#;
+    disk.put(EXIT_RECORD, newer);
+    disk.put(EVIDENCE_SEEN, br#"{"version":2,"more":true}"#);
+    let evidence = previous_exit(&disk).read();
+    assert_eq!((evidence.exit_record, evidence.problems.len()), (None, 2));
+    let traces = FakeTraces::new(BOOT);
+    traces.panicked();
+    fake::previous_exit(fake::files(&disk), &traces).consume().unwrap();
+    assert_eq!(disk.content(EXIT_RECORD).unwrap(), newer);
+    assert_eq!(disk.content(EVIDENCE_SEEN).unwrap(), br#"{"version":2,"more":true}"#);
+}
+
+#[test]
+fn a_directory_in_place_of_the_record_is_set_aside() {
+    let disk = FakeDisk::new();
+    disk.put_kind(EXIT_RECORD, Kind::Directory);
+    disk.put_kind(EVIDENCE_SEEN, Kind::Fifo);
+    assert_eq!(previous_exit(&disk).read().problems.len(), 2);
+    previous_exit(&disk).consume().unwrap();
+    assert_eq!(previous_exit(&disk).read(), Evidence::default());
+}
+
+#[test]
+fn a_watchdog_reset_is_believed_once_per_boot() {
+    let (disk, traces) = (FakeDisk::new(), FakeTraces::new("boot-1"));
+    let reset = || fake::previous_exit(fake::files(&disk), &traces).read().hardware_watchdog_reset;
+    let consume = || fake::previous_exit(fake::files(&disk), &traces).consume().unwrap();
+    assert!(!reset());
+    traces.booted("boot-2", true);
+    assert!(reset());
+    consume();
+    assert!(!reset(), "the driver says it all boot long");
+    traces.booted("boot-3", false);
+    assert!(!reset());
+    traces.booted("boot-4", true);
+    assert!(reset());
+    disk.reboot(Loss::Everything);
+    traces.booted("boot-5", true);
+    assert!(reset(), "another reset is another");
+}
+
+#[test]
+fn a_panic_is_believed_once_although_its_record_stays() {
+    let (disk, traces) = (FakeDisk::new(), FakeTraces::new("boot-1"));
+    let panicked = || fake::previous_exit(fake::files(&disk), &traces).read().kernel_panic;
+    let consume = || fake::previous_exit(fake::files(&disk), &traces).consume().unwrap();
+    for round in 0..300 {
+        assert!(!panicked(), "round {round}");
+        traces.panicked();
+        assert!(panicked(), "round {round}");
+        consume();
+        disk.reboot(Loss::Everything);
+    }
+    let size = disk.content(EVIDENCE_SEEN).unwrap().len();
+    assert!(size < 16 * 1024, "{size} bytes for the list of the seen");
+}
+
+#[test]
+fn a_failure_to_consume_is_told_and_both_halves_are_tried() {
+    let (disk, _) = recorded("SERVICE_RESULT=signal", |_| {});
+    let traces = FakeTraces::new("boot-2");
+    traces.booted("boot-2", true);
+    let previous = fake::previous_exit(fake::files(&disk), &traces);
+    disk.fail_every(fake::Operation::Create, 5);
+    previous.consume().unwrap_err();
+    assert_eq!(previous.read().exit_record, None, "the record was removed all the same");
+    assert!(previous.read().hardware_watchdog_reset);
+    disk.heal();
+    previous.consume().unwrap();
+    assert_eq!(previous.read(), Evidence::default());
+}
+
+/// The real traces on a made-up machine.
+fn traces(files: &[(&str, &str)]) -> (Scratch, Roots) {
+    let scratch = Scratch::new();
+    scratch.put("proc/sys/kernel/random/boot_id", format!("{BOOT}\n").as_bytes());
+    files.iter().for_each(|(path, content)| scratch.put(path, content.as_bytes()));
+    let roots = Roots::under(&scratch.0);
+    (scratch, roots)
+}
+
+#[test]
+fn the_watchdog_driver_says_who_reset_the_machine() {
+    let check = |bits: &[&str], expect: bool| {
+        let files: Vec<_> = bits
+            .iter()
+            .enumerate()
+            .map(|(n, bits)| (format!("sys/class/watchdog/watchdog{n}/bootstatus"), *bits))
+            .collect();
+        let files: Vec<_> = files.iter().map(|(path, bits)| (path.as_str(), *bits)).collect();
+        let (_scratch, roots) = traces(&files);
+        assert_eq!(linux::LinuxTraces::new(roots).watchdog_reset(), expect, "{bits:?}");
+    };
+    check(&[], false);
+    check(&["0\n"], false);
+    check(&["32\n"], true);
+    check(&["0\n", "32\n"], true);
+    check(&["0x20\n"], true);
+    check(&["34\n"], true);
+    check(&["1\n"], false);
+    check(&["16\n"], false);
+    check(&["garbage\n"], false);
+    check(&["-32\n"], false);
+}
+
+#[test]
+fn panics_are_found_where_the_kernel_and_systemd_leave_them() {
+    let check = |files: &[(&str, &str)], expect: usize| {
+        let (_scratch, roots) = traces(files);
+        assert_eq!(linux::LinuxTraces::new(roots).panic_records().len(), expect, "{files:?}");
+    };
+    let panic = "Panic#1 Part1\n<0>Kernel panic - not syncing";
+    check(&[], 0);
+    check(&[("sys/fs/pstore/dmesg-ramoops-0", panic)], 1);
+    check(&[("sys/fs/pstore/dmesg-efi-170000000001001", panic)], 1);
+    check(&[("var/lib/systemd/pstore/1700000000/001/dmesg-efi-1", panic)], 1);
+    // The same record in both places, halfway through its move, is one.
+    let moved = [("sys/fs/pstore/dmesg-efi-1", panic), ("var/lib/systemd/pstore/1700/dmesg-efi-1", panic)];
+    check(&moved, 1);
+    check(&[("sys/fs/pstore/dmesg-efi-1", panic), ("sys/fs/pstore/dmesg-efi-2", "Panic#1 Part2\nmore")], 2);
+    // Compressed: nobody can tell, so it counts.
+    check(&[("sys/fs/pstore/dmesg-efi-1.enc.z", "\u{1}\u{2}")], 1);
+    // The kernel went on after these.
+    check(&[("sys/fs/pstore/dmesg-ramoops-0", "Oops#1 Part1\n<4>BUG")], 0);
+    check(&[("sys/fs/pstore/dmesg-ramoops-0", "Shutdown#1 Part1\n")], 0);
+    // Other things in the same directories.
+    check(&[("sys/fs/pstore/console-ramoops-0", panic), ("sys/fs/pstore/dmesg-empty", "")], 0);
+    check(&[("var/lib/systemd/pstore/1700000000/dmesg.txt", panic)], 0);
+    check(&[("var/lib/systemd/pstore/a/b/c/d/dmesg-efi-1", panic)], 0);
+}
+
+#[test]
+fn a_machine_with_thousands_of_old_panics_still_sees_a_new_one() {
+    let (scratch, roots) = traces(&[]);
+    for n in 0..1000 {
+        let path = format!("var/lib/systemd/pstore/{}/dmesg-efi-1", 1_700_000_000 + n);
+        scratch.put(&path, format!("Panic#1 Part1\nnumber {n}").as_bytes());
+    }
+    let files = linux::files(scratch.0.join("data"));
+    let previous = linux::previous_exit(files, roots);
+    previous.consume().unwrap();
+    assert!(!previous.read().kernel_panic);
+    scratch.put("sys/fs/pstore/dmesg-efi-1", b"Panic#1 Part1\nfresh");
+    assert!(previous.read().kernel_panic);
+    fs::remove_file(scratch.0.join("sys/fs/pstore/dmesg-efi-1")).unwrap();
+    scratch.put("var/lib/systemd/pstore/1700001000/dmesg-efi-1", b"Panic#1 Part1\nfresh");
+    assert!(previous.read().kernel_panic);
+}
+
+#[test]
+fn a_panic_record_that_moves_to_the_disk_is_not_a_second_panic() {
+    let panic = "Panic#1 Part1\n<0>Kernel panic - not syncing";
+    let (scratch, roots) = traces(&[("sys/fs/pstore/dmesg-efi-1", panic)]);
+    let files = || linux::files(scratch.0.join("data")) as Arc<dyn Files>;
+    let previous = || linux::previous_exit(files(), roots.clone());
+    assert!(previous().read().kernel_panic);
+    previous().consume().unwrap();
+    assert!(!previous().read().kernel_panic);
+    fs::remove_file(scratch.0.join("sys/fs/pstore/dmesg-efi-1")).unwrap();
+    previous().consume().unwrap();
+    scratch.put("var/lib/systemd/pstore/1700000000/dmesg-efi-1", panic.as_bytes());
+    assert!(!previous().read().kernel_panic);
+    scratch.put("sys/fs/pstore/dmesg-efi-1", b"Panic#1 Part1\n<0>Kernel panic - another");
+    assert!(previous().read().kernel_panic);
+}
+
+#[test]
+fn a_record_made_by_the_real_disk_is_read_by_it() {
+    let scratch = Scratch::new();
+    let run = RunDirectory::new(scratch.0.join("run/kedge"));
+    run.begin();
+    run.mark_ready();
+    let files = linux::files(scratch.0.join("data"));
+    let environment = |name: &str| (name == "SERVICE_RESULT").then(|| "oom-kill".to_string());
+    let record = record_exit(&*files, &run, BOOT, &environment).unwrap();
+    let (_machine, roots) = traces(&[]);
+    let previous = linux::previous_exit(files, roots);
+    assert_eq!(previous.read().exit_record, Some(record));
+    previous.consume().unwrap();
+    assert_eq!(previous.read(), Evidence::default());
+    assert!(!scratch.0.join("data").join(Path::new(EXIT_RECORD)).exists());
+}
+
+#[test]
+fn marks_in_a_directory_that_cannot_be_written_stop_nothing() {
+    let scratch = Scratch::new();
+    scratch.put("blocked", b"a file where the directory belongs");
+    let run = RunDirectory::new(scratch.0.join("blocked"));
+    run.begin();
+    run.mark_ready();
+    run.mark_stalled(&["main"]);
+    let record = record_exit(&*fake::files(&FakeDisk::new()), &run, BOOT, &|_| None).unwrap();
+    assert!(!record.was_ready && record.stalled.is_empty());
+}
