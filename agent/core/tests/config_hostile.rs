@@ -91,6 +91,21 @@ fn noise_is_refused() {
     }
 }
 
+/// The agent's threads have small stacks, and reading, merging and dropping a tree recurse.
+#[test]
+fn the_deepest_text_fits_a_small_stack() {
+    const STACK_BYTES: usize = 256 * 1024;
+    let deepest = || {
+        let nested = yaml::MAX_DEPTH - 2;
+        let header = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let objects = format!("{header}logging: {}1{}\n", "{a: ".repeat(nested), "}".repeat(nested));
+        let lists = format!("{header}clusterDNS: {}1{}\n", "[".repeat(nested), "]".repeat(nested));
+        assert!(!read(objects.into()) && !read(lists.into()));
+    };
+    let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(deepest);
+    thread.expect("a thread").join().expect("it neither overflows nor fails");
+}
+
 #[test]
 fn texts_of_the_largest_size_are_read_or_refused() {
     let header = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";

@@ -90,8 +90,8 @@ pub fn select_drop_ins(names: Vec<OsString>) -> DropInNames {
     let is_drop_in = |name: &OsString| name.as_encoded_bytes().ends_with(b".conf");
     let (mut taken, mut skipped): (Vec<_>, Vec<_>) = names.into_iter().partition(is_drop_in);
     let by_bytes = |one: &OsString, other: &OsString| one.as_encoded_bytes().cmp(other.as_encoded_bytes());
-    taken.sort_by(by_bytes);
-    skipped.sort_by(by_bytes);
+    taken.sort_unstable_by(by_bytes);
+    skipped.sort_unstable_by(by_bytes);
     DropInNames { taken, skipped }
 }
 
@@ -187,8 +187,11 @@ impl Node {
         match &tree.content {
             Content::Null => Self::Removed,
             Content::Object(entries) => {
-                let field = |entry: &yaml::Entry| (entry.key.clone(), Self::of(&entry.value, layer));
-                Self::Object { fields: entries.iter().map(field).collect(), replaces: false }
+                let mut fields = BTreeMap::new();
+                for entry in entries {
+                    fields.insert(entry.key.clone(), Self::of(&entry.value, layer));
+                }
+                Self::Object { fields, replaces: false }
             }
             _ => Self::Leaf(tree.to_json(), Place { layer, position: tree.position }),
         }
@@ -268,11 +271,12 @@ fn write_key(index: usize, key: &str, text: &mut Vec<u8>) {
 fn write_canonical(value: &Value, text: &mut Vec<u8>) {
     match value {
         Value::Object(map) => {
-            let sorted: BTreeMap<&String, &Value> = map.iter().collect();
+            let mut keys: Vec<&str> = map.keys().map(String::as_str).collect();
+            keys.sort_unstable();
             text.push(b'{');
-            for (index, (key, value)) in sorted.into_iter().enumerate() {
+            for (index, key) in keys.into_iter().enumerate() {
                 write_key(index, key, text);
-                write_canonical(value, text);
+                write_canonical(&map[key], text);
             }
             text.push(b'}');
         }

@@ -21,11 +21,10 @@ impl Effective {
     /// The object, who set each field, and which fields do nothing here.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let sources: Map<String, Value> = self
-            .provenance
-            .iter()
-            .map(|(path, source)| (path.to_owned(), Value::from(source.to_string())))
-            .collect();
+        let mut sources = Map::new();
+        for (path, source) in self.provenance.iter() {
+            sources.insert(path.to_owned(), Value::from(source.to_string()));
+        }
         json!({ "config": self.object, "provenance": sources, "withoutEffect": self.without_effect })
     }
 
