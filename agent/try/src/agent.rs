@@ -35,8 +35,23 @@ pub struct AgentOptions {
     pub flags: Vec<OsString>,
     /// `WatchdogSec=`
     pub watchdog: Duration,
+    /// `TimeoutAbortSec=`
+    pub abort: Duration,
     /// `RestartSec=`
     pub restart_after: Duration,
+}
+
+impl AgentOptions {
+    /// As under `kedge.service`.
+    pub fn new(program: &Path) -> AgentOptions {
+        AgentOptions {
+            program: program.to_owned(),
+            flags: Vec::new(),
+            watchdog: Duration::from_secs(30),
+            abort: Duration::from_secs(20),
+            restart_after: Duration::from_secs(2),
+        }
+    }
 }
 
 /// One node.
@@ -119,6 +134,7 @@ impl Agent {
         unit.run_dir = Some(self.run_dir());
         unit.log = Some(self.log());
         unit.limits.watchdog = Some(self.options.watchdog);
+        unit.limits.abort = self.options.abort;
         unit.limits.restart_after = self.options.restart_after;
         unit.environment.push(("RUST_BACKTRACE".into(), "1".into()));
         self.babysitter = Some(Babysitter::start(unit)?);

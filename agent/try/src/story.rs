@@ -9,17 +9,16 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::agent::{Agent, AgentOptions};
+use crate::cluster::{Cluster, HEADER, PATIENCE, Source, borrowed, create_arguments};
 use crate::error::KitError;
-use crate::hub::Hub;
 use crate::kubectl::shown;
 use crate::programs;
-use crate::scratch::Scratch;
 use crate::signals::StopSignal;
 use crate::teller::{Teller, Tone, clock};
-use crate::view::{ConfigStatus, Fact, FactKind, View, World};
+use crate::view::{ConfigStatus, Fact, FactKind, World};
 
 /// The nodes. The first is the one that gets the configuration that does not parse, and so on.
 const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
@@ -29,8 +28,6 @@ const TRIAL: Duration = Duration::from_secs(15);
 const CRASH_LOOP_THRESHOLD: usize = 2;
 /// As in [`crate::agent::STORY_DROP_IN`]: a Lease that is not renewed within it means a lost heartbeat.
 const LEASE_DURATION: Duration = Duration::from_secs(12);
-/// How long any step may take beyond what it must, on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How often the agents are asked for the rest of their trial.
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How often that is told to somebody who does not look at a terminal.
@@ -38,22 +35,11 @@ const TELL_EVERY: Duration = Duration::from_secs(5);
 /// How much of each log is shown when the story fails.
 const LOG_TAIL_LINES: usize = 15;
 
-const HEAD: &str = "\
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-configTrialDuration: 15s
-crashLoopThreshold: 2
-";
-
 /// Three nodes, a hub, and what the API says about them.
 pub struct Story {
     teller: Teller,
     stop: Receiver<StopSignal>,
-    // in this order: the processes end before their directory is removed
-    view: View,
-    agents: Vec<Agent>,
-    hub: Hub,
-    scratch: Scratch,
+    cluster: Cluster,
     names: Vec<(String, String)>,
     told_facts: usize,
     trials: Vec<Option<Duration>>,
@@ -65,36 +51,22 @@ pub struct Story {
 impl Story {
     /// Starts hub and agents.
     pub fn open(mut teller: Teller, stop: Receiver<StopSignal>) -> Result<Story, KitError> {
-        let scratch = Scratch::new("try")
-            .map_err(|source| KitError::Io { tried: "make a temporary directory".into(), source })?;
         teller.chapter("A hub and three nodes on this machine");
-        let hub = Hub::start(&scratch.path().join("hub"), &[])?;
+        let mut cluster = Cluster::start("try")?;
         teller.say(
             Tone::Plain,
-            &format!("kedge-hub listens on https://{}, with its own authority", hub.address()),
+            &format!("kedge-hub listens on https://{}, with its own authority", cluster.hub().address()),
         );
-        let view = View::open(hub.kubectl())?;
         let program = programs::agent_with_faults()?;
-        let mut agents = Vec::new();
         for name in NODES {
-            let options = AgentOptions {
-                program: program.clone(),
-                flags: Vec::new(),
-                watchdog: Duration::from_secs(30),
-                restart_after: Duration::from_secs(2),
-            };
             teller.say(Tone::Command, &format!("kedge-hub node-kubeconfig {name} > {name}/kubeconfig"));
-            let kubeconfig = hub.node_kubeconfig(name)?;
-            agents.push(Agent::prepare(&scratch.path().join(name), name, &kubeconfig, options)?);
+            cluster.add(name, AgentOptions::new(&program))?;
         }
         Ok(Story {
-            trials: vec![None; agents.len()],
+            trials: vec![None; NODES.len()],
             teller,
             stop,
-            view,
-            agents,
-            hub,
-            scratch,
+            cluster,
             names: Vec::new(),
             told_facts: 0,
             asked: None,
@@ -115,13 +87,10 @@ impl Story {
     }
 
     fn nodes_join(&mut self) -> Result<(), KitError> {
-        for index in 0..self.agents.len() {
-            let line = format!(
-                "kedge agent --kubeconfig {name}/kubeconfig --hostname-override {name} ...",
-                name = self.agents[index].name()
-            );
+        for name in NODES {
+            let line = format!("kedge agent --kubeconfig {name}/kubeconfig --hostname-override {name} ...");
             self.teller.say(Tone::Command, &line);
-            self.agents[index].launch()?;
+            self.cluster.agent_mut(name).launch()?;
         }
         self.until("all nodes Ready, with a Lease, running their local config", PATIENCE, |world| {
             NODES.iter().all(|node| {
@@ -137,7 +106,7 @@ impl Story {
 
     fn a_good_config(&mut self) -> Result<String, KitError> {
         self.teller.chapter("A good configuration for all three");
-        let uid = self.create_config("edge-good", &format!("{HEAD}nodeStatusReportFrequency: 1m\n"))?;
+        let uid = self.create_config("edge-good", &payload("nodeStatusReportFrequency: 1m\n"))?;
         for node in NODES {
             self.assign(node, "edge-good", &uid)?;
         }
@@ -147,7 +116,7 @@ impl Story {
 
     fn a_config_that_does_not_parse(&mut self, good: &str) -> Result<(), KitError> {
         self.teller.chapter("One that does not parse, for edge-1");
-        let uid = self.create_config("edge-typo", &format!("{HEAD}nodeStatusReportFrequency: [1m\n"))?;
+        let uid = self.create_config("edge-typo", &payload("nodeStatusReportFrequency: [1m\n"))?;
         self.assign("edge-1", "edge-typo", &uid)?;
         self.rolled_back("edge-1", &uid, good, "parse", PATIENCE)?;
         self.others_run(good, &["edge-2", "edge-3"])
@@ -155,8 +124,8 @@ impl Story {
 
     fn a_config_that_does_not_validate(&mut self, good: &str) -> Result<(), KitError> {
         self.teller.chapter("One that parses and makes no sense, for edge-2");
-        let payload = HEAD.replace("crashLoopThreshold: 2", "crashLoopThreshold: 200");
-        let uid = self.create_config("edge-nonsense", &payload)?;
+        let nonsense = payload("").replace("crashLoopThreshold: 2", "crashLoopThreshold: 200");
+        let uid = self.create_config("edge-nonsense", &nonsense)?;
         self.assign("edge-2", "edge-nonsense", &uid)?;
         self.rolled_back("edge-2", &uid, good, "validate", PATIENCE)?;
         self.others_run(good, &["edge-3"])
@@ -164,8 +133,8 @@ impl Story {
 
     fn a_config_that_crashes(&mut self, good: &str) -> Result<(), KitError> {
         self.teller.chapter("One under which the agent crashes, again and again, for edge-3");
-        let payload = format!("{HEAD}kedge:\n  faultInjection:\n    crashAfter: 1s\n");
-        let uid = self.create_config("edge-crash", &payload)?;
+        let uid =
+            self.create_config("edge-crash", &payload("kedge:\n  faultInjection:\n    crashAfter: 1s\n"))?;
         let before = self.unclean_ends("edge-3");
         self.assign("edge-3", "edge-crash", &uid)?;
         self.rolled_back("edge-3", &uid, good, "crash loop", PATIENCE * 2)?;
@@ -188,7 +157,7 @@ impl Story {
 
     fn the_repair(&mut self) -> Result<(), KitError> {
         self.teller.chapter("The repair: a corrected configuration for edge-1");
-        let uid = self.create_config("edge-fixed", &format!("{HEAD}nodeStatusReportFrequency: 2m\n"))?;
+        let uid = self.create_config("edge-fixed", &payload("nodeStatusReportFrequency: 2m\n"))?;
         self.assign("edge-1", "edge-fixed", &uid)?;
         self.adopted_and_promoted(&["edge-1"], &uid)
     }
@@ -199,7 +168,7 @@ impl Story {
         let since = self.ready_since.unwrap_or_else(Instant::now);
         let mut late = Vec::new();
         for node in NODES {
-            let (count, silence, lapse) = self.view.look(|world| {
+            let (count, silence, lapse) = self.cluster.view().look(|world| {
                 (
                     world.renewal_count(node),
                     world.longest_silence(node, since),
@@ -284,35 +253,31 @@ impl Story {
     }
 
     fn unclean_ends(&self, node: &str) -> usize {
-        let agent = self.agents.iter().find(|agent| agent.name() == node && agent.is_started());
-        let ends = agent.map(|agent| agent.babysitter().state().ends).unwrap_or_default();
+        let ends = self.cluster.agent(node).babysitter().state().ends;
         ends.iter().filter(|ended| ended.end.result != crate::service::ServiceResult::Success).count()
     }
 
     /// Creates a ConfigMap as a user would, and returns its UID.
     fn create_config(&mut self, name: &str, payload: &str) -> Result<String, KitError> {
-        let path: PathBuf = self.scratch.path().join(format!("{name}.yaml"));
-        std::fs::write(&path, payload).map_err(KitError::io("write", &path))?;
         for line in payload.lines().skip(2) {
             self.teller.say(Tone::Plain, &format!("  | {line}"));
         }
-        let from = format!("--from-file=kubelet={}", path.display());
-        self.kubectl(&["create", "configmap", name, &from])?;
-        let object = self.hub.kubectl().json(&["get", "configmap", name])?;
-        let uid = object.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let path = self.cluster.payload_file(name, payload)?;
+        self.kubectl(&create_arguments(name, &path))?;
+        let uid = self.cluster.uid_of(name)?;
         self.names.push((uid.clone(), name.to_owned()));
         Ok(uid)
     }
 
     fn assign(&mut self, node: &str, name: &str, uid: &str) -> Result<(), KitError> {
-        let reference = json!({"namespace": "default", "name": name, "uid": uid});
-        let patch = json!({"spec": {"configSource": {"configMapRef": reference}}}).to_string();
-        self.kubectl(&["patch", "node", node, "-p", &patch])
+        let source = Source::Pinned { name: name.to_owned(), uid: uid.to_owned() };
+        self.kubectl(&source.assign_arguments(node))
     }
 
-    fn kubectl(&mut self, arguments: &[&str]) -> Result<(), KitError> {
-        self.teller.say(Tone::Command, &shown(arguments));
-        self.hub.kubectl().run(arguments).map(|_| ())
+    fn kubectl(&mut self, arguments: &[String]) -> Result<(), KitError> {
+        let arguments = borrowed(arguments);
+        self.teller.say(Tone::Command, &shown(&arguments));
+        self.cluster.kubectl().run(&arguments).map(|_| ())
     }
 
     /// Waits, and tells meanwhile what the API says.
@@ -322,12 +287,12 @@ impl Story {
         limit: Duration,
         is_so: impl Fn(&World) -> bool,
     ) -> Result<(), KitError> {
-        let Story { teller, stop, view, agents, names, told_facts, trials, asked, told_trials, .. } = self;
+        let Story { teller, stop, cluster, names, told_facts, trials, asked, told_trials, .. } = self;
         let start = Instant::now();
         loop {
             if asked.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
                 // outside of the view's lock: a process is started for each node
-                *trials = agents.iter().map(trial_left).collect();
+                *trials = cluster.agents().iter().map(trial_left).collect();
                 *asked = Some(Instant::now());
             }
             let left = limit.saturating_sub(start.elapsed());
@@ -336,10 +301,10 @@ impl Story {
                     return Err(KitError::Interrupted);
                 }
                 tell_facts(teller, world, names, told_facts);
-                tell_live(teller, world, agents, trials, told_trials);
+                tell_live(teller, world, cluster.agents(), trials, told_trials);
                 Ok(())
             };
-            match view.wait(awaited, left.min(ASK_EVERY), glance, &is_so) {
+            match cluster.view().wait(awaited, left.min(ASK_EVERY), glance, &is_so) {
                 Err(KitError::TimedOut { found, .. }) if left <= ASK_EVERY => {
                     return Err(KitError::TimedOut {
                         awaited: format!("{awaited} ({} s)", limit.as_secs()),
@@ -367,8 +332,9 @@ impl Story {
         }
     }
 
-    fn invitation(&self) -> Vec<String> {
-        let kubectl = self.hub.kubectl();
+    fn invitation(&mut self) -> Vec<String> {
+        let dir = self.cluster.scratch().path().to_owned();
+        let kubectl = self.cluster.kubectl();
         vec![
             "The hub and the nodes keep running until you press Ctrl-C. In another terminal:".to_owned(),
             String::new(),
@@ -382,16 +348,13 @@ impl Story {
                 .to_owned(),
             format!("  {}", shown(&["patch", "node", "edge-3", "-p", r#"{"spec":{"configSource":null}}"#])),
             String::new(),
-            format!("Everything the nodes keep on disk: {}/edge-*/root", self.scratch.path().display()),
+            format!("Everything the nodes keep on disk: {}/edge-*/root", dir.display()),
         ]
     }
 
     /// Stops all processes in order.
-    pub fn close(mut self) -> Result<(), KitError> {
-        for agent in &mut self.agents {
-            agent.stop()?;
-        }
-        self.hub.stop()
+    pub fn close(self) -> Result<(), KitError> {
+        self.cluster.close()
     }
 
     /// What to look at when the story failed: the ends of the logs. Keeps the files.
@@ -399,10 +362,11 @@ impl Story {
         self.teller.chapter("The story did not go as it should");
         self.teller.say(Tone::Bad, &error.to_string());
         let logs: Vec<(String, PathBuf)> = self
-            .agents
+            .cluster
+            .agents()
             .iter()
             .map(|agent| (agent.name().to_owned(), agent.log()))
-            .chain([("hub".to_owned(), self.hub.log().to_owned())])
+            .chain([("hub".to_owned(), self.cluster.hub().log().to_owned())])
             .collect();
         for (name, path) in logs {
             self.teller.say(Tone::Plain, &format!("the end of {name}'s log, {}:", path.display()));
@@ -412,8 +376,13 @@ impl Story {
                 self.teller.say(Tone::Plain, &format!("  {line}"));
             }
         }
-        self.scratch.keep();
+        self.cluster.scratch().keep();
     }
+}
+
+fn payload(fields: &str) -> String {
+    let trial = TRIAL.as_secs();
+    format!("{HEADER}configTrialDuration: {trial}s\ncrashLoopThreshold: {CRASH_LOOP_THRESHOLD}\n{fields}")
 }
 
 fn status_is(world: &World, node: &str, condition: &str, expect: &str) -> bool {

@@ -1,0 +1,200 @@
+//! A hub, its nodes, and the view of them: what a story and an end-to-end test both stand on.
+//!
+//! Owns a scratch directory with everything in it. Always holds: changes go through kubectl, and what is waited for is what the
+//! API says; the processes end before their directory is removed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::agent::{Agent, AgentOptions};
+use crate::error::KitError;
+use crate::hub::Hub;
+use crate::kubectl::Kubectl;
+use crate::scratch::Scratch;
+use crate::view::{View, World};
+
+/// How long anything may take beyond what it must, on a slow and busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// The first two lines of every payload.
+pub const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+/// Where a node is to take its configuration from, as it stands in `spec.configSource`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Source {
+    /// One object by its UID, in namespace default; an edit in place is not followed.
+    Pinned {
+        /// The ConfigMap's name.
+        name: String,
+        /// Its UID.
+        uid: String,
+    },
+    /// Whatever the ConfigMap of this name in namespace default holds.
+    Following {
+        /// The ConfigMap's name.
+        name: String,
+    },
+    /// Nothing: the node's local configuration.
+    Nil,
+    /// Anything else.
+    Raw(Value),
+}
+
+impl Source {
+    /// The JSON of `spec.configSource`.
+    pub fn to_value(&self) -> Value {
+        match self {
+            Source::Pinned { name, uid } => {
+                json!({"configMapRef": {"namespace": "default", "name": name, "uid": uid}})
+            }
+            Source::Following { name } => {
+                json!({"configMap": {"namespace": "default", "name": name, "kubeletConfigKey": "kubelet"}})
+            }
+            Source::Nil => Value::Null,
+            Source::Raw(value) => value.clone(),
+        }
+    }
+
+    /// The arguments of the kubectl command that assigns it.
+    pub fn assign_arguments(&self, node: &str) -> Vec<String> {
+        let patch = json!({"spec": {"configSource": self.to_value()}});
+        // a merge patch: in a strategic one, going from one form of the source to the other would keep both
+        ["patch", "node", node, "--type=merge", "-p", &patch.to_string()].map(str::to_owned).to_vec()
+    }
+}
+
+/// The arguments of the kubectl command that makes a ConfigMap from a file.
+pub fn create_arguments(name: &str, payload: &Path) -> Vec<String> {
+    let from = format!("--from-file=kubelet={}", payload.display());
+    ["create", "configmap", name, &from].map(str::to_owned).to_vec()
+}
+
+/// `&[String]` as `&[&str]`, for kubectl.
+pub fn borrowed(arguments: &[String]) -> Vec<&str> {
+    arguments.iter().map(String::as_str).collect()
+}
+
+/// A hub and nodes.
+pub struct Cluster {
+    // in this order: what is dropped first ends first
+    view: View,
+    agents: Vec<Agent>,
+    hub: Hub,
+    scratch: Scratch,
+}
+
+impl Cluster {
+    /// Starts a hub without nodes.
+    pub fn start(purpose: &str) -> Result<Cluster, KitError> {
+        let scratch = Scratch::new(purpose)
+            .map_err(|source| KitError::Io { tried: "make a temporary directory".into(), source })?;
+        let hub = Hub::start(&scratch.path().join("hub"), &[])?;
+        let view = View::open(hub.kubectl())?;
+        Ok(Cluster { view, agents: Vec::new(), hub, scratch })
+    }
+
+    /// Makes credentials and a directory for a node, and starts nothing yet.
+    pub fn add(&mut self, name: &str, options: AgentOptions) -> Result<&mut Agent, KitError> {
+        let kubeconfig = self.hub.node_kubeconfig(name)?;
+        let agent = Agent::prepare(&self.scratch.path().join(name), name, &kubeconfig, options)?;
+        self.agents.push(agent);
+        Ok(self.agents.last_mut().expect("one was pushed"))
+    }
+
+    /// A node by name.
+    ///
+    /// # Panics
+    /// If there is none: the name is the caller's own.
+    pub fn agent(&self, name: &str) -> &Agent {
+        self.agents.iter().find(|agent| agent.name() == name).expect("the node was added")
+    }
+
+    /// The same, to start and stop it.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn agent_mut(&mut self, name: &str) -> &mut Agent {
+        self.agents.iter_mut().find(|agent| agent.name() == name).expect("the node was added")
+    }
+
+    /// All nodes.
+    pub fn agents(&self) -> &[Agent] {
+        &self.agents
+    }
+
+    /// The hub.
+    pub fn hub(&self) -> &Hub {
+        &self.hub
+    }
+
+    /// The hub, to stop and start it.
+    pub fn hub_mut(&mut self) -> &mut Hub {
+        &mut self.hub
+    }
+
+    /// What the API says.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// kubectl as the administrator.
+    pub fn kubectl(&self) -> &Kubectl {
+        self.hub.kubectl()
+    }
+
+    /// The directory everything is in.
+    pub fn scratch(&mut self) -> &mut Scratch {
+        &mut self.scratch
+    }
+
+    /// Writes a payload to a file for [`create_arguments`].
+    pub fn payload_file(&self, name: &str, payload: &str) -> Result<PathBuf, KitError> {
+        let path = self.scratch.path().join(format!("{name}.yaml"));
+        std::fs::write(&path, payload).map_err(KitError::io("write", &path))?;
+        Ok(path)
+    }
+
+    /// The UID of a ConfigMap.
+    pub fn uid_of(&self, name: &str) -> Result<String, KitError> {
+        let object = self.kubectl().json(&["get", "configmap", name])?;
+        match object.pointer("/metadata/uid").and_then(Value::as_str) {
+            Some(uid) => Ok(uid.to_owned()),
+            None => Err(KitError::Garbled {
+                command: format!("kubectl get configmap {name} -o json"),
+                problem: "no metadata.uid".into(),
+            }),
+        }
+    }
+
+    /// Makes a ConfigMap whose key `kubelet` holds the payload, and returns its UID.
+    pub fn create_config(&self, name: &str, payload: &str) -> Result<String, KitError> {
+        let path = self.payload_file(name, payload)?;
+        self.kubectl().run(&borrowed(&create_arguments(name, &path)))?;
+        self.uid_of(name)
+    }
+
+    /// Edits the ConfigMap in place.
+    pub fn edit_config(&self, name: &str, payload: &str) -> Result<(), KitError> {
+        let patch = json!({"data": {"kubelet": payload}}).to_string();
+        self.kubectl().run(&["patch", "configmap", name, "--type=merge", "-p", &patch]).map(|_| ())
+    }
+
+    /// Sets a node's `spec.configSource`.
+    pub fn assign(&self, node: &str, source: &Source) -> Result<(), KitError> {
+        self.kubectl().run(&borrowed(&source.assign_arguments(node))).map(|_| ())
+    }
+
+    /// Waits until the API shows it.
+    pub fn wait(&self, awaited: &str, is_so: impl Fn(&World) -> bool) -> Result<(), KitError> {
+        self.view.wait_for(awaited, PATIENCE, is_so)
+    }
+
+    /// Stops all processes in order.
+    pub fn close(mut self) -> Result<(), KitError> {
+        for agent in &mut self.agents {
+            agent.stop()?;
+        }
+        self.hub.stop()
+    }
+}
