@@ -403,6 +403,19 @@ impl<D: Operations> DurableFiles<D> {
     }
 
     fn write(&self, state: &mut State, path: &Path, content: &[u8]) -> Result<(), WriteError> {
+        match self.write_once(state, path, content) {
+            // Somebody removed a directory that this process had made durable: make it again.
+            Err(WriteError::Io { source, .. })
+                if is_absent(&source) && !state.durable_directories.is_empty() =>
+            {
+                state.durable_directories.clear();
+                self.write_once(state, path, content)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn write_once(&self, state: &mut State, path: &Path, content: &[u8]) -> Result<(), WriteError> {
         let directory = parent(path);
         self.make_durable(state, directory)?;
         let temporary = self.write_temporary(state, directory, path, content)?;
@@ -412,9 +425,7 @@ impl<D: Operations> DurableFiles<D> {
 
     /// Makes `directory` and its parents exist, and each of their names durable.
     fn make_durable(&self, state: &mut State, directory: &Path) -> Result<(), WriteError> {
-        if state.durable_directories.contains(directory)
-            && matches!(self.disk.kind(directory), Ok(Kind::Directory))
-        {
+        if state.durable_directories.contains(directory) {
             return Ok(());
         }
         self.attempt("create the root for", directory, || self.disk.make_root())?;

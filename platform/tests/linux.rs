@@ -26,9 +26,19 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new() -> Self {
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// For many files; a tmpfs where there is one.
+    fn in_memory() -> Self {
+        let shared_memory = Path::new("/dev/shm");
+        if shared_memory.is_dir() { Self::below(shared_memory) } else { Self::new() }
+    }
+
+    fn below(directory: &Path) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("kedge-platform-{}-{number}", std::process::id()));
+        let path = directory.join(format!("kedge-platform-{}-{number}", std::process::id()));
         fs::create_dir_all(&path).expect("the temporary directory can be written");
         Self(path)
     }
@@ -94,6 +104,20 @@ fn what_is_written_is_read_again_and_nobody_else_may_read_it() {
     files.remove(path).unwrap();
     files.remove(path).unwrap();
     assert!(matches!(files.read(path, LIMIT), Err(ReadError::NotFound { .. })));
+}
+
+#[test]
+fn directories_removed_under_a_running_program_are_made_again() {
+    let scratch = Scratch::new();
+    let files = scratch.files();
+    files.write_durably(Path::new("v1/startups.json"), b"1").unwrap();
+    fs::remove_dir_all(scratch.at("v1")).unwrap();
+    files.write_durably(Path::new("v1/startups.json"), b"2").unwrap();
+    fs::remove_dir_all(scratch.0.join("root")).unwrap();
+    files.write_durably(Path::new("v1/startups.json"), b"3").unwrap();
+    fs::remove_dir_all(scratch.0.join("root")).unwrap();
+    files.write_durably(Path::new("current"), b"4").unwrap();
+    assert_eq!(files.read(Path::new("current"), LIMIT).unwrap(), b"4");
 }
 
 #[test]
@@ -249,7 +273,7 @@ fn anything_can_be_set_aside_and_only_the_newest_are_kept() {
 #[test]
 fn a_start_is_not_held_up_by_a_hundred_thousand_leftovers() {
     const LEFTOVERS: usize = 100_000;
-    let scratch = Scratch::new();
+    let scratch = Scratch::in_memory();
     fs::create_dir(scratch.at("")).unwrap();
     for n in 0..LEFTOVERS {
         fs::File::create(scratch.at(&format!("{TEMPORARY_PREFIX}1-{n}"))).unwrap();

@@ -103,18 +103,26 @@ fn kind_at(directory: &OwnedFd, name: &OsStr) -> io::Result<Kind> {
 
 /// Makes the directory that `path` names and its missing parents, each name durable. Follows links: it is the root.
 fn make_with_parents(path: &Path) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
+    if !path.is_dir() {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty() && *parent != path);
+        parent.map_or(Ok(()), make_with_parents)?;
+        match std::fs::DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
     }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if parent != path {
-        make_with_parents(parent)?;
+    // Also when it was there: whoever made it may have been killed before the sync. `..` is the real parent of a link's
+    // target.
+    sync_directory(&File::open(path.join(".."))?)
+}
+
+fn sync_directory(directory: &File) -> io::Result<()> {
+    match directory.sync_all() {
+        // fsync(2): this file system knows no such thing for directories (9p, some FUSE). Refusing every write would
+        // make the node worse, not its disk better.
+        Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => Ok(()),
+        other => other,
     }
-    match std::fs::DirBuilder::new().mode(0o700).create(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    File::open(parent)?.sync_all()
 }
 
 impl Operations for LinuxDisk {
@@ -215,15 +223,7 @@ impl Operations for LinuxDisk {
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
-        match File::from(self.open_directory(directory)?).sync_all() {
-            // fsync(2): this file system knows no such thing for directories (9p, some FUSE). Refusing every write
-            // would make the node worse, not its disk better.
-            Err(error) if error.raw_os_error() == Some(Errno::EINVAL as i32) => {
-                log::debug!("directories cannot be synced below {}", self.root.display());
-                Ok(())
-            }
-            other => other,
-        }
+        sync_directory(&File::from(self.open_directory(directory)?))
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
