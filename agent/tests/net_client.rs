@@ -1,4 +1,5 @@
 //! Requests against a real TLS server on loopback: what is sent, what every outcome becomes, and what happens next.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
 

@@ -1,4 +1,5 @@
 //! Lists and watches against a real TLS server on loopback: what is delivered, where a watch goes on, and how it ends.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
 

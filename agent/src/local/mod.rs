@@ -1,1 +1,117 @@
-//! The local endpoint: HTTP on a unix socket, for the command line and for tools on the node.
+//! The local endpoint: HTTP/1.1 on a unix socket, for the command line and for tools on the node.
+//!
+//! Owns the socket file, who may connect, and the limits on what they send. Always holds: a caller that is slow, large
+//! or gone costs a bounded amount of memory and time and delays no other part of the agent; only root and the
+//! agent's own user get in. It knows no path: every request goes as a [`Call`] to whoever holds the other end of a
+//! channel (the main loop, which owns the state it asks about).
+//! `server` listens, `client` is the command line's side.
+//!
+//! On TCP, which is optional and for loopback only, nobody can be told from anybody: requests there are marked
+//! [`Origin::Loopback`], may only read, and must name a loopback host (so no web page can reach them through a browser).
+
+pub mod client;
+pub mod server;
+
+pub use server::{Listener, serve};
+
+use tokio::sync::oneshot;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Root or our own user, on the unix socket.
+    Socket {
+        /// The peer's user.
+        uid: u32,
+    },
+    /// Anybody on this machine, on TCP.
+    Loopback,
+}
+
+/// What may be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Read.
+    Get,
+    /// Change something; on the unix socket only.
+    Post,
+}
+
+/// A request, whole and decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What is asked.
+    pub verb: Verb,
+    /// The path, decoded, without the query, such as `/config/forgive`.
+    pub path: String,
+    /// The query's pairs in order, decoded.
+    pub query: Vec<(String, String)>,
+    /// The body; empty for [`Verb::Get`].
+    pub body: Vec<u8>,
+    /// Who asks.
+    pub origin: Origin,
+}
+
+impl Request {
+    /// The first value of a parameter.
+    #[must_use]
+    pub fn param(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// HTTP status.
+    pub status: u16,
+    /// Media type of the body.
+    pub content_type: &'static str,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Response {
+    /// Plain text; a line end is added if it lacks one.
+    #[must_use]
+    pub fn text(status: u16, text: impl Into<String>) -> Self {
+        let mut text = text.into();
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+        Self { status, content_type: "text/plain; charset=utf-8", body: text.into_bytes() }
+    }
+
+    /// JSON.
+    #[must_use]
+    pub fn json(status: u16, value: &serde_json::Value) -> Self {
+        Self { status, content_type: "application/json", body: value.to_string().into_bytes() }
+    }
+
+    /// Metrics in Prometheus' text form.
+    #[must_use]
+    pub fn metrics(text: String) -> Self {
+        Self { status: 200, content_type: "text/plain; version=0.0.4", body: text.into_bytes() }
+    }
+
+    /// There is no such path.
+    #[must_use]
+    pub fn not_found(path: &str) -> Self {
+        Self::text(404, format!("no such path: {path}"))
+    }
+}
+
+/// A request that waits for its answer. Dropping it unanswered answers 503.
+#[derive(Debug)]
+pub struct Call {
+    /// What is asked.
+    pub request: Request,
+    reply: oneshot::Sender<Response>,
+}
+
+impl Call {
+    /// Answers. It does not matter if the caller is gone.
+    pub fn answer(self, response: Response) {
+        let _ = self.reply.send(response);
+    }
+}

@@ -4,6 +4,7 @@
 //! a test's kubeconfig lies. It counts connections, resumed handshakes and bytes, so tests can check what went over
 //! the wire and not only what came out. Threads end with their connections.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of this")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -1,0 +1,166 @@
+//! Asking the agent on this node: the command line's side of the local endpoint.
+//!
+//! Owns one exchange at a time, blocking. Always holds: it ends within [`LIMIT`], and an answer is read up to
+//! [`MAX_ANSWER_BYTES`]. It tells an agent that does not run from one that does not answer, because the person at the
+//! keyboard does different things about it. What the answer means is the caller's.
+
+use std::error;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long an exchange may take: a little more than the agent gives itself.
+pub const LIMIT: Duration = Duration::from_secs(15);
+
+/// Most bytes of an answer: the metrics and pods of a full node have a few hundred KiB.
+pub const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
+
+/// What the agent said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+/// Why the agent said nothing that makes sense.
+#[derive(Debug)]
+pub enum AskError {
+    /// Nobody listens on the socket.
+    NotRunning {
+        /// The socket.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The socket is not for this user.
+    Denied {
+        /// The socket.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The agent took the question and the answer did not come, or not whole.
+    NoAnswer {
+        /// The socket.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The answer is no HTTP, or too large.
+    Garbled {
+        /// The socket.
+        socket: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+impl fmt::Display for AskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotRunning { socket, .. } => {
+                write!(f, "no agent runs here: nobody listens on {}", socket.display())
+            }
+            Self::Denied { socket, .. } => {
+                write!(f, "the agent on {} answers only root and its own user", socket.display())
+            }
+            Self::NoAnswer { socket, .. } => write!(f, "the agent on {} did not answer", socket.display()),
+            Self::Garbled { socket, why } => write!(f, "the agent on {}: {why}", socket.display()),
+        }
+    }
+}
+
+impl error::Error for AskError {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        match self {
+            Self::NotRunning { source, .. } | Self::Denied { source, .. } | Self::NoAnswer { source, .. } => {
+                Some(source)
+            }
+            Self::Garbled { .. } => None,
+        }
+    }
+}
+
+/// Reads something from the agent: `/configz`.
+///
+/// # Errors
+/// If no answer came. An answer that says no is an [`Answer`] with its status.
+pub fn get(socket: &Path, path_and_query: &str) -> Result<Answer, AskError> {
+    ask(socket, "GET", path_and_query)
+}
+
+/// Asks the agent to change something: `/config/forgive?uid=...`. Values must be percent-encoded.
+///
+/// # Errors
+/// As [`get`].
+pub fn post(socket: &Path, path_and_query: &str) -> Result<Answer, AskError> {
+    ask(socket, "POST", path_and_query)
+}
+
+fn ask(socket: &Path, method: &str, path_and_query: &str) -> Result<Answer, AskError> {
+    let deadline = Instant::now() + LIMIT;
+    let at = || socket.to_owned();
+    let mut stream = UnixStream::connect(socket).map_err(|source| match source.kind() {
+        io::ErrorKind::PermissionDenied => AskError::Denied { socket: at(), source },
+        _ => AskError::NotRunning { socket: at(), source },
+    })?;
+    let no_answer = |source| AskError::NoAnswer { socket: at(), source };
+    stream.set_write_timeout(Some(LIMIT)).map_err(no_answer)?;
+    let head = format!("{method} {path_and_query} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
+    // an agent that refuses before it has read all of this has still answered
+    let written = stream.write_all(head.as_bytes());
+    let mut bytes = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(no_answer(io::ErrorKind::TimedOut.into()));
+        }
+        stream.set_read_timeout(Some(left)).map_err(no_answer)?;
+        let mut piece = [0; 8192];
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(amount) => bytes.extend_from_slice(&piece[..amount]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(no_answer(written.err().unwrap_or(error))),
+        }
+        if bytes.len() > MAX_ANSWER_BYTES {
+            let why = format!("its answer has more than {MAX_ANSWER_BYTES} bytes");
+            return Err(AskError::Garbled { socket: at(), why });
+        }
+    }
+    parse(bytes).map_err(|fault| match fault {
+        Fault::Short => no_answer(written.err().unwrap_or(io::ErrorKind::UnexpectedEof.into())),
+        Fault::Garbled(why) => AskError::Garbled { socket: at(), why },
+    })
+}
+
+enum Fault {
+    Short,
+    Garbled(String),
+}
+
+/// Reads a whole answer, which the server ends by closing; its `Content-Length` tells whether it is whole.
+fn parse(mut bytes: Vec<u8>) -> Result<Answer, Fault> {
+    let mut headers = [httparse::EMPTY_HEADER; 32];
+    let mut head = httparse::Response::new(&mut headers);
+    let head_bytes = match head.parse(&bytes) {
+        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
+        Ok(httparse::Status::Partial) => return Err(Fault::Short),
+        Err(error) => return Err(Fault::Garbled(format!("its answer is no HTTP: {error}"))),
+    };
+    let status = head.code.unwrap_or_default();
+    let length = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));
+    let length =
+        length.and_then(|header| core::str::from_utf8(header.value).ok()?.trim().parse::<usize>().ok());
+    let body = bytes.split_off(head_bytes);
+    match length {
+        Some(length) if body.len() < length => Err(Fault::Short),
+        Some(_) => Ok(Answer { status, body }),
+        None => Err(Fault::Garbled("its answer has no Content-Length".to_owned())),
+    }
+}

@@ -1,0 +1,238 @@
+//! The local endpoint as the command line meets it: real sockets, a real runtime, and callers who misbehave.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use kedge::local::client::{AskError, get, post};
+use kedge::local::server::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
+use kedge::local::{Call, Listener, Origin, Response, Verb, serve};
+use tokio::sync::{mpsc, oneshot};
+
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("kedge-local-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("run/kedge.sock")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// An agent of which only the endpoint exists.
+struct Agent {
+    tcp: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Agent {
+    fn start(socket: &Path, answer: fn(Call)) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let socket = socket.to_owned();
+        let thread = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let (calls, mut waiting) = mpsc::channel(4);
+                let tcp = Listener::tcp(([127, 0, 0, 1], 0).into()).unwrap();
+                let address = tcp.tcp_address().unwrap();
+                tokio::spawn(serve(Listener::unix(&socket).unwrap(), calls.clone()));
+                tokio::spawn(serve(tcp, calls));
+                ready.send(address).unwrap();
+                tokio::spawn(async move {
+                    while let Some(call) = waiting.recv().await {
+                        answer(call);
+                    }
+                });
+                let _ = stopped.await;
+            });
+        });
+        Self { tcp: is_ready.recv().unwrap(), stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn echo(call: Call) {
+    let request = &call.request;
+    let response = match (request.verb, request.path.as_str()) {
+        (Verb::Get, "/healthz") => Response::text(200, "ok"),
+        (Verb::Get, "/configz") => Response::json(200, &serde_json::json!({"kind": "KubeletConfiguration"})),
+        (Verb::Get, "/metrics") => Response::metrics("# HELP x y\n".repeat(50_000)),
+        (Verb::Get, "/who") => Response::text(200, format!("{:?}", request.origin)),
+        (Verb::Post, "/config/forgive") => {
+            Response::text(200, request.param("uid").unwrap_or("nobody").to_owned())
+        }
+        (_, "/crash") => return,
+        (_, path) => Response::not_found(path),
+    };
+    call.answer(response);
+}
+
+fn text(body: &[u8]) -> &str {
+    core::str::from_utf8(body).unwrap()
+}
+
+#[test]
+fn the_command_line_gets_its_answers() {
+    let folder = Folder::new();
+    let _agent = Agent::start(&folder.socket(), echo);
+    let check = |path: &str, status: u16, expect: &str| {
+        let answer = get(&folder.socket(), path).unwrap();
+        assert_eq!((answer.status, text(&answer.body)), (status, expect), "{path}");
+    };
+    check("/healthz", 200, "ok\n");
+    check("/configz", 200, "{\"kind\":\"KubeletConfiguration\"}");
+    check("/metrics", 200, &"# HELP x y\n".repeat(50_000));
+    check("/nothing", 404, "no such path: /nothing\n");
+    check("/crash", 503, "the agent is stopping\n");
+    let answer = post(&folder.socket(), "/config/forgive?uid=7f%2Dc").unwrap();
+    assert_eq!(text(&answer.body), "7f-c\n");
+    let own_uid =
+        fs::metadata(folder.socket()).map(|seen| std::os::unix::fs::MetadataExt::uid(&seen)).unwrap();
+    check("/who", 200, &format!("{:?}\n", Origin::Socket { uid: own_uid }));
+}
+
+#[test]
+fn the_socket_is_ours_alone_and_a_stale_one_is_replaced() {
+    let folder = Folder::new();
+    fs::create_dir_all(folder.socket().parent().unwrap()).unwrap();
+    drop(UnixListener::bind(folder.socket()).unwrap());
+    assert!(matches!(get(&folder.socket(), "/healthz"), Err(AskError::NotRunning { .. })));
+    let agent = Agent::start(&folder.socket(), echo);
+    assert_eq!(fs::metadata(folder.socket()).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(get(&folder.socket(), "/healthz").unwrap().status, 200);
+    drop(agent);
+    let error = get(&folder.socket(), "/healthz").unwrap_err();
+    let expected = format!("no agent runs here: nobody listens on {}", folder.socket().display());
+    assert_eq!(error.to_string(), expected);
+    let _agent = Agent::start(&folder.socket(), echo);
+    assert_eq!(get(&folder.socket(), "/healthz").unwrap().status, 200);
+    let names: Vec<_> = fs::read_dir(folder.socket().parent().unwrap())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["kedge.sock"]);
+}
+
+#[test]
+fn what_stands_in_the_sockets_place_is_not_taken_away() {
+    let folder = Folder::new();
+    let agent = Agent::start(&folder.socket(), echo);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let check = |path: &Path, expect: &str| {
+        let outcome = runtime.block_on(async { Listener::unix(path).map(|_| ()) });
+        let found = outcome.unwrap_err().to_string();
+        assert!(found.contains(expect), "{found}");
+    };
+    check(&folder.socket(), "another agent answers on it");
+    assert_eq!(get(&folder.socket(), "/healthz").unwrap().status, 200);
+    drop(agent);
+    let file = folder.0.join("precious");
+    fs::write(&file, "data").unwrap();
+    check(&file, "something that is no socket is there");
+    assert_eq!(fs::read(&file).unwrap(), b"data");
+    check(&folder.0.join("x".repeat(120)), "make socket");
+    let outcome = runtime.block_on(async { Listener::tcp(([0, 0, 0, 0], 0).into()).map(|_| ()) });
+    assert_eq!(
+        outcome.unwrap_err().to_string(),
+        "local endpoint on 0.0.0.0:0: expected a loopback address such as 127.0.0.1"
+    );
+}
+
+#[test]
+fn tcp_answers_readers_on_loopback() {
+    let folder = Folder::new();
+    let agent = Agent::start(&folder.socket(), echo);
+    let check = |request: &str, expect: &str| {
+        let mut stream = TcpStream::connect(agent.tcp).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with(expect), "{request}: {answer}");
+        answer
+    };
+    let who = check("GET /who HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", "HTTP/1.1 200 OK\r\n");
+    assert!(who.ends_with("\r\n\r\nLoopback\n"), "{who}");
+    check("GET /healthz HTTP/1.1\r\nHost: evil.example\r\n\r\n", "HTTP/1.1 403 Forbidden\r\n");
+    check("POST /config/reset HTTP/1.1\r\nHost: localhost\r\n\r\n", "HTTP/1.1 403 Forbidden\r\n");
+}
+
+#[test]
+fn callers_who_dawdle_or_flood_hold_up_nobody_else_on_another_listener() {
+    let folder = Folder::new();
+    let agent = Agent::start(&folder.socket(), echo);
+    // as many as are served at once, none of whom finishes asking
+    let dawdlers: Vec<_> = (0..MAX_CONNECTIONS)
+        .map(|_| {
+            let mut stream = UnixStream::connect(folder.socket()).unwrap();
+            stream.write_all(b"GET /healthz HTTP/1.1\r\n").unwrap();
+            stream
+        })
+        .collect();
+    let mut stream = TcpStream::connect(agent.tcp).unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.ends_with("ok\n"));
+    // and once they are gone the socket serves again
+    drop(dawdlers);
+    assert_eq!(get(&folder.socket(), "/healthz").unwrap().status, 200);
+    let mut flood = UnixStream::connect(folder.socket()).unwrap();
+    let head = format!("GET / HTTP/1.1\r\nX: {}", "y".repeat(MAX_HEAD_BYTES));
+    flood.write_all(head.as_bytes()).unwrap();
+    let mut answer = String::new();
+    let _ = flood.read_to_string(&mut answer);
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+}
+
+#[test]
+fn an_answer_that_makes_no_sense_is_told_from_none() {
+    let folder = Folder::new();
+    let socket = folder.0.join("other.sock");
+    let check = |answer: &'static [u8], expect: &str| {
+        let _ = fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let answering = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut heard = Vec::new();
+            while !heard.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                heard.push(byte[0]);
+            }
+            stream.write_all(answer).unwrap();
+        });
+        let found = get(&socket, "/x").unwrap_err().to_string();
+        assert!(found.contains(expect), "{found}");
+        answering.join().unwrap();
+    };
+    check(b"", "did not answer");
+    check(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhalf", "did not answer");
+    check(b"HTTP/1.1 200 OK\r\n\r\nall of it?", "its answer has no Content-Length");
+    check(b"hello\r\n\r\n", "its answer is no HTTP");
+}
