@@ -454,7 +454,7 @@ fn live(disk: &FakeDisk, random: &mut Random, names: &[&str], possible: &mut Pos
 fn no_history_of_faults_and_cuts_leaves_what_nobody_wrote() {
     let names = ["current", "v1/startups.json", "v1/bad-configs.json", "checkpoints/7f3c/5"];
     let mut unanswered = 0;
-    for seed in 0..1000 {
+    for seed in 0..400 {
         let mut random = Random::new(seed);
         let disk = FakeDisk::new();
         let mut possible: Possible = vec![vec![0]; names.len()];
@@ -475,7 +475,7 @@ fn no_history_of_faults_and_cuts_leaves_what_nobody_wrote() {
         }
         usable(&disk).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
     }
-    assert!(unanswered > 500, "only {unanswered} names were ever in doubt");
+    assert!(unanswered > 200, "only {unanswered} names were ever in doubt");
 }
 
 #[test]
