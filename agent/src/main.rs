@@ -1,2 +1,40 @@
-//! The agent. Under construction.
-fn main() {}
+//! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
+
+use kedge::flags::{self, Command};
+use kedge::{agent, cli};
+use std::fmt::Display;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let command = match flags::parse(std::env::args_os()) {
+        Ok(command) => command,
+        Err(error) => return fail(2, &error),
+    };
+    let done = match command {
+        Command::Agent(options) => {
+            return agent::run(*options).unwrap_or_else(|error| fail(error.exit_code(), &error));
+        }
+        Command::RecordExit(places) => cli::record_exit_of_agent(&places),
+        Command::Status(places, output) => cli::status(&places, output),
+        Command::ConfigShow(options, output) => cli::config_show(&options, output),
+        Command::ConfigStatus(places, output) => cli::config_status(&places, output),
+        Command::ConfigHistory(places, output) => cli::config_history(&places, output),
+        Command::ConfigCheck(options, output) => cli::config_check(&options, output),
+        Command::ConfigForgive(places, uid) => cli::config_forgive(&places, &uid),
+        Command::ConfigReset(places) => cli::config_reset(&places),
+        Command::Version(output) => {
+            cli::version(output);
+            Ok(())
+        }
+        Command::Help(text) => {
+            cli::print(text.trim_end());
+            Ok(())
+        }
+    };
+    done.map_or_else(|error| fail(1, &error), |()| ExitCode::SUCCESS)
+}
+
+fn fail(code: u8, error: &dyn Display) -> ExitCode {
+    eprintln!("kedge: {error}");
+    ExitCode::from(code)
+}

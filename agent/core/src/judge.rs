@@ -10,18 +10,18 @@ use kedge_api::Timestamp;
 
 /// Cuts in a row, without a save of progress between them, that condemn a config (rule d): each start costs at least a
 /// boot, so this many say that the config keeps the board from running. The bound of Mender's update state machine.
-pub const CUTS: u32 = 28;
+pub(crate) const CUTS: u32 = 28;
 
 /// Rules c, d and f use at least this trial: a push must not be able to switch the protection off with a trial of 0, nor
 /// be condemned for a lack of contact before there was time for any.
-pub const SHORTEST_TRIAL_MS: u64 = 60_000;
+pub(crate) const SHORTEST_TRIAL_MS: u64 = 60_000;
 
 /// Silent trials that condemn for good: one outage, however long, must not.
-pub const LOST: u8 = 2;
+pub(crate) const LOST: u8 = 2;
 
 /// What a config says about its own trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
+pub(crate) struct Terms {
     /// `configTrialDuration`, ms of running time.
     pub trial_ms: u64,
     /// `crashLoopThreshold`: counted startups that are still tolerated.
@@ -36,7 +36,7 @@ impl Default for Terms {
 
 impl Terms {
     /// As remembered from the last time the config was parsed, else the defaults.
-    pub fn remembered(startups: &Startups) -> Self {
+    pub(crate) fn remembered(startups: &Startups) -> Self {
         let default = Self::default();
         Self {
             trial_ms: startups.trial_ms.unwrap_or(default.trial_ms),
@@ -45,12 +45,12 @@ impl Terms {
     }
 
     /// The running time after which startups and cuts are forgotten.
-    pub fn settled_after_ms(self) -> u64 {
+    pub(crate) fn settled_after_ms(self) -> u64 {
         self.trial_ms.max(SHORTEST_TRIAL_MS)
     }
 
     /// How often progress is saved while running: every quarter of the trial, at most every five minutes.
-    pub fn save_every_ms(self, ran_ms: u64) -> u64 {
+    pub(crate) fn save_every_ms(self, ran_ms: u64) -> u64 {
         let trial = if ran_ms < self.trial_ms { self.trial_ms } else { self.settled_after_ms() };
         (trial / 4).clamp(1, 300_000)
     }
@@ -91,7 +91,7 @@ pub struct PreviousRun {
 
 /// How the previous run ended, as far as counting goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// By our choice or on request: no effect.
     Clean,
     /// Not so: a counted startup. The text says how.
@@ -102,7 +102,7 @@ pub enum Ended {
 
 impl Ended {
     /// Reads the table of architecture 4.5. `open` is the boot id that the run under judgement left open.
-    pub fn read(open: Option<&str>, boot_id: &str, previous: &PreviousRun) -> Self {
+    pub(crate) fn read(open: Option<&str>, boot_id: &str, previous: &PreviousRun) -> Self {
         let Some(open) = open else { return Self::Clean };
         let exit = previous.exit.as_ref().filter(|exit| exit.boot_id == open);
         match exit {
@@ -143,7 +143,7 @@ impl Exit {
 
 /// The counts of a config that is about to start: those of `startups.json` brought up to date by how its run ended, and
 /// open in this boot.
-pub fn counted(mut startups: Startups, ended: &Ended, boot_id: &str, wall: Timestamp) -> Startups {
+pub(crate) fn counted(mut startups: Startups, ended: &Ended, boot_id: &str, wall: Timestamp) -> Startups {
     match ended {
         Ended::Clean => {}
         Ended::Counted(_) => {
@@ -162,7 +162,7 @@ pub fn counted(mut startups: Startups, ended: &Ended, boot_id: &str, wall: Times
 }
 
 /// Rules c and d.
-pub fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<BadKind> {
+pub(crate) fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<BadKind> {
     if startups.startups.len() > usize::from(terms.threshold) {
         return Some(BadKind::CrashLoop);
     }
@@ -171,7 +171,7 @@ pub fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<BadKind>
 
 /// What rule f looks at, apart from the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub(crate) struct Standing {
     /// It is what is assigned; a last-known-good proved itself long ago.
     pub assigned: bool,
     /// It came over the network, so there was a network.
@@ -181,7 +181,7 @@ pub struct Standing {
 }
 
 /// Rule f: a whole trial of running without contact. Also what sends a running agent to its start for the verdict.
-pub fn lost_contact(startups: &Startups, terms: Terms, standing: Standing) -> bool {
+pub(crate) fn lost_contact(startups: &Startups, terms: Terms, standing: Standing) -> bool {
     standing.assigned
         && standing.downloaded
         && !standing.last_known_good
@@ -190,7 +190,13 @@ pub fn lost_contact(startups: &Startups, terms: Terms, standing: Standing) -> bo
 }
 
 /// The verdict for a kind, with the reason the condition will show. `before` is the entry there was.
-pub fn verdict(kind: BadKind, what: &str, uid: &str, wall: Timestamp, before: Option<&Verdict>) -> Verdict {
+pub(crate) fn verdict(
+    kind: BadKind,
+    what: &str,
+    uid: &str,
+    wall: Timestamp,
+    before: Option<&Verdict>,
+) -> Verdict {
     let lost = before.map_or(0, |entry| entry.lost);
     Verdict {
         time: wall,
@@ -202,7 +208,7 @@ pub fn verdict(kind: BadKind, what: &str, uid: &str, wall: Timestamp, before: Op
 }
 
 /// The design document's words for one, and its siblings; `what` is `current` or `last-known-good`.
-pub fn reason(kind: BadKind, what: &str, uid: &str) -> String {
+pub(crate) fn reason(kind: BadKind, what: &str, uid: &str) -> String {
     match kind {
         BadKind::Parse => format!("failed to parse {what} (UID: {uid})"),
         BadKind::Validate => format!("failed to validate {what} (UID: {uid})"),

@@ -29,21 +29,21 @@ pub enum Outcome {
 
 /// The program waits for this step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Suspend(pub Step);
+pub(crate) struct Suspend(pub Step);
 
 /// The outcomes so far, handed to a program from its first step on.
-pub struct Steps<'a> {
+pub(crate) struct Steps<'a> {
     outcomes: std::slice::Iter<'a, Outcome>,
 }
 
 impl<'a> Steps<'a> {
     /// For one run of the program.
-    pub fn over(outcomes: &'a [Outcome]) -> Self {
+    pub(crate) fn over(outcomes: &'a [Outcome]) -> Self {
         Self { outcomes: outcomes.iter() }
     }
 
     /// Reads a file.
-    pub fn read(&mut self, file: StateFile) -> Result<Read, Suspend> {
+    pub(crate) fn read(&mut self, file: StateFile) -> Result<Read, Suspend> {
         match self.outcomes.next() {
             Some(Outcome::Read(read)) => Ok(read.clone()),
             Some(Outcome::Done(_)) => Ok(Read::Unreadable("the answer was to another question".into())),
@@ -52,12 +52,12 @@ impl<'a> Steps<'a> {
     }
 
     /// Writes a file; the inner result says whether it is durable.
-    pub fn write(&mut self, file: StateFile, content: Vec<u8>) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn write(&mut self, file: StateFile, content: Vec<u8>) -> Result<Result<(), String>, Suspend> {
         self.done(|| Step::Write(file, content))
     }
 
     /// Sets a file aside.
-    pub fn set_aside(&mut self, file: StateFile) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn set_aside(&mut self, file: StateFile) -> Result<Result<(), String>, Suspend> {
         self.done(|| Step::SetAside(file))
     }
 

@@ -711,3 +711,72 @@ impl Drop for TlsTransport {
         let _ = self.send();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::thread;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn askers_of_one_hanging_name_share_one_lookup_and_the_next_one_is_anew() {
+        let (answer, answers) = mpsc::channel::<io::Result<Vec<SocketAddr>>>();
+        let (answers, asked) = (Mutex::new(answers), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::clone(&asked);
+        let lookup = Arc::new(Lookup::with(Arc::new(move |_, _| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            locked(&answers).recv().unwrap()
+        })));
+        let ask = |wait: Duration| lookup.addresses("hub.test", 443, Instant::now() + wait, &Cancel::new());
+        let too_late = ask(Duration::from_millis(30)).unwrap_err();
+        assert_eq!(too_late.to_string(), "look up hub.test: no answer in time");
+        let waiting: Vec<_> = (0..3)
+            .map(|_| {
+                let lookup = Arc::clone(&lookup);
+                thread::spawn(move || {
+                    lookup.addresses("hub.test", 443, Instant::now() + SOON, &Cancel::new())
+                })
+            })
+            .collect();
+        // each of the three holds the pending lookup beside the map and the lookup's own thread
+        let is_shared = || {
+            let running = locked(&lookup.running);
+            Arc::strong_count(&running[&("hub.test".to_owned(), 443)]) == 5
+        };
+        while !is_shared() {
+            thread::yield_now();
+        }
+        answer.send(Err(io::ErrorKind::NotFound.into())).unwrap();
+        for thread in waiting {
+            assert_eq!(thread.join().unwrap().unwrap_err().to_string(), "look up hub.test: entity not found");
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+        answer.send(Ok(vec![([10, 0, 0, 1], 443).into(); 20])).unwrap();
+        assert_eq!(ask(SOON).unwrap().len(), MAX_ADDRESSES);
+        answer.send(Ok(Vec::new())).unwrap();
+        assert_eq!(ask(SOON).unwrap_err().to_string(), "look up hub.test: it has no address");
+        assert_eq!(asked.load(Ordering::SeqCst), 3);
+    }
+
+    #[test]
+    fn an_address_needs_no_lookup() {
+        let lookup = Arc::new(Lookup::with(Arc::new(|_, _| panic!("asked for an address"))));
+        let found = lookup.addresses("fd00::5", 6443, Instant::now() + SOON, &Cancel::new()).unwrap();
+        assert_eq!(found, ["[fd00::5]:6443".parse::<SocketAddr>().unwrap()]);
+    }
+
+    #[test]
+    fn a_cancelled_switch_lets_no_new_socket_through() {
+        let cancel = Cancel::new();
+        let socket = || Arc::new(Socket::new(Domain::IPV4, Type::STREAM, None).unwrap());
+        for _ in 0..100 {
+            assert!(cancel.watch_over(&socket()));
+        }
+        assert_eq!(locked(&cancel.0.sockets).len(), 1, "sockets that are gone are forgotten");
+        cancel.clone().cancel();
+        assert!(cancel.is_cancelled());
+        assert!(!cancel.watch_over(&socket()));
+    }
+}

@@ -1,0 +1,410 @@
+//! `kedge agent`: the main loop. Waits for an event or a deadline, hands it to core, performs the actions, feeds the
+//! outcomes back, and thinks about nothing else.
+//!
+//! Always holds: checkpoint, decision and watchdog come first, then the network; nothing here exits because of time,
+//! network or disk. One thread owns core; whatever may block has a thread of its own (`loops`).
+
+use crate::disk::{DiskLoop, DiskOrder};
+use crate::faults::Faults;
+use crate::flags::AgentOptions;
+use crate::local::{self, Call};
+use crate::loops::{Loops, Parts, chain};
+use crate::{answers, local_config, logging};
+use kedge_api::Timestamp;
+use kedge_core::config::Effective;
+use kedge_core::{Action, Event, Exit, Level, Node, Now, Options, PreviousRun, Step};
+use kedge_platform::linux::{self, LinuxClocks, LinuxHost, NotifySocket, Roots};
+use kedge_platform::{Clocks, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog};
+use std::fmt;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+/// Events that wait for the main loop. It takes microseconds for each; a full queue makes the loops wait, not the memory
+/// grow.
+const EVENTS: usize = 64;
+
+/// Calls of the local endpoint that wait: it serves at most eight at once.
+const CALLS: usize = 8;
+
+/// How long one turn of the main loop may take.
+const MAIN_TURN: Duration = Duration::from_secs(20);
+
+/// The name under which the main loop is watched.
+const MAIN_LOOP: &str = "main";
+
+/// Without a supervisor the loops are checked all the same, for the log.
+const CHECK_PERIOD: Duration = Duration::from_secs(10);
+
+/// A start may take this long before the supervisor loses patience: a board at its first boot has a busy disk.
+const START_PATIENCE: Duration = Duration::from_secs(120);
+
+/// No certificate of a Kedge hub is older than this: a board without a clock that says 1970 judges certificates as of
+/// here, so that it can join, and learns the time from its time service later. 2026-11-01T00:00:00Z.
+const CLOCK_FLOOR: Duration = Duration::from_secs(1_793_491_200);
+
+/// The local configuration is invalid: `EX_CONFIG` of sysexits.h.
+const EXIT_CONFIG: u8 = 78;
+
+/// Why the agent cannot run at all.
+#[derive(Debug)]
+pub enum AgentError {
+    /// The local config cannot be read.
+    LocalConfig(local_config::LocalConfigError),
+    /// The local config is invalid; the text is the whole report.
+    InvalidConfig(String),
+    /// The node has no usable name.
+    NodeName(String),
+    /// Another agent runs with these places.
+    AnotherAgent(local::server::ListenError),
+    /// The system refused something basic.
+    System(&'static str, std::io::Error),
+}
+
+impl AgentError {
+    /// The exit code that says which.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::LocalConfig(_) | Self::InvalidConfig(_) => EXIT_CONFIG,
+            _ => 1,
+        }
+    }
+}
+
+impl fmt::Display for AgentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LocalConfig(error) => write!(f, "{error}; refusing to start"),
+            Self::InvalidConfig(report) => {
+                write!(f, "the local configuration is invalid, refusing to start:\n{report}")
+            }
+            Self::NodeName(why) => write!(f, "{why}; name the node with --hostname-override"),
+            Self::AnotherAgent(error) => write!(f, "{error}; refusing to run beside it"),
+            Self::System(what, error) => write!(f, "cannot {what}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for AgentError {}
+
+/// Runs the agent until it exits.
+///
+/// # Errors
+/// It cannot run at all; nothing was counted or written.
+pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
+    logging::start();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| AgentError::System("start the runtime", error))?;
+    runtime.block_on(Agent::start(options)?.run())
+}
+
+struct Agent {
+    node: Node,
+    loops: Loops,
+    events: mpsc::Receiver<Event>,
+    calls: mpsc::Receiver<Call>,
+    call_sender: mpsc::Sender<Call>,
+    socket: std::path::PathBuf,
+    clocks: LinuxClocks,
+    faults: Faults,
+    supervisor: Arc<NotifySocket>,
+    marks: RunDirectory,
+    main_token: kedge_platform::Progress,
+    ready: bool,
+    exit: Option<String>,
+}
+
+impl Agent {
+    fn start(options: AgentOptions) -> Result<Self, AgentError> {
+        let supervisor = Arc::new(NotifySocket::from_environment());
+        supervisor.extend_timeout(START_PATIENCE);
+        let roots = Roots::default();
+        let clocks = LinuxClocks::new(&roots);
+        let faults = Faults::default();
+        let layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
+        let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
+        let node_name = match &options.node_name {
+            Some(name) => name.clone(),
+            None => host.identity().hostname.to_lowercase(),
+        };
+        crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
+
+        let previous = linux::previous_exit(linux::files(&options.places.root_dir), roots);
+        let seed = seed(&clocks);
+        let node = Node::new(
+            Options {
+                node_name: node_name.clone(),
+                version: env!("CARGO_PKG_VERSION").into(),
+                local: layers,
+                dynamic_config: options.dynamic_config,
+                node_labels: options.node_labels,
+                boot_id: clocks.boot_id().to_owned(),
+                previous_run: previous_run(&previous),
+                seed,
+            },
+            now(&clocks, &faults),
+        )
+        .map_err(|error| AgentError::InvalidConfig(error.report()))?;
+
+        let marks = RunDirectory::new(&options.places.run_dir);
+        marks.begin();
+        let (event_sender, events) = mpsc::channel(EVENTS);
+        let (call_sender, calls) = mpsc::channel(CALLS);
+        let period = supervisor.watchdog_period().unwrap_or(CHECK_PERIOD * 3) / 3;
+        let mut watchdog = Watchdog::new(period);
+        let main_token = watchdog.watch(MAIN_LOOP, MAIN_TURN);
+        let disk = DiskLoop {
+            files: linux::files(&options.places.dynamic_config_dir),
+            previous: Box::new(previous),
+            host: Box::new(host),
+            version: env!("CARGO_PKG_VERSION").into(),
+            bad_configs: None,
+        };
+        let certificate_clock = {
+            let (clocks, faults) = (clocks.clone(), faults.clone());
+            Arc::new(move || {
+                let wall = now(&clocks, &faults).wall.micros();
+                Duration::from_micros(u64::try_from(wall).unwrap_or(0)).max(CLOCK_FLOOR)
+            })
+        };
+        let parts = Parts {
+            disk,
+            node_name,
+            kubeconfig: options.kubeconfig,
+            clock: certificate_clock,
+            events: event_sender,
+            faults: faults.clone(),
+            seed,
+        };
+        let loops = Loops::start(parts, &mut watchdog)
+            .map_err(|error| AgentError::System("start a thread", error))?;
+        guard(watchdog, period, clocks.clone(), supervisor.clone(), marks.clone())
+            .map_err(|error| AgentError::System("start a thread", error))?;
+        Ok(Self {
+            node,
+            loops,
+            events,
+            calls,
+            call_sender,
+            socket: options.places.socket(),
+            clocks,
+            faults,
+            supervisor,
+            marks,
+            main_token,
+            ready: false,
+            exit: None,
+        })
+    }
+
+    async fn run(mut self) -> Result<ExitCode, AgentError> {
+        let signals = |kind| signal(kind).map_err(|error| AgentError::System("listen for signals", error));
+        let mut terminate = signals(SignalKind::terminate())?;
+        let mut interrupt = signals(SignalKind::interrupt())?;
+        let mut hang_up = signals(SignalKind::hangup())?;
+        self.listen()?;
+        self.main_token.busy();
+        self.take(Event::Start);
+        while self.exit.is_none() {
+            let deadline = self.node.next_deadline(self.now());
+            let wait = deadline.map(|at| at.saturating_sub(self.clocks.monotonic()));
+            match wait {
+                Some(wait) => self.main_token.idle_for(wait),
+                None => self.main_token.idle(),
+            }
+            let happened = tokio::select! {
+                biased;
+                _ = terminate.recv() => Happened::Stop("asked to stop by SIGTERM"),
+                _ = interrupt.recv() => Happened::Stop("asked to stop by SIGINT"),
+                _ = hang_up.recv() => Happened::HangUp,
+                event = self.events.recv() => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
+                call = self.calls.recv() => call.map_or(Happened::Time, Happened::Call),
+                () = sleep(wait) => Happened::Time,
+            };
+            self.main_token.busy();
+            self.faults.point(MAIN_LOOP);
+            match happened {
+                Happened::Stop(why) => {
+                    // first of all, and not on the disk that may be what hangs: whoever kills us knows that we were asked
+                    self.marks.mark_stopping();
+                    self.supervisor.stopping();
+                    self.take(Event::Stop(why.into()));
+                }
+                Happened::HangUp => {
+                    log::info!("SIGHUP: a changed local config takes effect at the next start")
+                }
+                Happened::Event(event) => self.take(*event),
+                Happened::Call(call) => self.answer(call),
+                Happened::Time => self.take(Event::Tick),
+            }
+        }
+        let why = self.exit.unwrap_or_default();
+        log::info!("exiting: {why}");
+        self.marks.mark_stopping();
+        self.supervisor.status(&why);
+        self.supervisor.stopping();
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The socket comes first: it also tells whether another agent runs with these places.
+    fn listen(&self) -> Result<(), AgentError> {
+        match local::Listener::unix(&self.socket) {
+            Ok(listener) => drop(tokio::spawn(local::serve(listener, self.call_sender.clone()))),
+            Err(error @ local::server::ListenError::InUse { .. }) => {
+                return Err(AgentError::AnotherAgent(error));
+            }
+            Err(error) => log::warn!("no local endpoint: {}", chain(&error)),
+        }
+        Ok(())
+    }
+
+    fn now(&self) -> Now {
+        now(&self.clocks, &self.faults)
+    }
+
+    fn take(&mut self, event: Event) {
+        let mut actions = Vec::new();
+        self.node.handle(self.now(), event, &mut actions);
+        for action in actions {
+            self.perform(action);
+        }
+    }
+
+    fn perform(&mut self, action: Action) {
+        match action {
+            Action::Step(step) => {
+                if !self.ready && matches!(step, Step::Write(..)) {
+                    self.supervisor.extend_timeout(START_PATIENCE);
+                }
+                self.loops.disk(DiskOrder::Step(step));
+            }
+            Action::Use(effective) => self.use_config(&effective),
+            Action::ConsumeEvidence => self.loops.disk(DiskOrder::ConsumeEvidence),
+            Action::Sweep { keep } => self.loops.disk(DiskOrder::Sweep(keep)),
+            Action::ReadHostFacts => {
+                self.loops.disk(DiskOrder::ReadHostFacts);
+                self.loops.disk_if_free(DiskOrder::CheckBadConfigs);
+            }
+            Action::Request(request) => self.loops.request(request),
+            Action::Renew { request, deadline } => self.loops.renew(request, deadline),
+            Action::WatchNode => self.loops.watch_node(),
+            Action::WatchConfigMap(which) => self.loops.watch_config_map(which),
+            Action::Exit(why) => self.exit = Some(why),
+            Action::Log(Level::Warn, text) => log::warn!("{text}"),
+            Action::Log(Level::Info, text) => log::info!("{text}"),
+            Action::Log(Level::Debug, text) => log::debug!("{text}"),
+        }
+    }
+
+    /// From here on the configuration is in use: what it crashes is its own doing.
+    fn use_config(&mut self, effective: &Effective) {
+        logging::verbosity(effective.config.logging_verbosity);
+        self.faults.arm(&effective.config);
+        if let Some(address) = effective.config.healthz {
+            match local::Listener::tcp(address) {
+                Ok(listener) => drop(tokio::spawn(local::serve(listener, self.call_sender.clone()))),
+                Err(error) => log::warn!("no health endpoint: {}", chain(&error)),
+            }
+        }
+        self.marks.mark_ready();
+        self.supervisor.ready();
+        self.ready = true;
+    }
+
+    fn answer(&mut self, call: Call) {
+        let now = self.now();
+        let (response, event) = answers::answer(&call.request, &self.node, now, &self.supervisor_status());
+        call.answer(response);
+        if let Some(event) = event {
+            self.take(event);
+        }
+    }
+
+    fn supervisor_status(&self) -> kedge_platform::ProcessFacts {
+        linux::process_facts(&Roots::default())
+    }
+}
+
+enum Happened {
+    Stop(&'static str),
+    HangUp,
+    Event(Box<Event>),
+    Call(Call),
+    Time,
+}
+
+async fn sleep(wait: Option<Duration>) {
+    match wait {
+        Some(wait) => tokio::time::sleep(wait).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
+    let since = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
+    let micros = i64::try_from(since(clocks.wall())).unwrap_or(i64::MAX);
+    let offset = faults.clock_offset_ms().saturating_mul(1000);
+    Now { mono: clocks.monotonic(), wall: Timestamp::from_micros(micros.saturating_add(offset)) }
+}
+
+/// The one random number: std's hasher is seeded by the system, and that is all the randomness a spread needs.
+fn seed(clocks: &impl Clocks) -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    let mut hasher = std::hash::RandomState::new().build_hasher();
+    hasher.write_u128(clocks.monotonic().as_nanos());
+    hasher.finish()
+}
+
+fn previous_run(previous: &impl PreviousExit) -> PreviousRun {
+    let evidence = previous.read();
+    for problem in &evidence.problems {
+        log::warn!("evidence of the previous run: {problem}");
+    }
+    PreviousRun {
+        exit: evidence.exit_record.map(|record| Exit {
+            boot_id: record.boot_id,
+            result: record.result,
+            exit_code: record.exit_code,
+            exit_status: record.exit_status,
+            was_ready: record.was_ready,
+            stop_asked: record.stop_asked,
+            stalled: record.stalled,
+        }),
+        hardware_reset: evidence.hardware_watchdog_reset,
+        kernel_panic: evidence.kernel_panic,
+    }
+}
+
+/// Checks the loops and feeds the supervisor's watchdog, on a thread that does nothing else: it can tell of the main loop,
+/// too. The names of stalled loops are left where whoever records the end finds them.
+fn guard(
+    mut watchdog: Watchdog,
+    period: Duration,
+    clocks: LinuxClocks,
+    supervisor: Arc<NotifySocket>,
+    marks: RunDirectory,
+) -> std::io::Result<()> {
+    let body = move || {
+        let mut stalled = Vec::new();
+        loop {
+            let names = watchdog.check(clocks.monotonic()).stalled_names();
+            if names != stalled {
+                marks.mark_stalled(&names);
+                match names.as_slice() {
+                    [] => log::warn!("loops move again: {}", stalled.join(", ")),
+                    names => log::error!("stalled: {}; withholding the watchdog's ping", names.join(", ")),
+                }
+                stalled = names;
+            }
+            if stalled.is_empty() {
+                supervisor.watchdog_ping();
+            }
+            std::thread::sleep(period);
+        }
+    };
+    std::thread::Builder::new().name("guard".into()).stack_size(64 * 1024).spawn(body).map(drop)
+}

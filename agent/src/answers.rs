@@ -1,0 +1,108 @@
+//! What the local endpoint answers: health, the effective configuration, the agent's state, metrics, and the two requests
+//! that change something.
+
+use crate::local::{Request, Response, Verb};
+use kedge_core::{Event, Node, Now, Report};
+use kedge_platform::ProcessFacts;
+use serde_json::json;
+use std::fmt::Write as _;
+
+/// The answer to a request, and what it sets in motion.
+pub(crate) fn answer(
+    request: &Request,
+    node: &Node,
+    now: Now,
+    process: &ProcessFacts,
+) -> (Response, Option<Event>) {
+    let (Some(report), Some(effective)) = (node.report(now), node.effective()) else {
+        return (Response::text(503, "starting: no configuration is in use yet\n"), None);
+    };
+    match (request.verb, request.path.as_str()) {
+        (Verb::Get, "/healthz") => (Response::text(200, "ok"), None),
+        (Verb::Get, "/configz") => (Response::json(200, &effective.configz()), None),
+        (Verb::Get, "/config") => (Response::json(200, &effective.to_json()), None),
+        (Verb::Get, "/config/text") => (Response::text(200, effective.to_text()), None),
+        (Verb::Get, "/status") => (Response::json(200, &json!(report)), None),
+        (Verb::Get, "/metrics") => (Response::metrics(metrics(&report, process)), None),
+        (Verb::Post, "/config/forgive") => forgive(request, &report),
+        (Verb::Post, "/config/reset") => {
+            (Response::text(200, "going back to the local config; the agent restarts\n"), Some(Event::Reset))
+        }
+        (_, path) => (Response::not_found(path), None),
+    }
+}
+
+fn forgive(request: &Request, report: &Report) -> (Response, Option<Event>) {
+    let Some(uid) = request.param("uid").filter(|uid| kedge_core::source::is_file_name(uid)) else {
+        return (Response::text(400, "uid is missing or no UID\n"), None);
+    };
+    let unknown = report.config.obstacle == Some("verdicts-unknown");
+    if !unknown && !report.config.bad.iter().any(|bad| bad.uid == uid) {
+        let known: Vec<&str> = report.config.bad.iter().map(|bad| bad.uid.as_str()).collect();
+        let known =
+            if known.is_empty() { "there are none".into() } else { format!("known: {}", known.join(", ")) };
+        return (Response::text(404, format!("there is no verdict on UID {uid}; {known}\n")), None);
+    }
+    let text =
+        format!("forgetting the verdicts on UID {uid}; if it is assigned, the agent restarts to try it\n");
+    (Response::text(200, text), Some(Event::Forgive(uid.to_owned())))
+}
+
+/// Prometheus text. `kubelet_node_config_*` are upstream's names and labels.
+fn metrics(report: &Report, process: &ProcessFacts) -> String {
+    let mut out = String::new();
+    let status = &report.config.status;
+    for (name, help, source) in [
+        ("assigned", "The configuration this node will try to use.", &status.assigned),
+        ("active", "The configuration in use.", &status.active),
+        ("last_known_good", "The configuration fallen back to.", &status.last_known_good),
+    ] {
+        let labels = match source.as_ref().and_then(|source| source.config_map.as_ref()) {
+            None => {
+                r#"node_config_kubelet_key="",node_config_resource_version="",node_config_source="local",node_config_uid="""#
+                    .to_owned()
+            }
+            Some(map) => format!(
+                r#"node_config_kubelet_key="{}",node_config_resource_version="{}",node_config_source="/api/v1/namespaces/{}/configmaps/{}",node_config_uid="{}""#,
+                map.kubelet_config_key, map.resource_version, map.namespace, map.name, map.uid
+            ),
+        };
+        gauge(&mut out, &format!("kubelet_node_config_{name}"), help, &format!("{{{labels}}} 1"));
+    }
+    let error = u8::from(!status.error.is_empty());
+    let help = "1 if the assigned configuration is not in use because of an error.";
+    gauge(&mut out, "kubelet_node_config_error", help, &format!(" {error}"));
+    counter(
+        &mut out,
+        "kedge_lease_renewals_total",
+        "Lease renewals accepted since the start.",
+        report.lease.renewals,
+    );
+    counter(
+        &mut out,
+        "kedge_status_posts_total",
+        "Status patches accepted since the start.",
+        report.status_posts,
+    );
+    let startups = report.config.startups;
+    let help = "Counted startups of the configuration in use since its last whole trial.";
+    gauge(&mut out, "kedge_config_startups", help, &format!(" {startups}"));
+    for (name, help, value) in [
+        ("process_resident_memory_bytes", "Resident memory.", process.rss_bytes),
+        ("process_open_fds", "Open file descriptors.", process.fds),
+        ("process_threads", "Threads.", process.threads),
+    ] {
+        if let Some(value) = value {
+            gauge(&mut out, name, help, &format!(" {value}"));
+        }
+    }
+    out
+}
+
+fn gauge(out: &mut String, name: &str, help: &str, sample: &str) {
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge\n{name}{sample}");
+}
+
+fn counter(out: &mut String, name: &str, help: &str, value: u64) {
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
+}

@@ -1,0 +1,379 @@
+//! The commands that are not the agent: they ask a running one through its socket, or read and judge files.
+//!
+//! Always holds: with `--output json` standard output is one JSON value; a command that changes something says what it did,
+//! and to which agent or file.
+
+use crate::flags::{AgentOptions, CheckOptions, Output, Places};
+use crate::local::client::{self, AskError};
+use crate::local_config;
+use kedge_core::config::{self, LocalLayers, Origin};
+use kedge_core::records::{BadConfigs, Current, Known, Read, StateFile};
+use kedge_platform::linux::{self, LinuxClocks, Roots};
+use kedge_platform::{Clocks, Files, ReadError, RunDirectory, record_exit};
+use serde_json::{Value, json};
+use std::fmt;
+use std::io::Write as _;
+use std::path::Path;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Longest record read.
+const RECORD_BYTES: usize = 4 * 1024 * 1024;
+
+/// Why a command failed: a text that says what was tried, on what, and what was found.
+#[derive(Debug)]
+pub struct CommandError(String);
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for CommandError {}
+
+fn failed(error: impl fmt::Display) -> CommandError {
+    CommandError(error.to_string())
+}
+
+/// Prints; a reader that went away is no error.
+pub fn print(text: impl fmt::Display) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+fn pretty(value: &Value) -> String {
+    serde_json::to_string_pretty(value).expect("a JSON value can be written")
+}
+
+/// `kedge version`.
+pub fn version(output: Output) {
+    match output {
+        Output::Text => print(format_args!("kedge {VERSION}")),
+        Output::Json => {
+            print(pretty(
+                &json!({"version": VERSION, "kubeletVersion": kedge_core::kubelet_version(VERSION)}),
+            ));
+        }
+    }
+}
+
+fn get(places: &Places, path: &str) -> Result<Vec<u8>, CommandError> {
+    let socket = places.socket();
+    let answer = client::get(&socket, path).map_err(|error| failed(crate::loops::chain(&error)))?;
+    if answer.status != 200 {
+        let text = String::from_utf8_lossy(&answer.body);
+        return Err(failed(format_args!("agent at {}: {}", socket.display(), text.trim_end())));
+    }
+    Ok(answer.body)
+}
+
+fn get_json(places: &Places, path: &str) -> Result<Value, CommandError> {
+    let body = get(places, path)?;
+    serde_json::from_slice(&body).map_err(|error| {
+        failed(format_args!("agent at {}: {path} is no JSON: {error}", places.socket().display()))
+    })
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// `kedge status`.
+///
+/// # Errors
+/// No agent answers.
+pub fn status(places: &Places, output: Output) -> Result<(), CommandError> {
+    let status = get_json(places, "/status")?;
+    if output == Output::Json {
+        print(pretty(&status));
+        return Ok(());
+    }
+    print(format_args!("node          {} (kedge {})", text(&status, "/node"), text(&status, "/version")));
+    print(format_args!("registered    {}", if status["registered"] == true { "yes" } else { "no" }));
+    let since = match status.pointer("/lease/secondsSinceRenewal").and_then(Value::as_u64) {
+        Some(seconds) => format!("renewed {seconds} s ago"),
+        None => "not renewed yet".into(),
+    };
+    print(format_args!("lease         {since}, {} renewals", status["lease"]["renewals"]));
+    print_config(&status);
+    Ok(())
+}
+
+/// `kedge config status`.
+///
+/// # Errors
+/// No agent answers.
+pub fn config_status(places: &Places, output: Output) -> Result<(), CommandError> {
+    let status = get_json(places, "/status")?;
+    match output {
+        Output::Json => print(pretty(&status["config"])),
+        Output::Text => print_config(&status),
+    }
+    Ok(())
+}
+
+fn print_config(status: &Value) {
+    let config = &status["config"];
+    let left = match config["trialRemainingSeconds"].as_u64() {
+        Some(seconds) => format!(", {:02}:{:02} left", seconds / 60, seconds % 60),
+        None => String::new(),
+    };
+    print(format_args!("config        {}{left}", text(config, "/state")));
+    for (shown, name) in
+        [("assigned", "assigned"), ("active", "active"), ("last known good", "lastKnownGood")]
+    {
+        let source = match config.pointer(&format!("/status/{name}/configMap")) {
+            None => "local".to_owned(),
+            Some(map) => format!(
+                "ConfigMap {}/{} (UID: {}, resourceVersion {})",
+                text(map, "/namespace"),
+                text(map, "/name"),
+                text(map, "/uid"),
+                text(map, "/resourceVersion")
+            ),
+        };
+        print(format_args!("  {shown:<16}{source}"));
+    }
+    let condition = &config["condition"];
+    print(format_args!("ConfigOK      {}", text(condition, "/status")));
+    print(format_args!("  message       {}", text(condition, "/message")));
+    print(format_args!("  reason        {}", text(condition, "/reason")));
+    let error = text(config, "/status/error");
+    if !error.is_empty() && error != text(condition, "/reason") {
+        print(format_args!("  error         {error}"));
+    }
+}
+
+/// `kedge config history`: what was found bad, and what was set aside, from disk: no agent is needed.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn config_history(places: &Places, output: Output) -> Result<(), CommandError> {
+    let files = linux::files(&places.dynamic_config_dir);
+    let mut bad = Vec::new();
+    let mut aside = Vec::new();
+    let listing = match files.list(Path::new(""), 1_000) {
+        Ok(listing) => listing.entries,
+        Err(ReadError::NotFound { .. }) => Vec::new(),
+        Err(error) => return Err(failed(crate::loops::chain(&error))),
+    };
+    for entry in listing {
+        let name = entry.name.to_string_lossy().into_owned();
+        if name.contains(".corrupt-") {
+            aside.push(name.clone());
+        }
+        let path = format!("{name}/bad-configs.json");
+        let Ok(bytes) = files.read(Path::new(&path), RECORD_BYTES) else { continue };
+        match BadConfigs::read(&Read::Content(bytes)) {
+            Known::Is(list) => bad.extend(list.entries().map(
+                |(uid, time, reason)| json!({"version": name, "uid": uid, "time": time, "reason": reason}),
+            )),
+            other => aside.push(format!("{path}: {}", other.unknown().unwrap_or("unreadable"))),
+        }
+    }
+    if output == Output::Json {
+        print(pretty(&json!({"bad": bad, "setAside": aside})));
+        return Ok(());
+    }
+    if bad.is_empty() && aside.is_empty() {
+        print("nothing was found bad, nothing was set aside");
+    }
+    for entry in &bad {
+        print(format_args!(
+            "{}  bad  UID {}  {}  (kedge {})",
+            text(entry, "/time"),
+            text(entry, "/uid"),
+            text(entry, "/reason"),
+            text(entry, "/version")
+        ));
+    }
+    for name in &aside {
+        print(format_args!("set aside: {name}"));
+    }
+    Ok(())
+}
+
+/// `kedge config show`: of the running agent, else of the files that the flags name.
+///
+/// # Errors
+/// The files are invalid.
+pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), CommandError> {
+    let path = if output == Output::Json { "/config" } else { "/config/text" };
+    let files_named = options.local.config.is_some() || options.local.config_dir_must_exist;
+    match get(&options.places, path) {
+        Ok(body) if !files_named => {
+            if output == Output::Json {
+                let value: Value = serde_json::from_slice(&body).map_err(failed)?;
+                print(pretty(&value));
+            } else {
+                print(String::from_utf8_lossy(&body).trim_end());
+            }
+            return Ok(());
+        }
+        _ => {}
+    }
+    let layers = local_config::read(&options.local).map_err(failed)?;
+    let effective = config::effective(&layers, None).map_err(|error| failed(error.report()))?;
+    match output {
+        Output::Json => print(pretty(&effective.to_json())),
+        Output::Text => {
+            print("# no running agent was asked: this is what the files give");
+            print(effective.to_text().trim_end());
+        }
+    }
+    Ok(())
+}
+
+/// `kedge config check`: says for the local config, and for each file as if it were pushed, whether it would be used.
+///
+/// # Errors
+/// One of them is invalid; all were judged.
+pub fn config_check(options: &CheckOptions, output: Output) -> Result<(), CommandError> {
+    let layers = local_config::read(&options.local).map_err(failed)?;
+    let mut results = vec![judged("local configuration", &layers, None)];
+    for path in &options.files {
+        let name = path.display().to_string();
+        match local_config::layer("file", path, Origin::File) {
+            Ok(payload) => results.push(judged(&name, &layers, Some(&payload))),
+            Err(error) => {
+                results.push(json!({"file": name, "valid": false, "problems": [error.to_string()]}))
+            }
+        }
+    }
+    let wrong = results.iter().filter(|result| result["valid"] == false).count();
+    match output {
+        Output::Json => print(pretty(&json!(results))),
+        Output::Text => results.iter().for_each(print_judged),
+    }
+    match wrong {
+        0 => Ok(()),
+        wrong => Err(failed(format_args!("{wrong} of {} invalid", results.len()))),
+    }
+}
+
+fn judged(name: &str, layers: &LocalLayers, payload: Option<&config::LayerText>) -> Value {
+    match config::effective(layers, payload) {
+        Ok(effective) => json!({"file": name, "valid": true, "withoutEffect": effective.without_effect}),
+        Err(error) => {
+            let problems: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
+            json!({"file": name, "valid": false, "problems": problems, "more": error.omitted})
+        }
+    }
+}
+
+fn print_judged(result: &Value) {
+    let name = text(result, "/file");
+    let lines = |key: &str| {
+        let list = result[key].as_array().cloned().unwrap_or_default();
+        list.into_iter().filter_map(|line| line.as_str().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    if result["valid"] == true {
+        print(format_args!("{name}: valid"));
+        let without = lines("withoutEffect");
+        if !without.is_empty() {
+            print(format_args!("  set but without effect here: {}", without.join(", ")));
+        }
+        return;
+    }
+    print(format_args!("{name}: INVALID"));
+    for problem in lines("problems") {
+        print(format_args!("  {problem}"));
+    }
+    if let Some(more) = result["more"].as_u64().filter(|more| *more > 0) {
+        print(format_args!("  and {more} more"));
+    }
+}
+
+/// Whether no agent listens at all, as opposed to one that does not answer well.
+fn nobody_listens(error: &AskError) -> bool {
+    matches!(error, AskError::NotRunning { .. })
+}
+
+/// `kedge config forgive UID`.
+///
+/// # Errors
+/// There is nothing to forgive, or it could not be recorded.
+pub fn config_forgive(places: &Places, uid: &str) -> Result<(), CommandError> {
+    if !kedge_core::source::is_file_name(uid) {
+        return Err(failed(format_args!("{uid:?} is no UID")));
+    }
+    match client::post(&places.socket(), &format!("/config/forgive?uid={uid}")) {
+        Ok(answer) => said(answer.status, &answer.body),
+        Err(error) if nobody_listens(&error) => forgive_on_disk(places, uid),
+        Err(error) => Err(failed(crate::loops::chain(&error))),
+    }
+}
+
+fn said(status: u16, body: &[u8]) -> Result<(), CommandError> {
+    let text = String::from_utf8_lossy(body);
+    if status == 200 {
+        print(text.trim_end());
+        return Ok(());
+    }
+    Err(failed(text.trim_end()))
+}
+
+fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
+    let files = linux::files(&places.dynamic_config_dir);
+    let path = StateFile::BadConfigs.path(VERSION);
+    let shown = places.dynamic_config_dir.join(&path);
+    let bytes = match files.read(Path::new(&path), RECORD_BYTES) {
+        Ok(bytes) => bytes,
+        Err(ReadError::NotFound { .. }) => {
+            return Err(failed(format_args!("{}: there are no verdicts", shown.display())));
+        }
+        Err(error) => return Err(failed(crate::loops::chain(&error))),
+    };
+    let mut bad = match BadConfigs::read(&Read::Content(bytes)) {
+        Known::Is(bad) => bad,
+        other => {
+            let why = other.unknown().unwrap_or("unreadable").to_owned();
+            return Err(failed(format_args!("{}: {why}; nothing was changed", shown.display())));
+        }
+    };
+    if !bad.forgive(uid) {
+        return Err(failed(format_args!("{}: there is no verdict on UID {uid}", shown.display())));
+    }
+    files
+        .write_durably(Path::new(&path), &bad.to_bytes())
+        .map_err(|error| failed(crate::loops::chain(&error)))?;
+    print(format_args!("no agent is running; removed the verdicts on UID {uid} from {}", shown.display()));
+    Ok(())
+}
+
+/// `kedge config reset`.
+///
+/// # Errors
+/// It could not be recorded.
+pub fn config_reset(places: &Places) -> Result<(), CommandError> {
+    match client::post(&places.socket(), "/config/reset") {
+        Ok(answer) => said(answer.status, &answer.body),
+        Err(error) if nobody_listens(&error) => {
+            let files = linux::files(&places.dynamic_config_dir);
+            let path = StateFile::Current.path(VERSION);
+            files
+                .write_durably(Path::new(&path), &Current::local("").to_bytes())
+                .map_err(|error| failed(crate::loops::chain(&error)))?;
+            print(format_args!(
+                "no agent is running; {} says local now, and the next start uses it",
+                places.dynamic_config_dir.join(&path).display()
+            ));
+            Ok(())
+        }
+        Err(error) => Err(failed(crate::loops::chain(&error))),
+    }
+}
+
+/// `kedge record-exit`.
+///
+/// # Errors
+/// The record could not be written.
+pub fn record_exit_of_agent(places: &Places) -> Result<(), CommandError> {
+    let files = linux::files(&places.root_dir);
+    let clocks = LinuxClocks::new(&Roots::default());
+    let marks = RunDirectory::new(&places.run_dir);
+    let environment = |name: &str| std::env::var(name).ok();
+    record_exit(files.as_ref(), &marks, clocks.boot_id(), &environment)
+        .map(drop)
+        .map_err(|error| failed(crate::loops::chain(&error)))
+}

@@ -1,0 +1,273 @@
+//! The disk loop's work: one order at a time, each outcome an event.
+//!
+//! Owns how core's steps become operations on files, which leftovers go, and what "set aside" looks like from the outside.
+
+use kedge_core::records::{CheckpointName, Read, StateFile};
+use kedge_core::{Event, HostFacts, Outcome, Step};
+use kedge_platform::{Files, PreviousExit, ReadError, files};
+use std::ffi::OsStr;
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+/// Longest record or checkpoint read: a ConfigMap of 1 MiB, whole, in JSON with escapes.
+const FILE_BYTES: usize = 4 * 1024 * 1024;
+
+/// Entries a sweep looks at in one go; what is left is for the next start.
+const SWEEP_ENTRIES: usize = 20_000;
+
+/// Names looked at to see whether a missing record was set aside.
+const LISTED: usize = 10_000;
+
+/// Versions of the agent whose verdicts are kept: ours, and the one we may be rolled back to.
+const VERSIONS_KEPT: usize = 2;
+
+/// What the disk loop can be asked for.
+pub(crate) enum DiskOrder {
+    /// One step of a transition.
+    Step(Step),
+    /// What is known about the previous run is used up.
+    ConsumeEvidence,
+    /// Remove what no record names.
+    Sweep(Option<Vec<CheckpointName>>),
+    /// Look at the host.
+    ReadHostFacts,
+    /// See whether somebody edited `bad-configs.json`.
+    CheckBadConfigs,
+}
+
+/// The parts the disk loop works with.
+pub(crate) struct DiskLoop {
+    pub(crate) files: Arc<dyn Files>,
+    pub(crate) previous: Box<dyn PreviousExit>,
+    pub(crate) host: Box<dyn kedge_platform::HostFacts>,
+    pub(crate) version: String,
+    pub(crate) bad_configs: Option<Vec<u8>>,
+}
+
+impl DiskLoop {
+    pub(crate) fn perform(&mut self, order: DiskOrder) -> Option<Event> {
+        match order {
+            DiskOrder::Step(step) => Some(Event::StepDone(self.step(step))),
+            DiskOrder::ConsumeEvidence => {
+                if let Err(error) = self.previous.consume() {
+                    log::warn!(
+                        "evidence of the previous run could not be marked as used: {}",
+                        crate::loops::chain(&error)
+                    );
+                }
+                None
+            }
+            DiskOrder::Sweep(keep) => {
+                self.sweep(keep.as_deref());
+                None
+            }
+            DiskOrder::ReadHostFacts => Some(Event::HostFacts(Box::new(self.host_facts()))),
+            DiskOrder::CheckBadConfigs => self.check_bad_configs(),
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Outcome {
+        match step {
+            Step::Read(file) => {
+                let read = self.read(&file);
+                if file == StateFile::BadConfigs {
+                    self.bad_configs = content(&read);
+                }
+                Outcome::Read(read)
+            }
+            Step::Write(file, bytes) => {
+                let path = file.path(&self.version);
+                let done = self.files.write_durably(Path::new(&path), &bytes);
+                log::debug!(
+                    "wrote {path}, {} bytes: {}",
+                    bytes.len(),
+                    if done.is_ok() { "durable" } else { "failed" }
+                );
+                if file == StateFile::BadConfigs && done.is_ok() {
+                    self.bad_configs = Some(bytes);
+                }
+                Outcome::Done(done.map_err(|error| crate::loops::chain(&error)))
+            }
+            Step::SetAside(file) => {
+                let path = file.path(&self.version);
+                let aside = self.files.set_aside(Path::new(&path));
+                Outcome::Done(aside.map(drop).map_err(|error| crate::loops::chain(&error)))
+            }
+        }
+    }
+
+    fn read(&self, file: &StateFile) -> Read {
+        let path = file.path(&self.version);
+        let path = Path::new(&path);
+        match self.files.read(path, FILE_BYTES) {
+            Ok(bytes) => Read::Content(bytes),
+            Err(ReadError::NotFound { .. }) if self.was_set_aside(path) => Read::SetAside,
+            Err(ReadError::NotFound { .. }) => Read::Absent,
+            Err(error) => Read::Unreadable(crate::loops::chain(&error)),
+        }
+    }
+
+    /// A record that is missing beside its own remains is not one that never was.
+    fn was_set_aside(&self, path: &Path) -> bool {
+        let directory = path.parent().unwrap_or(Path::new(""));
+        let Some(name) = path.file_name().and_then(OsStr::to_str) else { return false };
+        let remains = format!("{name}.corrupt-");
+        match self.files.list(directory, LISTED) {
+            Ok(listing) => {
+                listing.entries.iter().any(|entry| entry.name.to_string_lossy().starts_with(&remains))
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn check_bad_configs(&mut self) -> Option<Event> {
+        let read = self.read(&StateFile::BadConfigs);
+        let now = content(&read);
+        if now == self.bad_configs || matches!(read, Read::Unreadable(_)) {
+            return None;
+        }
+        self.bad_configs = now;
+        log::info!("bad-configs.json was edited");
+        Some(Event::BadConfigsRead(if read == Read::Absent { Read::Content(b"{}".to_vec()) } else { read }))
+    }
+
+    fn sweep(&self, keep: Option<&[CheckpointName]>) {
+        let versions = self.versions_to_keep();
+        let report = self.files.sweep(&|path| kept(path, keep, &self.version, &versions), SWEEP_ENTRIES);
+        if report.removed > 0 || report.error_count > 0 || report.truncated {
+            let rest = if report.truncated { "; more is left for the next start" } else { "" };
+            log::info!("removed {} leftovers{rest}", report.removed);
+        }
+        for error in &report.errors {
+            log::warn!("a leftover stays: {error}");
+        }
+        if let Err(error) = self.files.ensure_reserve(files::RESERVE_BYTES) {
+            log::warn!("no reserve for a full disk: {}", crate::loops::chain(&error));
+        }
+    }
+
+    /// Ours and the highest of the others.
+    fn versions_to_keep(&self) -> Vec<String> {
+        let mut versions: Vec<String> = match self.files.list(Path::new(""), LISTED) {
+            Ok(listing) => {
+                listing.entries.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect()
+            }
+            // a list that could not be read is not an empty one
+            Err(_) => return Vec::new(),
+        };
+        versions.retain(|name| is_version(name) && *name != self.version);
+        versions.sort_by_key(|name| std::cmp::Reverse(numbers(name)));
+        versions.truncate(VERSIONS_KEPT - 1);
+        versions.push(self.version.clone());
+        versions
+    }
+
+    fn host_facts(&self) -> HostFacts {
+        let (identity, capacity, usage) = (self.host.identity(), self.host.capacity(), self.host.usage());
+        HostFacts {
+            machine_id: identity.machine_id,
+            system_uuid: identity.system_uuid,
+            boot_id: identity.boot_id,
+            kernel_version: identity.kernel_release,
+            os_image: identity.os_image,
+            architecture: identity.architecture.to_owned(),
+            hostname: identity.hostname,
+            addresses: self
+                .host
+                .addresses()
+                .into_iter()
+                .map(|address| address.ip.to_string())
+                .take(ADDRESSES)
+                .collect(),
+            cpus: capacity.cpus.into(),
+            memory_bytes: capacity.memory_bytes,
+            storage_bytes: capacity.root_bytes,
+            inodes: capacity.root_inodes,
+            pids: capacity.pids,
+            memory_available_bytes: usage.memory_available_bytes,
+            storage_available_bytes: usage.root_available_bytes,
+            inodes_free: usage.root_available_inodes,
+            pids_in_use: usage.pids_in_use,
+        }
+    }
+}
+
+/// Addresses reported: upstream reports one per family, and each costs bytes in every full answer.
+const ADDRESSES: usize = 4;
+
+fn content(read: &Read) -> Option<Vec<u8>> {
+    match read {
+        Read::Content(bytes) => Some(bytes.clone()),
+        _ => None,
+    }
+}
+
+fn is_version(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_ascii_digit()) && name.contains('.')
+}
+
+fn numbers(version: &str) -> Vec<u64> {
+    version.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0)).collect()
+}
+
+/// What a sweep leaves alone: records, named checkpoints, two versions' verdicts, and everything that is not ours.
+fn kept(path: &Path, checkpoints: Option<&[CheckpointName]>, version: &str, versions: &[String]) -> bool {
+    let parts: Vec<&str> = path
+        .components()
+        .filter_map(|part| match part {
+            Component::Normal(name) => name.to_str(),
+            _ => None,
+        })
+        .collect();
+    match parts.as_slice() {
+        ["checkpoints", rest @ ..] if !rest.is_empty() => {
+            let Some(checkpoints) = checkpoints else { return true };
+            let inside = |name: &CheckpointName| {
+                let whole = StateFile::Checkpoint(name.clone()).path(version);
+                Path::new(&whole).starts_with(path)
+            };
+            checkpoints.iter().any(inside)
+        }
+        [name] if is_version(name) => versions.is_empty() || versions.iter().any(|kept| kept == name),
+        // counts of another version would be judged by what ended a run of this one
+        [name, "startups.json"] if is_version(name) => *name == version,
+        _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sweep_leaves_what_records_name_and_what_is_not_ours() {
+        let keep = [CheckpointName::new("u-1", "7").unwrap()];
+        let versions = ["0.1.0".to_owned(), "0.0.9".to_owned()];
+        let check = |path: &str, expect: bool| {
+            assert_eq!(kept(Path::new(path), Some(&keep), "0.1.0", &versions), expect, "{path}");
+        };
+        for path in
+            ["current", "last-known-good", "current.corrupt-1", "checkpoints", "0.1.0", "0.0.9", "notes.txt"]
+        {
+            check(path, true);
+        }
+        check("checkpoints/u-1", true);
+        check("checkpoints/u-1/7", true);
+        check("checkpoints/u-1/6", false);
+        check("checkpoints/u-2", false);
+        check("0.0.8", false);
+        check("0.1.0/startups.json", true);
+        check("0.0.9/startups.json", false);
+        check("0.0.9/bad-configs.json", true);
+    }
+
+    #[test]
+    fn while_a_record_is_unknown_no_checkpoint_goes() {
+        assert!(kept(Path::new("checkpoints/u-2/9"), None, "0.1.0", &["0.1.0".to_owned()]));
+    }
+
+    #[test]
+    fn ten_comes_after_nine() {
+        assert!(numbers("0.10.0") > numbers("0.9.9"));
+    }
+}

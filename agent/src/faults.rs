@@ -1,0 +1,93 @@
+//! Faults that a pushed configuration can ask for, in builds with the feature `fault-injection` only: a crash, a loop that
+//! stops, a shifted clock. Without the feature every call here is empty and nothing of it is in the binary.
+
+#[cfg(not(feature = "fault-injection"))]
+mod none {
+    /// No faults.
+    #[derive(Clone, Default)]
+    pub(crate) struct Faults;
+
+    impl Faults {
+        /// A place where a loop may be made to stop.
+        #[inline(always)]
+        pub(crate) fn point(&self, _: &str) {}
+
+        /// What is added to the wall clock, ms.
+        #[inline(always)]
+        pub(crate) fn clock_offset_ms(&self) -> i64 {
+            0
+        }
+
+        /// A configuration is in use.
+        #[inline(always)]
+        pub(crate) fn arm(&self, _: &kedge_core::config::Config) {}
+    }
+}
+
+#[cfg(feature = "fault-injection")]
+mod some {
+    use kedge_core::config::Config;
+    use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Default)]
+    struct State {
+        hang: Mutex<Option<String>>,
+        hanging: AtomicBool,
+        offset_ms: AtomicI64,
+    }
+
+    /// Faults asked for.
+    #[derive(Clone, Default)]
+    pub(crate) struct Faults(Arc<State>);
+
+    impl Faults {
+        pub(crate) fn point(&self, name: &str) {
+            if !self.0.hanging.load(Ordering::Relaxed) {
+                return;
+            }
+            let hang = self.0.hang.lock().map(|hang| hang.clone()).unwrap_or_default();
+            if hang.as_deref() == Some(name) {
+                log::warn!("fault injection: loop {name} stops here");
+                loop {
+                    std::thread::park();
+                }
+            }
+        }
+
+        pub(crate) fn clock_offset_ms(&self) -> i64 {
+            self.0.offset_ms.load(Ordering::Relaxed)
+        }
+
+        pub(crate) fn arm(&self, config: &Config) {
+            let asked = config.fault_injection.clone();
+            self.0.offset_ms.store(asked.clock_offset_ms, Ordering::Relaxed);
+            if let Some(after) = asked.crash_after {
+                log::warn!("fault injection: crashing in {after:?}");
+                if after.is_zero() {
+                    std::process::abort();
+                }
+                std::thread::spawn(move || {
+                    std::thread::sleep(after);
+                    log::warn!("fault injection: crashing now");
+                    std::process::abort();
+                });
+            }
+            if let Some(name) = asked.hang_loop {
+                let state = self.0.clone();
+                std::thread::spawn(move || {
+                    std::thread::sleep(asked.hang_after);
+                    if let Ok(mut hang) = state.hang.lock() {
+                        *hang = Some(name);
+                    }
+                    state.hanging.store(true, Ordering::Relaxed);
+                });
+            }
+        }
+    }
+}
+
+#[cfg(not(feature = "fault-injection"))]
+pub(crate) use none::Faults;
+#[cfg(feature = "fault-injection")]
+pub(crate) use some::Faults;

@@ -1,0 +1,519 @@
+//! The command line: raw flags become complete, checked options in one step.
+//!
+//! Flags carry kubelet's names where they mean the same. Flags of an agent belong to its local config: those that set a
+//! field of the configuration become its topmost layer.
+
+use lexopt::prelude::*;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// Where drop-ins are looked for unless `--config-dir` says otherwise; that it does not exist is fine.
+pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
+
+/// What to do.
+#[derive(Debug)]
+pub enum Command {
+    /// Run the agent.
+    Agent(Box<AgentOptions>),
+    /// Record how the agent ended (`ExecStopPost=`).
+    RecordExit(Places),
+    /// Ask a running agent how it is.
+    Status(Places, Output),
+    /// The effective configuration.
+    ConfigShow(Box<AgentOptions>, Output),
+    /// What the configuration is about just now.
+    ConfigStatus(Places, Output),
+    /// What was tried and what was found bad.
+    ConfigHistory(Places, Output),
+    /// Judge files without an API server.
+    ConfigCheck(Box<CheckOptions>, Output),
+    /// Forget the verdicts on a ConfigMap.
+    ConfigForgive(Places, String),
+    /// Back to the local config.
+    ConfigReset(Places),
+    /// Print a version.
+    Version(Output),
+    /// Print this help.
+    Help(&'static str),
+}
+
+/// How to print.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Text,
+    /// For scripts.
+    Json,
+}
+
+/// Where the agent keeps things.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// `--root-dir`.
+    pub root_dir: PathBuf,
+    /// `--dynamic-config-dir`.
+    pub dynamic_config_dir: PathBuf,
+    /// `--run-dir`.
+    pub run_dir: PathBuf,
+}
+
+impl Places {
+    /// The local endpoint.
+    pub fn socket(&self) -> PathBuf {
+        self.run_dir.join("kedge.sock")
+    }
+}
+
+/// Where the local config is.
+#[derive(Debug, Clone, Default)]
+pub struct LocalFiles {
+    /// `--config`, or `--init-config-dir`/kubelet.
+    pub config: Option<PathBuf>,
+    /// `--config-dir`; None: opted out.
+    pub config_dir: Option<PathBuf>,
+    /// It was asked for by name, so it must exist.
+    pub config_dir_must_exist: bool,
+    /// Flags that set a field.
+    pub flags: Vec<(&'static str, Value)>,
+}
+
+/// Options of `kedge agent`.
+#[derive(Debug, Clone)]
+pub struct AgentOptions {
+    /// Where things are kept.
+    pub places: Places,
+    /// Where the local config is.
+    pub local: LocalFiles,
+    /// `--kubeconfig`; None: no API server, the local config alone.
+    pub kubeconfig: Option<PathBuf>,
+    /// `--hostname-override`; None: the host's name.
+    pub node_name: Option<String>,
+    /// `--dynamic-config`.
+    pub dynamic_config: bool,
+    /// `--node-labels`.
+    pub node_labels: BTreeMap<String, String>,
+}
+
+/// Options of `kedge config check`.
+#[derive(Debug, Clone)]
+pub struct CheckOptions {
+    /// The local config to judge with.
+    pub local: LocalFiles,
+    /// Files to judge, each as if it were the pushed payload.
+    pub files: Vec<PathBuf>,
+}
+
+/// A command line that cannot be carried out.
+#[derive(Debug)]
+pub struct UsageError(String);
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; see kedge --help", self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+impl From<lexopt::Error> for UsageError {
+    fn from(error: lexopt::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+/// Reads a command line, program name included.
+///
+/// # Errors
+/// It is not one of ours; the text says which word.
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, UsageError> {
+    let mut parser = lexopt::Parser::from_iter(args);
+    let mut words = Vec::new();
+    let mut raw = Raw::default();
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Short('h') | Long("help") => return Ok(Command::Help(help_of(&words))),
+            Short('V') => return Ok(Command::Version(Output::Text)),
+            Long("version") => return Ok(Command::Version(Output::Text)),
+            Value(word) => {
+                words.push(word.into_string().map_err(|word| UsageError(format!("{word:?} is not UTF-8")))?)
+            }
+            Short('o') => raw.output = Some(output(&parser.value()?.string()?)?),
+            Long(name) => {
+                let name = name.to_owned();
+                raw.take(&name, &mut parser)?;
+            }
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    raw.command(&words)
+}
+
+#[derive(Default)]
+struct Raw {
+    texts: BTreeMap<&'static str, String>,
+    dynamic_config: Option<bool>,
+    output: Option<Output>,
+    node_labels: BTreeMap<String, String>,
+    config_flags: Vec<(&'static str, Value)>,
+}
+
+/// Flags that take one text.
+const TEXTS: [&str; 9] = [
+    "root-dir",
+    "dynamic-config-dir",
+    "run-dir",
+    "config",
+    "config-dir",
+    "init-config-dir",
+    "kubeconfig",
+    "hostname-override",
+    "node-labels",
+];
+
+impl Raw {
+    fn take(&mut self, name: &str, parser: &mut lexopt::Parser) -> Result<(), UsageError> {
+        if let Some(known) = TEXTS.iter().find(|known| **known == name) {
+            let value = parser.value()?.string()?;
+            if *known == "node-labels" {
+                self.node_labels.extend(labels(&value)?);
+            } else if self.texts.insert(known, value).is_some() {
+                return Err(UsageError(format!("--{name} is given twice")));
+            }
+            return Ok(());
+        }
+        match name {
+            "output" => self.output = Some(output(&parser.value()?.string()?)?),
+            "dynamic-config" => self.dynamic_config = Some(boolean(name, parser)?),
+            "register-node" => self.set("register-node", json!({"registerNode": boolean(name, parser)?})),
+            "register-with-taints" => {
+                let taints = taints(&parser.value()?.string()?)?;
+                self.set("register-with-taints", json!({"registerWithTaints": taints}));
+            }
+            "provider-id" => {
+                let value = parser.value()?.string()?;
+                self.set("provider-id", json!({"providerID": value}));
+            }
+            "healthz-port" => {
+                let port = number("healthz-port", parser)?;
+                self.set("healthz-port", json!({"healthzPort": port}));
+            }
+            "healthz-bind-address" => {
+                let value = parser.value()?.string()?;
+                self.set("healthz-bind-address", json!({"healthzBindAddress": value}));
+            }
+            "node-status-update-frequency" => {
+                let value = parser.value()?.string()?;
+                self.set("node-status-update-frequency", json!({"nodeStatusUpdateFrequency": value}));
+            }
+            "v" => {
+                let verbosity = number("v", parser)?;
+                self.set("v", json!({"logging": {"verbosity": verbosity}}));
+            }
+            other => return Err(UsageError(format!("unknown flag --{other}"))),
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, flag: &'static str, fragment: Value) {
+        self.config_flags.retain(|(other, _)| *other != flag);
+        self.config_flags.push((flag, fragment));
+    }
+
+    fn command(mut self, words: &[String]) -> Result<Command, UsageError> {
+        let output = self.output.unwrap_or_default();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Ok(match words.as_slice() {
+            [] => Command::Help(HELP),
+            ["help"] => Command::Help(HELP),
+            ["agent"] => Command::Agent(Box::new(self.agent()?)),
+            ["record-exit"] => Command::RecordExit(self.places()),
+            ["status"] => Command::Status(self.places(), output),
+            ["version"] => Command::Version(output),
+            ["config", "show"] => Command::ConfigShow(Box::new(self.agent()?), output),
+            ["config", "status"] => Command::ConfigStatus(self.places(), output),
+            ["config", "history"] => Command::ConfigHistory(self.places(), output),
+            ["config", "reset"] => Command::ConfigReset(self.places()),
+            ["config", "forgive", uid] => Command::ConfigForgive(self.places(), (*uid).to_owned()),
+            ["config", "forgive"] => return Err(UsageError("config forgive needs a UID".into())),
+            ["config", "check", files @ ..] => {
+                let files = files.iter().map(PathBuf::from).collect();
+                Command::ConfigCheck(Box::new(CheckOptions { local: self.local()?, files }), output)
+            }
+            ["config"] => Command::Help(HELP_CONFIG),
+            other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
+        })
+    }
+
+    fn text(&mut self, name: &str) -> Option<String> {
+        self.texts.remove(name)
+    }
+
+    fn places(&mut self) -> Places {
+        let root_dir = PathBuf::from(self.text("root-dir").unwrap_or_else(|| "/var/lib/kedge".into()));
+        let dynamic_config_dir = self.text("dynamic-config-dir").map(PathBuf::from);
+        let run_dir = self.text("run-dir").map(PathBuf::from);
+        // systemd and the babysitter name the directory they made
+        let given =
+            std::env::var_os("RUNTIME_DIRECTORY").filter(|given| !given.is_empty()).map(PathBuf::from);
+        Places {
+            dynamic_config_dir: dynamic_config_dir.unwrap_or_else(|| root_dir.join("config")),
+            run_dir: run_dir.or(given).unwrap_or_else(|| "/run/kedge".into()),
+            root_dir,
+        }
+    }
+
+    fn local(&mut self) -> Result<LocalFiles, UsageError> {
+        let config = match (self.text("config"), self.text("init-config-dir")) {
+            (Some(_), Some(_)) => {
+                return Err(UsageError("--config and --init-config-dir are both given".into()));
+            }
+            (Some(file), None) => Some(PathBuf::from(file)),
+            (None, Some(dir)) => Some(PathBuf::from(dir).join("kubelet")),
+            (None, None) => None,
+        };
+        let config_dir = self.text("config-dir");
+        Ok(LocalFiles {
+            config,
+            config_dir_must_exist: config_dir.is_some(),
+            config_dir: match config_dir.as_deref() {
+                Some("") => None,
+                Some(dir) => Some(dir.into()),
+                None => Some(DEFAULT_CONFIG_DIR.into()),
+            },
+            flags: std::mem::take(&mut self.config_flags),
+        })
+    }
+
+    fn agent(mut self) -> Result<AgentOptions, UsageError> {
+        let places = self.places();
+        let local = self.local()?;
+        let node_name = self.text("hostname-override").filter(|name| !name.is_empty());
+        if let Some(name) = &node_name {
+            check_node_name(name)?;
+        }
+        Ok(AgentOptions {
+            places,
+            local,
+            kubeconfig: self.text("kubeconfig").filter(|file| !file.is_empty()).map(PathBuf::from),
+            node_name,
+            dynamic_config: self.dynamic_config.unwrap_or(true),
+            node_labels: self.node_labels,
+        })
+    }
+}
+
+/// A Node's name is a DNS subdomain: it goes into paths and certificates.
+///
+/// # Errors
+/// It is not one.
+pub fn check_node_name(name: &str) -> Result<(), UsageError> {
+    let label = |label: &str| {
+        let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        edge(label.chars().next())
+            && edge(label.chars().last())
+            && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+    };
+    if name.len() <= 253 && name.split('.').all(label) {
+        return Ok(());
+    }
+    Err(UsageError(format!(
+        "{name:?} is no name for a Node: expected lower case letters, digits, '-' and '.', at most 253 in all"
+    )))
+}
+
+fn output(text: &str) -> Result<Output, UsageError> {
+    match text {
+        "json" => Ok(Output::Json),
+        "text" => Ok(Output::Text),
+        other => Err(UsageError(format!("--output is {other:?}, expected text or json"))),
+    }
+}
+
+fn boolean(name: &str, parser: &mut lexopt::Parser) -> Result<bool, UsageError> {
+    match parser.optional_value() {
+        None => Ok(true),
+        Some(value) => match value.to_str() {
+            Some("true") => Ok(true),
+            Some("false") => Ok(false),
+            _ => Err(UsageError(format!("--{name} is {value:?}, expected true or false"))),
+        },
+    }
+}
+
+fn number(name: &str, parser: &mut lexopt::Parser) -> Result<u32, UsageError> {
+    let value = parser.value()?.string()?;
+    value.parse().map_err(|_| UsageError(format!("--{name} is {value:?}, expected a number")))
+}
+
+fn labels(text: &str) -> Result<BTreeMap<String, String>, UsageError> {
+    text.split(',')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| match pair.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+            _ => Err(UsageError(format!("--node-labels has {pair:?}, expected key=value"))),
+        })
+        .collect()
+}
+
+/// kubelet's form: `key=value:effect,key:effect`.
+fn taints(text: &str) -> Result<Vec<Value>, UsageError> {
+    text.split(',')
+        .filter(|taint| !taint.is_empty())
+        .map(|taint| {
+            let (left, effect) = taint.rsplit_once(':').ok_or_else(|| {
+                UsageError(format!("--register-with-taints has {taint:?}, expected key=value:effect"))
+            })?;
+            let (key, value) = left.split_once('=').unwrap_or((left, ""));
+            Ok(json!({"key": key, "value": value, "effect": effect}))
+        })
+        .collect()
+}
+
+fn help_of(words: &[String]) -> &'static str {
+    match words.first().map(String::as_str) {
+        Some("agent") => HELP_AGENT,
+        Some("config") => HELP_CONFIG,
+        _ => HELP,
+    }
+}
+
+const HELP: &str = "\
+kedge: the node agent
+
+Usage: kedge COMMAND [FLAGS]
+
+Commands:
+  agent              run the agent (kedge agent --help: its flags)
+  status             how a running agent is
+  config show        the effective configuration, and which layer set each field
+  config status      assigned, active and last-known-good, and what is left of a trial
+  config history     what was found bad, and what was set aside
+  config check FILE  judge files as a pushed configuration, without an API server
+  config forgive UID forget the verdicts on a ConfigMap, so that it is tried again
+  config reset       forget what is assigned and go back to the local config
+  record-exit        record how the agent ended (for ExecStopPost=)
+  version            print the version
+
+Flags of all commands that speak to an agent:
+  --root-dir DIR     where the agent keeps its state (default /var/lib/kedge)
+  --run-dir DIR      where its socket is (default $RUNTIME_DIRECTORY or /run/kedge)
+  -o, --output FORM  text or json
+  -h, --help         this help
+";
+
+const HELP_AGENT: &str = "\
+Usage: kedge agent [FLAGS]
+
+API server:
+  --kubeconfig FILE            how to reach the API server; without it the local config runs alone
+  --hostname-override NAME     name of the Node (default: the host's name)
+  --node-labels K=V,...        labels of the Node
+  --register-node[=BOOL]       create the Node if it does not exist (default true)
+  --register-with-taints K=V:EFFECT,...
+                               taints of a Node that is created
+  --provider-id ID             providerID of a Node that is created
+
+Configuration:
+  --config FILE                the local configuration, a KubeletConfiguration in YAML or JSON
+  --init-config-dir DIR        the same as --config DIR/kubelet
+  --config-dir DIR             drop-ins (*.conf), merged over it in order of name
+                               (default /etc/kedge/config.d; \"\" for none)
+  --dynamic-config[=BOOL]      take configurations pushed through the API server (default true)
+  --dynamic-config-dir DIR     where they are kept (default ROOT/config)
+  --node-status-update-frequency DURATION
+  --healthz-port PORT          0 for none
+  --healthz-bind-address ADDR
+  -v, --v LEVEL                logging.verbosity, 0 to 10
+
+Places:
+  --root-dir DIR               state (default /var/lib/kedge)
+  --run-dir DIR                socket and marks (default $RUNTIME_DIRECTORY or /run/kedge)
+
+Exit codes: 0 asked to stop, or restarting to use another configuration; 2 wrong command line;
+78 the local configuration is invalid; 1 anything else. Every exit is meant to be followed by a restart.
+";
+
+const HELP_CONFIG: &str = "\
+Usage: kedge config show|status|history|check|forgive|reset [FLAGS]
+
+  show               the effective configuration, and which layer set each field; of the running agent if
+                     there is one, else of the files that --config and --config-dir name
+  status             assigned, active and last-known-good, and what is left of a trial
+  history            what was found bad, and what was set aside
+  check [FILE...]    judge the local configuration, and each FILE as if it were pushed; exit code 1 if one is
+                     invalid
+  forgive UID        forget the verdicts on a ConfigMap, so that it is tried again
+  reset              forget what is assigned and go back to the local config
+
+Flags: --root-dir, --run-dir, --dynamic-config-dir, --config, --config-dir, --init-config-dir as for kedge agent;
+-o, --output text|json
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, UsageError> {
+        parse(std::iter::once("kedge").chain(line.split_whitespace()).map(OsString::from))
+    }
+
+    #[track_caller]
+    fn agent(line: &str) -> AgentOptions {
+        match parsed(line) {
+            Ok(Command::Agent(options)) => *options,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_agent_without_flags_has_complete_options() {
+        let options = agent("agent");
+        assert_eq!(options.places.dynamic_config_dir, PathBuf::from("/var/lib/kedge/config"));
+        assert_eq!(options.local.config_dir, Some(PathBuf::from(DEFAULT_CONFIG_DIR)));
+        assert!(options.dynamic_config && !options.local.config_dir_must_exist);
+    }
+
+    #[test]
+    fn flags_that_set_a_field_become_a_layer() {
+        let options = agent("agent --v 4 --register-with-taints a=b:NoSchedule,c:NoExecute --healthz-port=0");
+        let flags = options.local.flags;
+        assert_eq!(flags[0], ("v", json!({"logging": {"verbosity": 4}})));
+        assert_eq!(
+            flags[1].1["registerWithTaints"][1],
+            json!({"key": "c", "value": "", "effect": "NoExecute"})
+        );
+        assert_eq!(flags[2].1, json!({"healthzPort": 0}));
+    }
+
+    #[test]
+    fn an_empty_config_dir_opts_out_and_a_named_one_must_exist() {
+        let none = parse(["kedge", "agent", "--config-dir", ""].map(OsString::from)).unwrap();
+        let Command::Agent(options) = none else { panic!() };
+        assert_eq!(options.local.config_dir, None);
+        assert!(agent("agent --config-dir /x").local.config_dir_must_exist);
+        assert_eq!(agent("agent --init-config-dir /x").local.config, Some(PathBuf::from("/x/kubelet")));
+    }
+
+    #[test]
+    fn a_wrong_command_line_names_the_word() {
+        for (line, part) in [
+            ("agent --confg x", "unknown flag --confg"),
+            ("agnt", "unknown command \"agnt\""),
+            ("agent --config a --config b", "--config is given twice"),
+            ("agent --config a --init-config-dir b", "both given"),
+            ("agent --dynamic-config=maybe", "expected true or false"),
+            ("agent --hostname-override Edge_1", "is no name for a Node"),
+            ("agent --node-labels x", "expected key=value"),
+            ("agent --v loud", "--v is \"loud\", expected a number"),
+            ("config forgive", "needs a UID"),
+            ("status --output yaml", "expected text or json"),
+        ] {
+            let error = parsed(line).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.contains(part) && error.contains("--help"), "{line}: {error}");
+        }
+    }
+}

@@ -1,0 +1,550 @@
+//! The loops of the agent beside the main one, each on a thread of its own: the disk, and the streams to the API server.
+//!
+//! Always holds: each performs complete orders and reports every outcome as an event; none decides; each shows progress to
+//! the watchdog while it works and says so when it waits. A stuck disk stalls no heartbeat, a slow transfer no renewal.
+
+use crate::disk::{DiskLoop, DiskOrder};
+use crate::faults::Faults;
+use crate::net::client::{
+    Api, ApiOptions, Client, MERGE_PATCH, NetError, Request as HttpRequest, STRATEGIC_MERGE_PATCH, is_contact,
+};
+use crate::net::transport::{Cancel, WallClock};
+use crate::net::watch::{self, WatchEnd, WatchEvent, WatchFrom, WatchLimits};
+use kedge_api as api;
+use kedge_core::{Answer, Event, LeaseRequest, Request};
+use kedge_platform::{Progress, Watchdog};
+use serde_json::Value;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+use tokio::sync::mpsc::Sender as EventSender;
+
+/// Orders that wait for a loop. Core has at most a handful under way; a full queue makes the main loop wait, and the
+/// watchdog see it.
+const ORDERS: usize = 16;
+
+/// How long one request may take, lookup and connection included.
+const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long a loop that talks to the network may take for one turn: the longest deadline, and the lookup of a name, which
+/// no deadline can cut short.
+const NETWORK_TURN: Duration = Duration::from_secs(60);
+
+/// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
+const DISK_TURN: Duration = Duration::from_secs(120);
+
+/// First wait after a watch failed; doubled up to the longest.
+const WATCH_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_WATCH_WAIT: Duration = Duration::from_secs(30);
+
+/// Largest ConfigMap read: Kubernetes' own limit of 1 MiB for its data, with room for metadata and escapes.
+const CONFIG_MAP_BYTES: usize = 3 * 1024 * 1024;
+
+/// An order for the loop of renewals.
+type LeaseOrder = (LeaseRequest, Duration);
+
+/// Ways to the loops.
+pub(crate) struct Loops {
+    disk: SyncSender<DiskOrder>,
+    renew: SyncSender<LeaseOrder>,
+    transfer: SyncSender<Request>,
+    config_map: Arc<Wanted>,
+    watch_node: SyncSender<()>,
+}
+
+/// What the loops are made of.
+pub(crate) struct Parts {
+    pub(crate) disk: DiskLoop,
+    pub(crate) node_name: String,
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) clock: WallClock,
+    pub(crate) events: EventSender<Event>,
+    pub(crate) faults: Faults,
+    /// Spreads the first retries of a fleet that starts together.
+    pub(crate) seed: u64,
+}
+
+impl Loops {
+    /// Starts the loops; they wait for orders.
+    pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
+        let Parts { mut disk, node_name, kubeconfig, clock, events, faults, seed } = parts;
+        let (disk_orders, orders) = sync_channel(ORDERS);
+        let token = watchdog.watch(kedge_core::DISK_LOOP, DISK_TURN);
+        let (to, hang) = (events.clone(), faults.clone());
+        spawn(kedge_core::DISK_LOOP, move || {
+            each(
+                orders,
+                &token,
+                || {
+                    hang.point(kedge_core::DISK_LOOP);
+                },
+                |order| {
+                    if let Some(event) = disk.perform(order) {
+                        let _ = to.blocking_send(event);
+                    }
+                },
+            );
+        })?;
+
+        let server = Server::new(node_name, kubeconfig, clock, events, faults);
+        let (renew, orders) = sync_channel(ORDERS);
+        server.run("renew", watchdog, orders, |server, client, (request, deadline): LeaseOrder| {
+            Event::Renewed(server.renew(client, request, deadline))
+        })?;
+        let (transfer, orders) = sync_channel(ORDERS);
+        server.run("transfer", watchdog, orders, |server, client, request: Request| {
+            Event::Answered(request.kind(), server.transfer(client, &request))
+        })?;
+        let (watch_node, orders) = sync_channel(1);
+        let token = watchdog.watch("watch-node", NETWORK_TURN);
+        let node_server = server.clone();
+        spawn("watch-node", move || node_server.watch_node(&orders, &token, seed))?;
+
+        let config_map = Arc::new(Wanted::default());
+        let token = watchdog.watch("watch-configmap", NETWORK_TURN);
+        let wanted = config_map.clone();
+        spawn("watch-configmap", move || server.watch_config_map(&wanted, &token, seed))?;
+        Ok(Self { disk: disk_orders, renew, transfer, config_map, watch_node })
+    }
+
+    pub(crate) fn disk(&self, order: DiskOrder) {
+        let _ = self.disk.send(order);
+    }
+
+    /// Without waiting: for orders that may be skipped while the disk is busy.
+    pub(crate) fn disk_if_free(&self, order: DiskOrder) {
+        let _ = self.disk.try_send(order);
+    }
+
+    pub(crate) fn renew(&self, request: LeaseRequest, deadline: Duration) {
+        let _ = self.renew.send((request, deadline));
+    }
+
+    pub(crate) fn request(&self, request: Request) {
+        let _ = self.transfer.send(request);
+    }
+
+    pub(crate) fn watch_node(&self) {
+        let _ = self.watch_node.try_send(());
+    }
+
+    pub(crate) fn watch_config_map(&self, which: Option<(String, String)>) {
+        self.config_map.set(which);
+    }
+}
+
+/// Which ConfigMap is to be watched: the latest word counts, and ends a watch of another.
+#[derive(Default)]
+struct Wanted {
+    state: Mutex<WantedState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct WantedState {
+    which: Option<(String, String)>,
+    /// Counts the changes.
+    change: u64,
+    /// Ends the watch under way.
+    cancel: Option<Cancel>,
+}
+
+impl Wanted {
+    fn set(&self, which: Option<(String, String)>) {
+        let mut state = lock(&self.state);
+        state.which = which;
+        state.change += 1;
+        if let Some(cancel) = state.cancel.take() {
+            cancel.cancel();
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits for a ConfigMap to watch; gives it with the change that named it.
+    fn next(&self) -> (u64, (String, String)) {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(which) = &state.which {
+                return (state.change, which.clone());
+            }
+            state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    /// Whether a later change came; if not, `cancel` is what the next one ends.
+    fn superseded(&self, change: u64, cancel: Option<Cancel>) -> bool {
+        let mut state = lock(&self.state);
+        let superseded = state.change != change;
+        if let (false, Some(cancel)) = (superseded, cancel) {
+            state.cancel = Some(cancel);
+        }
+        superseded
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name.into()).stack_size(watch::STACK_BYTES).spawn(body).map(drop)
+}
+
+/// Performs orders as they come; ends with the process.
+fn each<T>(orders: Receiver<T>, token: &Progress, mut before: impl FnMut(), mut perform: impl FnMut(T)) {
+    loop {
+        token.idle();
+        let Ok(order) = orders.recv() else { return };
+        token.busy();
+        before();
+        perform(order);
+    }
+}
+
+/// One API server, as the streams see it: the kubeconfig may appear, vanish and change while we run.
+#[derive(Clone)]
+struct Server {
+    node_name: String,
+    kubeconfig: Option<PathBuf>,
+    clock: WallClock,
+    api: Arc<Mutex<Option<Arc<Api>>>>,
+    events: EventSender<Event>,
+    faults: Faults,
+}
+
+impl Server {
+    fn new(
+        node_name: String,
+        kubeconfig: Option<PathBuf>,
+        clock: WallClock,
+        events: EventSender<Event>,
+        faults: Faults,
+    ) -> Self {
+        Self { node_name, kubeconfig, clock, api: Arc::default(), events, faults }
+    }
+
+    /// The server, opened at first use: a kubeconfig that is not there yet is no reason not to run.
+    fn api(&self) -> Result<Arc<Api>, String> {
+        let mut api = lock(&self.api);
+        if let Some(api) = &*api {
+            return Ok(api.clone());
+        }
+        let kubeconfig = self.kubeconfig.clone().ok_or("no --kubeconfig was given")?;
+        let options = ApiOptions {
+            kubeconfig,
+            clock: self.clock.clone(),
+            proxies: crate::net::proxy::ProxyEnvironment::of_process(),
+        };
+        let opened = Api::open(options).map_err(|error| chain(&error))?;
+        log::info!("API server {}", opened.url());
+        *api = Some(opened.clone());
+        Ok(opened)
+    }
+
+    fn run<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        watchdog: &mut Watchdog,
+        orders: Receiver<T>,
+        perform: impl Fn(&Self, Result<&Client, String>, T) -> Event + Send + 'static,
+    ) -> std::io::Result<()> {
+        let token = watchdog.watch(name, NETWORK_TURN);
+        let server = self.clone();
+        spawn(name, move || {
+            let mut client = None;
+            each(
+                orders,
+                &token,
+                || server.faults.point(name),
+                |order| {
+                    if client.is_none() {
+                        client = Some(server.api().map(|api| api.stream(name)));
+                    }
+                    let event = match client.as_ref() {
+                        Some(Ok(client)) => perform(&server, Ok(client), order),
+                        Some(Err(why)) => perform(&server, Err(why.clone()), order),
+                        None => return,
+                    };
+                    if matches!(client, Some(Err(_))) {
+                        client = None;
+                    }
+                    let _ = server.events.blocking_send(event);
+                },
+            );
+        })
+    }
+
+    fn renew(&self, client: Result<&Client, String>, request: LeaseRequest, deadline: Duration) -> Answer {
+        let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", api::NODE_LEASE_NAMESPACE);
+        let request = match request {
+            LeaseRequest::Patch(body) => {
+                HttpRequest::patch(format!("{leases}/{}", self.node_name), MERGE_PATCH, text(&body), deadline)
+            }
+            LeaseRequest::Create(body) => HttpRequest::post(leases, text(&body), deadline),
+        };
+        ask(client, &request.with_smallest_answer(), false)
+    }
+
+    fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
+        let node = format!("/api/v1/nodes/{}", self.node_name);
+        let deadline = REQUEST_DEADLINE;
+        let wants_object = matches!(request, Request::Version);
+        let http = match request {
+            Request::Version => HttpRequest::get("/version", deadline),
+            Request::Register(body) => {
+                HttpRequest::post("/api/v1/nodes", text(body), deadline).with_smallest_answer()
+            }
+            Request::PatchStatus(body) => {
+                HttpRequest::patch(format!("{node}/status"), STRATEGIC_MERGE_PATCH, text(body), deadline)
+                    .with_smallest_answer()
+            }
+            Request::PatchNode(body) => {
+                HttpRequest::patch(node, MERGE_PATCH, text(body), deadline).with_smallest_answer()
+            }
+            Request::PostEvent(body) => {
+                HttpRequest::post("/api/v1/namespaces/default/events", text(body), deadline)
+                    .with_smallest_answer()
+            }
+        };
+        ask(client, &http, wants_object)
+    }
+
+    // ------------------------------------------------------------------------------------------ watches
+
+    fn watch_node(&self, orders: &Receiver<()>, token: &Progress, seed: u64) {
+        token.idle();
+        if orders.recv().is_err() {
+            return;
+        }
+        let selector = format!("fieldSelector=metadata.name%3D{}", watch::percent_encoded(&self.node_name));
+        let client = self.client("watch-node", token);
+        let mut wait = Wait::new(seed);
+        loop {
+            let set = Set { path: "/api/v1/nodes", params: &selector, config_map: None };
+            self.follow(&client, token, &set, &mut wait, &|| false, &mut |object| match object {
+                Some(object) => match serde_json::from_value::<api::Node>(object) {
+                    Ok(node) => Some(Event::NodeSeen(Box::new(node))),
+                    Err(error) => {
+                        log::warn!("Node {} cannot be read: {error}; keeping what is known", self.node_name);
+                        None
+                    }
+                },
+                None => Some(Event::NodeGone),
+            });
+        }
+    }
+
+    fn watch_config_map(&self, wanted: &Wanted, token: &Progress, seed: u64) {
+        loop {
+            token.idle();
+            let (change, (namespace, name)) = wanted.next();
+            token.busy();
+            let client = self.client("watch-configmap", token);
+            let path = format!("/api/v1/namespaces/{}/configmaps", watch::percent_encoded(&namespace));
+            let selector = format!("fieldSelector=metadata.name%3D{}", watch::percent_encoded(&name));
+            let set = Set { path: &path, params: &selector, config_map: Some((&namespace, &name)) };
+            let mut wait = Wait::new(seed);
+            while !wanted.superseded(change, Some(client.cancel_handle())) {
+                let ended = || wanted.superseded(change, None);
+                self.follow(&client, token, &set, &mut wait, &ended, &mut |object| {
+                    let (namespace, name) = (namespace.clone(), name.clone());
+                    Some(match object {
+                        Some(mut object) => {
+                            // items of a list lack what stands on the list; a checkpoint is a whole object
+                            object["apiVersion"] = "v1".into();
+                            object["kind"] = "ConfigMap".into();
+                            Event::ConfigMapSeen { namespace, name, object }
+                        }
+                        None => Event::ConfigMapGone { namespace, name },
+                    })
+                });
+            }
+        }
+    }
+
+    fn client(&self, name: &'static str, token: &Progress) -> Client {
+        let mut said = false;
+        loop {
+            match self.api() {
+                Ok(api) => return api.stream(name),
+                Err(why) if !said => {
+                    log::warn!("no API server: {why}; running without, trying on");
+                    said = true;
+                }
+                Err(_) => {}
+            }
+            token.idle_for(LONGEST_WATCH_WAIT);
+            std::thread::sleep(Duration::from_secs(5));
+        }
+    }
+
+    /// Lists a set of one object, then watches it, until it fails or `ended` says so; then waits.
+    fn follow(
+        &self,
+        client: &Client,
+        token: &Progress,
+        set: &Set,
+        wait: &mut Wait,
+        ended: &dyn Fn() -> bool,
+        event: &mut dyn FnMut(Option<Value>) -> Option<Event>,
+    ) {
+        token.busy();
+        self.faults.point(client.name());
+        let send = |event: Option<Event>| {
+            if let Some(event) = event {
+                let _ = self.events.blocking_send(event);
+            }
+        };
+        let listed = watch::list(client, set.path, set.params, REQUEST_DEADLINE);
+        let failed = match listed {
+            Err(error) => Some(error),
+            Ok(_) if ended() => return,
+            Ok(listed) => {
+                send(event(listed.items.into_iter().next()));
+                wait.reset();
+                self.watch_from(client, token, set, listed.resource_version, &mut |object| {
+                    send(event(object))
+                })
+            }
+        };
+        if ended() {
+            return;
+        }
+        if let Some(error) = failed {
+            if is_contact::<()>(&Err(error.clone())) {
+                send(Some(Event::Contact));
+            }
+            if let (Some((namespace, name)), NetError::Refused { .. } | NetError::Garbled { .. }) =
+                (set.config_map, &error)
+            {
+                let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
+                send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
+            }
+            wait.log(client.name(), &error);
+        }
+        wait.pass(token, ended);
+    }
+
+    fn watch_from(
+        &self,
+        client: &Client,
+        token: &Progress,
+        set: &Set,
+        resource_version: String,
+        seen: &mut dyn FnMut(Option<Value>),
+    ) -> Option<NetError> {
+        let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
+        token.idle_for(limits.idle);
+        let end = watch::watch(
+            client,
+            set.path,
+            set.params,
+            WatchFrom::Version(resource_version),
+            limits,
+            |happened| {
+                token.busy();
+                self.faults.point(client.name());
+                match happened {
+                    WatchEvent::Added(object) | WatchEvent::Modified(object) => seen(Some(object)),
+                    WatchEvent::Deleted(_) => seen(None),
+                    WatchEvent::Opened { .. } | WatchEvent::Bookmark(_) => {
+                        let _ = self.events.blocking_send(Event::Contact);
+                    }
+                }
+                token.idle_for(limits.idle);
+                ControlFlow::Continue(())
+            },
+        );
+        token.busy();
+        match end {
+            WatchEnd::Failed { error, .. } => Some(error),
+            WatchEnd::Stopped { .. } | WatchEnd::Expired | WatchEnd::Cancelled => None,
+        }
+    }
+}
+
+/// What is listed and watched; namespace and name if it is a ConfigMap.
+struct Set<'a> {
+    path: &'a str,
+    params: &'a str,
+    config_map: Option<(&'a str, &'a str)>,
+}
+
+/// The wait between two tries of a watch.
+struct Wait {
+    next: Duration,
+    seed: u64,
+    said: bool,
+}
+
+impl Wait {
+    fn new(seed: u64) -> Self {
+        Self { next: WATCH_WAIT, seed: seed | 1, said: false }
+    }
+
+    fn reset(&mut self) {
+        self.next = WATCH_WAIT;
+        self.said = false;
+    }
+
+    /// Said once when it begins, not at every try of an outage.
+    fn log(&mut self, name: &str, error: &NetError) {
+        if !std::mem::replace(&mut self.said, true) {
+            log::warn!("{name}: {error}; trying on");
+        }
+    }
+
+    /// Waits in short pieces, so that a new order ends it.
+    fn pass(&mut self, token: &Progress, ended: &dyn Fn() -> bool) {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let stretch = 1.0 + (self.seed >> 40) as f64 / (1u64 << 24) as f64 / 4.0;
+        let mut left = self.next.mul_f64(stretch);
+        self.next = (self.next * 2).min(LONGEST_WATCH_WAIT);
+        while !left.is_zero() && !ended() {
+            let piece = left.min(Duration::from_millis(250));
+            token.idle_for(piece);
+            std::thread::sleep(piece);
+            left -= piece;
+        }
+        token.busy();
+    }
+}
+
+fn text(body: &Value) -> Vec<u8> {
+    serde_json::to_vec(body).expect("a JSON value can be written")
+}
+
+/// An error with its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn ask(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> Answer {
+    let client = match client {
+        Ok(client) => client,
+        Err(why) => return Answer::Failed(why),
+    };
+    match client.request(request) {
+        Ok(response) => {
+            for warning in &response.warnings {
+                log::warn!("{}: {warning}", response.request);
+            }
+            Answer::Accepted(if wants_object { response.json().ok() } else { None })
+        }
+        Err(NetError::Unauthorized { message, .. }) => {
+            Answer::Refused { status: 401, reason: "Unauthorized".into(), message, retry_after: None }
+        }
+        Err(NetError::Refused { status, reason, message, retry_after, .. }) => {
+            Answer::Refused { status, reason, message, retry_after }
+        }
+        Err(other) => Answer::Failed(other.to_string()),
+    }
+}
