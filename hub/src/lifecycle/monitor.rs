@@ -7,9 +7,8 @@
 //! somebody else's doing and no sign of life, and neither is what the hub itself wrote into the status.
 //! A node first seen, also right after the hub started, has a full grace period before it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -40,30 +39,83 @@ const MESSAGE_STOPPED: &str = "Kubelet stopped posting node status.";
 const REASON_NEVER: &str = "NodeStatusNeverUpdated";
 const MESSAGE_NEVER: &str = "Kubelet never posted node status.";
 
-/// The part of the store that liveness depends on, as it is now.
+/// The part of the store that liveness depends on, as it is now, by node name.
 #[derive(Debug, Default)]
 pub(super) struct World {
     /// Every Node.
-    pub(super) nodes: Vec<Arc<Value>>,
+    pub(super) nodes: BTreeMap<String, NodeSight>,
     /// Every Lease of the namespace `kube-node-lease`.
-    pub(super) leases: Vec<Arc<Value>>,
+    pub(super) leases: BTreeMap<String, LeaseSight>,
 }
 
-/// The present, on both clocks.
-#[derive(Debug, Clone)]
-pub(super) struct Now {
-    /// Since an arbitrary start; decides.
-    pub(super) monotonic: Duration,
-    /// RFC 3339; written into conditions for people to read, never read back.
-    pub(super) wall: String,
+/// What matters of a Node. Small, because the hub keeps one for each of thousands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct NodeSight {
+    /// The resourceVersion this was read at.
+    pub(super) version: u64,
+    /// Tells a Node from one created anew under its name.
+    pub(super) uid: String,
+    /// Fingerprint of the status.
+    pub(super) status: u64,
+    /// `status` of the condition Ready.
+    pub(super) ready: Ready,
+    /// All conditions that the hub would set are Unknown already.
+    pub(super) marked: bool,
+}
+
+/// The condition Ready, as far as it matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ready {
+    /// The node never posted a status.
+    Absent,
+    /// Ready.
+    True,
+    /// False or Unknown.
+    Otherwise,
+}
+
+/// What matters of a Lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct LeaseSight {
+    /// The resourceVersion: that it changes is the sign of life, what it says is not looked at.
+    pub(super) version: u64,
+    /// `spec.leaseDurationSeconds`, 0 if absent or absurd.
+    pub(super) duration_secs: u64,
+}
+
+impl NodeSight {
+    /// Looks at a Node as stored at `version`.
+    pub(super) fn of(node: &Value, version: u64) -> NodeSight {
+        let status = &node["status"];
+        let ready = match condition(status, "Ready") {
+            None => Ready::Absent,
+            Some(ready) if ready["status"] == "True" => Ready::True,
+            Some(_) => Ready::Otherwise,
+        };
+        let unknown = |sort| condition(status, sort).is_some_and(|found| found["status"] == "Unknown");
+        NodeSight {
+            version,
+            uid: node["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
+            status: fingerprint(status),
+            ready,
+            marked: CONDITIONS.into_iter().all(unknown),
+        }
+    }
+}
+
+impl LeaseSight {
+    /// Looks at a Lease as stored at `version`.
+    pub(super) fn of(lease: &Value, version: u64) -> LeaseSight {
+        LeaseSight { version, duration_secs: lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0) }
+    }
 }
 
 /// What is to be done.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
-    /// Replace the node's status, provided uid and fingerprint of the stored one are still these. Repeated every pass
-    /// until the store shows it.
-    MarkUnknown { node: String, uid: String, seen: u64, status: Value, was_ready: bool },
+    /// Set the conditions of a silent node (`mark`), provided uid and fingerprint of what is stored are still these, and
+    /// tell `Monitor::wrote`. Repeated every pass until the store shows it.
+    MarkUnknown { node: String, uid: String, seen: u64, was_ready: bool },
     /// Record an event about a node.
     Event { node: String, uid: String, reason: &'static str, message: String },
     /// A lost node was heard again.
@@ -93,13 +145,13 @@ pub(super) struct Monitor {
 #[derive(Debug)]
 struct Watched {
     uid: String,
-    /// The Node's resourceVersion: while it stands, the status need not be looked at.
-    version: String,
     /// Fingerprint of the status last seen.
     status: u64,
-    /// Fingerprint of the status we asked to be stored: its appearance is no sign of life.
+    /// Fingerprint of the status the hub itself stored: its appearance is no sign of life.
     ours: Option<u64>,
-    lease: Option<String>,
+    /// Version of the Lease last seen.
+    lease: Option<u64>,
+    /// When the hub last saw a change, on its monotonic clock.
     heard: Duration,
     lost: bool,
     /// Since when the node is heard again without a new status; taken when told.
@@ -113,28 +165,48 @@ impl Monitor {
     }
 
     /// The hub itself could not hear for a while: nobody's silence so far counts.
-    pub(super) fn forgive(&mut self, now: &Now) {
+    pub(super) fn forgive(&mut self, now: Duration) {
         for watched in self.nodes.values_mut() {
-            watched.heard = now.monotonic;
+            watched.heard = now;
         }
     }
 
-    /// Looks at the world and decides.
-    pub(super) fn reconcile(&mut self, now: &Now, world: &World) -> Decision {
-        let leases: HashMap<&str, &Value> =
-            world.leases.iter().map(|lease| (text(lease, "name"), lease.as_ref())).collect();
+    /// The hub stored this status (its fingerprint) for the node: not a sign of life.
+    pub(super) fn wrote(&mut self, node: &str, status: u64) {
+        if let Some(watched) = self.nodes.get_mut(node) {
+            watched.ours = Some(status);
+        }
+    }
+
+    /// Looks at the world and decides. `now` is monotonic, since an arbitrary start.
+    pub(super) fn reconcile(&mut self, now: Duration, world: &World) -> Decision {
         let mut decision = Decision::default();
         self.drop_removed(world, &mut decision.actions);
         let mut marks = Vec::new();
         let mut living = 0;
-        for node in &world.nodes {
-            let lease = leases.get(text(node, "name")).copied();
-            self.listen(now, node, lease, &mut decision.actions);
-            let silence = self.silence(now, node);
-            if silence <= self.grace_of(node, lease) {
+        for (name, node) in &world.nodes {
+            let lease = world.leases.get(name);
+            let watched = self.nodes.entry(name.clone()).or_insert_with(|| {
+                if !self.first_pass {
+                    let message = format!("Node {name} event: Registered Node {name} in Controller");
+                    decision.actions.push(event(name, &node.uid, "RegisteredNode", message));
+                }
+                Watched::first_seen(now, node, lease)
+            });
+            watched.listen(now, name, node, lease, &mut decision.actions);
+            let grace = grace_of(self.grace, node, lease);
+            if now.saturating_sub(watched.heard) <= grace {
                 living += 1;
-            } else if let Some(mark) = self.lose(now, node) {
-                marks.push(mark);
+                continue;
+            }
+            watched.lost = true;
+            if !node.marked {
+                marks.push(Action::MarkUnknown {
+                    node: name.clone(),
+                    uid: node.uid.clone(),
+                    seen: node.status,
+                    was_ready: node.ready == Ready::True,
+                });
             }
         }
         let newly = marks.len();
@@ -147,10 +219,8 @@ impl Monitor {
 
     /// Forgets nodes that are gone, and those re-created under the same name.
     fn drop_removed(&mut self, world: &World, actions: &mut Vec<Action>) {
-        let present: HashSet<(&str, &str)> =
-            world.nodes.iter().map(|node| (text(node, "name"), text(node, "uid"))).collect();
         self.nodes.retain(|name, watched| {
-            let kept = present.contains(&(name.as_str(), watched.uid.as_str()));
+            let kept = world.nodes.get(name).is_some_and(|node| node.uid == watched.uid);
             if !kept {
                 let message = format!("Node {name} event: Removing Node {name} from Controller");
                 actions.push(event(name, &watched.uid, "RemovingNode", message));
@@ -158,92 +228,56 @@ impl Monitor {
             kept
         });
     }
+}
 
-    /// Notes whether the node was heard since the last pass.
-    fn listen(&mut self, now: &Now, node: &Value, lease: Option<&Value>, actions: &mut Vec<Action>) {
-        let (name, uid, version) = (text(node, "name"), text(node, "uid"), text(node, "resourceVersion"));
-        let lease = lease.map(|lease| text(lease, "resourceVersion"));
-        let Some(watched) = self.nodes.get_mut(name) else {
-            if !self.first_pass {
-                let message = format!("Node {name} event: Registered Node {name} in Controller");
-                actions.push(event(name, uid, "RegisteredNode", message));
-            }
-            self.nodes.insert(
-                name.to_owned(),
-                Watched {
-                    uid: uid.to_owned(),
-                    version: version.to_owned(),
-                    status: fingerprint(&node["status"]),
-                    ours: None,
-                    lease: lease.map(str::to_owned),
-                    heard: now.monotonic,
-                    lost: false,
-                    overdue_since: None,
-                },
-            );
-            return;
-        };
-        let renewed = lease.is_some() && lease != watched.lease.as_deref();
-        if lease != watched.lease.as_deref() {
-            watched.lease = lease.map(str::to_owned);
-        }
-        let posted = version != watched.version && watched.posted(version, &node["status"]);
-        if renewed || posted {
-            watched.heard = now.monotonic;
-            if std::mem::take(&mut watched.lost) {
-                actions.push(Action::Back { node: name.to_owned() });
-                watched.overdue_since = Some(now.monotonic);
-            }
-        }
-        if posted || watched.lost {
-            watched.overdue_since = None;
-        }
-        if watched.overdue_since.is_some_and(|since| now.monotonic - since > STATUS_OVERDUE) {
-            watched.overdue_since = None;
-            actions.push(Action::StatusOverdue { node: name.to_owned() });
-        }
-    }
-
-    fn silence(&self, now: &Now, node: &Value) -> Duration {
-        let heard = self.nodes.get(text(node, "name")).map_or(now.monotonic, |watched| watched.heard);
-        now.monotonic.saturating_sub(heard)
-    }
-
-    fn grace_of(&self, node: &Value, lease: Option<&Value>) -> Duration {
-        let duration = lease.and_then(|lease| lease["spec"]["leaseDurationSeconds"].as_u64()).unwrap_or(0);
-        let never_posted = condition(&node["status"], "Ready").is_none();
-        let startup = if never_posted { STARTUP_GRACE } else { Duration::ZERO };
-        self.grace.max(Duration::from_secs(duration).saturating_add(LEASE_MARGIN)).max(startup)
-    }
-
-    /// The node is silent for too long: what must be written, if anything is left to write.
-    fn lose(&mut self, now: &Now, node: &Value) -> Option<Action> {
-        let (name, uid) = (text(node, "name"), text(node, "uid"));
-        let watched = self.nodes.get_mut(name)?;
-        watched.lost = true;
-        let status = marked(node, &now.wall)?;
-        watched.ours = Some(fingerprint(&status));
-        Some(Action::MarkUnknown {
-            node: name.to_owned(),
-            uid: uid.to_owned(),
-            seen: fingerprint(&node["status"]),
-            was_ready: condition(&node["status"], "Ready").is_some_and(|ready| ready["status"] == "True"),
-            status,
-        })
-    }
+fn grace_of(flag: Duration, node: &NodeSight, lease: Option<&LeaseSight>) -> Duration {
+    let lease =
+        Duration::from_secs(lease.map_or(0, |lease| lease.duration_secs)).saturating_add(LEASE_MARGIN);
+    let startup = if node.ready == Ready::Absent { STARTUP_GRACE } else { Duration::ZERO };
+    flag.max(lease).max(startup)
 }
 
 impl Watched {
-    /// Whether a new resourceVersion of the Node brought a status that the node must have posted.
-    fn posted(&mut self, version: &str, status: &Value) -> bool {
-        self.version = version.to_owned();
-        let found = fingerprint(status);
-        let posted = found != self.status && Some(found) != self.ours;
-        self.status = found;
-        if posted {
-            self.ours = None;
+    fn first_seen(now: Duration, node: &NodeSight, lease: Option<&LeaseSight>) -> Watched {
+        Watched {
+            uid: node.uid.clone(),
+            status: node.status,
+            ours: None,
+            lease: lease.map(|lease| lease.version),
+            heard: now,
+            lost: false,
+            overdue_since: None,
         }
-        posted
+    }
+
+    /// Notes whether the node was heard since the last pass.
+    fn listen(
+        &mut self,
+        now: Duration,
+        name: &str,
+        node: &NodeSight,
+        lease: Option<&LeaseSight>,
+        actions: &mut Vec<Action>,
+    ) {
+        let lease = lease.map(|lease| lease.version);
+        let renewed = lease.is_some() && lease != self.lease;
+        let posted = node.status != self.status && Some(node.status) != self.ours;
+        self.lease = lease;
+        self.status = node.status;
+        if renewed || posted {
+            self.heard = now;
+            if std::mem::take(&mut self.lost) {
+                actions.push(Action::Back { node: name.to_owned() });
+                self.overdue_since = Some(now);
+            }
+        }
+        if posted || self.lost {
+            self.overdue_since = None;
+        }
+        if self.overdue_since.is_some_and(|since| now.saturating_sub(since) > STATUS_OVERDUE) {
+            self.overdue_since = None;
+            actions.push(Action::StatusOverdue { node: name.to_owned() });
+        }
     }
 }
 
@@ -254,17 +288,18 @@ pub(super) fn fingerprint(status: &Value) -> u64 {
     hasher.finish()
 }
 
-/// The node's status with upstream's conditions for a silent node; `None` if they stand there already.
-fn marked(node: &Value, wall: &str) -> Option<Value> {
-    let mut status = node["status"].clone();
+/// Sets upstream's conditions for a silent node in its status. `wall` (RFC 3339) is for people to read. What stands at
+/// Unknown already stays as it is, so a second mark changes nothing.
+pub(super) fn mark(node: &mut Value, wall: &str) {
+    let created = node["metadata"]["creationTimestamp"].clone();
+    let status = &mut node["status"];
     if !status.is_object() {
-        status = json!({});
+        *status = json!({});
     }
     if !status["conditions"].is_array() {
         status["conditions"] = json!([]);
     }
-    let conditions = status["conditions"].as_array_mut()?;
-    let mut changed = false;
+    let Some(conditions) = status["conditions"].as_array_mut() else { return };
     for sort in CONDITIONS {
         match conditions.iter_mut().find(|condition| condition["type"] == sort) {
             Some(condition) if condition["status"] == "Unknown" => continue,
@@ -279,21 +314,15 @@ fn marked(node: &Value, wall: &str) -> Option<Value> {
                 "status": "Unknown",
                 "reason": REASON_NEVER,
                 "message": MESSAGE_NEVER,
-                "lastHeartbeatTime": node["metadata"]["creationTimestamp"],
+                "lastHeartbeatTime": created,
                 "lastTransitionTime": wall,
             })),
         }
-        changed = true;
     }
-    changed.then_some(status)
 }
 
 fn condition<'a>(status: &'a Value, sort: &str) -> Option<&'a Value> {
     status["conditions"].as_array()?.iter().find(|condition| condition["type"] == sort)
-}
-
-fn text<'a>(object: &'a Value, field: &str) -> &'a str {
-    object["metadata"][field].as_str().unwrap_or_default()
 }
 
 fn event(node: &str, uid: &str, reason: &'static str, message: String) -> Action {
@@ -371,17 +400,26 @@ mod tests {
             object["metadata"]["labels"] = json!({"x": version});
         }
 
-        fn now(&self) -> Now {
-            Now { monotonic: Duration::from_secs(self.second), wall: format!("second {}", self.second) }
+        fn now(&self) -> Duration {
+            Duration::from_secs(self.second)
         }
 
         fn pass(&mut self) -> Decision {
+            let version =
+                |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
             let world = World {
-                nodes: self.nodes.values().cloned().map(Arc::new).collect(),
-                leases: self.leases.values().cloned().map(Arc::new).collect(),
+                nodes: self
+                    .nodes
+                    .iter()
+                    .map(|(name, node)| (name.clone(), NodeSight::of(node, version(node))))
+                    .collect(),
+                leases: self
+                    .leases
+                    .iter()
+                    .map(|(name, lease)| (name.clone(), LeaseSight::of(lease, version(lease))))
+                    .collect(),
             };
-            let now = self.now();
-            self.monitor.reconcile(&now, &world)
+            self.monitor.reconcile(self.now(), &world)
         }
 
         /// Time passes, the monitor looks, and what it decides is stored as the performer would.
@@ -389,11 +427,13 @@ mod tests {
             self.second += seconds;
             let decision = self.pass();
             for action in &decision.actions {
-                if let Action::MarkUnknown { node, status, .. } = action {
+                if let Action::MarkUnknown { node, .. } = action {
                     let version = self.next_version();
+                    let wall = format!("second {}", self.second);
                     let object = self.nodes.get_mut(node).unwrap();
-                    object["status"] = status.clone();
+                    mark(object, &wall);
                     object["metadata"]["resourceVersion"] = version;
+                    self.monitor.wrote(node, fingerprint(&object["status"]));
                 }
             }
             decision
@@ -509,6 +549,17 @@ mod tests {
     }
 
     #[test]
+    fn a_mark_keeps_what_is_unknown_already_and_makes_room_where_there_is_no_status() {
+        let mut node = json!({"metadata": {"creationTimestamp": "then"}});
+        mark(&mut node, "now");
+        let once = node.clone();
+        assert_eq!(once["status"]["conditions"].as_array().unwrap().len(), 4);
+        mark(&mut node, "later");
+        assert_eq!(node, once);
+        assert!(NodeSight::of(&node, 1).marked);
+    }
+
+    #[test]
     fn a_mark_that_could_not_be_stored_is_tried_again() {
         let mut story = Story::with(&["a"]);
         story.second += 60;
@@ -575,7 +626,7 @@ mod tests {
         let mut story = Story::with(&["a"]);
         story.second += 600;
         let now = story.now();
-        story.monitor.forgive(&now);
+        story.monitor.forgive(now);
         assert_eq!(story.after(0), quiet());
         assert_eq!(story.after(50), quiet());
         assert_eq!(Story::lost(&story.after(1)), ["a"]);
@@ -614,7 +665,7 @@ mod tests {
         let mut story = Story::with(&[]);
         story.register("a");
         let message = "Node a event: Registered Node a in Controller".to_owned();
-        let uid = text(&story.nodes["a"], "uid").to_owned();
+        let uid = story.nodes["a"]["metadata"]["uid"].as_str().unwrap().to_owned();
         assert_eq!(story.after(0).actions, [event("a", &uid, "RegisteredNode", message)]);
         assert_eq!(story.after(60), quiet());
         let decision = story.after(1);

@@ -5,7 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Only the owner may read: keys, and files that hold them.
@@ -55,18 +55,15 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     fs::read(path)
 }
 
-/// Makes a directory (and those above it) that only the owner may enter, and makes its name durable.
+/// Makes a directory that only the owner may enter (those above it as the umask says), and makes its name durable.
 pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    if let Some(parent) = parent {
-        make_private_directory(parent)?;
-    }
-    fs::create_dir(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700))?;
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)?;
+    fs::DirBuilder::new().mode(0o700).create(path)?;
+    File::open(parent)?.sync_all()
 }
 
 #[cfg(test)]

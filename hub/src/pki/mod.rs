@@ -211,6 +211,19 @@ impl Pki {
         Ok(Arc::new(config))
     }
 
+    /// TLS for the hub's requests to itself: no client certificate, only its own CA trusted.
+    pub fn client_config(&self) -> Result<Arc<rustls::ClientConfig>, PkiError> {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.authority.certificate().clone()).map_err(PkiError::Tls)?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(PkiError::Tls)?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Arc::new(config))
+    }
+
     /// Replaces the serving certificate when its time has come; says whether it did. Cheap: call it every hour. The
     /// new one is served even if it cannot be written, and the error says that it could not.
     pub fn renew(&self, now: OffsetDateTime) -> Result<bool, PkiError> {
@@ -258,6 +271,12 @@ impl Pki {
     pub fn ca_path(&self) -> PathBuf {
         self.data_dir.join("ca.crt")
     }
+}
+
+/// Makes the hub's data directory, for its owner only, and those above it; leaves one that is there as it is.
+pub fn make_data_dir(path: &Path) -> Result<(), PkiError> {
+    durable::make_private_directory(path)
+        .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
 }
 
 /// A kubeconfig with fresh credentials for the node `name`, from the CA in `data_dir`; works whether the hub runs or
