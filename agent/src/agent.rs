@@ -124,7 +124,7 @@ impl Agent {
         supervisor.extend_timeout(START_PATIENCE);
         let roots = Roots::default();
         let clocks = LinuxClocks::new(&roots);
-        let faults = Faults::default();
+        let faults = Faults::new();
         let layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
         let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
         let node_name = match &options.node_name {

@@ -4,10 +4,14 @@
 #[cfg(not(feature = "fault-injection"))]
 mod none {
     /// No faults.
-    #[derive(Clone, Default)]
+    #[derive(Clone)]
     pub(crate) struct Faults;
 
     impl Faults {
+        pub(crate) fn new() -> Self {
+            Self
+        }
+
         /// A place where a loop may be made to stop.
         #[inline(always)]
         pub(crate) fn point(&self, _: &str) {}
@@ -42,6 +46,10 @@ mod some {
     pub(crate) struct Faults(Arc<State>);
 
     impl Faults {
+        pub(crate) fn new() -> Self {
+            Self::default()
+        }
+
         pub(crate) fn point(&self, name: &str) {
             if !self.0.hanging.load(Ordering::Relaxed) {
                 return;

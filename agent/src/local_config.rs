@@ -36,7 +36,7 @@ impl std::error::Error for LocalConfigError {}
 ///
 /// # Errors
 /// A file or directory that should be there cannot be read.
-pub fn read(files: &LocalFiles) -> Result<LocalLayers, LocalConfigError> {
+pub(crate) fn read(files: &LocalFiles) -> Result<LocalLayers, LocalConfigError> {
     let base = match &files.config {
         None => None,
         Some(path) => Some(layer("config file", path, Origin::File)?),
@@ -52,7 +52,7 @@ pub fn read(files: &LocalFiles) -> Result<LocalLayers, LocalConfigError> {
 ///
 /// # Errors
 /// It cannot be read, or is too large to be a configuration.
-pub fn layer(
+pub(crate) fn layer(
     what: &'static str,
     path: &Path,
     origin: impl FnOnce(String) -> Origin,

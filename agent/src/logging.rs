@@ -49,7 +49,7 @@ impl Log for Stderr {
 }
 
 /// Starts logging at the level an operator wants.
-pub fn start() {
+pub(crate) fn start() {
     // systemd names the stream it reads; under anything else a person does
     let journald = std::env::var_os("JOURNAL_STREAM").is_some();
     if log::set_boxed_logger(Box::new(Stderr { journald })).is_ok() {
@@ -58,7 +58,7 @@ pub fn start() {
 }
 
 /// Follows `logging.verbosity`, 0 to 10.
-pub fn verbosity(verbosity: u8) {
+pub(crate) fn verbosity(verbosity: u8) {
     log::set_max_level(match verbosity {
         0..=3 => LevelFilter::Info,
         4..=7 => LevelFilter::Debug,

@@ -33,6 +33,7 @@ fn message(configuration: &Configuration) -> String {
     match configuration.in_use.active {
         Active::Assigned => format!("using current (UID: {uid})"),
         Active::LastKnownGood => format!("using last known good: (UID: {uid})"),
+        Active::Superseded => format!("using previous (UID: {uid})"),
         Active::Local if configuration.obstacle.is_some() => format!("using last-known-good {local}"),
         Active::Local => format!("using current {local}"),
     }

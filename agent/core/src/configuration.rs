@@ -164,6 +164,10 @@ impl Configuration {
             _ => None,
         };
         let saved_at_ms = started.in_use.startups.ran_ms;
+        let disk_refused = matches!(
+            started.obstacle,
+            Some(Obstacle::NotRecorded(_) | Obstacle::Marked { recorded: false, .. })
+        );
         Self {
             facts,
             disk: started.disk,
@@ -185,7 +189,8 @@ impl Configuration {
             forgive: Vec::new(),
             reset: false,
             job: None,
-            not_before: now.mono,
+            // a disk that refused a moment ago is not asked again at once, or each start would lead to the next
+            not_before: if disk_refused { now.mono + RETRY_WRITE } else { now.mono },
             news: Vec::new(),
         }
     }
@@ -409,7 +414,8 @@ impl Configuration {
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                 }
                 Transition::TryAssigned { startups } => {
-                    durable!(disk.put_startups(steps, startups.clone()));
+                    // written even if it is there already: only a write that succeeds says that the disk works
+                    durable!(disk.rewrite_startups(steps, startups.clone()));
                     exit = Some("the assigned config can be tried now, restarting".into());
                 }
                 Transition::RecordVerdict { bad } | Transition::Forgive { bad, .. } => {
@@ -515,6 +521,7 @@ impl Configuration {
             Transition::Adopt { .. } | Transition::Readdress { .. } | Transition::Unassign { .. } => {
                 self.sync =
                     Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
+                self.half_assigned(kind, &why);
             }
             // asked for by a person: say so and drop it, they can ask again
             Transition::Forgive { uid, .. } => self.forgive.retain(|other| other != uid),
@@ -528,6 +535,29 @@ impl Configuration {
             message: format!("{what}: a write failed ({why}); nothing was changed, trying again later"),
         });
         None
+    }
+
+    /// `current` was written and what follows it was not: from now on that is what is assigned, whatever runs.
+    fn half_assigned(&mut self, kind: &Transition, why: &str) {
+        match kind {
+            Transition::Adopt { checkpoint, current, .. } if self.disk.current.known() == Some(current) => {
+                let Some(assigned) = &current.assigned else { return };
+                let config = &assigned.config;
+                self.assigned = content(checkpoint, &config.source, &config.uid, &self.facts.overrides).ok();
+                self.obstacle = Some(Obstacle::NotRecorded(why.to_owned()));
+                (self.fallback_obstacle, self.unrecorded, self.edited) = (None, None, None);
+                let trusted = !self.in_trial();
+                if self.in_use.active == Active::Assigned {
+                    self.in_use.active = if trusted { Active::LastKnownGood } else { Active::Superseded };
+                }
+            }
+            Transition::Readdress { current, rekeyed, .. } if self.disk.current.known() == Some(current) => {
+                self.readdressed(current, rekeyed.as_ref());
+                // the counts are on disk under the old id only: the next save is due at once
+                self.saved_at_ms = 0;
+            }
+            _ => {}
+        }
     }
 
     /// What was saved is believed; running time goes on from where this run began, and contact made meanwhile is kept.

@@ -114,6 +114,19 @@ impl Disk {
     ) -> Result<Result<(), String>, Suspend> {
         put(steps, StateFile::Startups, &mut self.startups, startups, Startups::to_bytes)
     }
+
+    /// Writes `startups.json` even if it says so already.
+    pub(crate) fn rewrite_startups(
+        &mut self,
+        steps: &mut Steps,
+        startups: Startups,
+    ) -> Result<Result<(), String>, Suspend> {
+        let done = steps.write(StateFile::Startups, startups.to_bytes())?;
+        if done.is_ok() {
+            self.startups = Known::Is(startups);
+        }
+        Ok(done)
+    }
 }
 
 fn record<T>(

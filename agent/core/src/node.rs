@@ -739,11 +739,12 @@ impl Running {
             self.send(Request::Register(node), actions);
         }
         self.ask_for_status(now, options, actions);
-        if self.line(RequestKind::PostEvent).free(now) && self.node.is_some() {
-            if let Some(event) = self.news.front() {
-                let event = json!(event);
-                self.send(Request::PostEvent(event), actions);
-            }
+        if self.line(RequestKind::PostEvent).free(now)
+            && self.node.is_some()
+            && let Some(event) = self.news.front()
+        {
+            let event = json!(event);
+            self.send(Request::PostEvent(event), actions);
         }
     }
 
@@ -886,7 +887,7 @@ impl Running {
             (Active::Local, _) if configuration.obstacle.is_none() => "local",
             (Active::Assigned, Some(_)) => "trial",
             (Active::Assigned, None) => "known-good",
-            (Active::Local | Active::LastKnownGood, _) => "fallback",
+            (Active::Local | Active::LastKnownGood | Active::Superseded, _) => "fallback",
         };
         let bad = configuration.disk.bad_configs.known();
         Report {

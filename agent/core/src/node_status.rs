@@ -387,7 +387,7 @@ fn contains(all: &Resources, ours: &Resources) -> bool {
 fn bytes(value: u64) -> String {
     let mut value = value;
     for suffix in ["", "Ki", "Mi", "Gi", "Ti", "Pi"] {
-        if value % 1024 != 0 || value == 0 {
+        if !value.is_multiple_of(1024) || value == 0 {
             return format!("{value}{suffix}");
         }
         value /= 1024;
@@ -396,5 +396,5 @@ fn bytes(value: u64) -> String {
 }
 
 fn milli(value: u64) -> String {
-    if value % 1000 == 0 { (value / 1000).to_string() } else { format!("{value}m") }
+    if value.is_multiple_of(1000) { (value / 1000).to_string() } else { format!("{value}m") }
 }

@@ -48,6 +48,8 @@ pub enum Active {
     Assigned,
     /// The last-known-good, because the assigned one cannot.
     LastKnownGood,
+    /// The one that was assigned until now: the start of the next could not be prepared on disk.
+    Superseded,
 }
 
 /// Why a config that should run does not.
@@ -220,6 +222,9 @@ fn start_assigned(
     }
 }
 
+/// The last-known-good: its record, and its content or what is missing.
+type Fallback = (ConfigRecord, Result<Content, String>);
+
 /// The last-known-good's content; also tells whether it is the assigned config itself.
 fn load_fallback(
     steps: &mut Steps,
@@ -227,7 +232,7 @@ fn load_fallback(
     started: &mut Started,
     assigned: &ConfigRecord,
     content: Option<&Content>,
-) -> Result<Option<(ConfigRecord, Result<Content, String>)>, Suspend> {
+) -> Result<Option<Fallback>, Suspend> {
     let Some(config) = started.disk.fallback().cloned() else { return Ok(None) };
     let loaded = match content {
         Some(content) if config.uid == assigned.uid && config.sha256 == assigned.sha256 => {
@@ -245,7 +250,7 @@ fn fall_back(
     facts: &Facts,
     parsed: &mut Parsed,
     mut started: Started,
-    fallback: Option<(ConfigRecord, Result<Content, String>)>,
+    fallback: Option<Fallback>,
     may_write: bool,
 ) -> Result<Started, Suspend> {
     let fallback = match (fallback, &started.obstacle) {
