@@ -1,0 +1,267 @@
+//! An API server with one Node, its Lease, its Events and some ConfigMaps, in two flavours: our hub, and a Kubernetes that
+//! silently drops `spec.configSource` and `status.config`.
+//!
+//! Always holds: objects have UIDs that never come back and resourceVersions that change with every change; a status
+//! patch merges by condition type and address type, as a real one does. Leaves to others: being late, lost or wrong.
+
+use kedge_api as api;
+use kedge_core::{Answer, LeaseRequest, Request};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// What kind of server it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Flavour {
+    Kedge,
+    Kubernetes,
+}
+
+/// The namespace every test's ConfigMaps live in.
+pub(crate) const NAMESPACE: &str = "kube-system";
+
+#[derive(Debug, Clone)]
+pub(crate) struct Hub {
+    pub(crate) flavour: Flavour,
+    pub(crate) node: Option<Value>,
+    pub(crate) config_maps: BTreeMap<String, Value>,
+    pub(crate) lease: Option<Value>,
+    pub(crate) events: Vec<Value>,
+    /// Bodies of the status patches taken, since somebody looked.
+    pub(crate) status_patches: Vec<Value>,
+    pub(crate) renewals: u64,
+    counter: u64,
+}
+
+impl Hub {
+    pub(crate) fn new(flavour: Flavour) -> Self {
+        Self {
+            flavour,
+            node: None,
+            config_maps: BTreeMap::new(),
+            lease: None,
+            events: Vec::new(),
+            status_patches: Vec::new(),
+            renewals: 0,
+            counter: 100,
+        }
+    }
+
+    fn count(&mut self) -> u64 {
+        self.counter += 1;
+        self.counter
+    }
+
+    fn stamp(&mut self, mut object: Value) -> Value {
+        let version = self.count();
+        object["metadata"]["resourceVersion"] = json!(version.to_string());
+        object
+    }
+
+    // ------------------------------------------------------------------------------------------ the operator
+
+    /// Creates the Node, as a node's registration would.
+    pub(crate) fn create_node(&mut self, name: &str) {
+        let uid = format!("node-{}", self.count());
+        let node = json!({"metadata": {"name": name, "uid": uid}, "spec": {}, "status": {}});
+        self.node = Some(self.stamp(node));
+    }
+
+    pub(crate) fn node_uid(&self) -> String {
+        let uid = self.node.as_ref().and_then(|node| node["metadata"]["uid"].as_str());
+        uid.unwrap_or_default().to_owned()
+    }
+
+    /// Creates or replaces a ConfigMap under key `kubelet`; a new one has a new UID. Returns its UID.
+    pub(crate) fn push(&mut self, name: &str, payload: &str) -> String {
+        self.push_data(name, json!({"kubelet": payload}))
+    }
+
+    pub(crate) fn push_data(&mut self, name: &str, data: Value) -> String {
+        let uid = match self.config_maps.get(name).and_then(|map| map["metadata"]["uid"].as_str()) {
+            Some(uid) => uid.to_owned(),
+            None => format!("uid-{name}-{}", self.count()),
+        };
+        let map = json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": name, "namespace": NAMESPACE, "uid": uid},
+            "data": data,
+        });
+        let map = self.stamp(map);
+        self.config_maps.insert(name.to_owned(), map);
+        uid
+    }
+
+    pub(crate) fn delete_config_map(&mut self, name: &str) {
+        self.config_maps.remove(name);
+    }
+
+    pub(crate) fn uid_of(&self, name: &str) -> String {
+        let uid = self.config_maps.get(name).and_then(|map| map["metadata"]["uid"].as_str());
+        uid.unwrap_or("uid-of-nothing").to_owned()
+    }
+
+    /// `{configMapRef}` for the ConfigMap of that name as it is now.
+    pub(crate) fn pinned(&self, name: &str) -> Value {
+        json!({"configMapRef": {"namespace": NAMESPACE, "name": name, "uid": self.uid_of(name)}})
+    }
+
+    /// `{configMap}` for that name.
+    pub(crate) fn following(name: &str) -> Value {
+        json!({"configMap": {"namespace": NAMESPACE, "name": name, "kubeletConfigKey": "kubelet"}})
+    }
+
+    /// Sets what the Node asks for; null is nothing. Against Kubernetes it is the annotation.
+    pub(crate) fn assign(&mut self, source: Value) {
+        let Some(mut node) = self.node.take() else { return };
+        match self.flavour {
+            Flavour::Kedge if source.is_null() => {
+                if let Some(spec) = node["spec"].as_object_mut() {
+                    spec.remove("configSource");
+                }
+            }
+            Flavour::Kedge => node["spec"]["configSource"] = source,
+            Flavour::Kubernetes if source.is_null() => {
+                if let Some(all) = node["metadata"]["annotations"].as_object_mut() {
+                    all.remove(api::CONFIG_SOURCE_ANNOTATION);
+                }
+            }
+            Flavour::Kubernetes => {
+                node["metadata"]["annotations"][api::CONFIG_SOURCE_ANNOTATION] = json!(source.to_string());
+            }
+        }
+        self.node = Some(self.stamp(node));
+    }
+
+    pub(crate) fn edit_node(&mut self, edit: impl FnOnce(&mut Value)) {
+        let Some(mut node) = self.node.take() else { return };
+        edit(&mut node);
+        self.node = Some(self.stamp(node));
+    }
+
+    /// What the node lifecycle does when nothing was heard of a node.
+    pub(crate) fn mark_unknown(&mut self) {
+        self.edit_node(|node| {
+            for condition in node["status"]["conditions"].as_array_mut().into_iter().flatten() {
+                if condition["type"] != api::CONFIG_OK {
+                    condition["status"] = json!("Unknown");
+                    condition["reason"] = json!("NodeStatusUnknown");
+                    condition["message"] = json!("Kubelet stopped posting node status.");
+                }
+            }
+        });
+    }
+
+    pub(crate) fn condition(&self, kind: &str) -> Option<&Value> {
+        let conditions = self.node.as_ref()?["status"]["conditions"].as_array()?;
+        conditions.iter().find(|condition| condition["type"] == kind)
+    }
+
+    // ------------------------------------------------------------------------------------------ the node
+
+    pub(crate) fn answer(&mut self, request: &Request) -> Answer {
+        match request {
+            Request::Version => {
+                let mark = if self.flavour == Flavour::Kedge { "v1.34.0+kedge-0.1.0" } else { "v1.36.2" };
+                Answer::Accepted(Some(json!({"gitVersion": mark})))
+            }
+            Request::Register(node) => self.register(node),
+            Request::PatchStatus(patch) => self.patch_status(patch),
+            Request::PatchNode(patch) => self.patch_node(patch),
+            Request::PostEvent(event) => {
+                self.events.push(event.clone());
+                Answer::Accepted(None)
+            }
+        }
+    }
+
+    fn register(&mut self, node: &Value) -> Answer {
+        if self.node.is_some() {
+            return refused(409, "AlreadyExists", "node already exists");
+        }
+        let mut node = node.clone();
+        node["metadata"]["uid"] = json!(format!("node-{}", self.count()));
+        self.node = Some(self.stamp(node));
+        Answer::Accepted(None)
+    }
+
+    fn patch_status(&mut self, patch: &Value) -> Answer {
+        let Some(mut node) = self.node.clone() else { return refused(404, "NotFound", "no such node") };
+        self.status_patches.push(patch.clone());
+        merge(&mut node["status"], &patch["status"], "status");
+        if self.flavour == Flavour::Kubernetes
+            && let Some(status) = node["status"].as_object_mut()
+        {
+            status.remove("config");
+        }
+        self.changed(node)
+    }
+
+    fn patch_node(&mut self, patch: &Value) -> Answer {
+        let Some(mut node) = self.node.clone() else { return refused(404, "NotFound", "no such node") };
+        merge(&mut node, patch, "node");
+        self.changed(node)
+    }
+
+    fn changed(&mut self, node: Value) -> Answer {
+        if self.node.as_ref() != Some(&node) {
+            self.node = Some(self.stamp(node));
+        }
+        Answer::Accepted(None)
+    }
+
+    pub(crate) fn renew(&mut self, request: &LeaseRequest) -> Answer {
+        match (request, self.lease.take()) {
+            (LeaseRequest::Patch(_), None) => return refused(404, "NotFound", "no such lease"),
+            (LeaseRequest::Create(_), Some(lease)) => {
+                self.lease = Some(lease);
+                return refused(409, "AlreadyExists", "lease already exists");
+            }
+            (LeaseRequest::Create(lease), None) => self.lease = Some(lease.clone()),
+            (LeaseRequest::Patch(patch), Some(mut lease)) => {
+                merge(&mut lease, patch, "lease");
+                self.lease = Some(lease);
+            }
+        }
+        self.renewals += 1;
+        Answer::Accepted(None)
+    }
+}
+
+pub(crate) fn refused(status: u16, reason: &str, message: &str) -> Answer {
+    Answer::Refused { status, reason: reason.into(), message: message.into(), retry_after: None }
+}
+
+/// A strategic merge patch as far as Nodes need one: null removes, lists of conditions and addresses merge by `type`
+/// unless the patch says `$patch: replace`, other lists are replaced.
+fn merge(target: &mut Value, patch: &Value, name: &str) {
+    match patch {
+        Value::Object(fields) => {
+            if !target.is_object() {
+                *target = Value::Object(Map::new());
+            }
+            let target = target.as_object_mut().expect("made an object above");
+            for (key, value) in fields {
+                if value.is_null() {
+                    target.remove(key);
+                } else {
+                    merge(target.entry(key.clone()).or_insert(Value::Null), value, key);
+                }
+            }
+        }
+        Value::Array(items) if matches!(name, "conditions" | "addresses") => merge_list(target, items),
+        other => *target = other.clone(),
+    }
+}
+
+fn merge_list(target: &mut Value, items: &[Value]) {
+    if !target.is_array() || items.iter().any(|item| item["$patch"] == "replace") {
+        *target = json!([]);
+    }
+    let list = target.as_array_mut().expect("made a list above");
+    for item in items.iter().filter(|item| item.get("$patch").is_none()) {
+        match list.iter_mut().find(|there| there["type"] == item["type"]) {
+            Some(there) => merge(there, item, "item"),
+            None => list.push(item.clone()),
+        }
+    }
+}

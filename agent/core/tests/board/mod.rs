@@ -1,0 +1,528 @@
+//! A whole board around the core of one agent: a disk, an API server, a supervisor, clocks, and a thread of time that the
+//! test holds. Shared by the rows of the tables and by the simulation.
+//!
+//! Always holds: actions are performed only when the test says so or in the order a real agent would; every action and
+//! every performed step is kept in `seen`; two steps under way at once end the test. Nothing here knows the rules it tests.
+
+pub(crate) mod disk;
+pub(crate) mod hub;
+
+use disk::Disk;
+use hub::{Flavour, Hub};
+use kedge_api::{Node as ApiNode, Timestamp};
+use kedge_core::config::{LayerText, LocalLayers, Origin};
+use kedge_core::records::{Read, StateFile};
+use kedge_core::{
+    Action, Answer, Event, Exit, HostFacts, LeaseRequest, Level, Node, Now, Options, Outcome, PreviousRun,
+    Report, Request, Step,
+};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub(crate) const NODE: &str = "edge-1";
+/// 2026-11-21T01:35:58Z.
+pub(crate) const WALL_MICROS: i64 = 1_795_224_958_000_000;
+pub(crate) const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+/// A payload that differs from others by `maxPods`, so that what runs can be told apart.
+pub(crate) fn payload(max_pods: u32, fields: &str) -> String {
+    format!("{HEADER}maxPods: {max_pods}\n{fields}\n")
+}
+
+/// Something that happened, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Seen {
+    /// The core asked for it.
+    Asked(Action),
+    /// A file step was performed.
+    Performed(Step, Outcome),
+}
+
+/// A running agent, and what it waits for.
+pub(crate) struct Process {
+    pub(crate) node: Node,
+    pub(crate) step: Option<Step>,
+    pub(crate) facts_wanted: bool,
+    pub(crate) requests: Vec<Request>,
+    pub(crate) renewal: Option<(LeaseRequest, Duration)>,
+    pub(crate) watches_node: bool,
+    pub(crate) watched: Option<(String, String)>,
+    node_shown: Option<Value>,
+    map_shown: Option<Value>,
+    pub(crate) exit: Option<String>,
+    /// `maxPods` of the configuration in use.
+    pub(crate) used: Option<u32>,
+    /// It was asked to stop.
+    pub(crate) stop_asked: bool,
+}
+
+/// Everything around the core.
+pub(crate) struct World {
+    pub(crate) disk: Disk,
+    pub(crate) hub: Hub,
+    pub(crate) link: bool,
+    pub(crate) mono: Duration,
+    pub(crate) wall_micros: i64,
+    pub(crate) boots: u32,
+    pub(crate) version: String,
+    pub(crate) local: LocalLayers,
+    pub(crate) dynamic: bool,
+    pub(crate) facts: HostFacts,
+    pub(crate) previous: PreviousRun,
+    pub(crate) process: Option<Process>,
+    pub(crate) seen: Vec<Seen>,
+    pub(crate) log: Vec<String>,
+    pub(crate) starts: u64,
+    pub(crate) seed: u64,
+}
+
+impl World {
+    /// A new board, with a hub that knows its Node and nothing assigned. Not started.
+    pub(crate) fn new() -> Self {
+        Self::with(Flavour::Kedge)
+    }
+
+    pub(crate) fn with(flavour: Flavour) -> Self {
+        let mut hub = Hub::new(flavour);
+        hub.create_node(NODE);
+        Self {
+            disk: Disk::new(),
+            hub,
+            link: true,
+            mono: Duration::from_secs(20),
+            wall_micros: WALL_MICROS,
+            boots: 1,
+            version: "0.1.0".into(),
+            local: LocalLayers::default(),
+            dynamic: true,
+            facts: host_facts(),
+            previous: PreviousRun::default(),
+            process: None,
+            seen: Vec::new(),
+            log: Vec::new(),
+            starts: 0,
+            seed: 1,
+        }
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        Now { mono: self.mono, wall: Timestamp::from_micros(self.wall_micros) }
+    }
+
+    pub(crate) fn boot_id(&self) -> String {
+        format!("boot-{}", self.boots)
+    }
+
+    pub(crate) fn advance(&mut self, by: Duration) {
+        self.mono += by;
+        self.wall_micros += i64::try_from(by.as_micros()).expect("tests last less than 292,000 years");
+    }
+
+    pub(crate) fn base(&mut self, fields: &str) {
+        let text = format!("{HEADER}{fields}\n").into_bytes();
+        self.local.base = Some(LayerText { origin: Origin::File("/etc/kedge/config.yaml".into()), text });
+    }
+
+    pub(crate) fn drop_in(&mut self, fields: &str) {
+        let text = format!("{HEADER}{fields}\n").into_bytes();
+        self.local.drop_ins =
+            vec![LayerText { origin: Origin::DropIn("/etc/kedge/config.d/10-site.conf".into()), text }];
+    }
+
+    // ------------------------------------------------------------------------------------------ the process
+
+    /// Starts the agent and hands it its first event; performs nothing.
+    pub(crate) fn launch(&mut self) {
+        assert!(self.process.is_none(), "the agent runs already");
+        let options = Options {
+            node_name: NODE.into(),
+            version: self.version.clone(),
+            local: self.local.clone(),
+            dynamic_config: self.dynamic,
+            node_labels: BTreeMap::new(),
+            boot_id: self.boot_id(),
+            previous_run: self.previous.clone(),
+            seed: self.seed.wrapping_add(self.starts),
+        };
+        self.starts += 1;
+        let node = Node::new(options, self.now()).expect("the local config is valid");
+        self.process = Some(Process {
+            node,
+            step: None,
+            facts_wanted: false,
+            requests: Vec::new(),
+            renewal: None,
+            watches_node: false,
+            watched: None,
+            node_shown: None,
+            map_shown: None,
+            exit: None,
+            used: None,
+            stop_asked: false,
+        });
+        self.handle(Event::Start);
+    }
+
+    pub(crate) fn handle(&mut self, event: Event) {
+        let now = self.now();
+        let Some(process) = &mut self.process else { return };
+        let mut actions = Vec::new();
+        process.node.handle(now, event, &mut actions);
+        for action in actions {
+            self.take(action);
+        }
+    }
+
+    fn take(&mut self, action: Action) {
+        self.seen.push(Seen::Asked(action.clone()));
+        let process = self.process.as_mut().expect("a process gave this action");
+        assert!(
+            process.exit.is_none() || matches!(action, Action::Log(..)),
+            "after the exit was ordered: {action:?}"
+        );
+        match action {
+            Action::Step(step) => {
+                assert!(process.step.is_none(), "a second step while {:?} is under way", process.step);
+                process.step = Some(step);
+            }
+            Action::Use(effective) => {
+                assert!(process.used.is_none(), "a second configuration in one run");
+                process.used = Some(effective.config.max_pods);
+            }
+            Action::ConsumeEvidence => self.previous = PreviousRun::default(),
+            Action::Sweep { keep } => self.sweep(keep.map(|keep| {
+                keep.into_iter().map(|name| StateFile::Checkpoint(name).path(&self.version)).collect()
+            })),
+            Action::ReadHostFacts => {
+                assert!(!process.facts_wanted, "a second look at the host");
+                process.facts_wanted = true;
+            }
+            Action::Request(request) => {
+                let same = process.requests.iter().any(|other| other.kind() == request.kind());
+                assert!(!same, "a second {:?} in flight", request.kind());
+                process.requests.push(request);
+            }
+            Action::Renew { request, deadline } => {
+                assert!(process.renewal.is_none(), "a second renewal in flight");
+                process.renewal = Some((request, deadline));
+            }
+            Action::WatchNode => process.watches_node = true,
+            Action::WatchConfigMap(wanted) => {
+                process.watched = wanted;
+                process.map_shown = None;
+            }
+            Action::Exit(why) => process.exit = Some(why),
+            Action::Log(level, line) => {
+                let mark = if level == Level::Warn { "W" } else { " " };
+                self.log.push(format!("{mark} {line}"));
+            }
+        }
+    }
+
+    /// Removes what no record names: checkpoints, leftovers, other versions' counts.
+    fn sweep(&mut self, keep: Option<Vec<String>>) {
+        let ours = StateFile::Startups.path(&self.version);
+        self.disk.files.retain(|path, _| {
+            let checkpoint = path.starts_with("checkpoints/");
+            let named = keep.as_ref().is_none_or(|keep| keep.contains(path));
+            (!checkpoint || named) && (!path.ends_with("/startups.json") || *path == ours)
+        });
+    }
+
+    // ------------------------------------------------------------------------------------------ performing
+
+    pub(crate) fn perform(&mut self, step: &Step) -> Outcome {
+        let path = |file: &StateFile| file.path(&self.version);
+        match step {
+            Step::Read(file) => Outcome::Read(self.disk.read(&path(file))),
+            Step::Write(file, bytes) => {
+                let path = path(file);
+                Outcome::Done(self.disk.write(file, &path, bytes))
+            }
+            Step::SetAside(file) => {
+                let path = path(file);
+                Outcome::Done(self.disk.set_aside(&path))
+            }
+        }
+    }
+
+    /// Performs the step that is asked for. Says whether there was one.
+    pub(crate) fn do_step(&mut self) -> bool {
+        let Some(step) = self.process.as_mut().and_then(|process| process.step.take()) else { return false };
+        let outcome = self.perform(&step);
+        self.seen.push(Seen::Performed(step, outcome.clone()));
+        self.handle(Event::StepDone(outcome));
+        true
+    }
+
+    /// Lets the agent look at the host.
+    pub(crate) fn do_facts(&mut self) -> bool {
+        let Some(process) = self.process.as_mut().filter(|process| process.facts_wanted) else {
+            return false;
+        };
+        process.facts_wanted = false;
+        let facts = HostFacts { boot_id: self.boot_id(), ..self.facts.clone() };
+        self.handle(Event::HostFacts(Box::new(facts)));
+        true
+    }
+
+    /// Answers the oldest request: by the server, or by this answer instead.
+    pub(crate) fn do_request(&mut self, instead: Option<Answer>) -> bool {
+        let Some(process) = self.process.as_mut().filter(|process| !process.requests.is_empty()) else {
+            return false;
+        };
+        let request = process.requests.remove(0);
+        let answer = instead.unwrap_or_else(|| self.hub.answer(&request));
+        self.handle(Event::Answered(request.kind(), answer));
+        true
+    }
+
+    pub(crate) fn do_renewal(&mut self, instead: Option<Answer>) -> bool {
+        let Some((request, _)) = self.process.as_mut().and_then(|process| process.renewal.take()) else {
+            return false;
+        };
+        let answer = instead.unwrap_or_else(|| self.hub.renew(&request));
+        self.handle(Event::Renewed(answer));
+        true
+    }
+
+    /// The watch of the Node tells what it has not told yet.
+    pub(crate) fn do_watch_node(&mut self) -> bool {
+        let there = self.hub.node.clone().unwrap_or(Value::Null);
+        let Some(process) = self.process.as_mut().filter(|process| process.watches_node) else {
+            return false;
+        };
+        if process.node_shown.as_ref() == Some(&there) {
+            return false;
+        }
+        process.node_shown = Some(there.clone());
+        self.handle(node_event(&there));
+        true
+    }
+
+    /// The watch of the ConfigMap tells what it has not told yet.
+    pub(crate) fn do_watch_map(&mut self) -> bool {
+        let Some((namespace, name)) = self.process.as_ref().and_then(|process| process.watched.clone())
+        else {
+            return false;
+        };
+        let there = self.hub.config_maps.get(&name).cloned().unwrap_or(Value::Null);
+        let process = self.process.as_mut().expect("it watches");
+        if process.map_shown.as_ref() == Some(&there) {
+            return false;
+        }
+        process.map_shown = Some(there.clone());
+        self.handle(map_event(&namespace, &name, there));
+        true
+    }
+
+    /// The watches begin anew, as after a broken connection.
+    pub(crate) fn forget_shown(&mut self) {
+        if let Some(process) = &mut self.process {
+            (process.node_shown, process.map_shown) = (None, None);
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ time
+
+    /// Everything that is asked for is performed, until nothing is or the agent exits. No time passes.
+    pub(crate) fn turn(&mut self) {
+        for _ in 0..10_000 {
+            if self.exited() {
+                return;
+            }
+            let link = self.link;
+            let down = || (!link).then(|| Answer::Failed("connection refused".into()));
+            let moved = self.do_step()
+                || self.do_facts()
+                || self.do_request(down())
+                || self.do_renewal(down())
+                || (link && (self.do_watch_node() || self.do_watch_map()));
+            if !moved {
+                return;
+            }
+        }
+        panic!(
+            "the agent does not come to rest; last: {:#?}",
+            self.seen.iter().rev().take(12).collect::<Vec<_>>()
+        );
+    }
+
+    pub(crate) fn exited(&self) -> bool {
+        self.process.as_ref().is_none_or(|process| process.exit.is_some())
+    }
+
+    /// Starts the agent and lets it come to rest.
+    pub(crate) fn start(&mut self) {
+        self.launch();
+        self.turn();
+    }
+
+    /// Time passes; the agent is woken when it asked to be. Stops early if it exits.
+    pub(crate) fn run_for(&mut self, time: Duration) {
+        let end = self.mono + time;
+        loop {
+            self.turn();
+            if self.exited() || self.mono >= end {
+                return;
+            }
+            let now = self.now();
+            let deadline = self.process.as_ref().and_then(|process| process.node.next_deadline(now));
+            let next = deadline.filter(|at| *at > self.mono).map_or(end, |at| at.min(end));
+            self.advance(next - self.mono);
+            self.handle(Event::Tick);
+        }
+    }
+
+    /// Runs until the agent exits by itself; returns why.
+    #[track_caller]
+    pub(crate) fn run_until_exit(&mut self, limit: Duration) -> String {
+        self.run_for(limit);
+        let why = self.process.as_ref().and_then(|process| process.exit.clone());
+        let why = why.unwrap_or_else(|| panic!("no exit within {limit:?}: {:#?}", self.report()));
+        self.exit();
+        why
+    }
+
+    // ------------------------------------------------------------------------------------------ ends
+
+    /// The exit that the agent ordered takes place.
+    pub(crate) fn exit(&mut self) {
+        let process = self.process.take().expect("it runs");
+        assert!(process.exit.is_some(), "it ordered no exit");
+        let exit = Exit {
+            exit_code: "exited".into(),
+            exit_status: "0".into(),
+            stop_asked: process.stop_asked,
+            ..self.ending("success")
+        };
+        self.previous.exit = Some(exit);
+    }
+
+    pub(crate) fn ending(&self, result: &str) -> Exit {
+        Exit { boot_id: self.boot_id(), result: result.into(), was_ready: true, ..Exit::default() }
+    }
+
+    /// The process ends, and the supervisor records how.
+    pub(crate) fn end(&mut self, exit: Exit) {
+        self.process = None;
+        self.previous.exit = Some(exit);
+    }
+
+    /// The process ends with a panic.
+    pub(crate) fn crash(&mut self) {
+        let exit = Exit { exit_code: "exited".into(), exit_status: "101".into(), ..self.ending("exit-code") };
+        self.end(exit);
+    }
+
+    /// The process ends and nobody records how.
+    pub(crate) fn die_unrecorded(&mut self) {
+        (self.process, self.previous.exit) = (None, None);
+    }
+
+    /// SIGTERM, and the exit it leads to.
+    #[track_caller]
+    pub(crate) fn stop(&mut self) {
+        self.process.as_mut().expect("it runs").stop_asked = true;
+        self.handle(Event::Stop("asked to stop".into()));
+        self.turn();
+        self.exit();
+    }
+
+    /// The power goes and comes back.
+    pub(crate) fn power_cut(&mut self) {
+        self.process = None;
+        self.boots += 1;
+        self.mono = Duration::from_secs(20);
+    }
+
+    /// A planned reboot.
+    pub(crate) fn reboot(&mut self) {
+        self.stop();
+        self.power_cut();
+    }
+
+    /// The exit that was ordered, then the next start, until it rests.
+    pub(crate) fn restart(&mut self) {
+        self.exit();
+        self.advance(Duration::from_secs(2));
+        self.start();
+    }
+
+    // ------------------------------------------------------------------------------------------ looking
+
+    #[track_caller]
+    pub(crate) fn report(&self) -> Report {
+        let process = self.process.as_ref().expect("it runs");
+        process.node.report(self.now()).expect("a config is in use")
+    }
+
+    /// `maxPods` of what is in use.
+    #[track_caller]
+    pub(crate) fn used(&self) -> u32 {
+        self.process.as_ref().and_then(|process| process.used).expect("a config is in use")
+    }
+
+    pub(crate) fn file(&self, path: &str) -> Option<Value> {
+        let bytes = self.disk.files.get(path)?;
+        Some(serde_json::from_slice(bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(bytes))))
+    }
+
+    pub(crate) fn startups(&self) -> Value {
+        self.file(&StateFile::Startups.path(&self.version)).unwrap_or(Value::Null)
+    }
+
+    pub(crate) fn bad_configs(&self) -> Value {
+        self.file(&StateFile::BadConfigs.path(&self.version)).unwrap_or(Value::Null)
+    }
+
+    pub(crate) fn read_bad_configs(&self) -> Read {
+        self.disk.read(&StateFile::BadConfigs.path(&self.version))
+    }
+
+    /// Reasons and messages of the Events posted, since somebody looked.
+    pub(crate) fn take_events(&mut self) -> Vec<String> {
+        let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        let events = std::mem::take(&mut self.hub.events);
+        events.iter().map(|event| format!("{}: {}", text(event, "reason"), text(event, "message"))).collect()
+    }
+}
+
+pub(crate) fn node_event(there: &Value) -> Event {
+    if there.is_null() {
+        return Event::NodeGone;
+    }
+    let node: ApiNode = serde_json::from_value(there.clone()).expect("the fake keeps Nodes");
+    Event::NodeSeen(Box::new(node))
+}
+
+pub(crate) fn map_event(namespace: &str, name: &str, there: Value) -> Event {
+    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+    if there.is_null() {
+        return Event::ConfigMapGone { namespace, name };
+    }
+    Event::ConfigMapSeen { namespace, name, object: there }
+}
+
+fn host_facts() -> HostFacts {
+    HostFacts {
+        machine_id: "5f3c".into(),
+        system_uuid: "a-uuid".into(),
+        boot_id: String::new(),
+        kernel_version: "6.1.0".into(),
+        os_image: "Debian GNU/Linux 12".into(),
+        architecture: "arm64".into(),
+        hostname: NODE.into(),
+        addresses: vec!["192.0.2.7".into()],
+        cpus: 4,
+        memory_bytes: 1 << 30,
+        storage_bytes: 8 << 30,
+        inodes: 500_000,
+        pids: 32_768,
+        memory_available_bytes: 1 << 29,
+        storage_available_bytes: 4 << 30,
+        inodes_free: 400_000,
+        pids_in_use: 120,
+    }
+}

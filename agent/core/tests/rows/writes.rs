@@ -1,0 +1,377 @@
+//! What is written when (architecture 4.4): every transition's durable writes in their order, and no others.
+
+use crate::board::World;
+use crate::board::disk::WriteFault;
+use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload, short};
+use serde_json::{Value, json};
+
+#[test]
+fn a_node_that_nobody_configured_writes_nothing() {
+    let mut world = World::new();
+    world.start();
+    world.run_for(HOUR);
+    world.reboot();
+    world.start();
+    world.check_written(&[]);
+    assert!(world.disk.files.is_empty());
+}
+
+#[test]
+fn adopting_writes_the_checkpoint_then_current_then_the_closed_counts_and_exits() {
+    let mut world = World::new();
+    world.start();
+    let uid = world.assign("a", &payload(A, ""));
+    world.turn();
+    world.check_written(&["checkpoint", "current", "startups"]);
+    assert!(world.exited());
+    let current = world.file("current").expect("written");
+    assert_eq!(current["uid"], json!(uid));
+    assert_eq!(current["nodeUID"], json!(world.hub.node_uid()));
+    assert_eq!(current["downloaded"], json!(true));
+    let version = current["resourceVersion"].as_str().expect("a text");
+    let checkpoint = world.file(&format!("checkpoints/{uid}/{version}")).expect("written");
+    assert_eq!(Some(&checkpoint), world.hub.config_maps.get("a"), "the whole ConfigMap");
+    assert_eq!(world.startups()["open"], Value::Null);
+    assert_eq!(world.startups()["ran_ms"], json!(0));
+}
+
+#[test]
+fn a_start_records_itself_before_the_payload_is_parsed_and_writes_nothing_else() {
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    world.check_written(&["checkpoint", "current", "startups", "startups"]);
+    assert_eq!(world.startups()["open"], json!("boot-1"));
+    assert_eq!(world.startups()["trial_ms"], Value::Null, "not parsed yet when it was written");
+    assert_eq!(world.used(), A);
+}
+
+#[test]
+fn the_config_is_used_only_after_its_start_is_recorded() {
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    world.crash();
+    world.disk.take_written();
+    world.launch();
+    while world.process.as_ref().is_some_and(|process| process.used.is_none()) {
+        assert!(world.do_step(), "it waits for nothing but its disk");
+    }
+    world.check_written(&["startups"]);
+    assert_eq!(world.startups()["startups"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn progress_is_saved_every_quarter_of_the_trial_and_promotion_writes_counts_then_last_known_good() {
+    let (mut world, uid) = World::in_trial("a", &payload(A, ""));
+    world.disk.take_written();
+    for (quarter, expect) in [(1, 150_000), (2, 300_000), (3, 450_000)] {
+        world.run_for(TRIAL / 4 - SECOND);
+        world.check_written(&[]);
+        world.run_for(SECOND);
+        world.check_written(&["startups"]);
+        assert_eq!(world.startups()["ran_ms"], json!(expect), "quarter {quarter}");
+        assert_eq!(world.startups()["contact"], json!(true));
+    }
+    world.run_for(TRIAL / 4);
+    world.check_written(&["startups", "last-known-good"]);
+    assert_eq!(world.file("last-known-good").expect("written")["uid"], json!(uid));
+    assert_eq!(world.state(), "known-good");
+}
+
+#[test]
+fn progress_of_a_long_trial_is_saved_every_five_minutes() {
+    let (mut world, _) = World::in_trial("a", &short(A, "24h", 10));
+    world.disk.take_written();
+    world.run_for(HOUR);
+    world.check_written(&["startups"; 12]);
+}
+
+#[test]
+fn settled_and_running_writes_nothing_and_a_restart_two() {
+    let (mut world, _) = World::known_good();
+    world.run_for(24 * HOUR);
+    world.check_written(&[]);
+    world.stop();
+    world.check_written(&["startups"]);
+    assert_eq!(world.startups()["open"], Value::Null);
+    world.start();
+    world.check_written(&["startups"]);
+    assert_eq!(world.startups()["open"], json!("boot-1"));
+    world.run_for(24 * HOUR);
+    world.check_written(&[]);
+}
+
+#[test]
+fn a_condemned_start_writes_the_verdict_then_the_start_of_the_fallback() {
+    let (mut world, _) = World::known_good();
+    world.assign("b", "neither: [yaml nor a configuration");
+    world.turn();
+    world.check_written(&["checkpoint", "current", "startups"]);
+    world.restart();
+    // its own start before it is parsed, the verdict, the fallback's start
+    world.check_written(&["startups", "bad-configs", "startups"]);
+    assert_eq!(world.used(), A);
+}
+
+#[test]
+fn a_start_condemned_by_its_counts_writes_only_the_verdict_then_the_fallback() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &short(B, "10m", 0));
+    world.disk.take_written();
+    world.crash_and_start();
+    // the threshold is known once it was parsed and a save remembered it; before that, by its own terms after parsing
+    world.check_written(&["startups", "bad-configs", "startups"]);
+
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &short(B, "10m", 0));
+    world.run_for(TRIAL / 4);
+    world.disk.take_written();
+    world.crash_and_start();
+    world.check_written(&["bad-configs", "startups"]);
+    assert_eq!(world.used(), A);
+}
+
+#[test]
+fn a_source_that_becomes_invalid_or_valid_again_is_noted_in_current_and_nothing_else() {
+    let (mut world, _) = World::known_good();
+    world.hub.assign(json!({}));
+    world.turn();
+    world.check_written(&["current"]);
+    assert!(world.file("current").expect("there")["invalidSource"].is_string());
+    world.run_for(HOUR);
+    world.check_written(&[]);
+    world.hub.assign(world.hub.pinned("a"));
+    world.turn();
+    world.check_written(&["current"]);
+    assert_eq!(world.file("current").expect("there")["invalidSource"], Value::Null);
+    assert_eq!(world.used(), A, "it was active all the time");
+    assert!(!world.exited());
+}
+
+#[test]
+fn unassigning_empties_current_and_the_next_start_resets_last_known_good_and_the_counts() {
+    let (mut world, _) = World::known_good();
+    world.hub.assign(Value::Null);
+    world.turn();
+    world.check_written(&["current"]);
+    assert_eq!(world.file("current").expect("there")["local"], json!(true));
+    world.restart();
+    world.check_written(&["last-known-good", "startups"]);
+    assert_eq!(world.file("last-known-good").expect("there")["local"], json!(true));
+    assert_eq!(world.startups()["id"], json!("local"));
+    world.stop();
+    world.start();
+    world.run_for(HOUR);
+    world.check_written(&[]);
+}
+
+#[test]
+fn a_trial_that_is_over_without_contact_saves_and_exits_and_contact_rides_along_with_the_next_save() {
+    let (mut world, _) = World::known_good();
+    world.assign("b", &payload(B, ""));
+    world.turn();
+    world.link = false;
+    world.restart();
+    world.disk.take_written();
+    world.run_for(TRIAL - SECOND);
+    world.check_written(&["startups"; 3]);
+    world.run_for(SECOND);
+    world.check_written(&["startups"]);
+    assert!(world.exited());
+    assert_eq!(world.startups()["open"], Value::Null);
+    world.restart();
+    world.check_written(&["startups", "bad-configs", "startups"]);
+    assert_eq!(world.used(), A);
+}
+
+#[test]
+fn contact_beside_a_fallback_marks_the_retry_closes_and_exits_and_contact_under_it_removes_the_entry() {
+    let (mut world, _) = World::known_good();
+    world.assign("b", &payload(B, ""));
+    world.turn();
+    world.link = false;
+    world.restart();
+    world.run_until_exit(2 * TRIAL);
+    world.start();
+    world.disk.take_written();
+    world.run_for(HOUR);
+    // the fallback is settled and was so before: nothing to save
+    let saved_by_the_fallback = world.disk.take_written();
+    assert!(saved_by_the_fallback.iter().all(|name| *name == "startups"), "{saved_by_the_fallback:?}");
+    world.link = true;
+    world.turn();
+    world.run_for(MINUTE);
+    world.check_written(&["bad-configs", "startups"]);
+    assert!(world.exited());
+    world.restart();
+    world.check_written(&["startups", "startups", "bad-configs"]);
+    assert_eq!(world.used(), B);
+    assert_eq!(world.bad_configs(), json!({}));
+    world.run_for(TRIAL);
+    assert_eq!(world.state(), "known-good");
+}
+
+#[test]
+fn a_new_resource_version_or_name_of_the_same_payload_updates_the_records_without_a_restart() {
+    let mut world = World::new();
+    world.start();
+    world.assign_following("a", &payload(A, ""));
+    world.turn();
+    world.restart();
+    world.disk.take_written();
+    world.hub.push("a", &payload(A, ""));
+    world.turn();
+    world.check_written(&["checkpoint", "current"]);
+    assert!(!world.exited());
+    world.assign("copy", &payload(A, ""));
+    world.turn();
+    // another object has another id: the counts go on under it
+    world.check_written(&["checkpoint", "current", "startups"]);
+    assert!(!world.exited());
+    world.run_for(TRIAL);
+    assert_eq!(world.state(), "known-good");
+    assert_eq!(world.file("last-known-good").expect("there")["uid"], json!(world.hub.uid_of("copy")));
+}
+
+// ---------------------------------------------------------------------------------------------- when a write fails
+
+#[test]
+fn an_adoption_that_cannot_be_written_is_said_and_not_made_and_made_when_the_disk_works_again() {
+    for failing in 0..3 {
+        let (mut world, uid) = World::known_good();
+        world.disk.fault = WriteFault::Once(failing);
+        world.assign("b", &payload(B, ""));
+        world.turn();
+        assert!(!world.exited(), "write {failing}");
+        let next = world.hub.uid_of("b");
+        let (message, reason) = match failing {
+            0 | 1 => (
+                format!("using current (UID: {uid})"),
+                "failed to sync, reason: could not record the assignment on disk: input/output error".into(),
+            ),
+            // `current` names the new one already
+            _ => (
+                format!("using last known good: (UID: {uid})"),
+                format!(
+                    "failed to load current (UID: {next}): its start could not be recorded on disk: input/output error"
+                ),
+            ),
+        };
+        world.check_config_ok("Unknown", &message, &reason);
+        world.disk.needless.clear();
+        world.run_for(2 * MINUTE);
+        assert!(world.exited(), "write {failing}");
+        world.restart();
+        assert_eq!(world.used(), B, "write {failing}");
+        assert_eq!(world.state(), "trial");
+    }
+}
+
+#[test]
+fn a_verdict_that_cannot_be_written_falls_back_anyway_keeps_its_proof_and_says_so() {
+    let (mut world, good) = World::known_good();
+    let bad = world.adopt("b", &short(B, "10m", 0));
+    world.run_for(TRIAL / 4);
+    let proof = world.startups();
+    world.crash();
+    world.disk.take_written();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    world.check_written(&[]);
+    assert_eq!(world.used(), A);
+    assert_eq!(world.startups(), proof);
+    world.check_config_ok(
+        "False",
+        &format!("using last known good: (UID: {good})"),
+        &format!(
+            "current failed trial period due to crash loop (UID: {bad}); the verdict could not be recorded"
+        ),
+    );
+    // the same again at the next start, and recorded once the disk works
+    world.crash();
+    world.start();
+    assert_eq!(world.used(), A);
+    world.disk.fault = WriteFault::None;
+    world.run_for(2 * MINUTE);
+    assert!(world.bad_configs().get(&bad).is_some());
+    world.check_config_ok(
+        "False",
+        &format!("using last known good: (UID: {good})"),
+        &format!("current failed trial period due to crash loop (UID: {bad})"),
+    );
+}
+
+#[test]
+fn a_trial_start_that_cannot_be_recorded_is_not_made_and_is_made_when_the_disk_works_again() {
+    let (mut world, good) = World::known_good();
+    let uid = world.assign("b", &payload(B, ""));
+    world.turn();
+    world.disk.fault = WriteFault::All;
+    world.restart();
+    assert_eq!(world.used(), A);
+    world.check_config_ok(
+        "Unknown",
+        &format!("using last known good: (UID: {good})"),
+        &format!(
+            "failed to load current (UID: {uid}): its start could not be recorded on disk: no space left on device"
+        ),
+    );
+    world.run_for(HOUR);
+    assert!(!world.exited());
+    world.disk.fault = WriteFault::None;
+    world.run_until_exit(2 * MINUTE);
+    world.start();
+    assert_eq!(world.used(), B);
+}
+
+#[test]
+fn last_known_good_and_local_run_though_nothing_can_be_recorded() {
+    let (mut world, uid) = World::known_good();
+    world.crash();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    assert_eq!(world.used(), A);
+    world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
+    world.run_for(HOUR);
+    assert_eq!(world.report().lease.seconds_since_renewal.map(|age| age < 12), Some(true));
+
+    let (mut world, _) = World::known_good();
+    world.hub.assign(Value::Null);
+    world.turn();
+    world.disk.fault = WriteFault::All;
+    world.restart();
+    assert_eq!(world.used(), crate::DEFAULT);
+    assert_eq!(world.config_ok()[0], "True");
+}
+
+#[test]
+fn a_save_or_promotion_that_fails_is_made_later_and_nothing_is_lost_by_it() {
+    for failing in 0..2 {
+        let (mut world, _) = World::in_trial("a", &payload(A, ""));
+        world.run_for(TRIAL - SECOND);
+        world.disk.fault = WriteFault::Once(failing);
+        world.run_for(SECOND);
+        assert_eq!(world.state(), "trial", "write {failing}");
+        world.run_for(2 * MINUTE);
+        assert_eq!(world.state(), "known-good", "write {failing}");
+        assert!(world.file("last-known-good").is_some());
+    }
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    world.disk.fault = WriteFault::All;
+    world.run_for(TRIAL - SECOND);
+    world.disk.fault = WriteFault::None;
+    world.run_for(3 * MINUTE);
+    assert_eq!(world.state(), "known-good");
+}
+
+#[test]
+fn a_disk_that_refuses_for_hours_is_asked_now_and_then_not_all_the_time() {
+    let (mut world, _) = World::known_good();
+    world.disk.fault = WriteFault::All;
+    world.assign("b", &payload(B, ""));
+    world.seen.clear();
+    world.run_for(HOUR);
+    let tried = world
+        .seen
+        .iter()
+        .filter(|seen| matches!(seen, crate::board::Seen::Performed(kedge_core::Step::Write(..), _)));
+    let tried = tried.count();
+    assert!((50..=70).contains(&tried), "{tried} tries in an hour");
+}
