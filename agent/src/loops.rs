@@ -321,7 +321,14 @@ impl Server {
         let selector = format!("fieldSelector=metadata.name%3D{}", watch::percent_encoded(&self.node_name));
         let client = self.client("watch-node", token);
         let mut wait = Wait::new(seed);
+        let mut url = client.api().url();
         loop {
+            let now = client.api().url();
+            if now != url {
+                log::info!("the kubeconfig names another API server now: {now}");
+                let _ = self.events.blocking_send(Event::ServerChanged);
+                url = now;
+            }
             let set = Set { path: "/api/v1/nodes", params: &selector, config_map: None };
             self.follow(&client, token, &set, &mut wait, &|| false, &mut |object| match object {
                 Some(object) => match serde_json::from_value::<api::Node>(object) {

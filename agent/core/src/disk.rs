@@ -35,6 +35,16 @@ pub(crate) enum AssignedNow {
 }
 
 impl Disk {
+    /// No records, as if nothing had ever been assigned.
+    pub(crate) fn empty() -> Self {
+        Self {
+            current: Known::Absent,
+            last_known_good: Known::Absent,
+            bad_configs: Known::Absent,
+            startups: Known::Absent,
+        }
+    }
+
     /// Reads the records; those that say nothing are set aside and named in `findings`.
     pub(crate) fn read(steps: &mut Steps, findings: &mut Vec<String>) -> Result<Self, Suspend> {
         Ok(Self {

@@ -485,10 +485,10 @@ impl Running {
         running
     }
 
-    /// Checkpoints that a record names; None while a record that might name one cannot be read.
+    /// Checkpoints that a record names; None while a record that might name one cannot be read, or was not.
     fn checkpoints_to_keep(&self) -> Option<Vec<CheckpointName>> {
         let disk = &self.configuration.disk;
-        if disk.current.unknown().is_some() || disk.last_known_good.unknown().is_some() {
+        if !self.configuration.facts().dynamic || disk.current.unknown().is_some() || disk.last_known_good.unknown().is_some() {
             return None;
         }
         let assigned = match disk.assigned() {

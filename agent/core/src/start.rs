@@ -126,7 +126,8 @@ impl Parsed {
 /// Runs the decision. The caller performs each step it suspends on.
 pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Result<Started, Suspend> {
     let mut findings = Vec::new();
-    let disk = Disk::read(steps, &mut findings)?;
+    // switched off means untouched: not even damage is set aside
+    let disk = if facts.dynamic { Disk::read(steps, &mut findings)? } else { Disk::empty() };
     let local = InUse {
         active: Active::Local,
         effective: facts.local_effective.clone(),
