@@ -16,6 +16,7 @@ use kedge_platform::{Progress, Watchdog};
 use serde_json::Value;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -210,6 +211,8 @@ struct Server {
     kubeconfig: Option<PathBuf>,
     clock: WallClock,
     api: Arc<Mutex<Option<Arc<Api>>>>,
+    /// What `/version` said last.
+    is_hub: Arc<AtomicBool>,
     events: EventSender<Event>,
     faults: Faults,
 }
@@ -222,7 +225,7 @@ impl Server {
         events: EventSender<Event>,
         faults: Faults,
     ) -> Self {
-        Self { node_name, kubeconfig, clock, api: Arc::default(), events, faults }
+        Self { node_name, kubeconfig, clock, api: Arc::default(), is_hub: Arc::default(), events, faults }
     }
 
     /// The server, opened at first use: a kubeconfig that is not there yet is no reason not to run.
@@ -284,7 +287,7 @@ impl Server {
             }
             LeaseRequest::Create(body) => HttpRequest::post(leases, text(&body), deadline),
         };
-        ask(client, &request.with_smallest_answer(), false)
+        ask(client, &self.small(request), false)
     }
 
     fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
@@ -311,6 +314,15 @@ impl Server {
         ask(client, &http, wants_object)
     }
 
+    /// The smallest answer a server gives: our hub understands one short header, others need a long one.
+    fn small(&self, mut request: HttpRequest) -> HttpRequest {
+        if self.is_hub.load(Ordering::Relaxed) {
+            request.prefer_minimal = true;
+            return request;
+        }
+        request.with_smallest_answer()
+    }
+
     // ------------------------------------------------------------------------------------------ watches
 
     fn watch_node(&self, orders: &Receiver<()>, token: &Progress, seed: u64) {
@@ -325,6 +337,8 @@ impl Server {
         loop {
             let now = client.api().url();
             if now != url {
+                // versions of one server mean nothing to another
+                wait.resume = None;
                 log::info!("the kubeconfig names another API server now: {now}");
                 let _ = self.events.blocking_send(Event::ServerChanged);
                 url = now;
@@ -387,7 +401,8 @@ impl Server {
         }
     }
 
-    /// Lists a set of one object, then watches it, until it fails or `ended` says so; then waits.
+    /// Lists a set of one object, then watches it, until it fails or `ended` says so; then waits. Goes on where the last
+    /// watch broke off if nothing can have been missed: a list costs as much as all that happens in an hour.
     fn follow(
         &self,
         client: &Client,
@@ -404,16 +419,24 @@ impl Server {
                 let _ = self.events.blocking_send(event);
             }
         };
-        let listed = watch::list(client, set.path, set.params, REQUEST_DEADLINE);
-        let failed = match listed {
+        let from = match wait.resume.take() {
+            Some(version) => Ok(version),
+            None => watch::list(client, set.path, set.params, REQUEST_DEADLINE).map(|listed| {
+                if !ended() {
+                    send(event(listed.items.into_iter().next()));
+                    wait.reset();
+                }
+                listed.resource_version
+            }),
+        };
+        let failed = match from {
             Err(error) => Some(error),
             Ok(_) if ended() => return,
-            Ok(listed) => {
-                send(event(listed.items.into_iter().next()));
-                wait.reset();
-                self.watch_from(client, token, set, listed.resource_version, &mut |object| {
-                    send(event(object))
-                })
+            Ok(version) => {
+                let (error, resume) =
+                    self.watch_from(client, token, set, version, &mut |object| send(event(object)));
+                wait.resume = resume;
+                error
             }
         };
         if ended() {
@@ -441,7 +464,7 @@ impl Server {
         set: &Set,
         resource_version: String,
         seen: &mut dyn FnMut(Option<Value>),
-    ) -> Option<NetError> {
+    ) -> (Option<NetError>, Option<String>) {
         let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
         token.idle_for(limits.idle);
         let end = watch::watch(
@@ -466,8 +489,8 @@ impl Server {
         );
         token.busy();
         match end {
-            WatchEnd::Failed { error, .. } => Some(error),
-            WatchEnd::Stopped { .. } | WatchEnd::Expired | WatchEnd::Cancelled => None,
+            WatchEnd::Failed { error, resume } => (Some(error), resume),
+            WatchEnd::Stopped { .. } | WatchEnd::Expired | WatchEnd::Cancelled => (None, None),
         }
     }
 }
@@ -484,11 +507,13 @@ struct Wait {
     next: Duration,
     seed: u64,
     said: bool,
+    /// Where the last watch broke off.
+    resume: Option<String>,
 }
 
 impl Wait {
     fn new(seed: u64) -> Self {
-        Self { next: WATCH_WAIT, seed: seed | 1, said: false }
+        Self { next: WATCH_WAIT, seed: seed | 1, said: false, resume: None }
     }
 
     fn reset(&mut self) {
