@@ -433,8 +433,12 @@ impl Server {
             Err(error) => Some(error),
             Ok(_) if ended() => return,
             Ok(version) => {
-                let (error, resume) =
-                    self.watch_from(client, token, set, version, &mut |object| send(event(object)));
+                let mut opened = false;
+                let mut seen = |object| send(event(object));
+                let (error, resume) = self.watch_from(client, token, set, version, &mut opened, &mut seen);
+                if opened {
+                    wait.reset();
+                }
                 wait.resume = resume;
                 error
             }
@@ -463,6 +467,7 @@ impl Server {
         token: &Progress,
         set: &Set,
         resource_version: String,
+        opened: &mut bool,
         seen: &mut dyn FnMut(Option<Value>),
     ) -> (Option<NetError>, Option<String>) {
         let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
@@ -480,6 +485,7 @@ impl Server {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => seen(Some(object)),
                     WatchEvent::Deleted(_) => seen(None),
                     WatchEvent::Opened { .. } | WatchEvent::Bookmark(_) => {
+                        *opened = true;
                         let _ = self.events.blocking_send(Event::Contact);
                     }
                 }
