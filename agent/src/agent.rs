@@ -162,6 +162,7 @@ impl Agent {
             previous: Box::new(previous),
             host: Box::new(host),
             version: env!("CARGO_PKG_VERSION").into(),
+            node_name: node_name.clone(),
             bad_configs: None,
         };
         let certificate_clock = {

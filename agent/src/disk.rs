@@ -6,6 +6,7 @@ use kedge_core::records::{CheckpointName, Read, StateFile};
 use kedge_core::{Event, HostFacts, Outcome, Step};
 use kedge_platform::{Files, PreviousExit, ReadError, files};
 use std::ffi::OsStr;
+use std::net::IpAddr;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -41,6 +42,7 @@ pub(crate) struct DiskLoop {
     pub(crate) previous: Box<dyn PreviousExit>,
     pub(crate) host: Box<dyn kedge_platform::HostFacts>,
     pub(crate) version: String,
+    pub(crate) node_name: String,
     pub(crate) bad_configs: Option<Vec<u8>>,
 }
 
@@ -162,6 +164,11 @@ impl DiskLoop {
         versions
     }
 
+    fn addresses(&self) -> Vec<String> {
+        let ips = self.host.addresses().into_iter().map(|address| address.ip);
+        ips.filter(|ip| is_reportable(*ip)).take(ADDRESSES).map(|ip| ip.to_string()).collect()
+    }
+
     fn host_facts(&self) -> HostFacts {
         let (identity, capacity, usage) = (self.host.identity(), self.host.capacity(), self.host.usage());
         HostFacts {
@@ -171,14 +178,8 @@ impl DiskLoop {
             kernel_version: identity.kernel_release,
             os_image: identity.os_image,
             architecture: identity.architecture.to_owned(),
-            hostname: identity.hostname,
-            addresses: self
-                .host
-                .addresses()
-                .into_iter()
-                .map(|address| address.ip.to_string())
-                .take(ADDRESSES)
-                .collect(),
+            hostname: self.node_name.clone(),
+            addresses: self.addresses(),
             cpus: capacity.cpus.into(),
             memory_bytes: capacity.memory_bytes,
             storage_bytes: capacity.root_bytes,
@@ -189,6 +190,14 @@ impl DiskLoop {
             inodes_free: usage.root_available_inodes,
             pids_in_use: usage.pids_in_use,
         }
+    }
+}
+
+/// Whether others can use it: not one that means something on one link only.
+fn is_reportable(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => !ip.is_link_local(),
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
     }
 }
 

@@ -142,6 +142,8 @@ pub(crate) struct Configuration {
     /// Counts of an assigned config whose start could not be recorded: never lost by a later try.
     unrecorded: Option<Startups>,
     node_uid: String,
+    /// The Node that asked for something, valid or not, since this agent runs.
+    asked_by: String,
     wanted: Option<Wanted>,
     object: Object,
     pub(crate) sync: Option<SyncProblem>,
@@ -180,6 +182,7 @@ impl Configuration {
             fallback_obstacle: started.fallback_obstacle,
             unrecorded,
             node_uid: String::new(),
+            asked_by: String::new(),
             wanted: None,
             object: Object::Unread,
             sync: None,
@@ -205,6 +208,9 @@ impl Configuration {
         };
         if self.wanted.as_ref().and_then(object_of) != object_of(&wanted) {
             self.object = Object::Unread;
+        }
+        if wanted != Wanted::Nil && self.asked_by != uid {
+            self.asked_by = uid.to_owned();
         }
         self.node_uid = uid.to_owned();
         self.wanted = Some(wanted);
@@ -664,7 +670,7 @@ impl Configuration {
             },
             AssignedNow::Config(config, _) => {
                 let same_node = known.is_some_and(|current| current.node_uid == self.node_uid);
-                if same_node {
+                if same_node || self.asked_by == self.node_uid {
                     let why = "the Node asks for no config, restarting to use the local one".to_owned();
                     return (None, Some(Transition::Unassign { node_uid: self.node_uid.clone(), why }));
                 }

@@ -107,7 +107,7 @@ impl Ended {
         let exit = previous.exit.as_ref().filter(|exit| exit.boot_id == open);
         match exit {
             Some(exit) => exit.ended(),
-            None if open == boot_id => Self::Counted("it ended unrecorded, in this boot".into()),
+            None if open == boot_id => Self::Counted("nobody recorded how".into()),
             None if previous.kernel_panic => Self::Counted("the kernel panicked".into()),
             None if previous.hardware_reset => Self::Counted("the hardware watchdog reset the board".into()),
             None => Self::Cut,
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn a_run_that_ended_in_this_boot_is_counted_however_it_ended() {
         let this = Some(BOOT);
-        check(this, PreviousRun::default(), "counted: it ended unrecorded, in this boot");
+        check(this, PreviousRun::default(), "counted: nobody recorded how");
         let status = |result: &str, status: &str| Exit { exit_status: status.into(), ..exit(result) };
         check(this, after(status("exit-code", "101")), "counted: exit code 101");
         check(this, after(status("signal", "SEGV")), "counted: killed by signal SEGV");
@@ -290,7 +290,7 @@ mod tests {
             "counted: success (exited 0)",
         );
         let other_boot = Exit { boot_id: "before".into(), ..exit("signal") };
-        check(this, after(other_boot), "counted: it ended unrecorded, in this boot");
+        check(this, after(other_boot), "counted: nobody recorded how");
     }
 
     #[test]

@@ -456,7 +456,7 @@ impl Running {
                 now,
                 options,
                 actions,
-                warning("UncleanExit", format!("the agent's previous run ended: {how}")),
+                warning("UncleanExit", format!("the previous run of the agent did not end cleanly: {how}")),
             );
         }
         if let Some(message) = changed {
