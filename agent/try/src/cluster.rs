@@ -56,11 +56,10 @@ impl Source {
         }
     }
 
-    /// The arguments of the kubectl command that assigns it.
+    /// The arguments of the kubectl command that assigns it to a node that has no source of the other form.
     pub fn assign_arguments(&self, node: &str) -> Vec<String> {
         let patch = json!({"spec": {"configSource": self.to_value()}});
-        // a merge patch: in a strategic one, going from one form of the source to the other would keep both
-        ["patch", "node", node, "--type=merge", "-p", &patch.to_string()].map(str::to_owned).to_vec()
+        ["patch", "node", node, "-p", &patch.to_string()].map(str::to_owned).to_vec()
     }
 }
 
@@ -180,9 +179,17 @@ impl Cluster {
         self.kubectl().run(&["patch", "configmap", name, "--type=merge", "-p", &patch]).map(|_| ())
     }
 
-    /// Sets a node's `spec.configSource`.
+    /// Sets a node's `spec.configSource`, whatever it was.
     pub fn assign(&self, node: &str, source: &Source) -> Result<(), KitError> {
-        self.kubectl().run(&borrowed(&source.assign_arguments(node))).map(|_| ())
+        let mut value = source.to_value();
+        // a patch keeps what it does not name: the other form must be taken away by name
+        if let Some(fields) = value.as_object_mut() {
+            for form in ["configMap", "configMapRef"] {
+                fields.entry(form).or_insert(Value::Null);
+            }
+        }
+        let patch = json!({"spec": {"configSource": value}}).to_string();
+        self.kubectl().run(&["patch", "node", node, "--type=merge", "-p", &patch]).map(|_| ())
     }
 
     /// Waits until the API shows it.

@@ -16,6 +16,7 @@ use crate::cluster::{Cluster, HEADER, PATIENCE, Source, borrowed, create_argumen
 use crate::error::KitError;
 use crate::kubectl::shown;
 use crate::programs;
+use crate::service::ServiceResult;
 use crate::signals::StopSignal;
 use crate::teller::{Teller, Tone, clock};
 use crate::view::{ConfigStatus, Fact, FactKind, World};
@@ -42,6 +43,7 @@ pub struct Story {
     cluster: Cluster,
     names: Vec<(String, String)>,
     told_facts: usize,
+    told_ends: Vec<u64>,
     trials: Vec<Option<Duration>>,
     asked: Option<Instant>,
     told_trials: Option<Instant>,
@@ -69,6 +71,7 @@ impl Story {
             cluster,
             names: Vec::new(),
             told_facts: 0,
+            told_ends: vec![0; NODES.len()],
             asked: None,
             told_trials: None,
             ready_since: None,
@@ -106,6 +109,7 @@ impl Story {
 
     fn a_good_config(&mut self) -> Result<String, KitError> {
         self.teller.chapter("A good configuration for all three");
+        self.teller.say(Tone::Plain, "(below, UIDs are shown by the names of their ConfigMaps)");
         let uid = self.create_config("edge-good", &payload("nodeStatusReportFrequency: 1m\n"))?;
         for node in NODES {
             self.assign(node, "edge-good", &uid)?;
@@ -254,7 +258,7 @@ impl Story {
 
     fn unclean_ends(&self, node: &str) -> usize {
         let ends = self.cluster.agent(node).babysitter().state().ends;
-        ends.iter().filter(|ended| ended.end.result != crate::service::ServiceResult::Success).count()
+        ends.iter().filter(|ended| ended.end.result != ServiceResult::Success).count()
     }
 
     /// Creates a ConfigMap as a user would, and returns its UID.
@@ -287,7 +291,8 @@ impl Story {
         limit: Duration,
         is_so: impl Fn(&World) -> bool,
     ) -> Result<(), KitError> {
-        let Story { teller, stop, cluster, names, told_facts, trials, asked, told_trials, .. } = self;
+        let Story { teller, stop, cluster, names, told_facts, told_ends, trials, asked, told_trials, .. } =
+            self;
         let start = Instant::now();
         loop {
             if asked.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
@@ -300,6 +305,7 @@ impl Story {
                 if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
                     return Err(KitError::Interrupted);
                 }
+                tell_ends(teller, cluster.agents(), told_ends);
                 tell_facts(teller, world, names, told_facts);
                 tell_live(teller, world, cluster.agents(), trials, told_trials);
                 Ok(())
@@ -413,6 +419,19 @@ fn trial_left(agent: &Agent) -> Option<Duration> {
     (config.get("state").and_then(Value::as_str) == Some("trial"))
         .then(|| Duration::try_from_secs_f64(secs).ok())
         .flatten()
+}
+
+/// Not through the API: only so that one sees what the API's words are about.
+fn tell_ends(teller: &mut Teller, agents: &[Agent], told: &mut [u64]) {
+    for (agent, told) in agents.iter().zip(told).filter(|(agent, _)| agent.is_started()) {
+        for ended in agent.babysitter().state().ends.iter().filter(|ended| ended.run > *told) {
+            let is_clean = ended.end.result == ServiceResult::Success;
+            let tone = if is_clean { Tone::Plain } else { Tone::Bad };
+            let what = if is_clean { "restarts itself" } else { "crashed" };
+            teller.say(tone, &format!("{}  the agent {what}: {ended}", agent.name()));
+            *told = ended.run;
+        }
+    }
 }
 
 fn tell_facts(teller: &mut Teller, world: &World, names: &[(String, String)], told: &mut usize) {

@@ -1,0 +1,246 @@
+//! What a node does with the configuration it is assigned.
+
+use kedge_try::cluster::Source;
+use serde_json::json;
+
+use crate::stage::{NODE, Stage, payload, plain};
+
+#[test]
+fn a_good_config_is_adopted_survives_its_trial_and_becomes_last_known_good() {
+    let stage = Stage::new("good", plain());
+    stage.config_ok(
+        "True",
+        "using current (init)",
+        "current is set to the local default, and an init config was provided",
+    );
+    let uid = stage.pin("edge-good", &payload(3, 2, ""));
+    stage.runs(&uid);
+    stage.shows("the adoption's event", |world| world.saw_event(NODE, "KubeletConfigChanged", &uid));
+    stage.promotes(&uid);
+    stage.shows("the promotion's event", |world| world.saw_event(NODE, "ConfigPromoted", &uid));
+    let trial_was_seen = stage.cluster.view().look(|world| {
+        world.facts().0.iter().any(|fact| {
+            matches!(&fact.kind, kedge_try::view::FactKind::Config(config)
+                if config.active.as_deref() == Some(&uid) && config.last_known_good.is_none())
+        })
+    });
+    assert!(trial_was_seen, "a node in its trial has another last-known-good");
+    // on disk: the checkpoint, and both records name it
+    let current = stage.record("current");
+    let version = current["resourceVersion"].as_str().unwrap();
+    let checkpoint = stage.record(&format!("checkpoints/{uid}/{version}"));
+    assert_eq!(checkpoint["metadata"]["name"], "edge-good");
+    assert_eq!(stage.record("last-known-good")["uid"], json!(uid));
+    // one clean exit, to adopt it; nothing counted
+    assert_eq!((stage.ends().len(), stage.unclean_ends(), stage.counted_startups()), (1, 0, 0));
+}
+
+/// A bad configuration on top of a good one: the words of the condition, and that it stays so over a restart.
+#[track_caller]
+fn check_bad(purpose: &str, bad_payload: &str, reason: &str) {
+    let mut stage = Stage::new(purpose, plain());
+    let good = stage.good("edge-good");
+    let bad = stage.pin("edge-bad", bad_payload);
+    let expect = |stage: &Stage| {
+        stage.config_ok(
+            "False",
+            &format!("using last known good: (UID: {good})"),
+            &reason.replace("{uid}", &bad),
+        );
+        stage.shows("what is assigned and what runs", |world| {
+            let config = world.config(NODE);
+            config.assigned.as_deref() == Some(&bad)
+                && config.active.as_deref() == Some(&good)
+                && config.last_known_good.as_deref() == Some(&good)
+        });
+    };
+    expect(&stage);
+    stage.shows("the event", |world| world.saw_event(NODE, "ConfigRolledBack", &bad));
+    // to adopt the good one, to adopt the bad one; the verdict needs no crash
+    assert_eq!((stage.ends().len(), stage.unclean_ends()), (2, 0));
+    let bad_configs = stage.record(concat!(env!("CARGO_PKG_VERSION"), "/bad-configs.json"));
+    assert!(bad_configs.to_string().contains(&bad), "{bad_configs}");
+
+    stage.agent_mut().stop().unwrap();
+    let renewals = stage.cluster.view().look(|world| world.renewal_count(NODE));
+    stage.agent_mut().start().unwrap();
+    stage.shows("its heartbeat", |world| world.renewal_count(NODE) > renewals + 1);
+    expect(&stage);
+    assert_eq!(stage.ends().len(), 0, "the bad one is not tried again");
+}
+
+#[test]
+fn a_config_that_does_not_parse_is_rolled_back_and_not_tried_again() {
+    check_bad("parse", &payload(1, 2, "evictionHard: [\n"), "failed to parse current (UID: {uid})");
+}
+
+#[test]
+fn an_unknown_field_is_an_error_like_any_that_does_not_parse() {
+    check_bad(
+        "unknown",
+        &payload(1, 2, "nodeStatusReportFreqency: 1m\n"),
+        "failed to parse current (UID: {uid})",
+    );
+}
+
+#[test]
+fn a_config_that_does_not_validate_is_rolled_back_and_not_tried_again() {
+    check_bad("validate", &payload(1, 200, ""), "failed to validate current (UID: {uid})");
+}
+
+#[test]
+fn a_pinned_config_that_is_edited_in_place_is_not_followed_and_the_condition_says_so() {
+    let stage = Stage::new("pinned", plain());
+    let uid = stage.pin("edge-pinned", &payload(1, 2, "nodeStatusReportFrequency: 1m\n"));
+    stage.runs(&uid);
+    stage.promotes(&uid);
+    stage.cluster.edit_config("edge-pinned", &payload(1, 2, "nodeStatusReportFrequency: 2m\n")).unwrap();
+    stage.shows("the condition to say that the edit is not followed", |world| {
+        world.condition(NODE, "ConfigOK").is_some_and(|(status, message, reason)| {
+            status == "True"
+                && message == format!("using current (UID: {uid})")
+                && reason.starts_with("all checks passed; ")
+                && reason.contains("does not follow edits")
+        })
+    });
+    assert_eq!(stage.ends().len(), 1, "no restart for an edit that is not followed");
+    let active = stage.agent().kedge_json(&["config", "show"]).unwrap();
+    assert!(active.to_string().contains("1m"), "{active}");
+}
+
+#[test]
+fn a_config_assigned_by_name_is_followed_with_a_trial_of_its_own() {
+    let stage = Stage::new("following", plain());
+    let uid = stage.cluster.create_config("edge-named", &payload(2, 2, "")).unwrap();
+    stage.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();
+    stage.runs(&uid);
+    stage.promotes(&uid);
+    let first = stage.record("last-known-good")["resourceVersion"].clone();
+
+    // a bad edit: rolled back to the content before it, though UID and name are the same
+    stage.cluster.edit_config("edge-named", &payload(2, 99, "")).unwrap();
+    stage.config_ok(
+        "False",
+        &format!("using last known good: (UID: {uid})"),
+        &format!("failed to validate current (UID: {uid})"),
+    );
+    assert_eq!(stage.record("last-known-good")["resourceVersion"], first);
+
+    // a good edit: adopted, and last-known-good only after its own trial
+    stage.cluster.edit_config("edge-named", &payload(2, 3, "")).unwrap();
+    stage.runs(&uid);
+    assert_eq!(stage.record("last-known-good")["resourceVersion"], first, "promoted before its trial");
+    let second = stage.record("current")["resourceVersion"].clone();
+    assert_ne!(first, second);
+    let promoted = kedge_try::scratch::poll(kedge_try::cluster::PATIENCE, || {
+        (stage.record("last-known-good")["resourceVersion"] == second).then_some(())
+    });
+    assert!(promoted.is_some(), "the second content was never promoted:\n{}", stage.agent().log_text());
+}
+
+#[test]
+fn an_empty_source_is_unclear_and_changes_nothing_that_runs() {
+    let stage = Stage::new("unclear", plain());
+    let good = stage.good("edge-good");
+    stage.cluster.assign(NODE, &Source::Raw(json!({}))).unwrap();
+    let cause = "failed to sync, desired config unclear, cause: invalid NodeConfigSource, exactly one subfield must \
+                 be non-nil, but all were nil";
+    stage.config_ok("Unknown", &format!("using current (UID: {good})"), cause);
+    assert_eq!(stage.ends().len(), 1, "no restart for an unclear source");
+    // and after a restart: last-known-good, with the same cause
+    stage.agent().babysitter().signal(kedge_try::babysitter::Signal::SIGTERM);
+    stage.ready_in_run(3);
+    stage.shows("the cause after a restart", |world| {
+        world
+            .condition(NODE, "ConfigOK")
+            .is_some_and(|(status, _, reason)| status == "Unknown" && reason == cause)
+            && world.config(NODE).active.as_deref() == Some(&good)
+    });
+    // a valid source ends it
+    stage.cluster.assign(NODE, &Source::Pinned { name: "edge-good".into(), uid: good.clone() }).unwrap();
+    stage.runs(&good);
+}
+
+#[test]
+fn a_uid_that_belongs_to_no_config_is_unknown_and_changes_nothing_that_runs() {
+    let stage = Stage::new("no-such-uid", plain());
+    let good = stage.good("edge-good");
+    let wrong =
+        Source::Pinned { name: "edge-good".into(), uid: "00000000-0000-0000-0000-000000000000".into() };
+    stage.cluster.assign(NODE, &wrong).unwrap();
+    stage.shows("Unknown", |world| {
+        world.condition(NODE, "ConfigOK").is_some_and(|(status, message, _)| {
+            status == "Unknown" && message == format!("using current (UID: {good})")
+        })
+    });
+    let missing = Source::Following { name: "no-such-config".into() };
+    stage.cluster.assign(NODE, &missing).unwrap();
+    stage.shows("the name of what cannot be downloaded", |world| {
+        world.condition(NODE, "ConfigOK").is_some_and(|(status, message, reason)| {
+            status == "Unknown" && message.contains(&good) && reason.contains("no-such-config")
+        })
+    });
+    assert_eq!(stage.ends().len(), 1);
+    // created later, it is found
+    let late = stage.cluster.create_config("no-such-config", &payload(1, 2, "")).unwrap();
+    stage.runs(&late);
+}
+
+#[test]
+fn a_node_that_is_unassigned_goes_back_to_its_local_config() {
+    let stage = Stage::new("unassign", plain());
+    stage.good("edge-good");
+    stage.cluster.assign(NODE, &Source::Nil).unwrap();
+    stage.config_ok(
+        "True",
+        "using current (init)",
+        "current is set to the local default, and an init config was provided",
+    );
+    stage.shows("nothing assigned, active or last-known-good", |world| {
+        let config = world.config(NODE);
+        config.assigned.is_none() && config.active.is_none() && config.last_known_good.is_none()
+    });
+    assert_eq!((stage.ends().len(), stage.unclean_ends()), (2, 0));
+}
+
+#[test]
+fn a_forgiven_config_is_tried_again() {
+    let stage = Stage::new("forgive", plain());
+    let good = stage.good("edge-good");
+    let bad = stage.pin("edge-bad", &payload(1, 200, ""));
+    let rolled_back = |stage: &Stage| {
+        stage.config_ok(
+            "False",
+            &format!("using last known good: (UID: {good})"),
+            &format!("failed to validate current (UID: {bad})"),
+        );
+    };
+    rolled_back(&stage);
+    let runs = stage.agent().babysitter().state().runs;
+    let (code, _, complaint) = stage.agent().kedge(&["config", "forgive", &bad]).unwrap();
+    assert_eq!(code, 0, "{complaint}");
+    // it is tried: one more clean exit and start; and it is still bad
+    stage.ready_in_run(runs + 1);
+    rolled_back(&stage);
+    assert_eq!(stage.unclean_ends(), 0);
+}
+
+#[test]
+fn an_edited_drop_in_is_a_fresh_trial_and_old_verdicts_do_not_apply() {
+    let mut stage = Stage::new("drop-in", plain());
+    let good = stage.good("edge-good");
+    // does not validate because of the drop-in: the lease would end before the next status
+    stage.agent_mut().stop().unwrap();
+    let conf = |threshold: u32| format!("{}crashLoopThreshold: {threshold}\n", kedge_try::cluster::HEADER);
+    stage.agent().write_drop_in("20-site.conf", &conf(3)).unwrap();
+    stage.agent_mut().start().unwrap();
+    stage.runs(&good);
+    let shown = stage.agent().kedge_json(&["config", "show"]).unwrap().to_string();
+    assert!(shown.contains("\"crashLoopThreshold\":3"), "{shown}");
+    assert_eq!(stage.ends().len(), 0);
+
+    // the drop-in mends a config that was condemned for the field it sets: the old verdict is about another content
+    let bad = stage.pin("edge-bad", &payload(1, 200, ""));
+    stage.runs(&bad);
+    stage.promotes(&bad);
+}

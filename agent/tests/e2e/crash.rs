@@ -1,0 +1,152 @@
+//! Crashes, hangs and stops: which of them count against a configuration, and what the node does then.
+
+use std::time::Duration;
+
+use kedge_try::agent::AgentOptions;
+use kedge_try::babysitter::Signal;
+use kedge_try::babysitter::{Babysitter, Unit};
+use kedge_try::service::ServiceResult;
+
+use crate::stage::{NODE, Stage, faulty, payload, plain};
+
+const CRASH_AT_ONCE: &str = "kedge:\n  faultInjection:\n    crashAfter: 0s\n";
+const CRASH_SOON: &str = "kedge:\n  faultInjection:\n    crashAfter: 500ms\n";
+
+#[track_caller]
+fn rolled_back_for_crashes(stage: &Stage, bad: &str, good: &str) {
+    stage.config_ok(
+        "False",
+        &format!("using last known good: (UID: {good})"),
+        &format!("current failed trial period due to crash loop (UID: {bad})"),
+    );
+    stage.shows("the roll back's event", |world| world.saw_event(NODE, "ConfigRolledBack", bad));
+}
+
+/// With a threshold of N, the N+1st crash is the last.
+#[track_caller]
+fn check_threshold(fields: &str, threshold: u32) {
+    let stage = Stage::new("crash", faulty());
+    let good = stage.good("edge-good");
+    let bad = stage.pin("edge-crash", &payload(30, threshold, fields));
+    rolled_back_for_crashes(&stage, &bad, &good);
+    let crashes = usize::try_from(threshold).unwrap() + 1;
+    // two adoptions, the crashes, and then a run that stays
+    assert_eq!((stage.ends().len(), stage.unclean_ends()), (2 + crashes, crashes), "{:?}", stage.ends());
+    stage.ready_in_run(u64::try_from(crashes).unwrap() + 3);
+    // what runs now is last-known-good, and nothing is counted against it
+    assert_eq!(stage.counted_startups(), 0);
+}
+
+#[test]
+fn a_config_that_crashes_in_its_trial_is_rolled_back_after_one_more_crash_than_the_threshold() {
+    check_threshold(CRASH_SOON, 2);
+}
+
+#[test]
+fn with_a_threshold_of_zero_the_first_crash_rolls_back() {
+    check_threshold(CRASH_SOON, 0);
+}
+
+#[test]
+fn a_config_that_crashes_before_the_agent_is_ready_is_counted_too() {
+    check_threshold(CRASH_AT_ONCE, 1);
+}
+
+#[test]
+fn a_first_config_that_crashes_leaves_the_node_on_its_local_config() {
+    let stage = Stage::new("crash-local", faulty());
+    let bad = stage.pin("edge-crash", &payload(30, 1, CRASH_SOON));
+    stage.config_ok(
+        "False",
+        "using last-known-good (init)",
+        &format!("current failed trial period due to crash loop (UID: {bad})"),
+    );
+    assert_eq!(stage.unclean_ends(), 2);
+}
+
+#[test]
+fn a_kill_counts_and_a_stop_does_not() {
+    let mut stage = Stage::new("kill", plain());
+    let good = stage.good("edge-good");
+    let uid = stage.pin("edge-next", &payload(120, 1, ""));
+    stage.runs(&uid);
+    // stops, in every way one can ask for one
+    for _ in 0..3 {
+        stage.agent_mut().stop().unwrap();
+        stage.agent_mut().start().unwrap();
+    }
+    stage.runs(&uid);
+    assert_eq!(stage.counted_startups(), 0);
+    for (signal, run) in [(Signal::SIGTERM, 2), (Signal::SIGINT, 3)] {
+        stage.agent().babysitter().signal(signal);
+        stage.ready_in_run(run);
+    }
+    assert_eq!(stage.counted_startups(), 0);
+    // kills
+    stage.agent().babysitter().signal(Signal::SIGKILL);
+    stage.ready_in_run(4);
+    assert_eq!(stage.counted_startups(), 1);
+    stage.runs(&uid);
+    stage.agent().babysitter().signal(Signal::SIGKILL);
+    rolled_back_for_crashes(&stage, &uid, &good);
+}
+
+#[test]
+fn an_agent_that_no_longer_runs_is_killed_by_the_watchdog_and_that_counts() {
+    let stage = Stage::new("stopped", AgentOptions { watchdog: Duration::from_secs(3), ..plain() });
+    let good = stage.good("edge-good");
+    let uid = stage.pin("edge-next", &payload(120, 0, ""));
+    stage.runs(&uid);
+    stage.agent().babysitter().signal(Signal::SIGSTOP);
+    rolled_back_for_crashes(&stage, &uid, &good);
+    let ends = stage.ends();
+    assert_eq!(ends.last().map(|ended| ended.end.result), Some(ServiceResult::Watchdog));
+}
+
+/// A loop of the agent hangs: the ping stops, the next start names the loop, and the config is rolled back.
+#[track_caller]
+fn check_hang(stalled: &str) {
+    let stage = Stage::new("hang", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
+    let good = stage.good("edge-good");
+    let fields = format!("kedge:\n  faultInjection:\n    hangLoop: {stalled}\n    hangAfter: 1s\n");
+    let uid = stage.pin("edge-hang", &payload(300, 0, &fields));
+    rolled_back_for_crashes(&stage, &uid, &good);
+    assert_eq!(stage.ends().last().map(|ended| ended.end.result), Some(ServiceResult::Watchdog));
+    let log = stage.agent().log_text();
+    assert!(log.contains(&format!("stalled: {stalled}")), "the stalled loop is not named:\n{log}");
+}
+
+#[test]
+fn a_main_loop_that_hangs_is_named_and_counts() {
+    check_hang("main");
+}
+
+#[test]
+fn a_plain_restart_loop_is_enough_to_survive_a_crashing_config() {
+    let mut stage = Stage::new("plain-loop", faulty());
+    let good = stage.good("edge-good");
+    stage.agent_mut().stop().unwrap();
+    let mut command: Vec<std::ffi::OsString> = vec![
+        "/bin/sh".into(),
+        "-c".into(),
+        r#"unset NOTIFY_SOCKET WATCHDOG_USEC WATCHDOG_PID; while true; do "$@"; sleep 0.2; done"#.into(),
+        "sh".into(),
+    ];
+    // the loop is killed with its child: the child dies with the shell
+    command.extend(["setpriv", "--pdeathsig", "KILL"].map(Into::into));
+    command.extend(stage.agent().command());
+    let mut unit = Unit::new("plain-loop", command);
+    unit.restart = false;
+    unit.limits.watchdog = None;
+    unit.limits.start = Duration::from_secs(3600);
+    unit.run_dir = Some(stage.agent().run_dir());
+    unit.log = Some(stage.agent().log());
+    let _loop = Babysitter::start(unit).unwrap();
+
+    stage.runs(&good);
+    let bad = stage.pin("edge-crash", &payload(30, 2, CRASH_SOON));
+    rolled_back_for_crashes(&stage, &bad, &good);
+    let next = stage.pin("edge-next", &payload(1, 2, ""));
+    stage.runs(&next);
+    stage.promotes(&next);
+}

@@ -1,0 +1,124 @@
+//! The local configuration: layers, the check, the refusal to start.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use kedge_try::cluster::HEADER;
+use kedge_try::scratch::Scratch;
+use serde_json::{Value, json};
+
+use crate::stage::{Stage, plain};
+
+const KEP_BASE: &str = "\
+authentication:
+  anonymous:
+    enabled: false
+  webhook:
+    enabled: true
+  x509:
+    clientCAFile: /etc/kubernetes/pki/ca.crt
+clusterDNS:
+- 1.2.3.4
+- 1.2.3.5
+";
+
+fn write(scratch: &Scratch, name: &str, fields: &str) -> String {
+    let path = scratch.path().join(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, format!("{HEADER}{fields}")).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+fn kedge(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_kedge")).args(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+/// `GET path` on the agent's socket.
+fn get(socket: &Path, path: &str) -> Value {
+    let mut stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: kedge\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"))
+}
+
+#[test]
+fn the_example_of_kep_3983_is_shown_by_the_command_line_and_by_the_local_endpoint() {
+    let scratch = Scratch::new("kep").unwrap();
+    let base = write(&scratch, "base.yaml", KEP_BASE);
+    let mut options = plain();
+    options.flags = vec!["--config".into(), base.into()];
+    let mut stage = Stage::new("kep", options);
+    stage.agent_mut().stop().unwrap();
+    let drop_in =
+        |name: &str, fields: &str| stage.agent().write_drop_in(name, &format!("{HEADER}{fields}")).unwrap();
+    drop_in("20-x509.conf", "authentication:\n  x509:\n    clientCAFile: /some/new/location\n");
+    drop_in("30-dns.conf", "clusterDNS:\n- 1.2.3.6\n");
+    drop_in("40-ignored.txt", "clusterDNS:\n- 9.9.9.9\n");
+    stage.agent_mut().start().unwrap();
+
+    let expect = json!({
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": "/some/new/location"}
+        },
+        "clusterDNS": ["1.2.3.6"]
+    });
+    let configz = get(&stage.agent().run_dir().join("kedge.sock"), "/configz");
+    for field in ["authentication", "clusterDNS"] {
+        assert_eq!(configz["kubeletconfig"][field], expect[field], "{configz}");
+    }
+    let (code, shown, complaint) = stage.agent().kedge(&["config", "show"]).unwrap();
+    assert_eq!(code, 0, "{complaint}");
+    let line =
+        shown.lines().find(|line| line.contains("/some/new/location")).expect("the drop-in's value is shown");
+    assert!(line.contains("20-x509.conf"), "the layer that set it is not named: {line}");
+}
+
+#[test]
+fn config_check_judges_files_without_a_hub() {
+    let scratch = Scratch::new("check").unwrap();
+    let good = write(&scratch, "good.yaml", "maxPods: 20\n");
+    let typo = write(&scratch, "typo.yaml", "maxPod: 20\n");
+    let nonsense = write(&scratch, "nonsense.yaml", "crashLoopThreshold: 11\n");
+    let (code, out, complaint) = kedge(&["config", "check", "--config", &good, "--config-dir", ""]);
+    assert_eq!(code, Some(0), "{out}{complaint}");
+    for (file, field) in [(&typo, "maxPod"), (&nonsense, "rashLoopThreshold")] {
+        let (code, out, complaint) = kedge(&["config", "check", "--config", file, "--config-dir", ""]);
+        assert!(code.is_some_and(|code| code != 0), "{file}");
+        let said = format!("{out}{complaint}");
+        assert!(said.contains(file.as_str()) && said.contains(field), "{said}");
+    }
+}
+
+#[test]
+fn an_agent_with_an_invalid_local_config_refuses_to_start_and_says_where() {
+    let scratch = Scratch::new("refuse").unwrap();
+    let root = scratch.path().join("root");
+    let file = write(&scratch, "conf.d/10-bad.conf", "maxPods: many\n");
+    let dir = scratch.path().join("conf.d");
+    let (code, _, said) = kedge(&[
+        "agent",
+        "--root-dir",
+        root.to_str().unwrap(),
+        "--config-dir",
+        dir.to_str().unwrap(),
+        "--hostname-override",
+        "edge-1",
+        "--kubeconfig",
+        "/nonexistent",
+    ]);
+    assert!(code.is_some_and(|code| code != 0), "{said}");
+    assert!(said.contains(&file) && said.contains("maxPods"), "{said}");
+    let startups = root.join("config").join(env!("CARGO_PKG_VERSION")).join("startups.json");
+    assert!(!startups.exists(), "a refused start counts nothing");
+}

@@ -1,0 +1,94 @@
+//! A hub that is away, and a hub that comes back.
+
+use std::time::{Duration, Instant};
+
+use crate::stage::{NODE, Stage, payload, plain};
+use kedge_try::cluster::PATIENCE;
+
+fn renewals(stage: &Stage) -> usize {
+    stage.cluster.view().look(|world| world.renewal_count(NODE))
+}
+
+#[test]
+fn a_hub_that_is_killed_and_comes_back_needs_no_help() {
+    let mut stage = Stage::new("hub-killed", plain());
+    let uid = stage.good("edge-good");
+    let mut seen = renewals(&stage);
+    for _ in 0..2 {
+        stage.cluster.hub_mut().kill();
+        stage.cluster.hub_mut().start_again().unwrap();
+        stage.shows("renewals after the hub's return", |world| world.renewal_count(NODE) > seen + 1);
+        seen = renewals(&stage);
+    }
+    stage.runs(&uid);
+    assert_eq!(stage.ends().len(), 1, "the agent does not exit because of the network");
+    // and it still takes orders
+    let next = stage.pin("edge-next", &payload(1, 2, ""));
+    stage.runs(&next);
+}
+
+#[test]
+fn half_a_minute_without_a_hub_is_only_a_late_heartbeat() {
+    let mut stage = Stage::new("hub-away", plain());
+    let uid = stage.good("edge-good");
+    let seen = renewals(&stage);
+    let pings = stage.agent().babysitter().state().pings;
+    stage.cluster.hub_mut().stop().unwrap();
+    let away = Instant::now();
+    // the outage itself is what is tested: it lasts as long as it says
+    let quiet = kedge_try::scratch::poll(Duration::from_secs(30), || {
+        let state = stage.agent().babysitter().state();
+        (!state.ends.is_empty() && state.ends.len() > 1).then_some(state)
+    });
+    assert!(quiet.is_none(), "the agent exited while the hub was away: {quiet:?}");
+    assert!(away.elapsed() >= Duration::from_secs(30));
+    assert!(stage.agent().babysitter().state().pings > pings, "the watchdog was fed all the while");
+    stage.cluster.hub_mut().start_again().unwrap();
+    stage.shows("renewals after the hub's return", |world| world.renewal_count(NODE) > seen + 1);
+    stage.runs(&uid);
+    let lapse = stage.cluster.view().look(|world| {
+        world.condition(NODE, "Ready").map(|(status, _, reason)| (status.to_owned(), reason.to_owned()))
+    });
+    assert_eq!(lapse.map(|(status, _)| status).as_deref(), Some("True"));
+}
+
+#[test]
+fn an_agent_that_starts_without_a_hub_runs_what_it_was_assigned() {
+    let mut stage = Stage::new("offline-start", plain());
+    let uid = stage.good("edge-good");
+    let next = stage.pin("edge-next", &payload(300, 2, "nodeStatusReportFrequency: 3m\n"));
+    stage.runs(&next);
+    stage.cluster.hub_mut().stop().unwrap();
+    stage.agent_mut().stop().unwrap();
+    let start = Instant::now();
+    stage.agent_mut().start().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(10), "ready only after {:?}", start.elapsed());
+    let status = stage.agent().kedge_json(&["config", "status"]).unwrap().to_string();
+    assert!(status.contains(&next) && status.contains(&uid), "{status}");
+    let shown = stage.agent().kedge_json(&["config", "show"]).unwrap().to_string();
+    assert!(shown.contains("3m"), "{shown}");
+    stage.cluster.hub_mut().start_again().unwrap();
+    stage.runs(&next);
+}
+
+#[test]
+fn two_nodes_do_not_disturb_each_other() {
+    let mut stage = Stage::new("two", plain());
+    stage.cluster.add("edge-2", plain()).unwrap().start().unwrap();
+    let ready = |node: &str| {
+        let node = node.to_owned();
+        move |world: &kedge_try::view::World| {
+            world.condition(&node, "Ready").is_some_and(|(status, ..)| status == "True")
+        }
+    };
+    stage.shows("the second node", ready("edge-2"));
+    let bad = stage.pin("edge-bad", &payload(1, 200, ""));
+    stage.shows("the first node's verdict", |world| {
+        world
+            .condition(NODE, "ConfigOK")
+            .is_some_and(|(status, _, reason)| status == "False" && reason.contains(&bad))
+    });
+    let second = stage.cluster.agent("edge-2").babysitter().state();
+    assert_eq!((second.runs, second.ends.len()), (1, 0));
+    stage.cluster.agent("edge-2").babysitter().wait_ready(PATIENCE).unwrap();
+}

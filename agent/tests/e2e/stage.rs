@@ -1,0 +1,148 @@
+//! One hub and one node, and the few phrases in which the tests speak about them.
+
+use std::time::Duration;
+
+use kedge_try::agent::{Agent, AgentOptions};
+use kedge_try::babysitter::Ended;
+use kedge_try::cluster::{Cluster, HEADER, PATIENCE, Source};
+use kedge_try::programs;
+use kedge_try::service::ServiceResult;
+use kedge_try::view::World;
+use serde_json::Value;
+
+/// The node.
+pub(crate) const NODE: &str = "edge-1";
+
+/// A hub, the node, and what the API says.
+pub(crate) struct Stage {
+    /// All of it.
+    pub(crate) cluster: Cluster,
+}
+
+/// The agent as it is released.
+pub(crate) fn plain() -> AgentOptions {
+    quick(AgentOptions::new(env!("CARGO_BIN_EXE_kedge").as_ref()))
+}
+
+/// The agent in which a configuration can ask for faults.
+pub(crate) fn faulty() -> AgentOptions {
+    quick(AgentOptions::new(&programs::agent_with_faults().unwrap()))
+}
+
+fn quick(mut options: AgentOptions) -> AgentOptions {
+    options.restart_after = Duration::from_millis(200);
+    options.abort = Duration::from_secs(2);
+    options
+}
+
+/// A payload with these trial rules.
+pub(crate) fn payload(trial_secs: u64, threshold: u32, fields: &str) -> String {
+    format!("{HEADER}configTrialDuration: {trial_secs}s\ncrashLoopThreshold: {threshold}\n{fields}")
+}
+
+impl Stage {
+    /// A hub and a node that runs and is Ready.
+    pub(crate) fn new(purpose: &str, options: AgentOptions) -> Stage {
+        let mut cluster = Cluster::start(purpose).unwrap();
+        cluster.add(NODE, options).unwrap().start().unwrap();
+        let stage = Stage { cluster };
+        stage.shows("a Ready node with a Lease", |world| {
+            world.condition(NODE, "Ready").is_some_and(|(status, ..)| status == "True")
+                && world.renewal_count(NODE) > 0
+        });
+        stage
+    }
+
+    pub(crate) fn agent(&self) -> &Agent {
+        self.cluster.agent(NODE)
+    }
+
+    pub(crate) fn agent_mut(&mut self) -> &mut Agent {
+        self.cluster.agent_mut(NODE)
+    }
+
+    /// Waits until the API shows it.
+    #[track_caller]
+    pub(crate) fn shows(&self, awaited: &str, is_so: impl Fn(&World) -> bool) {
+        if let Err(error) = self.cluster.wait(awaited, is_so) {
+            panic!("{error}\nthe agent's log:\n{}", self.agent().log_text());
+        }
+    }
+
+    /// Waits for exactly these words of the condition.
+    #[track_caller]
+    pub(crate) fn config_ok(&self, status: &str, message: &str, reason: &str) {
+        let expected = (status, message, reason);
+        self.shows(&format!("ConfigOK {expected:?}"), |world| {
+            world.condition(NODE, "ConfigOK") == Some(expected)
+        });
+    }
+
+    /// Waits until this one is reported as running well.
+    #[track_caller]
+    pub(crate) fn runs(&self, uid: &str) {
+        self.config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
+        self.shows("it as assigned and active", |world| {
+            let config = world.config(NODE);
+            config.assigned.as_deref() == Some(uid) && config.active.as_deref() == Some(uid)
+        });
+    }
+
+    /// Waits until this one is last-known-good.
+    #[track_caller]
+    pub(crate) fn promotes(&self, uid: &str) {
+        self.shows("its promotion", |world| world.config(NODE).last_known_good.as_deref() == Some(uid));
+    }
+
+    /// Makes a configuration, pins the node to it, and returns its UID.
+    #[track_caller]
+    pub(crate) fn pin(&self, name: &str, payload: &str) -> String {
+        let uid = self.cluster.create_config(name, payload).unwrap();
+        self.cluster.assign(NODE, &Source::Pinned { name: name.to_owned(), uid: uid.clone() }).unwrap();
+        uid
+    }
+
+    /// A configuration that has survived its trial.
+    #[track_caller]
+    pub(crate) fn good(&self, name: &str) -> String {
+        let uid = self.pin(name, &payload(1, 2, "nodeStatusReportFrequency: 1m\n"));
+        self.runs(&uid);
+        self.promotes(&uid);
+        uid
+    }
+
+    /// Waits until the process that runs now is ready and the n-th.
+    #[track_caller]
+    pub(crate) fn ready_in_run(&self, run: u64) {
+        let awaited = format!("run {run} to be ready");
+        let state = self
+            .agent()
+            .babysitter()
+            .wait_until(&awaited, PATIENCE, |state| state.runs >= run && state.is_ready());
+        let state = state.unwrap_or_else(|error| panic!("{error}\n{}", self.agent().log_text()));
+        assert_eq!(state.runs, run, "{}", self.agent().log_text());
+    }
+
+    /// The ends of all runs so far.
+    pub(crate) fn ends(&self) -> Vec<Ended> {
+        self.agent().babysitter().state().ends.into()
+    }
+
+    /// How many runs ended in another way than well.
+    pub(crate) fn unclean_ends(&self) -> usize {
+        self.ends().iter().filter(|ended| ended.end.result != ServiceResult::Success).count()
+    }
+
+    /// A JSON file of the agent's configuration directory.
+    pub(crate) fn record(&self, path: &str) -> Value {
+        let path = self.agent().config_dir().join(path);
+        let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    }
+
+    /// How many startups are counted against the configuration that runs.
+    pub(crate) fn counted_startups(&self) -> usize {
+        let startups = self.record(concat!(env!("CARGO_PKG_VERSION"), "/startups.json"));
+        startups["startups"].as_array().map(Vec::len).expect("startups.json has a list of startups")
+    }
+}
