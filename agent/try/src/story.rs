@@ -424,7 +424,8 @@ fn trial_left(agent: &Agent) -> Option<Duration> {
 /// Not through the API: only so that one sees what the API's words are about.
 fn tell_ends(teller: &mut Teller, agents: &[Agent], told: &mut [u64]) {
     for (agent, told) in agents.iter().zip(told).filter(|(agent, _)| agent.is_started()) {
-        for ended in agent.babysitter().state().ends.iter().filter(|ended| ended.run > *told) {
+        let before = *told;
+        for ended in agent.babysitter().state().ends.iter().filter(|ended| ended.run > before) {
             let is_clean = ended.end.result == ServiceResult::Success;
             let tone = if is_clean { Tone::Plain } else { Tone::Bad };
             let what = if is_clean { "restarts itself" } else { "crashed" };
