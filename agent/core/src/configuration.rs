@@ -139,8 +139,9 @@ pub(crate) struct Configuration {
     last_known_good_id: Option<ConfigId>,
     pub(crate) obstacle: Option<Obstacle>,
     pub(crate) fallback_obstacle: Option<Obstacle>,
-    /// Counts of an assigned config whose start could not be recorded: never lost by a later try.
-    unrecorded: Option<Startups>,
+    /// Counts to try the assigned config with, if not those on disk: of a start that could not be recorded (never lost by
+    /// a later try), or none after it was forgiven.
+    counts: Option<Startups>,
     node_uid: String,
     /// The Node that asked for something, valid or not, since this agent runs.
     asked_by: String,
@@ -161,7 +162,7 @@ pub(crate) struct Configuration {
 
 impl Configuration {
     pub(crate) fn new(started: Started, facts: Facts, now: Now) -> Self {
-        let unrecorded = match &started.obstacle {
+        let counts = match &started.obstacle {
             Some(Obstacle::NotRecorded(_)) => started.assigned_counts,
             _ => None,
         };
@@ -180,7 +181,7 @@ impl Configuration {
             last_known_good_id: started.last_known_good_id,
             obstacle: started.obstacle,
             fallback_obstacle: started.fallback_obstacle,
-            unrecorded,
+            counts,
             node_uid: String::new(),
             asked_by: String::new(),
             wanted: None,
@@ -510,10 +511,9 @@ impl Configuration {
             }
             Transition::Forgive { uid, .. } => {
                 self.forgive.retain(|other| other != uid);
-                self.obstacle = match self.obstacle.take() {
-                    Some(Obstacle::Marked { .. } | Obstacle::VerdictsUnknown(_)) => None,
-                    other => other,
-                };
+                if matches!(self.obstacle, Some(Obstacle::Marked { .. } | Obstacle::VerdictsUnknown(_))) {
+                    self.acquitted();
+                }
                 self.rejudge();
                 normal("ConfigForgiven", format!("the verdicts on UID {uid} were removed on request"))
             }
@@ -551,7 +551,7 @@ impl Configuration {
                 let config = &assigned.config;
                 self.assigned = content(checkpoint, &config.source, &config.uid, &self.facts.overrides).ok();
                 self.obstacle = Some(Obstacle::NotRecorded(why.to_owned()));
-                (self.fallback_obstacle, self.unrecorded, self.edited) = (None, None, None);
+                (self.fallback_obstacle, self.counts, self.edited) = (None, None, None);
                 let trusted = !self.in_trial();
                 if self.in_use.active == Active::Assigned {
                     self.in_use.active = if trusted { Active::LastKnownGood } else { Active::Superseded };
@@ -902,7 +902,7 @@ impl Configuration {
             }
             (None | Some(Obstacle::NotRecorded(_)), Some(content)) => {
                 let kept =
-                    self.unrecorded.clone().filter(|startups| startups.ran_as == RanAs::Config(content.id));
+                    self.counts.clone().filter(|startups| startups.ran_as == RanAs::Config(content.id));
                 let startups = kept.map_or_else(
                     || closed(&self.disk, content.id),
                     |startups| Startups { open: None, ..startups },
@@ -933,11 +933,18 @@ impl Configuration {
             Known::Is(bad) => bad.verdict(&config.uid, id).filter(|verdict| !verdict.retry),
             _ => None,
         };
-        self.obstacle = match (marked, self.obstacle.take()) {
-            (Some(verdict), _) => Some(Obstacle::Marked { verdict, recorded: true }),
-            (None, Some(Obstacle::Marked { recorded: true, .. })) => None,
-            (None, other) => other,
-        };
+        match (marked, &self.obstacle) {
+            (Some(verdict), _) => self.obstacle = Some(Obstacle::Marked { verdict, recorded: true }),
+            (None, Some(Obstacle::Marked { recorded: true, .. })) => self.acquitted(),
+            (None, _) => {}
+        }
+    }
+
+    /// What was held against the assigned config is gone, and with it the counts that led to it: they may still be on disk,
+    /// if the start of the fallback could not be recorded.
+    fn acquitted(&mut self) {
+        self.obstacle = None;
+        self.counts = self.assigned.as_ref().map(|content| Startups::fresh(RanAs::Config(content.id)));
     }
 
     fn waits_for_disk(&self) -> bool {

@@ -684,7 +684,7 @@ mod tests {
 
     #[test]
     fn more_than_eleven_startups_are_damage_not_a_crash() {
-        let stamps = vec!["\"2026-11-21T01:00:00Z\""; 12].join(",");
+        let stamps = ["\"2026-11-21T01:00:00Z\""; 12].join(",");
         let text = format!(
             r#"{{"id":"local","ran_ms":0,"contact":false,"startups":[{stamps}],"cuts":0,"open":null,"threshold":null,"trial_ms":null}}"#
         );

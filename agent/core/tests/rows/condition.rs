@@ -1,1 +1,280 @@
-//! x
+//! How the configuration is reported (architecture 4.6): the design document's examples word for word, their siblings, the
+//! times of the condition, `status.config`, and the Events.
+
+use crate::board::{Seen, World};
+use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload, short};
+use kedge_core::{Action, Request};
+use serde_json::{Value, json};
+
+#[test]
+fn example_1_config_is_ok() {
+    let (world, uid) = World::in_trial("a", &payload(A, ""));
+    world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
+}
+
+#[test]
+fn example_2_no_remote_config_and_an_init_config() {
+    let mut world = World::new();
+    world.base("maxPods: 90");
+    world.start();
+    world.check_config_ok(
+        "True",
+        "using current (init)",
+        "current is set to the local default, and an init config was provided",
+    );
+    let mut world = World::new();
+    world.drop_in("maxPods: 90");
+    world.start();
+    assert_eq!(world.config_ok()[1], "using current (init)", "a drop-in is one, too");
+}
+
+#[test]
+fn example_3_no_remote_config_and_no_init_config() {
+    let mut world = World::new();
+    world.start();
+    world.check_config_ok(
+        "True",
+        "using current (default)",
+        "current is set to the local default, and no init config was provided",
+    );
+}
+
+#[test]
+fn example_4_the_source_is_invalid_at_start() {
+    let mut world = World::new();
+    world.base("maxPods: 90");
+    world.start();
+    world.hub.assign(json!({}));
+    world.turn();
+    world.stop();
+    world.link = false;
+    world.start();
+    let condition = world.report().config.condition;
+    assert_eq!(condition.message, "using last-known-good (init)");
+    assert_eq!(
+        condition.reason,
+        "failed to sync, desired config unclear, cause: invalid NodeConfigSource, exactly one subfield must be \
+         non-nil, but all were nil"
+    );
+    assert_eq!(condition.status, "Unknown");
+    world.link = true;
+    world.run_for(MINUTE);
+    world.check_config_ok("Unknown", &condition.message, &condition.reason);
+}
+
+#[test]
+fn example_5_validation_fails() {
+    let (mut world, good) = World::known_good();
+    let uid = world.adopt("b", &payload(B, "crashLoopThreshold: 11"));
+    world.check_config_ok(
+        "False",
+        &format!("using last known good: (UID: {good})"),
+        &format!("failed to validate current (UID: {uid})"),
+    );
+}
+
+#[test]
+fn its_siblings_parse_crash_loop_cuts_contact_and_a_fallback_to_local() {
+    let (mut world, good) = World::known_good();
+    let message = format!("using last known good: (UID: {good})");
+    let uid = world.adopt("b", "maxPods: [");
+    world.check_config_ok("False", &message, &format!("failed to parse current (UID: {uid})"));
+
+    let uid = world.adopt("c", &short(B, "10m", 0));
+    world.crash_and_start();
+    world.check_config_ok(
+        "False",
+        &message,
+        &format!("current failed trial period due to crash loop (UID: {uid})"),
+    );
+
+    let uid = world.adopt("d", &payload(B, ""));
+    for _ in 0..29 {
+        world.cut_and_start();
+    }
+    world.check_config_ok(
+        "False",
+        &message,
+        &format!("current failed trial period due to power cuts (UID: {uid})"),
+    );
+
+    let (mut world, uid) = World::in_trial("a", "maxPods: [");
+    world.check_config_ok(
+        "False",
+        "using last-known-good (default)",
+        &format!("failed to parse current (UID: {uid})"),
+    );
+    world.base("maxPods: 90");
+    world.crash_and_start();
+    assert_eq!(world.config_ok()[1], "using last-known-good (init)");
+}
+
+#[test]
+fn the_condition_names_both_verdicts_when_last_known_good_cannot_run_either() {
+    let (mut world, good) = World::known_good();
+    let uid = world.adopt("b", "maxPods: [");
+    world.crash_and_start();
+    for _ in 0..11 {
+        world.crash_and_start();
+    }
+    world.check_config_ok(
+        "False",
+        "using last-known-good (default)",
+        &format!(
+            "failed to parse current (UID: {uid}); last-known-good failed trial period due to crash loop (UID: \
+             {good})"
+        ),
+    );
+}
+
+/// Heartbeat and transition time of `ConfigOK`.
+fn times(world: &World) -> (String, String) {
+    let condition = world.hub.condition("ConfigOK").expect("reported");
+    let text = |field: &str| condition[field].as_str().expect("a time").to_owned();
+    (text("lastHeartbeatTime"), text("lastTransitionTime"))
+}
+
+#[test]
+fn its_heartbeat_is_set_at_every_start_and_its_transition_when_it_changes() {
+    let (mut world, _) = World::known_good();
+    let first = times(&world);
+    world.run_for(24 * HOUR);
+    assert_eq!(times(&world), first, "running on is neither");
+    world.stop();
+    world.start();
+    let second = times(&world);
+    assert!(second.0 > first.0, "{second:?}");
+    assert_eq!(second.1, first.1);
+    world.advance(SECOND);
+    world.hub.assign(json!({}));
+    world.turn();
+    let third = times(&world);
+    assert_eq!(third.0, second.0, "no start");
+    assert!(third.1 > second.1, "it changed");
+}
+
+#[test]
+fn status_config_says_assigned_active_last_known_good_and_the_error() {
+    let (mut world, good) = World::known_good();
+    let version_of =
+        |world: &World, name: &str| world.hub.config_maps[name]["metadata"]["resourceVersion"].clone();
+    let source = |world: &World, name: &str, uid: &str| {
+        json!({"configMap": {
+            "namespace": "kube-system", "name": name, "uid": uid, "resourceVersion": version_of(world, name),
+            "kubeletConfigKey": "kubelet",
+        }})
+    };
+    let a = source(&world, "a", &good);
+    assert_eq!(world.config_status(), json!({"assigned": a, "active": a, "lastKnownGood": a}));
+    let uid = world.adopt("b", &payload(B, ""));
+    let b = source(&world, "b", &uid);
+    assert_eq!(world.config_status(), json!({"assigned": b, "active": b, "lastKnownGood": a}));
+    let uid = world.adopt("c", &payload(B, "crashLoopThreshold: 11"));
+    let c = source(&world, "c", &uid);
+    let error = format!(
+        "failed to validate current (UID: {uid}): config c (uid {uid}): field `CrashLoopThreshold` must be between 0 \
+         and 10, inclusive (line 4)"
+    );
+    assert_eq!(
+        world.config_status(),
+        json!({"assigned": c, "active": a, "lastKnownGood": a, "error": error})
+    );
+    world.hub.assign(Value::Null);
+    world.turn();
+    world.restart();
+    assert_eq!(world.config_status(), json!({}));
+}
+
+#[test]
+fn the_condition_is_composed_after_the_writes_and_sent_first_on_first_contact() {
+    let (mut world, _) = World::known_good();
+    world.assign("b", "maxPods: [");
+    world.turn();
+    world.link = false;
+    world.seen.clear();
+    world.restart();
+    let at = |wanted: &dyn Fn(&Seen) -> bool| world.seen.iter().position(wanted).expect("it happened");
+    let verdict = at(&|seen| {
+        matches!(
+            seen,
+            Seen::Performed(kedge_core::Step::Write(kedge_core::records::StateFile::BadConfigs, _), _)
+        )
+    });
+    let said =
+        at(&|seen| matches!(seen, Seen::Asked(Action::Log(_, line)) if line.starts_with("ConfigOK=False")));
+    let used = at(&|seen| matches!(seen, Seen::Asked(Action::Use(_))));
+    assert!(verdict < said && said < used);
+    world.run_for(HOUR);
+    world.link = true;
+    world.run_for(MINUTE);
+    assert_eq!(world.config_ok()[0], "False");
+}
+
+#[test]
+fn events_tell_of_adoption_promotion_and_roll_back() {
+    let (mut world, uid) = World::in_trial("a", &payload(A, ""));
+    let version =
+        world.hub.config_maps["a"]["metadata"]["resourceVersion"].as_str().expect("a text").to_owned();
+    assert_eq!(
+        world.take_events(),
+        [format!(
+            "KubeletConfigChanged: Kubelet restarted to use /api/v1/namespaces/kube-system/configmaps/a, UID: {uid}, \
+             ResourceVersion: {version}, KubeletConfigKey: kubelet"
+        )]
+    );
+    world.run_for(TRIAL);
+    assert_eq!(
+        world.take_events(),
+        [format!(
+            "ConfigPromoted: ConfigMap kube-system/a (UID: {uid}, ResourceVersion: {version}) ran well for its trial \
+             of 600 s and is last-known-good now"
+        )]
+    );
+    let bad = world.adopt("b", "maxPods: [");
+    let events = world.take_events();
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert!(events[0].starts_with("KubeletConfigChanged: Kubelet restarted to use"), "{events:?}");
+    let rolled_back =
+        format!("ConfigRolledBack: failed to parse current (UID: {bad}): config b (uid {bad}): ");
+    assert!(events[1].starts_with(&rolled_back), "{events:?}");
+    assert!(events[1].ends_with(&format!("; using last known good: (UID: {uid})")), "{events:?}");
+    world.run_for(HOUR);
+    assert_eq!(world.take_events(), Vec::<String>::new());
+    world.hub.assign(Value::Null);
+    world.turn();
+    world.restart();
+    assert_eq!(world.take_events(), ["KubeletConfigChanged: Kubelet restarted to use local config"]);
+}
+
+#[test]
+fn a_status_that_the_server_refuses_is_sent_until_it_is_taken() {
+    let (mut world, uid) = World::known_good();
+    let bad = world.assign("b", "maxPods: [");
+    world.turn();
+    world.exit();
+    world.launch();
+    for _ in 0..20 {
+        for _ in 0..100 {
+            if world.do_step() || world.do_facts() || world.do_renewal(None) || world.do_watch_node() {
+                continue;
+            }
+            let is_patch = world.process.as_ref().is_some_and(|process| {
+                process.requests.first().is_some_and(|request| matches!(request, Request::PatchStatus(_)))
+            });
+            let refused =
+                is_patch.then(|| crate::board::hub::refused(500, "InternalError", "etcdserver: no leader"));
+            if !world.do_request(refused) {
+                break;
+            }
+        }
+        world.advance(SECOND * 30);
+        world.handle(kedge_core::Event::Tick);
+    }
+    assert_eq!(world.config_ok()[0], "True", "as it was");
+    world.run_for(MINUTE);
+    world.check_config_ok(
+        "False",
+        &format!("using last known good: (UID: {uid})"),
+        &format!("failed to parse current (UID: {bad})"),
+    );
+}

@@ -1,1 +1,353 @@
-//! x
+//! Heartbeats (architecture 5): the Lease and the status, each by its own clock, whatever else is the matter.
+
+use crate::board::hub::{Flavour, Hub, refused};
+use crate::board::{NODE, Seen, World};
+use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload};
+use kedge_core::{Action, Answer, Event, LeaseRequest, Request};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+fn renewals(world: &World) -> Vec<&LeaseRequest> {
+    let renewal = |seen| match seen {
+        &Seen::Asked(Action::Renew { ref request, .. }) => Some(request),
+        _ => None,
+    };
+    world.seen.iter().filter_map(renewal).collect()
+}
+
+fn requests(world: &World) -> Vec<&Request> {
+    let request = |seen| match seen {
+        &Seen::Asked(Action::Request(ref request)) => Some(request),
+        _ => None,
+    };
+    world.seen.iter().filter_map(request).collect()
+}
+
+/// A node that has run for a while; what it did is forgotten.
+fn settled() -> World {
+    let (mut world, _) = World::known_good();
+    world.run_for(TRIAL);
+    world.seen.clear();
+    world.hub.status_patches.clear();
+    world
+}
+
+#[test]
+fn the_lease_is_renewed_every_ten_seconds_with_its_time_alone() {
+    let mut world = settled();
+    world.run_for(HOUR);
+    let renewals = renewals(&world);
+    // every 10 s, stretched by up to 4 %
+    assert!((346..=361).contains(&renewals.len()), "{}", renewals.len());
+    for renewal in renewals {
+        let LeaseRequest::Patch(patch) = renewal else { panic!("{renewal:?}") };
+        assert_eq!(patch.as_object().map(|fields| fields.len()), Some(1));
+        assert_eq!(
+            patch["spec"].as_object().map(|spec| spec.keys().cloned().collect()),
+            Some(vec!["renewTime".to_owned()])
+        );
+    }
+    let lease = world.hub.lease.as_ref().expect("created");
+    assert_eq!(lease["spec"]["holderIdentity"], json!(NODE));
+    assert_eq!(lease["spec"]["leaseDurationSeconds"], json!(40));
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": world.hub.node_uid()}]);
+    assert_eq!(lease["metadata"]["ownerReferences"], owner);
+}
+
+#[test]
+fn a_renewal_has_a_deadline_shorter_than_its_period() {
+    let mut world = settled();
+    world.run_for(MINUTE);
+    for seen in &world.seen {
+        if let Seen::Asked(Action::Renew { deadline, .. }) = seen {
+            assert!(*deadline < 10 * SECOND, "{deadline:?}");
+        }
+    }
+}
+
+#[test]
+fn the_lease_goes_on_while_status_is_refused_and_status_while_the_lease_is() {
+    let mut world = settled();
+    for _ in 0..3600 {
+        while world.do_step()
+            || world.do_facts()
+            || world.do_request(Some(refused(500, "InternalError", "no")))
+            || world.do_renewal(None)
+        {}
+        world.advance(SECOND);
+        world.handle(Event::Tick);
+    }
+    assert!(renewals(&world).len() >= 320, "{}", renewals(&world).len());
+
+    let mut world = settled();
+    let patches = world.hub.status_patches.len();
+    for _ in 0..3600 {
+        while world.do_step()
+            || world.do_facts()
+            || world.do_request(None)
+            || world.do_watch_node()
+            || world.do_renewal(Some(refused(500, "InternalError", "no")))
+        {}
+        world.advance(SECOND);
+        world.handle(Event::Tick);
+    }
+    assert!(world.hub.status_patches.len() >= patches + 11, "{}", world.hub.status_patches.len());
+}
+
+#[test]
+fn the_lease_goes_on_while_a_status_request_is_never_answered() {
+    let mut world = settled();
+    for _ in 0..3600 {
+        while world.do_step() || world.do_facts() || world.do_renewal(None) {}
+        world.advance(SECOND);
+        world.handle(Event::Tick);
+    }
+    assert!(renewals(&world).len() >= 320);
+}
+
+#[test]
+fn the_lease_goes_on_while_a_disk_write_is_stuck() {
+    let mut world = settled();
+    world.assign("b", &payload(B, ""));
+    for _ in 0..3600 {
+        while world.do_facts()
+            || world.do_request(None)
+            || world.do_renewal(None)
+            || world.do_watch_node()
+            || world.do_watch_map()
+        {}
+        world.advance(SECOND);
+        world.handle(Event::Tick);
+    }
+    assert!(world.process.as_ref().is_some_and(|process| process.step.is_some()), "stuck");
+    assert!(renewals(&world).len() >= 320);
+    world.turn();
+    world.restart();
+    assert_eq!(world.used(), B);
+}
+
+#[test]
+fn no_lease_is_created_for_a_node_that_does_not_exist() {
+    let mut world = World::new();
+    world.base("registerNode: false");
+    world.hub = Hub::new(Flavour::Kedge);
+    world.start();
+    world.run_for(HOUR);
+    assert!(world.hub.lease.is_none());
+    assert!(renewals(&world).is_empty());
+    assert!(requests(&world).iter().all(|request| !matches!(request, Request::Register(_))));
+    world.hub.create_node(NODE);
+    world.run_for(MINUTE);
+    assert!(world.hub.lease.is_some());
+}
+
+#[test]
+fn a_lease_that_is_deleted_is_created_again_and_a_re_created_node_owns_it() {
+    let mut world = settled();
+    world.hub.lease = None;
+    world.run_for(MINUTE);
+    assert!(world.hub.lease.is_some());
+    let before = world.hub.node_uid();
+    (world.hub.node, world.hub.lease) = (None, None);
+    world.run_for(2 * MINUTE);
+    assert_ne!(world.hub.node_uid(), before);
+    let owners = &world.hub.lease.as_ref().expect("created")["metadata"]["ownerReferences"];
+    assert_eq!(owners[0]["uid"], json!(world.hub.node_uid()));
+}
+
+#[test]
+fn no_status_is_sent_when_nothing_changed_and_one_when_a_report_is_due() {
+    let mut world = settled();
+    world.run_for(24 * HOUR);
+    let patches = &world.hub.status_patches;
+    assert!(
+        (286..=290).contains(&patches.len()),
+        "{} in a day, one is due every five minutes",
+        patches.len()
+    );
+    for patch in patches {
+        let status = patch["status"].as_object().expect("a status");
+        assert_eq!(status.keys().collect::<Vec<_>>(), ["conditions"]);
+        for condition in status["conditions"].as_array().expect("a list") {
+            assert_eq!(
+                condition.as_object().map(|fields| fields.len()),
+                Some(2),
+                "its type and heartbeat: {condition}"
+            );
+            assert_ne!(condition["type"], "ConfigOK");
+        }
+    }
+}
+
+#[test]
+fn a_change_is_sent_when_it_is_seen_and_moves_the_transition_of_that_condition_alone() {
+    let mut world = settled();
+    let before = world.hub.condition("Ready").expect("reported").clone();
+    world.facts.memory_available_bytes = 1 << 20;
+    world.run_for(11 * SECOND);
+    let pressure = world.hub.condition("MemoryPressure").expect("reported");
+    assert_eq!(pressure["status"], "True");
+    assert_eq!(pressure["reason"], "KubeletHasInsufficientMemory");
+    assert!(pressure["lastTransitionTime"].as_str() > before["lastTransitionTime"].as_str());
+    assert_eq!(
+        world.hub.condition("Ready").expect("reported")["lastTransitionTime"],
+        before["lastTransitionTime"]
+    );
+    world.facts.memory_available_bytes = 1 << 29;
+    world.run_for(4 * MINUTE);
+    assert_eq!(world.hub.condition("MemoryPressure").expect("there")["status"], "True", "held for a while");
+    world.run_for(2 * MINUTE);
+    assert_eq!(world.hub.condition("MemoryPressure").expect("there")["status"], "False");
+}
+
+#[test]
+fn a_new_address_replaces_the_old_one() {
+    let mut world = settled();
+    world.facts.addresses = vec!["198.51.100.9".into()];
+    world.run_for(11 * SECOND);
+    let addresses = world.hub.node.as_ref().expect("there")["status"]["addresses"].clone();
+    assert_eq!(
+        addresses,
+        json!([{"type": "InternalIP", "address": "198.51.100.9"}, {"type": "Hostname", "address": NODE}])
+    );
+}
+
+#[test]
+fn ready_that_was_set_to_unknown_is_answered_with_a_fresh_status() {
+    let mut world = settled();
+    world.hub.mark_unknown();
+    assert_eq!(world.hub.condition("Ready").expect("there")["status"], "Unknown");
+    world.turn();
+    for kind in ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"] {
+        let condition = world.hub.condition(kind).expect("there");
+        assert_ne!(condition["status"], "Unknown", "{kind}");
+        assert_ne!(condition["reason"], "NodeStatusUnknown", "{kind}");
+    }
+}
+
+#[test]
+fn conditions_and_labels_of_others_are_left_alone() {
+    let mut world = settled();
+    world.hub.edit_node(|node| {
+        node["metadata"]["labels"]["site"] = json!("north");
+        if let Some(conditions) = node["status"]["conditions"].as_array_mut() {
+            conditions
+                .push(json!({"type": "KernelDeadlock", "status": "False", "reason": "x", "message": "y"}));
+        }
+        node["status"]["capacity"]["example.com/gpu"] = json!("2");
+    });
+    world.run_for(HOUR);
+    let node = world.hub.node.as_ref().expect("there");
+    assert_eq!(node["metadata"]["labels"]["site"], "north");
+    assert!(world.hub.condition("KernelDeadlock").is_some());
+    assert_eq!(node["status"]["capacity"]["example.com/gpu"], "2");
+}
+
+const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
+
+#[test]
+fn a_clock_that_jumps_by_twenty_years_changes_no_timing() {
+    for step in [TWENTY_YEARS_MICROS, -TWENTY_YEARS_MICROS] {
+        // in trial, with a crash before, so that every clock is in play
+        let (mut world, _) = World::in_trial("a", &payload(A, ""));
+        world.crash_and_start();
+        let (mut stepped, _) = World::in_trial("a", &payload(A, ""));
+        stepped.crash_and_start();
+        for world in [&mut world, &mut stepped] {
+            world.run_for(MINUTE);
+            world.seen.clear();
+        }
+        stepped.wall_micros += step;
+        for world in [&mut world, &mut stepped] {
+            world.run_for(TRIAL - MINUTE - SECOND);
+            assert_eq!(world.state(), "trial");
+            world.run_for(SECOND);
+            assert_eq!(world.state(), "known-good");
+            world.run_for(HOUR);
+        }
+        assert_eq!(renewals(&world).len(), renewals(&stepped).len());
+        assert_eq!(requests(&world).len(), requests(&stepped).len());
+        assert_eq!(world.disk.take_written(), stepped.disk.take_written());
+        assert_eq!(world.hub.condition("Ready").expect("there")["status"], "True");
+    }
+}
+
+#[test]
+fn a_board_without_a_clock_runs_its_trial_and_counts_its_crashes() {
+    let mut world = World::new();
+    world.wall_micros = 0;
+    world.start();
+    world.adopt("a", &payload(A, "crashLoopThreshold: 2"));
+    world.run_for(TRIAL);
+    assert_eq!(world.state(), "known-good");
+    for _ in 0..3 {
+        world.power_cut();
+        world.wall_micros = 0;
+        world.start();
+        world.crash_and_start();
+        world.wall_micros = 0;
+    }
+    assert_eq!(world.used(), crate::DEFAULT, "three crashes");
+}
+
+#[test]
+fn ten_minutes_without_a_hub_need_no_help() {
+    let mut world = settled();
+    let starts = world.starts;
+    world.link = false;
+    world.run_for(10 * MINUTE);
+    assert!(!world.exited());
+    let tried = renewals(&world).len();
+    assert!((30..=120).contains(&tried), "{tried} tries");
+    world.link = true;
+    world.forget_shown();
+    let before = world.hub.renewals;
+    world.run_for(15 * SECOND);
+    assert!(world.hub.renewals > before, "renewed within one period");
+    assert_eq!(world.starts, starts);
+    world.check_written(&[]);
+    // said when it began and when it was over, not every few seconds
+    let about = world.log.iter().filter(|line| line.contains("lease")).count();
+    assert!(about <= 2, "{:?}", world.log);
+}
+
+#[test]
+fn a_server_that_asks_for_patience_gets_it() {
+    let mut world = settled();
+    let later = Answer::Refused {
+        status: 429,
+        reason: "TooManyRequests".into(),
+        message: "later".into(),
+        retry_after: Some(Duration::from_secs(120)),
+    };
+    while world.process.as_ref().is_some_and(|process| process.renewal.is_none()) {
+        world.advance(SECOND);
+        world.handle(Event::Tick);
+    }
+    world.do_renewal(Some(later));
+    world.seen.clear();
+    world.run_for(119 * SECOND);
+    assert!(renewals(&world).is_empty());
+    world.run_for(2 * SECOND);
+    assert_eq!(renewals(&world).len(), 1);
+}
+
+#[test]
+fn another_server_is_asked_anew_what_it_is() {
+    let mut world = settled();
+    world.hub.flavour = Flavour::Kubernetes;
+    world.handle(Event::ServerChanged);
+    world.turn();
+    assert_eq!(world.report().server_is_hub, Some(false));
+}
+
+#[test]
+fn a_status_patch_that_raced_with_the_watch_is_repaired() {
+    let mut world = settled();
+    // somebody else wipes what we reported
+    world.hub.edit_node(|node| node["status"] = json!({}));
+    world.turn();
+    assert_eq!(world.hub.condition("Ready").expect("sent again")["status"], "True");
+    assert_eq!(world.hub.condition("ConfigOK").expect("sent again")["status"], "True");
+    assert_ne!(world.config_status(), Value::Null);
+}
