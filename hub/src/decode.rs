@@ -1,0 +1,268 @@
+//! Request bodies: from bytes and a content type to a value that has passed the schema.
+//!
+//! JSON text is read strictly enough to notice a field that stands twice; what follows from unknown and duplicate fields is the
+//! client's choice (`fieldValidation`): refuse, warn, or say nothing. In every case unknown fields are dropped, as upstream does.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use crate::kinds::{Kind, schema};
+use crate::protobuf::{self, ProtobufError};
+use crate::status::ApiError;
+
+/// Media types of objects that clients may send.
+pub const ACCEPTED: &[&str] = &["application/json", "application/vnd.kubernetes.protobuf"];
+
+/// What to do about unknown and duplicate fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FieldValidation {
+    /// Refuse with 400.
+    Strict,
+    /// Accept with a `Warning` header; upstream's default.
+    #[default]
+    Warn,
+    /// Accept silently.
+    Ignore,
+}
+
+impl FieldValidation {
+    /// From the query parameter; empty is the default.
+    pub fn parse(text: &str) -> Result<FieldValidation, ApiError> {
+        match text {
+            "" | "Warn" => Ok(FieldValidation::Warn),
+            "Strict" => Ok(FieldValidation::Strict),
+            "Ignore" => Ok(FieldValidation::Ignore),
+            other => Err(ApiError::unprocessable(format!(
+                "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
+            ))),
+        }
+    }
+}
+
+/// A read body and what to warn about.
+#[derive(Debug)]
+pub struct Decoded {
+    /// The value.
+    pub value: Value,
+    /// Sentences for `Warning` headers.
+    pub warnings: Vec<String>,
+}
+
+/// Reads an object of a kind.
+pub fn object(
+    kind: &Kind,
+    content_type: &str,
+    body: &[u8],
+    validation: FieldValidation,
+) -> Result<Decoded, ApiError> {
+    let (mut value, duplicates) = parse(content_type, body)?;
+    let cannot = |why: &str| {
+        let version = kind.version;
+        ApiError::bad_request(format!(
+            "{0} in version {version:?} cannot be handled as a {0}: {why}",
+            kind.kind
+        ))
+    };
+    check_type(kind, &value)?;
+    let mut findings = schema::conform(kind.schema(), &mut value);
+    for path in duplicates {
+        findings.add_duplicate(path);
+    }
+    if let Some(wrong) = findings.wrong {
+        return Err(cannot(&wrong));
+    }
+    let complaints = findings.complaints();
+    if validation == FieldValidation::Strict && !complaints.is_empty() {
+        return Err(cannot(&format!("strict decoding error: {}", complaints.join(", "))));
+    }
+    let warnings = if validation == FieldValidation::Warn { complaints } else { Vec::new() };
+    Ok(Decoded { value, warnings })
+}
+
+/// A body may leave out apiVersion and kind; if it names them they must be those of the path.
+fn check_type(kind: &Kind, value: &Value) -> Result<(), ApiError> {
+    let given = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
+    let (version, name) = (given("apiVersion"), given("kind"));
+    if !name.is_empty() && name != kind.kind {
+        return Err(ApiError::bad_request(format!(
+            "{name} in version {:?} cannot be handled as a {}: the kind in the data ({name}) does not match the expected kind ({})",
+            version, kind.kind, kind.kind
+        )));
+    }
+    if !version.is_empty() && version != kind.api_version() {
+        return Err(ApiError::bad_request(format!(
+            "the API version in the data ({version}) does not match the expected API version ({})",
+            kind.api_version()
+        )));
+    }
+    Ok(())
+}
+
+/// Reads the body into a value, whatever it is; also returns the paths of duplicate fields.
+pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
+    match content_type.split(';').next().unwrap_or("").trim() {
+        // a client that says nothing means JSON
+        "" | "application/json" => json(body),
+        "application/vnd.kubernetes.protobuf" => match protobuf::decode(body) {
+            Ok(value) => Ok((value, Vec::new())),
+            Err(ProtobufError::Malformed(why)) => {
+                Err(ApiError::bad_request(format!("the protobuf body {why}")))
+            }
+            Err(ProtobufError::UnknownType(_)) => {
+                Err(ApiError::unsupported_media_type(&["application/json"]))
+            }
+        },
+        _ => Err(ApiError::unsupported_media_type(ACCEPTED)),
+    }
+}
+
+/// Reads JSON; also returns the paths of duplicate fields.
+pub fn json(body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
+    let mut duplicates = Vec::new();
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let seed = Reader { path: String::new(), duplicates: &mut duplicates };
+    let read = seed.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
+    match read {
+        Ok(value) => Ok((value, duplicates)),
+        Err(error) => Err(ApiError::bad_request(format!("the body is no valid JSON: {error}"))),
+    }
+}
+
+struct Reader<'a> {
+    path: String,
+    duplicates: &'a mut Vec<String>,
+}
+
+/// Duplicates noted in one body; a strict reader refuses at the first.
+const DUPLICATES: usize = 32;
+
+impl<'de> DeserializeSeed<'de> for Reader<'_> {
+    type Value = Value;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Reader<'_> {
+    type Value = Value;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("any JSON value")
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(value.into())
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        loop {
+            let path = format!("{}[{}]", self.path, list.len());
+            match items.next_element_seed(Reader { path, duplicates: self.duplicates })? {
+                Some(item) => list.push(item),
+                None => return Ok(Value::Array(list)),
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(key) = entries.next_key::<String>()? {
+            let path = if self.path.is_empty() { key.clone() } else { format!("{}.{key}", self.path) };
+            if object.contains_key(&key) && self.duplicates.len() < DUPLICATES {
+                self.duplicates.push(path.clone());
+            }
+            let value = entries.next_value_seed(Reader { path, duplicates: self.duplicates })?;
+            object.insert(key, value);
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::{CONFIG_MAP, NODE};
+
+    fn check(body: &str, validation: FieldValidation, expect: Result<&[&str], (u16, &str)>) {
+        match (object(&NODE, "application/json", body.as_bytes(), validation), expect) {
+            (Ok(decoded), Ok(warnings)) => assert_eq!(decoded.warnings, warnings),
+            (Err(error), Err((code, message))) => {
+                assert_eq!((error.code, error.message.as_str()), (code, message))
+            }
+            (outcome, expect) => panic!("{outcome:?}, expected {expect:?}"),
+        }
+    }
+
+    #[test]
+    fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored() {
+        let body = r#"{"spec": {"foo": 1, "unschedulable": true, "unschedulable": false}}"#;
+        let complaints = ["unknown field \"spec.foo\"", "duplicate field \"spec.unschedulable\""];
+        check(body, FieldValidation::Warn, Ok(&complaints));
+        check(body, FieldValidation::Ignore, Ok(&[]));
+        check(
+            body,
+            FieldValidation::Strict,
+            Err((
+                400,
+                "Node in version \"v1\" cannot be handled as a Node: strict decoding error: unknown field \"spec.foo\", duplicate field \"spec.unschedulable\"",
+            )),
+        );
+        check(r#"{"apiVersion": "v1", "kind": "Node"}"#, FieldValidation::Strict, Ok(&[]));
+    }
+
+    #[test]
+    fn bodies_of_another_kind_type_or_form_are_refused() {
+        check(
+            r#"{"spec": []}"#,
+            FieldValidation::Ignore,
+            Err((
+                400,
+                "Node in version \"v1\" cannot be handled as a Node: spec: expected an object, found a list",
+            )),
+        );
+        check(
+            r#"{"apiVersion": "v2", "kind": "Node"}"#,
+            FieldValidation::Ignore,
+            Err((400, "the API version in the data (v2) does not match the expected API version (v1)")),
+        );
+        assert_eq!(
+            object(&CONFIG_MAP, "", br#"{"kind": "Node"}"#, FieldValidation::Warn).unwrap_err().code,
+            400
+        );
+        assert_eq!(
+            object(&CONFIG_MAP, "application/yaml", b"a: 1", FieldValidation::Warn).unwrap_err().code,
+            415
+        );
+        for broken in ["", "{", "{} {}", "nul", &"[".repeat(200)] {
+            assert_eq!(
+                object(&NODE, "", broken.as_bytes(), FieldValidation::Warn).unwrap_err().code,
+                400,
+                "{broken}"
+            );
+        }
+    }
+}

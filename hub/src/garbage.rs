@@ -1,0 +1,240 @@
+//! What goes away by itself: dependents of deleted owners, the content of deleted namespaces, old events.
+//!
+//! Small and level-driven: on every deletion or marking it looks at the state as it is, and it looks at everything once at
+//! start and then now and again, so that nothing it missed stays. An owner is gone when no object of its UID exists; owners of
+//! kinds that are not served are never judged gone. Everything is deleted through the same verbs as a client's request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::Hub;
+use crate::kinds::{EVENT, KINDS, Kind, NAMESPACE, at, schema, text};
+use crate::object::{Event, Object};
+use crate::verbs::{FOREGROUND, ORPHAN, Propagation};
+
+/// Everything is looked at this often, besides what changes.
+const SWEEP: Duration = Duration::from_secs(60);
+/// Events live this long after they last happened, as upstream's default.
+const EVENT_LIFE: time::Duration = time::Duration::hours(1);
+/// Events kept at most; the oldest go first. A thousand nodes that roll back at once write a few thousand.
+const MAX_EVENTS: usize = 20_000;
+/// Wait before subscriptions are made again.
+const RESUBSCRIBE: Duration = Duration::from_millis(200);
+
+/// Runs until the hub closes.
+pub async fn run(hub: Arc<Hub>) {
+    loop {
+        let (changes, mut heard) = tokio::sync::mpsc::channel::<(usize, Arc<Event>)>(1024);
+        let mut listeners = tokio::task::JoinSet::new();
+        for (index, kind) in KINDS.iter().enumerate() {
+            let mut subscription = hub.subscribe(kind);
+            let changes = changes.clone();
+            listeners.spawn(async move {
+                while let Some(event) = subscription.next().await {
+                    if matters(&event) && changes.send((index, event)).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(changes);
+        sweep(&hub).await;
+        let mut next_sweep = tokio::time::interval_at(tokio::time::Instant::now() + SWEEP, SWEEP);
+        loop {
+            tokio::select! {
+                change = heard.recv() => match change {
+                    Some((kind, event)) => react(&hub, KINDS[kind], &event).await,
+                    None => break,
+                },
+                _ = next_sweep.tick() => sweep(&hub).await,
+                // a listener that ended fell behind or the hub closes
+                _ = listeners.join_next() => break,
+            }
+        }
+        drop(listeners);
+        tokio::time::sleep(RESUBSCRIBE).await;
+    }
+}
+
+fn matters(event: &Event) -> bool {
+    match &event.new {
+        None => true,
+        Some(new) => new.terminating || (event.old.is_none() && !new.owners.is_empty()),
+    }
+}
+
+async fn react(hub: &Hub, kind: &'static Kind, event: &Event) {
+    match &event.new {
+        None => {
+            let gone = event.object();
+            delete_dependents(hub, &gone.uid).await;
+            if kind.namespaced {
+                finish_namespace(hub, &gone.namespace).await;
+            }
+        }
+        Some(new) if new.terminating => finish(hub, kind, new).await,
+        Some(new) => check_owners(hub, kind, new).await,
+    }
+}
+
+/// Looks at everything.
+async fn sweep(hub: &Hub) {
+    for kind in KINDS {
+        for object in hub.list(kind, "") {
+            if object.terminating {
+                finish(hub, kind, &object).await;
+            } else if !object.owners.is_empty() {
+                check_owners(hub, kind, &object).await;
+            }
+        }
+    }
+    expire_events(hub).await;
+}
+
+async fn delete(hub: &Hub, kind: &'static Kind, object: &Object) {
+    let options = crate::verbs::DeleteOptions { uid: Some(object.uid.to_string()), ..Default::default() };
+    let internal = crate::verbs::WriteOptions::internal();
+    let outcome = crate::verbs::delete(hub, kind, &object.namespace, &object.name, &options, &internal).await;
+    match outcome {
+        Ok(_) => {}
+        Err(error) if matches!(error.code, 404 | 409) => {}
+        Err(error) => {
+            log::warn!("cannot delete {} {}/{}: {error}", kind.plural, object.namespace, object.name)
+        }
+    }
+}
+
+async fn delete_dependents(hub: &Hub, uid: &str) {
+    for (kind, object) in hub.memory().dependents(uid) {
+        check_owners(hub, KINDS[kind], &object).await;
+    }
+}
+
+/// Deletes an object when all its owners are gone.
+async fn check_owners(hub: &Hub, kind: &'static Kind, object: &Object) {
+    let value = object.value();
+    let owners = at(&value, &["metadata", "ownerReferences"]).and_then(Value::as_array);
+    let alive = owners.into_iter().flatten().any(|owner| owner_exists(hub, &object.namespace, owner));
+    if !alive && !object.terminating && !object.owners.is_empty() {
+        log::info!("{} {}/{}: its owners are gone, deleted", kind.plural, object.namespace, object.name);
+        delete(hub, kind, object).await;
+    }
+}
+
+fn owner_exists(hub: &Hub, namespace: &str, owner: &Value) -> bool {
+    let (version, kind) = (text(owner, &["apiVersion"]), text(owner, &["kind"]));
+    let Some(kind) = KINDS.iter().find(|known| known.kind == kind && known.api_version() == version) else {
+        return true;
+    };
+    let namespace = if kind.namespaced { namespace } else { "" };
+    let found = hub.get(kind, namespace, text(owner, &["name"]));
+    found.is_some_and(|found| &*found.uid == text(owner, &["uid"]))
+}
+
+fn has_finalizer(value: &Value, finalizer: &str) -> bool {
+    let finalizers = at(value, &["metadata", "finalizers"]).and_then(Value::as_array);
+    finalizers.is_some_and(|finalizers| finalizers.iter().any(|known| known == finalizer))
+}
+
+/// Does what a marked object waits for.
+async fn finish(hub: &Hub, kind: &'static Kind, object: &Object) {
+    let value = object.value();
+    if kind.kind == NAMESPACE.kind {
+        empty_namespace(hub, &object.name).await;
+    }
+    if has_finalizer(&value, ORPHAN) {
+        for (kind, dependent) in hub.memory().dependents(&object.uid) {
+            disown(hub, KINDS[kind], &dependent, &object.uid).await;
+        }
+        remove_finalizer(hub, kind, object, ORPHAN).await;
+    }
+    if has_finalizer(&value, FOREGROUND) {
+        let dependents = hub.memory().dependents(&object.uid);
+        for (kind, dependent) in &dependents {
+            delete(hub, KINDS[*kind], dependent).await;
+        }
+        if hub.memory().dependents(&object.uid).is_empty() {
+            remove_finalizer(hub, kind, object, FOREGROUND).await;
+        }
+    }
+}
+
+async fn disown(hub: &Hub, kind: &'static Kind, dependent: &Object, owner: &str) {
+    let outcome = hub.update(kind, &dependent.namespace, &dependent.name, |value| {
+        if let Some(owners) = value["metadata"]["ownerReferences"].as_array_mut() {
+            owners.retain(|reference| reference["uid"] != owner);
+        }
+    });
+    report(kind, dependent, outcome.await.map(drop));
+}
+
+async fn remove_finalizer(hub: &Hub, kind: &'static Kind, object: &Object, finalizer: &str) {
+    let outcome = hub.update(kind, &object.namespace, &object.name, |value| {
+        if value["metadata"]["uid"] == *object.uid
+            && let Some(finalizers) = value["metadata"]["finalizers"].as_array_mut()
+        {
+            finalizers.retain(|known| known != finalizer);
+        }
+    });
+    report(kind, object, outcome.await.map(drop));
+}
+
+fn report(kind: &Kind, object: &Object, outcome: Result<(), crate::ApiError>) {
+    match outcome {
+        Ok(()) => {}
+        Err(error) if error.code == 404 => {}
+        Err(error) => {
+            log::warn!("cannot update {} {}/{}: {error}", kind.plural, object.namespace, object.name)
+        }
+    }
+}
+
+/// Deletes what is in a terminating namespace, then lets the namespace go.
+async fn empty_namespace(hub: &Hub, namespace: &str) {
+    for (kind, object) in hub.memory().in_namespace(namespace) {
+        if !object.terminating {
+            let options =
+                crate::verbs::DeleteOptions { propagation: Propagation::Background, ..Default::default() };
+            let internal = crate::verbs::WriteOptions::internal();
+            let kind = KINDS[kind];
+            let outcome = crate::verbs::delete(hub, kind, namespace, &object.name, &options, &internal).await;
+            report(kind, &object, outcome.map(drop));
+        }
+    }
+    finish_namespace(hub, namespace).await;
+}
+
+async fn finish_namespace(hub: &Hub, namespace: &str) {
+    let terminating = hub.get(&NAMESPACE, "", namespace).is_some_and(|found| found.terminating);
+    if !terminating || !hub.memory().in_namespace(namespace).is_empty() {
+        return;
+    }
+    let internal = crate::verbs::WriteOptions::internal();
+    let outcome = crate::verbs::finalize_namespace(hub, namespace, &internal).await;
+    match outcome {
+        Ok(_) => log::info!("namespace {namespace} is empty and gone"),
+        Err(error) if error.code == 404 => {}
+        Err(error) => log::warn!("cannot finish namespace {namespace}: {error}"),
+    }
+}
+
+/// When an event last happened, by what it says; its creation counts too, which is by our own clock.
+fn last_seen(value: &Value) -> Option<time::OffsetDateTime> {
+    schema::parse_time(text(value, &["metadata", "creationTimestamp"]))
+}
+
+async fn expire_events(hub: &Hub) {
+    let now = time::OffsetDateTime::now_utc();
+    let mut events = hub.list(&EVENT, "");
+    // an event that is counted up is written again: its revision tells its age among the others
+    events.sort_by_key(|event| event.revision);
+    let surplus = events.len().saturating_sub(MAX_EVENTS);
+    for (index, event) in events.iter().enumerate() {
+        let old = last_seen(&event.value()).is_some_and(|seen| now - seen > EVENT_LIFE);
+        if index < surplus || old {
+            delete(hub, &EVENT, event).await;
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! ConfigMap: text and bytes for nodes and pods, at most 1 MiB, optionally immutable.
+
+use serde_json::Value;
+
+use super::table::{Column, age, count};
+use super::{ALL_VERBS, Kind, at, meta, no_defaults, no_warnings, schema, text};
+use crate::status::FieldError;
+
+/// All keys and values of one ConfigMap together; upstream's limit.
+const TOTAL_BYTES: usize = 1024 * 1024;
+
+/// core/v1 ConfigMap.
+pub static CONFIG_MAP: Kind = Kind {
+    group: "",
+    version: "v1",
+    kind: "ConfigMap",
+    plural: "configmaps",
+    singular: "configmap",
+    short_names: &["cm"],
+    categories: &[],
+    namespaced: true,
+    verbs: ALL_VERBS,
+    status: false,
+    status_on_create: false,
+    generation: false,
+    unconditional_update: true,
+    create_on_update: false,
+    type_name: "core/v1/ConfigMap",
+    name_rule: meta::NameRule::Subdomain,
+    volatile: &[],
+    selectable: &[],
+    columns: &[Column::NAME, Column::integer("Data"), Column::AGE],
+    cells,
+    prepare: no_defaults,
+    validate,
+    warnings: no_warnings,
+};
+
+fn cells(object: &Value, now: time::OffsetDateTime) -> Vec<Value> {
+    let entries = count(&object["data"]) + count(&object["binaryData"]);
+    vec![text(object, &["metadata", "name"]).into(), entries.into(), age(object, now)]
+}
+
+fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    let mut total = 0;
+    for field in ["data", "binaryData"] {
+        for (key, value) in new[field].as_object().into_iter().flatten() {
+            let path = format!("{field}[{key}]");
+            if let Some(complaint) = meta::config_key_complaint(key) {
+                errors.push(FieldError::invalid(path.as_str(), key.as_str(), &complaint));
+            }
+            if field == "binaryData" && at(new, &["data", key]).is_some() {
+                errors.push(FieldError::invalid(path, key.as_str(), "duplicate of key present in data"));
+            }
+            let value = value.as_str().unwrap_or("");
+            total += key.len();
+            total += if field == "data" {
+                value.len()
+            } else {
+                schema::base64_decode(value).map_or(0, |v| v.len())
+            };
+        }
+    }
+    if total > TOTAL_BYTES {
+        errors.push(FieldError::too_long("", TOTAL_BYTES));
+    }
+    if let Some(old) = old.filter(|old| old["immutable"] == true) {
+        if new["immutable"] != true {
+            errors.push(FieldError::forbidden("immutable", "field is immutable when `immutable` is set"));
+        }
+        for field in ["data", "binaryData"] {
+            if new[field] != old[field] {
+                errors.push(FieldError::forbidden(field, "field is immutable when `immutable` is set"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(new: Value, old: Option<Value>, expect: &[&str]) {
+        let mut errors = Vec::new();
+        validate(&new, old.as_ref(), &mut errors);
+        assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+    }
+
+    #[test]
+    fn keys_sizes_and_immutability_are_judged() {
+        check(json!({"data": {"kubelet": "x"}, "binaryData": {"b": "AA=="}}), None, &[]);
+        check(
+            json!({"data": {"a": "x"}, "binaryData": {"a": "AA=="}}),
+            None,
+            &["binaryData[a]: Invalid value: \"a\": duplicate of key present in data"],
+        );
+        check(json!({"data": {"a": "x".repeat(TOTAL_BYTES - 1)}}), None, &[]);
+        check(
+            json!({"data": {"a": "x".repeat(TOTAL_BYTES)}}),
+            None,
+            &[": Too long: may not be more than 1048576 bytes"],
+        );
+        let old = json!({"immutable": true, "data": {"a": "1"}});
+        check(old.clone(), Some(old.clone()), &[]);
+        check(
+            json!({"immutable": true, "data": {"a": "2"}}),
+            Some(old.clone()),
+            &["data: Forbidden: field is immutable when `immutable` is set"],
+        );
+        check(
+            json!({"data": {"a": "1"}}),
+            Some(old),
+            &["immutable: Forbidden: field is immutable when `immutable` is set"],
+        );
+    }
+}

@@ -1,0 +1,50 @@
+//! Lease: the heartbeat. A renewal (only `spec.renewTime` differs) is volatile: acknowledged from memory, durable in batches.
+
+use serde_json::Value;
+
+use super::table::{Column, age};
+use super::{ALL_VERBS, Kind, meta, no_defaults, no_warnings, text};
+use crate::status::FieldError;
+
+/// coordination.k8s.io/v1 Lease. A PUT of a missing one creates it and a PUT without resourceVersion is refused, as upstream.
+pub static LEASE: Kind = Kind {
+    group: "coordination.k8s.io",
+    version: "v1",
+    kind: "Lease",
+    plural: "leases",
+    singular: "lease",
+    short_names: &[],
+    categories: &[],
+    namespaced: true,
+    verbs: ALL_VERBS,
+    status: false,
+    status_on_create: false,
+    generation: false,
+    unconditional_update: false,
+    create_on_update: true,
+    type_name: "coordination/v1/Lease",
+    name_rule: meta::NameRule::Subdomain,
+    volatile: &[&["spec", "renewTime"]],
+    selectable: &[],
+    columns: &[Column::NAME, Column::text("Holder"), Column::AGE],
+    cells,
+    prepare: no_defaults,
+    validate,
+    warnings: no_warnings,
+};
+
+fn cells(lease: &Value, now: time::OffsetDateTime) -> Vec<Value> {
+    let holder = text(lease, &["spec", "holderIdentity"]);
+    vec![text(lease, &["metadata", "name"]).into(), holder.into(), age(lease, now)]
+}
+
+fn validate(new: &Value, _old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    if let Some(duration) = new["spec"]["leaseDurationSeconds"].as_i64().filter(|duration| *duration <= 0) {
+        errors.push(FieldError::invalid("spec.leaseDurationSeconds", duration, "must be greater than 0"));
+    }
+    if let Some(transitions) = new["spec"]["leaseTransitions"].as_i64().filter(|transitions| *transitions < 0)
+    {
+        let explained = "must be greater than or equal to 0";
+        errors.push(FieldError::invalid("spec.leaseTransitions", transitions, explained));
+    }
+}

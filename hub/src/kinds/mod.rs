@@ -1,0 +1,186 @@
+//! The table of served kinds. A kind is one [`Kind`] entry; the store, the verbs, discovery, tables and OpenAPI are generic
+//! over it, so serving another kind means another entry here (and its rules in a file beside).
+//!
+//! Always holds: entries are statics, compared by [`Kind::resource_name`]; rules see only values that passed
+//! [`schema::conform`]. Left to others: who may do what (`auth`), and everything that happens later (`lifecycle`, `garbage`).
+
+pub mod config_map;
+pub mod event;
+pub mod lease;
+pub mod meta;
+pub mod namespace;
+pub mod node;
+pub mod pod;
+pub mod schema;
+pub mod table;
+
+use serde_json::Value;
+
+use crate::status::FieldError;
+
+/// What may be done with a kind, in upstream's words and order of discovery.
+pub const ALL_VERBS: &[&str] =
+    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+/// A kind that can be looked at but not written yet.
+pub const READ_VERBS: &[&str] = &["get", "list", "watch"];
+
+/// One served kind.
+#[derive(Debug)]
+pub struct Kind {
+    /// API group, empty for core.
+    pub group: &'static str,
+    /// API version.
+    pub version: &'static str,
+    /// For example `ConfigMap`.
+    pub kind: &'static str,
+    /// The resource, for example `configmaps`.
+    pub plural: &'static str,
+    /// For example `configmap`.
+    pub singular: &'static str,
+    /// For example `cm`.
+    pub short_names: &'static [&'static str],
+    /// For example `all`.
+    pub categories: &'static [&'static str],
+    /// Lives in a namespace.
+    pub namespaced: bool,
+    /// What may be done; anything else answers 405.
+    pub verbs: &'static [&'static str],
+    /// Has `/status`: writes of the object keep the old status, writes of the status keep the rest.
+    pub status: bool,
+    /// Whether a create keeps the status of the body, as upstream does for nodes.
+    pub status_on_create: bool,
+    /// Whether changes outside metadata and status count up `metadata.generation`.
+    pub generation: bool,
+    /// PUT without resourceVersion is allowed.
+    pub unconditional_update: bool,
+    /// PUT of a missing object creates it.
+    pub create_on_update: bool,
+    /// The type in the schema table.
+    pub type_name: &'static str,
+    /// What names look like.
+    pub name_rule: meta::NameRule,
+    /// A change of nothing but these fields need not be durable before it is acknowledged
+    /// (a renewal that is lost is only a late one).
+    pub volatile: &'static [&'static [&'static str]],
+    /// Field selectors besides `metadata.name` and `metadata.namespace`.
+    pub selectable: &'static [Selectable],
+    /// Columns of tables.
+    pub columns: &'static [table::Column],
+    /// The cells of one row, as many as `columns`.
+    pub cells: fn(&Value, time::OffsetDateTime) -> Vec<Value>,
+    /// Fills in what the API server decides, before validation; `old` is absent at creation.
+    pub prepare: fn(new: &mut Value, old: Option<&Value>),
+    /// The kind's own rules; metadata was judged before.
+    pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>),
+    /// Sentences for `Warning` headers about an object that is accepted.
+    pub warnings: fn(new: &Value) -> Vec<String>,
+}
+
+/// One field selector: its label and how to read it.
+#[derive(Debug)]
+pub struct Selectable {
+    /// For example `spec.unschedulable`.
+    pub label: &'static str,
+    /// The value, empty when absent.
+    pub value: fn(&Value) -> String,
+}
+
+pub use config_map::CONFIG_MAP;
+pub use event::EVENT;
+pub use lease::LEASE;
+pub use namespace::NAMESPACE;
+pub use node::NODE;
+pub use pod::POD;
+
+/// Every served kind, in the order of discovery.
+pub static KINDS: &[&Kind] = &[&CONFIG_MAP, &EVENT, &NAMESPACE, &NODE, &POD, &LEASE];
+
+impl Kind {
+    /// `plural` or `plural.group`: how errors and the store name the kind.
+    pub fn resource_name(&self) -> String {
+        if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
+    }
+
+    /// `v1` or `group/v1`.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            self.version.to_owned()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
+    }
+
+    /// The kind of a list of it.
+    pub fn list_kind(&self) -> String {
+        format!("{}List", self.kind)
+    }
+
+    /// Whether the verb is served.
+    pub fn allows(&self, verb: &str) -> bool {
+        self.verbs.contains(&verb)
+    }
+
+    /// Its type in the schema table.
+    pub fn schema(&self) -> &'static schema::Type {
+        schema::find(self.type_name).expect("a test proves that every kind's type is in the table")
+    }
+}
+
+/// The kind of this group, version and resource.
+pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
+    KINDS.iter().copied().find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
+}
+
+/// The kind of this resource name (`nodes`, `leases.coordination.k8s.io`; the bare plural is enough while it is unique).
+pub fn by_resource(resource: &str) -> Option<&'static Kind> {
+    let plural = resource.split('.').next().unwrap_or(resource);
+    KINDS
+        .iter()
+        .copied()
+        .find(|kind| kind.plural == plural && (resource == plural || kind.resource_name() == resource))
+}
+
+/// The group versions that are served, core first.
+pub fn group_versions() -> Vec<(&'static str, &'static str)> {
+    let mut found = Vec::new();
+    for kind in KINDS {
+        if !found.contains(&(kind.group, kind.version)) {
+            found.push((kind.group, kind.version));
+        }
+    }
+    found
+}
+
+/// The text at a path of fields, empty when absent or no text.
+pub fn text<'a>(value: &'a Value, path: &[&str]) -> &'a str {
+    at(value, path).and_then(Value::as_str).unwrap_or("")
+}
+
+/// The value at a path of fields.
+pub fn at<'a>(value: &'a Value, path: &[&str]) -> Option<&'a Value> {
+    path.iter().try_fold(value, |value, field| value.get(field))
+}
+
+/// A kind without rules of its own.
+pub fn no_rules(_: &Value, _: Option<&Value>, _: &mut Vec<FieldError>) {}
+/// A kind without defaults.
+pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
+/// A kind without warnings.
+pub fn no_warnings(_: &Value) -> Vec<String> {
+    Vec::new()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_its_type_and_cells_for_its_columns() {
+        for kind in KINDS {
+            assert!(schema::find(kind.type_name).is_some(), "{}", kind.type_name);
+            let cells = (kind.cells)(&serde_json::json!({}), time::OffsetDateTime::UNIX_EPOCH);
+            assert_eq!(cells.len(), kind.columns.len(), "{}", kind.kind);
+            assert_eq!(by_resource(&kind.resource_name()).map(|found| found.kind), Some(kind.kind));
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Namespace. Deleting one marks it Terminating; `garbage` empties it and then lets it go.
+
+use serde_json::{Value, json};
+
+use super::table::{Column, age};
+use super::{Kind, meta, no_rules, no_warnings, text};
+
+/// Namespaces that the hub makes by itself.
+pub const SYSTEM: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+/// Those that upstream refuses to delete (`kube-node-lease` it does not protect; we do, since heartbeats live there).
+pub const PROTECTED: [&str; 4] = SYSTEM;
+/// Every namespace carries its own name under this label.
+const NAME_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// core/v1 Namespace.
+pub static NAMESPACE: Kind = Kind {
+    group: "",
+    version: "v1",
+    kind: "Namespace",
+    plural: "namespaces",
+    singular: "namespace",
+    short_names: &["ns"],
+    categories: &[],
+    namespaced: false,
+    verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
+    status: true,
+    status_on_create: false,
+    generation: false,
+    unconditional_update: true,
+    create_on_update: false,
+    type_name: "core/v1/Namespace",
+    name_rule: meta::NameRule::Label,
+    volatile: &[],
+    selectable: &[super::Selectable {
+        label: "status.phase",
+        value: |namespace| text(namespace, &["status", "phase"]).to_owned(),
+    }],
+    columns: &[Column::NAME, Column::text("Status"), Column::AGE],
+    cells,
+    prepare,
+    validate: no_rules,
+    warnings: no_warnings,
+};
+
+fn cells(namespace: &Value, now: time::OffsetDateTime) -> Vec<Value> {
+    let phase = text(namespace, &["status", "phase"]);
+    vec![text(namespace, &["metadata", "name"]).into(), phase.into(), age(namespace, now)]
+}
+
+fn prepare(new: &mut Value, old: Option<&Value>) {
+    let name = text(new, &["metadata", "name"]).to_owned();
+    new["metadata"]["labels"][NAME_LABEL] = name.into();
+    match old {
+        None => {
+            new["spec"]["finalizers"] = json!(["kubernetes"]);
+            new["status"] = json!({"phase": "Active"});
+        }
+        // upstream: finalizers change through the finalize subresource only, which is ours alone
+        Some(old) => new["spec"] = old["spec"].clone(),
+    }
+}

@@ -1,0 +1,261 @@
+//! Node, with both forms of `spec.configSource`.
+//!
+//! Inside `configSource.configMap` upstream's old rules hold (422). `{}`, `configMapRef` and both forms together are stored
+//! with a warning: judging them is the node's work, as the design document asks. A plain status write may not touch spec.
+
+use serde_json::Value;
+
+use super::table::{Column, age};
+use super::{ALL_VERBS, Kind, Selectable, at, meta, no_defaults, text};
+use crate::status::FieldError;
+
+/// Longest `configSource` text that makes sense; a bound on what a Node can carry there.
+const REFERENCE_BYTES: usize = 253;
+
+/// core/v1 Node.
+pub static NODE: Kind = Kind {
+    group: "",
+    version: "v1",
+    kind: "Node",
+    plural: "nodes",
+    singular: "node",
+    short_names: &["no"],
+    categories: &[],
+    namespaced: false,
+    verbs: ALL_VERBS,
+    status: true,
+    status_on_create: true,
+    generation: false,
+    unconditional_update: true,
+    create_on_update: false,
+    type_name: "core/v1/Node",
+    name_rule: meta::NameRule::Subdomain,
+    volatile: &[],
+    selectable: &[Selectable {
+        label: "spec.unschedulable",
+        value: |node| node["spec"]["unschedulable"].as_bool().unwrap_or(false).to_string(),
+    }],
+    columns: &[
+        Column::NAME,
+        Column::text("Status"),
+        Column::text("Roles"),
+        Column::AGE,
+        Column::text("Version"),
+        Column::text("Internal-IP").wide(),
+        Column::text("External-IP").wide(),
+        Column::text("OS-Image").wide(),
+        Column::text("Kernel-Version").wide(),
+        Column::text("Container-Runtime").wide(),
+    ],
+    cells,
+    prepare: no_defaults,
+    validate,
+    warnings,
+};
+
+fn cells(node: &Value, now: time::OffsetDateTime) -> Vec<Value> {
+    let info = |field: &str| match text(node, &["status", "nodeInfo", field]) {
+        "" => "<unknown>".to_owned(),
+        value => value.to_owned(),
+    };
+    vec![
+        text(node, &["metadata", "name"]).into(),
+        status(node).into(),
+        roles(node).into(),
+        age(node, now),
+        text(node, &["status", "nodeInfo", "kubeletVersion"]).into(),
+        address(node, "InternalIP").into(),
+        address(node, "ExternalIP").into(),
+        info("osImage").into(),
+        info("kernelVersion").into(),
+        info("containerRuntimeVersion").into(),
+    ]
+}
+
+fn items<'a>(node: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> {
+    at(node, path).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn status(node: &Value) -> String {
+    let ready = items(node, &["status", "conditions"]).find(|condition| condition["type"] == "Ready");
+    let mut shown = match ready.map(|condition| text(condition, &["status"])) {
+        None => "Unknown".to_owned(),
+        Some("True") => "Ready".to_owned(),
+        Some(_) => "NotReady".to_owned(),
+    };
+    if node["spec"]["unschedulable"] == true {
+        shown.push_str(",SchedulingDisabled");
+    }
+    shown
+}
+
+fn roles(node: &Value) -> String {
+    let labels = at(node, &["metadata", "labels"]).and_then(Value::as_object);
+    let mut roles: Vec<&str> = labels
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
+            Some(role) => Some(role).filter(|role| !role.is_empty()),
+            None => value.as_str().filter(|role| key == "kubernetes.io/role" && !role.is_empty()),
+        })
+        .collect();
+    roles.sort_unstable();
+    roles.dedup();
+    if roles.is_empty() { "<none>".to_owned() } else { roles.join(",") }
+}
+
+fn address(node: &Value, of: &str) -> String {
+    items(node, &["status", "addresses"])
+        .find(|address| address["type"] == of)
+        .map_or("<none>", |address| text(address, &["address"]))
+        .to_owned()
+}
+
+fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    validate_taints(new, errors);
+    if let Some(source) = at(new, &["spec", "configSource"]) {
+        validate_source(source, errors);
+    }
+    if let Some(old) = old {
+        for field in ["podCIDR", "podCIDRs", "providerID"] {
+            let (was, is) = (&old["spec"][field], &new["spec"][field]);
+            if !was.is_null() && was != is {
+                let explained = "node updates may only change labels, taints, or capacity (or configSource)";
+                errors.push(FieldError::forbidden(format!("spec.{field}"), explained));
+            }
+        }
+    }
+}
+
+fn validate_taints(node: &Value, errors: &mut Vec<FieldError>) {
+    let mut seen = Vec::new();
+    for (index, taint) in items(node, &["spec", "taints"]).enumerate() {
+        let path = |field: &str| format!("metadata.taints[{index}].{field}");
+        let (key, value, effect) = (text(taint, &["key"]), text(taint, &["value"]), text(taint, &["effect"]));
+        if let Some(complaint) = meta::qualified_name_complaint(key) {
+            errors.push(FieldError::invalid(path("key"), key, &complaint));
+        }
+        if let Some(complaint) = meta::label_value_complaint(value) {
+            errors.push(FieldError::invalid(path("value"), value, &complaint));
+        }
+        match effect {
+            "NoSchedule" | "PreferNoSchedule" | "NoExecute" => {}
+            "" => errors.push(FieldError::required(path("effect"), "")),
+            _ => errors.push(FieldError::unsupported(
+                path("effect"),
+                effect,
+                &["NoSchedule", "PreferNoSchedule", "NoExecute"],
+            )),
+        }
+        if seen.contains(&(key, effect)) {
+            let explained = "taints must be unique by key and effect pair";
+            errors.push(FieldError::invalid(format!("metadata.taints[{index}]"), taint.clone(), explained));
+        }
+        seen.push((key, effect));
+    }
+}
+
+fn validate_source(source: &Value, errors: &mut Vec<FieldError>) {
+    if let Some(reference) = source.get("configMapRef") {
+        for (field, value) in reference.as_object().into_iter().flatten() {
+            if value.as_str().is_some_and(|value| value.len() > REFERENCE_BYTES) {
+                let path = format!("spec.configSource.configMapRef.{field}");
+                errors.push(FieldError::too_long(path, REFERENCE_BYTES));
+            }
+        }
+    }
+    let Some(map) = source.get("configMap") else { return };
+    let path = |field: &str| format!("spec.configSource.configMap.{field}");
+    for field in ["uid", "resourceVersion"] {
+        if !text(map, &[field]).is_empty() {
+            errors.push(FieldError::forbidden(path(field), &format!("{field} must not be set in spec")));
+        }
+    }
+    let rules: [(&str, fn(&str) -> Option<String>); 3] = [
+        ("namespace", |value| meta::NameRule::Label.complaint(value)),
+        ("name", |value| meta::NameRule::Subdomain.complaint(value)),
+        ("kubeletConfigKey", meta::config_key_complaint),
+    ];
+    for (field, complaint) in rules {
+        match text(map, &[field]) {
+            "" => errors.push(FieldError::required(path(field), &format!("{field} must be set"))),
+            value => {
+                if let Some(complaint) = complaint(value) {
+                    errors.push(FieldError::invalid(path(field), value, &complaint));
+                }
+            }
+        }
+    }
+}
+
+fn warnings(node: &Value) -> Vec<String> {
+    let Some(source) = at(node, &["spec", "configSource"]) else { return Vec::new() };
+    let said = match (source.get("configMapRef"), source.get("configMap")) {
+        (None, None) => {
+            "exactly one reference subfield must be non-nil, but all were nil; the node will report it"
+        }
+        (Some(_), Some(_)) => {
+            "configMapRef and configMap are both set; the node will refuse it and report why"
+        }
+        (Some(reference), None) => {
+            let missing =
+                ["namespace", "name", "uid"].iter().any(|field| text(reference, &[field]).is_empty());
+            if !missing {
+                return Vec::new();
+            }
+            "configMapRef needs namespace, name and uid; the node will refuse it and report why"
+        }
+        (None, Some(_)) => return Vec::new(),
+    };
+    vec![format!("spec.configSource: {said}")]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check_source(source: Value, errors_expected: &[&str], warned: bool) {
+        let node = json!({"spec": {"configSource": source}});
+        let mut errors = Vec::new();
+        validate(&node, None, &mut errors);
+        assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), errors_expected);
+        assert_eq!(!warnings(&node).is_empty(), warned, "{node}");
+    }
+
+    #[test]
+    fn config_sources_are_refused_warned_about_or_taken() {
+        let map = json!({"namespace": "default", "name": "a", "kubeletConfigKey": "kubelet"});
+        let reference = json!({"namespace": "default", "name": "a", "uid": "7f3c"});
+        check_source(json!({"configMap": map}), &[], false);
+        check_source(json!({"configMapRef": reference}), &[], false);
+        check_source(json!({}), &[], true);
+        check_source(json!({"configMap": map, "configMapRef": reference}), &[], true);
+        check_source(json!({"configMapRef": {"name": "a"}}), &[], true);
+        check_source(
+            json!({"configMap": {"namespace": "default", "uid": "u", "resourceVersion": "1", "name": "../baz"}}),
+            &[
+                "spec.configSource.configMap.uid: Forbidden: uid must not be set in spec",
+                "spec.configSource.configMap.resourceVersion: Forbidden: resourceVersion must not be set in spec",
+                &format!(
+                    "spec.configSource.configMap.name: Invalid value: \"../baz\": {}",
+                    meta::NameRule::Subdomain.complaint("../baz").unwrap()
+                ),
+                "spec.configSource.configMap.kubeletConfigKey: Required value: kubeletConfigKey must be set",
+            ],
+            false,
+        );
+    }
+
+    #[test]
+    fn status_and_roles_are_shown_as_upstream_shows_them() {
+        let node = |ready: &str, unschedulable: bool| json!({"spec": {"unschedulable": unschedulable}, "status": {"conditions": [{"type": "Ready", "status": ready}]}});
+        assert_eq!(status(&node("True", false)), "Ready");
+        assert_eq!(status(&node("Unknown", true)), "NotReady,SchedulingDisabled");
+        assert_eq!(status(&json!({})), "Unknown");
+        let labels = json!({"metadata": {"labels": {
+            "node-role.kubernetes.io/worker": "", "kubernetes.io/role": "edge", "other": "x"}}});
+        assert_eq!(roles(&labels), "edge,worker");
+        assert_eq!(roles(&json!({})), "<none>");
+    }
+}

@@ -1,0 +1,514 @@
+//! What fields the served objects have: one table of types, read once from `schema/types.txt`.
+//!
+//! The same table judges request bodies (unknown fields, wrong types), merges lists, reads protobuf, and is what
+//! `/openapi` publishes, so these can never disagree. A value that passed [`conform`] holds only fields of its type,
+//! each of the right JSON type, no nulls and no empty optional lists or maps (upstream's `omitempty`), so the code behind it
+//! may rely on that. It knows nothing of rules that span fields: those are the kinds' own.
+
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+use base64::Engine;
+use serde_json::Value;
+
+/// The text of all types; `schema/extract.py` writes it.
+const TYPES: &str = include_str!("../../schema/types.txt");
+
+/// Unknown or duplicate fields named in one answer; more are only counted, so that an answer stays small.
+const NAMED_FINDINGS: usize = 32;
+
+static SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::parse(TYPES));
+
+/// All types, by names such as `core/v1/NodeSpec`.
+#[derive(Debug)]
+pub struct Schema {
+    types: Vec<Type>,
+    by_name: HashMap<&'static str, usize>,
+}
+
+/// One message type.
+#[derive(Debug)]
+pub struct Type {
+    /// For example `core/v1/NodeSpec`.
+    pub name: &'static str,
+    /// One sentence.
+    pub description: &'static str,
+    /// In the order of the table, which is alphabetical.
+    pub fields: Vec<Field>,
+}
+
+/// One field of a type.
+#[derive(Debug)]
+pub struct Field {
+    /// The JSON name.
+    pub name: &'static str,
+    /// The protobuf number; 0 where the wire form is not known.
+    pub number: u32,
+    /// What values look like.
+    pub shape: Shape,
+    /// Upstream always writes it.
+    pub required: bool,
+    /// How a strategic merge patch treats a list; `None` replaces it.
+    pub merge: Option<ListMerge>,
+    /// A strategic merge of this field honours `$retainKeys`.
+    pub retain_keys: bool,
+    /// How server-side apply would identify items: `x-kubernetes-list-map-keys`, or `set`.
+    pub list_keys: Option<&'static str>,
+    /// One sentence.
+    pub description: &'static str,
+}
+
+/// How the items of a list are matched by a strategic merge patch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ListMerge {
+    /// Objects, matched by this field.
+    ByKey(&'static str),
+    /// Scalars, matched by value.
+    Set,
+}
+
+/// The shape of a value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shape {
+    /// JSON string.
+    String,
+    /// JSON boolean.
+    Bool,
+    /// 32-bit number.
+    Int32,
+    /// 64-bit number.
+    Int64,
+    /// Floating point number.
+    Double,
+    /// base64 in JSON.
+    Bytes,
+    /// RFC 3339, whole seconds.
+    Time,
+    /// RFC 3339, microseconds.
+    MicroTime,
+    /// Kubernetes quantity such as `100m`.
+    Quantity,
+    /// Number or string.
+    IntOrString,
+    /// Any JSON.
+    Raw,
+    /// Another type of the table.
+    Message(&'static str),
+    /// A list.
+    List(Box<Shape>),
+    /// Object with free keys.
+    Map(Box<Shape>),
+}
+
+impl Shape {
+    fn parse(word: &'static str) -> Shape {
+        if let Some(rest) = word.strip_prefix("[]") {
+            return Shape::List(Box::new(Shape::parse(rest)));
+        }
+        if let Some(rest) = word.strip_prefix("{}") {
+            return Shape::Map(Box::new(Shape::parse(rest)));
+        }
+        match word {
+            "string" => Shape::String,
+            "bool" => Shape::Bool,
+            "int32" => Shape::Int32,
+            "int64" => Shape::Int64,
+            "double" => Shape::Double,
+            "bytes" => Shape::Bytes,
+            "time" => Shape::Time,
+            "microtime" => Shape::MicroTime,
+            "quantity" => Shape::Quantity,
+            "intorstring" => Shape::IntOrString,
+            "raw" => Shape::Raw,
+            name => Shape::Message(name),
+        }
+    }
+}
+
+impl Schema {
+    fn parse(text: &'static str) -> Schema {
+        let mut schema = Schema { types: Vec::new(), by_name: HashMap::new() };
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (words, description) = line.split_once(" | ").unwrap_or((line.trim_end_matches(" |"), ""));
+            if let Some(field) = words.strip_prefix("  ") {
+                if let Some(of) = schema.types.last_mut() {
+                    of.fields.push(Field::parse(field, description));
+                }
+            } else {
+                schema.by_name.insert(words, schema.types.len());
+                schema.types.push(Type { name: words, description, fields: Vec::new() });
+            }
+        }
+        schema
+    }
+}
+
+impl Field {
+    fn parse(words: &'static str, description: &'static str) -> Field {
+        let mut words = words.split(' ');
+        let name = words.next().unwrap_or_default();
+        let number = words.next().and_then(|number| number.parse().ok()).unwrap_or(0);
+        let shape = Shape::parse(words.next().unwrap_or("raw"));
+        let mut field = Field {
+            name,
+            number,
+            shape,
+            required: false,
+            merge: None,
+            retain_keys: false,
+            list_keys: None,
+            description,
+        };
+        for word in words {
+            match word.split_once('=') {
+                None if word == "required" => field.required = true,
+                None => field.retain_keys |= word == "retainkeys",
+                Some(("merge", "set")) => field.merge = Some(ListMerge::Set),
+                Some(("merge", key)) => field.merge = Some(ListMerge::ByKey(key)),
+                Some(("keys", keys)) => field.list_keys = Some(keys),
+                Some(_) => {}
+            }
+        }
+        field
+    }
+}
+
+/// All types of the table.
+pub fn types() -> &'static [Type] {
+    &SCHEMA.types
+}
+
+/// The type of this name.
+pub fn find(name: &str) -> Option<&'static Type> {
+    SCHEMA.by_name.get(name).map(|index| &SCHEMA.types[*index])
+}
+
+impl Type {
+    /// The field of this JSON name.
+    pub fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.iter().find(|field| field.name == name)
+    }
+}
+
+/// What [`conform`] took away or could not accept.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// Paths of fields that the type does not have; they are removed.
+    pub unknown: Vec<String>,
+    /// Paths that stood twice in the text of an object, the last one counts. Filled by the JSON reader.
+    pub duplicate: Vec<String>,
+    /// The first value of a wrong type: the body is refused.
+    pub wrong: Option<String>,
+}
+
+impl Findings {
+    fn add_unknown(&mut self, path: &Path<'_>, name: &str) {
+        if self.unknown.len() < NAMED_FINDINGS {
+            self.unknown.push(path.child(name));
+        }
+    }
+
+    /// Notes a duplicate; bounded like all findings.
+    pub fn add_duplicate(&mut self, path: String) {
+        if self.duplicate.len() < NAMED_FINDINGS {
+            self.duplicate.push(path);
+        }
+    }
+
+    /// One line for each complaint of a strict reader, as upstream words them.
+    pub fn complaints(&self) -> Vec<String> {
+        let unknown = self.unknown.iter().map(|path| format!("unknown field {path:?}"));
+        let duplicate = self.duplicate.iter().map(|path| format!("duplicate field {path:?}"));
+        unknown.chain(duplicate).collect()
+    }
+}
+
+/// Where we are in an object, only turned into text for a complaint.
+#[derive(Clone, Copy)]
+enum Path<'a> {
+    Root,
+    Field(&'a Path<'a>, &'a str),
+    Item(&'a Path<'a>, usize),
+}
+
+impl Path<'_> {
+    fn text(&self) -> String {
+        match self {
+            Path::Root => String::new(),
+            Path::Field(parent, name) => parent.child(name),
+            Path::Item(parent, index) => format!("{}[{index}]", parent.text()),
+        }
+    }
+
+    fn child(&self, name: &str) -> String {
+        match self.text() {
+            parent if parent.is_empty() => name.to_owned(),
+            parent => format!("{parent}.{name}"),
+        }
+    }
+}
+
+/// Brings `value` into the form of the type: unknown fields, nulls and empty optional lists and maps go,
+/// and the first value of a wrong type is reported. `apiVersion` and `kind` may stand at the root.
+pub fn conform(of: &'static Type, value: &mut Value) -> Findings {
+    let mut findings = Findings::default();
+    conform_message(of, value, &Path::Root, &mut findings);
+    findings
+}
+
+fn conform_message(of: &'static Type, value: &mut Value, path: &Path<'_>, findings: &mut Findings) {
+    let Value::Object(fields) = value else {
+        return wrong(findings, path, "an object", value);
+    };
+    let root = matches!(path, Path::Root);
+    fields.retain(|name, value| {
+        let Some(field) = of.field(name) else {
+            let kept = root && (name == "apiVersion" || name == "kind");
+            if !kept {
+                findings.add_unknown(path, name);
+            } else if !value.is_string() {
+                wrong(findings, &Path::Field(path, name), "a string", value);
+            }
+            return kept;
+        };
+        if value.is_null() && field.shape != Shape::Raw {
+            return false;
+        }
+        conform_shape(&field.shape, value, &Path::Field(path, name), findings);
+        field.required || !is_empty_collection(&field.shape, value)
+    });
+}
+
+fn is_empty_collection(shape: &Shape, value: &Value) -> bool {
+    match (shape, value) {
+        (Shape::List(_), Value::Array(items)) => items.is_empty(),
+        (Shape::Map(_), Value::Object(entries)) => entries.is_empty(),
+        _ => false,
+    }
+}
+
+fn conform_shape(shape: &Shape, value: &mut Value, path: &Path<'_>, findings: &mut Findings) {
+    let expected = match shape {
+        Shape::Raw => return,
+        Shape::Message(name) => match find(name) {
+            Some(of) => return conform_message(of, value, path, findings),
+            None => return,
+        },
+        Shape::List(item) => {
+            let Value::Array(items) = value else { return wrong(findings, path, "a list", value) };
+            for (index, value) in items.iter_mut().enumerate() {
+                conform_shape(item, value, &Path::Item(path, index), findings);
+            }
+            return;
+        }
+        Shape::Map(item) => {
+            let Value::Object(entries) = value else { return wrong(findings, path, "a map", value) };
+            for (key, value) in entries.iter_mut() {
+                if value.is_null() {
+                    // Go reads null as the type's empty value
+                    *value = empty_of(item);
+                }
+                conform_shape(item, value, &Path::Field(path, key), findings);
+            }
+            return;
+        }
+        Shape::String => (!value.is_string()).then_some("a string"),
+        Shape::Bool => (!value.is_boolean()).then_some("a boolean"),
+        Shape::Int32 => (!value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()))
+            .then_some("a whole number of 32 bits"),
+        Shape::Int64 => (!value.is_i64()).then_some("a whole number of 64 bits"),
+        Shape::Double => (!value.is_number()).then_some("a number"),
+        Shape::Bytes => {
+            let good = value.as_str().is_some_and(|text| base64_decode(text).is_some());
+            (!good).then_some("base64 text")
+        }
+        Shape::Time | Shape::MicroTime => {
+            let good = value.as_str().is_some_and(|text| text.is_empty() || parse_time(text).is_some());
+            (!good).then_some("an RFC 3339 time")
+        }
+        Shape::Quantity => {
+            if let Value::Number(number) = value {
+                *value = Value::String(number.to_string());
+            }
+            (!value.as_str().is_some_and(is_quantity)).then_some("a quantity")
+        }
+        Shape::IntOrString => (!value.is_string() && !value.is_i64()).then_some("a whole number or a string"),
+    };
+    if let Some(expected) = expected {
+        wrong(findings, path, expected, value);
+    }
+}
+
+fn empty_of(shape: &Shape) -> Value {
+    match shape {
+        Shape::Bool => Value::Bool(false),
+        Shape::Int32 | Shape::Int64 | Shape::Double => Value::from(0),
+        Shape::Message(_) | Shape::Map(_) => Value::Object(serde_json::Map::new()),
+        Shape::List(_) => Value::Array(Vec::new()),
+        Shape::Quantity => Value::from("0"),
+        _ => Value::from(""),
+    }
+}
+
+fn wrong(findings: &mut Findings, path: &Path<'_>, expected: &str, found: &Value) {
+    if findings.wrong.is_some() {
+        return;
+    }
+    let found = match found {
+        Value::Null => "null".to_owned(),
+        Value::Bool(_) => "a boolean".to_owned(),
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(text) => format!("the string {:?}", text.chars().take(64).collect::<String>()),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+    };
+    let place = match path {
+        Path::Root => "the body".to_owned(),
+        _ => path.text(),
+    };
+    findings.wrong = Some(format!("{place}: expected {expected}, found {found}"));
+}
+
+/// Standard base64, as Go's JSON writes `[]byte`.
+pub fn base64_decode(text: &str) -> Option<Vec<u8>> {
+    base64::engine::general_purpose::STANDARD.decode(text.as_bytes()).ok()
+}
+
+/// Standard base64.
+pub fn base64_encode(bytes: &[u8]) -> String {
+    base64::engine::general_purpose::STANDARD.encode(bytes)
+}
+
+/// An RFC 3339 time.
+pub fn parse_time(text: &str) -> Option<time::OffsetDateTime> {
+    time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339).ok()
+}
+
+/// Upstream's grammar: sign, decimal digits with at most one point, and a suffix or a decimal exponent.
+pub fn is_quantity(text: &str) -> bool {
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let number_len = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
+    let (number, suffix) = unsigned.split_at(number_len);
+    let digits = number.bytes().filter(u8::is_ascii_digit).count();
+    if digits == 0 || number.bytes().filter(|byte| *byte == b'.').count() > 1 {
+        return false;
+    }
+    match suffix {
+        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" => true,
+        "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei" => true,
+        _ => suffix.strip_prefix(['e', 'E']).is_some_and(|exponent| exponent.parse::<i32>().is_ok()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(of: &str, mut input: Value, expect: Value, complaints: &[&str]) {
+        let findings = conform(find(of).unwrap(), &mut input);
+        assert_eq!(findings.wrong, None);
+        assert_eq!(input, expect);
+        assert_eq!(findings.complaints(), complaints);
+    }
+
+    fn check_wrong(of: &str, mut input: Value, expect: &str) {
+        assert_eq!(conform(find(of).unwrap(), &mut input).wrong.as_deref(), Some(expect));
+    }
+
+    #[test]
+    fn every_type_that_a_field_names_is_in_the_table() {
+        fn inner(shape: &Shape) -> &Shape {
+            match shape {
+                Shape::List(item) | Shape::Map(item) => inner(item),
+                other => other,
+            }
+        }
+        for of in types() {
+            for field in &of.fields {
+                if let Shape::Message(name) = inner(&field.shape) {
+                    assert!(find(name).is_some(), "{} {} names {name}", of.name, field.name);
+                }
+            }
+        }
+        assert!(types().len() > 150);
+    }
+
+    #[test]
+    fn unknown_fields_nulls_and_empty_maps_are_taken_away() {
+        let node = "core/v1/Node";
+        check(
+            node,
+            json!({"kind": "Node", "apiVersion": "v1"}),
+            json!({"kind": "Node", "apiVersion": "v1"}),
+            &[],
+        );
+        check(
+            node,
+            json!({"spec": {"foo": 1, "unschedulable": true}, "bar": {}}),
+            json!({"spec": {"unschedulable": true}}),
+            &["unknown field \"bar\"", "unknown field \"spec.foo\""],
+        );
+        check(
+            node,
+            json!({"status": {"conditions": [{"type": "Ready", "status": "True", "x": 1}]}}),
+            json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
+            &["unknown field \"status.conditions[0].x\""],
+        );
+        check(
+            node,
+            json!({"metadata": {"labels": {}, "annotations": null, "finalizers": []}, "spec": {"taints": null}}),
+            json!({"metadata": {}, "spec": {}}),
+            &[],
+        );
+        // an empty object is a value: the design asks the node to judge it
+        check(node, json!({"spec": {"configSource": {}}}), json!({"spec": {"configSource": {}}}), &[]);
+        check(
+            node,
+            json!({"status": {"capacity": {"cpu": 2}}}),
+            json!({"status": {"capacity": {"cpu": "2"}}}),
+            &[],
+        );
+        check("core/v1/ConfigMap", json!({"data": {"a": null}}), json!({"data": {"a": ""}}), &[]);
+    }
+
+    #[test]
+    fn a_value_of_a_wrong_type_is_named_with_its_path() {
+        check_wrong(
+            "core/v1/Node",
+            json!({"spec": {"unschedulable": "yes"}}),
+            "spec.unschedulable: expected a boolean, found the string \"yes\"",
+        );
+        check_wrong("core/v1/Node", json!([]), "the body: expected an object, found a list");
+        check_wrong(
+            "core/v1/ConfigMap",
+            json!({"data": {"a": 1}}),
+            "data.a: expected a string, found the number 1",
+        );
+        check_wrong(
+            "core/v1/ConfigMap",
+            json!({"binaryData": {"a": "*"}}),
+            "binaryData.a: expected base64 text, found the string \"*\"",
+        );
+        check_wrong(
+            "coordination/v1/Lease",
+            json!({"spec": {"leaseDurationSeconds": 4000000000u32}}),
+            "spec.leaseDurationSeconds: expected a whole number of 32 bits, found the number 4000000000",
+        );
+        check_wrong(
+            "coordination/v1/Lease",
+            json!({"spec": {"renewTime": "yesterday"}}),
+            "spec.renewTime: expected an RFC 3339 time, found the string \"yesterday\"",
+        );
+    }
+
+    #[test]
+    fn quantities_follow_upstreams_grammar() {
+        for good in ["0", "1", "100m", "1.5Gi", "-1", "+.5k", "1e3", "12E-2", "5E", "128974848"] {
+            assert!(is_quantity(good), "{good}");
+        }
+        for bad in ["", "m", "1.2.3", "1 Gi", "1gi", "e3", "--1", "1e", "."] {
+            assert!(!is_quantity(bad), "{bad}");
+        }
+    }
+}

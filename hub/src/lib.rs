@@ -1,0 +1,232 @@
+//! The hub: a small, durable Kubernetes API server for a fleet of edge devices.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `kinds` | the table of served kinds: names, rules, columns; everything else is generic over it |
+//! | `store`, `memory`, `object` | the durable copy behind one group-commit writer; all reads and watches from memory |
+//! | `verbs`, `patch`, `selector`, `decode`, `protobuf` | what create, update, patch, delete, list and watch mean |
+//! | `garbage` | owner references, namespace deletion, old events |
+//! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
+//! | `pki`, `auth`, `lifecycle`, `flags`, `logging` | certificates, who may do what, node liveness, the command line |
+//!
+//! # For controllers inside the hub
+//! [`Hub`] is the API without HTTP: [`Hub::get`], [`Hub::list`], [`Hub::subscribe`] read from memory;
+//! [`Hub::create`], [`Hub::update`], [`Hub::delete`] write with the same rules as a client's request and return once the
+//! change is durable. A subscription starts with a snapshot and then tells every change once and in order.
+//!
+//! The hub never dials a node, and no node's clock is ever compared with ours.
+
+pub mod auth;
+pub mod decode;
+pub mod flags;
+pub mod garbage;
+pub mod kinds;
+pub mod lifecycle;
+pub mod logging;
+pub mod memory;
+pub mod object;
+pub mod patch;
+pub mod pki;
+pub mod protobuf;
+pub mod selector;
+pub mod server;
+pub mod status;
+pub mod store;
+pub mod verbs;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use crate::kinds::{Kind, NAMESPACE};
+use crate::memory::{Memory, Query, Start, Watch, index_of};
+use crate::selector::Selection;
+use crate::store::sqlite::Sqlite;
+use crate::store::writer::{Expect, Outcome, Write, WriteError, Writer};
+use crate::verbs::{Answer, DeleteOptions, WriteOptions};
+
+pub use crate::object::{Event, Object};
+pub use crate::status::ApiError;
+pub use crate::store::OpenError;
+
+/// All state of a running hub. Shared as `Arc<Hub>`.
+#[derive(Debug)]
+pub struct Hub {
+    memory: Arc<Memory>,
+    writer: Writer,
+}
+
+impl Hub {
+    /// Opens the data directory (made if missing), loads everything, and makes the system namespaces if they are missing.
+    /// Blocks for as long as that takes; may be called from anywhere.
+    ///
+    /// # Errors
+    /// Another process has the directory, it cannot be used, or the store in it is damaged: each text says what to do.
+    pub fn open(data_dir: &Path) -> Result<Arc<Hub>, OpenError> {
+        let store = Sqlite::open(data_dir)?;
+        let (writer, memory) = Writer::start(Box::new(store)).map_err(OpenError::Engine)?;
+        let hub = Arc::new(Hub { memory, writer });
+        hub.make_namespaces()?;
+        Ok(hub)
+    }
+
+    fn make_namespaces(&self) -> Result<(), OpenError> {
+        for name in kinds::namespace::SYSTEM {
+            if self.get(&NAMESPACE, "", name).is_some() {
+                continue;
+            }
+            let value = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
+            let value = verbs::new_object(&NAMESPACE, value).map_err(|error| engine_error(&error.message))?;
+            let (answer, answered) = std::sync::mpsc::channel();
+            self.writer.submit(Write {
+                kind: index_of(&NAMESPACE),
+                namespace: String::new(),
+                name: name.to_owned(),
+                expect: Expect::Absent,
+                new: Some(value),
+                volatile: false,
+                answer: Box::new(move |outcome| drop(answer.send(outcome))),
+            });
+            match answered.recv() {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return Err(engine_error(&format!("{error:?}"))),
+                Err(_) => return Err(engine_error("the writer ended")),
+            }
+        }
+        Ok(())
+    }
+
+    /// One object; `namespace` is empty for cluster-scoped kinds.
+    pub fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.memory.get(index_of(kind), namespace, name)
+    }
+
+    /// All objects of a kind in a namespace, in all namespaces if it is empty.
+    pub fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+        let page = self.memory.list(index_of(kind), &Selection::all(namespace), &Query::default());
+        page.map(|page| page.objects).unwrap_or_default()
+    }
+
+    /// The latest revision.
+    pub fn revision(&self) -> u64 {
+        self.memory.revision()
+    }
+
+    /// The objects of a kind and every change after, without a gap.
+    pub fn subscribe(&self, kind: &'static Kind) -> Subscription {
+        match self.memory.watch(index_of(kind), Selection::default(), None) {
+            Ok((Start::Objects(snapshot), revision, watch)) => {
+                Subscription { snapshot, revision, watch: Some(watch) }
+            }
+            // too many watches, or closing: the subscriber sees the objects, then the end, and comes again
+            _ => Subscription { snapshot: self.list(kind, ""), revision: self.revision(), watch: None },
+        }
+    }
+
+    /// Creates an object; `generateName` works. Returns it as stored.
+    pub async fn create(&self, kind: &'static Kind, value: Value) -> Result<Arc<Object>, ApiError> {
+        let namespace = kinds::text(&value, &["metadata", "namespace"]).to_owned();
+        let answer = verbs::create(self, kind, &namespace, value, &WriteOptions::internal()).await?;
+        self.stored(kind, answer)
+    }
+
+    /// Reads the object, lets `change` edit it (spec, status, metadata alike), and writes it; again from the start when
+    /// somebody else wrote in between. A change that changes nothing writes nothing.
+    pub async fn update(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        mut change: impl FnMut(&mut Value) + Send,
+    ) -> Result<Arc<Object>, ApiError> {
+        let edit = |_: &Object, mut value: Value| {
+            change(&mut value);
+            Ok(value)
+        };
+        let answer =
+            verbs::edit(self, kind, verbs::Part::All, namespace, name, &WriteOptions::internal(), edit)
+                .await?;
+        self.stored(kind, answer)
+    }
+
+    /// Deletes an object, or marks it for deletion if it has finalizers.
+    pub async fn delete(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<(), ApiError> {
+        let options = DeleteOptions::default();
+        verbs::delete(self, kind, namespace, name, &options, &WriteOptions::internal()).await.map(|_| ())
+    }
+
+    fn stored(&self, kind: &'static Kind, answer: Answer) -> Result<Arc<Object>, ApiError> {
+        let gone = || ApiError::not_found(kind, "");
+        answer.object.ok_or_else(gone)
+    }
+
+    /// The memory behind the hub, for lists and watches with selectors.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The writer behind the hub, for its counters and its end.
+    pub fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    /// One write through the group-commit thread.
+    pub(crate) async fn write(
+        &self,
+        kind: &'static Kind,
+        place: (&str, &str),
+        expect: Expect,
+        new: Option<Value>,
+        volatile: bool,
+    ) -> Outcome {
+        let (answer, answered) = oneshot::channel();
+        self.writer.submit(Write {
+            kind: index_of(kind),
+            namespace: place.0.to_owned(),
+            name: place.1.to_owned(),
+            expect,
+            new,
+            volatile,
+            // a client that went away does not need its answer
+            answer: Box::new(move |outcome| drop(answer.send(outcome))),
+        });
+        answered.await.unwrap_or(Err(WriteError::Closed))
+    }
+
+    /// Ends all watches, writes what is only in memory, and closes the store. Blocks until that is done.
+    pub fn close(&self) {
+        self.memory.close();
+        self.writer.close();
+    }
+}
+
+fn engine_error(message: &str) -> OpenError {
+    OpenError::Engine(store::StoreError { message: format!("cannot make the system namespaces: {message}") })
+}
+
+impl auth::ClusterView for Hub {
+    fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let kind = kinds::by_resource(resource)?;
+        self.get(kind, namespace, name).map(|object| Arc::new(object.value()))
+    }
+}
+
+/// A snapshot of a kind and the changes after it.
+#[derive(Debug)]
+pub struct Subscription {
+    /// The objects when the subscription began.
+    pub snapshot: Vec<Arc<Object>>,
+    /// The revision of the snapshot.
+    pub revision: u64,
+    watch: Option<Watch>,
+}
+
+impl Subscription {
+    /// The next change; `None` when the subscriber fell behind or the hub closes: then subscribe again (or end).
+    /// Safe to cancel.
+    pub async fn next(&mut self) -> Option<Arc<Event>> {
+        self.watch.as_mut()?.receiver.recv().await
+    }
+}

@@ -1,0 +1,114 @@
+//! A stored object: its JSON text, and beside it the few things that are asked of it often.
+//!
+//! The text is the truth and holds its own resourceVersion; it is parsed when a request needs more. So 5,000 nodes cost
+//! what their JSON costs, a plain list is a concatenation, and one event is written once for all its watchers.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::kinds::{Kind, text};
+
+/// One object at one revision. Never changes.
+#[derive(Debug)]
+pub struct Object {
+    /// Empty for cluster-scoped kinds.
+    pub namespace: Box<str>,
+    /// `metadata.name`.
+    pub name: Box<str>,
+    /// `metadata.uid`.
+    pub uid: Box<str>,
+    /// The revision at which it was written: `metadata.resourceVersion`.
+    pub revision: u64,
+    /// The object as JSON text, without apiVersion and kind left out.
+    pub json: Bytes,
+    labels: Box<[(Box<str>, Box<str>)]>,
+    fields: Box<[Box<str>]>,
+    /// UIDs of the objects that own it.
+    pub owners: Box<[Box<str>]>,
+    /// `metadata.deletionTimestamp` is set.
+    pub terminating: bool,
+}
+
+impl Object {
+    /// From a value whose `metadata.resourceVersion` is `revision`; `None` if it is no object of a kind (no name).
+    pub fn new(kind: &Kind, value: &Value, revision: u64) -> Option<Object> {
+        let json = serde_json::to_vec(value).ok()?;
+        Object::with_json(kind, value, revision, Bytes::from(json))
+    }
+
+    /// From stored text.
+    pub fn from_json(kind: &Kind, json: Vec<u8>, revision: u64) -> Option<Object> {
+        let value: Value = serde_json::from_slice(&json).ok()?;
+        Object::with_json(kind, &value, revision, Bytes::from(json))
+    }
+
+    fn with_json(kind: &Kind, value: &Value, revision: u64, json: Bytes) -> Option<Object> {
+        let meta = value.get("metadata")?;
+        let name = text(meta, &["name"]);
+        if name.is_empty() {
+            return None;
+        }
+        let labels = meta.get("labels").and_then(Value::as_object).into_iter().flatten();
+        let owners = meta.get("ownerReferences").and_then(Value::as_array).into_iter().flatten();
+        Some(Object {
+            namespace: text(meta, &["namespace"]).into(),
+            name: name.into(),
+            uid: text(meta, &["uid"]).into(),
+            revision,
+            json,
+            labels: labels
+                .map(|(key, value)| (key.as_str().into(), value.as_str().unwrap_or("").into()))
+                .collect(),
+            fields: kind.selectable.iter().map(|selectable| (selectable.value)(value).into()).collect(),
+            owners: owners.map(|owner| text(owner, &["uid"]).into()).collect(),
+            terminating: !text(meta, &["deletionTimestamp"]).is_empty(),
+        })
+    }
+
+    /// The object as a value, parsed anew at each call.
+    pub fn value(&self) -> Value {
+        serde_json::from_slice(&self.json).unwrap_or(Value::Null)
+    }
+
+    /// A label's value.
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.labels.iter().find(|(name, _)| &**name == key).map(|(_, value)| &**value)
+    }
+
+    /// The kind's selectable field of this index.
+    pub fn field(&self, index: usize) -> &str {
+        self.fields.get(index).map_or("", |value| value)
+    }
+}
+
+/// One change of one object.
+#[derive(Debug)]
+pub struct Event {
+    /// The revision that the change made; unique over all kinds, and rising.
+    pub revision: u64,
+    /// Before; absent when created.
+    pub old: Option<Arc<Object>>,
+    /// After; absent when deleted.
+    pub new: Option<Arc<Object>>,
+    /// The deleted object with the revision of its deletion, as watchers are told of it.
+    pub last: Option<Arc<Object>>,
+}
+
+impl Event {
+    /// The object as this change left it, or as it was when deleted.
+    pub fn object(&self) -> &Arc<Object> {
+        let known = self.new.as_ref().or(self.last.as_ref()).or(self.old.as_ref());
+        known.expect("a change has an object before it or after it")
+    }
+
+    /// A rough size, for the bound of the event ring.
+    pub fn weight(&self) -> usize {
+        128 + [&self.old, &self.new, &self.last]
+            .into_iter()
+            .flatten()
+            .map(|object| object.json.len())
+            .sum::<usize>()
+    }
+}

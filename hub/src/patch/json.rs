@@ -1,0 +1,231 @@
+//! JSON patch (RFC 6902): add, remove, replace, move, copy, test. All operations apply, or none.
+//!
+//! Written here and not taken from a crate because the bounds are the point: upstream's limits on operations and on
+//! what `copy` may add, without which forty short operations make a document of terabytes.
+
+use serde_json::Value;
+
+use super::PatchError;
+
+/// Operations in one patch; upstream's limit.
+pub const OPERATIONS: usize = 10_000;
+/// Bytes that `copy` operations of one patch may add; upstream's limit.
+pub const COPIED_BYTES: usize = 3 * 1024 * 1024;
+
+/// Applies the patch; on an error `target` is in an unspecified state and must be thrown away.
+pub fn apply(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
+    let operations = patch.as_array().ok_or_else(|| malformed("a JSON patch is a list of operations"))?;
+    if operations.len() > OPERATIONS {
+        return Err(malformed(&format!(
+            "the allowed maximum operations in a JSON patch is {OPERATIONS}, got {}",
+            operations.len()
+        )));
+    }
+    let mut copied = 0;
+    for operation in operations {
+        apply_one(target, operation, &mut copied)?;
+    }
+    Ok(())
+}
+
+fn malformed(why: &str) -> PatchError {
+    PatchError::Malformed(why.to_owned())
+}
+
+fn fails(operation: &str, path: &str, why: &str) -> PatchError {
+    PatchError::DoesNotApply(format!(
+        "{operation} operation does not apply: doc is missing path {path:?}: {why}"
+    ))
+}
+
+fn apply_one(target: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), PatchError> {
+    let word = |field: &str| operation.get(field).and_then(Value::as_str);
+    let name = word("op").ok_or_else(|| malformed("an operation needs \"op\""))?;
+    let path = word("path").ok_or_else(|| malformed("an operation needs \"path\""))?;
+    let tokens = parse_pointer(path)?;
+    let value =
+        || operation.get("value").cloned().ok_or_else(|| malformed(&format!("{name} needs \"value\"")));
+    let from = || {
+        let from = word("from").ok_or_else(|| malformed(&format!("{name} needs \"from\"")))?;
+        parse_pointer(from).map(|tokens| (from, tokens))
+    };
+    match name {
+        "add" => add(target, &tokens, value()?).map_err(|why| fails(name, path, why)),
+        "remove" => remove(target, &tokens).map(drop).map_err(|why| fails(name, path, why)),
+        "replace" => {
+            let place = find(target, &tokens).ok_or_else(|| fails(name, path, "no such place"))?;
+            *place = value()?;
+            Ok(())
+        }
+        "move" => {
+            let (from, from_tokens) = from()?;
+            if tokens.len() > from_tokens.len() && tokens.starts_with(&from_tokens) {
+                return Err(malformed("a value cannot be moved into itself"));
+            }
+            let moved = remove(target, &from_tokens).map_err(|why| fails(name, from, why))?;
+            add(target, &tokens, moved).map_err(|why| fails(name, path, why))
+        }
+        "copy" => {
+            let (from, from_tokens) = from()?;
+            let value = find(target, &from_tokens).ok_or_else(|| fails(name, from, "no such place"))?.clone();
+            *copied += value.to_string().len();
+            if *copied > COPIED_BYTES {
+                return Err(malformed(&format!("copy operations add more than {COPIED_BYTES} bytes")));
+            }
+            add(target, &tokens, value).map_err(|why| fails(name, path, why))
+        }
+        "test" => match find(target, &tokens) {
+            // upstream: a test for null holds where there is nothing
+            found if found.as_deref().unwrap_or(&Value::Null) == &value()? => Ok(()),
+            _ => Err(PatchError::DoesNotApply(format!("testing path {path} failed"))),
+        },
+        other => Err(malformed(&format!("unexpected operation {other:?}"))),
+    }
+}
+
+fn parse_pointer(path: &str) -> Result<Vec<String>, PatchError> {
+    if path.is_empty() {
+        return Ok(Vec::new());
+    }
+    let rest =
+        path.strip_prefix('/').ok_or_else(|| malformed(&format!("path {path:?} must start with '/'")))?;
+    Ok(rest.split('/').map(|token| token.replace("~1", "/").replace("~0", "~")).collect())
+}
+
+fn index(token: &str, limit: usize) -> Option<usize> {
+    let canonical =
+        token == "0" || (!token.starts_with('0') && token.bytes().all(|byte| byte.is_ascii_digit()));
+    token.parse().ok().filter(|index| canonical && *index < limit)
+}
+
+fn find<'a>(target: &'a mut Value, tokens: &[String]) -> Option<&'a mut Value> {
+    tokens.iter().try_fold(target, |value, token| match value {
+        Value::Object(fields) => fields.get_mut(token),
+        Value::Array(items) => index(token, items.len()).and_then(|index| items.get_mut(index)),
+        _ => None,
+    })
+}
+
+fn add(target: &mut Value, tokens: &[String], value: Value) -> Result<(), &'static str> {
+    let Some((last, parents)) = tokens.split_last() else {
+        *target = value;
+        return Ok(());
+    };
+    match find(target, parents).ok_or("no such parent")? {
+        Value::Object(fields) => drop(fields.insert(last.clone(), value)),
+        Value::Array(items) if last == "-" => items.push(value),
+        Value::Array(items) => {
+            let index = index(last, items.len() + 1).ok_or("no such index")?;
+            items.insert(index, value);
+        }
+        _ => return Err("the parent is no object and no list"),
+    }
+    Ok(())
+}
+
+fn remove(target: &mut Value, tokens: &[String]) -> Result<Value, &'static str> {
+    let (last, parents) = tokens.split_last().ok_or("the whole document cannot be removed")?;
+    match find(target, parents).ok_or("no such parent")? {
+        Value::Object(fields) => fields.remove(last).ok_or("no such field"),
+        Value::Array(items) => {
+            let index = index(last, items.len()).ok_or("no such index")?;
+            Ok(items.remove(index))
+        }
+        _ => Err("the parent is no object and no list"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(mut target: Value, patch: Value, expect: Option<Value>) {
+        let shown = patch.to_string();
+        match (apply(&mut target, &patch), expect) {
+            (Ok(()), Some(expect)) => assert_eq!(target, expect, "{shown}"),
+            (Err(_), None) => {}
+            (outcome, expect) => panic!("{shown}: {outcome:?}, expected {expect:?}"),
+        }
+    }
+
+    #[test]
+    fn operations_do_what_the_rfc_says() {
+        let doc = || json!({"a": {"b": [1, 2]}, "k/s": "x", "t~": 1});
+        let one = |operation: Value| json!([operation]);
+        check(
+            doc(),
+            one(json!({"op": "add", "path": "/a/c", "value": 3})),
+            Some(json!({"a": {"b": [1, 2], "c": 3}, "k/s": "x", "t~": 1})),
+        );
+        check(
+            json!({"a": [1, 3]}),
+            one(json!({"op": "add", "path": "/a/1", "value": 2})),
+            Some(json!({"a": [1, 2, 3]})),
+        );
+        check(
+            json!({"a": [1]}),
+            one(json!({"op": "add", "path": "/a/-", "value": 2})),
+            Some(json!({"a": [1, 2]})),
+        );
+        check(
+            json!({"a": [1]}),
+            one(json!({"op": "add", "path": "/a/1", "value": 2})),
+            Some(json!({"a": [1, 2]})),
+        );
+        check(
+            json!({"k/s": 1, "t~": 2}),
+            json!([{"op": "remove", "path": "/k~1s"}, {"op": "remove", "path": "/t~0"}]),
+            Some(json!({})),
+        );
+        check(
+            json!({"a": 1}),
+            one(json!({"op": "replace", "path": "/a", "value": null})),
+            Some(json!({"a": null})),
+        );
+        check(json!({"a": 1}), one(json!({"op": "replace", "path": "", "value": 2})), Some(json!(2)));
+        check(json!({"a": 1}), one(json!({"op": "move", "from": "/a", "path": "/b"})), Some(json!({"b": 1})));
+        check(
+            json!({"a": 1}),
+            one(json!({"op": "copy", "from": "/a", "path": "/b"})),
+            Some(json!({"a": 1, "b": 1})),
+        );
+        check(json!({"a": 1}), one(json!({"op": "test", "path": "/a", "value": 1})), Some(json!({"a": 1})));
+        check(json!({}), one(json!({"op": "test", "path": "/a", "value": null})), Some(json!({})));
+        check(json!({}), json!([]), Some(json!({})));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let doc = || json!({"a": {"b": [1, 2]}, "s": "x"});
+        for operation in [
+            json!({"op": "add", "path": "/a/b/3", "value": 1}),
+            json!({"op": "add", "path": "/a/b/01", "value": 1}),
+            json!({"op": "add", "path": "/x/y", "value": 1}),
+            json!({"op": "add", "path": "/s/y", "value": 1}),
+            json!({"op": "add", "path": "/a"}),
+            json!({"op": "remove", "path": "/a/b/2"}),
+            json!({"op": "remove", "path": "/x"}),
+            json!({"op": "remove", "path": ""}),
+            json!({"op": "replace", "path": "/x", "value": 1}),
+            json!({"op": "move", "from": "/a", "path": "/a/b"}),
+            json!({"op": "move", "path": "/a"}),
+            json!({"op": "test", "path": "/s", "value": "y"}),
+            json!({"op": "nonsense", "path": "/s"}),
+            json!({"op": "add", "path": "a", "value": 1}),
+            json!({"path": "/a"}),
+            json!(1),
+        ] {
+            check(doc(), json!([operation]), None);
+        }
+        check(doc(), json!({}), None);
+    }
+
+    #[test]
+    fn a_patch_cannot_blow_up_a_document() {
+        let copy = json!({"op": "copy", "from": "/a", "path": "/a/-"});
+        check(json!({"a": ["0123456789"]}), Value::Array(vec![copy; 60]), None);
+        let test = json!({"op": "test", "path": "/a", "value": 1});
+        check(json!({"a": 1}), Value::Array(vec![test; OPERATIONS + 1]), None);
+    }
+}

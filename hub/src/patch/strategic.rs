@@ -1,0 +1,502 @@
+//! Strategic merge patch: a merge patch that knows which lists are maps (by `name`, `type`, ...) and which are sets.
+//!
+//! Directives, as upstream: `$patch: replace|delete|merge` in an object or list item, `$retainKeys`,
+//! `$setElementOrder/<list>`, `$deleteFromPrimitiveList/<list>`, null deletes. Which lists merge comes from the schema table; where
+//! the table says nothing (free maps, unknown fields) objects merge and lists are replaced.
+//! Always holds: no directive ever reaches the result.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use super::PatchError;
+use crate::kinds::schema::{self, ListMerge, Shape, Type};
+
+const PATCH: &str = "$patch";
+const RETAIN_KEYS: &str = "$retainKeys";
+const ELEMENT_ORDER: &str = "$setElementOrder/";
+const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
+
+type Fields = Map<String, Value>;
+
+/// Applies the patch to an object of this type.
+pub fn apply(of: &'static Type, target: &mut Value, patch: Value) -> Result<(), PatchError> {
+    let (Value::Object(fields), Value::Object(patch)) = (&mut *target, patch) else {
+        return Err(PatchError::Malformed("a strategic merge patch is a JSON object".to_owned()));
+    };
+    *target = Value::Object(merge(Some(of), std::mem::take(fields), patch)?);
+    Ok(())
+}
+
+fn malformed<T>(why: String) -> Result<T, PatchError> {
+    Err(PatchError::Malformed(why))
+}
+
+fn merge(of: Option<&'static Type>, mut original: Fields, mut patch: Fields) -> Result<Fields, PatchError> {
+    match patch.remove(PATCH) {
+        None => {}
+        Some(Value::String(directive)) => match directive.as_str() {
+            "merge" => {}
+            "replace" => return Ok(without_directives(patch)),
+            "delete" => return Ok(Fields::new()),
+            other => return malformed(format!("invalid value for $patch: {other:?}")),
+        },
+        Some(other) => return malformed(format!("invalid value for $patch: {other}")),
+    }
+    retain_keys(&mut original, &mut patch)?;
+    merge_ordered_lists(of, &mut original, &mut patch)?;
+    for (key, value) in patch {
+        let (key, deletes) = match key.strip_prefix(DELETE_PRIMITIVES) {
+            Some(list) => (list.to_owned(), true),
+            None => (key, false),
+        };
+        if deletes {
+            delete_primitives(&mut original, &key, value)?;
+            continue;
+        }
+        if value.is_null() {
+            original.remove(&key);
+            continue;
+        }
+        let field = of.and_then(|of| of.field(&key));
+        let merged = match (original.remove(&key), value) {
+            (Some(Value::Object(old)), Value::Object(new)) => {
+                Value::Object(merge(field.and_then(message_of), old, new)?)
+            }
+            (Some(Value::Array(old)), Value::Array(new)) => {
+                let rule = field.and_then(|field| field.merge);
+                Value::Array(merge_list(field.and_then(message_of), rule, old, new)?)
+            }
+            // the old value is absent or of another type: the new one stands alone, but its items are merged
+            // with nothing so that their directives take effect
+            (_, Value::Array(new)) => {
+                let rule = field.and_then(|field| field.merge);
+                Value::Array(merge_list(field.and_then(message_of), rule, Vec::new(), new)?)
+            }
+            (_, Value::Object(new)) => {
+                if new.get(PATCH).is_some_and(|directive| directive == "delete") {
+                    continue;
+                }
+                Value::Object(merge(field.and_then(message_of), Fields::new(), new)?)
+            }
+            (_, scalar) => scalar,
+        };
+        original.insert(key, merged);
+    }
+    Ok(original)
+}
+
+/// The type of a field's values, or of its items.
+fn message_of(field: &'static schema::Field) -> Option<&'static Type> {
+    fn inner(shape: &Shape) -> &Shape {
+        match shape {
+            Shape::List(item) | Shape::Map(item) => inner(item),
+            other => other,
+        }
+    }
+    match inner(&field.shape) {
+        Shape::Message(name) => schema::find(name),
+        _ => None,
+    }
+}
+
+fn without_directives(fields: Fields) -> Fields {
+    let kept = fields.into_iter().filter(|(key, value)| !is_directive(key) && !value.is_null());
+    kept.map(|(key, value)| (key, value_without_directives(value))).collect()
+}
+
+fn value_without_directives(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => Value::Object(without_directives(fields)),
+        Value::Array(items) => Value::Array(items.into_iter().map(value_without_directives).collect()),
+        scalar => scalar,
+    }
+}
+
+fn is_directive(key: &str) -> bool {
+    key == PATCH || key == RETAIN_KEYS || key.starts_with(ELEMENT_ORDER) || key.starts_with(DELETE_PRIMITIVES)
+}
+
+fn retain_keys(original: &mut Fields, patch: &mut Fields) -> Result<(), PatchError> {
+    let Some(retained) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
+    let Value::Array(retained) = retained else {
+        return malformed("expected $retainKeys to be a list of field names".to_owned());
+    };
+    let kept = |key: &str| retained.iter().any(|retained| retained == key);
+    if let Some(stray) = patch.keys().find(|key| !is_directive(key) && !patch[*key].is_null() && !kept(key)) {
+        return malformed(format!("the {stray:?} field is not in the list of $retainKeys"));
+    }
+    original.retain(|key, _| kept(key));
+    Ok(())
+}
+
+fn delete_primitives(original: &mut Fields, key: &str, deleted: Value) -> Result<(), PatchError> {
+    let Value::Array(deleted) = deleted else {
+        return malformed(format!("expected {DELETE_PRIMITIVES}{key} to be a list"));
+    };
+    if let Some(Value::Array(items)) = original.get_mut(key) {
+        items.retain(|item| !deleted.contains(item));
+    }
+    Ok(())
+}
+
+/// Lists with a `$setElementOrder` beside them (which may come without a list of changes).
+fn merge_ordered_lists(
+    of: Option<&'static Type>,
+    original: &mut Fields,
+    patch: &mut Fields,
+) -> Result<(), PatchError> {
+    let ordered: Vec<String> =
+        patch.keys().filter_map(|key| key.strip_prefix(ELEMENT_ORDER)).map(str::to_owned).collect();
+    for key in ordered {
+        let Some(Value::Array(order)) = patch.remove(&format!("{ELEMENT_ORDER}{key}")) else {
+            return malformed(format!("expected {ELEMENT_ORDER}{key} to be a list"));
+        };
+        let field = of.and_then(|of| of.field(&key));
+        let rule = field.and_then(|field| field.merge).unwrap_or(ListMerge::Set);
+        let changes = match patch.remove(&key) {
+            None => Vec::new(),
+            Some(Value::Array(changes)) => changes,
+            Some(Value::Null) => {
+                original.remove(&key);
+                continue;
+            }
+            Some(_) => return malformed(format!("expected {key} to be a list")),
+        };
+        check_order(&key, rule, &order, &changes)?;
+        let before = match original.remove(&key) {
+            Some(Value::Array(items)) => items,
+            _ => Vec::new(),
+        };
+        let server_order: Vec<String> = before.iter().map(|item| identity(rule, item)).collect();
+        if let Some(deleted) = patch.remove(&format!("{DELETE_PRIMITIVES}{key}")) {
+            original.insert(key.clone(), Value::Array(before));
+            delete_primitives(original, &key, deleted)?;
+        } else {
+            original.insert(key.clone(), Value::Array(before));
+        }
+        let Some(Value::Array(before)) = original.remove(&key) else { continue };
+        let merged = merge_list(field.and_then(message_of), Some(rule), before, changes)?;
+        let wanted: Vec<String> = order.iter().map(|item| identity(rule, item)).collect();
+        original.insert(key, Value::Array(in_order(rule, merged, &wanted, &server_order)));
+    }
+    Ok(())
+}
+
+/// What makes an item the same one: its merge key, or its value.
+fn identity(rule: ListMerge, item: &Value) -> String {
+    match rule {
+        ListMerge::ByKey(key) => item.get(key).map(Value::to_string).unwrap_or_default(),
+        ListMerge::Set => item.to_string(),
+    }
+}
+
+/// Changed items must stand in the order that the directive gives.
+fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) -> Result<(), PatchError> {
+    let mut places = HashMap::new();
+    for (place, item) in order.iter().enumerate() {
+        places.entry(identity(rule, item)).or_insert(place);
+    }
+    let mut last = None;
+    for change in changes.iter().filter(|change| change.get(PATCH).is_none()) {
+        let place = places.get(&identity(rule, change)).copied();
+        if place.is_none() || place < last {
+            return malformed(format!("the order in patch list {list} does not match {ELEMENT_ORDER}{list}"));
+        }
+        last = place;
+    }
+    Ok(())
+}
+
+/// Items that the patch names come in its order, the others keep their place relative to what the server had.
+fn in_order(rule: ListMerge, items: Vec<Value>, wanted: &[String], server: &[String]) -> Vec<Value> {
+    let places = |names: &[String]| {
+        let mut places = HashMap::new();
+        for (place, name) in names.iter().enumerate() {
+            places.entry(name.clone()).or_insert(place);
+        }
+        places
+    };
+    let (wanted, server) = (places(wanted), places(server));
+    let (mut named, mut others): (Vec<Value>, Vec<Value>) =
+        items.into_iter().partition(|item| wanted.contains_key(&identity(rule, item)));
+    named.sort_by_key(|item| wanted.get(&identity(rule, item)).copied());
+    others.sort_by_key(|item| server.get(&identity(rule, item)).copied().unwrap_or(usize::MAX));
+    let mut ordered = Vec::with_capacity(named.len() + others.len());
+    let (mut named, mut others) = (named.into_iter().peekable(), others.into_iter().peekable());
+    while let (Some(left), Some(right)) = (others.peek(), named.peek()) {
+        let place = |item: &Value| server.get(&identity(rule, item)).copied();
+        let left_first = matches!((place(left), place(right)), (Some(left), Some(right)) if left < right);
+        ordered.extend(if left_first { others.next() } else { named.next() });
+    }
+    ordered.extend(named);
+    ordered.extend(others);
+    ordered
+}
+
+fn merge_list(
+    of: Option<&'static Type>,
+    rule: Option<ListMerge>,
+    original: Vec<Value>,
+    patch: Vec<Value>,
+) -> Result<Vec<Value>, PatchError> {
+    match rule {
+        None => Ok(patch.into_iter().map(value_without_directives).collect()),
+        Some(ListMerge::Set) => Ok(union(original, patch)),
+        Some(ListMerge::ByKey(key)) => merge_by_key(of, key, original, patch),
+    }
+}
+
+fn union(mut original: Vec<Value>, patch: Vec<Value>) -> Vec<Value> {
+    let mut seen: std::collections::HashSet<String> = original.iter().map(Value::to_string).collect();
+    original.extend(patch.into_iter().filter(|item| seen.insert(item.to_string())));
+    original
+}
+
+fn merge_by_key(
+    of: Option<&'static Type>,
+    key: &'static str,
+    mut original: Vec<Value>,
+    patch: Vec<Value>,
+) -> Result<Vec<Value>, PatchError> {
+    let mut changes = Vec::with_capacity(patch.len());
+    let mut replace = false;
+    let mut deleted = std::collections::HashSet::new();
+    for item in patch {
+        let Value::Object(mut item) = item else {
+            return malformed(format!("expected the items of a list merged by {key:?} to be objects"));
+        };
+        match item.remove(PATCH) {
+            None => changes.push(item),
+            Some(directive) if directive == "merge" => changes.push(item),
+            Some(directive) if directive == "replace" => {
+                replace = true;
+                // a bare directive stands for the whole list, one with content is content too
+                if !item.is_empty() {
+                    changes.push(item);
+                }
+            }
+            Some(directive) if directive == "delete" => {
+                let Some(value) = item.get(key) else {
+                    return malformed(format!("delete patch type with no merge key {key:?} defined"));
+                };
+                deleted.insert(value.to_string());
+            }
+            Some(other) => return malformed(format!("invalid value for $patch: {other}")),
+        }
+    }
+    if replace {
+        return Ok(changes.into_iter().map(|item| Value::Object(without_directives(item))).collect());
+    }
+    let name_of = |item: &Value| item.get(key).map(Value::to_string);
+    original.retain(|item| !name_of(item).is_some_and(|name| deleted.contains(&name)));
+    let mut places: HashMap<String, usize> = HashMap::new();
+    for (place, item) in original.iter().enumerate() {
+        if let Some(name) = name_of(item) {
+            places.entry(name).or_insert(place);
+        }
+    }
+    for change in changes {
+        let Some(name) = change.get(key).map(Value::to_string) else {
+            return malformed(format!("an item does not contain the declared merge key {key:?}"));
+        };
+        match places.get(&name).and_then(|place| original.get_mut(*place)) {
+            Some(Value::Object(item)) => {
+                let merged = merge(of, std::mem::take(item), change)?;
+                *item = merged;
+            }
+            _ => {
+                places.insert(name, original.len());
+                original.push(Value::Object(merge(of, Fields::new(), change)?));
+            }
+        }
+    }
+    Ok(original)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn check(of: &str, mut target: Value, patch: Value, expect: Value) {
+        let shown = patch.to_string();
+        apply(schema::find(of).unwrap(), &mut target, patch).unwrap();
+        assert_eq!(target, expect, "{shown}");
+    }
+
+    fn check_refused(of: &str, mut target: Value, patch: Value, expect: &str) {
+        match apply(schema::find(of).unwrap(), &mut target, patch) {
+            Err(PatchError::Malformed(why)) => assert!(why.contains(expect), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const NODE: &str = "core/v1/Node";
+    const POD: &str = "core/v1/Pod";
+
+    #[test]
+    fn objects_merge_null_deletes_and_scalars_replace() {
+        let node = json!({"metadata": {"labels": {"a": "1", "b": "2"}}, "spec": {"unschedulable": true}});
+        check(
+            NODE,
+            node.clone(),
+            json!({"metadata": {"labels": {"a": null, "c": "3"}}, "spec": {"unschedulable": null}}),
+            json!({"metadata": {"labels": {"b": "2", "c": "3"}}, "spec": {}}),
+        );
+        check(
+            NODE,
+            node,
+            json!({"spec": {"podCIDR": "10.0.0.0/24"}}),
+            json!({
+            "metadata": {"labels": {"a": "1", "b": "2"}}, "spec": {"unschedulable": true, "podCIDR": "10.0.0.0/24"}}),
+        );
+        check(
+            NODE,
+            json!({}),
+            json!({"metadata": {"labels": {"x": null, "y": "1"}}}),
+            json!({"metadata": {"labels": {"y": "1"}}}),
+        );
+        check(
+            NODE,
+            json!({"spec": {"configSource": {"configMapRef": {"name": "a"}}}}),
+            json!({"spec": {"configSource": {"configMapRef": null, "configMap": {"name": "b"}}}}),
+            json!({"spec": {"configSource": {"configMap": {"name": "b"}}}}),
+        );
+    }
+
+    #[test]
+    fn conditions_merge_by_type_and_taints_are_replaced() {
+        let conditions = |ready: &str| {
+            json!({"status": {"conditions": [
+                {"type": "Ready", "status": ready, "reason": "R"}, {"type": "DiskPressure", "status": "False"}]}})
+        };
+        check(
+            NODE,
+            conditions("True"),
+            json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}),
+            conditions("False"),
+        );
+        check(
+            NODE,
+            conditions("True"),
+            json!({"status": {"conditions": [{"type": "ConfigOK", "status": "True"}]}}),
+            json!({"status": {"conditions": [
+                {"type": "Ready", "status": "True", "reason": "R"}, {"type": "DiskPressure", "status": "False"},
+                {"type": "ConfigOK", "status": "True"}]}}),
+        );
+        check(
+            NODE,
+            conditions("True"),
+            json!({"status": {"$setElementOrder/conditions": [{"type": "DiskPressure"}, {"type": "Ready"}],
+                "conditions": [{"type": "Ready", "status": "False"}]}}),
+            json!({"status": {"conditions": [
+                {"type": "DiskPressure", "status": "False"}, {"type": "Ready", "status": "False", "reason": "R"}]}}),
+        );
+        check(
+            NODE,
+            json!({"spec": {"taints": [{"key": "a", "effect": "NoSchedule"}]}}),
+            json!({"spec": {"taints": [{"key": "b", "effect": "NoExecute"}]}}),
+            json!({"spec": {"taints": [{"key": "b", "effect": "NoExecute"}]}}),
+        );
+    }
+
+    #[test]
+    fn items_are_deleted_replaced_and_merged_by_directive() {
+        let pod = || json!({"spec": {"containers": [{"name": "a", "image": "1", "tty": true}, {"name": "b", "image": "1"}]}});
+        check(
+            POD,
+            pod(),
+            json!({"spec": {"containers": [{"name": "a", "$patch": "delete"}]}}),
+            json!({"spec": {"containers": [{"name": "b", "image": "1"}]}}),
+        );
+        check(
+            POD,
+            pod(),
+            json!({"spec": {"containers": [{"$patch": "replace"}, {"name": "c"}]}}),
+            json!({"spec": {"containers": [{"name": "c"}]}}),
+        );
+        check(
+            POD,
+            pod(),
+            json!({"spec": {"containers": [{"name": "a", "$patch": "merge", "image": "2"}]}}),
+            json!({"spec": {"containers": [{"name": "a", "image": "2", "tty": true}, {"name": "b", "image": "1"}]}}),
+        );
+        check(
+            POD,
+            pod(),
+            json!({"spec": {"$patch": "replace", "nodeName": "n"}}),
+            json!({"spec": {"nodeName": "n"}}),
+        );
+        check(POD, pod(), json!({"spec": {"$patch": "delete"}}), json!({"spec": {}}));
+        check(POD, json!({}), json!({"spec": {"$patch": "delete"}}), json!({}));
+        check(
+            POD,
+            json!({}),
+            json!({"spec": {"containers": [{"name": "a", "image": "1", "env": [{"name": "x", "$patch": "delete"}]}]}}),
+            json!({"spec": {"containers": [{"name": "a", "image": "1", "env": []}]}}),
+        );
+        check_refused(POD, pod(), json!({"spec": {"$patch": "explode"}}), "invalid value for $patch");
+        check_refused(POD, pod(), json!({"spec": {"containers": [{"image": "1"}]}}), "merge key \"name\"");
+        check_refused(POD, pod(), json!({"spec": {"containers": [1]}}), "to be objects");
+    }
+
+    #[test]
+    fn element_order_is_the_patchs_and_server_only_items_keep_their_place() {
+        let pod = |names: &[&str]| json!({"spec": {"containers": names.iter().map(|name| json!({"name": name})).collect::<Vec<_>>()}});
+        let order = |names: &[&str], changes: Value| {
+            let order: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
+            json!({"spec": {"$setElementOrder/containers": order, "containers": changes}})
+        };
+        check(POD, pod(&["a", "b", "c"]), order(&["c", "a"], json!([])), pod(&["c", "a", "b"]));
+        check(POD, pod(&["x", "a", "b"]), order(&["b", "a"], json!([])), pod(&["x", "b", "a"]));
+        check(POD, pod(&["a", "b"]), order(&["b", "n", "a"], json!([{"name": "n"}])), pod(&["b", "n", "a"]));
+        let without_list = json!({"spec": {"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}]}});
+        check(POD, pod(&["a", "b"]), without_list, pod(&["b", "a"]));
+        check_refused(
+            POD,
+            pod(&["a", "b"]),
+            order(&["b", "a"], json!([{"name": "a"}, {"name": "b"}])),
+            "does not match $setElementOrder/containers",
+        );
+        check_refused(POD, pod(&["a"]), order(&["a"], json!([{"name": "z"}])), "does not match");
+    }
+
+    #[test]
+    fn primitive_lists_are_sets() {
+        let meta = |finalizers: &[&str]| json!({"metadata": {"finalizers": finalizers}});
+        check(NODE, meta(&["a", "b"]), meta(&["b", "c"]), meta(&["a", "b", "c"]));
+        let delete = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"]}});
+        check(NODE, meta(&["a", "b"]), delete.clone(), meta(&["b"]));
+        check(NODE, json!({"metadata": {}}), delete, json!({"metadata": {}}));
+        let both = json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["a"],
+            "$setElementOrder/finalizers": ["c", "b"], "finalizers": ["c"]}});
+        check(NODE, meta(&["a", "b"]), both, meta(&["c", "b"]));
+    }
+
+    #[test]
+    fn retained_keys_push_out_the_others() {
+        let volumes = |volume: Value| json!({"spec": {"volumes": [volume]}});
+        check(
+            POD,
+            volumes(json!({"name": "v", "emptyDir": {}})),
+            volumes(json!({"name": "v", "$retainKeys": ["name", "hostPath"], "hostPath": {"path": "/x"}})),
+            volumes(json!({"name": "v", "hostPath": {"path": "/x"}})),
+        );
+        check_refused(
+            POD,
+            volumes(json!({"name": "v", "emptyDir": {}})),
+            volumes(json!({"name": "v", "$retainKeys": ["name"], "hostPath": {"path": "/x"}})),
+            "not in the list of $retainKeys",
+        );
+    }
+
+    #[test]
+    fn no_directive_reaches_the_result() {
+        let nested = json!({"spec": {"containers": [{"name": "n", "$setElementOrder/env": [{"name": "e"}],
+            "env": [{"name": "e", "value": "1"}], "$retainKeys": ["name", "env"]}]}});
+        let mut target = json!({});
+        apply(schema::find(POD).unwrap(), &mut target, nested).unwrap();
+        assert!(!target.to_string().contains('$'), "{target}");
+    }
+}

@@ -1,0 +1,390 @@
+//! Protobuf bodies: newer clients send some kinds this way and do not fall back to JSON when refused.
+//!
+//! The body is `k8s\0` and a `runtime.Unknown` that names the type; the message inside is read by the field numbers of the
+//! schema table into the same JSON a client would have sent. One generic reader of 200 lines instead of generated types for
+//! every kind (which know no JSON names), and a test reads what generated types wrote. Never panics; depth is bounded.
+
+use serde_json::{Map, Value};
+
+use crate::kinds::schema::{self, Shape, Type, base64_encode};
+
+/// What every protobuf body starts with.
+const MAGIC: &[u8] = b"k8s\0";
+/// Messages inside messages; upstream's types are at most about 20 deep.
+const DEPTH: usize = 64;
+
+/// A body that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProtobufError {
+    /// The bytes are no such message.
+    Malformed(&'static str),
+    /// The type is not in the table.
+    UnknownType(String),
+}
+
+/// Reads a whole body: apiVersion, kind and the object's fields.
+pub fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
+    let unknown =
+        body.strip_prefix(MAGIC).ok_or(ProtobufError::Malformed("does not start with the magic bytes"))?;
+    let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
+    for field in fields(unknown) {
+        match field? {
+            (1, Wire::Bytes(meta)) => {
+                for field in fields(meta) {
+                    match field? {
+                        (1, Wire::Bytes(text)) => api_version = utf8(text)?,
+                        (2, Wire::Bytes(text)) => kind = utf8(text)?,
+                        _ => {}
+                    }
+                }
+            }
+            (2, Wire::Bytes(bytes)) => raw = bytes,
+            (3, Wire::Bytes(encoding)) if !encoding.is_empty() => {
+                return Err(ProtobufError::Malformed("has a content encoding"));
+            }
+            _ => {}
+        }
+    }
+    let of = type_of(&api_version, &kind)
+        .ok_or_else(|| ProtobufError::UnknownType(format!("{api_version} {kind}")))?;
+    let mut object = message(of, raw, 0)?;
+    object.insert("apiVersion".to_owned(), api_version.into());
+    object.insert("kind".to_owned(), kind.into());
+    Ok(Value::Object(object))
+}
+
+/// `v1` and `apps/v1` of upstream are `core/v1` and `apps/v1` in the table, without the groups' domain.
+fn type_of(api_version: &str, kind: &str) -> Option<&'static Type> {
+    // DeleteOptions travels under the version of what it deletes
+    if kind == "DeleteOptions" {
+        return schema::find("meta/v1/DeleteOptions");
+    }
+    let name = match api_version.split_once('/') {
+        None => format!("core/{api_version}/{kind}"),
+        Some((group, version)) => format!("{}/{version}/{kind}", group.split('.').next().unwrap_or(group)),
+    };
+    schema::find(&name)
+}
+
+/// One field as it stands on the wire.
+enum Wire<'a> {
+    Varint(u64),
+    Bytes(&'a [u8]),
+    Fixed64(u64),
+    Fixed32,
+}
+
+fn varint(bytes: &mut &[u8]) -> Result<u64, ProtobufError> {
+    let mut value = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let (first, rest) = bytes.split_first().ok_or(ProtobufError::Malformed("ends inside a number"))?;
+        *bytes = rest;
+        value |= u64::from(first & 0x7f) << shift;
+        if first & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(ProtobufError::Malformed("has a number of more than 64 bits"))
+}
+
+fn take<'a>(bytes: &mut &'a [u8], count: u64) -> Result<&'a [u8], ProtobufError> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= bytes.len());
+    let count = count.ok_or(ProtobufError::Malformed("ends inside a field"))?;
+    let (taken, rest) = bytes.split_at(count);
+    *bytes = rest;
+    Ok(taken)
+}
+
+fn fields(mut bytes: &[u8]) -> impl Iterator<Item = Result<(u64, Wire<'_>), ProtobufError>> {
+    std::iter::from_fn(move || {
+        if bytes.is_empty() {
+            return None;
+        }
+        let field = one_field(&mut bytes);
+        if field.is_err() {
+            bytes = &[];
+        }
+        Some(field)
+    })
+}
+
+fn one_field<'a>(bytes: &mut &'a [u8]) -> Result<(u64, Wire<'a>), ProtobufError> {
+    let tag = varint(bytes)?;
+    let wire = match tag & 7 {
+        0 => Wire::Varint(varint(bytes)?),
+        1 => {
+            let taken = take(bytes, 8)?;
+            Wire::Fixed64(taken.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+        }
+        2 => {
+            let length = varint(bytes)?;
+            Wire::Bytes(take(bytes, length)?)
+        }
+        5 => take(bytes, 4).map(|_| Wire::Fixed32)?,
+        _ => return Err(ProtobufError::Malformed("has a group or an unknown wire type")),
+    };
+    Ok((tag >> 3, wire))
+}
+
+fn utf8(bytes: &[u8]) -> Result<String, ProtobufError> {
+    std::str::from_utf8(bytes)
+        .map(str::to_owned)
+        .map_err(|_| ProtobufError::Malformed("has text that is no UTF-8"))
+}
+
+fn message(of: &'static Type, bytes: &[u8], depth: usize) -> Result<Map<String, Value>, ProtobufError> {
+    if depth > DEPTH {
+        return Err(ProtobufError::Malformed("is nested too deeply"));
+    }
+    let mut object = Map::new();
+    for field in fields(bytes) {
+        let (number, wire) = field?;
+        // fields that a newer client knows and we do not are dropped, as upstream drops them
+        let Some(field) =
+            of.fields.iter().find(|field| field.number != 0 && u64::from(field.number) == number)
+        else {
+            continue;
+        };
+        match &field.shape {
+            Shape::List(item) => {
+                let list = object.entry(field.name).or_insert_with(|| Value::Array(Vec::new()));
+                if let (Value::Array(items), Some(value)) = (list, scalar(item, wire, depth)?) {
+                    items.push(value);
+                }
+            }
+            Shape::Map(item) => {
+                let (key, value) = map_entry(item, wire, depth)?;
+                let map = object.entry(field.name).or_insert_with(|| Value::Object(Map::new()));
+                if let Value::Object(entries) = map {
+                    entries.insert(key, value);
+                }
+            }
+            shape => {
+                let value = scalar(shape, wire, depth)?;
+                // Go writes empty text for every field that is not a pointer; its JSON would leave it out
+                if let Some(value) = value.filter(|value| value != "" || field.required) {
+                    object.insert(field.name.to_owned(), value);
+                }
+            }
+        }
+    }
+    Ok(object)
+}
+
+fn map_entry(item: &Shape, wire: Wire<'_>, depth: usize) -> Result<(String, Value), ProtobufError> {
+    let Wire::Bytes(entry) = wire else { return Err(ProtobufError::Malformed("has a map that is none")) };
+    let (mut key, mut value) = (String::new(), None);
+    for field in fields(entry) {
+        match field? {
+            (1, Wire::Bytes(text)) => key = utf8(text)?,
+            (2, wire) => value = scalar(item, wire, depth)?,
+            _ => {}
+        }
+    }
+    Ok((key, value.unwrap_or_else(|| Value::from(""))))
+}
+
+/// One value; `None` for an empty time.
+fn scalar(shape: &Shape, wire: Wire<'_>, depth: usize) -> Result<Option<Value>, ProtobufError> {
+    let wrong = Err(ProtobufError::Malformed("has a field of another type than the schema's"));
+    Ok(Some(match (shape, wire) {
+        (Shape::String, Wire::Bytes(text)) => utf8(text)?.into(),
+        (Shape::Bytes, Wire::Bytes(bytes)) => base64_encode(bytes).into(),
+        (Shape::Bool, Wire::Varint(number)) => (number != 0).into(),
+        (Shape::Int32 | Shape::Int64, Wire::Varint(number)) => number.cast_signed().into(),
+        (Shape::Double, Wire::Fixed64(bits)) => f64::from_bits(bits).into(),
+        (Shape::Time, Wire::Bytes(bytes)) => return time_text(bytes, false),
+        (Shape::MicroTime, Wire::Bytes(bytes)) => return time_text(bytes, true),
+        (Shape::Quantity, Wire::Bytes(bytes)) => inner_text(bytes)?.into(),
+        (Shape::IntOrString, Wire::Bytes(bytes)) => int_or_string(bytes)?,
+        (Shape::Raw, Wire::Bytes(bytes)) => {
+            let raw = inner_bytes(bytes)?;
+            serde_json::from_slice(raw)
+                .map_err(|_| ProtobufError::Malformed("has raw content that is no JSON"))?
+        }
+        (Shape::Message(name), Wire::Bytes(bytes)) => match schema::find(name) {
+            Some(of) => Value::Object(message(of, bytes, depth + 1)?),
+            None => return wrong,
+        },
+        _ => return wrong,
+    }))
+}
+
+fn inner_bytes(bytes: &[u8]) -> Result<&[u8], ProtobufError> {
+    let mut found = &[][..];
+    for field in fields(bytes) {
+        if let (1, Wire::Bytes(inner)) = field? {
+            found = inner;
+        }
+    }
+    Ok(found)
+}
+
+fn inner_text(bytes: &[u8]) -> Result<String, ProtobufError> {
+    utf8(inner_bytes(bytes)?)
+}
+
+fn int_or_string(bytes: &[u8]) -> Result<Value, ProtobufError> {
+    let (mut is_text, mut number, mut text) = (false, 0, String::new());
+    for field in fields(bytes) {
+        match field? {
+            (1, Wire::Varint(kind)) => is_text = kind != 0,
+            (2, Wire::Varint(value)) => number = value.cast_signed(),
+            (3, Wire::Bytes(value)) => text = utf8(value)?,
+            _ => {}
+        }
+    }
+    Ok(if is_text { text.into() } else { number.into() })
+}
+
+fn time_text(bytes: &[u8], micro: bool) -> Result<Option<Value>, ProtobufError> {
+    let (mut seconds, mut nanos, mut given) = (0_i64, 0_i64, false);
+    for field in fields(bytes) {
+        match field? {
+            (1, Wire::Varint(value)) => (seconds, given) = (value.cast_signed(), true),
+            (2, Wire::Varint(value)) => nanos = value.cast_signed(),
+            _ => {}
+        }
+    }
+    // Go's zero time
+    if !given || seconds == -62_135_596_800 {
+        return Ok(None);
+    }
+    let wrong = ProtobufError::Malformed("has a time out of range");
+    let time = time::OffsetDateTime::from_unix_timestamp(seconds).map_err(|_| wrong.clone())?;
+    let micros = (0..1_000_000_000).contains(&nanos).then_some(nanos / 1000).ok_or(wrong)?;
+    let (year, month, day) = (time.year(), u8::from(time.month()), time.day());
+    let (hour, minute, second) = time.to_hms();
+    let fraction = if micro { format!(".{micros:06}") } else { String::new() };
+    Ok(Some(format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{fraction}Z").into()))
+}
+
+/// Writes protobuf, as little of it as `/openapi/v2` needs.
+#[derive(Debug, Default)]
+pub struct Encoder {
+    /// The message so far.
+    pub bytes: Vec<u8>,
+}
+
+impl Encoder {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value.to_le_bytes()[0] | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value.to_le_bytes()[0]);
+    }
+
+    /// A text field.
+    pub fn text(&mut self, number: u64, text: &str) {
+        self.raw(number, text.as_bytes());
+    }
+
+    /// A field of bytes.
+    pub fn raw(&mut self, number: u64, bytes: &[u8]) {
+        self.varint(number << 3 | 2);
+        self.varint(bytes.len() as u64);
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// A message field.
+    pub fn message(&mut self, number: u64, fill: impl FnOnce(&mut Encoder)) {
+        let mut inner = Encoder::default();
+        fill(&mut inner);
+        self.raw(number, &inner.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_pb::api::core::v1 as core;
+    use k8s_pb::apimachinery::pkg::apis::meta::v1 as meta;
+    use prost::Message;
+    use serde_json::json;
+
+    fn body(api_version: &str, kind: &str, raw: &[u8]) -> Vec<u8> {
+        let mut unknown = Encoder::default();
+        unknown.message(1, |meta| {
+            meta.text(1, api_version);
+            meta.text(2, kind);
+        });
+        unknown.raw(2, raw);
+        unknown.text(3, "");
+        [MAGIC, &unknown.bytes].concat()
+    }
+
+    #[test]
+    fn what_generated_types_wrote_is_read_as_its_json() {
+        let map = core::ConfigMap {
+            metadata: Some(meta::ObjectMeta {
+                name: Some("cfg".into()),
+                generate_name: Some(String::new()),
+                creation_timestamp: Some(meta::Time::default()),
+                labels: [("a".to_owned(), String::new())].into(),
+                ..Default::default()
+            }),
+            data: [("kubelet".to_owned(), "kind: K".to_owned())].into(),
+            binary_data: [("bin".to_owned(), vec![0xff, 0])].into(),
+            immutable: Some(false),
+        };
+        assert_eq!(
+            decode(&body("v1", "ConfigMap", &map.encode_to_vec())).unwrap(),
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "cfg", "labels": {"a": ""}},
+                "data": {"kubelet": "kind: K"}, "binaryData": {"bin": "/wA="}, "immutable": false})
+        );
+        let lease = k8s_pb::api::coordination::v1::Lease {
+            spec: Some(k8s_pb::api::coordination::v1::LeaseSpec {
+                holder_identity: Some("n".into()),
+                lease_duration_seconds: Some(40),
+                renew_time: Some(meta::MicroTime { seconds: Some(1_767_225_600), nanos: Some(1_500_000) }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(
+            decode(&body("coordination.k8s.io/v1", "Lease", &lease.encode_to_vec())).unwrap()["spec"],
+            json!({"holderIdentity": "n", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.001500Z"})
+        );
+        let options = meta::DeleteOptions { grace_period_seconds: Some(0), ..Default::default() };
+        assert_eq!(
+            decode(&body("v1", "DeleteOptions", &options.encode_to_vec())).unwrap()["gracePeriodSeconds"],
+            0
+        );
+        let quantity = k8s_pb::apimachinery::pkg::api::resource::Quantity { string: Some("2".into()) };
+        let node = core::Node {
+            status: Some(core::NodeStatus {
+                capacity: [("cpu".to_owned(), quantity)].into(),
+                conditions: vec![core::NodeCondition { r#type: Some("Ready".into()), ..Default::default() }],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(
+            decode(&body("v1", "Node", &node.encode_to_vec())).unwrap()["status"],
+            json!({"capacity": {"cpu": "2"}, "conditions": [{"type": "Ready"}]})
+        );
+    }
+
+    #[test]
+    fn damaged_and_foreign_bodies_are_refused() {
+        let good = body(
+            "v1",
+            "ConfigMap",
+            &core::ConfigMap { immutable: Some(true), ..Default::default() }.encode_to_vec(),
+        );
+        for cut in 0..good.len() {
+            let _ = decode(&good[..cut]);
+        }
+        for index in 0..good.len() {
+            for flip in [0xff, 0x80, 0x07] {
+                let mut changed = good.clone();
+                changed[index] ^= flip;
+                let _ = decode(&changed);
+            }
+        }
+        assert_eq!(decode(b"{}"), Err(ProtobufError::Malformed("does not start with the magic bytes")));
+        assert!(matches!(decode(&body("v1", "Nonsense", &[])), Err(ProtobufError::UnknownType(_))));
+        assert!(decode(&body("v1", "ConfigMap", &[0x0a, 0xff])).is_err());
+    }
+}

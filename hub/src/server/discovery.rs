@@ -1,0 +1,188 @@
+//! Discovery: which kinds there are, in the aggregated form (one request) and the legacy form (one per group version).
+//!
+//! Both come from the table of kinds. `/api` and `/apis` must answer in the same form, or clients fall back: both look at the
+//! same Accept header.
+
+use http::Response;
+use serde_json::{Value, json};
+
+use super::request::media_ranges;
+use super::respond::{self, Body};
+use super::route::REVIEW_GROUPS;
+use crate::kinds::{self, KINDS, Kind};
+
+/// The aggregated version asked for, if any.
+fn aggregated(accept: &str) -> Option<&'static str> {
+    for range in media_ranges(accept) {
+        if range.media != "application/json" {
+            continue;
+        }
+        match (range.parameter("as"), range.parameter("v")) {
+            ("APIGroupDiscoveryList", "v2") => return Some("v2"),
+            ("APIGroupDiscoveryList", "v2beta1") => return Some("v2beta1"),
+            ("", _) => return None,
+            _ => {}
+        }
+    }
+    None
+}
+
+/// All groups but the core one, with their versions.
+fn named_groups() -> Vec<(&'static str, &'static str)> {
+    let kinds = kinds::group_versions().into_iter().filter(|(group, _)| !group.is_empty());
+    kinds.chain(REVIEW_GROUPS).collect()
+}
+
+/// `/api`.
+pub(super) fn core(accept: &str) -> Response<Body> {
+    match aggregated(accept) {
+        Some(version) => list(version, &[("", "v1")]),
+        None => respond::json(
+            200,
+            &json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
+        ),
+    }
+}
+
+/// `/apis`.
+pub(super) fn groups(accept: &str) -> Response<Body> {
+    match aggregated(accept) {
+        Some(version) => list(version, &named_groups()),
+        None => {
+            let groups: Vec<Value> =
+                named_groups().iter().map(|(group, version)| group_value(group, version)).collect();
+            respond::json(200, &json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}))
+        }
+    }
+}
+
+fn group_value(group: &str, version: &str) -> Value {
+    let version = json!({"groupVersion": format!("{group}/{version}"), "version": version});
+    json!({"name": group, "versions": [version], "preferredVersion": version})
+}
+
+/// `/apis/GROUP`.
+pub(super) fn group(group: &str) -> Response<Body> {
+    let version =
+        named_groups().iter().find(|(known, _)| *known == group).map_or("v1", |(_, version)| version);
+    let mut value = group_value(group, version);
+    value["kind"] = "APIGroup".into();
+    value["apiVersion"] = "v1".into();
+    respond::json(200, &value)
+}
+
+/// Questions are resources too, as far as clients can tell.
+fn reviews_of(group: &str) -> Option<(&'static str, &'static str, &'static str)> {
+    match group {
+        "authorization.k8s.io" => {
+            Some(("selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview"))
+        }
+        "authentication.k8s.io" => Some(("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview")),
+        _ => None,
+    }
+}
+
+fn kinds_of<'a>(group: &'a str, version: &'a str) -> impl Iterator<Item = &'static Kind> + 'a {
+    KINDS.iter().copied().filter(move |kind| kind.group == group && kind.version == version)
+}
+
+/// `/api/v1` and `/apis/GROUP/VERSION`.
+pub(super) fn resources(group: &str, version: &str) -> Response<Body> {
+    let mut resources = Vec::new();
+    for kind in kinds_of(group, version) {
+        let mut resource = json!({
+            "name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.kind,
+            "verbs": kind.verbs,
+        });
+        if !kind.short_names.is_empty() {
+            resource["shortNames"] = json!(kind.short_names);
+        }
+        if !kind.categories.is_empty() {
+            resource["categories"] = json!(kind.categories);
+        }
+        resources.push(resource);
+        if kind.status {
+            resources.push(json!({
+                "name": format!("{}/status", kind.plural), "singularName": "", "namespaced": kind.namespaced,
+                "kind": kind.kind, "verbs": ["get", "patch", "update"],
+            }));
+        }
+    }
+    if let Some((plural, singular, kind)) = reviews_of(group) {
+        resources.push(json!({
+            "name": plural, "singularName": singular, "namespaced": false, "kind": kind, "verbs": ["create"]}));
+    }
+    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    let list = json!({
+        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources});
+    respond::json(200, &list)
+}
+
+fn list(version: &str, groups: &[(&str, &str)]) -> Response<Body> {
+    let items: Vec<Value> = groups
+        .iter()
+        .map(|(group, group_version)| {
+            let mut meta = json!({"creationTimestamp": null});
+            if !group.is_empty() {
+                meta["name"] = (*group).into();
+            }
+            let resources: Vec<Value> = aggregated_resources(group, group_version);
+            json!({"metadata": meta, "versions": [{
+                "version": group_version, "resources": resources, "freshness": "Current"}]})
+        })
+        .collect();
+    let list = json!({
+        "kind": "APIGroupDiscoveryList", "apiVersion": format!("apidiscovery.k8s.io/{version}"),
+        "metadata": {}, "items": items,
+    });
+    let media = format!("application/json;g=apidiscovery.k8s.io;v={version};as=APIGroupDiscoveryList");
+    respond::bytes(200, &media, list.to_string())
+}
+
+fn aggregated_resources(group: &str, version: &str) -> Vec<Value> {
+    let response_kind = |kind: &str| json!({"group": group, "version": version, "kind": kind});
+    let scope = |namespaced| if namespaced { "Namespaced" } else { "Cluster" };
+    let mut resources: Vec<Value> = kinds_of(group, version)
+        .map(|kind| {
+            let mut resource = json!({
+                "resource": kind.plural, "responseKind": response_kind(kind.kind), "scope": scope(kind.namespaced),
+                "singularResource": kind.singular, "verbs": kind.verbs,
+            });
+            if !kind.short_names.is_empty() {
+                resource["shortNames"] = json!(kind.short_names);
+            }
+            if !kind.categories.is_empty() {
+                resource["categories"] = json!(kind.categories);
+            }
+            if kind.status {
+                resource["subresources"] = json!([{
+                    "subresource": "status", "responseKind": response_kind(kind.kind),
+                    "verbs": ["get", "patch", "update"]}]);
+            }
+            resource
+        })
+        .collect();
+    if let Some((plural, singular, kind)) = reviews_of(group) {
+        resources.push(json!({
+            "resource": plural, "responseKind": response_kind(kind), "scope": "Cluster", "singularResource": singular,
+            "verbs": ["create"]}));
+    }
+    resources
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_form_of_discovery_is_the_first_the_client_accepts() {
+        let both = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
+        assert_eq!(aggregated(both), Some("v2"));
+        assert_eq!(
+            aggregated("application/json;v=v2beta1;g=apidiscovery.k8s.io;as=APIGroupDiscoveryList"),
+            Some("v2beta1")
+        );
+        assert_eq!(aggregated("application/json, */*"), None);
+        assert_eq!(aggregated(""), None);
+    }
+}

@@ -1,0 +1,125 @@
+//! Health, version and metrics.
+
+use std::fmt::Write;
+use std::sync::atomic::Ordering;
+
+use http::Response;
+use serde_json::json;
+
+use super::Server;
+use super::handlers::Asked;
+use super::respond::{self, Body};
+use crate::kinds::KINDS;
+use crate::memory::index_of;
+use crate::status::ApiError;
+
+/// The Kubernetes version whose API we follow: kubectl warns when it is more than one minor version away.
+const KUBERNETES: (u32, u32) = (1, 34);
+
+/// `/version`.
+pub(super) fn version() -> Response<Body> {
+    let (major, minor) = KUBERNETES;
+    let version = json!({
+        "major": major.to_string(),
+        "minor": minor.to_string(),
+        "gitVersion": format!("v{major}.{minor}.0+kedge-{}", env!("CARGO_PKG_VERSION")),
+        "gitCommit": "", "gitTreeState": "", "buildDate": "", "goVersion": "",
+        "compiler": "rustc",
+        "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
+    });
+    respond::json(200, &version)
+}
+
+/// `/healthz`, `/livez`, `/readyz`, single checks below them, and `?verbose`.
+pub(super) fn health(asked: &Asked<'_>, path: &str) -> Result<Response<Body>, ApiError> {
+    let (endpoint, only) = path.split_once('/').unwrap_or((path, ""));
+    // one check today; a list, because its names are part of the answer
+    let checks = [("ping", true), ("store", asked.server.hub.writer().is_alive())];
+    if !only.is_empty() && !checks.iter().any(|(name, _)| *name == only) {
+        return Err(ApiError::path_not_found());
+    }
+    let judged = checks.iter().filter(|(name, _)| only.is_empty() || *name == only);
+    let good = judged.clone().all(|(_, good)| *good);
+    let code = if good { 200 } else { 500 };
+    if good && !asked.parameters.has("verbose") {
+        return Ok(respond::bytes(code, "text/plain; charset=utf-8", "ok"));
+    }
+    let mut text = String::new();
+    for (name, good) in judged {
+        let line = if *good { format!("[+]{name} ok") } else { format!("[-]{name} failed: reason withheld") };
+        text.push_str(&line);
+        text.push('\n');
+    }
+    text.push_str(&format!("{endpoint} check {}\n", if good { "passed" } else { "failed" }));
+    Ok(respond::bytes(code, "text/plain; charset=utf-8", text))
+}
+
+/// `/metrics`, in Prometheus' text format.
+pub(super) fn metrics(server: &Server) -> Response<Body> {
+    let mut text = String::new();
+    let mut sample = |name: &str, of: &str, help: &str, samples: &[(String, u64)]| {
+        // writing to a string does not fail
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {of}");
+        for (labels, value) in samples {
+            let _ = writeln!(text, "{name}{labels} {value}");
+        }
+    };
+    let one = |value: u64| vec![(String::new(), value)];
+    let size = |value: usize| vec![(String::new(), value as u64)];
+    let memory = server.hub.memory();
+    let counters = &server.counters;
+    let store = &server.hub.writer().counters;
+    let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    let answers: Vec<(String, u64)> =
+        (1..=5).map(|class| (format!("{{code=\"{class}xx\"}}"), read(&counters.answers[class]))).collect();
+    let objects: Vec<(String, u64)> = KINDS
+        .iter()
+        .map(|kind| {
+            (format!("{{resource=\"{}\"}}", kind.resource_name()), memory.count(index_of(kind)) as u64)
+        })
+        .collect();
+    sample("apiserver_request_total", "counter", "Answered requests by class of status.", &answers);
+    sample(
+        "apiserver_current_inflight_requests",
+        "gauge",
+        "Requests being answered.",
+        &size(counters.in_flight.load(Ordering::Relaxed)),
+    );
+    sample("apiserver_storage_objects", "gauge", "Stored objects by resource.", &objects);
+    sample("apiserver_registered_watchers", "gauge", "Open watches.", &size(memory.watches()));
+    sample(
+        "kedge_hub_connections",
+        "gauge",
+        "Open connections.",
+        &size(counters.connections.load(Ordering::Relaxed)),
+    );
+    sample(
+        "kedge_hub_refused_handshakes_total",
+        "counter",
+        "TLS handshakes that failed.",
+        &one(read(&counters.refused_handshakes)),
+    );
+    sample(
+        "kedge_hub_request_panics_total",
+        "counter",
+        "Requests that ended in a bug of ours.",
+        &one(read(&counters.panics)),
+    );
+    sample("kedge_hub_revision", "counter", "The latest revision.", &one(memory.revision()));
+    sample("kedge_hub_store_commits_total", "counter", "Durable commits.", &one(read(&store.commits)));
+    sample("kedge_hub_store_changes_total", "counter", "Changes made durable.", &one(read(&store.changes)));
+    sample(
+        "kedge_hub_store_renewals_total",
+        "counter",
+        "Renewals acknowledged from memory.",
+        &one(read(&store.volatile)),
+    );
+    sample("kedge_hub_store_failures_total", "counter", "Commits that failed.", &one(read(&store.failures)));
+    sample(
+        "kedge_hub_store_commit_microseconds_total",
+        "counter",
+        "Time spent in commits.",
+        &one(read(&store.commit_micros)),
+    );
+    respond::bytes(200, "text/plain; version=0.0.4", text)
+}

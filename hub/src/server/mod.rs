@@ -1,0 +1,238 @@
+//! HTTP over TLS: connections, their limits, and the way of one request through route, authorization and handler.
+//!
+//! HTTP/1.1 only: every client falls back to it, and an idle watch stays small. Always holds: no connection is served without
+//! TLS; a request ends in exactly one answer, and every refusal is a `Status` object; a panic in one request answers 500 and
+//! ends nothing else. Everything a stranger can make grow has a limit with a name.
+
+mod discovery;
+mod handlers;
+mod health;
+mod openapi;
+mod request;
+mod respond;
+mod reviews;
+mod route;
+mod stream;
+mod watch;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch as signal};
+use tokio_rustls::TlsAcceptor;
+
+use crate::Hub;
+use crate::auth::Identity;
+use crate::status::ApiError;
+
+use respond::Body;
+
+/// Open connections. Above it new ones wait in the kernel's queue: a fleet that comes back gets in as others finish.
+const MAX_CONNECTIONS: usize = 16_384;
+/// A client that does not finish its TLS handshake in this time is cut off. Slow links need seconds, not minutes.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
+/// A request's headers must be complete in this time, counted from when the connection becomes idle: so it is also how
+/// long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(400);
+/// Largest request head. Long selectors and client certificates' names fit many times over.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+/// Most headers of one request.
+const MAX_HEADERS: usize = 64;
+/// After a stop was asked for, requests in flight get this long.
+const DRAIN: Duration = Duration::from_secs(10);
+/// Wait after a failed accept (no file descriptors), so that the loop does not spin.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Why serving ended before it was asked to.
+#[derive(Debug)]
+pub enum ServeError {
+    /// The store's thread ended: nothing can be written any more, and only a new start helps.
+    StoreEnded,
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("the store has stopped unexpectedly; see the log above, then start the hub again")
+    }
+}
+
+impl std::error::Error for ServeError {}
+
+/// Counters for `/metrics`, and what every request needs.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) counters: Counters,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) connections: AtomicUsize,
+    pub(crate) refused_handshakes: AtomicU64,
+    pub(crate) in_flight: AtomicUsize,
+    /// Answers by hundreds of their status.
+    pub(crate) answers: [AtomicU64; 6],
+    pub(crate) panics: AtomicU64,
+}
+
+/// Serves until `shutdown` resolves, then stops accepting, ends all watches, lets requests in flight finish, writes what is
+/// only in memory and closes the store.
+///
+/// # Errors
+/// Only when the store's thread has ended by itself.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Arc<rustls::ServerConfig>,
+    hub: Arc<Hub>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let server = Arc::new(Server { hub: hub.clone(), counters: Counters::default() });
+    let (stop, stopped) = signal::channel(false);
+    let garbage = tokio::spawn(crate::garbage::run(hub.clone()));
+    let accepting = accept(listener, TlsAcceptor::from(tls), server.clone(), stopped);
+    let outcome = tokio::select! {
+        () = accepting => Ok(()),
+        () = shutdown => Ok(()),
+        () = hub.writer().ended() => Err(ServeError::StoreEnded),
+    };
+    log::info!("stopping: {} connections", server.counters.connections.load(Ordering::Relaxed));
+    // the listener is gone with the accepting future
+    hub.memory().close();
+    let _ = stop.send(true);
+    let drained = async {
+        while server.counters.connections.load(Ordering::Acquire) > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        log::warn!("{} connections did not finish", server.counters.connections.load(Ordering::Relaxed));
+    }
+    garbage.abort();
+    let closed = tokio::task::spawn_blocking(move || hub.close()).await;
+    if closed.is_err() {
+        log::error!("closing the store failed");
+    }
+    outcome
+}
+
+async fn accept(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    server: Arc<Server>,
+    stopped: signal::Receiver<bool>,
+) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((socket, peer)) => {
+                let (tls, server, stopped) = (tls.clone(), server.clone(), stopped.clone());
+                tokio::spawn(async move {
+                    server.counters.connections.fetch_add(1, Ordering::AcqRel);
+                    let _guard = Leave(&server.counters.connections);
+                    if let Err(error) = connection(socket, tls, &server, stopped).await {
+                        log::debug!("connection from {peer}: {error}");
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                log::warn!("cannot accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// Counts down when dropped, also by a panic.
+struct Leave<'a>(&'a AtomicUsize);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
+
+async fn connection(
+    socket: TcpStream,
+    tls: TlsAcceptor,
+    server: &Arc<Server>,
+    mut stopped: signal::Receiver<bool>,
+) -> Result<(), ConnectionError> {
+    // answers are small and wait for nothing: no delay for the sake of fuller packets
+    socket.set_nodelay(true)?;
+    let socket = stream::Stalling::new(socket);
+    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(socket)).await;
+    let socket = match handshake {
+        Ok(Ok(socket)) => socket,
+        Ok(Err(error)) => {
+            server.counters.refused_handshakes.fetch_add(1, Ordering::Relaxed);
+            return Err(error.into());
+        }
+        Err(_) => {
+            server.counters.refused_handshakes.fetch_add(1, Ordering::Relaxed);
+            return Err("the TLS handshake took too long".into());
+        }
+    };
+    let certificate = socket.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    let identity = Arc::new(certificate.and_then(|der| Identity::from_client_certificate(der)));
+    let service = service_fn(|request: Request<Incoming>| {
+        let (server, identity) = (server.clone(), identity.clone());
+        async move { Ok::<_, Infallible>(guarded(server, identity, request).await) }
+    });
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(MAX_HEAD_BYTES)
+        .max_headers(MAX_HEADERS)
+        // every byte counts on a metered link, and clients have no use for our date
+        .auto_date_header(false);
+    let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(socket), service));
+    let stop = async {
+        // an error means that the sender is gone, which is a stop too
+        drop(stopped.wait_for(|stopped| *stopped).await);
+    };
+    tokio::select! {
+        result = serving.as_mut() => return Ok(result?),
+        () = stop => {}
+    }
+    serving.as_mut().graceful_shutdown();
+    Ok(serving.await?)
+}
+
+/// Runs a request in a task of its own, so that a panic in it is one client's 500.
+async fn guarded(
+    server: Arc<Server>,
+    identity: Arc<Option<Identity>>,
+    request: Request<Incoming>,
+) -> Response<Body> {
+    let line = format!("{} {}", request.method(), request.uri().path());
+    let counting = server.clone();
+    counting.counters.in_flight.fetch_add(1, Ordering::AcqRel);
+    let _guard = Leave(&counting.counters.in_flight);
+    let response = tokio::spawn(async move { handlers::handle(&server, identity, request).await }).await;
+    let response = response.unwrap_or_else(|error| {
+        counting.counters.panics.fetch_add(1, Ordering::Relaxed);
+        log::error!("{line}: {error}");
+        respond::error(&ApiError::internal(
+            "an error on the server has prevented the request from succeeding",
+        ))
+    });
+    let class = usize::from(response.status().as_u16() / 100).min(5);
+    counting.counters.answers[class].fetch_add(1, Ordering::Relaxed);
+    log::debug!("{line} {}", response.status().as_u16());
+    response
+}

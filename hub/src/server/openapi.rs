@@ -1,0 +1,353 @@
+//! OpenAPI, from the table of kinds and the schema table: version 3 for current clients, and for old ones the little of
+//! version 2 that they need before they send anything.
+//!
+//! With `fieldValidation` named in a document clients leave validation to the server. The version 2 document has paths and no
+//! definitions: an old client then validates nothing itself, and finds that dry run is served.
+
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use http::Response;
+use serde_json::{Map, Value, json};
+
+use super::respond::{self, Body};
+use super::route::REVIEW_GROUPS;
+use crate::kinds::schema::{self, Field, ListMerge, Shape};
+use crate::kinds::{self, KINDS, Kind};
+use crate::protobuf::Encoder;
+use crate::status::ApiError;
+
+/// One document per group version: path below `/openapi/v3`, text, and a name of its content.
+static DOCUMENTS: LazyLock<Vec<(String, Bytes, String)>> = LazyLock::new(|| {
+    kinds::group_versions()
+        .into_iter()
+        .chain(REVIEW_GROUPS)
+        .map(|(group, version)| {
+            let path =
+                if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
+            let text = document_value(group, version).to_string();
+            let hash = format!("{:016X}", fnv(text.as_bytes()));
+            (path, Bytes::from(text), hash)
+        })
+        .collect()
+});
+
+/// FNV-1a: clients only compare it with an earlier one.
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// `/openapi/v3`.
+pub(super) fn index() -> Response<Body> {
+    let paths: Map<String, Value> = DOCUMENTS
+        .iter()
+        .map(|(path, _, hash)| {
+            (path.clone(), json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}")}))
+        })
+        .collect();
+    respond::json(200, &json!({"paths": paths}))
+}
+
+/// `/openapi/v3/GROUP/VERSION`.
+pub(super) fn document(group: &str, version: &str) -> Result<Response<Body>, ApiError> {
+    let wanted = if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
+    let found = DOCUMENTS.iter().find(|(path, _, _)| *path == wanted).ok_or_else(ApiError::path_not_found)?;
+    Ok(respond::bytes(200, "application/json", found.1.clone()))
+}
+
+fn gvk(group: &str, version: &str, kind: &str) -> Value {
+    json!({"group": group, "version": version, "kind": kind})
+}
+
+/// `core/v1/Node` is `io.k8s.api.core.v1.Node` in public.
+fn public_name(type_name: &str) -> String {
+    match type_name.strip_prefix("meta/v1/") {
+        Some(name) => format!("io.k8s.apimachinery.pkg.apis.meta.v1.{name}"),
+        None => format!("io.k8s.api.{}", type_name.replace('/', ".")),
+    }
+}
+
+fn document_value(group: &str, version: &str) -> Value {
+    let mut paths = Map::new();
+    let mut types = BTreeSet::new();
+    let of_group = KINDS.iter().filter(|kind| kind.group == group && kind.version == version);
+    let mut roots: Vec<(&str, &str)> = Vec::new();
+    for kind in of_group {
+        roots.push((kind.type_name, kind.kind));
+        add_paths(&mut paths, kind);
+    }
+    match group {
+        "authorization.k8s.io" => {
+            roots.push(("authorization/v1/SelfSubjectAccessReview", "SelfSubjectAccessReview"))
+        }
+        "authentication.k8s.io" => roots.push(("authentication/v1/SelfSubjectReview", "SelfSubjectReview")),
+        _ => {}
+    }
+    for (type_name, _) in &roots {
+        collect(type_name, &mut types);
+    }
+    let mut schemas = Map::new();
+    for name in types {
+        let Some(of) = schema::find(name) else { continue };
+        let mut value = type_value(of);
+        if let Some((_, kind)) = roots.iter().find(|(root, _)| *root == name) {
+            value["x-kubernetes-group-version-kind"] = json!([gvk(group, version, kind)]);
+            for (field, text) in [
+                (
+                    "apiVersion",
+                    "APIVersion defines the versioned schema of this representation of an object.",
+                ),
+                ("kind", "Kind is a string value representing the REST resource this object represents."),
+            ] {
+                value["properties"][field] = json!({"type": "string", "description": text});
+            }
+        }
+        schemas.insert(public_name(name), value);
+    }
+    json!({
+        "openapi": "3.0.0",
+        "info": {"title": "Kubernetes", "version": env!("CARGO_PKG_VERSION")},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    })
+}
+
+fn collect(name: &str, types: &mut BTreeSet<&'static str>) {
+    fn message(shape: &Shape) -> Option<&'static str> {
+        match shape {
+            Shape::Message(name) => Some(name),
+            Shape::List(item) | Shape::Map(item) => message(item),
+            _ => None,
+        }
+    }
+    let Some(of) = schema::find(name) else { return };
+    if types.insert(of.name) {
+        for name in of.fields.iter().filter_map(|field| message(&field.shape)) {
+            collect(name, types);
+        }
+    }
+}
+
+fn type_value(of: &'static schema::Type) -> Value {
+    let properties: Map<String, Value> =
+        of.fields.iter().map(|field| (field.name.to_owned(), field_value(field))).collect();
+    let required: Vec<&str> =
+        of.fields.iter().filter(|field| field.required).map(|field| field.name).collect();
+    let mut value = json!({"type": "object", "description": of.description, "properties": properties});
+    if !required.is_empty() {
+        value["required"] = json!(required);
+    }
+    value
+}
+
+fn field_value(field: &Field) -> Value {
+    let mut value = shape_value(&field.shape);
+    value["description"] = field.description.into();
+    match field.merge {
+        Some(ListMerge::ByKey(key)) => {
+            value["x-kubernetes-patch-strategy"] = "merge".into();
+            value["x-kubernetes-patch-merge-key"] = key.into();
+        }
+        Some(ListMerge::Set) => value["x-kubernetes-patch-strategy"] = "merge".into(),
+        None => {}
+    }
+    match field.list_keys {
+        Some("set") => value["x-kubernetes-list-type"] = "set".into(),
+        Some(keys) => {
+            value["x-kubernetes-list-type"] = "map".into();
+            value["x-kubernetes-list-map-keys"] = keys.split('+').collect();
+        }
+        None => {}
+    }
+    value
+}
+
+fn shape_value(shape: &Shape) -> Value {
+    match shape {
+        Shape::String => json!({"type": "string"}),
+        Shape::Quantity => json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),
+        Shape::IntOrString => {
+            json!({"oneOf": [{"type": "integer"}, {"type": "string"}], "format": "int-or-string"})
+        }
+        Shape::Bool => json!({"type": "boolean"}),
+        Shape::Int32 => json!({"type": "integer", "format": "int32"}),
+        Shape::Int64 => json!({"type": "integer", "format": "int64"}),
+        Shape::Double => json!({"type": "number", "format": "double"}),
+        Shape::Bytes => json!({"type": "string", "format": "byte"}),
+        Shape::Time | Shape::MicroTime => json!({"type": "string", "format": "date-time"}),
+        Shape::Raw => json!({"type": "object"}),
+        // allOf, as upstream: a $ref may have no siblings, and descriptions stand beside it
+        Shape::Message(name) => {
+            json!({"allOf": [{"$ref": format!("#/components/schemas/{}", public_name(name))}], "default": {}})
+        }
+        Shape::List(item) => json!({"type": "array", "items": shape_value(item)}),
+        Shape::Map(item) => json!({"type": "object", "additionalProperties": shape_value(item)}),
+    }
+}
+
+/// `(path, has a name)` of a kind.
+fn kind_paths(kind: &Kind) -> Vec<(String, bool)> {
+    let root = if kind.group.is_empty() {
+        format!("/api/{}", kind.version)
+    } else {
+        format!("/apis/{}/{}", kind.group, kind.version)
+    };
+    let space = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
+    let mut paths = vec![
+        (format!("{root}{space}/{}", kind.plural), false),
+        (format!("{root}{space}/{}/{{name}}", kind.plural), true),
+    ];
+    if kind.status {
+        paths.push((format!("{root}{space}/{}/{{name}}/status", kind.plural), true));
+    }
+    paths
+}
+
+fn add_paths(paths: &mut Map<String, Value>, kind: &'static Kind) {
+    let parameter =
+        |name: &str| json!({"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": true}});
+    let write_parameters =
+        json!([parameter("dryRun"), parameter("fieldManager"), parameter("fieldValidation")]);
+    for (path, named) in kind_paths(kind) {
+        let verbs: &[(&str, &str, &str)] = match named {
+            false => &[
+                ("get", "list", "list"),
+                ("post", "create", "post"),
+                ("delete", "deletecollection", "deletecollection"),
+            ],
+            true => &[
+                ("get", "get", "get"),
+                ("put", "update", "put"),
+                ("patch", "patch", "patch"),
+                ("delete", "delete", "delete"),
+            ],
+        };
+        let mut item = Map::new();
+        for (method, _, action) in verbs.iter().filter(|(_, verb, _)| kind.allows(verb)) {
+            let mut operation = json!({
+                "x-kubernetes-action": action,
+                "x-kubernetes-group-version-kind": gvk(kind.group, kind.version, kind.kind),
+                "responses": {"200": {"description": "OK"}},
+            });
+            if matches!(*method, "post" | "put" | "patch") {
+                operation["parameters"] = write_parameters.clone();
+            }
+            item.insert((*method).to_owned(), operation);
+        }
+        paths.insert(path, Value::Object(item));
+    }
+}
+
+/// `/openapi/v2`: as protobuf for the clients that ask for it so, else as JSON.
+pub(super) fn version_2(accept: &str) -> Response<Body> {
+    if accept.contains("proto-openapi") {
+        // the type asked for has an @, which Go (and so kubectl) cannot parse in an answer: upstream answers with a dot, too
+        return respond::bytes(200, "application/com.github.proto-openapi.spec.v2.v1.0+protobuf", gnostic());
+    }
+    let paths: Map<String, Value> = patch_paths()
+        .map(|(path, kind)| {
+            let operation = json!({
+                "parameters": [{"name": "dryRun", "in": "query", "type": "string"}],
+                "responses": {"200": {"description": "OK"}},
+                "x-kubernetes-group-version-kind": gvk(kind.group, kind.version, kind.kind),
+            });
+            (path, json!({"patch": operation}))
+        })
+        .collect();
+    let info = json!({"title": "Kubernetes", "version": env!("CARGO_PKG_VERSION")});
+    respond::json(200, &json!({"swagger": "2.0", "info": info, "paths": paths, "definitions": {}}))
+}
+
+fn patch_paths() -> impl Iterator<Item = (String, &'static Kind)> {
+    KINDS.iter().filter(|kind| kind.allows("patch")).flat_map(|kind| {
+        let named = kind_paths(kind).into_iter().filter(|(path, named)| *named && !path.ends_with("/status"));
+        named.map(|(path, _)| (path, *kind)).collect::<Vec<_>>()
+    })
+}
+
+/// The document in gnostic's protobuf form (`openapi.v2.Document`), by field numbers.
+fn gnostic() -> Vec<u8> {
+    let mut document = Encoder::default();
+    document.text(1, "2.0");
+    document.message(2, |info| {
+        info.text(1, "Kubernetes");
+        info.text(2, env!("CARGO_PKG_VERSION"));
+    });
+    document.message(8, |paths| {
+        for (path, kind) in patch_paths() {
+            paths.message(2, |named_path| {
+                named_path.text(1, &path);
+                named_path.message(2, |item| item.message(8, |patch| gnostic_operation(patch, kind)));
+            });
+        }
+    });
+    document.message(9, |_definitions| {});
+    document.bytes
+}
+
+fn gnostic_operation(patch: &mut Encoder, kind: &Kind) {
+    // ParametersItem.parameter . Parameter.non_body_parameter . NonBodyParameter.query_parameter_sub_schema
+    patch.message(8, |item| {
+        item.message(1, |parameter| {
+            parameter.message(2, |non_body| {
+                non_body.message(3, |query| {
+                    query.text(2, "query");
+                    query.text(4, "dryRun");
+                });
+            });
+        });
+    });
+    patch.message(13, |extension| {
+        extension.text(1, "x-kubernetes-group-version-kind");
+        let yaml = format!("group: {:?}\nkind: {}\nversion: {}\n", kind.group, kind.kind, kind.version);
+        extension.message(2, |any| any.text(2, &yaml));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reference_of_every_document_is_defined_in_it() {
+        fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+            match value {
+                Value::Object(fields) => {
+                    found.extend(fields.get("$ref").and_then(Value::as_str));
+                    fields.values().for_each(|value| references(value, found));
+                }
+                Value::Array(items) => items.iter().for_each(|value| references(value, found)),
+                _ => {}
+            }
+        }
+        for (group, version) in kinds::group_versions().into_iter().chain(REVIEW_GROUPS) {
+            let document = document_value(group, version);
+            let mut found = Vec::new();
+            references(&document, &mut found);
+            assert!(!found.is_empty());
+            for reference in found {
+                let pointer = reference.trim_start_matches('#');
+                assert!(document.pointer(pointer).is_some(), "{reference}");
+            }
+        }
+    }
+
+    #[test]
+    fn clients_find_field_validation_by_kind() {
+        let document = document_value("", "v1");
+        let patch = &document["paths"]["/api/v1/namespaces/{namespace}/configmaps/{name}"]["patch"];
+        assert_eq!(patch["x-kubernetes-group-version-kind"], gvk("", "v1", "ConfigMap"));
+        assert!(
+            patch["parameters"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .any(|parameter| parameter["name"] == "fieldValidation")
+        );
+        let node = &document["components"]["schemas"]["io.k8s.api.core.v1.Node"];
+        assert_eq!(node["x-kubernetes-group-version-kind"], json!([gvk("", "v1", "Node")]));
+    }
+}

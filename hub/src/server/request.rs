@@ -1,0 +1,196 @@
+//! Reading a request: query parameters, the wanted form of the answer, the body within its limits.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Incoming;
+
+use super::route::percent_decode;
+use crate::status::ApiError;
+
+/// Largest request body; upstream's limit.
+const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
+/// A body must be complete in this time. At 3 MiB that is a link of 420 kbit/s; a ConfigMap of 64 KiB passes at 9 kbit/s.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Parameters of one query.
+const MAX_PARAMETERS: usize = 64;
+
+/// Query parameters, decoded.
+#[derive(Debug, Default)]
+pub(super) struct Parameters(Vec<(String, String)>);
+
+impl Parameters {
+    pub(super) fn parse(query: &str) -> Result<Parameters, ApiError> {
+        let malformed = || ApiError::bad_request("the query string is malformed");
+        let mut found = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            if found.len() == MAX_PARAMETERS {
+                return Err(malformed());
+            }
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let decode = |text: &str| percent_decode(&text.replace('+', " ")).ok_or_else(malformed);
+            found.push((decode(key)?, decode(value)?));
+        }
+        Ok(Parameters(found))
+    }
+
+    /// The first value of a parameter, empty when absent.
+    pub(super) fn text(&self, key: &str) -> &str {
+        self.0.iter().find(|(known, _)| known == key).map_or("", |(_, value)| value)
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.0.iter().any(|(known, _)| known == key)
+    }
+
+    pub(super) fn flag(&self, key: &str) -> Result<bool, ApiError> {
+        match self.text(key) {
+            "" | "0" | "false" => Ok(false),
+            "1" | "true" => Ok(true),
+            other => Err(ApiError::bad_request(format!("{key}: expected true or false, found {other:?}"))),
+        }
+    }
+
+    pub(super) fn number(&self, key: &str) -> Result<Option<u64>, ApiError> {
+        match self.text(key) {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(|_| {
+                ApiError::bad_request(format!("{key}: expected a whole number, found {text:?}"))
+            }),
+        }
+    }
+
+    /// `dryRun=All`.
+    pub(super) fn dry_run(&self) -> Result<bool, ApiError> {
+        match self.text("dryRun") {
+            "" => Ok(false),
+            "All" => Ok(true),
+            other => {
+                let message = format!("dryRun: Unsupported value: {other:?}: supported values: \"All\"");
+                Err(ApiError::unprocessable(message))
+            }
+        }
+    }
+}
+
+/// The form of an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// The object or list itself.
+    Whole,
+    /// A table, in this version of meta.k8s.io.
+    Table(&'static str),
+    /// Metadata only.
+    Metadata(&'static str),
+    /// Nothing but the status: our own agents ask for it on writes.
+    Nothing,
+}
+
+/// One entry of an Accept header.
+pub(super) struct MediaRange<'a> {
+    pub(super) media: &'a str,
+    parameters: Vec<(&'a str, &'a str)>,
+}
+
+impl MediaRange<'_> {
+    /// The value of a parameter, empty when absent.
+    pub(super) fn parameter(&self, key: &str) -> &str {
+        self.parameters.iter().find(|(known, _)| *known == key).map_or("", |(_, value)| value)
+    }
+}
+
+/// The entries of an Accept header.
+pub(super) fn media_ranges(accept: &str) -> impl Iterator<Item = MediaRange<'_>> {
+    accept.split(',').map(|range| {
+        let mut parts = range.split(';').map(str::trim);
+        let media = parts.next().unwrap_or("");
+        MediaRange { media, parameters: parts.filter_map(|part| part.split_once('=')).collect() }
+    })
+}
+
+pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+}
+
+/// The first form that the client accepts and we can give.
+pub(super) fn wanted_form(headers: &HeaderMap, is_write: bool) -> Result<Form, ApiError> {
+    let minimal = || {
+        header(headers, "prefer").split([',', ';']).any(|preference| preference.trim() == "return=minimal")
+    };
+    if is_write && minimal() {
+        return Ok(Form::Nothing);
+    }
+    let accept = header(headers, "accept");
+    if accept.trim().is_empty() {
+        return Ok(Form::Whole);
+    }
+    for range in media_ranges(accept) {
+        if !matches!(range.media, "application/json" | "application/*" | "*/*") {
+            continue;
+        }
+        let version = match range.parameter("v") {
+            "v1beta1" => "v1beta1",
+            _ => "v1",
+        };
+        match range.parameter("as") {
+            "" => return Ok(Form::Whole),
+            "Table" => return Ok(Form::Table(version)),
+            "PartialObjectMetadata" | "PartialObjectMetadataList" => return Ok(Form::Metadata(version)),
+            _ => {}
+        }
+    }
+    Err(ApiError::not_acceptable())
+}
+
+/// The whole body.
+pub(super) async fn body(body: Incoming) -> Result<Bytes, ApiError> {
+    let collecting = Limited::new(body, MAX_BODY_BYTES).collect();
+    match tokio::time::timeout(BODY_TIMEOUT, collecting).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(ApiError::too_large(format!("Request entity too large: limit is {MAX_BODY_BYTES}")))
+        }
+        Ok(Err(error)) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
+        Err(_) => Err(ApiError::timeout("the body took too long")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_decoded() {
+        let parameters =
+            Parameters::parse("fieldSelector=metadata.name%3Da+b&watch=true&limit=5&x&=y").unwrap();
+        assert_eq!(parameters.text("fieldSelector"), "metadata.name=a b");
+        assert!(parameters.flag("watch").unwrap());
+        assert_eq!(parameters.number("limit").unwrap(), Some(5));
+        assert!(parameters.has("x"));
+        assert!(Parameters::parse("a=%f").is_err());
+        assert!(Parameters::parse(&"a=1&".repeat(65)).is_err());
+        assert!(Parameters::parse("watch=maybe").unwrap().flag("watch").is_err());
+    }
+
+    #[test]
+    fn the_form_is_the_first_that_we_can_give() {
+        let check = |accept: &str, expect: Option<Form>| {
+            let mut headers = HeaderMap::new();
+            headers.insert("accept", accept.parse().unwrap());
+            assert_eq!(wanted_form(&headers, false).ok(), expect, "{accept}");
+        };
+        check("", Some(Form::Whole));
+        check("application/json", Some(Form::Whole));
+        check("application/vnd.kubernetes.protobuf,application/json", Some(Form::Whole));
+        check(
+            "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json",
+            Some(Form::Table("v1")),
+        );
+        check("application/json;as=Table;v=v1beta1;g=meta.k8s.io", Some(Form::Table("v1beta1")));
+        check("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1", Some(Form::Metadata("v1")));
+        check("application/json, */*", Some(Form::Whole));
+        check("application/yaml", None);
+    }
+}

@@ -1,0 +1,249 @@
+//! Answers: bodies, tables, lists, metadata, errors. As few headers as clients need.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use hyper::body::{Frame, SizeHint};
+use serde_json::{Value, json};
+
+use super::request::Form;
+use super::watch::WatchStream;
+use crate::kinds::{Kind, table::Column};
+use crate::memory::Page;
+use crate::object::Object;
+use crate::status::ApiError;
+
+/// Warnings sent with one answer; more would not fit a client's header limits.
+const MAX_WARNINGS: usize = 16;
+/// Longest warning; upstream cuts there too.
+const MAX_WARNING_BYTES: usize = 256;
+
+/// A body that is ready, or a watch.
+pub(super) enum Body {
+    /// Parts that are sent one after the other.
+    Parts(VecDeque<Bytes>),
+    /// Goes on until the watch ends.
+    Watch(Box<WatchStream>),
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let next = match &mut *self {
+            Body::Parts(parts) => Poll::Ready(parts.pop_front()),
+            Body::Watch(watch) => watch.poll_next(context),
+        };
+        next.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Body::Parts(parts) if parts.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Body::Parts(parts) => SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum()),
+            Body::Watch(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// An answer with a body of this media type.
+pub(super) fn bytes(code: u16, media: &str, body: impl Into<Bytes>) -> Response<Body> {
+    parts(code, media, VecDeque::from([body.into()]))
+}
+
+pub(super) fn parts(code: u16, media: &str, body: VecDeque<Bytes>) -> Response<Body> {
+    let mut response = Response::new(Body::Parts(body));
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    if let Ok(media) = media.parse() {
+        response.headers_mut().insert(header::CONTENT_TYPE, media);
+    }
+    response
+}
+
+/// An answer without a body.
+pub(super) fn empty(code: u16) -> Response<Body> {
+    let mut response = Response::new(Body::Parts(VecDeque::new()));
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response
+}
+
+pub(super) fn json(code: u16, value: &Value) -> Response<Body> {
+    bytes(code, "application/json", value.to_string())
+}
+
+/// A refusal.
+pub(super) fn error(error: &ApiError) -> Response<Body> {
+    let mut response = json(error.code, &error.to_value());
+    if let Some(secs) = error.retry_after_secs {
+        response.headers_mut().insert(header::RETRY_AFTER, secs.into());
+    }
+    response
+}
+
+/// Adds `Warning: 299 - "..."` headers.
+pub(super) fn warn(response: &mut Response<Body>, warnings: &[String]) {
+    for warning in warnings.iter().take(MAX_WARNINGS) {
+        let plain: String = warning.chars().filter(|c| !c.is_control()).take(MAX_WARNING_BYTES).collect();
+        let quoted = plain.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = header::HeaderValue::from_bytes(format!("299 - \"{quoted}\"").as_bytes()) {
+            response.headers_mut().append(header::WARNING, value);
+        }
+    }
+}
+
+/// Which part of the object a table row carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum IncludeObject {
+    None,
+    Metadata,
+    Object,
+}
+
+impl IncludeObject {
+    pub(super) fn parse(text: &str) -> Result<IncludeObject, ApiError> {
+        match text {
+            "" | "Metadata" => Ok(IncludeObject::Metadata),
+            "None" => Ok(IncludeObject::None),
+            "Object" => Ok(IncludeObject::Object),
+            other => Err(ApiError::bad_request(format!(
+                "Invalid value: {other:?}: must be 'Metadata', 'Object', 'None', or empty"
+            ))),
+        }
+    }
+}
+
+/// How to write objects of one answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Writer {
+    pub(super) kind: &'static Kind,
+    pub(super) form: Form,
+    pub(super) include: IncludeObject,
+}
+
+impl Writer {
+    pub(super) fn media(&self) -> String {
+        match self.form {
+            Form::Whole | Form::Nothing => "application/json".to_owned(),
+            Form::Table(version) => format!("application/json;as=Table;g=meta.k8s.io;v={version}"),
+            Form::Metadata(version) => {
+                format!("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v={version}")
+            }
+        }
+    }
+
+    fn row(&self, value: Value) -> Value {
+        let cells = (self.kind.cells)(&value, time::OffsetDateTime::now_utc());
+        let object = match (self.include, self.form) {
+            (IncludeObject::None, _) => Value::Null,
+            (IncludeObject::Object, _) => value,
+            (IncludeObject::Metadata, Form::Table(version)) => metadata(value, version),
+            (IncludeObject::Metadata, _) => metadata(value, "v1"),
+        };
+        match object {
+            Value::Null => json!({"cells": cells}),
+            object => json!({"cells": cells, "object": object}),
+        }
+    }
+
+    /// A table; without column titles where a client has them already.
+    pub(super) fn table(&self, values: impl Iterator<Item = Value>, meta: Value, titles: bool) -> Value {
+        let version = match self.form {
+            Form::Table(version) => version,
+            _ => "v1",
+        };
+        let columns: Vec<Value> = match titles {
+            true => self.kind.columns.iter().copied().map(Column::to_value).collect(),
+            false => Vec::new(),
+        };
+        let rows: Vec<Value> = values.map(|value| self.row(value)).collect();
+        json!({
+            "kind": "Table", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": meta,
+            "columnDefinitions": columns, "rows": rows,
+        })
+    }
+
+    /// One object's text, in the wanted form.
+    pub(super) fn object(&self, object: &Object) -> Bytes {
+        match self.form {
+            Form::Whole | Form::Nothing => object.json.clone(),
+            _ => Bytes::from(self.value(object.value()).to_string()),
+        }
+    }
+
+    /// One object in the wanted form.
+    pub(super) fn value(&self, value: Value) -> Value {
+        match self.form {
+            Form::Whole | Form::Nothing => value,
+            Form::Metadata(version) => metadata(value, version),
+            Form::Table(_) => {
+                let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
+                self.table(std::iter::once(value), meta, true)
+            }
+        }
+    }
+
+    /// The answer to a get or a write.
+    pub(super) fn answer(&self, code: u16, object: &Object) -> Response<Body> {
+        bytes(code, &self.media(), self.object(object))
+    }
+
+    /// The answer to a list.
+    pub(super) fn list(&self, page: &Page, meta: Value) -> Response<Body> {
+        match self.form {
+            Form::Table(_) => {
+                let values = page.objects.iter().map(|object| object.value());
+                bytes(200, &self.media(), self.table(values, meta, true).to_string())
+            }
+            Form::Metadata(version) => {
+                let items: Vec<Value> =
+                    page.objects.iter().map(|object| metadata(object.value(), version)).collect();
+                let list = json!({
+                    "kind": "PartialObjectMetadataList", "apiVersion": format!("meta.k8s.io/{version}"),
+                    "metadata": meta, "items": items,
+                });
+                let media =
+                    format!("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v={version}");
+                bytes(200, &media, list.to_string())
+            }
+            Form::Whole | Form::Nothing => self.plain_list(&page.objects, &meta),
+        }
+    }
+
+    /// The stored texts one after the other, never parsed.
+    fn plain_list(&self, objects: &[Arc<Object>], meta: &Value) -> Response<Body> {
+        let head = format!(
+            "{{\"kind\":{:?},\"apiVersion\":{:?},\"metadata\":{meta},\"items\":[",
+            self.kind.list_kind(),
+            self.kind.api_version()
+        );
+        let mut body = VecDeque::with_capacity(objects.len() * 2 + 2);
+        body.push_back(Bytes::from(head));
+        for (index, object) in objects.iter().enumerate() {
+            if index > 0 {
+                body.push_back(Bytes::from_static(b","));
+            }
+            body.push_back(object.json.clone());
+        }
+        body.push_back(Bytes::from_static(b"]}"));
+        parts(200, "application/json", body)
+    }
+}
+
+/// Only the metadata of an object.
+fn metadata(mut value: Value, version: &str) -> Value {
+    json!({
+        "kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"),
+        "metadata": value["metadata"].take(),
+    })
+}

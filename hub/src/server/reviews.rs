@@ -1,0 +1,90 @@
+//! Questions about oneself: "may I?" (`kubectl auth can-i`) and "who am I?" (`kubectl auth whoami`). Nothing is stored.
+
+use http::Response;
+use serde_json::{Value, json};
+
+use super::handlers::Asked;
+use super::request::header;
+use super::respond::{self, Body};
+use super::route::Route;
+use crate::auth::{self, Attributes};
+use crate::decode;
+use crate::kinds::{schema, text};
+use crate::status::ApiError;
+
+fn place(route: &Route) -> (&'static str, &'static str, &'static str) {
+    match route {
+        Route::AccessReview => {
+            ("authorization.k8s.io", "selfsubjectaccessreviews", "authorization/v1/SelfSubjectAccessReview")
+        }
+        _ => ("authentication.k8s.io", "selfsubjectreviews", "authentication/v1/SelfSubjectReview"),
+    }
+}
+
+pub(super) fn authorize(asked: &Asked<'_>, route: &Route) -> Result<(), ApiError> {
+    let (group, resource, _) = place(route);
+    let attributes = Attributes { verb: "create", group, resource, ..Attributes::default() };
+    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub)
+        .map_err(|denied| ApiError::from_status(denied.status, denied.message))
+}
+
+pub(super) fn answer(asked: &Asked<'_>, route: &Route, body: &[u8]) -> Result<Response<Body>, ApiError> {
+    let (_, _, type_name) = place(route);
+    let (mut value, _) = decode::parse(header(&asked.parts.headers, "content-type"), body)?;
+    if let Some(of) = schema::find(type_name)
+        && let Some(wrong) = schema::conform(of, &mut value).wrong
+    {
+        return Err(ApiError::bad_request(format!("the review cannot be read: {wrong}")));
+    }
+    let Some(identity) = &asked.identity else { return Err(ApiError::unauthorized()) };
+    if *route == Route::SelfReview {
+        let review = json!({
+            "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {"creationTimestamp": crate::verbs::now_text()},
+            "status": {"userInfo": {"username": identity.user, "groups": identity.groups}},
+        });
+        return Ok(respond::json(201, &review));
+    }
+    let spec = value["spec"].clone();
+    let decision = decide(asked, &spec)?;
+    let status = match decision {
+        Ok(()) => json!({"allowed": true}),
+        Err(denied) => json!({"allowed": false, "reason": denied.message}),
+    };
+    let review = json!({
+        "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
+        "spec": spec, "status": status,
+    });
+    Ok(respond::json(201, &review))
+}
+
+fn decide(asked: &Asked<'_>, spec: &Value) -> Result<Result<(), auth::Denied>, ApiError> {
+    let view = &*asked.server.hub;
+    let identity = asked.identity.as_ref();
+    match (spec.get("resourceAttributes"), spec.get("nonResourceAttributes")) {
+        (Some(resource), None) => {
+            let attributes = Attributes {
+                verb: text(resource, &["verb"]),
+                group: text(resource, &["group"]),
+                resource: text(resource, &["resource"]),
+                subresource: text(resource, &["subresource"]),
+                namespace: text(resource, &["namespace"]),
+                name: text(resource, &["name"]),
+                field_selector: "",
+                path: "",
+            };
+            Ok(auth::authorize(identity, &attributes, view))
+        }
+        (None, Some(path)) => {
+            let attributes = Attributes {
+                verb: text(path, &["verb"]),
+                path: text(path, &["path"]),
+                ..Attributes::default()
+            };
+            Ok(auth::authorize(identity, &attributes, view))
+        }
+        _ => Err(ApiError::unprocessable(
+            "SelfSubjectAccessReview.authorization.k8s.io \"\" is invalid: spec.resourceAttributes: Invalid value: exactly one of nonResourceAttributes or resourceAttributes must be specified",
+        )),
+    }
+}

@@ -1,0 +1,242 @@
+//! From a path to what it means. Pure, so that every path a client may send is one line of a test.
+
+use crate::kinds::{self, Kind};
+
+/// Longest path; names are at most 253 bytes each.
+const MAX_PATH_BYTES: usize = 2048;
+
+/// What a path names.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    /// A collection or an object of a served kind.
+    Target(Target),
+    /// `POST` of a question about oneself.
+    AccessReview,
+    /// `POST` of "who am I".
+    SelfReview,
+    /// `/api`.
+    CoreVersions,
+    /// `/apis`.
+    Groups,
+    /// `/apis/GROUP`.
+    Group(String),
+    /// `/api/v1`, `/apis/GROUP/VERSION`.
+    Resources(String, String),
+    /// `/openapi/v3`.
+    OpenApiIndex,
+    /// `/openapi/v3/...`: group and version.
+    OpenApi(String, String),
+    /// `/openapi/v2`.
+    OpenApiV2,
+    /// `/version`.
+    Version,
+    /// `/healthz`, `/livez`, `/readyz` and below.
+    Health(String),
+    /// `/metrics`.
+    Metrics,
+    /// Nothing is served there.
+    Unknown,
+}
+
+/// A collection (no name) or an object.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) kind: &'static Kind,
+    pub(super) namespace: String,
+    pub(super) name: String,
+    pub(super) subresource: String,
+}
+
+impl PartialEq for Target {
+    fn eq(&self, other: &Target) -> bool {
+        let place =
+            |target: &Target| (target.namespace.clone(), target.name.clone(), target.subresource.clone());
+        self.kind.resource_name() == other.kind.resource_name() && place(self) == place(other)
+    }
+}
+
+impl Eq for Target {}
+
+/// Reads a path.
+pub(super) fn parse(path: &str) -> Route {
+    if path.len() > MAX_PATH_BYTES {
+        return Route::Unknown;
+    }
+    let trimmed = path.trim_matches('/');
+    let Some(segments) = trimmed.split('/').map(percent_decode).collect::<Option<Vec<String>>>() else {
+        return Route::Unknown;
+    };
+    // a decoded slash or an empty segment is nobody's name
+    if segments.iter().any(|segment| segment.is_empty() || segment.contains('/') || segment.contains('\0')) {
+        return Route::Unknown;
+    }
+    let words: Vec<&str> = segments.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["api"] => Route::CoreVersions,
+        ["apis"] => Route::Groups,
+        ["api", version] => resources("", version),
+        ["apis", group] => group_of(group),
+        ["apis", group, version] => resources(group, version),
+        ["api", version, rest @ ..] => target("", version, rest),
+        ["apis", group, version, rest @ ..] => target(group, version, rest),
+        ["openapi", "v2"] => Route::OpenApiV2,
+        ["openapi", "v3"] => Route::OpenApiIndex,
+        ["openapi", "v3", "api", version] => Route::OpenApi(String::new(), (*version).to_owned()),
+        ["openapi", "v3", "apis", group, version] => {
+            Route::OpenApi((*group).to_owned(), (*version).to_owned())
+        }
+        ["version"] => Route::Version,
+        [health @ ("healthz" | "livez" | "readyz")] => Route::Health((*health).to_owned()),
+        [health @ ("healthz" | "livez" | "readyz"), check] => Route::Health(format!("{health}/{check}")),
+        ["metrics"] => Route::Metrics,
+        _ => Route::Unknown,
+    }
+}
+
+/// Groups that hold only questions, no objects.
+pub(super) const REVIEW_GROUPS: [(&str, &str); 2] =
+    [("authentication.k8s.io", "v1"), ("authorization.k8s.io", "v1")];
+
+fn is_served(group: &str, version: &str) -> bool {
+    kinds::group_versions().contains(&(group, version)) || REVIEW_GROUPS.contains(&(group, version))
+}
+
+fn group_of(group: &str) -> Route {
+    let served = kinds::group_versions().iter().chain(&REVIEW_GROUPS).any(|(known, _)| *known == group);
+    if served && !group.is_empty() { Route::Group(group.to_owned()) } else { Route::Unknown }
+}
+
+fn resources(group: &str, version: &str) -> Route {
+    match is_served(group, version) {
+        true => Route::Resources(group.to_owned(), version.to_owned()),
+        false => Route::Unknown,
+    }
+}
+
+fn target(group: &str, version: &str, rest: &[&str]) -> Route {
+    match (group, version, rest) {
+        ("authorization.k8s.io", "v1", ["selfsubjectaccessreviews"]) => return Route::AccessReview,
+        ("authentication.k8s.io", "v1", ["selfsubjectreviews"]) => return Route::SelfReview,
+        _ => {}
+    }
+    let found = |namespace: &str, plural: &str, rest: &[&str]| {
+        let (name, subresource) = match rest {
+            [] => ("", ""),
+            [name] => (*name, ""),
+            [name, subresource] => (*name, *subresource),
+            _ => return Route::Unknown,
+        };
+        match kinds::find(group, version, plural) {
+            Some(kind) if namespace.is_empty() || kind.namespaced => Route::Target(Target {
+                kind,
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                subresource: subresource.to_owned(),
+            }),
+            _ => Route::Unknown,
+        }
+    };
+    match rest {
+        // namespaces themselves, and their subresources
+        ["namespaces"] => found("", "namespaces", &[]),
+        ["namespaces", name] => found("", "namespaces", &[name]),
+        ["namespaces", name, subresource @ ("status" | "finalize")] => {
+            found("", "namespaces", &[name, subresource])
+        }
+        ["namespaces", namespace, plural, rest @ ..] => found(namespace, plural, rest),
+        [plural, rest @ ..] => match found("", plural, rest) {
+            // an object of a namespaced kind is only found in its namespace
+            Route::Target(target) if target.kind.namespaced && !target.name.is_empty() => Route::Unknown,
+            route => route,
+        },
+        [] => Route::Unknown,
+    }
+}
+
+/// `%41` and the like; `None` if malformed or no UTF-8.
+pub(super) fn percent_decode(text: &str) -> Option<String> {
+    if !text.contains('%') {
+        return Some(text.to_owned());
+    }
+    let mut bytes = text.bytes();
+    let mut decoded = Vec::with_capacity(text.len());
+    while let Some(byte) = bytes.next() {
+        if byte != b'%' {
+            decoded.push(byte);
+            continue;
+        }
+        let mut digit = || bytes.next().and_then(|byte| char::from(byte).to_digit(16));
+        let (high, low) = (digit()?, digit()?);
+        decoded.push(u8::try_from(high * 16 + low).ok()?);
+    }
+    String::from_utf8(decoded).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(path: &str, expect: &str) {
+        let shown = match parse(path) {
+            Route::Target(target) => {
+                format!("{}|{}|{}|{}", target.kind.plural, target.namespace, target.name, target.subresource)
+            }
+            other => format!("{other:?}"),
+        };
+        assert_eq!(shown, expect, "{path}");
+    }
+
+    #[test]
+    fn paths_mean_what_upstream_means_by_them() {
+        check("/api/v1/nodes", "nodes|||");
+        check("/api/v1/nodes/", "nodes|||");
+        check("/api/v1/nodes/edge-1", "nodes||edge-1|");
+        check("/api/v1/nodes/edge-1/status", "nodes||edge-1|status");
+        check("/api/v1/namespaces", "namespaces|||");
+        check("/api/v1/namespaces/a", "namespaces||a|");
+        check("/api/v1/namespaces/a/status", "namespaces||a|status");
+        check("/api/v1/namespaces/a/configmaps", "configmaps|a||");
+        check("/api/v1/namespaces/a/configmaps/c", "configmaps|a|c|");
+        check("/api/v1/namespaces/a%62/configmaps/%63", "configmaps|ab|c|");
+        check("/api/v1/configmaps", "configmaps|||");
+        check(
+            "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n",
+            "leases|kube-node-lease|n|",
+        );
+        check("/api", "CoreVersions");
+        check("/apis", "Groups");
+        check("/api/v1", "Resources(\"\", \"v1\")");
+        check("/apis/coordination.k8s.io", "Group(\"coordination.k8s.io\")");
+        check("/apis/coordination.k8s.io/v1", "Resources(\"coordination.k8s.io\", \"v1\")");
+        check("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "AccessReview");
+        check("/readyz", "Health(\"readyz\")");
+        check("/livez/ping", "Health(\"livez/ping\")");
+        check("/openapi/v3/apis/coordination.k8s.io/v1", "OpenApi(\"coordination.k8s.io\", \"v1\")");
+    }
+
+    #[test]
+    fn what_is_not_served_is_unknown() {
+        for path in [
+            "/",
+            "",
+            "//",
+            "/api/v2",
+            "/apis/apps/v1/deployments",
+            "/api/v1/configmaps/c",
+            "/api/v1/namespaces/a/nodes",
+            "/api/v1/namespaces/a/configmaps/c/status/x",
+            "/api/v1/nodes/..%2f..",
+            "/api/v1/nodes/%zz",
+            "/api/v1/nodes/%",
+            "/api/v1//nodes",
+            "/api/v1/nodes/%ff",
+            "/api/v1/nodes/a%00b",
+            "/metrics/x",
+            "/apis/",
+        ] {
+            let expect = if path == "/apis/" { "Groups" } else { "Unknown" };
+            check(path, expect);
+        }
+        check(&format!("/api/v1/nodes/{}", "a".repeat(3000)), "Unknown");
+    }
+}

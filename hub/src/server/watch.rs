@@ -1,0 +1,300 @@
+//! Watches: a body that tells changes until its time is over, in order, each once.
+//!
+//! Events wait in the watch's own bounded queue and are written when the connection takes them; a watcher that is too slow is
+//! dropped there and its stream simply ends, so that the client goes on from the last version it saw. A bookmark never names a
+//! version before every change up to it was sent.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio::time::{Instant, Sleep};
+
+use super::request::{Form, Parameters};
+use super::respond::{IncludeObject, Writer};
+use crate::kinds::Kind;
+use crate::memory::{Memory, Start, Watch, WatchRefused, index_of};
+use crate::object::{Event, Object};
+use crate::selector::Selection;
+use crate::status::ApiError;
+
+/// Watches end after at most this long, so that connections move to renewed certificates and nothing lives for ever.
+const MAX_WATCH: Duration = Duration::from_secs(60 * 60);
+/// A watch that names no time lasts between this and twice this, so that a fleet does not come back at once.
+const DEFAULT_WATCH: Duration = Duration::from_secs(30 * 60);
+/// Time between bookmarks, give or take a quarter.
+const BOOKMARK: Duration = Duration::from_secs(60);
+
+/// See the module.
+pub(super) struct WatchStream {
+    watch: Watch,
+    writer: Writer,
+    queue: VecDeque<Told>,
+    bookmarks: bool,
+    /// Everything up to here was told or does not concern this watch.
+    told: u64,
+    titles_sent: bool,
+    next_bookmark: Pin<Box<Sleep>>,
+    deadline: Pin<Box<Sleep>>,
+    ended: bool,
+}
+
+enum Told {
+    Present(Arc<Object>),
+    Change(Arc<Event>),
+    /// The end of the initial events.
+    Initial(u64),
+    Bookmark(u64),
+}
+
+/// Starts a watch as the parameters ask.
+pub(super) fn start(
+    memory: &Arc<Memory>,
+    kind: &'static Kind,
+    selection: Selection,
+    parameters: &Parameters,
+    form: Form,
+) -> Result<WatchStream, ApiError> {
+    let include = IncludeObject::parse(parameters.text("includeObject"))?;
+    let bookmarks = parameters.flag("allowWatchBookmarks")?;
+    let from = from(parameters)?;
+    let timeout = parameters.number("timeoutSeconds")?;
+    let registered =
+        memory.watch(index_of(kind), selection, from.after).map_err(|why| refused(why, from.after))?;
+    let (start, revision, watch) = registered;
+    if let Some(wanted) = from.at_least.filter(|wanted| *wanted > revision) {
+        return Err(ApiError::too_large_version(wanted, revision));
+    }
+    let mut queue: VecDeque<Told> = match start {
+        Start::Objects(_) if from.skip_present => VecDeque::new(),
+        Start::Objects(objects) => objects.into_iter().map(Told::Present).collect(),
+        Start::Changes(changes) => changes.into_iter().map(Told::Change).collect(),
+    };
+    if from.initial_events {
+        queue.push_back(Told::Initial(revision));
+    }
+    let spread = f64::from(u32::try_from(revision % 1000).unwrap_or(0)) / 1000.0;
+    let lasting = match timeout {
+        Some(secs) => Duration::from_secs(secs).min(MAX_WATCH),
+        None => DEFAULT_WATCH.mul_f64(1.0 + spread),
+    };
+    Ok(WatchStream {
+        watch,
+        writer: Writer { kind, form, include },
+        queue,
+        bookmarks,
+        told: revision,
+        titles_sent: false,
+        next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK.mul_f64(0.75 + spread / 2.0))),
+        deadline: Box::pin(tokio::time::sleep(lasting)),
+        ended: false,
+    })
+}
+
+fn refused(refused: WatchRefused, asked: Option<u64>) -> ApiError {
+    let asked = asked.unwrap_or(0);
+    match refused {
+        WatchRefused::TooOld(too_old) => ApiError::too_old_version(asked, too_old.oldest),
+        WatchRefused::TooLarge(current) => ApiError::too_large_version(asked, current),
+        WatchRefused::TooMany => ApiError::too_many_requests("too many watches, please try again later"),
+        WatchRefused::Closed => ApiError::unavailable("the hub is shutting down"),
+    }
+}
+
+/// Where a watch begins.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct From {
+    /// After this version; `None`: with what is present.
+    after: Option<u64>,
+    /// The present state must be at least of this version.
+    at_least: Option<u64>,
+    /// Present objects are not told.
+    skip_present: bool,
+    /// A bookmark marks where the present objects end.
+    initial_events: bool,
+}
+
+fn from(parameters: &Parameters) -> Result<From, ApiError> {
+    let version = parameters.number("resourceVersion")?;
+    let matching = parameters.text("resourceVersionMatch");
+    let forbidden =
+        |field: &str, why: &str| Err(ApiError::unprocessable(format!("{field}: Forbidden: {why}")));
+    if !parameters.has("sendInitialEvents") {
+        if !matching.is_empty() {
+            return forbidden(
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+            );
+        }
+        return Ok(From { after: version.filter(|version| *version != 0), ..From::default() });
+    }
+    if matching != "NotOlderThan" {
+        return forbidden(
+            "resourceVersionMatch",
+            "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+        );
+    }
+    let at_least = version.filter(|version| *version != 0);
+    if parameters.flag("sendInitialEvents")? {
+        return Ok(From { at_least, initial_events: true, ..From::default() });
+    }
+    Ok(From { after: at_least, skip_present: true, ..From::default() })
+}
+
+impl WatchStream {
+    /// The next piece of the body; `None` ends it.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            if let Some(told) = self.queue.pop_front() {
+                match self.write(told) {
+                    Some(line) => return Poll::Ready(Some(line)),
+                    None => continue,
+                }
+            }
+            if self.ended || self.deadline.is_elapsed() {
+                return Poll::Ready(None);
+            }
+            match self.watch.receiver.poll_recv(context) {
+                Poll::Ready(Some(event)) => {
+                    self.queue.push_back(Told::Change(event));
+                    continue;
+                }
+                Poll::Ready(None) => self.ended = true,
+                Poll::Pending if self.deadline.as_mut().poll(context).is_ready() => {
+                    self.queue_bookmark();
+                    self.ended = true;
+                }
+                Poll::Pending if self.next_bookmark.as_mut().poll(context).is_ready() => {
+                    self.next_bookmark.as_mut().reset(Instant::now() + BOOKMARK);
+                    self.queue_bookmark();
+                }
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Queues what is still unsaid up to now, then a bookmark that says so.
+    fn queue_bookmark(&mut self) {
+        if !self.bookmarks {
+            return;
+        }
+        // read first: everything up to this version is in the receiver already
+        let mut upto = self.watch.progress().max(self.told);
+        while let Ok(event) = self.watch.receiver.try_recv() {
+            upto = upto.max(event.revision);
+            self.queue.push_back(Told::Change(event));
+        }
+        self.queue.push_back(Told::Bookmark(upto));
+    }
+
+    fn write(&mut self, told: Told) -> Option<Bytes> {
+        match told {
+            Told::Present(object) => Some(self.line("ADDED", &object)),
+            Told::Change(event) => {
+                self.told = event.revision;
+                self.change(&event)
+            }
+            Told::Initial(revision) => Some(self.bookmark(revision, true)),
+            Told::Bookmark(revision) => {
+                self.told = revision;
+                Some(self.bookmark(revision, false))
+            }
+        }
+    }
+
+    /// An object that begins to match a selector is added for this watcher, one that ceases to is deleted.
+    fn change(&mut self, event: &Event) -> Option<Bytes> {
+        let selects = |object: &Option<Arc<Object>>| {
+            object.as_ref().filter(|object| self.watch.selection.selects(object)).cloned()
+        };
+        match (selects(&event.old), selects(&event.new)) {
+            (None, None) => None,
+            (None, Some(new)) => Some(self.line("ADDED", &new)),
+            (Some(_), Some(new)) => Some(self.line("MODIFIED", &new)),
+            (Some(old), None) => match &event.last {
+                Some(last) => Some(self.line("DELETED", last)),
+                None => {
+                    // upstream: the object as it last matched, at the version of the change
+                    let mut value = old.value();
+                    value["metadata"]["resourceVersion"] = event.revision.to_string().into();
+                    Some(self.line_of("DELETED", value))
+                }
+            },
+        }
+    }
+
+    fn line(&mut self, of: &str, object: &Object) -> Bytes {
+        if self.writer.form != Form::Whole {
+            return self.line_of(of, object.value());
+        }
+        let mut line = Vec::with_capacity(object.json.len() + 40);
+        line.extend_from_slice(b"{\"type\":\"");
+        line.extend_from_slice(of.as_bytes());
+        line.extend_from_slice(b"\",\"object\":");
+        line.extend_from_slice(&object.json);
+        line.extend_from_slice(b"}\n");
+        line.into()
+    }
+
+    fn line_of(&mut self, of: &str, value: Value) -> Bytes {
+        let object = match self.writer.form {
+            Form::Table(_) => {
+                let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
+                let titles = !std::mem::replace(&mut self.titles_sent, true);
+                self.writer.table(std::iter::once(value), meta, titles)
+            }
+            _ => self.writer.value(value),
+        };
+        Bytes::from(format!("{}\n", json!({"type": of, "object": object})))
+    }
+
+    fn bookmark(&mut self, revision: u64, initial: bool) -> Bytes {
+        let mut meta = json!({"resourceVersion": revision.to_string(), "creationTimestamp": null});
+        if initial {
+            meta["annotations"] = json!({"k8s.io/initial-events-end": "true"});
+        }
+        let kind = self.writer.kind;
+        let object = match self.writer.form {
+            Form::Table(_) => self.writer.table(std::iter::empty(), meta, false),
+            Form::Metadata(version) => json!({
+                "kind": "PartialObjectMetadata", "apiVersion": format!("meta.k8s.io/{version}"), "metadata": meta}),
+            _ => json!({"kind": kind.kind, "apiVersion": kind.api_version(), "metadata": meta}),
+        };
+        Bytes::from(format!("{}\n", json!({"type": "BOOKMARK", "object": object})))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_begins_where_the_parameters_say() {
+        let check = |query: &str, expect: Option<From>| {
+            assert_eq!(from(&Parameters::parse(query).unwrap()).ok(), expect, "{query}");
+        };
+        check("", Some(From::default()));
+        check("resourceVersion=0", Some(From::default()));
+        check("resourceVersion=7", Some(From { after: Some(7), ..From::default() }));
+        check("resourceVersion=7&resourceVersionMatch=NotOlderThan", None);
+        check("sendInitialEvents=true", None);
+        check("sendInitialEvents=true&resourceVersionMatch=Exact", None);
+        check(
+            "sendInitialEvents=true&resourceVersionMatch=NotOlderThan",
+            Some(From { initial_events: true, ..From::default() }),
+        );
+        check(
+            "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&resourceVersion=9",
+            Some(From { initial_events: true, at_least: Some(9), ..From::default() }),
+        );
+        check(
+            "sendInitialEvents=false&resourceVersionMatch=NotOlderThan&resourceVersion=9",
+            Some(From { after: Some(9), skip_present: true, ..From::default() }),
+        );
+        check("resourceVersion=x", None);
+    }
+}

@@ -1,0 +1,325 @@
+//! Upstream's error answers: every refusal of the API is an [`ApiError`], and becomes a `Status` object.
+//!
+//! Texts and reasons are upstream's, because kubectl and controllers match on them. The error says who is at fault by
+//! its code; what happened inside (a full disk) is logged where it happened and shown to the client in one sentence.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::kinds::Kind;
+
+/// A refused request.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    /// HTTP status.
+    pub code: u16,
+    /// Upstream's machine-readable reason, for example `NotFound`.
+    pub reason: &'static str,
+    /// For people; kubectl prints it.
+    pub message: String,
+    /// `details` of the Status object, absent when null.
+    pub details: Value,
+    /// Seconds after which to try again, for 429, 503 and 504.
+    pub retry_after_secs: Option<u32>,
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+/// What is wrong with one field of an object; see [`ApiError::invalid`].
+#[derive(Debug, Clone)]
+pub struct FieldError {
+    reason: &'static str,
+    field: String,
+    text: String,
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::String(text) if text.len() > 256 => {
+            format!("{:?}", text.chars().take(256).collect::<String>() + "...")
+        }
+        Value::String(text) => format!("{text:?}"),
+        other => other.to_string().chars().take(256).collect(),
+    }
+}
+
+impl FieldError {
+    /// The field must be given.
+    pub fn required(field: impl Into<String>, detail: &str) -> FieldError {
+        let text =
+            if detail.is_empty() { "Required value".to_owned() } else { format!("Required value: {detail}") };
+        FieldError { reason: "FieldValueRequired", field: field.into(), text }
+    }
+
+    /// The value breaks a rule.
+    pub fn invalid(field: impl Into<String>, value: impl Into<Value>, detail: &str) -> FieldError {
+        let text = format!("Invalid value: {}: {detail}", shown(&value.into()));
+        FieldError { reason: "FieldValueInvalid", field: field.into(), text }
+    }
+
+    /// The field must not be given.
+    pub fn forbidden(field: impl Into<String>, detail: &str) -> FieldError {
+        FieldError {
+            reason: "FieldValueForbidden",
+            field: field.into(),
+            text: format!("Forbidden: {detail}"),
+        }
+    }
+
+    /// The value is none of the allowed ones.
+    pub fn unsupported(field: impl Into<String>, value: impl Into<Value>, supported: &[&str]) -> FieldError {
+        let supported = supported.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>().join(", ");
+        let text = format!("Unsupported value: {}: supported values: {supported}", shown(&value.into()));
+        FieldError { reason: "FieldValueNotSupported", field: field.into(), text }
+    }
+
+    /// The value stands twice in a list that is a set.
+    pub fn duplicate(field: impl Into<String>, value: impl Into<Value>) -> FieldError {
+        let text = format!("Duplicate value: {}", shown(&value.into()));
+        FieldError { reason: "FieldValueDuplicate", field: field.into(), text }
+    }
+
+    /// The value has more than `limit` bytes.
+    pub fn too_long(field: impl Into<String>, limit: usize) -> FieldError {
+        let text = format!("Too long: may not be more than {limit} bytes");
+        FieldError { reason: "FieldValueTooLong", field: field.into(), text }
+    }
+}
+
+impl fmt::Display for FieldError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.field, self.text)
+    }
+}
+
+impl ApiError {
+    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { code, reason, message: message.into(), details: Value::Null, retry_after_secs: None }
+    }
+
+    fn about(mut self, kind: &Kind, name: &str) -> ApiError {
+        let mut details = json!({"name": name, "kind": kind.plural});
+        if !kind.group.is_empty() {
+            details["group"] = kind.group.into();
+        }
+        self.details = details;
+        self
+    }
+
+    fn retry_after(mut self, secs: u32) -> ApiError {
+        self.retry_after_secs = Some(secs);
+        if self.details.is_null() {
+            self.details = json!({});
+        }
+        self.details["retryAfterSeconds"] = secs.into();
+        self
+    }
+
+    /// 400.
+    pub fn bad_request(message: impl Into<String>) -> ApiError {
+        ApiError::new(400, "BadRequest", message)
+    }
+
+    /// 401.
+    pub fn unauthorized() -> ApiError {
+        ApiError::new(401, "Unauthorized", "Unauthorized")
+    }
+
+    /// 403 with a whole message.
+    pub fn forbidden(message: impl Into<String>) -> ApiError {
+        ApiError::new(403, "Forbidden", message)
+    }
+
+    /// 403 about an object: `namespaces "default" is forbidden: ...`.
+    pub fn forbidden_object(kind: &Kind, name: &str, why: &str) -> ApiError {
+        let message = format!("{} {name:?} is forbidden: {why}", kind.resource_name());
+        ApiError::new(403, "Forbidden", message).about(kind, name)
+    }
+
+    /// 404 of an object.
+    pub fn not_found(kind: &Kind, name: &str) -> ApiError {
+        ApiError::new(404, "NotFound", format!("{} {name:?} not found", kind.resource_name()))
+            .about(kind, name)
+    }
+
+    /// 404 of a path.
+    pub fn path_not_found() -> ApiError {
+        let mut error = ApiError::new(404, "NotFound", "the server could not find the requested resource");
+        error.details = json!({});
+        error
+    }
+
+    /// 405.
+    pub fn method_not_allowed() -> ApiError {
+        let message = "the server does not allow this method on the requested resource";
+        let mut error = ApiError::new(405, "MethodNotAllowed", message);
+        error.details = json!({});
+        error
+    }
+
+    /// 406.
+    pub fn not_acceptable() -> ApiError {
+        let message = "only the following media types are accepted: application/json";
+        ApiError::new(406, "NotAcceptable", message)
+    }
+
+    /// 415; `accepted` are the media types that would do.
+    pub fn unsupported_media_type(accepted: &[&str]) -> ApiError {
+        let message = format!(
+            "the body of the request was in an unknown format - accepted media types include: {}",
+            accepted.join(", ")
+        );
+        ApiError::new(415, "UnsupportedMediaType", message)
+    }
+
+    /// 409: the name is taken.
+    pub fn already_exists(kind: &Kind, name: &str, being_deleted: bool) -> ApiError {
+        let prefix = if being_deleted { "object is being deleted: " } else { "" };
+        let message = format!("{prefix}{} {name:?} already exists", kind.resource_name());
+        ApiError::new(409, "AlreadyExists", message).about(kind, name)
+    }
+
+    /// 409: somebody else wrote in between.
+    pub fn conflict(kind: &Kind, name: &str) -> ApiError {
+        let why =
+            "the object has been modified; please apply your changes to the latest version and try again";
+        ApiError::conflict_because(kind, name, why)
+    }
+
+    /// 409 for another reason.
+    pub fn conflict_because(kind: &Kind, name: &str, why: &str) -> ApiError {
+        let message = format!("Operation cannot be fulfilled on {} {name:?}: {why}", kind.resource_name());
+        ApiError::new(409, "Conflict", message).about(kind, name)
+    }
+
+    /// 410: the client must list again.
+    pub fn expired(message: impl Into<String>) -> ApiError {
+        ApiError::new(410, "Expired", message)
+    }
+
+    /// 410 of a watch that starts before the oldest remembered change.
+    pub fn too_old_version(asked: u64, oldest: u64) -> ApiError {
+        ApiError::expired(format!("too old resource version: {asked} ({oldest})"))
+    }
+
+    /// 504: the version asked for lies in the future.
+    pub fn too_large_version(asked: u64, current: u64) -> ApiError {
+        let message = format!("Too large resource version: {asked}, current: {current}");
+        let mut error = ApiError::new(504, "Timeout", message).retry_after(1);
+        error.details["causes"] =
+            json!([{"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}]);
+        error
+    }
+
+    /// 413.
+    pub fn too_large(message: impl Into<String>) -> ApiError {
+        ApiError::new(413, "RequestEntityTooLarge", message)
+    }
+
+    /// 422: the object breaks the rules of its kind.
+    pub fn invalid(kind: &Kind, name: &str, errors: &[FieldError]) -> ApiError {
+        let texts = errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let all = if let [one] = texts.as_slice() { one.clone() } else { format!("[{}]", texts.join(", ")) };
+        let qualified = if kind.group.is_empty() {
+            kind.kind.to_owned()
+        } else {
+            format!("{}.{}", kind.kind, kind.group)
+        };
+        let mut error = ApiError::new(422, "Invalid", format!("{qualified} {name:?} is invalid: {all}"))
+            .about(kind, name);
+        error.details["kind"] = kind.kind.into();
+        error.details["causes"] = errors
+            .iter()
+            .map(|cause| json!({"reason": cause.reason, "message": cause.text, "field": cause.field}))
+            .collect();
+        error
+    }
+
+    /// 422 without an object, for example a patch that cannot be applied.
+    pub fn unprocessable(message: impl Into<String>) -> ApiError {
+        ApiError::new(422, "Invalid", message)
+    }
+
+    /// 429.
+    pub fn too_many_requests(message: impl Into<String>) -> ApiError {
+        ApiError::new(429, "TooManyRequests", message).retry_after(1)
+    }
+
+    /// 500.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(500, "InternalError", message)
+    }
+
+    /// 503: nothing was changed, try again.
+    pub fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError::new(503, "ServiceUnavailable", message).retry_after(5)
+    }
+
+    /// 504: took too long.
+    pub fn timeout(message: impl Into<String>) -> ApiError {
+        ApiError::new(504, "Timeout", message).retry_after(1)
+    }
+
+    /// An error of this HTTP status, for answers that other parts decided on (authorization).
+    pub fn from_status(code: u16, message: String) -> ApiError {
+        match code {
+            401 => ApiError::new(401, "Unauthorized", message),
+            403 => ApiError::new(403, "Forbidden", message),
+            _ => ApiError::new(code, "InternalError", message),
+        }
+    }
+
+    /// The `Status` object.
+    pub fn to_value(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code,
+        });
+        if !self.details.is_null() {
+            status["details"] = self.details.clone();
+        }
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds;
+
+    #[test]
+    fn messages_are_upstreams() {
+        let check = |error: ApiError, code: u16, message: &str| {
+            assert_eq!((error.code, error.message.as_str()), (code, message));
+            assert_eq!(error.to_value()["kind"], "Status");
+        };
+        check(ApiError::not_found(&kinds::NODE, "x"), 404, "nodes \"x\" not found");
+        check(ApiError::not_found(&kinds::LEASE, "x"), 404, "leases.coordination.k8s.io \"x\" not found");
+        check(ApiError::already_exists(&kinds::NODE, "x", false), 409, "nodes \"x\" already exists");
+        check(ApiError::too_old_version(3, 9), 410, "too old resource version: 3 (9)");
+        let errors =
+            [FieldError::required("spec.a", "must be set"), FieldError::invalid("b", 1, "too small")];
+        check(
+            ApiError::invalid(&kinds::LEASE, "x", &errors),
+            422,
+            "Lease.coordination.k8s.io \"x\" is invalid: [spec.a: Required value: must be set, b: Invalid value: 1: too small]",
+        );
+        check(
+            ApiError::invalid(&kinds::NODE, "x", &errors[..1]),
+            422,
+            "Node \"x\" is invalid: spec.a: Required value: must be set",
+        );
+    }
+}

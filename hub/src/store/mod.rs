@@ -1,0 +1,132 @@
+//! The durable copy of all objects. Memory answers every read; this is what survives.
+//!
+//! [`Store`] is small on purpose: load everything once, then commit batches, each all or nothing. There is one caller, the
+//! writer thread ([`writer`]), so an implementation needs no locks. Another engine (etcd) fits behind the same trait.
+//! Revisions are the writer's business: the store only keeps two marks, the *reserved* one (no revision above it was ever
+//! handed out) and, after a clean close, the exact one.
+
+pub mod sqlite;
+pub mod writer;
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// One stored object.
+#[derive(Debug)]
+pub struct Record {
+    /// `plural` or `plural.group`.
+    pub resource: String,
+    /// Empty for cluster-scoped kinds.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Revision at which it was written.
+    pub revision: u64,
+    /// JSON text.
+    pub json: Vec<u8>,
+}
+
+/// One change of a batch.
+#[derive(Debug)]
+pub enum Change<'a> {
+    /// Insert or replace.
+    Put {
+        /// Resource.
+        resource: &'a str,
+        /// Namespace.
+        namespace: &'a str,
+        /// Name.
+        name: &'a str,
+        /// Revision.
+        revision: u64,
+        /// JSON text.
+        json: &'a [u8],
+    },
+    /// Remove; a missing object is no error.
+    Delete {
+        /// Resource.
+        resource: &'a str,
+        /// Namespace.
+        namespace: &'a str,
+        /// Name.
+        name: &'a str,
+    },
+}
+
+/// The revision marks found at open.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// No revision above this was ever handed out.
+    pub reserved: u64,
+    /// The last revision handed out, only known after a clean close.
+    pub clean: Option<u64>,
+}
+
+/// A durable copy.
+pub trait Store: Send {
+    /// The marks and every object, once after open.
+    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError>;
+    /// Makes the changes, and the new reserved mark if there is one, durable: all of them or none. Forgets the clean mark.
+    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError>;
+    /// Records a clean close at this revision.
+    fn close(&mut self, revision: u64) -> Result<(), StoreError>;
+}
+
+/// The engine refused; nothing of the batch is durable.
+#[derive(Debug)]
+pub struct StoreError {
+    /// What was tried, on which file, and what the engine said.
+    pub message: String,
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+/// Why a data directory could not be opened. Each text says what to do.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The directory or its lock file cannot be made.
+    Directory(PathBuf, std::io::Error),
+    /// Another process has it.
+    Locked(PathBuf),
+    /// The file is no store of ours, or damaged.
+    Damaged(PathBuf, String),
+    /// Written by a newer hub.
+    TooNew(PathBuf, i64),
+    /// The engine failed.
+    Engine(StoreError),
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Directory(path, error) => {
+                write!(out, "cannot use data directory {}: {error}", path.display())
+            }
+            OpenError::Locked(path) => {
+                write!(out, "another process holds {}: one hub per data directory", path.display())
+            }
+            OpenError::Damaged(path, what) => write!(
+                out,
+                "store {} is damaged: {what}; keep a copy, then restore a backup, or save what is left with \
+                 `sqlite3 {} .recover` into a new file of that name",
+                path.display(),
+                path.display()
+            ),
+            OpenError::TooNew(path, version) => write!(
+                out,
+                "store {} has schema version {version}, this hub knows {}: use the newer hub that wrote it",
+                path.display(),
+                sqlite::SCHEMA_VERSION
+            ),
+            OpenError::Engine(error) => error.fmt(out),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}

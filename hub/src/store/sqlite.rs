@@ -1,0 +1,311 @@
+//! The store on one machine: SQLite in WAL mode, every commit flushed to the disk (`synchronous=FULL`).
+//!
+//! `state.db` in the data directory holds current objects only, no history. `lock` beside it is held with an advisory lock
+//! for the life of the process, so that two hubs never write one directory; the operating system drops it when we die.
+//! At open the whole file is checked (`quick_check`): a damaged store is an error that names the way out, never a start with less.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OpenFlags, params};
+
+use super::{Change, Marks, OpenError, Record, Store, StoreError};
+
+/// The layout that this code reads and writes.
+pub const SCHEMA_VERSION: i64 = 1;
+/// Marks a file as ours in its header (`kedg`), so that a stranger's database is not mistaken for a store.
+const APPLICATION_ID: i64 = 0x6b65_6467;
+/// Pages of the write-ahead log after which it is folded back: 4 MiB, bounding the file and the work at open.
+const CHECKPOINT_PAGES: i64 = 1000;
+/// Page cache. The engine's reads hardly matter, memory answers them.
+const CACHE_KIB: i64 = 1024;
+
+const TABLES: &str = "
+    CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE objects (
+        resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+        revision INTEGER NOT NULL, json BLOB NOT NULL,
+        PRIMARY KEY (resource, namespace, name)
+    ) WITHOUT ROWID;
+";
+
+/// See the module.
+#[derive(Debug)]
+pub struct Sqlite {
+    connection: Connection,
+    path: PathBuf,
+    // held, never read: closing it releases the lock
+    _lock: File,
+}
+
+impl Sqlite {
+    /// Takes the directory's lock, then opens or makes the file in it and checks it.
+    pub fn open(directory: &Path) -> Result<Sqlite, OpenError> {
+        let lock = lock(directory)?;
+        let path = directory.join("state.db");
+        let fresh = !path.exists();
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_CREATE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(&path, flags)
+            .map_err(|error| OpenError::Engine(failed("open", &path, &error)))?;
+        let store = Sqlite { connection, path, _lock: lock };
+        store.set_pragmas()?;
+        if fresh || store.is_empty()? {
+            store.make()?;
+        }
+        store.check()?;
+        sync_directory(directory)?;
+        Ok(store)
+    }
+
+    fn open_failed(&self, tried: &str, error: &rusqlite::Error) -> OpenError {
+        use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+        match error.sqlite_error_code() {
+            Some(DatabaseCorrupt | NotADatabase) => OpenError::Damaged(self.path.clone(), error.to_string()),
+            _ => OpenError::Engine(failed(tried, &self.path, error)),
+        }
+    }
+
+    fn set_pragmas(&self) -> Result<(), OpenError> {
+        let pragmas: [(&str, &dyn rusqlite::ToSql); 5] = [
+            ("journal_mode", &"WAL"),
+            ("synchronous", &"FULL"),
+            ("wal_autocheckpoint", &CHECKPOINT_PAGES),
+            ("cache_size", &-CACHE_KIB),
+            ("locking_mode", &"EXCLUSIVE"),
+        ];
+        for (name, value) in pragmas {
+            self.connection
+                .pragma_update_and_check(None, name, value, |_| Ok(()))
+                .or_else(
+                    |error| if error == rusqlite::Error::QueryReturnedNoRows { Ok(()) } else { Err(error) },
+                )
+                .map_err(|error| self.open_failed(&format!("set {name} on"), &error))?;
+        }
+        Ok(())
+    }
+
+    fn is_empty(&self) -> Result<bool, OpenError> {
+        self.connection
+            .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0))
+            .map(|tables| tables == 0)
+            .map_err(|error| self.open_failed("read", &error))
+    }
+
+    fn make(&self) -> Result<(), OpenError> {
+        let statements = format!(
+            "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {TABLES} \
+             INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('reserved', 0); COMMIT;"
+        );
+        self.connection.execute_batch(&statements).map_err(|error| self.open_failed("make", &error))
+    }
+
+    fn check(&self) -> Result<(), OpenError> {
+        let damaged = |what: String| OpenError::Damaged(self.path.clone(), what);
+        let id: i64 = self
+            .connection
+            .query_row("PRAGMA application_id", [], |row| row.get(0))
+            .map_err(|error| self.open_failed("read", &error))?;
+        if id != APPLICATION_ID {
+            return Err(damaged("it is not a store of this program".to_owned()));
+        }
+        let version = self
+            .mark("schema")
+            .map_err(|error| self.open_failed("read", &error))?
+            .ok_or_else(|| damaged("it has no schema version".to_owned()))?;
+        if version > SCHEMA_VERSION {
+            return Err(OpenError::TooNew(self.path.clone(), version));
+        }
+        let verdict: String = self
+            .connection
+            .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
+            .map_err(|error| self.open_failed("check", &error))?;
+        if verdict == "ok" { Ok(()) } else { Err(damaged(verdict)) }
+    }
+
+    fn mark(&self, key: &str) -> rusqlite::Result<Option<i64>> {
+        let mut statement = self.connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?;
+        let mut rows = statement.query([key])?;
+        rows.next()?.map(|row| row.get(0)).transpose()
+    }
+
+    fn load_all(&self, each: &mut dyn FnMut(Record)) -> rusqlite::Result<Marks> {
+        let mut statement =
+            self.connection.prepare("SELECT resource, namespace, name, revision, json FROM objects")?;
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            each(Record {
+                resource: row.get(0)?,
+                namespace: row.get(1)?,
+                name: row.get(2)?,
+                revision: row.get::<_, i64>(3)?.unsigned_abs(),
+                json: row.get(4)?,
+            });
+        }
+        let reserved = self.mark("reserved")?.unwrap_or(0).unsigned_abs();
+        Ok(Marks { reserved, clean: self.mark("clean")?.map(i64::unsigned_abs) })
+    }
+
+    fn commit_all(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> rusqlite::Result<()> {
+        let transaction = self.connection.transaction()?;
+        for change in changes {
+            match *change {
+                Change::Put { resource, namespace, name, revision, json } => {
+                    let sql = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO UPDATE \
+                               SET revision = excluded.revision, json = excluded.json";
+                    let parameters = params![resource, namespace, name, revision.cast_signed(), json];
+                    transaction.prepare_cached(sql)?.execute(parameters)?;
+                }
+                Change::Delete { resource, namespace, name } => {
+                    let sql = "DELETE FROM objects WHERE resource = ?1 AND namespace = ?2 AND name = ?3";
+                    transaction.prepare_cached(sql)?.execute([resource, namespace, name])?;
+                }
+            }
+        }
+        if let Some(reserved) = reserved {
+            let sql = "INSERT OR REPLACE INTO meta VALUES ('reserved', ?1)";
+            transaction.prepare_cached(sql)?.execute([reserved.cast_signed()])?;
+            transaction.prepare_cached("DELETE FROM meta WHERE key = 'clean'")?.execute([])?;
+        }
+        transaction.commit()
+    }
+}
+
+impl Store for Sqlite {
+    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
+        self.load_all(each).map_err(|error| failed("read", &self.path, &error))
+    }
+
+    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+        self.commit_all(changes, reserved).map_err(|error| failed("write", &self.path, &error))
+    }
+
+    fn close(&mut self, revision: u64) -> Result<(), StoreError> {
+        self.connection
+            .execute("INSERT OR REPLACE INTO meta VALUES ('clean', ?1)", [revision.cast_signed()])
+            .map(|_| ())
+            .map_err(|error| failed("close", &self.path, &error))
+    }
+}
+
+fn failed(tried: &str, path: &Path, error: &rusqlite::Error) -> StoreError {
+    StoreError { message: format!("cannot {tried} store {}: {error}", path.display()) }
+}
+
+fn lock(directory: &Path) -> Result<File, OpenError> {
+    let cannot = |error| OpenError::Directory(directory.to_owned(), error);
+    std::fs::create_dir_all(directory).map_err(cannot)?;
+    let path = directory.join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(cannot)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(OpenError::Locked(path)),
+        Err(std::fs::TryLockError::Error(error)) => Err(cannot(error)),
+    }
+}
+
+/// The names of new files are durable only when their directory is.
+fn sync_directory(directory: &Path) -> Result<(), OpenError> {
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| OpenError::Directory(directory.to_owned(), error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) struct Folder(pub(crate) PathBuf);
+
+    impl Folder {
+        pub(crate) fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("kedge-hub-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            Folder(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn put<'a>(name: &'a str, revision: u64) -> Change<'a> {
+        Change::Put { resource: "nodes", namespace: "", name, revision, json: b"{}" }
+    }
+
+    fn names(store: &mut Sqlite) -> (Vec<String>, Marks) {
+        let mut names = Vec::new();
+        let marks =
+            store.load(&mut |record| names.push(format!("{}@{}", record.name, record.revision))).unwrap();
+        (names, marks)
+    }
+
+    #[test]
+    fn what_was_committed_is_found_again() {
+        let folder = Folder::new("found-again");
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        assert_eq!(names(&mut store), (vec![], Marks::default()));
+        store.commit(&[put("a", 1), put("b", 2)], Some(100)).unwrap();
+        let remove = Change::Delete { resource: "nodes", namespace: "", name: "a" };
+        store.commit(&[put("b", 3), remove], None).unwrap();
+        drop(store);
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        assert_eq!(names(&mut store), (vec!["b@3".to_owned()], Marks { reserved: 100, clean: None }));
+        store.close(3).unwrap();
+        drop(store);
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        assert_eq!(names(&mut store).1, Marks { reserved: 100, clean: Some(3) });
+        store.commit(&[], Some(200)).unwrap();
+        assert_eq!(names(&mut store).1, Marks { reserved: 200, clean: None });
+    }
+
+    #[test]
+    fn two_hubs_cannot_open_one_directory() {
+        let folder = Folder::new("two-hubs");
+        let first = Sqlite::open(&folder.0).unwrap();
+        assert!(matches!(Sqlite::open(&folder.0), Err(OpenError::Locked(_))));
+        drop(first);
+        assert!(Sqlite::open(&folder.0).is_ok());
+    }
+
+    #[test]
+    fn a_damaged_a_foreign_and_a_newer_store_are_refused_with_advice() {
+        let folder = Folder::new("damaged");
+        let path = folder.0.join("state.db");
+        let refused = |expect: &str| {
+            let error = Sqlite::open(&folder.0).unwrap_err().to_string();
+            assert!(error.contains(expect), "{error}");
+        };
+        std::fs::create_dir_all(&folder.0).unwrap();
+        std::fs::write(&path, "this is certainly no database file, it is only text of some length").unwrap();
+        refused("is damaged: ");
+        std::fs::remove_file(&path).unwrap();
+        Connection::open(&path).unwrap().execute_batch("CREATE TABLE x (y)").unwrap();
+        refused("it is not a store of this program");
+        std::fs::remove_file(&path).unwrap();
+        drop(Sqlite::open(&folder.0).unwrap());
+        Connection::open(&path)
+            .unwrap()
+            .execute("UPDATE meta SET value = 99 WHERE key = 'schema'", [])
+            .unwrap();
+        refused("schema version 99");
+        std::fs::remove_file(&path).unwrap();
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        let text = "x".repeat(3000).into_bytes();
+        let names: Vec<String> = (0..200).map(|index| format!("n{index}")).collect();
+        let changes: Vec<_> = names
+            .iter()
+            .map(|name| Change::Put { resource: "nodes", namespace: "", name, revision: 1, json: &text })
+            .collect();
+        store.commit(&changes, None).unwrap();
+        drop(store);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2 / 4096 * 4096;
+        bytes[middle..middle + 8192].fill(0xa5);
+        std::fs::write(&path, bytes).unwrap();
+        refused("is damaged: ");
+    }
+}
