@@ -448,7 +448,7 @@ mod tests {
             let order: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
             json!({"spec": {"$setElementOrder/containers": order, "containers": changes}})
         };
-        check(POD, pod(&["a", "b", "c"]), order(&["c", "a"], json!([])), pod(&["c", "a", "b"]));
+        check(POD, pod(&["a", "b", "c"]), order(&["c", "a"], json!([])), pod(&["b", "c", "a"]));
         check(POD, pod(&["x", "a", "b"]), order(&["b", "a"], json!([])), pod(&["x", "b", "a"]));
         check(POD, pod(&["a", "b"]), order(&["b", "n", "a"], json!([{"name": "n"}])), pod(&["b", "n", "a"]));
         let without_list = json!({"spec": {"$setElementOrder/containers": [{"name": "b"}, {"name": "a"}]}});

@@ -530,11 +530,11 @@ mod tests {
         assert_eq!(disk.0.lock().unwrap().objects.len(), 1);
         assert_eq!(first.value()["metadata"]["resourceVersion"], first.revision.to_string());
         // a crash: the thread goes without closing, its disk stays
-        let crashed = Fake(Arc::new(Mutex::new(Disk {
-            objects: disk.0.lock().unwrap().objects.clone(),
-            marks: disk.0.lock().unwrap().marks,
-            ..Disk::default()
-        })));
+        let (objects, marks) = {
+            let disk = disk.0.lock().unwrap();
+            (disk.objects.clone(), disk.marks)
+        };
+        let crashed = Fake(Arc::new(Mutex::new(Disk { objects, marks, ..Disk::default() })));
         let (again, memory) = Writer::start(Box::new(crashed)).unwrap();
         assert!(memory.revision() >= first.revision + RESERVE - 1);
         let second = write(&again, &NODE, "a", Expect::Revision(first.revision), object("a"), false).unwrap();
