@@ -69,8 +69,8 @@ impl Answer {
         Answer { object: None, value: Some(value), created: false, deleted: false, warnings: Vec::new() }
     }
 
-    fn warned(mut self, kind: &Kind, value: &Value) -> Answer {
-        self.warnings = (kind.warnings)(value);
+    fn warned(mut self, kind: &Kind, new: &Value, old: Option<&Value>) -> Answer {
+        self.warnings = (kind.warnings)(new, old);
         self
     }
 
@@ -233,11 +233,11 @@ async fn create_once(
         return Err(ApiError::already_exists(kind, &name, existing.terminating));
     }
     if options.dry_run {
-        let answer = Answer::dry(value.clone()).warned(kind, &value);
+        let answer = Answer::dry(value.clone()).warned(kind, &value, None);
         return Ok(Answer { created: true, ..answer });
     }
     match hub.write(kind, (namespace, &name), Expect::Absent, Some(value.clone()), false).await {
-        Ok(object) => Ok(Answer { created: true, ..Answer::of(object).warned(kind, &value) }),
+        Ok(object) => Ok(Answer { created: true, ..Answer::of(object).warned(kind, &value, None) }),
         Err(WriteError::Mismatch) => Err(ApiError::already_exists(kind, &name, false)),
         Err(error) => Err(write_failed(error)),
     }
@@ -342,13 +342,13 @@ pub async fn edit(
         let new = merged_with_old(kind, part, &old, wanted)?;
         (options.admit)(Some(&old), &new)?;
         if same_but_version(&old, &new) {
-            return Ok(Answer::of(current).warned(kind, &new));
+            return Ok(Answer::of(current).warned(kind, &new, Some(&old)));
         }
         let gone = is_released(&new);
         if options.dry_run {
             let mut new = new;
             metadata(&mut new).insert("resourceVersion".to_owned(), current.revision.to_string().into());
-            let answer = Answer::dry(new.clone()).warned(kind, &new);
+            let answer = Answer::dry(new.clone()).warned(kind, &new, Some(&old));
             return Ok(Answer { deleted: gone, ..answer });
         }
         let volatile = !gone && is_volatile(kind, &old, &new);
@@ -356,7 +356,7 @@ pub async fn edit(
         let stored = if gone { None } else { Some(new.clone()) };
         match hub.write(kind, (namespace, name), expect, stored, volatile).await {
             Ok(object) => {
-                let answer = Answer::of(object).warned(kind, &new);
+                let answer = Answer::of(object).warned(kind, &new, Some(&old));
                 return Ok(Answer { deleted: gone, ..answer });
             }
             Err(WriteError::Mismatch) if versioned => return Err(ApiError::conflict(kind, name)),

@@ -72,8 +72,9 @@ pub struct Kind {
     pub prepare: fn(new: &mut Value, old: Option<&Value>),
     /// The kind's own rules; metadata was judged before.
     pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>),
-    /// Sentences for `Warning` headers about an object that is accepted.
-    pub warnings: fn(new: &Value) -> Vec<String>,
+    /// Sentences for `Warning` headers about a change that is accepted; only about what this change sets, so that nobody
+    /// is told again and again of what somebody else wrote.
+    pub warnings: fn(new: &Value, old: Option<&Value>) -> Vec<String>,
 }
 
 /// One field selector: its label and how to read it.
@@ -166,7 +167,7 @@ pub fn no_rules(_: &Value, _: Option<&Value>, _: &mut Vec<FieldError>) {}
 /// A kind without defaults.
 pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
 /// A kind without warnings.
-pub fn no_warnings(_: &Value) -> Vec<String> {
+pub fn no_warnings(_: &Value, _: Option<&Value>) -> Vec<String> {
     Vec::new()
 }
 

@@ -188,8 +188,12 @@ fn validate_source(source: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn warnings(node: &Value) -> Vec<String> {
-    let Some(source) = at(node, &["spec", "configSource"]) else { return Vec::new() };
+fn warnings(node: &Value, old: Option<&Value>) -> Vec<String> {
+    let path = ["spec", "configSource"];
+    let Some(source) = at(node, &path) else { return Vec::new() };
+    if old.and_then(|old| at(old, &path)) == Some(source) {
+        return Vec::new();
+    }
     let said = match (source.get("configMapRef"), source.get("configMap")) {
         (None, None) => {
             "exactly one reference subfield must be non-nil, but all were nil; the node will report it"
@@ -220,7 +224,8 @@ mod tests {
         let mut errors = Vec::new();
         validate(&node, None, &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), errors_expected);
-        assert_eq!(!warnings(&node).is_empty(), warned, "{node}");
+        assert_eq!(!warnings(&node, None).is_empty(), warned, "{node}");
+        assert!(warnings(&node, Some(&node)).is_empty(), "only a change is warned about");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::memory::index_of;
 use crate::status::ApiError;
 
 /// The Kubernetes version whose API we follow: kubectl warns when it is more than one minor version away.
-const KUBERNETES: (u32, u32) = (1, 34);
+const KUBERNETES: (u32, u32) = (1, 35);
 
 /// `/version`.
 pub(super) fn version() -> Response<Body> {

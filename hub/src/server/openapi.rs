@@ -1,8 +1,8 @@
 //! OpenAPI, from the table of kinds and the schema table: version 3 for current clients, and for old ones the little of
 //! version 2 that they need before they send anything.
 //!
-//! With `fieldValidation` named in a document clients leave validation to the server. The version 2 document has paths and no
-//! definitions: an old client then validates nothing itself, and finds that dry run is served.
+//! With `fieldValidation` named in a document, current clients leave validation to the server. Old ones validate by the
+//! definitions of version 2, explain from them, and look in its paths for dry run: that is what it holds, and no more.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -284,8 +284,87 @@ fn gnostic() -> Vec<u8> {
             });
         }
     });
-    document.message(9, |_definitions| {});
+    document.message(9, |definitions| {
+        let mut types = BTreeSet::new();
+        KINDS.iter().for_each(|kind| collect(kind.type_name, &mut types));
+        for of in types.into_iter().filter_map(schema::find) {
+            named_schema(definitions, 1, &public_name(of.name), |schema| gnostic_type(schema, of));
+        }
+    });
     document.bytes
+}
+
+/// `NamedSchema`, as field `number`.
+fn named_schema(into: &mut Encoder, number: u64, name: &str, fill: impl FnOnce(&mut Encoder)) {
+    into.message(number, |named| {
+        named.text(1, name);
+        named.message(2, fill);
+    });
+}
+
+fn gnostic_type(into: &mut Encoder, of: &'static schema::Type) {
+    into.text(4, of.description);
+    for field in of.fields.iter().filter(|field| field.required) {
+        into.text(19, field.name);
+    }
+    into.message(22, |of| of.text(1, "object"));
+    let root = KINDS.iter().find(|kind| kind.type_name == of.name);
+    into.message(25, |properties| {
+        for field in &of.fields {
+            named_schema(properties, 1, field.name, |schema| {
+                gnostic_shape(schema, &field.shape, field.description)
+            });
+        }
+        for name in root.iter().flat_map(|_| ["apiVersion", "kind"]) {
+            named_schema(properties, 1, name, |schema| gnostic_shape(schema, &Shape::String, ""));
+        }
+    });
+    if let Some(kind) = root {
+        into.message(31, |extension| gnostic_gvk(extension, kind, "- "));
+    }
+}
+
+fn gnostic_shape(into: &mut Encoder, shape: &Shape, description: &str) {
+    if let Shape::Message(name) = shape {
+        into.text(1, &format!("#/definitions/{}", public_name(name)));
+    }
+    let (of, format) = match shape {
+        Shape::Message(_) => ("", ""),
+        Shape::String | Shape::Quantity => ("string", ""),
+        Shape::IntOrString => ("string", "int-or-string"),
+        Shape::Bytes => ("string", "byte"),
+        Shape::Time | Shape::MicroTime => ("string", "date-time"),
+        Shape::Bool => ("boolean", ""),
+        Shape::Int32 => ("integer", "int32"),
+        Shape::Int64 => ("integer", "int64"),
+        Shape::Double => ("number", "double"),
+        Shape::List(_) => ("array", ""),
+        Shape::Raw | Shape::Map(_) => ("object", ""),
+    };
+    if !format.is_empty() {
+        into.text(2, format);
+    }
+    if !description.is_empty() {
+        into.text(4, description);
+    }
+    if let Shape::Map(item) = shape {
+        into.message(21, |additional| additional.message(1, |schema| gnostic_shape(schema, item, "")));
+    }
+    if !of.is_empty() {
+        into.message(22, |item| item.text(1, of));
+    }
+    if let Shape::List(item) = shape {
+        into.message(23, |items| items.message(1, |schema| gnostic_shape(schema, item, "")));
+    }
+}
+
+/// The extension by which clients find a kind; definitions carry a list of it (`- `), operations one.
+fn gnostic_gvk(extension: &mut Encoder, kind: &Kind, mark: &str) {
+    extension.text(1, "x-kubernetes-group-version-kind");
+    let pad = " ".repeat(mark.len());
+    let (group, version, kind) = (kind.group, kind.version, kind.kind);
+    let yaml = format!("{mark}group: {group:?}\n{pad}kind: {kind}\n{pad}version: {version}\n");
+    extension.message(2, |any| any.text(2, &yaml));
 }
 
 fn gnostic_operation(patch: &mut Encoder, kind: &Kind) {
@@ -300,11 +379,7 @@ fn gnostic_operation(patch: &mut Encoder, kind: &Kind) {
             });
         });
     });
-    patch.message(13, |extension| {
-        extension.text(1, "x-kubernetes-group-version-kind");
-        let yaml = format!("group: {:?}\nkind: {}\nversion: {}\n", kind.group, kind.kind, kind.version);
-        extension.message(2, |any| any.text(2, &yaml));
-    });
+    patch.message(13, |extension| gnostic_gvk(extension, kind, ""));
 }
 
 #[cfg(test)]
