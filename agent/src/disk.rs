@@ -2,16 +2,13 @@
 //!
 //! Owns how core's steps become operations on files, which leftovers go, and what "set aside" looks like from the outside.
 
-use kedge_core::records::{CheckpointName, Read, StateFile};
+use kedge_core::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::{Event, HostFacts, Outcome, Step};
 use kedge_platform::{Files, PreviousExit, ReadError, files};
 use std::ffi::OsStr;
 use std::net::IpAddr;
 use std::path::{Component, Path};
 use std::sync::Arc;
-
-/// Longest record or checkpoint read: a ConfigMap of 1 MiB, whole, in JSON with escapes.
-const FILE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Entries a sweep looks at in one go; what is left is for the next start.
 const SWEEP_ENTRIES: usize = 20_000;
@@ -101,7 +98,7 @@ impl DiskLoop {
     fn read(&self, file: &StateFile) -> Read {
         let path = file.path(&self.version);
         let path = Path::new(&path);
-        match self.files.read(path, FILE_BYTES) {
+        match self.files.read(path, CHECKPOINT_BYTES) {
             Ok(bytes) => Read::Content(bytes),
             Err(ReadError::NotFound { .. }) if self.was_set_aside(path) => Read::SetAside,
             Err(ReadError::NotFound { .. }) => Read::Absent,

@@ -11,10 +11,10 @@ use crate::disk::{AssignedNow, Content, Disk, content};
 use crate::judge::{self, LOST, Standing};
 use crate::program::{Outcome, Step, Steps, Suspend};
 use crate::records::{
-    Assigned, BadConfigs, BadKind, CheckpointName, ConfigRecord, Current, Known, RanAs, Startups, StateFile,
-    Verdict,
+    Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known, RanAs,
+    Startups, StateFile, Verdict, shortened,
 };
-use crate::source::{Source, Wanted};
+use crate::source::{Source, Wanted, shown};
 use crate::start::{Active, Facts, InUse, Obstacle, Started};
 use crate::{ConfigId, Digest};
 use kedge_api::Timestamp;
@@ -54,6 +54,16 @@ pub(crate) enum SyncProblem {
     Invalid(String),
     /// Anything else between the source and a durable assignment.
     Failed(String),
+}
+
+impl SyncProblem {
+    /// Much of it may be a stranger's text, and the condition goes to everybody who watches Nodes.
+    fn shortened(self) -> Self {
+        match self {
+            Self::Invalid(why) => Self::Invalid(shortened(&why)),
+            Self::Failed(why) => Self::Failed(shortened(&why)),
+        }
+    }
 }
 
 /// A transition under way.
@@ -656,7 +666,7 @@ impl Configuration {
         };
         let write_failed = now.mono < self.not_before && transition.is_some() && self.sync.is_some();
         if !write_failed {
-            self.sync = problem;
+            self.sync = problem.map(SyncProblem::shortened);
         }
         transition
     }
@@ -692,18 +702,20 @@ impl Configuration {
     }
 
     fn compare_invalid(&self, why: &str) -> (Option<SyncProblem>, Option<Transition>) {
-        let problem = Some(SyncProblem::Invalid(why.to_owned()));
+        // as the record keeps it, or the next start would find another text and write it again
+        let why = &shortened(why);
+        let problem = Some(SyncProblem::Invalid(why.clone()));
         let current = match (&self.disk.current, self.disk.assigned()) {
             (Known::Is(current), _) => current.clone(),
             (Known::Absent, AssignedNow::Local) => Current::local(&self.node_uid),
             // a record that cannot be read is not replaced by a note about another matter
             _ => return (problem, None),
         };
-        if current.invalid_source.as_deref() == Some(why) {
+        if current.invalid_source.as_ref() == Some(why) {
             return (problem, None);
         }
         let current =
-            Current { invalid_source: Some(why.to_owned()), node_uid: self.node_uid.clone(), ..current };
+            Current { invalid_source: Some(why.clone()), node_uid: self.node_uid.clone(), ..current };
         (problem, Some(Transition::NoteSource { current }))
     }
 
@@ -719,16 +731,31 @@ impl Configuration {
             && wanted != uid
         {
             return self.compare_invalid(&format!(
-                "invalid ObjectReference, UID {wanted:?} does not match UID of downloaded ConfigMap {uid:?}"
+                "invalid ObjectReference, UID {wanted:?} does not match UID of downloaded ConfigMap {:?}",
+                shown(uid)
             ));
         }
         let failed = |why: String| (Some(SyncProblem::Failed(why)), None);
+        let found = (part("/metadata/namespace"), part("/metadata/name"));
+        if found != source.object() {
+            let found = format!("ConfigMap {}/{}", shown(found.0), shown(found.1));
+            return failed(format!("failed to download {source}: the API server answered with {found}"));
+        }
         let Some(name) = CheckpointName::new(uid, resource_version) else {
             return failed(format!(
-                "{source}: UID {uid:?} or resourceVersion {resource_version:?} is no name for a file"
+                "{source}: UID {:?} or resourceVersion {:?} is no name for a file",
+                shown(uid),
+                shown(resource_version)
             ));
         };
         let checkpoint = serde_json::to_vec(object).expect("a JSON value is written as it was read");
+        if checkpoint.len() > CHECKPOINT_BYTES {
+            // what could not be read back would be adopted again at every start
+            return failed(format!(
+                "{source} has {} bytes, expected at most {CHECKPOINT_BYTES}",
+                checkpoint.len()
+            ));
+        }
         let content = match content(&checkpoint, source, uid, &self.facts.overrides) {
             Ok(content) => content,
             Err(why) => return failed(format!("failed to download {source}: {why}")),

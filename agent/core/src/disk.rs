@@ -7,9 +7,9 @@ use crate::config::{LayerText, Origin};
 use crate::program::{Steps, Suspend};
 use crate::records::{
     BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Startups, StateFile,
-    last_known_good_bytes, read_last_known_good,
+    last_known_good_bytes, read_last_known_good, shortened,
 };
-use crate::source::Source;
+use crate::source::{Source, shown};
 use crate::{ConfigId, Digest};
 use kedge_api::ConfigMap;
 use std::rc::Rc;
@@ -197,6 +197,22 @@ pub(crate) struct Content {
     pub(crate) payload: Rc<LayerText>,
 }
 
+/// Keys that a message names: enough to see a typing error.
+const KEYS_SHOWN: usize = 5;
+
+/// What there is instead of the key that is missing.
+fn keys_of(object: &ConfigMap) -> String {
+    if object.data.is_empty() {
+        return "nor under any other (a file that is not UTF-8 becomes binaryData)".into();
+    }
+    let mut keys: Vec<String> =
+        object.data.keys().take(KEYS_SHOWN).map(|key| format!("{:?}", shown(key))).collect();
+    if object.data.len() > KEYS_SHOWN {
+        keys.push(format!("{} more", object.data.len() - KEYS_SHOWN));
+    }
+    format!("its keys are {}", keys.join(", "))
+}
+
 /// Reads the checkpoint that a record names. The inner error: what is missing.
 pub(crate) fn load(
     steps: &mut Steps,
@@ -215,19 +231,21 @@ pub(crate) fn load(
     Ok(content(&bytes, &config.source, &config.uid, overrides))
 }
 
-/// The payload of a whole ConfigMap in JSON, as checkpointed or as the API server sent it.
+/// The payload of a whole ConfigMap in JSON, as checkpointed or as the API server sent it. The error continues a sentence
+/// about it.
 pub(crate) fn content(bytes: &[u8], source: &Source, uid: &str, overrides: &[u8]) -> Result<Content, String> {
-    let object: ConfigMap =
-        serde_json::from_slice(bytes).map_err(|error| format!("its checkpoint is no ConfigMap: {error}"))?;
+    // the parser's message repeats a text of the wrong type whole
+    let object: ConfigMap = serde_json::from_slice(bytes)
+        .map_err(|error| format!("it is no ConfigMap: {}", shortened(&error.to_string())))?;
     if object.metadata.uid != uid {
-        return Err(format!("its checkpoint has UID {}, expected {uid}", object.metadata.uid));
+        return Err(format!("it has UID {}, expected {uid}", shown(&object.metadata.uid)));
     }
     let (namespace, name) = source.object();
     let key = source.key();
     let text = object
         .data
         .get(key)
-        .ok_or_else(|| format!("ConfigMap {namespace}/{name} has no text under key {key:?}"))?;
+        .ok_or_else(|| format!("it has no text under key {key:?}, {}", keys_of(&object)))?;
     let id = ConfigId::of(uid, text.as_bytes(), overrides);
     let origin = Origin::ConfigMap { namespace: namespace.into(), name: name.into(), uid: uid.into() };
     Ok(Content { id, payload: Rc::new(LayerText { origin, text: text.clone().into_bytes() }) })

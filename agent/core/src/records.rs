@@ -22,6 +22,10 @@ pub const BAD_UIDS: usize = 32;
 /// Contents per UID there: a ConfigMap edited in place has as many verdicts as edits.
 pub const BAD_CONTENTS: usize = 8;
 
+/// Largest checkpoint written, and so the largest file read: a ConfigMap of 1 MiB (Kubernetes' limit for its data), whole, in
+/// JSON with escapes.
+pub const CHECKPOINT_BYTES: usize = 4 * 1024 * 1024;
+
 /// Longest text kept in a record: a reason is for people, and the file has a bound.
 const REASON_BYTES: usize = 512;
 
@@ -335,7 +339,8 @@ impl BadConfigs {
     }
 }
 
-fn shortened(text: &str) -> String {
+/// At most [`REASON_BYTES`] of a text, and a mark where it was cut; cutting again changes nothing.
+pub(crate) fn shortened(text: &str) -> String {
     let end = text.char_indices().map(|(at, _)| at).find(|at| *at >= REASON_BYTES);
     end.map_or_else(|| text.to_owned(), |end| format!("{}...", &text[..end]))
 }

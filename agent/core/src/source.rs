@@ -49,6 +49,12 @@ pub const ALL_NIL: &str = "invalid NodeConfigSource, exactly one subfield must b
 /// Longest part of a source that is read: Kubernetes' own limit for names and keys.
 const NAME_BYTES: usize = 253;
 
+/// Longest UID or resourceVersion that becomes a file name (architecture 4.4).
+const UID_BYTES: usize = 64;
+
+/// Characters of a stranger's text that a message repeats: messages end up in conditions, which every watcher of Nodes gets.
+const SHOWN_CHARS: usize = 60;
+
 impl Source {
     /// Namespace and name of the ConfigMap.
     pub fn object(&self) -> (&str, &str) {
@@ -135,8 +141,8 @@ fn pinned(reference: &Value) -> Result<Source, String> {
     if !matches!(kind, "" | "ConfigMap") || !matches!(api_version, "" | "v1") {
         return Err(format!(
             "invalid ObjectReference, it refers to a {} of {}, expected a ConfigMap of v1",
-            or(kind, "ConfigMap"),
-            or(api_version, "v1")
+            shown(or(kind, "ConfigMap")),
+            shown(or(api_version, "v1"))
         ));
     }
     let (namespace, name, uid) = (text(fields, "namespace")?, text(fields, "name")?, text(fields, "uid")?);
@@ -147,7 +153,8 @@ fn pinned(reference: &Value) -> Result<Source, String> {
     check_name("name", name)?;
     if !is_file_name(uid) {
         return Err(format!(
-            "invalid ObjectReference, UID {uid:?} is not one: expected letters, digits and hyphens"
+            "invalid ObjectReference, UID {:?} is not one: expected at most {UID_BYTES} letters, digits and hyphens",
+            shown(uid)
         ));
     }
     Ok(Source::Pinned { namespace: namespace.into(), name: name.into(), uid: uid.into() })
@@ -197,15 +204,26 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, Strin
 fn check_name(field: &str, value: &str) -> Result<(), String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if value.len() > NAME_BYTES || !value.chars().all(allowed) || value.starts_with("..") {
-        let shown: String = value.chars().take(60).collect();
-        return Err(format!("spec.configSource: Invalid value: {field} is {shown:?}, not a Kubernetes name"));
+        return Err(format!(
+            "spec.configSource: Invalid value: {field} is {:?}, not a Kubernetes name",
+            shown(value)
+        ));
     }
     Ok(())
 }
 
 /// UIDs and resourceVersions become file names only if they are this plain (architecture 4.4).
 pub fn is_file_name(text: &str) -> bool {
-    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    (1..=UID_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+}
+
+/// The beginning of a stranger's text.
+pub(crate) fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(SHOWN_CHARS).collect();
+    if shown.len() < text.len() {
+        shown.push_str("...");
+    }
+    shown
 }
 
 fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {

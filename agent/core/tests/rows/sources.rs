@@ -189,8 +189,8 @@ fn what_is_invalid_or_cannot_be_had_keeps_what_is_active_and_says_why() {
             world.hub.push_data("b", json!({"config": payload(B, "")}));
             world.hub.pinned("b")
         },
-        "failed to sync, reason: failed to download ConfigMap kube-system/b: ConfigMap kube-system/b has no text \
-         under key \"kubelet\"",
+        "failed to sync, reason: failed to download ConfigMap kube-system/b: it has no text under key \"kubelet\", \
+         its keys are \"config\"",
     );
 }
 
@@ -220,7 +220,8 @@ fn an_object_whose_names_are_no_file_names_is_not_checkpointed() {
     let (mut world, uid) = World::known_good();
     world.hub.assign(Hub::following("b"));
     world.turn();
-    let object = json!({"metadata": {"uid": "../../etc", "resourceVersion": "1"}, "data": {"kubelet": "x"}});
+    let metadata = json!({"namespace": NAMESPACE, "name": "b", "uid": "../../etc", "resourceVersion": "1"});
+    let object = json!({"metadata": metadata, "data": {"kubelet": "x"}});
     world.handle(map_event(NAMESPACE, "b", object));
     while world.do_step() || world.do_request(None) {}
     world.check_config_ok(

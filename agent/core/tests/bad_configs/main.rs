@@ -1,0 +1,142 @@
+//! Configurations that must not brick a node: a corpus of bad texts and bad ConfigMaps, each pushed to a node that runs a
+//! good last-known-good.
+//!
+//! Always holds, for every one of them and for both forms of a source: the node keeps renewing its Lease, runs a
+//! configuration, comes to rest (no restart loop), says what is wrong and where, keeps last-known-good and its verdict over
+//! a crash and a power cut, and takes a correct configuration that is pushed afterwards.
+//!
+//! `corpus/` holds payloads, `NNN-name.conf` beside one is the drop-in of the node it is pushed to; `objects/` holds ConfigMaps
+//! and sources. What an operator reads is in `golden.txt`, rewritten with `KEDGE_GOLDEN=write`, to be reviewed by eye.
+
+#![allow(clippy::disallowed_methods, reason = "the core opens no file; its tests read their corpus")]
+
+#[allow(dead_code, reason = "each test program uses its part of the board")]
+#[path = "../board/mod.rs"]
+mod board;
+
+mod corpus;
+mod golden;
+mod lives;
+mod objects;
+mod payloads;
+
+use board::World;
+use serde_json::Value;
+use std::time::Duration;
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// `configTrialDuration` unless a payload says otherwise.
+const TRIAL: Duration = Duration::from_secs(600);
+/// `maxPods` of a node that nobody configured.
+const DEFAULT: u32 = 110;
+/// `maxPods` of the last-known-good.
+const GOOD: u32 = 201;
+/// `maxPods` of the configuration that is pushed last, to mend it all.
+const MENDED: u32 = 202;
+/// Lease renewals in a minute, at the least: one every ten seconds.
+const RENEWALS_PER_MINUTE: u64 = 5;
+/// The ConfigMap that is bad.
+const BAD: &str = "edge-settings";
+
+/// What an operator sees of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    status: String,
+    reason: String,
+    message: String,
+    error: String,
+    events: Vec<String>,
+    state: &'static str,
+    used: u32,
+}
+
+impl World {
+    /// Nothing left to do; restarted as often as it asked to be, which must end.
+    #[track_caller]
+    fn settle(&mut self, what: &str) {
+        for _ in 0..4 {
+            self.turn();
+            if !self.exited() {
+                return;
+            }
+            self.restart();
+        }
+        panic!("{what}: the agent restarts again and again");
+    }
+
+    #[track_caller]
+    fn seen(&mut self, what: &str) -> Seen {
+        let condition =
+            self.hub.condition("ConfigOK").unwrap_or_else(|| panic!("{what}: no condition")).clone();
+        let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
+        let error = self.hub.node.as_ref().map(|node| node["status"]["config"]["error"].clone());
+        let events = self.take_events();
+        Seen {
+            status: text("status"),
+            reason: text("reason"),
+            message: text("message"),
+            error: error.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned(),
+            events,
+            state: self.report().config.state,
+            used: self.used(),
+        }
+    }
+
+    /// A while goes by: heartbeats go on, nothing restarts, the same configuration runs.
+    #[track_caller]
+    fn check_alive(&mut self, what: &str, used: u32) {
+        let (renewals, starts) = (self.hub.renewals, self.starts);
+        let minutes = 3;
+        self.run_for(minutes * MINUTE);
+        assert!(!self.exited(), "{what}: the agent wants to restart");
+        assert_eq!(self.starts, starts, "{what}");
+        let renewed = self.hub.renewals - renewals;
+        assert!(
+            renewed >= RENEWALS_PER_MINUTE * u64::from(minutes),
+            "{what}: renewed {renewed} times in {minutes} minutes"
+        );
+        assert_eq!(self.used(), used, "{what}");
+    }
+
+    /// The UID that a record names.
+    fn recorded_uid(&self, record: &str) -> String {
+        let record = self.file(record).unwrap_or_default();
+        record["uid"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// A crash, then a cut without a network: the node runs what it ran.
+    #[track_caller]
+    fn check_survives(&mut self, what: &str, used: u32) {
+        let before = (self.bad_configs(), self.recorded_uid("last-known-good"), self.recorded_uid("current"));
+        self.crash();
+        self.advance(Duration::from_secs(2));
+        self.start();
+        assert_eq!(self.used(), used, "{what}: after a crash");
+        self.power_cut();
+        self.link = false;
+        self.start();
+        assert_eq!(self.used(), used, "{what}: after a cut, offline");
+        self.link = true;
+        self.settle(what);
+        self.run_for(MINUTE);
+        assert_eq!(self.used(), used, "{what}: online again");
+        let after = (self.bad_configs(), self.recorded_uid("last-known-good"), self.recorded_uid("current"));
+        assert_eq!(after, before, "{what}: what is recorded");
+    }
+
+    /// A correct configuration, pushed and assigned by UID, is taken.
+    #[track_caller]
+    fn check_mends(&mut self, what: &str) {
+        let uid = self.hub.push("mended", &board::payload(MENDED, ""));
+        self.hub.assign(self.hub.pinned("mended"));
+        self.settle(what);
+        assert_eq!(self.used(), MENDED, "{what}: a correct configuration is not taken");
+        let seen = self.seen(what);
+        assert_eq!(
+            (seen.status.as_str(), seen.message),
+            ("True", format!("using current (UID: {uid})")),
+            "{what}"
+        );
+        assert_eq!(seen.error, "", "{what}");
+    }
+}

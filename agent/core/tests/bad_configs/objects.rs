@@ -1,0 +1,68 @@
+//! Bad ConfigMaps and bad sources: what the Node asks for is invalid, cannot be had, or is no configuration's ConfigMap.
+//!
+//! Always holds: nothing of it restarts a node or is written to its disk beyond a note; the condition is Unknown and says
+//! what is wrong; a correct source mends it.
+//!
+//! A file has the `configSource` and the members of the `configMap`; `$UID` is the UID of that ConfigMap.
+
+use crate::board::{World, payload};
+use crate::corpus::files;
+use crate::golden::Golden;
+use crate::{BAD, GOOD, TRIAL};
+use serde_json::{Value, json};
+use std::fs;
+
+/// Longest text shown in a condition: etcd and every watcher of Nodes pay for it.
+const LONGEST_REASON: usize = 1000;
+
+#[test]
+fn no_bad_source_or_config_map_bricks_a_node_and_each_is_told() {
+    let files = files("objects");
+    assert!(files.len() >= 40, "{} files", files.len());
+    let mut golden = Golden::default();
+    for path in files {
+        let name = path.file_stem().expect("it was listed").to_string_lossy().into_owned();
+        let text = fs::read(&path).expect("a file of the corpus can be read");
+        let case: Value = serde_json::from_slice(&text).expect("the corpus is JSON");
+        golden.case(&name);
+        push(&name, &case, &mut golden);
+    }
+    golden.check("objects.golden.txt");
+}
+
+fn push(what: &str, case: &Value, golden: &mut Golden) {
+    let mut world = World::new();
+    world.start();
+    let good = world.hub.push("good", &payload(GOOD, ""));
+    world.hub.assign(world.hub.pinned("good"));
+    world.settle("the good one");
+    world.run_for(TRIAL);
+    world.take_events();
+    let starts = world.starts;
+
+    let uid = world.hub.push_data(BAD, json!({}));
+    let map = world.hub.config_maps.get_mut(BAD).expect("pushed");
+    map.as_object_mut().expect("an object").remove("data");
+    for (member, value) in case["configMap"].as_object().expect("members") {
+        map[member] = value.clone();
+    }
+    let source = case["configSource"].to_string().replace("$UID", &uid);
+    world.hub.assign(serde_json::from_str(&source).expect("it was JSON"));
+    world.settle(what);
+    let seen = world.seen(what);
+    assert_eq!(world.starts, starts, "{what}: restarted");
+    assert_eq!((seen.used, seen.status.as_str()), (GOOD, "Unknown"), "{what}");
+    assert!(seen.reason.len() < LONGEST_REASON && seen.error.len() < LONGEST_REASON, "{what}: {seen:?}");
+    assert!(
+        world.disk.files.keys().all(|path| !path.contains("..")),
+        "{what}: {:?}",
+        world.disk.files.keys()
+    );
+    golden.seen(&seen, &[(&uid, "UID-OF-BAD"), (&good, "UID-OF-GOOD")]);
+
+    world.check_alive(what, GOOD);
+    world.check_survives(what, GOOD);
+    let again = world.seen(what);
+    assert_eq!(again.reason, seen.reason, "{what}: after a crash and a cut");
+    world.check_mends(what);
+}

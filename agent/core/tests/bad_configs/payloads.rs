@@ -1,0 +1,174 @@
+//! Each bad payload: judged by the configuration's own door, then pushed to a node in both forms of a source and to a node
+//! that never had another.
+//!
+//! Always holds: whatever the form, the operator reads the same verdict, and where a field or line is known it is named.
+
+use crate::board::hub::Hub;
+use crate::board::{World, payload};
+use crate::corpus::{Case, cases};
+use crate::golden::Golden;
+use crate::{BAD, DEFAULT, GOOD, Seen, TRIAL};
+use kedge_core::config::{ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, effective};
+use serde_json::json;
+
+/// Larger payloads are pushed in one form only: reading a megabyte takes a second in a debug build, and size is no matter of form.
+const LARGE_BYTES: usize = 64 * 1024;
+
+/// How a payload reaches a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// A new ConfigMap, by UID.
+    Pinned,
+    /// An edit of the ConfigMap that the node follows.
+    Edited,
+    /// A new ConfigMap, to a node that only ever ran its local configuration.
+    First,
+}
+
+#[test]
+fn no_bad_payload_bricks_a_node_and_each_is_told_with_field_and_place() {
+    let cases = cases();
+    assert!(cases.len() >= 100, "{} cases", cases.len());
+    let mut golden = Golden::default();
+    let mut accepted = Vec::new();
+    for case in &cases {
+        let Err(error) = judged(case) else {
+            accepted.push(case.name.as_str());
+            continue;
+        };
+        let what = |form: Form| format!("{} ({form:?})", case.name);
+        let mut forms = vec![Form::Pinned, Form::Edited, Form::First];
+        if case.payload.len() > LARGE_BYTES {
+            forms.truncate(1);
+        }
+        let seen: Vec<Seen> = forms.into_iter().map(|form| push(case, form, &what(form))).collect();
+        let pinned = &seen[0];
+        golden.case(&case.name);
+        golden.line("check", &error.report());
+        golden.line("reason", &pinned.reason);
+        golden.line("error", &pinned.error);
+        for event in &pinned.events {
+            golden.line("event", event);
+        }
+        check_told(case, &error, &seen);
+    }
+    assert!(accepted.is_empty(), "not bad at all: {accepted:?}");
+    golden.check("payloads.golden.txt");
+}
+
+/// What the configuration's own door says, with the node's drop-in if it has one.
+fn judged(case: &Case) -> Result<Effective, ConfigError> {
+    let origin =
+        Origin::ConfigMap { namespace: "kube-system".into(), name: BAD.into(), uid: "UID-OF-BAD".into() };
+    let text = LayerText { origin, text: case.payload.clone() };
+    if case.drop_in.is_some() {
+        let alone = effective(&LocalLayers::default(), Some(&text));
+        assert!(alone.is_ok(), "{} is meant to be right alone: {alone:?}", case.name);
+    }
+    effective(&local(case), Some(&text))
+}
+
+fn local(case: &Case) -> LocalLayers {
+    let layer = |text: &Vec<u8>| LayerText {
+        origin: Origin::DropIn("/etc/kedge/config.d/10-site.conf".into()),
+        text: text.clone(),
+    };
+    LocalLayers { drop_ins: case.drop_in.iter().map(layer).collect(), ..LocalLayers::default() }
+}
+
+/// Pushes the payload in this form and lets the node live with it; gives what an operator sees, with UIDs by name.
+fn push(case: &Case, form: Form, what: &str) -> Seen {
+    let mut world = World::new();
+    world.local = local(case);
+    world.start();
+    let good = prepare(&mut world, form);
+    let used = if form == Form::First { DEFAULT } else { GOOD };
+    assert_eq!(world.used(), used, "{what}");
+    world.take_events();
+
+    // a ConfigMap holds what is no UTF-8 under another member, where no agent looks for a configuration
+    let data = std::str::from_utf8(&case.payload).map_or(json!({}), |text| json!({"kubelet": text}));
+    let uid = world.hub.push_data(BAD, data);
+    if form != Form::Edited {
+        world.hub.assign(world.hub.pinned(BAD));
+    }
+    world.settle(what);
+    let seen = world.seen(what);
+    assert_eq!(seen.used, used, "{what}");
+    world.check_alive(what, used);
+    assert_eq!(world.recorded_uid("last-known-good"), good, "{what}: last-known-good");
+    world.check_survives(what, used);
+    match form {
+        Form::Edited => mend_in_place(&mut world, what),
+        _ => world.check_mends(what),
+    }
+    let named = |text: &str| {
+        let text = text.replace(&uid, "UID-OF-BAD");
+        if good.is_empty() { text } else { text.replace(&good, "UID-OF-GOOD") }
+    };
+    Seen {
+        message: named(&seen.message),
+        reason: named(&seen.reason),
+        error: named(&seen.error),
+        events: seen.events.iter().map(|event| named(event)).collect(),
+        ..seen
+    }
+}
+
+/// The node's life before: gives the UID of its last-known-good, empty if that is the local configuration.
+fn prepare(world: &mut World, form: Form) -> String {
+    let name = match form {
+        Form::First => return String::new(),
+        Form::Pinned => "good",
+        Form::Edited => BAD,
+    };
+    let uid = world.hub.push(name, &payload(GOOD, ""));
+    let source = if form == Form::Pinned { world.hub.pinned(name) } else { Hub::following(name) };
+    world.hub.assign(source);
+    world.settle("the good one");
+    world.run_for(TRIAL);
+    assert_eq!(world.report().config.state, "known-good");
+    uid
+}
+
+fn mend_in_place(world: &mut World, what: &str) {
+    world.hub.push(BAD, &payload(crate::MENDED, ""));
+    world.settle(what);
+    assert_eq!(world.used(), crate::MENDED, "{what}: the correction in place is not taken");
+    assert_eq!(world.seen(what).status, "True", "{what}");
+}
+
+/// The condition has the design document's words, and error and Event the field and place.
+fn check_told(case: &Case, error: &ConfigError, seen: &[Seen]) {
+    let name = &case.name;
+    let what = match error.kind {
+        ErrorKind::Parse => "failed to parse current (UID: UID-OF-BAD)",
+        ErrorKind::Validate => "failed to validate current (UID: UID-OF-BAD)",
+    };
+    for seen in seen {
+        if std::str::from_utf8(&case.payload).is_err() {
+            // it never got as far as being assigned: what was active stays
+            assert_eq!(seen.status, "Unknown", "{name}");
+            assert!(seen.error.contains("no text under key \"kubelet\""), "{name}: {seen:?}");
+            continue;
+        }
+        assert_eq!(seen.state, "fallback", "{name}");
+        assert_eq!((seen.status.as_str(), seen.reason.as_str()), ("False", what), "{name}");
+        let first = &error.problems[0];
+        let told: Vec<&String> =
+            seen.events.iter().filter(|event| event.starts_with("ConfigRolledBack: ")).collect();
+        assert_eq!(told.len(), 1, "{name}: {seen:?}");
+        for text in [&seen.error, told[0]] {
+            assert!(text.contains(&first.message), "{name}: {:?} is not in {text:?}", first.message);
+            if first.line > 0 {
+                assert!(text.contains(&format!("(line {})", first.line)), "{name}: no line in {text:?}");
+            }
+        }
+        if !first.field.is_empty() {
+            // the design document spells one of them as its first implementation did
+            let (field, message) = (first.field.to_lowercase(), first.message.to_lowercase());
+            let field: String = field.chars().take(60).collect();
+            assert!(message.contains(&field), "{name}: {field:?} is not in {message:?}");
+        }
+    }
+}
