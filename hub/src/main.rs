@@ -1,2 +1,214 @@
-//! The hub.
-fn main() {}
+//! The program `kedge-hub`: reads the command line, puts the parts together, prints, and sets the exit status.
+//!
+//! Order of a start: data directory, store (which locks the directory), listener, keys, then the controllers and the
+//! server; READY only when requests are answered. Everything a part decides is in the library.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
+use kedge_hub::pki::{self, Pki, server_url};
+use kedge_hub::{Hub, lifecycle, logging, server};
+use time::OffsetDateTime;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Connections that wait to be accepted: a whole fleet comes back at once after a restart.
+const BACKLOG: u32 = 4096;
+/// The work is short requests and one writer thread: two workers keep a small machine's other processes alive.
+const WORKERS: usize = 2;
+/// How often the serving certificate's age is looked at.
+const RENEWAL_CHECK: Duration = Duration::from_secs(60 * 60);
+
+fn main() -> ExitCode {
+    match flags::parse(std::env::args_os().skip(1)) {
+        Ok(command) => match run(command) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => {
+                eprintln!("kedge-hub: {message}");
+                ExitCode::FAILURE
+            }
+        },
+        Err(error) => {
+            eprintln!("kedge-hub: {error}\nsee kedge-hub --help");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(command: Command) -> Result<(), String> {
+    match command {
+        Command::Help => print(flags::HELP),
+        Command::Version => print(&format!("kedge-hub {}\n", env!("CARGO_PKG_VERSION"))),
+        Command::NodeKubeconfig(options) => node_kubeconfig(&options),
+        Command::Serve(options) => {
+            logging::start(options.log_level);
+            tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(WORKERS)
+                .enable_all()
+                .build()
+                .map_err(|error| format!("cannot start the runtime: {error}"))?
+                .block_on(serve(options))
+        }
+    }
+}
+
+fn node_kubeconfig(options: &NodeKubeconfig) -> Result<(), String> {
+    let url = options.advertise.as_ref().map(|to| server_url(&to.host, to.port.unwrap_or_default()));
+    let now = OffsetDateTime::now_utc();
+    let text = pki::node_kubeconfig(&options.data_dir, &options.name, url, now).map_err(text)?;
+    print(&text)
+}
+
+async fn serve(options: Serve) -> Result<(), String> {
+    // asked for before anything is made, so that a stop during the start is a clean one too
+    let shutdown = shutdown_signal().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    pki::make_data_dir(&options.data_dir).map_err(text)?;
+    let hub = Hub::open(&options.data_dir).map_err(text)?;
+    let listener = listen(options.listen).map_err(|error| cannot_listen(options.listen, &error))?;
+    let address = listener.local_addr().map_err(|error| cannot_listen(options.listen, &error))?;
+
+    let now = OffsetDateTime::now_utc();
+    let pki = Pki::open(&options.data_dir, &names(&options, address), now).map_err(text)?;
+    let (admin_url, node_url) = urls(&options, address);
+    let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
+    let tls = pki.server_config().map_err(text)?;
+    let probe = lifecycle::Probe::new(address, pki.client_config().map_err(text)?);
+    let ca = pki.ca_path();
+
+    let mut controllers = tokio::task::JoinSet::new();
+    controllers.spawn(lifecycle::run(Arc::clone(&hub), options.node_monitor_grace_period, probe));
+    controllers.spawn(renew(pki));
+    let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
+    log::info!("kedge-hub {} listens on {address}", env!("CARGO_PKG_VERSION"));
+    // connections wait in the backlog from here on: what is announced works
+    if let Err(error) = print(&format!("listening: {listening}\nca: {ca}\nkubeconfig: {kubeconfig}\n")) {
+        log::warn!("{error}; listening: {listening}");
+    }
+    notify(&[sd_notify::NotifyState::Ready]);
+    let served = server::serve(listener, tls, hub, async {
+        shutdown.await;
+        log::info!("stopping");
+        notify(&[sd_notify::NotifyState::Stopping]);
+    })
+    .await;
+    controllers.shutdown().await;
+    served.map_err(text)
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // a restart must not wait for old connections to be forgotten
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+fn cannot_listen(address: SocketAddr, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            format!("cannot listen on {address}: another program does; stop it or give another --listen")
+        }
+        io::ErrorKind::AddrNotAvailable => {
+            format!("cannot listen on {address}: this machine has no such address; give another --listen")
+        }
+        _ => format!("cannot listen on {address}: {error}"),
+    }
+}
+
+/// What the serving certificate must name.
+fn names(options: &Serve, address: SocketAddr) -> Vec<String> {
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    names.extend(host_name());
+    if !address.ip().is_unspecified() {
+        names.push(address.ip().to_string());
+    }
+    names.extend(options.advertise.iter().map(|to| to.host.clone()));
+    names.extend(options.tls_san.iter().cloned());
+    let mut unique = Vec::new();
+    for name in names {
+        if !unique.contains(&name) {
+            unique.push(name);
+        }
+    }
+    unique
+}
+
+/// This machine's name, if a certificate can carry it. A sandbox may hide the kernel's word for it (`ProcSubset=pid`);
+/// the file is what the kernel was told at boot.
+fn host_name() -> Option<String> {
+    let sources = ["/proc/sys/kernel/hostname", "/etc/hostname"];
+    let text = sources.iter().find_map(|path| std::fs::read_to_string(path).ok())?;
+    let name = text.trim().to_ascii_lowercase();
+    pki::is_dns_subdomain(&name).then_some(name)
+}
+
+/// The URLs for the administrator's kubeconfig and for nodes': what was advertised, else the address listened on;
+/// listening on every address, this machine calls itself 127.0.0.1 and others call it by its name.
+fn urls(options: &Serve, address: SocketAddr) -> (String, String) {
+    let url = |host: &str| server_url(host, address.port());
+    if let Some(first) = options.advertise.first() {
+        let url = server_url(&first.host, first.port.unwrap_or(address.port()));
+        return (url.clone(), url);
+    }
+    if !address.ip().is_unspecified() {
+        let url = url(&address.ip().to_string());
+        return (url.clone(), url);
+    }
+    let loopback =
+        if address.is_ipv4() { IpAddr::from([127, 0, 0, 1]) } else { "::1".parse().unwrap_or(address.ip()) };
+    let admin = url(&loopback.to_string());
+    let node = host_name().map_or_else(|| admin.clone(), |name| url(&name));
+    log::warn!("listening on every address without --advertise: node kubeconfigs will name {node}");
+    (admin, node)
+}
+
+async fn renew(pki: Pki) {
+    loop {
+        tokio::time::sleep(RENEWAL_CHECK).await;
+        match pki.renew(OffsetDateTime::now_utc()) {
+            Ok(true) => log::info!("renewed the serving certificate"),
+            Ok(false) => {}
+            Err(error) => log::error!("renewing the serving certificate: {error}"),
+        }
+    }
+}
+
+fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+/// Tells systemd, if it listens.
+fn notify(states: &[sd_notify::NotifyState]) {
+    if let Err(error) = sd_notify::notify(states) {
+        log::warn!("cannot tell systemd about this start or stop: {error}");
+    }
+}
+
+fn print(text: &str) -> Result<(), String> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .map_err(|error| format!("cannot print: {error}"))
+}
+
+/// A path as others can use it, wherever they are.
+fn shown(path: &Path) -> String {
+    path.canonicalize().as_deref().unwrap_or(path).display().to_string()
+}
+
+fn text(error: impl Display) -> String {
+    error.to_string()
+}

@@ -172,11 +172,12 @@ fn admit_node(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String
         let (old, new) = (&before[path[0]][path[1]], &new[path[0]][path[1]]);
         !(is_absent(old) && is_absent(new)) && old != new
     };
-    if old.is_none() && changed(["spec", "configSource"]) {
-        return refuse("create its Node with a configSource");
-    }
-    if changed(["spec", "configSource"]) {
-        return refuse("update configSource");
+    // an empty source is one, an invalid one: only null is none
+    if before["spec"]["configSource"] != new["spec"]["configSource"] {
+        return refuse(match old {
+            None => "create its Node with a configSource",
+            Some(_) => "update configSource",
+        });
     }
     for field in field_names(&before["spec"], &new["spec"]) {
         let allowed = old.is_none() && SPEC_AT_CREATION.contains(&field);
@@ -497,6 +498,12 @@ mod tests {
         check_node(none.clone(), json!({"spec": {"podCIDRs": ["10.0.0.0/24"]}}), "set spec.podCIDRs");
         let source = json!({"spec": {"configSource": {"configMap": {"name": "x"}}}});
         check_node(none.clone(), source, "create its Node with a configSource");
+        check_node(
+            none.clone(),
+            json!({"spec": {"configSource": {}}}),
+            "create its Node with a configSource",
+        );
+        check_node(none.clone(), json!({"spec": {"configSource": null}}), "");
         let annotated = json!({"metadata": {"annotations": {"kedge.dev/config-source": "{}"}}});
         check_node(none.clone(), annotated, "modify annotation \"kedge.dev/config-source\"");
         check_node(none.clone(), json!({"metadata": {"annotations": {"example.com/x": "y"}}}), "");
@@ -535,6 +542,7 @@ mod tests {
         other["metadata"]["annotations"]["kedge.dev/config-source"] = json!("{\"x\":1}");
         check_node(old.clone(), other, annotation);
         let without = json!({"metadata": {"name": "a"}});
+        check_node(without.clone(), json!({"spec": {"configSource": {}}}), "update configSource");
         check_node(without, json!({"spec": {"unschedulable": null}}), "");
     }
 

@@ -1,0 +1,315 @@
+//! What a node may and may not do, asked over real TLS with the credentials a node has; and how a silent one is found.
+//!
+//! Holds: every refusal is checked by its words, because they are upstream's and people search for them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+
+mod kubectl;
+
+use kubectl::{Hub, Kubectl, contains, with_every_kubectl};
+use serde_json::{Value, json};
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// Creates the Node `name` with that node's own credentials, which are returned.
+fn registered(hub: &Hub, kubectl: &Kubectl, name: &str) -> Kubectl {
+    let node = kubectl.as_node(hub, name);
+    let labels = json!({"kubernetes.io/hostname": name, "site": "quarry"});
+    let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
+    assert_eq!(node.ok_with("create -f -", &object.to_string()), format!("node/{name} created\n"));
+    node
+}
+
+#[track_caller]
+fn forbidden(said: &str, resource: &str, reason: &str) {
+    contains(said, &["Error from server (Forbidden): ", resource, " is forbidden: ", reason]);
+}
+
+#[test]
+fn a_node_sees_itself_and_nobody_else() {
+    with_every_kubectl("sees-itself", |hub, kubectl| {
+        let node = registered(hub, kubectl, "edge-1");
+        registered(hub, kubectl, "edge-2");
+        assert_eq!(node.ok("get node edge-1 -o name"), "node/edge-1\n");
+        assert_eq!(node.ok("get nodes --field-selector metadata.name=edge-1 -o name"), "node/edge-1\n");
+        assert_eq!(
+            node.fails("get node edge-2"),
+            "Error from server (Forbidden): nodes \"edge-2\" is forbidden: User \"system:node:edge-1\" cannot get \
+             resource \"nodes\" in API group \"\" at the cluster scope: node 'edge-1' cannot read 'edge-2', only its \
+             own Node object\n"
+        );
+        forbidden(
+            &node.fails("get nodes"),
+            "nodes",
+            "node 'edge-1' cannot read all nodes, only its own Node object",
+        );
+        forbidden(&node.fails("delete node edge-1"), "nodes \"edge-1\"", "cannot delete resource \"nodes\"");
+        forbidden(&node.fails("delete node edge-2"), "nodes \"edge-2\"", "cannot delete resource \"nodes\"");
+        forbidden(&node.fails("get ns"), "namespaces", "cannot list resource \"namespaces\"");
+        forbidden(&node.fails("get events -A"), "events", "cannot list resource \"events\"");
+        forbidden(&node.fails("get cm -A"), "configmaps", "No Object name found");
+        forbidden(
+            &node.fails("get pods -A"),
+            "pods",
+            "can only list/watch pods with spec.nodeName field selector",
+        );
+        node.ok("get pods -A --field-selector spec.nodeName=edge-1");
+        contains(
+            &node.fails("get --raw /metrics"),
+            &["(Forbidden)", "User \"system:node:edge-1\" cannot get path \"/metrics\""],
+        );
+    });
+}
+
+#[test]
+fn a_node_reads_the_config_map_assigned_to_it_while_it_is() {
+    with_every_kubectl("reads-config", |hub, kubectl| {
+        let node = registered(hub, kubectl, "edge-1");
+        let other = registered(hub, kubectl, "edge-2");
+        kubectl.ok("create configmap x --from-literal=kubelet=maxPods");
+        kubectl.ok("create configmap y --from-literal=kubelet=maxPods");
+        let refused = "Error from server (Forbidden): configmaps \"x\" is forbidden: User \"system:node:edge-1\" cannot \
+                       get resource \"configmaps\" in API group \"\" in the namespace \"default\": no relationship \
+                       found between node 'edge-1' and this object\n";
+        assert_eq!(node.fails("get cm x"), refused);
+        let assign = |source: Value| {
+            kubectl.ok(&format!(
+                "patch node edge-1 --type=merge -p '{}'",
+                json!({"spec": {"configSource": source}})
+            ));
+        };
+        let uid = kubectl.ok("get cm x -o jsonpath={.metadata.uid}");
+        let pinned = json!({"namespace": "default", "name": "x", "uid": uid});
+        let following = json!({"namespace": "default", "name": "x", "kubeletConfigKey": "kubelet"});
+        for source in [
+            json!({"configMapRef": pinned, "configMap": null}),
+            json!({"configMap": following, "configMapRef": null}),
+        ] {
+            assign(source);
+            assert_eq!(node.ok("get cm x -o jsonpath={.data.kubelet}"), "maxPods");
+            assert_eq!(node.ok("get cm --field-selector metadata.name=x -o name"), "configmap/x\n");
+            let watch = node.start("get cm --field-selector metadata.name=x -o name --watch");
+            assert_eq!(watch.line(), "configmap/x");
+            forbidden(
+                &node.fails("get cm y"),
+                "configmaps \"y\"",
+                "no relationship found between node 'edge-1'",
+            );
+            forbidden(&node.fails("get cm"), "configmaps", "No Object name found");
+            forbidden(
+                &other.fails("get cm x"),
+                "configmaps \"x\"",
+                "no relationship found between node 'edge-2'",
+            );
+        }
+        forbidden(&node.fails("label cm x a=b"), "configmaps \"x\"", "can only read resources of this type");
+        forbidden(&node.fails("delete cm x"), "configmaps \"x\"", "can only read resources of this type");
+        assign(Value::Null);
+        assert_eq!(node.fails("get cm x"), refused);
+    });
+}
+
+#[test]
+fn a_node_changes_its_status_and_not_what_is_asked_of_it() {
+    with_every_kubectl("status", |hub, kubectl| {
+        let node = registered(hub, kubectl, "edge-1");
+        registered(hub, kubectl, "edge-2");
+        let refused = |patch: Value, reason: &str| {
+            let said = node.fails(&format!("patch node edge-1 --type=merge -p '{patch}'"));
+            forbidden(&said, "nodes \"edge-1\"", &format!("node \"edge-1\" is not allowed to {reason}"));
+        };
+        let source =
+            json!({"configMap": {"namespace": "default", "name": "x", "kubeletConfigKey": "kubelet"}});
+        refused(json!({"spec": {"configSource": source}}), "update configSource");
+        refused(json!({"spec": {"configSource": {}}}), "update configSource");
+        refused(json!({"spec": {"unschedulable": true}}), "set spec.unschedulable");
+        refused(json!({"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}}), "modify taints");
+        let annotation = json!({"metadata": {"annotations": {"kedge.dev/config-source": "{}"}}});
+        refused(annotation, "modify annotation \"kedge.dev/config-source\"");
+        refused(
+            json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}),
+            "modify labels: node-role.kubernetes.io/control-plane",
+        );
+        assert_eq!(node.ok("label node edge-1 tier=one"), "node/edge-1 labeled\n");
+
+        let mut own = json(&node.ok("get node edge-1 -o json"));
+        own["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        own["spec"] = json!({"unschedulable": true});
+        own["metadata"]["annotations"] = json!({"kedge.dev/config-source": "{}"});
+        node.file("status.json", own.to_string());
+        let said = node.fails("replace --raw /api/v1/nodes/edge-1/status -f status.json");
+        contains(&said, &["is not allowed to modify annotation"]);
+        own["metadata"].as_object_mut().unwrap().remove("annotations");
+        node.file("status.json", own.to_string());
+        let stored = json(&node.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json"));
+        assert_eq!(stored["status"]["conditions"][0]["status"], "True");
+        assert_eq!(stored["spec"]["unschedulable"], Value::Null, "a status carries no spec");
+        let mut other = json(&kubectl.ok("get node edge-2 -o json"));
+        other["status"] = json!({"conditions": []});
+        node.file("status.json", other.to_string());
+        let said = node.fails("replace --raw /api/v1/nodes/edge-2/status -f status.json");
+        contains(&said, &["(Forbidden)", "node 'edge-1' cannot modify 'edge-2', only its own Node object"]);
+
+        let stranger = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-3"}});
+        let said = node.fails_with("create -f -", &stranger.to_string());
+        contains(&said, &["(Forbidden)", "node \"edge-1\" is not allowed to modify node \"edge-3\""]);
+        let third = kubectl.as_node(hub, "edge-3");
+        let greedy = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-3"}, "spec": {"configSource": source}});
+        let said = third.fails_with("create -f -", &greedy.to_string());
+        contains(
+            &said,
+            &["(Forbidden)", "node \"edge-3\" is not allowed to create its Node with a configSource"],
+        );
+        assert_eq!(kubectl.ok("get nodes -o name"), "node/edge-1\nnode/edge-2\n");
+    });
+}
+
+#[test]
+fn a_node_keeps_its_own_lease_and_reports_its_own_events() {
+    with_every_kubectl("lease", |hub, kubectl| {
+        let node = registered(hub, kubectl, "edge-1");
+        let lease = |namespace: &str, name: &str| {
+            json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name, "namespace": namespace},
+                "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": "2026-11-21T01:00:00.000000Z"}})
+            .to_string()
+        };
+        node.ok_with("create -f -", &lease("kube-node-lease", "edge-1"));
+        let renewal = r#"patch lease edge-1 -n kube-node-lease --type=merge -p '{"spec":{"renewTime":"1970-01-01T00:00:10.000000Z"}}'"#;
+        contains(&node.ok(renewal), &["lease.coordination.k8s.io/edge-1 patched"]);
+        assert_eq!(
+            kubectl.ok("get lease edge-1 -n kube-node-lease -o jsonpath={.spec.renewTime}"),
+            "1970-01-01T00:00:10.000000Z"
+        );
+        let said = node.fails_with("create -f -", &lease("kube-node-lease", "edge-2"));
+        contains(
+            &said,
+            &["(Forbidden)", "can only access node lease with the same name as the requesting node"],
+        );
+        let said = node.fails_with("create -f -", &lease("default", "edge-1"));
+        contains(
+            &said,
+            &["(Forbidden)", "can only access leases in the \"kube-node-lease\" system namespace"],
+        );
+        let said = node.fails("get lease -n kube-node-lease");
+        contains(&said, &["(Forbidden)", "can only get, create, update, patch, or delete a node lease"]);
+
+        let event = |about: &str| {
+            json!({"apiVersion": "v1", "kind": "Event", "metadata": {"generateName": "e.", "namespace": "default"},
+                "involvedObject": {"kind": "Node", "name": about, "uid": about}, "reason": "Starting", "message": "m",
+                "type": "Normal", "count": 1, "source": {"component": "kedge"},
+                "firstTimestamp": "2026-11-21T01:00:00Z", "lastTimestamp": "2026-11-21T01:00:00Z"})
+            .to_string()
+        };
+        node.ok_with("create -f -", &event("edge-1"));
+        let said = node.fails_with("create -f -", &event("edge-2"));
+        contains(
+            &said,
+            &["(Forbidden)", "node \"edge-1\" is not allowed to write events about other objects"],
+        );
+        assert_eq!(kubectl.ok("get events --field-selector reason=Starting -o name").lines().count(), 1);
+
+        let gone = if kubectl.version == "1.20" { "" } else { " from kube-node-lease namespace" };
+        let deleted = format!("lease.coordination.k8s.io \"edge-1\" deleted{gone}\n");
+        assert_eq!(node.ok("delete lease edge-1 -n kube-node-lease"), deleted);
+    });
+}
+
+#[test]
+fn a_lease_goes_with_its_node() {
+    with_every_kubectl("lease-gc", |hub, kubectl| {
+        let node = registered(hub, kubectl, "edge-1");
+        let uid = node.ok("get node edge-1 -o jsonpath={.metadata.uid}");
+        let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "edge-1", "uid": uid});
+        let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": "edge-1", "namespace": "kube-node-lease", "ownerReferences": [owner]},
+            "spec": {"holderIdentity": "edge-1", "leaseDurationSeconds": 40, "renewTime": "2026-11-21T01:00:00.000000Z"}});
+        node.ok_with("create -f -", &lease.to_string());
+        kubectl.ok("delete node edge-1");
+        let gone = kubectl.until("get lease edge-1 -n kube-node-lease", |said| said.code != Some(0));
+        contains(&gone.err, &["(NotFound)", "leases.coordination.k8s.io \"edge-1\" not found"]);
+    });
+}
+
+#[test]
+fn callers_without_our_certificate_get_health_and_version_only() {
+    with_every_kubectl("anonymous", |hub, kubectl| {
+        let admin = std::fs::read_to_string(hub.data_dir.join("admin.kubeconfig")).unwrap();
+        let lines = |keep: &dyn Fn(&str) -> bool| {
+            admin.lines().filter(|line| keep(line)).collect::<Vec<_>>().join("\n")
+        };
+        let without = lines(&|line| !line.contains("client-"));
+        // a token keeps kubectl from asking for a password; the hub knows no tokens
+        let nobody =
+            kubectl.with_kubeconfig("nobody", &without.replace("  user:\n", "  user:\n    token: nothing\n"));
+        contains(&nobody.fails("get nodes"), &["You must be logged in to the server"]);
+        for path in ["/healthz", "/livez", "/readyz"] {
+            assert_eq!(nobody.ok(&format!("get --raw {path}")), "ok");
+        }
+        contains(&nobody.ok("get --raw /version"), &["gitVersion"]);
+        contains(&nobody.fails("get --raw /api"), &["Unauthorized"]);
+        contains(&nobody.fails("get --raw /metrics"), &["Unauthorized"]);
+
+        // a credential of another hub ends the handshake
+        let other = Hub::start(&format!("anonymous-other-{}", kubectl.version));
+        let theirs = std::fs::read_to_string(other.data_dir.join("admin.kubeconfig")).unwrap();
+        let field =
+            |text: &str, name: &str| text.lines().find(|line| line.contains(name)).unwrap().to_owned();
+        let mut mixed = admin.clone();
+        for name in ["client-certificate-data", "client-key-data"] {
+            mixed = mixed.replace(&field(&admin, name), &field(&theirs, name));
+        }
+        contains(
+            &kubectl.with_kubeconfig("stranger", &mixed).fails("get nodes"),
+            &["unknown certificate authority"],
+        );
+        let wrong_ca = admin.replace(
+            &field(&admin, "certificate-authority-data"),
+            &field(&theirs, "certificate-authority-data"),
+        );
+        let said = kubectl.with_kubeconfig("wrong-ca", &wrong_ca).fails("get nodes");
+        contains(&said, &["certificate signed by unknown authority"]);
+    });
+}
+
+/// The one test that takes a minute: the shortest silence after which a node is lost, on a real hub.
+#[test]
+fn a_silent_node_becomes_unknown_and_comes_back_by_its_own_word() {
+    let mut hub = Hub::start("lost");
+    let Some(kubectl) = hub.find_kubectl("1.36") else { return };
+    let node = registered(&hub, &kubectl, "edge-1");
+    let report = |time: &str| {
+        let condition = json!({"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "m", "lastHeartbeatTime": time});
+        let config =
+            json!({"type": "ConfigOK", "status": "True", "reason": "all checks passed", "message": "m"});
+        let mut object = json(&node.ok("get node edge-1 -o json"));
+        object["status"]["conditions"] = json!([condition, config]);
+        node.file("status.json", object.to_string());
+        node.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json");
+    };
+    report("2026-11-21T01:00:00Z");
+    hub.restart("KILL");
+    kubectl.ok("wait --for=condition=Ready=true node/edge-1 --timeout=10s");
+    kubectl.ok("wait --for=condition=Ready=unknown node/edge-1 --timeout=100s");
+    let object = json(&kubectl.ok("get node edge-1 -o json"));
+    let condition = |sort: &str| {
+        let conditions = object["status"]["conditions"].as_array().unwrap();
+        conditions.iter().find(|condition| condition["type"] == sort).cloned().unwrap_or(Value::Null)
+    };
+    assert_eq!(condition("Ready")["reason"], "NodeStatusUnknown");
+    assert_eq!(condition("Ready")["message"], "Kubelet stopped posting node status.");
+    assert_eq!(condition("PIDPressure")["reason"], "NodeStatusNeverUpdated");
+    assert_eq!(condition("ConfigOK")["status"], "True");
+    contains(&kubectl.ok("get nodes"), &["edge-1   NotReady"]);
+    let events = kubectl.ok("get events --field-selector reason=NodeNotReady");
+    contains(&events, &["node/edge-1", "Node edge-1 status is now: NodeNotReady"]);
+    contains(&hub.log(), &["node edge-1 is lost"]);
+    let back = kubectl.as_node(&hub, "edge-1");
+    // its clock stands in 1970 by now, which is nobody's concern
+    let mut object = json(&back.ok("get node edge-1 -o json"));
+    object["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "m", "lastHeartbeatTime": "1970-01-01T00:00:10Z"}]);
+    back.file("status.json", object.to_string());
+    back.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json");
+    contains(&kubectl.ok("get nodes"), &["edge-1   Ready"]);
+}

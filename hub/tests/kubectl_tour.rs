@@ -1,0 +1,453 @@
+//! What people do with kubectl, done with kubectl: a real hub over TLS, and Debian's kubectl 1.20 and 1.36 as judges.
+//!
+//! Holds: each test checks what kubectl printed, not only that it was content. Who may do what is `kubectl_nodes`'s.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+
+mod kubectl;
+
+use std::fs;
+
+use kubectl::{contains, table, with_every_kubectl};
+use serde_json::{Value, json};
+
+const NODE: &str = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1", "labels": {
+    "kubernetes.io/hostname": "edge-1", "node-role.kubernetes.io/edge": "", "site": "quarry"}}}"#;
+const STATUS: &str = r#"{"status": {
+    "addresses": [{"type": "InternalIP", "address": "10.1.2.3"}, {"type": "Hostname", "address": "edge-1"}],
+    "capacity": {"cpu": "4", "memory": "1Gi", "pods": "110"}, "allocatable": {"cpu": "4", "memory": "1Gi", "pods": "110"},
+    "conditions": [
+        {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"},
+        {"type": "ConfigOK", "status": "True", "reason": "all checks passed", "message": "using current (default)"}],
+    "nodeInfo": {"machineID": "m", "systemUUID": "s", "bootID": "b", "kernelVersion": "6.1.0", "osImage": "Debian 12",
+        "containerRuntimeVersion": "crun://1.8", "kubeletVersion": "v0.1.0", "kubeProxyVersion": "",
+        "operatingSystem": "linux", "architecture": "arm64"}}}"#;
+
+/// A Node with a status, as an agent would leave it: registered and reported with the node's own credentials.
+fn register(hub: &kubectl::Hub, kubectl: &kubectl::Kubectl) {
+    let node = kubectl.as_node(hub, "edge-1");
+    let mut object: Value = serde_json::from_str(NODE).unwrap();
+    // a role is the administrator's to give
+    object["metadata"]["labels"].as_object_mut().unwrap().remove("node-role.kubernetes.io/edge");
+    node.ok_with("create -f -", &object.to_string());
+    let status: Value = serde_json::from_str(STATUS).unwrap();
+    let mut whole: Value = serde_json::from_str(&node.ok("get node edge-1 -o json")).unwrap();
+    whole["status"] = status["status"].clone();
+    // kubectl 1.20 has no --subresource; replace --raw puts a file to any path
+    node.file("status.json", whole.to_string());
+    node.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json");
+    kubectl.ok("label node edge-1 node-role.kubernetes.io/edge=");
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn nodes_are_shown_in_every_output_form() {
+    with_every_kubectl("nodes", |hub, kubectl| {
+        assert_eq!(kubectl.run("get nodes").err, "No resources found\n");
+        register(hub, kubectl);
+        let rows = table(&kubectl.ok("get nodes"));
+        assert_eq!(rows[0], ["NAME", "STATUS", "ROLES", "AGE", "VERSION"]);
+        assert_eq!([&rows[1][..3], &rows[1][4..]].concat(), ["edge-1", "Ready", "edge", "v0.1.0"]);
+        let wide = kubectl.ok("get no -o wide");
+        let head = ["INTERNAL-IP", "EXTERNAL-IP", "OS-IMAGE", "KERNEL-VERSION", "CONTAINER-RUNTIME"];
+        contains(&wide, &head);
+        contains(&wide, &["10.1.2.3", "<none>", "Debian 12", "6.1.0", "crun://1.8"]);
+        assert_eq!(kubectl.ok("get nodes -o name"), "node/edge-1\n");
+        assert_eq!(
+            kubectl.ok(
+                "get nodes --no-headers -o custom-columns=N:.metadata.name,A:.status.nodeInfo.architecture"
+            ),
+            "edge-1   arm64\n"
+        );
+        let ready = r#"get node edge-1 -o jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
+        assert_eq!(kubectl.ok(ready), "True");
+        let object = json(&kubectl.ok("get node edge-1 -o json"));
+        assert_eq!((&object["apiVersion"], &object["kind"]), (&json!("v1"), &json!("Node")));
+        assert!(object["metadata"]["uid"].as_str().is_some_and(|uid| uid.len() == 36), "{object}");
+        let list = json(&kubectl.ok("get nodes -o json"));
+        assert_eq!((&list["kind"], &list["items"][0]["kind"]), (&json!("List"), &json!("Node")));
+        contains(
+            &kubectl.ok("get node edge-1 -o yaml"),
+            &["apiVersion: v1\n", "kind: Node\n", "  name: edge-1\n"],
+        );
+        contains(&kubectl.ok("get nodes --show-labels"), &["LABELS", "site=quarry"]);
+        contains(&kubectl.ok("get nodes -L site"), &["SITE", "quarry"]);
+        contains(&kubectl.ok("get nodes --sort-by=.metadata.name"), &["edge-1"]);
+    });
+}
+
+#[test]
+fn a_node_is_described_with_everything_around_it() {
+    with_every_kubectl("describe", |hub, kubectl| {
+        register(hub, kubectl);
+        kubectl.ok_with(
+            "create -f -",
+            r#"{"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "edge-1", "namespace": "kube-node-lease"},
+                "spec": {"holderIdentity": "edge-1", "leaseDurationSeconds": 40, "renewTime": "2026-11-21T01:00:00.000000Z"}}"#,
+        );
+        let uid = kubectl.ok("get node edge-1 -o jsonpath={.metadata.uid}");
+        for (name, uid, reason) in [("a", uid.as_str(), "Starting"), ("b", "edge-1", "KubeletConfigChanged")]
+        {
+            let event = json!({
+                "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": "default"},
+                "involvedObject": {"kind": "Node", "name": "edge-1", "uid": uid, "apiVersion": "v1"},
+                "reason": reason, "message": format!("about {reason}"), "type": "Normal", "count": 1,
+                "source": {"component": "kedge"}, "firstTimestamp": "2026-11-21T01:00:00Z", "lastTimestamp": "2026-11-21T01:00:00Z",
+            });
+            kubectl.ok_with("create -f -", &event.to_string());
+        }
+        let text = kubectl.ok("describe node edge-1");
+        contains(&text, &["Name:               edge-1", "Roles:              edge", "site=quarry"]);
+        contains(
+            &text,
+            &[
+                "Lease:",
+                "HolderIdentity:  edge-1",
+                "AcquireTime:     <unset>",
+                "RenewTime:       Sat, 21 Nov 2026",
+            ],
+        );
+        contains(&text, &["ConfigOK", "using current (default)", "KubeletReady", "InternalIP:  10.1.2.3"]);
+        contains(&text, &["Architecture:", "arm64", "Non-terminated Pods:", "(0 in total)"]);
+        contains(
+            &text,
+            &["Starting", "about Starting", "KubeletConfigChanged", "about KubeletConfigChanged"],
+        );
+        contains(&kubectl.ok("get leases -n kube-node-lease"), &["NAME", "HOLDER", "AGE", "edge-1   edge-1"]);
+        contains(&kubectl.ok("get pods -A --field-selector spec.nodeName=edge-1"), &[""]);
+    });
+}
+
+#[test]
+fn config_maps_are_made_from_files_and_literals() {
+    with_every_kubectl("configmaps", |_, kubectl| {
+        kubectl.file(
+            "kubelet.yaml",
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 20\n",
+        );
+        let made = kubectl.ok("create configmap edge-settings --from-file=kubelet=kubelet.yaml");
+        assert_eq!(made, "configmap/edge-settings created\n");
+        let object = json(&kubectl.ok("get cm edge-settings -o json"));
+        contains(object["data"]["kubelet"].as_str().unwrap(), &["kind: KubeletConfiguration\nmaxPods: 20\n"]);
+        kubectl.ok("create cm words --from-literal=a=1 --from-literal=b=2");
+        kubectl.file("bytes", [0xff, 0x00, 0xfe]);
+        kubectl.ok("create configmap binary --from-file=bytes");
+        let binary = json(&kubectl.ok("get configmap binary -o json"));
+        assert_eq!(binary["binaryData"], json!({"bytes": "/wD+"}));
+        assert_eq!(binary["data"], Value::Null);
+        let rows = table(&kubectl.ok("get configmaps"));
+        assert_eq!(rows[0], ["NAME", "DATA", "AGE"]);
+        let shown: Vec<&[String]> = rows[1..].iter().map(|row| &row[..2]).collect();
+        assert_eq!(shown, [["binary", "1"], ["edge-settings", "1"], ["words", "2"]]);
+        let error = kubectl.fails("create configmap words --from-literal=a=1");
+        contains(&error, &["configmaps \"words\" already exists"]);
+        let described = kubectl.ok("describe configmap words");
+        contains(&described, &["Name:         words", "Namespace:    default", "Data", "a:\n----\n1\n"]);
+        contains(&kubectl.ok("get cm -A"), &["NAMESPACE", "default     words"]);
+        assert_eq!(kubectl.ok("get cm --field-selector metadata.name=words -o name"), "configmap/words\n");
+        assert_eq!(
+            kubectl.ok("get cm --field-selector metadata.name!=words -o name"),
+            "configmap/binary\nconfigmap/edge-settings\n"
+        );
+        assert_eq!(
+            kubectl.ok("delete configmap words"),
+            "configmap \"words\" deleted\n".replace("deleted\n", deleted(kubectl))
+        );
+        contains(
+            &kubectl.fails("get configmap words"),
+            &["Error from server (NotFound): configmaps \"words\" not found"],
+        );
+        kubectl.ok("create cm in-another --from-literal=a=1 -n kube-public");
+        assert_eq!(kubectl.ok("get cm -n kube-public -o name"), "configmap/in-another\n");
+        contains(
+            &kubectl.fails("create cm x --from-literal=a=1 -n nowhere"),
+            &["namespaces \"nowhere\" not found"],
+        );
+    });
+}
+
+/// kubectl names the namespace of what it deleted since 1.33.
+fn deleted(kubectl: &kubectl::Kubectl) -> &'static str {
+    if kubectl.version == "1.20" { "deleted\n" } else { "deleted from default namespace\n" }
+}
+
+const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labels:\n    site: quarry\ndata:\n  a: \"1\"\n  b: \"2\"\n";
+
+#[test]
+fn files_are_created_applied_replaced_and_deleted() {
+    with_every_kubectl("files", |_, kubectl| {
+        kubectl.file("m.yaml", MAP);
+        assert_eq!(kubectl.ok("apply -f m.yaml"), "configmap/m created\n");
+        assert_eq!(kubectl.ok("apply -f m.yaml"), "configmap/m unchanged\n");
+        let version = kubectl.ok("get cm m -o jsonpath={.metadata.resourceVersion}");
+        kubectl.file("m.yaml", MAP.replace("  b: \"2\"\n", "  c: \"3\"\n"));
+        assert_eq!(kubectl.ok("apply -f m.yaml"), "configmap/m configured\n");
+        let object = json(&kubectl.ok("get cm m -o json"));
+        assert_eq!(object["data"], json!({"a": "1", "c": "3"}), "what apply no longer names is gone");
+        assert_ne!(object["metadata"]["resourceVersion"], json!(version));
+        assert_eq!(kubectl.ok("diff -f m.yaml"), "", "nothing differs");
+        kubectl.file("other.yaml", MAP.replace("name: m", "name: other"));
+        assert_eq!(kubectl.ok("create -f other.yaml"), "configmap/other created\n");
+        contains(
+            &kubectl.fails("create -f other.yaml"),
+            &["(AlreadyExists)", "configmaps \"other\" already exists"],
+        );
+        kubectl.file("other.yaml", MAP.replace("name: m", "name: other").replace("\"2\"", "\"two\""));
+        assert_eq!(kubectl.ok("replace -f other.yaml"), "configmap/other replaced\n");
+        assert_eq!(kubectl.ok("get cm other -o jsonpath={.data.b}"), "two");
+        assert_eq!(kubectl.ok("get cm -l site=quarry -o name"), "configmap/m\nconfigmap/other\n");
+        assert_eq!(
+            kubectl.ok("get cm -l 'site in (quarry,mill),!x' -o name"),
+            "configmap/m\nconfigmap/other\n"
+        );
+        assert_eq!(kubectl.run("get cm -l site!=quarry").err, "No resources found in default namespace.\n");
+        kubectl.ok("delete -f m.yaml");
+        contains(&kubectl.fails("delete -f m.yaml"), &["(NotFound)", "configmaps \"m\" not found"]);
+        assert_eq!(kubectl.ok("delete cm -l site=quarry -o name"), "configmap/other\n");
+        contains(&kubectl.fails("replace -f other.yaml"), &["(NotFound)", "configmaps \"other\" not found"]);
+        kubectl.ok("apply -f other.yaml");
+        contains(&kubectl.ok("delete cm --all"), &["configmap \"other\" deleted"]);
+    });
+}
+
+#[test]
+fn objects_are_edited_patched_labelled_and_annotated() {
+    with_every_kubectl("patches", |_, kubectl| {
+        kubectl.ok_with("create -f -", MAP);
+        let said = kubectl.with_editor("sed -i s/quarry/mill/", "edit configmap m");
+        assert_eq!((said.code, said.out.as_str()), (Some(0), "configmap/m edited\n"), "{}", said.err);
+        assert_eq!(kubectl.ok("get cm m -o jsonpath={.metadata.labels.site}"), "mill");
+        contains(&kubectl.with_editor("true", "edit configmap m").err, &["Edit cancelled, no changes made"]);
+        let patched = "configmap/m patched\n";
+        assert_eq!(kubectl.ok(r#"patch cm m -p '{"data":{"a":"strategic","b":null}}'"#), patched);
+        assert_eq!(kubectl.ok(r#"patch cm m --type=merge -p '{"data":{"c":"merge"}}'"#), patched);
+        let operations = r#"[{"op":"test","path":"/data/c","value":"merge"},{"op":"add","path":"/data/d","value":"json"}]"#;
+        assert_eq!(kubectl.ok(&format!("patch cm m --type=json -p '{operations}'")), patched);
+        assert_eq!(
+            kubectl.ok(&format!("patch cm m --type=merge -p '{}'", r#"{"data":{"c":"merge"}}"#)),
+            "configmap/m patched (no change)\n"
+        );
+        assert_eq!(
+            json(&kubectl.ok("get cm m -o json"))["data"],
+            json!({"a": "strategic", "c": "merge", "d": "json"})
+        );
+        let failed =
+            kubectl.fails(r#"patch cm m --type=json -p '[{"op":"test","path":"/data/c","value":"x"}]'"#);
+        contains(&failed, &["The request is invalid"]);
+        assert_eq!(kubectl.ok("label cm m tier=one"), "configmap/m labeled\n");
+        contains(
+            &kubectl.fails("label cm m tier=two"),
+            &["'tier' already has a value (one), and --overwrite is false"],
+        );
+        assert_eq!(kubectl.ok("label cm m tier=two --overwrite"), "configmap/m labeled\n");
+        kubectl.ok("label cm m site-");
+        assert_eq!(kubectl.ok("annotate cm m note='of one word'"), "configmap/m annotated\n");
+        let metadata = json(&kubectl.ok("get cm m -o json"))["metadata"].clone();
+        assert_eq!(metadata["labels"], json!({"tier": "two"}));
+        assert_eq!(metadata["annotations"]["note"], "of one word");
+    });
+}
+
+#[test]
+fn a_config_is_assigned_to_a_node_by_patch() {
+    with_every_kubectl("assign", |hub, kubectl| {
+        register(hub, kubectl);
+        kubectl.ok("create configmap edge-settings --from-literal=kubelet=x");
+        let uid = kubectl.ok("get cm edge-settings -o jsonpath={.metadata.uid}");
+        let reference = json!({"namespace": "default", "name": "edge-settings", "uid": uid});
+        let patch =
+            |source: Value| format!("patch node edge-1 -p '{}'", json!({"spec": {"configSource": source}}));
+        let stored = || json(&kubectl.ok("get node edge-1 -o json"))["spec"]["configSource"].clone();
+
+        assert_eq!(kubectl.ok(&patch(json!({"configMapRef": reference}))), "node/edge-1 patched\n");
+        assert_eq!(stored(), json!({"configMapRef": reference}), "the pinned form is stored as written");
+        let following =
+            json!({"namespace": "default", "name": "edge-settings", "kubeletConfigKey": "kubelet"});
+        kubectl.ok(&patch(json!({"configMapRef": null, "configMap": following})));
+        assert_eq!(stored(), json!({"configMap": following}));
+        let said = kubectl.run(&patch(json!({"configMapRef": reference})));
+        contains(&said.err, &["Warning: "]);
+        assert_eq!(
+            stored(),
+            json!({"configMap": following, "configMapRef": reference}),
+            "judging it is the node's"
+        );
+        kubectl.ok(&patch(Value::Null));
+        assert_eq!(stored(), Value::Null);
+
+        let error = kubectl.fails(&patch(json!({"configMap": {"name": "edge-settings"}})));
+        contains(
+            &error,
+            &["The Node \"edge-1\" is invalid", "spec.configSource.configMap.namespace: Required value"],
+        );
+        contains(&error, &["spec.configSource.configMap.kubeletConfigKey: Required value"]);
+        assert_eq!(stored(), Value::Null, "a refused assignment changes nothing");
+    });
+}
+
+#[test]
+fn changes_are_watched() {
+    with_every_kubectl("watch", |_, kubectl| {
+        kubectl.ok("create cm m --from-literal=a=1");
+        let watch = kubectl.start("get cm --watch --no-headers -o custom-columns=N:.metadata.name,A:.data.a");
+        assert_eq!(watch.line(), "m     1");
+        kubectl.ok(r#"patch cm m -p '{"data":{"a":"2"}}'"#);
+        assert_eq!(watch.line(), "m     2");
+        kubectl.ok("create cm later --from-literal=a=3");
+        assert_eq!(watch.line(), "later   3");
+        let table = kubectl.start("get cm -l site=quarry -w -o name");
+        kubectl.ok("label cm m site=quarry");
+        assert_eq!(table.line(), "configmap/m", "it enters the selection");
+        kubectl.ok("delete cm later");
+        if kubectl.version != "1.20" {
+            kubectl.ok("wait --for=delete cm/later --timeout=50s");
+        }
+        let tables = kubectl.start("get cm m --watch");
+        assert!(tables.line().starts_with("NAME"));
+        assert!(tables.line().starts_with("m "));
+        kubectl.ok(r#"patch cm m -p '{"data":{"b":"2"}}'"#);
+        contains(&tables.line(), &["m      2"]);
+    });
+}
+
+#[test]
+fn errors_are_told_as_people_know_them() {
+    with_every_kubectl("errors", |_, kubectl| {
+        kubectl.file("m.yaml", MAP);
+        kubectl.ok("create -f m.yaml");
+        let check = |line: &str, parts: &[&str]| contains(&kubectl.fails(line), parts);
+        check("get node nothing", &["Error from server (NotFound): nodes \"nothing\" not found"]);
+        check("get gizmos", &["error: the server doesn't have a resource type \"gizmos\""]);
+        check("get --raw /nothing", &["(NotFound)", "the server could not find the requested resource"]);
+        check("get nodes --field-selector spec.color=red", &["field label not supported: spec.color"]);
+        check(
+            "create cm UPPER --from-literal=a=1",
+            &["The ConfigMap \"UPPER\" is invalid", "a lowercase RFC 1123 subdomain"],
+        );
+        check("label cm m a/b/c=x", &["a/b/c"]);
+
+        let stale = json(&kubectl.ok("get cm m -o json"));
+        kubectl.ok("label cm m newer=yes");
+        let conflict = kubectl.fails_with("replace -f -", &stale.to_string());
+        contains(&conflict, &["(Conflict)", "Operation cannot be fulfilled on configmaps \"m\""]);
+        contains(
+            &conflict,
+            &["the object has been modified; please apply your changes to the latest version and try again"],
+        );
+
+        let mut immutable = json(&kubectl.ok("get cm m -o json"));
+        immutable["immutable"] = json!(true);
+        kubectl.ok_with("replace -f -", &immutable.to_string());
+        check(
+            r#"patch cm m -p '{"data":{"a":"2"}}'"#,
+            &["is invalid", "field is immutable when `immutable` is set"],
+        );
+        check("patch cm m -p '[1'", &["error"]);
+        let broken =
+            "{\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\",\"metadata\":{\"name\":\"x\"},\"dota\":{}}";
+        if kubectl.version == "1.20" {
+            // it does not ask for strictness, so the hub only warns
+            contains(&kubectl.run_with("create -f -", broken).err, &["Warning: unknown field \"dota\""]);
+        } else {
+            let refused = kubectl.fails_with("create -f -", broken);
+            contains(&refused, &["strict decoding error: unknown field \"dota\""]);
+        }
+    });
+}
+
+#[test]
+fn the_server_is_discovered_and_says_who_it_is() {
+    with_every_kubectl("discovery", |_, kubectl| {
+        let resources = kubectl.ok("api-resources");
+        contains(
+            &resources,
+            &[
+                "SHORTNAMES",
+                "configmaps",
+                "cm",
+                "nodes",
+                "no ",
+                "namespaces",
+                "ns ",
+                "events",
+                "leases",
+                "pods",
+            ],
+        );
+        let writable = kubectl.ok("api-resources --verbs=create,delete -o name");
+        contains(&writable, &["configmaps\n", "leases.coordination.k8s.io\n"]);
+        contains(&kubectl.ok("api-versions"), &["coordination.k8s.io/v1\n", "v1\n"]);
+        let version = json(&kubectl.ok("version -o json"));
+        contains(version["serverVersion"]["gitVersion"].as_str().unwrap(), &["v1.", "+kedge"]);
+        for path in ["/healthz", "/livez", "/readyz"] {
+            assert_eq!(kubectl.ok(&format!("get --raw {path}")), "ok");
+        }
+        contains(&kubectl.ok("get --raw /readyz?verbose"), &["[+]ping ok"]);
+        contains(&kubectl.ok("get --raw /metrics"), &["# TYPE "]);
+        assert_eq!(json(&kubectl.ok("get --raw /api/v1/namespaces/default"))["kind"], "Namespace");
+        let names = kubectl.ok("get ns -o name");
+        for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+            contains(&names, &[&format!("namespace/{name}\n")]);
+        }
+        contains(&kubectl.ok("get namespaces"), &["NAME", "STATUS", "AGE", "Active"]);
+        contains(&kubectl.run("get pods").err, &["No resources found in default namespace."]);
+    });
+}
+
+#[test]
+fn namespaces_are_made_and_events_are_listed() {
+    with_every_kubectl("events", |_, kubectl| {
+        assert_eq!(kubectl.ok("create namespace plant"), "namespace/plant created\n");
+        assert_eq!(
+            kubectl.ok("get ns plant -o jsonpath={.metadata.labels}"),
+            r#"{"kubernetes.io/metadata.name":"plant"}"#
+        );
+        contains(&kubectl.run("get events").err, &["No resources found in default namespace."]);
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": "edge-1.", "namespace": "default"},
+            "involvedObject": {"kind": "Node", "name": "edge-1", "apiVersion": "v1"}, "reason": "Rolled", "message": "back to uid 5b1e",
+            "type": "Warning", "count": 3, "source": {"component": "kedge", "host": "edge-1"},
+            "firstTimestamp": "2026-11-21T01:00:00Z", "lastTimestamp": "2026-11-21T01:00:00Z",
+        });
+        contains(&kubectl.ok_with("create -f -", &event.to_string()), &["event/edge-1.", " created"]);
+        let rows = table(&kubectl.ok("get events"));
+        assert_eq!(rows[0], ["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"]);
+        assert_eq!(rows[1][1..], ["Warning", "Rolled", "node/edge-1", "back to uid 5b1e"]);
+        let selected =
+            kubectl.ok("get events -A --field-selector involvedObject.name=edge-1,type=Warning -o name");
+        contains(&selected, &["event/edge-1."]);
+        let none = kubectl.run("get events --field-selector reason=Other");
+        contains(&none.err, &["No resources found in default namespace."]);
+        if kubectl.version != "1.20" {
+            contains(&kubectl.ok("events --for node/edge-1 -A"), &["Rolled", "back to uid 5b1e"]);
+        }
+    });
+}
+
+#[test]
+fn everything_is_still_there_after_a_restart() {
+    let mut hub = kubectl::Hub::start("restart");
+    let mut seen = 0;
+    for version in kubectl::VERSIONS {
+        let Some(kubectl) = hub.find_kubectl(version) else { continue };
+        let name = format!("m{}", version.replace('.', "-"));
+        kubectl.ok(&format!("create cm {name} --from-literal=a=1"));
+        let object = kubectl.ok(&format!("get cm {name} -o json"));
+        for signal in ["TERM", "KILL"] {
+            let certificate = fs::read(hub.data_dir.join("ca.crt")).unwrap();
+            hub.restart(signal);
+            assert_eq!(fs::read(hub.data_dir.join("ca.crt")).unwrap(), certificate, "the authority stays");
+            assert_eq!(kubectl.ok(&format!("get cm {name} -o json")), object, "after {signal}");
+            kubectl.ok(&format!("create cm {name}-{seen} --from-literal=a=1"));
+            let before =
+                json(&object)["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
+            let after =
+                kubectl.ok(&format!("get cm {name}-{seen} -o jsonpath={{.metadata.resourceVersion}}"));
+            assert!(after.parse::<u64>().unwrap() > before, "revisions never go back: {before}, {after}");
+            seen += 1;
+        }
+    }
+}
