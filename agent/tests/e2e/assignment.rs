@@ -244,3 +244,43 @@ fn an_edited_drop_in_is_a_fresh_trial_and_old_verdicts_do_not_apply() {
     stage.runs(&bad);
     stage.promotes(&bad);
 }
+
+/// A file of the node's is damaged while it is off; it still starts, says so, and mends it from the API server.
+#[track_caller]
+fn check_damage(damage: impl Fn(&Stage)) {
+    let mut stage = Stage::new("damage", plain());
+    let good = stage.good("edge-good");
+    let next = stage.pin("edge-next", &payload(1, 2, "nodeStatusReportFrequency: 4m\n"));
+    stage.runs(&next);
+    stage.promotes(&next);
+    assert_ne!(good, next);
+    stage.agent_mut().stop().unwrap();
+    damage(&stage);
+    stage.agent_mut().start().unwrap();
+    stage.runs(&next);
+    stage.promotes(&next);
+    assert_eq!(stage.unclean_ends(), 0);
+    let shown = stage.agent().kedge_json(&["config", "show"]).unwrap().to_string();
+    assert!(shown.contains("4m"), "{shown}");
+}
+
+#[test]
+fn a_checkpoint_that_is_damaged_is_downloaded_again() {
+    check_damage(|stage| {
+        let current = stage.record("current");
+        let (uid, version) = (current["uid"].as_str().unwrap(), current["resourceVersion"].as_str().unwrap());
+        let path = stage.agent().config_dir().join("checkpoints").join(uid).join(version);
+        let whole = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+    });
+}
+
+#[test]
+fn a_record_of_the_assignment_that_is_damaged_is_made_anew() {
+    check_damage(|stage| std::fs::write(stage.agent().config_dir().join("current"), "\0\0\0{").unwrap());
+}
+
+#[test]
+fn a_node_that_lost_all_its_state_gets_it_back() {
+    check_damage(|stage| std::fs::remove_dir_all(stage.agent().root_dir()).unwrap());
+}

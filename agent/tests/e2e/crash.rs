@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use kedge_try::agent::AgentOptions;
-use kedge_try::babysitter::Signal;
-use kedge_try::babysitter::{Babysitter, Unit};
+use kedge_try::babysitter::{Babysitter, Signal, Unit};
 use kedge_try::service::ServiceResult;
+use serde_json::json;
 
-use crate::stage::{NODE, Stage, faulty, payload, plain};
+use crate::stage::{NODE, STARTUPS, Stage, faulty, payload, plain};
 
 const CRASH_AT_ONCE: &str = "kedge:\n  faultInjection:\n    crashAfter: 0s\n";
 const CRASH_SOON: &str = "kedge:\n  faultInjection:\n    crashAfter: 500ms\n";
@@ -119,6 +119,104 @@ fn check_hang(stalled: &str) {
 #[test]
 fn a_main_loop_that_hangs_is_named_and_counts() {
     check_hang("main");
+}
+
+#[test]
+fn a_renewal_loop_that_hangs_is_named_and_counts() {
+    check_hang("renew");
+}
+
+/// A stuck fsync is the disk's fault: no heartbeat is lost, and the kill that follows is not the config's.
+#[test]
+fn a_disk_that_hangs_costs_no_heartbeat_and_is_not_blamed_on_the_config() {
+    let stage = Stage::new("disk", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
+    stage.good("edge-good");
+    // the first write under it is the progress of its trial, after a quarter of it
+    let uid = stage.pin(
+        "edge-disk",
+        &payload(40, 0, "kedge:\n  faultInjection:\n    hangLoop: disk\n    hangAfter: 1s\n"),
+    );
+    stage.runs(&uid);
+    let start = std::time::Instant::now();
+    stage.ready_in_run(4);
+    stage.runs(&uid);
+    assert_eq!(stage.ends().last().map(|ended| ended.end.result), Some(ServiceResult::Watchdog));
+    assert_eq!((stage.counted_startups(), stage.counted_cuts()), (0, 1));
+    let silence = stage.cluster.view().look(|world| world.longest_silence(NODE, start));
+    assert!(silence < Duration::from_secs(12), "a Lease of 12 s was not renewed for {silence:?}");
+}
+
+#[test]
+fn a_stop_that_had_to_be_a_kill_does_not_count() {
+    let options =
+        AgentOptions { watchdog: Duration::from_secs(600), stop: Duration::from_secs(2), ..faulty() };
+    let mut stage = Stage::new("slow-stop", options);
+    stage.good("edge-good");
+    let fields = "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 1s\n";
+    let uid = stage.pin("edge-deaf", &payload(300, 0, fields));
+    stage.runs(&uid);
+    let deaf = kedge_try::scratch::poll(crate::stage::PATIENCE, || {
+        stage.agent().log_text().contains("loop main stops here").then_some(())
+    });
+    assert!(deaf.is_some(), "{}", stage.agent().log_text());
+    let babysitter = stage.agent().babysitter();
+    babysitter.stop_and_wait(crate::stage::PATIENCE).unwrap();
+    assert_eq!(stage.ends().last().map(|ended| ended.end.result), Some(ServiceResult::Timeout));
+    stage.agent_mut().start().unwrap();
+    assert_eq!((stage.counted_startups(), stage.counted_cuts()), (0, 0));
+    stage.runs(&uid);
+}
+
+/// A node whose configuration is in its trial, cut off without a record; `change` is made to what it left behind.
+#[track_caller]
+fn check_cut(purpose: &str, change: impl Fn(&Stage), startups: usize, cuts: u64) {
+    let mut stage = Stage::new(purpose, plain());
+    let uid = stage.pin("edge-next", &payload(300, 2, ""));
+    stage.runs(&uid);
+    stage.agent_mut().cut();
+    change(&stage);
+    stage.agent_mut().start().unwrap();
+    assert_eq!(
+        (stage.counted_startups(), stage.counted_cuts()),
+        (startups, cuts),
+        "{}",
+        stage.agent().log_text()
+    );
+    stage.runs(&uid);
+}
+
+fn as_of_another_boot(stage: &Stage) {
+    let mut startups = stage.startups();
+    assert!(startups["open"].is_string(), "{startups}");
+    startups["open"] = "a-boot-that-is-over".into();
+    stage.write_record(STARTUPS, &startups);
+}
+
+#[test]
+fn an_end_in_this_boot_that_nobody_recorded_counts() {
+    check_cut("no-record", |_| {}, 1, 0);
+}
+
+#[test]
+fn a_power_cut_is_not_a_crash() {
+    check_cut("power-cut", as_of_another_boot, 0, 1);
+}
+
+#[test]
+fn a_crash_that_was_recorded_before_the_reboot_counts_after_it() {
+    let record = json!({"version": 1, "record": {
+        "bootId": "a-boot-that-is-over", "result": "watchdog", "exitCode": "killed", "exitStatus": "ABRT",
+        "wasReady": true, "stopAsked": false, "stalled": ["main"]
+    }});
+    check_cut(
+        "recorded-reboot",
+        |stage| {
+            as_of_another_boot(stage);
+            std::fs::write(stage.agent().root_dir().join("last-exit.json"), record.to_string()).unwrap();
+        },
+        1,
+        0,
+    );
 }
 
 #[test]

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::stage::{NODE, Stage, payload, plain};
-use kedge_try::cluster::PATIENCE;
+use crate::stage::{NODE, PATIENCE, Stage, faulty, payload, plain};
 
 fn renewals(stage: &Stage) -> usize {
     stage.cluster.view().look(|world| world.renewal_count(NODE))
@@ -91,4 +90,66 @@ fn two_nodes_do_not_disturb_each_other() {
     let second = stage.cluster.agent("edge-2").babysitter().state();
     assert_eq!((second.runs, second.ends.len()), (1, 0));
     stage.cluster.agent("edge-2").babysitter().wait_ready(PATIENCE).unwrap();
+}
+
+/// Its wall clock steps by ten years; neither its Lease nor its readiness suffers, on either side.
+#[track_caller]
+fn check_clock(offset: &str) {
+    let stage = Stage::new("clock", faulty());
+    let start = Instant::now();
+    let uid = stage.pin(
+        "edge-clock",
+        &payload(2, 0, &format!("kedge:\n  faultInjection:\n    clockOffset: {offset}\n")),
+    );
+    stage.runs(&uid);
+    stage.promotes(&uid);
+    let seen = renewals(&stage);
+    stage.shows("five more renewals", |world| world.renewal_count(NODE) > seen + 4);
+    let lease = stage.cluster.kubectl().json(&["get", "lease", NODE, "-n", "kube-node-lease"]).unwrap();
+    let renewed = lease["spec"]["renewTime"].as_str().unwrap_or_default().to_owned();
+    let year: i64 =
+        renewed.get(..4).and_then(|year| year.parse().ok()).expect("a renewTime begins with a year");
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() / (365 * 24 * 3600 + 6 * 3600);
+    let shift = year - 1970 - i64::try_from(now).unwrap();
+    assert!((9..=11).contains(&shift.abs()), "the clock was not shifted by ten years: {renewed}");
+    assert_eq!(shift < 0, offset.starts_with('-'), "{renewed}");
+    let (silence, lapses) = stage.cluster.view().look(|world| {
+        let lapses: Vec<_> =
+            world.facts().0.iter().filter(|fact| fact.at > start).map(|fact| fact.kind.clone()).collect();
+        (world.longest_silence(NODE, start), lapses)
+    });
+    assert!(silence < Duration::from_secs(12), "{silence:?}");
+    let not_ready = lapses.iter().find(|kind| {
+        matches!(kind, kedge_try::view::FactKind::Condition { name, status, .. } if name == "Ready" && status != "True")
+    });
+    assert!(not_ready.is_none(), "{not_ready:?}");
+    assert_eq!(stage.unclean_ends(), 0);
+}
+
+#[test]
+fn a_clock_that_is_ten_years_ahead_loses_no_heartbeat() {
+    check_clock("87600h");
+}
+
+#[test]
+fn a_clock_that_is_ten_years_behind_loses_no_heartbeat() {
+    check_clock("-87600h");
+}
+
+#[test]
+fn a_settled_node_renews_its_lease_and_posts_no_status() {
+    let stage = Stage::new("settled", plain());
+    stage.good("edge-good");
+    let posts = || stage.agent().kedge_json(&["status"]).unwrap()["statusPosts"].as_u64().unwrap();
+    let version = |stage: &Stage| {
+        stage.cluster.kubectl().json(&["get", "node", NODE]).unwrap()["metadata"]["resourceVersion"].clone()
+    };
+    // let what the last change queued go out first
+    let seen = renewals(&stage);
+    stage.shows("renewals", |world| world.renewal_count(NODE) > seen + 4);
+    let before = (posts(), version(&stage));
+    let seen = renewals(&stage);
+    // eight renewals of three seconds: two turns of nodeStatusUpdateFrequency
+    stage.shows("renewals", |world| world.renewal_count(NODE) > seen + 8);
+    assert_eq!((posts(), version(&stage)), before, "{}", stage.agent().log_text());
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kedge_try::agent::{Agent, AgentOptions};
 use kedge_try::babysitter::Ended;
-use kedge_try::cluster::{Cluster, HEADER, PATIENCE, Source};
+use kedge_try::cluster::{Cluster, HEADER, Source};
 use kedge_try::programs;
 use kedge_try::service::ServiceResult;
 use kedge_try::view::World;
@@ -12,6 +12,12 @@ use serde_json::Value;
 
 /// The node.
 pub(crate) const NODE: &str = "edge-1";
+
+/// How long anything may take: the longest stall that the agent allows a loop (the disk's) is two minutes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+
+/// The counts of this version of the agent.
+pub(crate) const STARTUPS: &str = concat!(env!("CARGO_PKG_VERSION"), "/startups.json");
 
 /// A hub, the node, and what the API says.
 pub(crate) struct Stage {
@@ -64,15 +70,23 @@ impl Stage {
     /// Waits until the API shows it.
     #[track_caller]
     pub(crate) fn shows(&self, awaited: &str, is_so: impl Fn(&World) -> bool) {
-        if let Err(error) = self.cluster.wait(awaited, is_so) {
+        if let Err(error) = self.cluster.view().wait_for(awaited, PATIENCE, is_so) {
             panic!("{error}\nthe agent's log:\n{}", self.agent().log_text());
         }
     }
 
-    /// Waits for exactly these words of the condition.
+    /// Waits for exactly these words of the condition: from the process that runs now, and then through the API, which may
+    /// still show what an earlier process said.
     #[track_caller]
     pub(crate) fn config_ok(&self, status: &str, message: &str, reason: &str) {
         let expected = (status, message, reason);
+        let own = kedge_try::scratch::poll(PATIENCE, || {
+            let own = self.agent().kedge_json(&["config", "status"]).ok()?;
+            let words = ["status", "message", "reason"]
+                .map(|word| own["condition"][word].as_str().unwrap_or_default());
+            (words == [status, message, reason]).then_some(())
+        });
+        assert!(own.is_some(), "the agent never said {expected:?}:\n{}", self.agent().log_text());
         self.shows(&format!("ConfigOK {expected:?}"), |world| {
             world.condition(NODE, "ConfigOK") == Some(expected)
         });
@@ -140,9 +154,23 @@ impl Stage {
         serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     }
 
+    /// The counts kept about the configuration that runs.
+    pub(crate) fn startups(&self) -> Value {
+        self.record(STARTUPS)
+    }
+
+    /// Writes a record of the agent's by hand, while it does not run.
+    pub(crate) fn write_record(&self, path: &str, content: &Value) {
+        std::fs::write(self.agent().config_dir().join(path), content.to_string()).unwrap();
+    }
+
     /// How many startups are counted against the configuration that runs.
     pub(crate) fn counted_startups(&self) -> usize {
-        let startups = self.record(concat!(env!("CARGO_PKG_VERSION"), "/startups.json"));
-        startups["startups"].as_array().map(Vec::len).expect("startups.json has a list of startups")
+        self.startups()["startups"].as_array().map(Vec::len).expect("startups.json has a list of startups")
+    }
+
+    /// How many power cuts in a row.
+    pub(crate) fn counted_cuts(&self) -> u64 {
+        self.startups()["cuts"].as_u64().expect("startups.json counts cuts")
     }
 }

@@ -35,6 +35,8 @@ pub struct AgentOptions {
     pub flags: Vec<OsString>,
     /// `WatchdogSec=`
     pub watchdog: Duration,
+    /// `TimeoutStopSec=`
+    pub stop: Duration,
     /// `TimeoutAbortSec=`
     pub abort: Duration,
     /// `RestartSec=`
@@ -48,6 +50,7 @@ impl AgentOptions {
             program: program.to_owned(),
             flags: Vec::new(),
             watchdog: Duration::from_secs(30),
+            stop: Duration::from_secs(30),
             abort: Duration::from_secs(20),
             restart_after: Duration::from_secs(2),
         }
@@ -134,6 +137,7 @@ impl Agent {
         unit.run_dir = Some(self.run_dir());
         unit.log = Some(self.log());
         unit.limits.watchdog = Some(self.options.watchdog);
+        unit.limits.stop = self.options.stop;
         unit.limits.abort = self.options.abort;
         unit.limits.restart_after = self.options.restart_after;
         unit.environment.push(("RUST_BACKTRACE".into(), "1".into()));

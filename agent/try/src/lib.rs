@@ -10,6 +10,7 @@ pub mod cluster;
 pub mod error;
 pub mod hub;
 pub mod kubectl;
+pub mod logged_disk;
 pub mod programs;
 pub mod scratch;
 pub mod service;

@@ -359,7 +359,8 @@ impl Story {
     }
 
     /// Stops all processes in order.
-    pub fn close(self) -> Result<(), KitError> {
+    pub fn close(mut self) -> Result<(), KitError> {
+        self.teller.say(Tone::Plain, "stopping the nodes and the hub");
         self.cluster.close()
     }
 

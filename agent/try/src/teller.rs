@@ -68,8 +68,8 @@ impl Teller {
         }
         self.live = text.to_owned();
         let mut out = std::io::stdout().lock();
-        // nobody to tell if the terminal is gone; the next wait sees SIGHUP
-        let _ = write!(out, "\r\x1b[K\x1b[2m{text}\x1b[0m");
+        // no wrapping, or a narrow terminal would not be rewritten; and nobody to tell if the terminal is gone
+        let _ = write!(out, "\r\x1b[K\x1b[?7l\x1b[2m{text}\x1b[0m\x1b[?7h");
         let _ = out.flush();
     }
 

@@ -1,0 +1,661 @@
+//! A real file system on a disk whose every write and flush is logged, and every disk that a power cut could have left.
+//!
+//! `qemu-storage-daemon` serves a file through its `blklogwrites` filter by FUSE, a loop device lies on that, the file system
+//! on the loop device. The loop device hands each flush on as an fsync, so the log has the very barriers a disk would see.
+//! Always holds: a rebuilt disk has every write that a finished flush covers, and of the writes after it some, torn at sectors
+//! or whole; what was acknowledged before a position of the log was flushed before it. Of two writes under way at once
+//! with a flush the log may say less than a real disk could lose, never more.
+//!
+//! Needs root, `/dev/fuse`, loop devices, `qemu-storage-daemon` (Debian: qemu-utils) and the file system's mkfs.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::KitError;
+use crate::scratch::poll;
+
+/// What a disk writes as one: never torn. Also the unit of the log.
+const SECTOR: usize = 512;
+/// The unit in which an image is kept in memory.
+const PAGE: usize = 4096;
+/// dm-log-writes: the first eight bytes of the log.
+const MAGIC: u64 = 0x006a_7366_7773_6872;
+const FLUSH: u64 = 1;
+const FUA: u64 = 2;
+const DISCARD: u64 = 4;
+/// Longest wait for the export to appear: a process that opens two files.
+const EXPORT_LIMIT: Duration = Duration::from_secs(20);
+/// How long a file system may stay busy: until a process that was killed is really gone.
+const BUSY_LIMIT: Duration = Duration::from_secs(10);
+
+/// A file system and how it is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileSystem {
+    /// For people.
+    pub name: &'static str,
+    /// As in `/proc/filesystems`.
+    pub kind: &'static str,
+    /// The program that makes it, with its options.
+    pub make: &'static [&'static str],
+    /// Mount options.
+    pub options: &'static str,
+    /// Size of the disk in MiB.
+    pub mib: u64,
+}
+
+/// ext4 with the blocks that a disk of any real size gets, and its default mount options.
+pub const EXT4: FileSystem = FileSystem {
+    name: "ext4",
+    kind: "ext4",
+    make: &["mkfs.ext4", "-q", "-F", "-b", "4096"],
+    options: "defaults",
+    mib: 24,
+};
+
+/// ext4 that does not order data before the metadata that names it.
+pub const EXT4_WRITEBACK: FileSystem =
+    FileSystem { name: "ext4 data=writeback", options: "data=writeback", ..EXT4 };
+
+/// btrfs, at the smallest size it accepts.
+pub const BTRFS: FileSystem =
+    FileSystem { name: "btrfs", kind: "btrfs", make: &["mkfs.btrfs", "-q", "-f"], options: "defaults", mib: 114 };
+
+/// What this machine lacks for a logged disk with this file system, for people; `None` if nothing.
+pub fn missing(file_system: &FileSystem) -> Option<String> {
+    let tools = [file_system.make[0], "losetup", "mount", "umount", "qemu-storage-daemon", "setpriv"];
+    let mut lacks: Vec<String> =
+        tools.iter().filter(|tool| !succeeds("which", &[tool])).map(|tool| (*tool).to_owned()).collect();
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    if !known.split_whitespace().any(|word| word == file_system.kind) {
+        lacks.push(format!("{} in the kernel", file_system.kind));
+    }
+    if !Path::new("/dev/fuse").exists() {
+        lacks.push("/dev/fuse".to_owned());
+    }
+    if !succeeds("losetup", &["--find"]) {
+        lacks.push("a loop device and the right to use it (root)".to_owned());
+    }
+    (!lacks.is_empty()).then(|| lacks.join(", "))
+}
+
+/// Where disks and images are best kept: in memory if there is such a place, so that a flush costs nothing.
+pub fn fast_directory() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
+}
+
+fn succeeds(command: &str, arguments: &[&str]) -> bool {
+    let status = Command::new(command)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    status.is_ok_and(|status| status.success())
+}
+
+fn perform(command: &mut Command) -> Result<String, KitError> {
+    let shown = format!("{command:?}");
+    let failed = |source| KitError::Io { tried: format!("run {shown}"), source };
+    let output = command.stdin(Stdio::null()).output().map_err(failed)?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(KitError::Failed { command: shown, status: output.status.to_string(), said });
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+fn unmount(mount: &Path) -> Result<(), KitError> {
+    let mut last = None;
+    let done = poll(BUSY_LIMIT, || perform(Command::new("umount").arg(mount)).is_ok().then_some(()));
+    if done.is_none() {
+        last = perform(Command::new("umount").arg("--lazy").arg(mount)).err();
+        eprintln!("{} is still busy, unmounted lazily", mount.display());
+    }
+    last.map_or(Ok(()), Err)
+}
+
+/// A mounted file system whose writes are logged; taken down when dropped.
+#[derive(Debug)]
+pub struct LoggedDisk {
+    directory: PathBuf,
+    mount: PathBuf,
+    base: Image,
+    daemon: Child,
+    device: Option<String>,
+    mounted: bool,
+}
+
+/// Tells how long the log is: the only clock by which acknowledgements and cuts are compared.
+#[derive(Debug, Clone)]
+pub struct LogClock(PathBuf);
+
+impl LogClock {
+    /// The log's length now. Everything acknowledged before this call lies before it.
+    pub fn now(&self) -> u64 {
+        fs::metadata(&self.0).map_or(0, |metadata| metadata.len())
+    }
+}
+
+impl LoggedDisk {
+    /// Makes the file system anew and mounts it on the existing directory `mount`. The files behind it are made in
+    /// `directory`, which is the caller's to remove afterwards.
+    ///
+    /// # Errors
+    /// [`KitError::NotThere`] where this machine cannot do it, although [`missing`] found nothing missing.
+    pub fn start(file_system: &FileSystem, directory: &Path, mount: &Path) -> Result<Self, KitError> {
+        let disk = directory.join("disk");
+        let made = File::create(&disk).and_then(|file| file.set_len(file_system.mib << 20));
+        made.map_err(KitError::io("make the disk", &disk))?;
+        perform(Command::new(file_system.make[0]).args(&file_system.make[1..]).arg(&disk))?;
+        Self::over(file_system, directory, mount)
+    }
+
+    /// The same on a disk that a cut left.
+    ///
+    /// # Errors
+    /// As [`LoggedDisk::start`].
+    pub fn resume(
+        file_system: &FileSystem,
+        image: &Image,
+        directory: &Path,
+        mount: &Path,
+    ) -> Result<Self, KitError> {
+        image.write_to(&directory.join("disk"))?;
+        Self::over(file_system, directory, mount)
+    }
+
+    fn over(file_system: &FileSystem, directory: &Path, mount: &Path) -> Result<Self, KitError> {
+        let at = |file: &str| directory.join(file);
+        let base = Image::read(&at("disk"))?;
+        for file in ["log", "export"] {
+            File::create(at(file)).map_err(KitError::io("make", &at(file)))?;
+        }
+        let daemon = daemon(directory)?;
+        let mut disk = Self {
+            directory: directory.to_owned(),
+            mount: mount.to_owned(),
+            base,
+            daemon,
+            device: None,
+            mounted: false,
+        };
+        disk.attach(file_system)?;
+        Ok(disk)
+    }
+
+    fn attach(&mut self, file_system: &FileSystem) -> Result<(), KitError> {
+        let export = self.directory.join("export");
+        let size = || fs::metadata(&export).map_or(0, |metadata| metadata.len());
+        if poll(EXPORT_LIMIT, || (size() > 0).then_some(())).is_none() {
+            return Err(KitError::NotThere {
+                program: "a FUSE export of qemu-storage-daemon".to_owned(),
+                looked: export.display().to_string(),
+                remedy: "it as root, with /dev/fuse, outside of a container".to_owned(),
+            });
+        }
+        let device = perform(Command::new("losetup").args(["--show", "-f"]).arg(&export))?;
+        self.device = Some(device.clone());
+        perform(Command::new("mount").args(["-o", file_system.options]).arg(device).arg(&self.mount))?;
+        self.mounted = true;
+        Ok(())
+    }
+
+    /// The clock of this log.
+    pub fn clock(&self) -> LogClock {
+        LogClock(self.directory.join("log"))
+    }
+
+    /// Where it is mounted.
+    pub fn mount(&self) -> &Path {
+        &self.mount
+    }
+
+    /// Cuts the power: what is written from now on does not count.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub fn cut(mut self) -> Result<Recording, KitError> {
+        let path = self.directory.join("log");
+        let log = fs::read(&path).map_err(KitError::io("read", &path))?;
+        let base = std::mem::take(&mut self.base);
+        drop(self);
+        Recording::new(base, log)
+    }
+}
+
+fn daemon(directory: &Path) -> Result<Child, KitError> {
+    let at = |name: &str| directory.join(name).display().to_string();
+    let file = |node: &str, name: &str| format!("file,node-name={node},filename={}", at(name));
+    let mut command = Command::new("setpriv");
+    // it dies with the thread that started it, so that a killed test leaves no server behind
+    command.args(["--pdeathsig", "KILL", "--", "qemu-storage-daemon"]);
+    command.args(["--blockdev", &file("file", "disk"), "--blockdev", &file("log", "log")]);
+    command.args(["--blockdev", "blklogwrites,node-name=logged,file=file,log=log,log-sector-size=512"]);
+    let export = format!("fuse,id=export,node-name=logged,mountpoint={},writable=on", at("export"));
+    command.args(["--export", &export]).stdin(Stdio::null());
+    command.spawn().map_err(|source| KitError::Io { tried: "start qemu-storage-daemon".to_owned(), source })
+}
+
+impl Drop for LoggedDisk {
+    fn drop(&mut self) {
+        if self.mounted
+            && let Err(error) = unmount(&self.mount)
+        {
+            eprintln!("{error}");
+        }
+        if let Some(device) = &self.device {
+            succeeds("losetup", &["-d", device]);
+        }
+        // in order, so that its FUSE mount goes with it
+        succeeds("kill", &[&self.daemon.id().to_string()]);
+        let _ = self.daemon.wait();
+    }
+}
+
+/// A file system of an [`Image`], mounted until it is dropped.
+#[derive(Debug)]
+pub struct Mounted {
+    mount: PathBuf,
+}
+
+impl Mounted {
+    /// Writes the image to a new file `file`, which is gone afterwards, and mounts it on the existing directory `mount`.
+    /// The kernel replays the file system's journal, as at the next boot.
+    ///
+    /// # Errors
+    /// It does not mount: the kernel's word for why.
+    pub fn new(file_system: &FileSystem, image: &Image, file: &Path, mount: &Path) -> Result<Self, KitError> {
+        // never the file of an earlier one: that may still be mounted in the name space of a process that is ending
+        let _ = fs::remove_file(file);
+        image.write_to(file)?;
+        let options = format!("loop,{}", file_system.options);
+        let mounted = perform(Command::new("mount").args(["-o", &options]).arg(file).arg(mount));
+        let removed = fs::remove_file(file).map_err(KitError::io("remove", file));
+        mounted.and(removed)?;
+        Ok(Self { mount: mount.to_owned() })
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(error) = unmount(&self.mount) {
+            eprintln!("{error}");
+        }
+    }
+}
+
+/// The content of a disk, in memory, without its empty pages. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Image {
+    pages: BTreeMap<u64, Arc<[u8; PAGE]>>,
+    bytes: u64,
+}
+
+impl Image {
+    /// Reads a whole disk.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(path: &Path) -> Result<Self, KitError> {
+        let content = fs::read(path).map_err(KitError::io("read", path))?;
+        let mut image = Self { pages: BTreeMap::new(), bytes: content.len() as u64 };
+        for (number, page) in content.chunks(PAGE).enumerate() {
+            if page.iter().any(|byte| *byte != 0) {
+                let mut whole = [0; PAGE];
+                whole[..page.len()].copy_from_slice(page);
+                image.pages.insert(number as u64, Arc::new(whole));
+            }
+        }
+        Ok(image)
+    }
+
+    /// Writes it to a file, empty pages as holes.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_to(&self, path: &Path) -> Result<(), KitError> {
+        let written = || -> io::Result<()> {
+            let file = File::create(path)?;
+            file.set_len(self.bytes)?;
+            self.pages.iter().try_for_each(|(number, page)| {
+                let at = number * PAGE as u64;
+                let length = (self.bytes - at).min(PAGE as u64) as usize;
+                file.write_all_at(&page[..length], at)
+            })
+        };
+        written().map_err(KitError::io("write", path))
+    }
+
+    fn write_sector(&mut self, sector: u64, content: &[u8]) {
+        let at = sector * SECTOR as u64;
+        if at + SECTOR as u64 > self.bytes {
+            return;
+        }
+        let page = self.pages.entry(at / PAGE as u64).or_insert_with(|| Arc::new([0; PAGE]));
+        let within = (at % PAGE as u64) as usize;
+        Arc::make_mut(page)[within..within + SECTOR].copy_from_slice(content);
+    }
+}
+
+/// One entry of the log.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    /// Where it begins in the log.
+    start: u64,
+    sector: u64,
+    sectors: u64,
+    flags: u64,
+}
+
+impl Entry {
+    fn is_barrier(&self) -> bool {
+        self.flags & (FLUSH | FUA) != 0
+    }
+}
+
+/// A disk before, and everything that was written to it until the cut.
+#[derive(Debug)]
+pub struct Recording {
+    base: Image,
+    log: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+impl Recording {
+    fn new(base: Image, log: Vec<u8>) -> Result<Self, KitError> {
+        let entries = entries(&log)?;
+        Ok(Self { base, log, entries })
+    }
+
+    /// How many flushes there were.
+    pub fn flushes(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.is_barrier()).count()
+    }
+
+    /// How many writes and discards.
+    pub fn writes(&self) -> usize {
+        self.entries.len() - self.flushes()
+    }
+
+    /// The disks that a cut could have left, just before each flush ended and at the end: with none of the writes since the
+    /// flush before, and, where there are any, with `subsets` random parts of them. The same seed gives the same disks.
+    pub fn cuts(&self, subsets: usize, seed: u64) -> Cuts<'_> {
+        let mut cuts =
+            Cuts { recording: self, subsets, seed, durable: self.base.clone(), window: 0..0, flush: 0, next: 0 };
+        cuts.window = cuts.window_from(0);
+        cuts
+    }
+
+    fn content(&self, entry: &Entry, index: u64) -> &[u8] {
+        const EMPTY: [u8; SECTOR] = [0; SECTOR];
+        if entry.flags & DISCARD != 0 {
+            return &EMPTY;
+        }
+        let at = entry.start as usize + SECTOR + index as usize * SECTOR;
+        &self.log[at..at + SECTOR]
+    }
+
+    fn apply(&self, entry: &Entry, image: &mut Image, mut survives: impl FnMut(u64) -> bool) {
+        for index in (0..entry.sectors).filter(|index| survives(*index)) {
+            image.write_sector(entry.sector + index, self.content(entry, index));
+        }
+    }
+}
+
+/// The entries of a log that ends wherever the cut fell; its own count lags behind and is not trusted.
+fn entries(log: &[u8]) -> Result<Vec<Entry>, KitError> {
+    let garbled = |problem: &str| KitError::Garbled {
+        command: "read the log of writes".to_owned(),
+        problem: problem.to_owned(),
+    };
+    let number = |at: usize| {
+        let bytes = log.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        bytes.map(u64::from_le_bytes).ok_or_else(|| garbled("it ends within its head"))
+    };
+    if number(0)? != MAGIC {
+        return Err(garbled("it does not begin as one"));
+    }
+    let mut found = Vec::new();
+    let mut start = SECTOR;
+    while start + SECTOR <= log.len() {
+        let (sector, sectors, flags, length) =
+            (number(start)?, number(start + 8)?, number(start + 16)?, number(start + 24)?);
+        let data = if flags & DISCARD != 0 { 0 } else { sectors as usize * SECTOR };
+        if [sector, sectors, flags, length] == [0; 4] || start + SECTOR + data > log.len() {
+            break;
+        }
+        found.push(Entry { start: start as u64, sector, sectors, flags });
+        start += SECTOR + data;
+    }
+    Ok(found)
+}
+
+/// A disk that a cut could have left.
+#[derive(Debug)]
+pub struct Cut {
+    /// The position of the log at which the power went: what was acknowledged before must be there.
+    pub at: u64,
+    /// Flushes before it.
+    pub flush: usize,
+    /// 0: nothing survived of what was not flushed; else the number of the random part.
+    pub subset: usize,
+    /// The disk.
+    pub image: Image,
+}
+
+/// See [`Recording::cuts`].
+#[derive(Debug)]
+pub struct Cuts<'a> {
+    recording: &'a Recording,
+    subsets: usize,
+    seed: u64,
+    durable: Image,
+    /// Entries that are not covered by a flush yet; the flush that will is the next one.
+    window: std::ops::Range<usize>,
+    flush: usize,
+    next: usize,
+}
+
+impl Cuts<'_> {
+    fn window_from(&self, begin: usize) -> std::ops::Range<usize> {
+        let rest = &self.recording.entries[begin..];
+        begin..rest.iter().position(Entry::is_barrier).map_or(self.recording.entries.len(), |at| begin + at)
+    }
+
+    /// The flush is done: all that was on its way is durable. `false` at the end of the log.
+    fn advance(&mut self) -> bool {
+        let Some(barrier) = self.recording.entries.get(self.window.end) else { return false };
+        for entry in self.recording.entries[self.window.clone()].iter().chain([barrier]) {
+            self.recording.apply(entry, &mut self.durable, |_| true);
+        }
+        self.flush += 1;
+        self.next = 0;
+        self.window = self.window_from(self.window.end + 1);
+        true
+    }
+
+    fn at(&self) -> u64 {
+        let barrier = self.recording.entries.get(self.window.end);
+        barrier.map_or(self.recording.log.len() as u64, |barrier| barrier.start)
+    }
+
+    fn cut(&self, subset: usize) -> Cut {
+        let mut image = self.durable.clone();
+        if subset > 0 {
+            let mut chance = Chance::new(self.seed, self.flush, subset);
+            let entries = &self.recording.entries[self.window.clone()];
+            let style = Style::new(subset, entries.len(), &mut chance);
+            for (number, entry) in entries.iter().enumerate() {
+                if style.survives(number, &mut chance) {
+                    self.recording.apply(entry, &mut image, torn(entry, &mut chance));
+                }
+            }
+        }
+        Cut { at: self.at(), flush: self.flush, subset, image }
+    }
+}
+
+impl Iterator for Cuts<'_> {
+    type Item = Cut;
+
+    fn next(&mut self) -> Option<Cut> {
+        if self.next > if self.window.is_empty() { 0 } else { self.subsets } {
+            // a cut at a flush that nothing preceded is the cut at the flush before it
+            while self.advance() && self.window.is_empty() && self.window.end < self.recording.entries.len() {}
+            if self.next > 0 {
+                return None;
+            }
+        }
+        self.next += 1;
+        Some(self.cut(self.next - 1))
+    }
+}
+
+/// Which writes of a window survive.
+enum Style {
+    /// Each as by the toss of a coin.
+    Half,
+    /// The first ones, in order: what a disk without a cache does.
+    Until(usize),
+    /// Nearly all: one late write is missing.
+    Most,
+}
+
+impl Style {
+    fn new(subset: usize, entries: usize, chance: &mut Chance) -> Self {
+        match subset % 3 {
+            1 => Self::Half,
+            2 => Self::Most,
+            _ => Self::Until(chance.below(entries as u64 + 1) as usize),
+        }
+    }
+
+    fn survives(&self, number: usize, chance: &mut Chance) -> bool {
+        match self {
+            Self::Half => chance.below(2) == 0,
+            Self::Most => chance.below(8) != 0,
+            Self::Until(end) => number < *end,
+        }
+    }
+}
+
+/// Which sectors of a surviving write survive: mostly all, else its first ones or any.
+fn torn(entry: &Entry, chance: &mut Chance) -> impl FnMut(u64) -> bool + use<> {
+    let kind = if entry.sectors > 1 { chance.below(8) } else { 2 };
+    let end = chance.below(entry.sectors.max(1));
+    let mut chance = Chance(chance.number());
+    move |index| match kind {
+        0 => index < end,
+        1 => chance.below(2) == 0,
+        _ => true,
+    }
+}
+
+/// Seeded chance (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn new(seed: u64, flush: usize, subset: usize) -> Self {
+        let mut chance = Self(seed ^ (flush as u64).rotate_left(32) ^ (subset as u64).rotate_left(48));
+        chance.number();
+        chance
+    }
+
+    fn number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.number() % bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log of writes (sector, content byte, sectors) and flushes.
+    fn log(entries: &[Option<(u64, u8, u64)>]) -> Vec<u8> {
+        let sector = |numbers: [u64; 4]| {
+            let mut bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            bytes.resize(SECTOR, 0);
+            bytes
+        };
+        let mut log = sector([MAGIC, 1, 0, 512]);
+        for entry in entries {
+            match entry {
+                None => log.extend(sector([0, 0, FLUSH, 0])),
+                Some((at, byte, sectors)) => {
+                    log.extend(sector([*at, *sectors, 0, 0]));
+                    log.extend(vec![*byte; *sectors as usize * SECTOR]);
+                }
+            }
+        }
+        log
+    }
+
+    fn recording(entries: &[Option<(u64, u8, u64)>]) -> Recording {
+        Recording::new(Image { pages: BTreeMap::new(), bytes: 64 * 1024 }, log(entries)).expect("a log")
+    }
+
+    /// The first byte of each of the first sectors.
+    fn shown(image: &Image) -> Vec<u8> {
+        let sector = |at: u64| image.pages.get(&(at / 8)).map_or(0, |page| page[(at % 8) as usize * SECTOR]);
+        (0..4).map(sector).collect()
+    }
+
+    #[test]
+    fn what_was_flushed_is_there_and_what_was_not_is_not() {
+        let recording = recording(&[Some((0, 1, 1)), None, Some((1, 2, 1)), None, None, Some((2, 3, 1))]);
+        let disks: Vec<_> = recording.cuts(0, 1).map(|cut| (cut.flush, shown(&cut.image))).collect();
+        assert_eq!(
+            disks,
+            [(0, vec![0, 0, 0, 0]), (1, vec![1, 0, 0, 0]), (3, vec![1, 2, 0, 0])],
+            "and no cut twice"
+        );
+        assert_eq!((recording.flushes(), recording.writes()), (3, 3));
+    }
+
+    #[test]
+    fn random_parts_lose_and_tear_what_is_on_its_way_and_nothing_else() {
+        let recording = recording(&[Some((0, 1, 1)), None, Some((1, 2, 1)), Some((2, 3, 2)), None]);
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..200 {
+            for cut in recording.cuts(3, seed).filter(|cut| cut.flush == 1) {
+                let disk = shown(&cut.image);
+                assert_eq!(disk[0], 1, "flushed and lost");
+                seen.insert(disk[1..].to_vec());
+            }
+        }
+        let expect = [[0, 0, 0], [0, 0, 3], [0, 3, 0], [0, 3, 3], [2, 0, 0], [2, 0, 3], [2, 3, 0], [2, 3, 3]];
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), expect);
+    }
+
+    #[test]
+    fn an_acknowledgement_after_a_flush_lies_before_every_later_cut() {
+        let entries = [Some((0, 1, 1)), None, Some((1, 2, 1)), None];
+        let recording = recording(&entries);
+        let acknowledged = log(&entries[..2]).len() as u64;
+        let positions: Vec<_> = recording.cuts(0, 1).map(|cut| cut.at >= acknowledged).collect();
+        assert_eq!(positions, [false, true, true]);
+    }
+
+    #[test]
+    fn a_log_that_was_cut_in_the_middle_of_an_entry_ends_before_it() {
+        let mut cut = log(&[Some((0, 1, 1)), None, Some((1, 2, 4))]);
+        cut.truncate(cut.len() - 700);
+        assert_eq!(entries(&cut).expect("a log").len(), 2);
+        assert!(entries(b"something else").is_err());
+    }
+}
