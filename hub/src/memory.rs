@@ -215,7 +215,7 @@ impl Memory {
             return Err(TooOld { oldest: of_kind.forgotten });
         }
         let past = of_kind.state_at(revision, selection, query.after);
-        Ok(page(past.iter().map(|(key, object)| (key, object)), selection, revision, query.limit))
+        Ok(page(past.iter(), selection, revision, query.limit))
     }
 
     /// Registers a watcher. `from`: `None` starts with the present objects, else with the changes after that revision.

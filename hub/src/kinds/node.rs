@@ -171,7 +171,8 @@ fn validate_source(source: &Value, errors: &mut Vec<FieldError>) {
             errors.push(FieldError::forbidden(path(field), &format!("{field} must not be set in spec")));
         }
     }
-    let rules: [(&str, fn(&str) -> Option<String>); 3] = [
+    type Rule = (&'static str, fn(&str) -> Option<String>);
+    let rules: [Rule; 3] = [
         ("namespace", |value| meta::NameRule::Label.complaint(value)),
         ("name", |value| meta::NameRule::Subdomain.complaint(value)),
         ("kubeletConfigKey", meta::config_key_complaint),

@@ -314,7 +314,9 @@ fn conform_shape(shape: &Shape, value: &mut Value, path: &Path<'_>, findings: &m
         }
         Shape::String => (!value.is_string()).then_some("a string"),
         Shape::Bool => (!value.is_boolean()).then_some("a boolean"),
-        Shape::Int32 => (!value.as_i64().is_some_and(|number| i32::try_from(number).is_ok()))
+        Shape::Int32 => value
+            .as_i64()
+            .is_none_or(|number| i32::try_from(number).is_err())
             .then_some("a whole number of 32 bits"),
         Shape::Int64 => (!value.is_i64()).then_some("a whole number of 64 bits"),
         Shape::Double => (!value.is_number()).then_some("a number"),
