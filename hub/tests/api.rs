@@ -1,0 +1,450 @@
+//! The API over real TLS: verbs, patches, watches, lists, refusals, as clients see them.
+//!
+//! Each test has its own hub. What kubectl makes of it is judged in the kubectl tests; here stands what kubectl does not show:
+//! versions, order, exact refusals, and the forms that our own agents ask for.
+
+mod server;
+
+use serde_json::{Value, json};
+use server::{Client, Folder, Hub};
+
+const NODES: &str = "/api/v1/nodes";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+fn hub() -> (Folder, Hub) {
+    let folder = Folder::new();
+    let hub = Hub::start(&folder.0);
+    (folder, hub)
+}
+
+fn map(name: &str, data: &str) -> Value {
+    json!({"metadata": {"name": name}, "data": {"k": data}})
+}
+
+fn node(name: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+}
+
+fn version(value: &Value) -> String {
+    value["metadata"]["resourceVersion"].as_str().unwrap().to_owned()
+}
+
+fn names(list: &Value) -> Vec<&str> {
+    list["items"].as_array().unwrap().iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn an_object_lives_from_create_to_delete() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let made = client.post(MAPS, &map("a", "1")).expect(201);
+    assert_eq!(
+        (made["kind"].as_str(), made["metadata"]["namespace"].as_str()),
+        (Some("ConfigMap"), Some("default"))
+    );
+    client.post(MAPS, &map("a", "1")).refused(409, "configmaps \"a\" already exists");
+    let path = format!("{MAPS}/a");
+    assert_eq!(client.get(&path).expect(200), made);
+    let mut changed = made.clone();
+    changed["data"]["k"] = "2".into();
+    let second = client.put(&path, &changed).expect(200);
+    assert_ne!(version(&second), version(&made));
+    client.put(&path, &changed).refused(
+        409,
+        "Operation cannot be fulfilled on configmaps \"a\": the object has been modified; please apply your changes to the latest version and try again",
+    );
+    // no version: unconditional; no change: no new version
+    assert_eq!(version(&client.put(&path, &map("a", "2")).expect(200)), version(&second));
+    client
+        .put(&path, &map("b", "2"))
+        .refused(400, "the name of the object (b) does not match the name on the URL (a)");
+    client
+        .put(&format!("{MAPS}/nosuch"), &map("nosuch", "2"))
+        .refused(404, "configmaps \"nosuch\" not found");
+    let gone = client.delete(&path).expect(200);
+    assert_eq!((gone["kind"].as_str(), gone["status"].as_str()), (Some("Status"), Some("Success")));
+    assert_eq!(gone["details"], json!({"name": "a", "kind": "configmaps", "uid": made["metadata"]["uid"]}));
+    client.get(&path).refused(404, "configmaps \"a\" not found");
+    client.delete(&path).refused(404, "configmaps \"a\" not found");
+    let generated = client.post(MAPS, &json!({"metadata": {"generateName": "x-"}})).expect(201);
+    assert_eq!(generated["metadata"]["name"].as_str().map(str::len), Some(7));
+}
+
+#[test]
+fn bodies_paths_and_methods_are_refused_as_upstream_refuses_them() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.get("/apis/apps/v1/deployments").refused(404, "the server could not find the requested resource");
+    client
+        .post("/api/v1/configmaps", &map("a", "1"))
+        .refused(405, "the server does not allow this method on the requested resource");
+    client
+        .post("/api/v1/namespaces/default/pods", &json!({}))
+        .refused(405, "the server does not allow this method on the requested resource");
+    client
+        .post("/api/v1/namespaces/nosuch/configmaps", &map("a", "1"))
+        .refused(404, "namespaces \"nosuch\" not found");
+    client.post(NODES, &json!({"kind": "ConfigMap"})).expect(400);
+    client.post(&format!("{NODES}?fieldValidation=Strict"), &json!({"metadata": {"name": "n"}, "spec": {"foo": 1}})).refused(
+        400,
+        "Node in version \"v1\" cannot be handled as a Node: strict decoding error: unknown field \"spec.foo\"",
+    );
+    let warned = client.post(NODES, &json!({"metadata": {"name": "n"}, "spec": {"foo": 1}}));
+    assert_eq!(warned.header("warning"), ["299 - \"unknown field \\\"spec.foo\\\"\""]);
+    assert!(warned.expect(201)["spec"].get("foo").is_none());
+    client.send("POST", MAPS, &[("content-type", "application/yaml")], b"a: b").expect(415);
+    client
+        .send("PATCH", &format!("{NODES}/n"), &[("content-type", "application/apply-patch+yaml")], b"{}")
+        .expect(415);
+    client.send("POST", MAPS, &[JSON], b"{").expect(400);
+    client.send("GET", NODES, &[("accept", "application/yaml")], b"").expect(406);
+    client.post(MAPS, &map("Bad_Name", "1")).expect(422);
+    client.post(MAPS, &map("big", &"x".repeat(1024 * 1024))).expect(422);
+    let huge = vec![b' '; 3 * 1024 * 1024 + 1];
+    assert_eq!(hub.admin().send("POST", MAPS, &[JSON], &huge).code, 413);
+    client
+        .get(&format!("{NODES}?fieldSelector=spec.foo%3D1"))
+        .refused(400, "field label not supported: spec.foo");
+    client.get(&format!("{NODES}?resourceVersion=999999999")).expect(504);
+    let mut anonymous = Client::anonymous(&hub);
+    anonymous.get(NODES).refused(401, "Unauthorized");
+    assert_eq!(anonymous.get("/healthz").body, b"ok");
+}
+
+#[test]
+fn every_patch_format_changes_what_it_says_and_nothing_else() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post(NODES, &node("n")).expect(201);
+    let path = format!("{NODES}/n");
+    let source = json!({"configMapRef": {"namespace": "default", "name": "c", "uid": "u"}});
+    let patched =
+        client.patch("strategic-merge", &path, &json!({"spec": {"configSource": source}})).expect(200);
+    assert_eq!(patched["spec"]["configSource"], source);
+    client.patch("merge", &path, &json!({"metadata": {"labels": {"a": "1"}}})).expect(200);
+    let operations = json!([{"op": "add", "path": "/metadata/labels/b", "value": "2"}, {"op": "remove", "path": "/metadata/labels/a"}]);
+    let patched = client.patch("json", &path, &operations).expect(200);
+    assert_eq!(patched["metadata"]["labels"], json!({"b": "2"}));
+    // a status patch through the status door, merged by type, and never through the front door
+    let ready = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
+    client.patch("strategic-merge", &format!("{path}/status"), &ready("True")).expect(200);
+    let other = json!({"status": {"conditions": [{"type": "ConfigOK", "status": "True"}]}, "spec": {"unschedulable": true}});
+    let patched = client.patch("strategic-merge", &format!("{path}/status"), &other).expect(200);
+    assert_eq!(patched["status"]["conditions"].as_array().map(Vec::len), Some(2));
+    assert!(patched["spec"].get("unschedulable").is_none());
+    let before = version(&patched);
+    assert_eq!(version(&client.patch("strategic-merge", &path, &ready("False")).expect(200)), before);
+    // a patch that names a version conflicts, one that does not is applied to what is there
+    let stale = json!({"metadata": {"resourceVersion": "1", "labels": {"c": "3"}}});
+    assert_eq!(client.patch("merge", &path, &stale).code, 409);
+    let test = json!([{"op": "test", "path": "/metadata/labels/b", "value": "x"}]);
+    assert_eq!(client.patch("json", &path, &test).code, 422);
+    assert_eq!(client.patch("merge", &path, &json!({"kind": "ConfigMap"})).code, 400);
+    assert_eq!(client.patch("merge", &path, &json!({"spec": {"unschedulable": "x"}})).code, 422);
+    assert_eq!(client.patch("merge", &format!("{NODES}/nosuch"), &json!({})).code, 404);
+    let strict = format!("{path}?fieldValidation=Strict");
+    assert_eq!(client.patch("merge", &strict, &json!({"spec": {"foo": 1}})).code, 422);
+    // dry run answers and stores nothing
+    let dry = client
+        .patch("merge", &format!("{path}?dryRun=All"), &json!({"spec": {"unschedulable": true}}))
+        .expect(200);
+    assert_eq!(dry["spec"]["unschedulable"], true);
+    let stored = client.get(&path).expect(200);
+    assert!(stored["spec"].get("unschedulable").is_none());
+    assert_eq!(version(&stored), before);
+    client.post(&format!("{MAPS}?dryRun=All"), &map("dry", "1")).expect(201);
+    client.get(&format!("{MAPS}/dry")).expect(404);
+}
+
+#[test]
+fn config_sources_are_stored_warned_about_or_refused() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post(NODES, &node("n")).expect(201);
+    let path = format!("{NODES}/n");
+    let reply = client.patch("merge", &path, &json!({"spec": {"configSource": {}}}));
+    assert_eq!(reply.header("warning").len(), 1);
+    assert_eq!(reply.expect(200)["spec"]["configSource"], json!({}));
+    let other = client.patch("merge", &path, &json!({"metadata": {"labels": {"a": "b"}}}));
+    assert!(other.header("warning").is_empty());
+    let bad = json!({"spec": {"configSource": {"configMap": {"namespace": "default", "name": "c"}}}});
+    client.patch("merge", &path, &bad).refused(
+        422,
+        "Node \"n\" is invalid: spec.configSource.configMap.kubeletConfigKey: Required value: kubeletConfigKey must be set",
+    );
+    assert_eq!(client.get(&path).expect(200)["spec"]["configSource"], json!({}));
+    let cleared = client.patch("merge", &path, &json!({"spec": {"configSource": null}})).expect(200);
+    assert!(cleared["spec"].get("configSource").is_none());
+}
+
+#[test]
+fn leases_follow_their_own_rules_and_go_with_their_node() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let made = client.post(NODES, &node("n")).expect(201);
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": made["metadata"]["uid"]});
+    let lease =
+        json!({"metadata": {"name": "n", "ownerReferences": [owner]}, "spec": {"holderIdentity": "n"}});
+    let path = format!("{LEASES}/n");
+    client.put(&path, &lease).expect(201);
+    client.put(&path, &lease).refused(
+        422,
+        "Lease.coordination.k8s.io \"n\" is invalid: metadata.resourceVersion: Invalid value: 0: must be specified for an update",
+    );
+    let renewal = json!({"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}});
+    client.patch("merge", &path, &renewal).expect(200);
+    assert_eq!(client.patch("merge", &path, &json!({"spec": {"leaseDurationSeconds": 0}})).code, 422);
+    let mut watch = client.watch(&format!("{LEASES}?watch=true&fieldSelector=metadata.name%3Dn"));
+    assert_eq!(watch.told(), "ADDED n");
+    client.delete(&format!("{NODES}/n")).expect(200);
+    assert_eq!(watch.told(), "DELETED n");
+    // a lease of an owner that never was goes too
+    let orphan = json!({"metadata": {"name": "o", "ownerReferences": [owner]}});
+    client.post(LEASES, &orphan).expect(201);
+    let mut watch = client.watch(&format!("{LEASES}?watch=true&fieldSelector=metadata.name%3Do"));
+    let mut told = watch.told();
+    while told == "ADDED o" {
+        told = watch.told();
+    }
+    assert_eq!(told, "DELETED o");
+}
+
+#[test]
+fn our_agents_get_the_smallest_answers() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let minimal = [JSON, ("prefer", "return=minimal")];
+    let made = client.send("POST", NODES, &minimal, node("n").to_string().as_bytes());
+    assert_eq!((made.code, made.body.len()), (201, 0));
+    let merge = [("content-type", "application/merge-patch+json"), ("prefer", "return=minimal")];
+    let patched =
+        client.send("PATCH", &format!("{NODES}/n"), &merge, br#"{"metadata":{"labels":{"a":"b"}}}"#);
+    assert_eq!(patched.head, "HTTP/1.1 204 No Content\r\n\r\n");
+    let partial = [("accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")];
+    let found = client.send("GET", &format!("{NODES}/n"), &partial, b"").expect(200);
+    assert_eq!(
+        (&found["kind"], &found["metadata"]["labels"]["a"]),
+        (&json!("PartialObjectMetadata"), &json!("b"))
+    );
+    assert!(found.get("spec").is_none());
+}
+
+#[test]
+fn a_watch_tells_every_change_once_and_in_order() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post(MAPS, &map("a", "1")).expect(201);
+    let listed = version(&client.get(MAPS).expect(200));
+    let mut all = client.watch(&format!("{MAPS}?watch=true&resourceVersion={listed}"));
+    let mut gold =
+        client.watch(&format!("{MAPS}?watch=true&resourceVersion={listed}&labelSelector=tier%3Dgold"));
+    let label = |tier: &str| json!({"metadata": {"labels": {"tier": tier}}});
+    client.post(MAPS, &map("b", "1")).expect(201);
+    client.patch("merge", &format!("{MAPS}/a"), &label("gold")).expect(200);
+    client.patch("merge", &format!("{MAPS}/a"), &json!({"data": {"k": "2"}})).expect(200);
+    client.patch("merge", &format!("{MAPS}/a"), &label("iron")).expect(200);
+    client.delete(&format!("{MAPS}/a")).expect(200);
+    for expect in ["ADDED b", "MODIFIED a", "MODIFIED a", "MODIFIED a", "DELETED a"] {
+        assert_eq!(all.told(), expect);
+    }
+    for expect in ["ADDED a", "MODIFIED a", "DELETED a"] {
+        assert_eq!(gold.told(), expect);
+    }
+    // the same again from the past
+    let mut replay =
+        client.watch(&format!("{MAPS}?watch=true&resourceVersion={listed}&labelSelector=tier%3Dgold"));
+    let mut last = 0;
+    for expect in ["ADDED", "MODIFIED", "DELETED"] {
+        let event = replay.next().unwrap();
+        assert_eq!(event["type"], expect);
+        let now = version(&event["object"]).parse::<u64>().unwrap();
+        assert!(now > last);
+        last = now;
+    }
+    client.get(&format!("{MAPS}?watch=true&resourceVersion=1000000")).expect(504);
+}
+
+#[test]
+fn a_streamed_list_ends_with_its_bookmark_and_a_watch_ends_with_one() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    for name in ["b", "a"] {
+        client.post(MAPS, &map(name, "1")).expect(201);
+    }
+    let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=1";
+    let mut watch = client.watch(&format!("{MAPS}?{query}"));
+    assert_eq!((watch.told(), watch.told()), ("ADDED a".to_owned(), "ADDED b".to_owned()));
+    let bookmark = watch.next().unwrap();
+    assert_eq!((&bookmark["type"], &bookmark["object"]["kind"]), (&json!("BOOKMARK"), &json!("ConfigMap")));
+    assert_eq!(bookmark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
+    client.post(NODES, &node("elsewhere")).expect(201);
+    let last = watch.next().unwrap();
+    assert_eq!(last["type"], "BOOKMARK");
+    let number = |event: &Value| version(&event["object"]).parse::<u64>().unwrap();
+    assert!(number(&last) > number(&bookmark));
+    assert!(watch.next().is_none());
+    client.get(&format!("{MAPS}?watch=true&sendInitialEvents=true")).expect(422);
+}
+
+#[test]
+fn pages_of_a_list_are_one_state() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    for name in ["a", "b", "c", "d"] {
+        client.post(MAPS, &map(name, "1")).expect(201);
+    }
+    let first = client.get("/api/v1/configmaps?limit=2").expect(200);
+    assert_eq!((names(&first), &first["metadata"]["remainingItemCount"]), (vec!["a", "b"], &json!(2)));
+    client.delete(&format!("{MAPS}/c")).expect(200);
+    client.post(MAPS, &map("e", "1")).expect(201);
+    let token = first["metadata"]["continue"].as_str().unwrap().replace('=', "%3D").replace('+', "%2B");
+    let rest = client.get(&format!("/api/v1/configmaps?limit=2&continue={token}")).expect(200);
+    assert_eq!((names(&rest), version(&rest)), (vec!["c", "d"], version(&first)));
+    assert!(rest["metadata"].get("continue").is_none());
+    let exact = format!("{MAPS}?resourceVersion={}&resourceVersionMatch=Exact", version(&first));
+    assert_eq!(names(&client.get(&exact).expect(200)), ["a", "b", "c", "d"]);
+    assert_eq!(names(&client.get(MAPS).expect(200)), ["a", "b", "d", "e"]);
+    client.get("/api/v1/configmaps?continue=bm9uc2Vuc2U").expect(400);
+    client.get(&format!("{MAPS}?resourceVersion=1&resourceVersionMatch=Exact")).expect(410);
+    client.get(&format!("{MAPS}?resourceVersionMatch=Exact")).expect(422);
+}
+
+#[test]
+fn finalizers_preconditions_and_collections_are_honoured_by_delete() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let path = format!("{MAPS}/held");
+    let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/hold"]}});
+    client.post(MAPS, &held).expect(201);
+    let other = json!({"preconditions": {"uid": "other"}}).to_string();
+    assert_eq!(client.send("DELETE", &path, &[JSON], other.as_bytes()).code, 409);
+    let marked = client.delete(&path).expect(200);
+    assert!(marked["metadata"]["deletionTimestamp"].is_string());
+    client.post(MAPS, &held).refused(409, "object is being deleted: configmaps \"held\" already exists");
+    let more = json!({"metadata": {"finalizers": ["example.com/hold", "example.com/new"]}});
+    assert_eq!(client.patch("merge", &path, &more).code, 422);
+    client.patch("merge", &path, &json!({"metadata": {"finalizers": null}})).expect(200);
+    client.get(&path).expect(404);
+    for name in ["a", "b"] {
+        client.post(MAPS, &json!({"metadata": {"name": name, "labels": {"l": name}}})).expect(201);
+    }
+    client.delete(&format!("{MAPS}?labelSelector=l%3Da")).expect(200);
+    assert_eq!(names(&client.get(MAPS).expect(200)), ["b"]);
+    client
+        .delete("/api/v1/namespaces/default")
+        .refused(403, "namespaces \"default\" is forbidden: this namespace may not be deleted");
+}
+
+#[test]
+fn a_deleted_namespace_takes_its_content_with_it() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post("/api/v1/namespaces", &json!({"metadata": {"name": "team"}})).expect(201);
+    let maps = "/api/v1/namespaces/team/configmaps";
+    client.post(maps, &map("a", "1")).expect(201);
+    client.post(maps, &json!({"metadata": {"name": "held", "finalizers": ["example.com/hold"]}})).expect(201);
+    let mut watch = client.watch("/api/v1/namespaces?watch=true&fieldSelector=metadata.name%3Dteam");
+    assert_eq!(watch.told(), "ADDED team");
+    let marked = client.delete("/api/v1/namespaces/team").expect(200);
+    assert_eq!(marked["status"]["phase"], "Terminating");
+    assert_eq!(client.post(maps, &map("late", "1")).code, 403);
+    client
+        .patch("merge", &format!("{maps}/held"), &json!({"metadata": {"finalizers": null}}))
+        .code
+        .eq(&200)
+        .then_some(())
+        .unwrap();
+    let mut told = watch.told();
+    while told == "MODIFIED team" {
+        told = watch.told();
+    }
+    assert_eq!(told, "DELETED team");
+    assert_eq!(names(&client.get(maps).expect(200)), Vec::<&str>::new());
+}
+
+#[test]
+fn owners_are_orphaned_or_foreground_deleted_as_asked() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let owned = |client: &mut Client, owner: &str, name: &str| {
+        let owner = client.post(MAPS, &map(owner, "1")).expect(201);
+        let reference = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": owner["metadata"]["name"],
+            "uid": owner["metadata"]["uid"], "blockOwnerDeletion": true});
+        client.post(MAPS, &json!({"metadata": {"name": name, "ownerReferences": [reference]}})).expect(201);
+    };
+    let finish = |client: &mut Client, owner: &str, policy: &str| {
+        let mut watch = client.watch(&format!("{MAPS}?watch=true&fieldSelector=metadata.name%3D{owner}"));
+        client.delete(&format!("{MAPS}/{owner}?propagationPolicy={policy}")).expect(200);
+        while watch.told() != format!("DELETED {owner}") {}
+    };
+    owned(&mut client, "o1", "d1");
+    finish(&mut client, "o1", "Orphan");
+    assert!(client.get(&format!("{MAPS}/d1")).expect(200)["metadata"].get("ownerReferences").is_none());
+    owned(&mut client, "o2", "d2");
+    finish(&mut client, "o2", "Foreground");
+    client.get(&format!("{MAPS}/d2")).expect(404);
+    assert_eq!(client.delete(&format!("{MAPS}/d1?propagationPolicy=Nonsense")).code, 422);
+}
+
+#[test]
+fn tables_have_upstreams_columns() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post(NODES, &node("n")).expect(201);
+    let accept = [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")];
+    let table = client.send("GET", NODES, &accept, b"").expect(200);
+    let titles: Vec<&str> = table["columnDefinitions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|column| column["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(&titles[..5], ["Name", "Status", "Roles", "Age", "Version"]);
+    assert_eq!(table["rows"][0]["cells"][0], "n");
+    assert_eq!(table["rows"][0]["object"]["kind"], "PartialObjectMetadata");
+    let table = client.send("GET", &format!("{NODES}?includeObject=Object"), &accept, b"").expect(200);
+    assert_eq!(table["rows"][0]["object"]["kind"], "Node");
+}
+
+#[test]
+fn a_node_credential_reaches_what_is_its_own() {
+    let (_folder, hub) = hub();
+    let (mut admin, mut agent) = (hub.admin(), hub.node("edge-1"));
+    agent.post(NODES, &node("edge-1")).expect(201);
+    assert_eq!(agent.post(NODES, &node("edge-2")).code, 403);
+    admin.post(MAPS, &map("mine", "1")).expect(201);
+    let path = format!("{MAPS}/mine");
+    assert_eq!(agent.get(&path).code, 403);
+    let source = json!({"spec": {"configSource": {"configMap": {"namespace": "default", "name": "mine", "kubeletConfigKey": "k"}}}});
+    assert_eq!(agent.patch("merge", &format!("{NODES}/edge-1"), &source).code, 403);
+    admin.patch("merge", &format!("{NODES}/edge-1"), &source).expect(200);
+    agent.get(&path).expect(200);
+    let mut watch = agent.watch(&format!("{NODES}?watch=true&fieldSelector=metadata.name%3Dedge-1"));
+    assert_eq!(watch.told(), "ADDED edge-1");
+    assert_eq!(agent.get(&format!("{NODES}?watch=true")).code, 403);
+    agent.put(&format!("{LEASES}/edge-1"), &json!({"metadata": {"name": "edge-1"}})).expect(201);
+    assert_eq!(agent.send("GET", &path, &[("impersonate-user", "admin")], b"").code, 403);
+    let as_agent = [("impersonate-user", "system:node:edge-1"), ("impersonate-group", "system:nodes")];
+    assert_eq!(admin.send("DELETE", &format!("{NODES}/edge-1"), &as_agent, b"").code, 403);
+}
+
+#[test]
+fn a_stop_ends_watches_and_a_start_goes_on_from_the_same_version() {
+    let (folder, hub) = hub();
+    let mut client = hub.admin();
+    let made = client.post(MAPS, &map("a", "1")).expect(201);
+    let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={}", version(&made)));
+    hub.terminate();
+    assert!(watch.next().is_none());
+    let hub = Hub::start(&folder.0);
+    let mut client = hub.admin();
+    // the version of a clean stop is still good, an older one must list again
+    let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={}", version(&made)));
+    client.post(MAPS, &map("b", "1")).expect(201);
+    assert_eq!(watch.told(), "ADDED b");
+    let older = version(&made).parse::<u64>().unwrap() - 1;
+    let refused = client.get(&format!("{MAPS}?watch=true&resourceVersion={older}")).expect(410);
+    assert_eq!(refused["reason"], "Expired");
+}
