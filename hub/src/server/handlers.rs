@@ -411,38 +411,33 @@ fn written(answer: &Answer, writer: Writer) -> Response<Body> {
 }
 
 /// A patch, read once and applied as often as others are quicker.
-enum Patch {
-    Json(Value),
-    Merge(Value),
-    Strategic(&'static Kind, Value),
+struct Patch {
+    kind: &'static Kind,
+    of: PatchOf,
+    body: Value,
+}
+
+#[derive(Clone, Copy)]
+enum PatchOf {
+    Json,
+    Merge,
+    Strategic,
 }
 
 impl Patch {
     fn read(kind: &'static Kind, content_type: &str, body: &[u8]) -> Result<Patch, ApiError> {
-        let media = content_type.split(';').next().unwrap_or("").trim();
-        // server-side apply is not served yet, and says so as upstream says of any unknown patch
-        if !PATCHES.contains(&media) {
-            return Err(ApiError::unsupported_media_type(PATCHES));
+        let of = match content_type.split(';').next().unwrap_or("").trim() {
+            "application/json-patch+json" => PatchOf::Json,
+            "application/merge-patch+json" => PatchOf::Merge,
+            "application/strategic-merge-patch+json" => PatchOf::Strategic,
+            // server-side apply is not served yet, and is refused as any unknown patch
+            _ => return Err(ApiError::unsupported_media_type(PATCHES)),
+        };
+        let (body, _) = decode::json(body)?;
+        if matches!(of, PatchOf::Merge) && !body.is_object() {
+            return Err(ApiError::bad_request("a merge patch is a JSON object"));
         }
-        let (value, _) = decode::json(body)?;
-        Ok(match media {
-            "application/json-patch+json" => Patch::Json(value),
-            "application/merge-patch+json" => Patch::Merge(value),
-            _ => Patch::Strategic(kind, value),
-        })
-        .and_then(|patch| match &patch {
-            Patch::Merge(value) if !value.is_object() => {
-                Err(ApiError::bad_request("a merge patch is a JSON object"))
-            }
-            _ => Ok(patch),
-        })
-        .inspect(|_| log::trace!("patch of {}", kind.plural))
-    }
-
-    fn text(&self) -> String {
-        match self {
-            Patch::Json(value) | Patch::Merge(value) | Patch::Strategic(_, value) => value.to_string(),
-        }
+        Ok(Patch { kind, of, body })
     }
 
     /// The patched object, and complaints about unknown fields to warn of.
@@ -452,23 +447,22 @@ impl Patch {
         mut value: Value,
         validation: FieldValidation,
     ) -> Result<(Value, Vec<String>), ApiError> {
-        let kind = match self {
-            Patch::Strategic(kind, patch) => {
-                patch::strategic::apply(kind.schema(), &mut value, patch.clone()).map_err(refused)?;
-                *kind
+        let kind = self.kind;
+        match self.of {
+            PatchOf::Json => patch::json::apply(&mut value, &self.body).map_err(refused)?,
+            PatchOf::Merge => patch::merge::apply(&mut value, self.body.clone()),
+            PatchOf::Strategic => {
+                patch::strategic::apply(kind.schema(), &mut value, self.body.clone()).map_err(refused)?;
             }
-            Patch::Json(patch) => {
-                patch::json::apply(&mut value, patch).map_err(refused)?;
-                kind_of(&value)?
-            }
-            Patch::Merge(patch) => {
-                patch::merge::apply(&mut value, patch.clone());
-                kind_of(&value)?
-            }
-        };
+        }
+        let given = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
+        if given("kind") != kind.kind || given("apiVersion") != kind.api_version() {
+            return Err(ApiError::bad_request("a patch cannot change apiVersion or kind"));
+        }
         let findings = schema::conform(kind.schema(), &mut value);
-        let refuse =
-            |why: &str| ApiError::invalid(kind, name, &[FieldError::invalid("patch", self.text(), why)]);
+        let refuse = |why: &str| {
+            ApiError::invalid(kind, name, &[FieldError::invalid("patch", self.body.to_string(), why)])
+        };
         if let Some(wrong) = findings.wrong {
             return Err(refuse(&wrong));
         }
@@ -481,15 +475,6 @@ impl Patch {
             _ => Ok((value, Vec::new())),
         }
     }
-}
-
-/// A patch may not turn an object into another kind.
-fn kind_of(value: &Value) -> Result<&'static Kind, ApiError> {
-    let given = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
-    let found = kinds::KINDS
-        .iter()
-        .find(|kind| kind.kind == given("kind") && kind.api_version() == given("apiVersion"));
-    found.copied().ok_or_else(|| ApiError::bad_request("a patch cannot change apiVersion or kind"))
 }
 
 fn refused(error: PatchError) -> ApiError {

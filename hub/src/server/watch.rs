@@ -155,8 +155,14 @@ impl WatchStream {
                     None => continue,
                 }
             }
-            if self.ended || self.deadline.is_elapsed() {
+            if self.ended {
                 return Poll::Ready(None);
+            }
+            // also while changes keep coming, which is when the timer below is never asked
+            if self.deadline.is_elapsed() {
+                self.queue_bookmark();
+                self.ended = true;
+                continue;
             }
             match self.watch.receiver.poll_recv(context) {
                 Poll::Ready(Some(event)) => {
