@@ -1,0 +1,114 @@
+//! What can befall a file or directory.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::Command;
+
+/// One misfortune.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Damage {
+    /// Only this many bytes are left.
+    CutTo(usize),
+    /// The first half is left.
+    CutToHalf,
+    /// This many bytes are gone from the end.
+    CutAllBut(usize),
+    /// As long as before, and all zero: what a power cut leaves on many file systems.
+    Zeroed,
+    /// As long as before, and random.
+    Noise,
+    /// Five MiB follow what was there.
+    Grown,
+    /// One bit differs, this far in (percent).
+    Flipped(usize),
+    /// It is gone.
+    Missing,
+    /// An empty directory is there.
+    Directory,
+    /// A directory with something in it is there.
+    FullDirectory,
+    /// An empty file is there.
+    File,
+    /// A link to nothing.
+    DanglingLink,
+    /// A link to a file of the system.
+    LinkToPasswd,
+    /// A link to what never ends.
+    LinkToZero,
+    /// A link to itself.
+    LinkToItself,
+    /// A pipe that nobody writes to.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+/// Does it to `path`.
+pub(crate) fn apply(damage: Damage, path: &Path) {
+    let before = fs::read(path).unwrap_or_default();
+    remove(path);
+    match damage {
+        Damage::CutTo(bytes) => fs::write(path, &before[..bytes.min(before.len())]).unwrap(),
+        Damage::CutToHalf => fs::write(path, &before[..before.len() / 2]).unwrap(),
+        Damage::CutAllBut(bytes) => fs::write(path, &before[..before.len().saturating_sub(bytes)]).unwrap(),
+        Damage::Zeroed => fs::write(path, vec![0; before.len()]).unwrap(),
+        Damage::Noise => fs::write(path, noise(before.len())).unwrap(),
+        Damage::Grown => {
+            let mut file = fs::File::create(path).unwrap();
+            file.write_all(&before).unwrap();
+            file.write_all(&vec![b'x'; 5 << 20]).unwrap();
+        }
+        Damage::Flipped(percent) => {
+            let mut bytes = before;
+            let at = bytes.len() * percent / 100;
+            bytes[at] ^= 1 << (at % 8);
+            fs::write(path, bytes).unwrap();
+        }
+        Damage::Missing => {}
+        Damage::Directory => fs::create_dir(path).unwrap(),
+        Damage::FullDirectory => {
+            fs::create_dir_all(path.join("below/further")).unwrap();
+            fs::write(path.join("below/note"), "not ours").unwrap();
+        }
+        Damage::File => fs::write(path, "").unwrap(),
+        Damage::DanglingLink => symlink("/nonexistent/thing", path).unwrap(),
+        Damage::LinkToPasswd => symlink("/etc/passwd", path).unwrap(),
+        Damage::LinkToZero => symlink("/dev/zero", path).unwrap(),
+        Damage::LinkToItself => symlink(path, path).unwrap(),
+        Damage::Fifo => assert!(Command::new("mkfifo").arg(path).status().unwrap().success()),
+        Damage::Socket => drop(bind_short(path)),
+    }
+}
+
+/// A socket's path has 107 bytes at most: bound from within its directory.
+fn bind_short(path: &Path) -> UnixListener {
+    let short = std::env::temp_dir().join(format!(
+        "kedge-s-{}-{:?}",
+        std::process::id(),
+        std::thread::current().id()
+    ));
+    let _ = fs::remove_file(&short);
+    let listener = UnixListener::bind(&short).unwrap();
+    fs::rename(&short, path).unwrap();
+    listener
+}
+
+fn remove(path: &Path) {
+    match path.symlink_metadata() {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path).unwrap(),
+        Ok(_) => fs::remove_file(path).unwrap(),
+        Err(_) => {}
+    }
+}
+
+fn noise(length: usize) -> Vec<u8> {
+    let mut state = 7_u64;
+    let mut byte = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    (0..length).map(|_| byte()).collect()
+}

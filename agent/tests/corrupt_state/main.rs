@@ -1,0 +1,127 @@
+//! Damaged state: every file and directory of a node's configuration, spoilt in every way that a failing disk, an operator or
+//! another program has, with the real agent started on it.
+//!
+//! Always holds, whatever was spoilt: the agent starts within a sane time, renews its Lease, runs a configuration, says what
+//! it set aside, keeps the verdicts it had, comes to rest, and stops when asked.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
+
+mod api;
+mod damage;
+#[path = "../net_server/mod.rs"]
+mod net_server;
+mod stage;
+
+use damage::{Damage, apply};
+use serde_json::Value;
+use stage::{BAD, Board, GOOD, SANE_START, State, TRIED, active};
+
+/// Where an agent comes to rest, with an API server that still asks for the config in trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    /// The assigned config runs, and all is well.
+    Assigned,
+    /// Last-known-good runs, and the condition says why.
+    LastKnownGood,
+    /// The local config runs, and the condition says why.
+    Local,
+    /// Some config runs: what the damage means cannot be told.
+    Any,
+}
+
+impl Rest {
+    fn is(self, status: &Value) -> bool {
+        let ok = &status["config"]["condition"]["status"];
+        match self {
+            Self::Assigned => active(status) == TRIED && ok == "True",
+            Self::LastKnownGood => active(status) == GOOD && ok == "Unknown",
+            Self::Local => active(status).is_empty() && ok == "Unknown",
+            Self::Any => ok.is_string(),
+        }
+    }
+}
+
+/// Spoils, starts, looks, stops, and starts once more.
+fn check(board: &mut Board, target: &str, damage: Damage, rest: Rest, said: &str) {
+    let what = format!("{target}, {damage:?}");
+    board.renew();
+    apply(damage, &board.root().join(target));
+    let (_, took) = board.live_until(&format!("{what}: {rest:?}"), |status| rest.is(status));
+    assert!(took < SANE_START, "{what}: the first renewal took {took:?}");
+    let log = board.log();
+    if !said.is_empty() {
+        assert!(log.contains(said), "{what}: {said:?} is not in the log:\n{log}");
+    }
+    assert!(!log.contains("panicked"), "{what}: {log}");
+    board.stop();
+    board.live_until(&format!("{what}: {rest:?} at the next start"), |status| rest.is(status));
+    if !target.contains("bad-configs") && rest == Rest::Assigned {
+        let status = board.status().unwrap();
+        assert_eq!(status["config"]["bad"][0]["uid"], BAD, "{what}: the verdict is lost");
+    }
+    board.stop();
+}
+
+/// Damage that leaves nothing of a record to be believed.
+const UNREADABLE: [Damage; 12] = [
+    Damage::CutTo(1),
+    Damage::CutToHalf,
+    Damage::Zeroed,
+    Damage::Noise,
+    Damage::Grown,
+    Damage::Directory,
+    Damage::FullDirectory,
+    Damage::DanglingLink,
+    Damage::LinkToPasswd,
+    Damage::LinkToZero,
+    Damage::Fifo,
+    Damage::Socket,
+];
+
+/// Damage that may leave a record that can be read and says something else.
+const DOUBTFUL: [Damage; 8] = [
+    Damage::CutTo(0),
+    Damage::CutAllBut(1),
+    Damage::CutAllBut(2),
+    Damage::Flipped(0),
+    Damage::Flipped(20),
+    Damage::Flipped(50),
+    Damage::Flipped(80),
+    Damage::Missing,
+];
+
+fn check_record(target: &str, rest: Rest, said: &str) {
+    let mut board = Board::lived_in();
+    for damage in UNREADABLE {
+        check(&mut board, target, damage, rest, said);
+    }
+    for damage in DOUBTFUL {
+        check(&mut board, target, damage, Rest::Any, "");
+    }
+}
+
+#[test]
+fn an_unreadable_current_is_set_aside_and_what_is_assigned_fetched_anew() {
+    check_record("config/current", Rest::Assigned, "current is unreadable");
+}
+
+#[test]
+fn an_unreadable_last_known_good_is_set_aside_and_what_is_assigned_runs() {
+    check_record("config/last-known-good", Rest::Assigned, "last-known-good is unreadable");
+}
+
+#[test]
+fn unreadable_counts_are_set_aside_and_begin_anew() {
+    check_record("config/0.1.0/startups.json", Rest::Assigned, "startups.json is unreadable");
+}
+
+#[test]
+fn unreadable_verdicts_are_set_aside_and_last_known_good_runs() {
+    check_record("config/0.1.0/bad-configs.json", Rest::LastKnownGood, "bad-configs.json is unreadable");
+}
+
+#[test]
+fn a_damaged_checkpoint_of_the_assigned_config_is_fetched_anew() {
+    let checkpoint = State::lived_in().checkpoint(TRIED);
+    check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
+}
