@@ -139,15 +139,10 @@ impl Performer {
     }
 
     async fn perform(&mut self, actions: Vec<Action>) {
-        let mut marks = Vec::new();
+        let mut writes = Vec::new();
         for action in actions {
             match action {
-                Action::MarkUnknown { node, uid, seen, was_ready } => {
-                    marks.push((node, uid, seen, was_ready))
-                }
-                Action::Event { node, uid, reason, message } => {
-                    record(&self.hub, &node, &uid, reason, message).await;
-                }
+                Action::MarkUnknown { .. } | Action::Event { .. } => writes.push(action),
                 Action::Back { node } => log::info!("node {node} is heard again"),
                 Action::StatusOverdue { node } => log::warn!(
                     "node {node} renews its Lease but has not posted a status since it was lost: its Ready stays Unknown"
@@ -155,21 +150,31 @@ impl Performer {
             }
         }
         let mut lost = Vec::new();
-        while !marks.is_empty() {
-            let rest = marks.split_off(marks.len().min(WRITES_AT_ONCE));
-            let mut writes: JoinSet<_> = marks
-                .into_iter()
-                .map(|(node, uid, seen, was_ready)| mark(Arc::clone(&self.hub), node, uid, seen, was_ready))
-                .collect();
-            while let Some(written) = writes.join_next().await {
+        while !writes.is_empty() {
+            let rest = writes.split_off(writes.len().min(WRITES_AT_ONCE));
+            let mut group: JoinSet<_> =
+                writes.into_iter().map(|action| write(Arc::clone(&self.hub), action)).collect();
+            while let Some(written) = group.join_next().await {
                 if let Ok(Some((node, status))) = written {
                     self.monitor.wrote(&node, status);
                     lost.push(node);
                 }
             }
-            marks = rest;
+            writes = rest;
         }
         tell(&lost);
+    }
+}
+
+/// One action that writes. For a mark that was made: the node and the fingerprint of what was stored.
+async fn write(hub: Arc<Hub>, action: Action) -> Option<(String, u64)> {
+    match action {
+        Action::MarkUnknown { node, uid, seen, was_ready } => mark(hub, node, uid, seen, was_ready).await,
+        Action::Event { node, uid, reason, message } => {
+            record(&hub, &node, &uid, reason, message).await;
+            None
+        }
+        Action::Back { .. } | Action::StatusOverdue { .. } => None,
     }
 }
 
