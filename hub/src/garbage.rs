@@ -16,7 +16,7 @@ use crate::verbs::{FOREGROUND, ORPHAN, Propagation};
 
 /// Everything is looked at this often, besides what changes.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Events live this long after they last happened, as upstream's default.
+/// Events live this long, upstream's default. Counted from their creation: one that is counted up for longer comes anew.
 const EVENT_LIFE: time::Duration = time::Duration::hours(1);
 /// Events kept at most; the oldest go first. A thousand nodes that roll back at once write a few thousand.
 const MAX_EVENTS: usize = 20_000;
@@ -220,8 +220,8 @@ async fn finish_namespace(hub: &Hub, namespace: &str) {
     }
 }
 
-/// When an event last happened, by what it says; its creation counts too, which is by our own clock.
-fn last_seen(value: &Value) -> Option<time::OffsetDateTime> {
+/// When an event was made, by our own clock; what it says of its times is by a node's, which may be years off.
+fn made_at(value: &Value) -> Option<time::OffsetDateTime> {
     schema::parse_time(text(value, &["metadata", "creationTimestamp"]))
 }
 
@@ -232,7 +232,7 @@ async fn expire_events(hub: &Hub) {
     events.sort_by_key(|event| event.revision);
     let surplus = events.len().saturating_sub(MAX_EVENTS);
     for (index, event) in events.iter().enumerate() {
-        let old = last_seen(&event.value()).is_some_and(|seen| now - seen > EVENT_LIFE);
+        let old = made_at(&event.value()).is_some_and(|made| now - made > EVENT_LIFE);
         if index < surplus || old {
             delete(hub, &EVENT, event).await;
         }

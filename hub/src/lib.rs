@@ -36,6 +36,7 @@ pub mod verbs;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -50,6 +51,9 @@ use crate::verbs::{Answer, DeleteOptions, WriteOptions};
 pub use crate::object::{Event, Object};
 pub use crate::status::ApiError;
 pub use crate::store::OpenError;
+
+/// A request waits this long for the disk; upstream's limit for a request.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// All state of a running hub. Shared as `Arc<Hub>`.
 #[derive(Debug)]
@@ -192,7 +196,10 @@ impl Hub {
             // a client that went away does not need its answer
             answer: Box::new(move |outcome| drop(answer.send(outcome))),
         });
-        answered.await.unwrap_or(Err(WriteError::Closed))
+        match tokio::time::timeout(WRITE_TIMEOUT, answered).await {
+            Ok(answer) => answer.unwrap_or(Err(WriteError::Closed)),
+            Err(_) => Err(WriteError::TimedOut),
+        }
     }
 
     /// Ends all watches, writes what is only in memory, and closes the store. Blocks until that is done.

@@ -13,7 +13,7 @@ use crate::Hub;
 use crate::kinds::{self, Kind, NAMESPACE, at, meta, schema, text};
 use crate::object::Object;
 use crate::status::{ApiError, FieldError};
-use crate::store::writer::{Expect, WriteError};
+use crate::store::writer::{Expect, MAX_OBJECT_BYTES, WriteError};
 
 /// How often a write that names no version is computed anew because others were quicker.
 const ATTEMPTS: usize = 64;
@@ -280,6 +280,10 @@ fn check_namespace(hub: &Hub, kind: &Kind, namespace: &str, name: &str) -> Resul
 fn write_failed(error: WriteError) -> ApiError {
     match error {
         WriteError::Mismatch => ApiError::internal("the object changed while it was written"),
+        WriteError::TooLarge => {
+            ApiError::too_large(format!("Request entity too large: limit is {MAX_OBJECT_BYTES}"))
+        }
+        WriteError::TimedOut => ApiError::timeout("the disk is slow: the change may still be made"),
         WriteError::Failed(why) => {
             ApiError::unavailable(format!("the change could not be made durable and was not made: {why}"))
         }

@@ -3,6 +3,8 @@
 //! Each test has its own hub. What kubectl makes of it is judged in the kubectl tests; here stands what kubectl does not show:
 //! versions, order, exact refusals, and the forms that our own agents ask for.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
 mod server;
 
 use serde_json::{Value, json};

@@ -3,6 +3,8 @@
 //! Four clients create and update ConfigMaps over TLS and note every answer; the process is killed without warning and started
 //! again on the same directory. A renewal of a Lease alone may be lost, but never its Lease.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
 mod server;
 
 use std::collections::HashMap;

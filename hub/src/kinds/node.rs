@@ -128,7 +128,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
 }
 
 fn validate_taints(node: &Value, errors: &mut Vec<FieldError>) {
-    let mut seen = Vec::new();
+    let mut seen = std::collections::HashSet::new();
     for (index, taint) in items(node, &["spec", "taints"]).enumerate() {
         let path = |field: &str| format!("metadata.taints[{index}].{field}");
         let (key, value, effect) = (text(taint, &["key"]), text(taint, &["value"]), text(taint, &["effect"]));
@@ -147,11 +147,10 @@ fn validate_taints(node: &Value, errors: &mut Vec<FieldError>) {
                 &["NoSchedule", "PreferNoSchedule", "NoExecute"],
             )),
         }
-        if seen.contains(&(key, effect)) {
+        if !seen.insert((key, effect)) {
             let explained = "taints must be unique by key and effect pair";
             errors.push(FieldError::invalid(format!("metadata.taints[{index}]"), taint.clone(), explained));
         }
-        seen.push((key, effect));
     }
 }
 

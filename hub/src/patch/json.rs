@@ -11,6 +11,23 @@ use super::PatchError;
 pub const OPERATIONS: usize = 10_000;
 /// Bytes that `copy` operations of one patch may add; upstream's limit.
 pub const COPIED_BYTES: usize = 3 * 1024 * 1024;
+/// List items that inserts and removals of one patch may shift: a tenth of a second of work, where ten thousand inserts at the
+/// head of a list of a million would be minutes.
+const SHIFTED_ITEMS: usize = 10_000_000;
+
+/// What one patch may cost.
+#[derive(Default)]
+struct Spent {
+    copied: usize,
+    shifted: usize,
+}
+
+impl Spent {
+    fn shift(&mut self, items: usize) -> Result<(), &'static str> {
+        self.shifted += items;
+        if self.shifted > SHIFTED_ITEMS { Err("the patch moves too many list items") } else { Ok(()) }
+    }
+}
 
 /// Applies the patch; on an error `target` is in an unspecified state and must be thrown away.
 pub fn apply(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
@@ -21,9 +38,9 @@ pub fn apply(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
             operations.len()
         )));
     }
-    let mut copied = 0;
+    let mut spent = Spent::default();
     for operation in operations {
-        apply_one(target, operation, &mut copied)?;
+        apply_one(target, operation, &mut spent)?;
     }
     Ok(())
 }
@@ -38,7 +55,7 @@ fn fails(operation: &str, path: &str, why: &str) -> PatchError {
     ))
 }
 
-fn apply_one(target: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), PatchError> {
+fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(), PatchError> {
     let word = |field: &str| operation.get(field).and_then(Value::as_str);
     let name = word("op").ok_or_else(|| malformed("an operation needs \"op\""))?;
     let path = word("path").ok_or_else(|| malformed("an operation needs \"path\""))?;
@@ -50,8 +67,8 @@ fn apply_one(target: &mut Value, operation: &Value, copied: &mut usize) -> Resul
         parse_pointer(from).map(|tokens| (from, tokens))
     };
     match name {
-        "add" => add(target, &tokens, value()?).map_err(|why| fails(name, path, why)),
-        "remove" => remove(target, &tokens).map(drop).map_err(|why| fails(name, path, why)),
+        "add" => add(target, &tokens, value()?, spent).map_err(|why| fails(name, path, why)),
+        "remove" => remove(target, &tokens, spent).map(drop).map_err(|why| fails(name, path, why)),
         "replace" => {
             let place = find(target, &tokens).ok_or_else(|| fails(name, path, "no such place"))?;
             *place = value()?;
@@ -62,17 +79,17 @@ fn apply_one(target: &mut Value, operation: &Value, copied: &mut usize) -> Resul
             if tokens.len() > from_tokens.len() && tokens.starts_with(&from_tokens) {
                 return Err(malformed("a value cannot be moved into itself"));
             }
-            let moved = remove(target, &from_tokens).map_err(|why| fails(name, from, why))?;
-            add(target, &tokens, moved).map_err(|why| fails(name, path, why))
+            let moved = remove(target, &from_tokens, spent).map_err(|why| fails(name, from, why))?;
+            add(target, &tokens, moved, spent).map_err(|why| fails(name, path, why))
         }
         "copy" => {
             let (from, from_tokens) = from()?;
             let value = find(target, &from_tokens).ok_or_else(|| fails(name, from, "no such place"))?.clone();
-            *copied += value.to_string().len();
-            if *copied > COPIED_BYTES {
+            spent.copied += value.to_string().len();
+            if spent.copied > COPIED_BYTES {
                 return Err(malformed(&format!("copy operations add more than {COPIED_BYTES} bytes")));
             }
-            add(target, &tokens, value).map_err(|why| fails(name, path, why))
+            add(target, &tokens, value, spent).map_err(|why| fails(name, path, why))
         }
         "test" => match find(target, &tokens) {
             // upstream: a test for null holds where there is nothing
@@ -106,7 +123,7 @@ fn find<'a>(target: &'a mut Value, tokens: &[String]) -> Option<&'a mut Value> {
     })
 }
 
-fn add(target: &mut Value, tokens: &[String], value: Value) -> Result<(), &'static str> {
+fn add(target: &mut Value, tokens: &[String], value: Value, spent: &mut Spent) -> Result<(), &'static str> {
     let Some((last, parents)) = tokens.split_last() else {
         *target = value;
         return Ok(());
@@ -116,6 +133,7 @@ fn add(target: &mut Value, tokens: &[String], value: Value) -> Result<(), &'stat
         Value::Array(items) if last == "-" => items.push(value),
         Value::Array(items) => {
             let index = index(last, items.len() + 1).ok_or("no such index")?;
+            spent.shift(items.len() - index)?;
             items.insert(index, value);
         }
         _ => return Err("the parent is no object and no list"),
@@ -123,12 +141,13 @@ fn add(target: &mut Value, tokens: &[String], value: Value) -> Result<(), &'stat
     Ok(())
 }
 
-fn remove(target: &mut Value, tokens: &[String]) -> Result<Value, &'static str> {
+fn remove(target: &mut Value, tokens: &[String], spent: &mut Spent) -> Result<Value, &'static str> {
     let (last, parents) = tokens.split_last().ok_or("the whole document cannot be removed")?;
     match find(target, parents).ok_or("no such parent")? {
         Value::Object(fields) => fields.remove(last).ok_or("no such field"),
         Value::Array(items) => {
             let index = index(last, items.len()).ok_or("no such index")?;
+            spent.shift(items.len() - index)?;
             Ok(items.remove(index))
         }
         _ => Err("the parent is no object and no list"),
@@ -225,6 +244,8 @@ mod tests {
     fn a_patch_cannot_blow_up_a_document() {
         let copy = json!({"op": "copy", "from": "/a", "path": "/a/-"});
         check(json!({"a": ["0123456789"]}), Value::Array(vec![copy; 60]), None);
+        let insert = json!({"op": "add", "path": "/a/0", "value": 1});
+        check(json!({"a": vec![0; 5000]}), Value::Array(vec![insert; 5000]), None);
         let test = json!({"op": "test", "path": "/a", "value": 1});
         check(json!({"a": 1}), Value::Array(vec![test; OPERATIONS + 1]), None);
     }

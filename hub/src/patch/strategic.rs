@@ -5,7 +5,7 @@
 //! the table says nothing (free maps, unknown fields) objects merge and lists are replaced.
 //! Always holds: no directive ever reaches the result.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
@@ -122,7 +122,8 @@ fn retain_keys(original: &mut Fields, patch: &mut Fields) -> Result<(), PatchErr
     let Value::Array(retained) = retained else {
         return malformed("expected $retainKeys to be a list of field names".to_owned());
     };
-    let kept = |key: &str| retained.iter().any(|retained| retained == key);
+    let retained: HashSet<&str> = retained.iter().filter_map(Value::as_str).collect();
+    let kept = |key: &str| retained.contains(key);
     if let Some(stray) = patch.keys().find(|key| !is_directive(key) && !patch[*key].is_null() && !kept(key)) {
         return malformed(format!("the {stray:?} field is not in the list of $retainKeys"));
     }
@@ -135,7 +136,8 @@ fn delete_primitives(original: &mut Fields, key: &str, deleted: Value) -> Result
         return malformed(format!("expected {DELETE_PRIMITIVES}{key} to be a list"));
     };
     if let Some(Value::Array(items)) = original.get_mut(key) {
-        items.retain(|item| !deleted.contains(item));
+        let deleted: HashSet<String> = deleted.iter().map(Value::to_string).collect();
+        items.retain(|item| !deleted.contains(&item.to_string()));
     }
     Ok(())
 }
@@ -248,7 +250,7 @@ fn merge_list(
 }
 
 fn union(mut original: Vec<Value>, patch: Vec<Value>) -> Vec<Value> {
-    let mut seen: std::collections::HashSet<String> = original.iter().map(Value::to_string).collect();
+    let mut seen: HashSet<String> = original.iter().map(Value::to_string).collect();
     original.extend(patch.into_iter().filter(|item| seen.insert(item.to_string())));
     original
 }
@@ -261,7 +263,7 @@ fn merge_by_key(
 ) -> Result<Vec<Value>, PatchError> {
     let mut changes = Vec::with_capacity(patch.len());
     let mut replace = false;
-    let mut deleted = std::collections::HashSet::new();
+    let mut deleted = HashSet::new();
     for item in patch {
         let Value::Object(mut item) = item else {
             return malformed(format!("expected the items of a list merged by {key:?} to be objects"));

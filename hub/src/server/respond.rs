@@ -22,6 +22,9 @@ const MAX_WARNINGS: usize = 16;
 /// Longest warning; upstream cuts there too.
 const MAX_WARNING_BYTES: usize = 256;
 
+/// Size of the parts of a long list: a few TLS records each.
+const PART_BYTES: usize = 64 * 1024;
+
 /// A body that is ready, or a watch.
 pub(super) enum Body {
     /// Parts that are sent one after the other.
@@ -227,15 +230,19 @@ impl Writer {
             self.kind.list_kind(),
             self.kind.api_version()
         );
-        let mut body = VecDeque::with_capacity(objects.len() * 2 + 2);
-        body.push_back(Bytes::from(head));
+        let mut body = VecDeque::new();
+        let mut part = head.into_bytes();
         for (index, object) in objects.iter().enumerate() {
             if index > 0 {
-                body.push_back(Bytes::from_static(b","));
+                part.push(b',');
             }
-            body.push_back(object.json.clone());
+            part.extend_from_slice(&object.json);
+            if part.len() >= PART_BYTES {
+                body.push_back(Bytes::from(std::mem::take(&mut part)));
+            }
         }
-        body.push_back(Bytes::from_static(b"]}"));
+        part.extend_from_slice(b"]}");
+        body.push_back(Bytes::from(part));
         parts(200, "application/json", body)
     }
 }

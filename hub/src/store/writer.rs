@@ -27,6 +27,8 @@ const RESERVE_LOW: u64 = 10_000;
 const BATCH: usize = 2048;
 /// Changes that wait for the writer; more are refused with 429, so memory stays bounded when the disk stalls.
 const QUEUE: usize = 4096;
+/// Largest stored object; the limit that upstream's etcd sets.
+pub const MAX_OBJECT_BYTES: usize = 1536 * 1024;
 /// The longest time a renewal stays in memory only.
 pub const FLUSH: Duration = Duration::from_secs(30);
 /// Wait after a failed flush of renewals, so that a full disk is not hammered.
@@ -49,10 +51,14 @@ pub type Outcome = Result<Arc<Object>, WriteError>;
 pub enum WriteError {
     /// The object is not (or no longer) what was expected: read again and decide anew.
     Mismatch,
+    /// The object is larger than [`MAX_OBJECT_BYTES`].
+    TooLarge,
     /// The store could not make it durable; nothing changed.
     Failed(String),
     /// Too many changes wait.
     Busy,
+    /// The disk took too long; the change may still be made.
+    TimedOut,
     /// The writer has ended.
     Closed,
 }
@@ -340,6 +346,10 @@ impl State {
             (write.answer)(Err(WriteError::Failed("the object has no name".to_owned())));
             return None;
         };
+        if event.new.as_ref().is_some_and(|new| new.json.len() > MAX_OBJECT_BYTES) {
+            (write.answer)(Err(WriteError::TooLarge));
+            return None;
+        }
         self.revision += 1;
         overlay.insert(place, event.new.clone());
         Some(Staged { kind: write.kind, event: Arc::new(event), answer: write.answer })
