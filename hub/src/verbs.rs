@@ -710,6 +710,137 @@ mod tests {
         assert_eq!(errors.len(), 1);
     }
 
+    /// Random values from words that mean something to patches and kinds; the seed is in the panic's message.
+    struct Chaos(u64);
+
+    impl Chaos {
+        fn next(&mut self, below: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            usize::try_from(self.0 % below as u64).unwrap()
+        }
+
+        fn word(&mut self) -> &'static str {
+            const WORDS: &[&str] = &[
+                "metadata",
+                "name",
+                "labels",
+                "annotations",
+                "finalizers",
+                "ownerReferences",
+                "uid",
+                "spec",
+                "status",
+                "conditions",
+                "type",
+                "taints",
+                "key",
+                "effect",
+                "configSource",
+                "configMap",
+                "configMapRef",
+                "data",
+                "binaryData",
+                "immutable",
+                "$patch",
+                "$retainKeys",
+                "$setElementOrder/conditions",
+                "$setElementOrder/finalizers",
+                "delete",
+                "$deleteFromPrimitiveList/finalizers",
+                "replace",
+                "merge",
+                "Ready",
+                "addresses",
+                "resourceVersion",
+                "a",
+                "leaseDurationSeconds",
+                "renewTime",
+                "creationTimestamp",
+                "deletionTimestamp",
+                "unschedulable",
+                "",
+                "2026-01-01T00:00:00Z",
+            ];
+            WORDS[self.next(WORDS.len())]
+        }
+
+        fn value(&mut self, depth: usize) -> Value {
+            match self.next(if depth == 0 { 5 } else { 10 }) {
+                0 => Value::Null,
+                1 => (self.next(2) == 0).into(),
+                2 => self.next(100).into(),
+                3 | 4 => self.word().into(),
+                5 | 6 => (0..self.next(4)).map(|_| self.value(depth - 1)).collect(),
+                _ => Value::Object(
+                    (0..self.next(5)).map(|_| (self.word().to_owned(), self.value(depth - 1))).collect(),
+                ),
+            }
+        }
+
+        fn pointer(&mut self) -> String {
+            (0..self.next(4)).map(|_| format!("/{}", self.word().replace('/', "~1"))).collect()
+        }
+
+        fn json_patch(&mut self) -> Value {
+            let operations = ["add", "remove", "replace", "move", "copy", "test", ""];
+            (0..self.next(5))
+                .map(|_| {
+                    let operation = operations[self.next(operations.len())];
+                    json!({"op": operation, "path": self.pointer(), "from": self.pointer(), "value": self.value(3)})
+                })
+                .collect()
+        }
+    }
+
+    #[test]
+    fn no_patch_of_any_shape_panics_or_makes_an_object_that_breaks_the_rules() {
+        use crate::patch;
+        let mut accepted = 0;
+        for seed in 1..4000_u64 {
+            let mut chaos = Chaos(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let kind = kinds::KINDS[chaos.next(kinds::KINDS.len())];
+            let namespace = if kind.namespaced { json!("default") } else { Value::Null };
+            let mut first = json!({"metadata": {"name": "x", "namespace": namespace}});
+            for part in ["spec", "status", "data"] {
+                first[part] = chaos.value(5);
+            }
+            schema::conform(kind.schema(), &mut first);
+            // what is left may still break the schema; then it is no stored object
+            if schema::conform(kind.schema(), &mut first).wrong.is_some() {
+                continue;
+            }
+            let Ok(old) = new_object(kind, first) else { continue };
+            let mut wanted = old.clone();
+            let applied = match chaos.next(3) {
+                0 => patch::json::apply(&mut wanted, &chaos.json_patch()).is_ok(),
+                1 => {
+                    patch::merge::apply(&mut wanted, chaos.value(6));
+                    true
+                }
+                _ => patch::strategic::apply(kind.schema(), &mut wanted, chaos.value(6)).is_ok(),
+            };
+            if !applied || schema::conform(kind.schema(), &mut wanted).wrong.is_some() {
+                continue;
+            }
+            let part = [Part::Main, Part::Status, Part::All][chaos.next(3)];
+            let Ok(new) = merged_with_old(kind, part, &old, wanted) else { continue };
+            accepted += 1;
+            assert_eq!(new["metadata"]["uid"], old["metadata"]["uid"], "seed {seed}");
+            assert_eq!(new["metadata"]["name"], "x", "seed {seed}");
+            let mut again = new.clone();
+            let findings = schema::conform(kind.schema(), &mut again);
+            assert!(findings.wrong.is_none() && findings.unknown.is_empty(), "seed {seed}: {findings:?}");
+            assert_eq!(again, new, "seed {seed}");
+            assert_eq!((kind.cells)(&new, time::OffsetDateTime::UNIX_EPOCH).len(), kind.columns.len());
+            (kind.warnings)(&new, Some(&old));
+            assert!(Object::new(kind, &new, 1).is_some(), "seed {seed}");
+            marked_for_deletion(kind, &new, Propagation::Foreground);
+        }
+        assert!(accepted > 200, "only {accepted} patches were accepted: the test proves little");
+    }
+
     #[test]
     fn generated_names_keep_their_base() {
         let name = generated_name(&"a".repeat(100)).unwrap();

@@ -132,10 +132,12 @@ async fn accept(
     stopped: signal::Receiver<bool>,
 ) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut failing = false;
     loop {
         let Ok(permit) = permits.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((socket, peer)) => {
+                failing = false;
                 let (tls, server, stopped) = (tls.clone(), server.clone(), stopped.clone());
                 tokio::spawn(async move {
                     server.counters.connections.fetch_add(1, Ordering::AcqRel);
@@ -147,7 +149,10 @@ async fn accept(
                 });
             }
             Err(error) => {
-                log::warn!("cannot accept a connection: {error}");
+                // said once, not ten times a second
+                if !std::mem::replace(&mut failing, true) {
+                    log::warn!("cannot accept connections: {error}");
+                }
                 tokio::time::sleep(ACCEPT_RETRY).await;
             }
         }
