@@ -4,8 +4,8 @@
 
 use kedge_core::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::{Event, HostFacts, Outcome, Step};
+use kedge_platform::files::Kind;
 use kedge_platform::{Files, PreviousExit, ReadError, files};
-use std::ffi::OsStr;
 use std::net::IpAddr;
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Entries a sweep looks at in one go; what is left is for the next start.
 const SWEEP_ENTRIES: usize = 20_000;
 
-/// Names looked at to see whether a missing record was set aside.
+/// Names looked at to find other versions' directories.
 const LISTED: usize = 10_000;
 
 /// Versions of the agent whose verdicts are kept: ours, and the one we may be rolled back to.
@@ -87,11 +87,7 @@ impl DiskLoop {
                 }
                 Outcome::Done(done.map_err(|error| crate::loops::chain(&error)))
             }
-            Step::SetAside(file) => {
-                let path = file.path(&self.version);
-                let aside = self.files.set_aside(Path::new(&path));
-                Outcome::Done(aside.map(drop).map_err(|error| crate::loops::chain(&error)))
-            }
+            Step::SetAside(file) => Outcome::Done(self.set_aside(Path::new(&file.path(&self.version)))),
         }
     }
 
@@ -100,22 +96,55 @@ impl DiskLoop {
         let path = Path::new(&path);
         match self.files.read(path, CHECKPOINT_BYTES) {
             Ok(bytes) => Read::Content(bytes),
-            Err(ReadError::NotFound { .. }) if self.was_set_aside(path) => Read::SetAside,
-            Err(ReadError::NotFound { .. }) => Read::Absent,
+            Err(ReadError::NotFound { .. }) => self.why_not_there(path),
             Err(error) => Read::Unreadable(crate::loops::chain(&error)),
         }
     }
 
-    /// A record that is missing beside its own remains is not one that never was.
+    /// A record that is missing beside its own remains, or whose directory is no directory, is not one that never was.
+    fn why_not_there(&self, path: &Path) -> Read {
+        if let Some((parent, kind)) = self.displaced_parent(path) {
+            let name = if parent == Path::new("") {
+                "the state directory".into()
+            } else {
+                parent.display().to_string()
+            };
+            return Read::Unreadable(format!("{name} is a {kind}, expected a directory"));
+        }
+        let mut parts = path.ancestors().filter(|part| *part != Path::new(""));
+        if parts.any(|part| self.was_set_aside(part)) { Read::SetAside } else { Read::Absent }
+    }
+
+    /// What stands in place of a directory that `path` lies in, the topmost first.
+    fn displaced_parent<'a>(&self, path: &'a Path) -> Option<(&'a Path, Kind)> {
+        let mut parents: Vec<&Path> = path.ancestors().skip(1).collect();
+        parents.reverse();
+        parents.into_iter().find_map(|parent| match self.files.list(parent, 0) {
+            Err(ReadError::NotAFile { kind, .. }) => Some((parent, kind)),
+            _ => None,
+        })
+    }
+
+    /// Asked by name: beside a hundred thousand others a list would not find them.
     fn was_set_aside(&self, path: &Path) -> bool {
-        let directory = path.parent().unwrap_or(Path::new(""));
-        let Some(name) = path.file_name().and_then(OsStr::to_str) else { return false };
-        let remains = format!("{name}.corrupt-");
-        match self.files.list(directory, LISTED) {
-            Ok(listing) => {
-                listing.entries.iter().any(|entry| entry.name.to_string_lossy().starts_with(&remains))
+        (1..=files::SET_ASIDE_KEPT + 1).any(|number| {
+            let remains = format!("{}.corrupt-{number}", path.display());
+            !matches!(self.files.read(Path::new(&remains), 0), Err(ReadError::NotFound { .. }))
+        })
+    }
+
+    /// Renames what cannot be read; what stands in place of its directory, if that is why.
+    fn set_aside(&self, path: &Path) -> Result<(), String> {
+        let target = match self.displaced_parent(path) {
+            Some((parent, _)) if parent != Path::new("") => parent,
+            _ => path,
+        };
+        match self.files.set_aside(target) {
+            Ok(aside) => {
+                log::info!("{} renamed to {}", target.display(), aside.display());
+                Ok(())
             }
-            Err(_) => false,
+            Err(error) => Err(crate::loops::chain(&error)),
         }
     }
 
@@ -148,11 +177,11 @@ impl DiskLoop {
     /// Ours and the highest of the others.
     fn versions_to_keep(&self) -> Vec<String> {
         let mut versions: Vec<String> = match self.files.list(Path::new(""), LISTED) {
-            Ok(listing) => {
+            Ok(listing) if !listing.truncated => {
                 listing.entries.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect()
             }
-            // a list that could not be read is not an empty one
-            Err(_) => return Vec::new(),
+            // a list that could not be read, or not to its end, does not say which are the highest
+            _ => return Vec::new(),
         };
         versions.retain(|name| is_version(name) && *name != self.version);
         versions.sort_by_key(|name| std::cmp::Reverse(numbers(name)));

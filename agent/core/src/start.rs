@@ -242,6 +242,12 @@ fn load_fallback(
         _ => load(steps, &config, &facts.overrides)?,
     };
     started.last_known_good_id = loaded.as_ref().ok().map(|content| content.id);
+    let same = config.uid == assigned.uid && config.sha256 == assigned.sha256;
+    if let (false, Err(why)) = (same, &loaded) {
+        // said while all is well: when it is needed it is too late
+        let finding = format!("last-known-good (UID: {}) could not be fallen back to: {why}", config.uid);
+        started.findings.push(finding);
+    }
     Ok(Some((config, loaded)))
 }
 

@@ -45,7 +45,8 @@ impl Rest {
 fn check(board: &mut Board, target: &str, damage: Damage, rest: Rest, said: &str) {
     let what = format!("{target}, {damage:?}");
     board.renew();
-    apply(damage, &board.root().join(target));
+    let path = if target.is_empty() { board.root().to_owned() } else { board.root().join(target) };
+    apply(damage, &path);
     let (_, took) = board.live_until(&format!("{what}: {rest:?}"), |status| rest.is(status));
     assert!(took < SANE_START, "{what}: the first renewal took {took:?}");
     let log = board.log();
@@ -124,4 +125,69 @@ fn unreadable_verdicts_are_set_aside_and_last_known_good_runs() {
 fn a_damaged_checkpoint_of_the_assigned_config_is_fetched_anew() {
     let checkpoint = State::lived_in().checkpoint(TRIED);
     check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
+}
+
+#[test]
+fn a_damaged_checkpoint_of_last_known_good_is_told_and_the_assigned_config_runs() {
+    let checkpoint = State::lived_in().checkpoint(GOOD);
+    check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
+}
+
+#[test]
+fn evidence_that_cannot_be_read_is_set_aside_and_no_evidence() {
+    check_record("last-exit.json", Rest::Assigned, "last-exit.json");
+    check_record("evidence-seen.json", Rest::Assigned, "evidence-seen.json");
+}
+
+#[test]
+fn whatever_stands_in_place_of_the_reserve_it_is_made_anew() {
+    let mut board = Board::lived_in();
+    for damage in UNREADABLE.into_iter().chain(DOUBTFUL) {
+        check(&mut board, "config/.kedge-reserve", damage, Rest::Assigned, "");
+        let reserve = board.root().join("config/.kedge-reserve");
+        let bytes =
+            reserve.symlink_metadata().map_or(0, |found| if found.is_file() { found.len() } else { 0 });
+        assert!(bytes >= 64 * 1024, "{damage:?}: the reserve has {bytes} bytes");
+    }
+}
+
+/// Damage to a directory.
+const DISPLACED: [Damage; 7] = [
+    Damage::File,
+    Damage::DanglingLink,
+    Damage::LinkToPasswd,
+    Damage::LinkToZero,
+    Damage::LinkToItself,
+    Damage::Fifo,
+    Damage::Socket,
+];
+
+fn check_directory(target: &str, rest: Rest, said: &str) {
+    let mut board = Board::lived_in();
+    for damage in DISPLACED {
+        check(&mut board, target, damage, rest, said);
+    }
+}
+
+#[test]
+fn what_stands_in_place_of_the_checkpoints_is_set_aside_and_they_are_fetched_anew() {
+    check_directory("config/checkpoints", Rest::Assigned, "checkpoints was a ");
+    check_directory(&format!("config/checkpoints/{TRIED}"), Rest::Assigned, "checkpoints/uid-tried was a ");
+    let mut board = Board::lived_in();
+    check(&mut board, "config/checkpoints", Damage::Missing, Rest::Assigned, "its checkpoint is missing");
+}
+
+#[test]
+fn what_stands_in_place_of_the_verdicts_directory_is_set_aside_and_the_verdicts_are_unknown() {
+    check_directory("config/0.1.0", Rest::LastKnownGood, "bad-configs.json is unreadable");
+}
+
+#[test]
+fn what_stands_in_place_of_the_state_directory_leaves_the_local_config_and_says_so() {
+    for target in ["config", ""] {
+        let mut board = Board::lived_in();
+        for damage in DISPLACED {
+            check(&mut board, target, damage, Rest::Any, "");
+        }
+    }
 }
