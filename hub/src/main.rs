@@ -93,7 +93,6 @@ async fn serve(options: Serve) -> Result<(), String> {
     notify(&[sd_notify::NotifyState::Ready]);
     let served = server::serve(listener, tls, hub, async {
         shutdown.await;
-        log::info!("stopping");
         notify(&[sd_notify::NotifyState::Stopping]);
     })
     .await;

@@ -43,9 +43,14 @@ fn help_and_version_go_to_standard_output_and_mistakes_to_standard_error() {
 fn a_hub_starts_in_an_empty_directory_and_stops_when_asked() {
     let parent = directory("starts");
     let mut hub = Hub::start_in(parent.join("new/hub"), &[]);
-    for (file, mode) in
-        [("admin.kubeconfig", 0o600), ("pki/ca.pem", 0o600), ("ca.crt", 0o644), ("server-url", 0o644)]
-    {
+    for (file, mode) in [
+        ("admin.kubeconfig", 0o600),
+        ("pki/ca.pem", 0o600),
+        ("ca.crt", 0o644),
+        ("server-url", 0o644),
+        ("state.db", 0o600),
+        ("state.db-wal", 0o600),
+    ] {
         let found = fs::metadata(hub.data_dir.join(file)).unwrap().permissions().mode() & 0o777;
         assert_eq!(found, mode, "{file}");
     }
@@ -153,6 +158,31 @@ fn the_advertised_name_stands_in_kubeconfigs_and_in_the_certificate() {
         }
         let said = kubectl.fails(&format!("{reached} --tls-server-name elsewhere.invalid"));
         contains(&said, &["certificate is valid for", "hub.invalid", "not elsewhere.invalid"]);
+    }
+}
+
+#[test]
+fn the_hub_is_reached_over_ipv6_and_on_every_address() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("SKIPPED: this machine has no IPv6 loopback");
+        return;
+    }
+    let loopback = Hub::start_in(directory("ipv6"), &["--listen", "[::1]:0"]);
+    assert!(loopback.url.starts_with("https://[::1]:"), "{}", loopback.url);
+    let every = Hub::start_in(directory("every"), &["--listen", "[::]:0"]);
+    assert!(every.url.starts_with("https://[::1]:"), "{}", every.url);
+    contains(&every.log(), &["listening on every address without --advertise: node kubeconfigs will name"]);
+    let port = every.url.rsplit_once(':').unwrap().1;
+    for version in kubectl::VERSIONS {
+        for hub in [&loopback, &every] {
+            let Some(kubectl) = hub.find_kubectl(version) else { continue };
+            contains(&kubectl.ok("get ns -o name"), &["namespace/default"]);
+        }
+        let Some(kubectl) = every.find_kubectl(version) else { continue };
+        contains(
+            &kubectl.ok(&format!("get ns -o name --server https://127.0.0.1:{port}")),
+            &["namespace/default"],
+        );
     }
 }
 

@@ -84,10 +84,14 @@ impl Performer {
     }
 
     async fn run(mut self) {
+        let mut late = Duration::ZERO;
         loop {
             let stalled = Duration::from_millis(self.stalled.swap(0, Ordering::Relaxed));
-            self.pass(self.start.elapsed(), stalled).await;
+            self.pass(self.start.elapsed(), stalled.max(late)).await;
+            // after a standstill both timers fire at once, and this one may come before the pulse's
+            let before = Instant::now();
             tokio::time::sleep(PERIOD).await;
+            late = before.elapsed().saturating_sub(PERIOD);
         }
     }
 

@@ -5,6 +5,7 @@
 //! At open the whole file is checked (`quick_check`): a damaged store is an error that names the way out, never a start with less.
 
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags, params};
@@ -44,6 +45,14 @@ impl Sqlite {
         let lock = lock(directory)?;
         let path = directory.join("state.db");
         let fresh = !path.exists();
+        // SQLite would make it readable for others; the log beside it takes the mode over
+        File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(|error| OpenError::Directory(directory.to_owned(), error))?;
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
