@@ -4,7 +4,8 @@
 //! There are three sorts of callers: administrators (the group `system:masters`) may do everything; a node may touch
 //! what is its own (`node`); anyone else may ask for health and version, and, once authenticated, for discovery.
 //! `authorize` judges the request before anything is read; `admit` judges an object as it would be stored. Both speak
-//! upstream's texts, because people search for them. No roles yet: RBAC objects are not served.
+//! upstream's texts, because people search for them. Absent for now: roles (RBAC objects are not served), taking a
+//! credential back before it expires, and judging a watch again while it stands (the server ends watches by and by).
 
 mod node;
 
