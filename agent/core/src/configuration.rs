@@ -165,6 +165,8 @@ pub(crate) struct Configuration {
     forgive: Vec<String>,
     reset: bool,
     job: Option<Job>,
+    /// What the end of the previous run proved is not on disk yet.
+    unproven: bool,
     /// No transition that writes starts before this, after one failed.
     not_before: Duration,
     news: Vec<News>,
@@ -203,6 +205,7 @@ impl Configuration {
             forgive: Vec::new(),
             reset: false,
             job: None,
+            unproven: started.unproven,
             // a disk that refused a moment ago is not asked again at once, or each start would lead to the next
             not_before: if disk_refused { now.mono + RETRY_WRITE } else { now.mono },
             news: Vec::new(),
@@ -315,6 +318,11 @@ impl Configuration {
 
     pub(crate) fn take_news(&mut self) -> Vec<News> {
         std::mem::take(&mut self.news)
+    }
+
+    /// Whether what the end of the previous run proved is on disk, or proves nothing any more: then its evidence can go.
+    pub(crate) fn proven(&self) -> bool {
+        !self.unproven
     }
 
     // ------------------------------------------------------------------------------------------ what comes next
@@ -476,6 +484,15 @@ impl Configuration {
 
     /// What a finished transition means for what is known besides the disk, and what to tell.
     fn succeeded(&mut self, kind: &Transition) -> Option<News> {
+        if matches!(
+            kind,
+            Transition::Save { .. }
+                | Transition::Promote { .. }
+                | Transition::ContactUnderRetry { .. }
+                | Transition::RecordVerdict { .. }
+        ) {
+            self.unproven = false;
+        }
         let normal = |reason, message| Some(News { warning: false, reason, message });
         match kind {
             Transition::Promote { startups, config } => {
@@ -664,8 +681,9 @@ impl Configuration {
                 Object::Here(object) => self.compare_object(now, source, &object),
             },
         };
-        let write_failed = now.mono < self.not_before && transition.is_some() && self.sync.is_some();
-        if !write_failed {
+        // a problem stays said while it is being mended: else each try on a full disk would look like a change
+        let being_mended = transition.is_some() && problem.is_none();
+        if !being_mended {
             self.sync = problem.map(SyncProblem::shortened);
         }
         transition

@@ -122,6 +122,11 @@ impl Exit {
         if self.stop_asked && !start_timeout && self.result != "watchdog" {
             return Ended::Clean;
         }
+        // Code 0 is an exit that core ordered, even if its record could not be closed. And this record may be older than
+        // the run under judgement: one that a power cut ended before the evidence of the run before it was consumed.
+        if self.result == "success" && self.exit_code == "exited" && self.exit_status == "0" {
+            return Ended::Clean;
+        }
         if self.result == "watchdog"
             && !self.stalled.is_empty()
             && self.stalled.iter().all(|name| name == DISK_LOOP)
@@ -283,11 +288,11 @@ mod tests {
             after(stalled(&["disk", "renew"])),
             "counted: the watchdog ended it, stalled: disk, renew",
         );
-        // a clean end whose record could not be closed reads as a crash: better one startup too many than one too few
+        // systemd calls some signals success, too
         check(
             this,
-            after(Exit { exit_code: "exited".into(), exit_status: "0".into(), ..exit("success") }),
-            "counted: success (exited 0)",
+            after(Exit { exit_code: "killed".into(), exit_status: "PIPE".into(), ..exit("success") }),
+            "counted: success (killed PIPE)",
         );
         let other_boot = Exit { boot_id: "before".into(), ..exit("signal") };
         check(this, after(other_boot), "counted: nobody recorded how");
@@ -298,6 +303,13 @@ mod tests {
         for result in ["success", "timeout", "signal", "exit-code"] {
             check(Some(BOOT), after(Exit { stop_asked: true, ..exit(result) }), "none");
         }
+    }
+
+    #[test]
+    fn an_exit_that_core_ordered_counts_for_nothing_even_if_its_record_could_not_be_closed() {
+        let ordered = Exit { exit_code: "exited".into(), exit_status: "0".into(), ..exit("success") };
+        check(Some(BOOT), after(ordered.clone()), "none");
+        check(Some("boot-before"), after(Exit { boot_id: "boot-before".into(), ..ordered }), "none");
     }
 
     #[test]

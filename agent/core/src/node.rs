@@ -32,6 +32,9 @@ const NEWS: usize = 16;
 /// Longest wait between tries of a request, whatever fails: a link that comes back is used within this time.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
+/// Longest wait that a server may ask for: what a wrong or hostile answer says must not end the heartbeat for a year.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
+
 /// What the command line and the board say once.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -228,7 +231,7 @@ impl Answer {
 
     pub(crate) fn retry_after(&self) -> Duration {
         match self {
-            Self::Refused { retry_after: Some(wait), .. } => *wait,
+            Self::Refused { retry_after: Some(wait), .. } => (*wait).min(LONGEST_PATIENCE),
             _ => Duration::ZERO,
         }
     }
@@ -304,6 +307,7 @@ struct Running {
     news: heapless::Deque<api::Event, NEWS>,
     last_config_ok: ConfigOk,
     exiting: bool,
+    evidence_consumed: bool,
     posted: u64,
     status_posts: u64,
 }
@@ -445,6 +449,7 @@ impl Running {
             news: heapless::Deque::new(),
             last_config_ok: config_ok.clone(),
             exiting: false,
+            evidence_consumed: false,
             posted: 0,
             status_posts: 0,
         };
@@ -479,16 +484,27 @@ impl Running {
             actions.push(Action::Log(Level::Info, line));
         }
         actions.push(Action::Use(Box::new(running.configuration.effective().as_ref().clone())));
-        actions.push(Action::ConsumeEvidence);
+        running.consume_evidence(actions);
         actions.push(Action::Sweep { keep: running.checkpoints_to_keep() });
         actions.push(Action::WatchNode);
         running
     }
 
+    /// Once, and only when everything it proved is on disk: until then it is the proof, over restarts and power cuts.
+    fn consume_evidence(&mut self, actions: &mut Vec<Action>) {
+        if !self.evidence_consumed && self.configuration.proven() {
+            self.evidence_consumed = true;
+            actions.push(Action::ConsumeEvidence);
+        }
+    }
+
     /// Checkpoints that a record names; None while a record that might name one cannot be read, or was not.
     fn checkpoints_to_keep(&self) -> Option<Vec<CheckpointName>> {
         let disk = &self.configuration.disk;
-        if !self.configuration.facts().dynamic || disk.current.unknown().is_some() || disk.last_known_good.unknown().is_some() {
+        if !self.configuration.facts().dynamic
+            || disk.current.unknown().is_some()
+            || disk.last_known_good.unknown().is_some()
+        {
             return None;
         }
         let assigned = match disk.assigned() {
@@ -665,6 +681,7 @@ impl Running {
         if self.exiting {
             return true;
         }
+        self.consume_evidence(actions);
         self.note_condition(actions);
         self.watch_wanted(actions);
         self.look(now, jitter, actions);

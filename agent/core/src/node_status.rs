@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
 pub fn kubelet_version(agent_version: &str) -> String {
-    format!("v1.34.0+kedge-{agent_version}")
+    format!("v1.35.0+kedge-{agent_version}")
 }
 
 /// Facts about the host, as plain values.
@@ -99,6 +99,8 @@ pub(crate) struct StatusPatch {
 
 impl StatusKeeper {
     pub(crate) fn new(started: Timestamp) -> Self {
+        // `Time` of the API has whole seconds: with more, what comes back would never equal what was sent
+        let started = Timestamp::from_micros(started.micros() / 1_000_000 * 1_000_000);
         Self { started, ..Self::default() }
     }
 

@@ -106,6 +106,8 @@ pub(crate) struct Started {
     pub(crate) condemned: Vec<Verdict>,
     /// The counts of the assigned config brought up to date, recorded or not.
     pub(crate) assigned_counts: Option<Startups>,
+    /// What the end of the previous run proved could not be recorded: the evidence of it must stay.
+    pub(crate) unproven: bool,
 }
 
 /// Results of parsing, so that a program that runs again from its top parses once.
@@ -148,6 +150,8 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Re
         changed: None,
         condemned: Vec::new(),
         assigned_counts: None,
+        // switched off, a start holds nothing against anybody
+        unproven: !facts.dynamic,
     };
     if !facts.dynamic {
         return Ok(started);
@@ -336,6 +340,7 @@ fn try_to_run(
         return court.condemn(steps, started, kind).map(Err);
     }
     if may_write && let Err(why) = started.disk.put_startups(steps, startups.clone())? {
+        started.unproven = true;
         let in_trial = startups.ran_ms < Terms::remembered(&startups).settled_after_ms();
         if standing.assigned && !standing.last_known_good && in_trial {
             return Ok(Err(Obstacle::NotRecorded(why)));
@@ -409,12 +414,16 @@ impl Court<'_> {
             Known::Is(bad) => bad.clone(),
             Known::Absent => BadConfigs::default(),
             // adding to a list that could not be read would make the rest of it read as empty
-            Known::Unknown { .. } => return Ok(Obstacle::Marked { verdict, recorded: false }),
+            Known::Unknown { .. } => {
+                started.unproven = true;
+                return Ok(Obstacle::Marked { verdict, recorded: false });
+            }
         };
         let in_use = started.disk.uids_in_use();
         let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
         bad.mark(uid, self.id, verdict.clone(), &in_use);
         let recorded = started.disk.put_bad_configs(steps, bad)?.is_ok();
+        started.unproven |= !recorded;
         Ok(Obstacle::Marked { verdict, recorded })
     }
 }

@@ -46,6 +46,11 @@ impl Hub {
         }
     }
 
+    /// Counts on from here: a hub that was wiped gives out other UIDs than it did before.
+    pub(crate) fn wiped(&mut self, counter: u64) {
+        self.counter = counter;
+    }
+
     fn count(&mut self) -> u64 {
         self.counter += 1;
         self.counter
@@ -141,7 +146,8 @@ impl Hub {
     /// What the node lifecycle does when nothing was heard of a node.
     pub(crate) fn mark_unknown(&mut self) {
         self.edit_node(|node| {
-            for condition in node["status"]["conditions"].as_array_mut().into_iter().flatten() {
+            let conditions = node.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
+            for condition in conditions.into_iter().flatten() {
                 if condition["type"] != api::CONFIG_OK {
                     condition["status"] = json!("Unknown");
                     condition["reason"] = json!("NodeStatusUnknown");

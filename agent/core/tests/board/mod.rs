@@ -25,6 +25,9 @@ pub(crate) const NODE: &str = "edge-1";
 pub(crate) const WALL_MICROS: i64 = 1_795_224_958_000_000;
 pub(crate) const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
+/// `maxPods` of a node that nobody configured.
+pub(crate) const DEFAULT_PODS: u32 = 110;
+
 /// A payload that differs from others by `maxPods`, so that what runs can be told apart.
 pub(crate) fn payload(max_pods: u32, fields: &str) -> String {
     format!("{HEADER}maxPods: {max_pods}\n{fields}\n")
@@ -75,6 +78,8 @@ pub(crate) struct World {
     pub(crate) log: Vec<String>,
     pub(crate) starts: u64,
     pub(crate) seed: u64,
+    /// How fast the agent's running clock goes, in percent: 100 is right.
+    pub(crate) hurry_percent: u32,
 }
 
 impl World {
@@ -103,11 +108,19 @@ impl World {
             log: Vec::new(),
             starts: 0,
             seed: 1,
+            hurry_percent: 100,
         }
     }
 
     pub(crate) fn now(&self) -> Now {
-        Now { mono: self.mono, wall: Timestamp::from_micros(self.wall_micros) }
+        let mono = self.mono * self.hurry_percent / 100;
+        Now { mono, wall: Timestamp::from_micros(self.wall_micros) }
+    }
+
+    /// When the agent wants to be woken, by the world's clock.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        let process = self.process.as_ref()?;
+        Some(process.node.next_deadline(self.now())? * 100 / self.hurry_percent)
     }
 
     pub(crate) fn boot_id(&self) -> String {
@@ -134,6 +147,11 @@ impl World {
 
     /// Starts the agent and hands it its first event; performs nothing.
     pub(crate) fn launch(&mut self) {
+        self.try_launch().expect("the local config is valid");
+    }
+
+    /// The same with a local config that may be invalid: then the agent refuses, and says why.
+    pub(crate) fn try_launch(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "the agent runs already");
         let options = Options {
             node_name: NODE.into(),
@@ -145,8 +163,8 @@ impl World {
             previous_run: self.previous.clone(),
             seed: self.seed.wrapping_add(self.starts),
         };
+        let node = Node::new(options, self.now()).map_err(|error| error.report())?;
         self.starts += 1;
-        let node = Node::new(options, self.now()).expect("the local config is valid");
         self.process = Some(Process {
             node,
             step: None,
@@ -162,6 +180,7 @@ impl World {
             stop_asked: false,
         });
         self.handle(Event::Start);
+        Ok(())
     }
 
     pub(crate) fn handle(&mut self, event: Event) {
@@ -317,6 +336,16 @@ impl World {
         true
     }
 
+    /// Whether a watch has something to tell.
+    pub(crate) fn has_news(&self) -> bool {
+        let Some(process) = &self.process else { return false };
+        let node = self.hub.node.as_ref().unwrap_or(&Value::Null);
+        let map =
+            process.watched.as_ref().map(|(_, name)| self.hub.config_maps.get(name).unwrap_or(&Value::Null));
+        let new_node = process.watches_node && process.node_shown.as_ref() != Some(node);
+        new_node || map.is_some_and(|map| process.map_shown.as_ref() != Some(map))
+    }
+
     /// The watches begin anew, as after a broken connection.
     pub(crate) fn forget_shown(&mut self) {
         if let Some(process) = &mut self.process {
@@ -367,9 +396,7 @@ impl World {
             if self.exited() || self.mono >= end {
                 return;
             }
-            let now = self.now();
-            let deadline = self.process.as_ref().and_then(|process| process.node.next_deadline(now));
-            let next = deadline.filter(|at| *at > self.mono).map_or(end, |at| at.min(end));
+            let next = self.deadline().filter(|at| *at > self.mono).map_or(end, |at| at.min(end));
             self.advance(next - self.mono);
             self.handle(Event::Tick);
         }

@@ -180,6 +180,17 @@ fn no_status_is_sent_when_nothing_changed_and_one_when_a_report_is_due() {
 }
 
 #[test]
+fn a_start_within_a_second_of_wall_time_sends_no_more_than_one_on_it() {
+    let mut world = World::new();
+    world.wall_micros += 123_456;
+    world.start();
+    world.run_for(TRIAL);
+    world.hub.status_patches.clear();
+    world.run_for(HOUR);
+    assert!(world.hub.status_patches.len() <= 13, "{}", world.hub.status_patches.len());
+}
+
+#[test]
 fn a_change_is_sent_when_it_is_seen_and_moves_the_transition_of_that_condition_alone() {
     let mut world = settled();
     let before = world.hub.condition("Ready").expect("reported").clone();
@@ -312,13 +323,20 @@ fn ten_minutes_without_a_hub_need_no_help() {
 }
 
 #[test]
-fn a_server_that_asks_for_patience_gets_it() {
+fn a_server_that_asks_for_patience_gets_it_within_reason() {
+    for (asked, given) in [(120, 120), (300, 300), (31_536_000, 300)] {
+        check_patience(Duration::from_secs(asked), Duration::from_secs(given));
+    }
+}
+
+#[track_caller]
+fn check_patience(asked: Duration, given: Duration) {
     let mut world = settled();
     let later = Answer::Refused {
         status: 429,
         reason: "TooManyRequests".into(),
         message: "later".into(),
-        retry_after: Some(Duration::from_secs(120)),
+        retry_after: Some(asked),
     };
     while world.process.as_ref().is_some_and(|process| process.renewal.is_none()) {
         world.advance(SECOND);
@@ -326,7 +344,7 @@ fn a_server_that_asks_for_patience_gets_it() {
     }
     world.do_renewal(Some(later));
     world.seen.clear();
-    world.run_for(119 * SECOND);
+    world.run_for(given - SECOND);
     assert!(renewals(&world).is_empty());
     world.run_for(2 * SECOND);
     assert_eq!(renewals(&world).len(), 1);

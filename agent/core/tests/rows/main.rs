@@ -26,8 +26,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// `configTrialDuration` unless a payload says otherwise.
 const TRIAL: Duration = Duration::from_secs(600);
 
-/// `maxPods` of a node that nobody configured.
-const DEFAULT: u32 = 110;
+use board::DEFAULT_PODS as DEFAULT;
 /// `maxPods` of the first config pushed.
 const A: u32 = 201;
 /// `maxPods` of the second.

@@ -374,3 +374,19 @@ fn a_stop_that_comes_before_the_start_is_over_is_clean() {
     world.start();
     assert_eq!(world.report().config.startups, 0);
 }
+
+#[test]
+fn a_power_cut_before_the_evidence_of_an_adoption_is_consumed_is_no_crash() {
+    let (mut world, _) = World::known_good();
+    world.assign("b", &short(B, "10m", 0));
+    world.turn();
+    world.exit();
+    // the start is recorded, and the power goes before anything else
+    world.launch();
+    while world.startups()["open"].is_null() {
+        world.do_step();
+    }
+    world.power_cut();
+    world.start();
+    assert_eq!((world.used(), world.report().config.startups), (B, 0));
+}

@@ -374,4 +374,26 @@ fn a_disk_that_refuses_for_hours_is_asked_now_and_then_not_all_the_time() {
         .filter(|seen| matches!(seen, crate::board::Seen::Performed(kedge_core::Step::Write(..), _)));
     let tried = tried.count();
     assert!((50..=70).contains(&tried), "{tried} tries in an hour");
+    // and each try is not a change of the condition
+    let said = world.log.iter().filter(|line| line.contains("ConfigOK=")).count();
+    assert!(said <= 4, "{:#?}", world.log);
+}
+
+#[test]
+fn evidence_of_a_crash_is_kept_until_what_it_proved_is_on_disk() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &short(B, "10m", 0));
+    world.run_for(TRIAL / 4);
+    world.crash();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    assert_eq!(world.used(), A);
+    // the power goes before the verdict could be written: it is still known that this was a crash
+    world.power_cut();
+    world.start();
+    assert_eq!(world.used(), A);
+    world.disk.fault = WriteFault::None;
+    world.run_for(2 * MINUTE);
+    assert!(world.bad_configs().get(world.hub.uid_of("b")).is_some());
+    assert_eq!(world.previous, kedge_core::PreviousRun::default(), "and then no longer needed");
 }
