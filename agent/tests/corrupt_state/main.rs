@@ -8,9 +8,12 @@
 
 mod api;
 mod damage;
+mod disks;
+mod leftovers;
 #[path = "../net_server/mod.rs"]
 mod net_server;
 mod stage;
+mod strangers;
 
 use damage::{Damage, apply};
 use serde_json::Value;
@@ -41,12 +44,16 @@ impl Rest {
     }
 }
 
-/// Spoils, starts, looks, stops, and starts once more.
+/// Spoils one thing, starts, looks, stops, and starts once more.
 fn check(board: &mut Board, target: &str, damage: Damage, rest: Rest, said: &str) {
-    let what = format!("{target}, {damage:?}");
     board.renew();
     let path = if target.is_empty() { board.root().to_owned() } else { board.root().join(target) };
     apply(damage, &path);
+    check_spoilt(board, &format!("{target}, {damage:?}"), rest, said);
+}
+
+/// Starts on whatever is there, looks, stops, and starts once more.
+fn check_spoilt(board: &mut Board, what: &str, rest: Rest, said: &str) {
     let (_, took) = board.live_until(&format!("{what}: {rest:?}"), |status| rest.is(status));
     assert!(took < SANE_START, "{what}: the first renewal took {took:?}");
     let log = board.log();
@@ -56,7 +63,7 @@ fn check(board: &mut Board, target: &str, damage: Damage, rest: Rest, said: &str
     assert!(!log.contains("panicked"), "{what}: {log}");
     board.stop();
     board.live_until(&format!("{what}: {rest:?} at the next start"), |status| rest.is(status));
-    if !target.contains("bad-configs") && rest == Rest::Assigned {
+    if rest == Rest::Assigned {
         let status = board.status().unwrap();
         assert_eq!(status["config"]["bad"][0]["uid"], BAD, "{what}: the verdict is lost");
     }
@@ -187,7 +194,26 @@ fn what_stands_in_place_of_the_state_directory_leaves_the_local_config_and_says_
     for target in ["config", ""] {
         let mut board = Board::lived_in();
         for damage in DISPLACED {
-            check(&mut board, target, damage, Rest::Any, "");
+            check(&mut board, target, damage, Rest::Local, "");
         }
     }
+}
+
+#[test]
+fn a_state_directory_that_is_gone_is_a_first_boot_and_one_behind_a_link_is_the_same_state() {
+    let mut board = Board::lived_in();
+    for damage in [Damage::Missing, Damage::Directory] {
+        board.renew();
+        apply(damage, &board.root().join("config"));
+        let what = format!("config, {damage:?}");
+        board.live_until(&what, |status| Rest::Assigned.is(status));
+        assert!(!board.log().contains("set aside"), "{what}: {}", board.log());
+        board.stop();
+    }
+    board.renew();
+    let (config, elsewhere) = (board.root().join("config"), board.root().join("elsewhere"));
+    std::fs::rename(&config, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &config).unwrap();
+    check_spoilt(&mut board, "config behind a link", Rest::Assigned, "");
+    assert!(config.is_symlink());
 }

@@ -80,15 +80,6 @@ impl State {
         })
     }
 
-    pub(crate) fn bytes(&self, path: &str) -> &[u8] {
-        let found = self.0.iter().find(|(other, _)| other == Path::new(path));
-        &found.unwrap_or_else(|| panic!("the agent wrote no {path}, but {:?}", self.paths())).1
-    }
-
-    pub(crate) fn paths(&self) -> Vec<&Path> {
-        self.0.iter().map(|(path, _)| path.as_path()).collect()
-    }
-
     /// The checkpoint of this UID.
     pub(crate) fn checkpoint(&self, uid: &str) -> String {
         let directory = format!("config/checkpoints/{uid}");
@@ -169,11 +160,6 @@ impl Board {
         self.api.world().events.clear();
     }
 
-    /// Keeps the state there from now on.
-    pub(crate) fn live_at(&mut self, root: &Path) {
-        self.root = root.to_owned();
-    }
-
     /// From now on the agent is run by nobody, who owns its directories.
     pub(crate) fn run_as_nobody(&mut self) {
         self.as_nobody = true;
@@ -190,10 +176,6 @@ impl Board {
 
     pub(crate) fn root(&self) -> &Path {
         &self.root
-    }
-
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder.0
     }
 
     fn log_path(&self) -> PathBuf {

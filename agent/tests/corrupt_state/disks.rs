@@ -1,0 +1,111 @@
+//! Disks that take no more: full, out of inodes, read-only. Needs root, to mount small ones.
+
+use crate::stage::{Board, State};
+use crate::strangers::{is_root, skip};
+use crate::{Rest, check_spoilt};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A small disk in memory, mounted as long as this lives.
+pub(crate) struct Mount(PathBuf);
+
+impl Mount {
+    /// None, loudly, where nothing may be mounted.
+    pub(crate) fn new(path: &Path, options: &str) -> Option<Self> {
+        let arguments = ["-t", "tmpfs", "-o", options, "kedge-test"];
+        let done =
+            Command::new("mount").args(arguments).arg(path).status().is_ok_and(|status| status.success());
+        if !done {
+            skip("a small disk", "mount is not allowed here");
+        }
+        done.then(|| Self(path.to_owned()))
+    }
+
+    fn make_read_only(&self) {
+        let done = Command::new("mount").args(["-o", "remount,ro"]).arg(&self.0).status().unwrap();
+        assert!(done.success());
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Bytes until there is no more room.
+fn fill(root: &Path) {
+    let mut file = fs::File::create(root.join("filler")).unwrap();
+    while file.write_all(&[7; 4096]).is_ok() {}
+}
+
+/// Files until there is no more room for one.
+fn use_up_inodes(root: &Path) {
+    (0..).take_while(|number| fs::File::create(root.join(format!("filler-{number}"))).is_ok()).for_each(drop);
+}
+
+/// A board whose state lies on a disk of its own.
+fn on_a_disk(options: &str) -> Option<(Board, Mount)> {
+    let board = Board::lived_in();
+    let mount = Mount::new(board.root(), options)?;
+    State::lived_in().write(board.root());
+    Some((board, mount))
+}
+
+fn remove_reserve(board: &Board) {
+    fs::remove_file(board.root().join("config/.kedge-reserve")).unwrap();
+}
+
+#[test]
+fn on_a_full_disk_the_reserve_lets_a_trial_go_on_and_without_one_last_known_good_runs() {
+    if !is_root("full disks") {
+        return;
+    }
+    for (what, options, use_up) in [
+        ("no blocks", "size=512k", fill as fn(&Path)),
+        ("no inodes", "size=4m,nr_inodes=40", use_up_inodes as fn(&Path)),
+    ] {
+        let Some((mut board, _mount)) = on_a_disk(options) else { return };
+        use_up(board.root());
+        check_spoilt(&mut board, what, Rest::Assigned, "used the reserve");
+        let Some((mut board, _mount)) = on_a_disk(options) else { return };
+        remove_reserve(&board);
+        use_up(board.root());
+        check_spoilt(
+            &mut board,
+            &format!("{what}, no reserve"),
+            Rest::LastKnownGood,
+            "its start could not be recorded",
+        );
+        let Some((mut board, _mount)) = on_a_disk(options) else { return };
+        fs::remove_dir_all(board.root().join("config")).unwrap();
+        use_up(board.root());
+        check_spoilt(
+            &mut board,
+            &format!("{what}, first boot"),
+            Rest::Local,
+            "could not record the assignment",
+        );
+    }
+}
+
+#[test]
+fn on_a_read_only_disk_last_known_good_runs_and_the_agent_says_why() {
+    if !is_root("read-only disks") {
+        return;
+    }
+    let Some((mut board, mount)) = on_a_disk("size=4m") else { return };
+    mount.make_read_only();
+    check_spoilt(&mut board, "read-only", Rest::LastKnownGood, "read-only");
+    let Some((mut board, mount)) = on_a_disk("size=4m") else { return };
+    fs::write(board.root().join("config/current"), "{").unwrap();
+    fs::write(board.root().join("last-exit.json"), "{").unwrap();
+    mount.make_read_only();
+    check_spoilt(&mut board, "read-only and unreadable", Rest::LastKnownGood, "could not be set aside");
+    let Some((mut board, mount)) = on_a_disk("size=4m") else { return };
+    fs::write(board.root().join("config/0.1.0/bad-configs.json"), "{").unwrap();
+    mount.make_read_only();
+    check_spoilt(&mut board, "read-only, verdicts unreadable", Rest::LastKnownGood, "could not be set aside");
+}

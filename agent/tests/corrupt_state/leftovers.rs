@@ -1,0 +1,62 @@
+//! A hundred thousand things beside the records: leftovers of our own, and other people's.
+
+use crate::disks::Mount;
+use crate::stage::{Board, State};
+use crate::strangers::is_root;
+use crate::{Rest, check_spoilt};
+use std::fs;
+use std::path::Path;
+
+const MANY: usize = 100_000;
+
+/// Each is put into a directory of its own state, in memory: a real disk takes minutes to make so many.
+fn check(what: &str, make: impl Fn(&Path, usize), rest: Rest, ours_below: Option<&str>) {
+    let mut board = Board::lived_in();
+    let Some(_mount) = Mount::new(board.root(), "size=1g,nr_inodes=0") else { return };
+    State::lived_in().write(board.root());
+    for number in 0..MANY {
+        make(&board.root().join("config"), number);
+    }
+    check_spoilt(&mut board, what, rest, "");
+    if let Some(directory) = ours_below {
+        let left = fs::read_dir(board.root().join(directory)).unwrap().count();
+        // two starts at least, each with its limit
+        assert!(left < MANY - 30_000, "{what}: {left} are left");
+    }
+}
+
+fn file(path: std::path::PathBuf) {
+    fs::File::create(path).unwrap();
+}
+
+#[test]
+fn a_hundred_thousand_leftovers_delay_no_start_and_are_removed_bit_by_bit() {
+    if !is_root("leftovers") {
+        return;
+    }
+    let temporary = |config: &Path, number| file(config.join(format!(".kedge-new-1-{number}")));
+    check("temporary files", temporary, Rest::Assigned, Some("config"));
+    let checkpoint = |config: &Path, number| file(config.join(format!("checkpoints/uid-tried/old-{number}")));
+    check("old checkpoints", checkpoint, Rest::Assigned, Some("config/checkpoints/uid-tried"));
+    let map =
+        |config: &Path, number| fs::create_dir(config.join(format!("checkpoints/uid-{number}"))).unwrap();
+    check("checkpoint directories", map, Rest::Assigned, Some("config/checkpoints"));
+}
+
+#[test]
+fn a_hundred_thousand_files_of_others_delay_no_start_and_hide_nothing() {
+    if !is_root("files of others") {
+        return;
+    }
+    check("files", |config, number| file(config.join(format!("photo-{number}.jpg"))), Rest::Assigned, None);
+    let aside = |config: &Path, number| file(config.join(format!("current.corrupt-{number}")));
+    check("what was set aside", aside, Rest::Assigned, None);
+    let hidden = |config: &Path, number| {
+        if number == 0 {
+            let verdicts = config.join("0.1.0/bad-configs.json");
+            fs::rename(&verdicts, verdicts.with_file_name("bad-configs.json.corrupt-3")).unwrap();
+        }
+        file(config.join(format!("0.1.0/note-{number}")));
+    };
+    check("files beside verdicts set aside", hidden, Rest::LastKnownGood, None);
+}
