@@ -34,7 +34,9 @@ fn message(configuration: &Configuration) -> String {
         Active::Assigned => format!("using current (UID: {uid})"),
         Active::LastKnownGood => format!("using last known good: (UID: {uid})"),
         Active::Superseded => format!("using previous (UID: {uid})"),
-        Active::Local if configuration.obstacle.is_some() => format!("using last-known-good {local}"),
+        Active::Local if configuration.obstacle.is_some() || awaited_uid(configuration).is_some() => {
+            format!("using last-known-good {local}")
+        }
         Active::Local => format!("using current {local}"),
     }
 }
@@ -62,11 +64,25 @@ fn status_and_reason(configuration: &Configuration) -> (&'static str, String) {
             }
             (status, reason)
         }
-        (None, None) if configuration.in_use.active == Active::Local => ("True", local_reason(configuration)),
-        (None, None) => match &configuration.edited {
-            Some(edited) => ("True", format!("all checks passed; {edited}")),
-            None => ("True", "all checks passed".into()),
-        },
+        (None, None) => nothing_in_the_way(configuration),
+    }
+}
+
+fn nothing_in_the_way(configuration: &Configuration) -> (&'static str, String) {
+    match (awaited_uid(configuration), &configuration.edited) {
+        (Some(uid), _) => ("Unknown", format!("current (UID: {uid}) can be tried now, restarting to use it")),
+        (None, _) if configuration.in_use.active == Active::Local => ("True", local_reason(configuration)),
+        (None, Some(edited)) => ("True", format!("all checks passed; {edited}")),
+        (None, None) => ("True", "all checks passed".into()),
+    }
+}
+
+/// Nothing stands in the way of the assigned config any more, but another one still runs: from the word of forgiveness, say,
+/// to the end of this process. Our own decision: this is not `True`, for what was asked for does not run.
+fn awaited_uid(configuration: &Configuration) -> Option<String> {
+    match configuration.assigned() {
+        AssignedNow::Config(config, _) if configuration.in_use.active != Active::Assigned => Some(config.uid),
+        _ => None,
     }
 }
 

@@ -303,6 +303,10 @@ fn a_forgiven_config_is_tried_again_without_a_hand_on_the_node() {
     world.handle(Event::Forgive(uid.clone()));
     world.turn();
     world.check_written(&["bad-configs", "startups"]);
+    // until the restart what was asked for does not run: nothing may say that all is well
+    let waits = format!("(current (UID: {uid}) can be tried now, restarting to use it)");
+    assert!(world.log.iter().any(|line| line.contains("ConfigOK=Unknown: ") && line.ends_with(&waits)));
+    assert!(!world.log.iter().any(|line| line.contains("ConfigOK=True: using last known good")));
     world.restart();
     assert_eq!((world.used(), world.report().config.startups), (B, 0));
     world.run_for(TRIAL);
