@@ -159,6 +159,7 @@ impl Agent {
         let main_token = watchdog.watch(MAIN_LOOP, MAIN_TURN);
         let disk = DiskLoop {
             files: linux::files(&options.places.dynamic_config_dir),
+            root_files: linux::files(&options.places.root_dir),
             previous: Box::new(previous),
             host: Box::new(host),
             version: env!("CARGO_PKG_VERSION").into(),

@@ -5,7 +5,7 @@
 use kedge_core::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::{Event, HostFacts, Outcome, Step};
 use kedge_platform::files::Kind;
-use kedge_platform::{Files, PreviousExit, ReadError, files};
+use kedge_platform::{Files, PreviousExit, ReadError, SweepReport, files};
 use std::net::IpAddr;
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -36,6 +36,8 @@ pub(crate) enum DiskOrder {
 /// The parts the disk loop works with.
 pub(crate) struct DiskLoop {
     pub(crate) files: Arc<dyn Files>,
+    /// `--root-dir`: how a run ended is recorded there, by other processes.
+    pub(crate) root_files: Arc<dyn Files>,
     pub(crate) previous: Box<dyn PreviousExit>,
     pub(crate) host: Box<dyn kedge_platform::HostFacts>,
     pub(crate) version: String,
@@ -162,13 +164,8 @@ impl DiskLoop {
     fn sweep(&self, keep: Option<&[CheckpointName]>) {
         let versions = self.versions_to_keep();
         let report = self.files.sweep(&|path| kept(path, keep, &self.version, &versions), SWEEP_ENTRIES);
-        if report.removed > 0 || report.error_count > 0 || report.truncated {
-            let rest = if report.truncated { "; more is left for the next start" } else { "" };
-            log::info!("removed {} leftovers{rest}", report.removed);
-        }
-        for error in &report.errors {
-            log::warn!("a leftover stays: {error}");
-        }
+        // a cut while the end of a run is recorded leaves a temporary file beside the record
+        tell_sweep(&[report, self.root_files.sweep_root(SWEEP_ENTRIES)]);
         if let Err(error) = self.files.ensure_reserve(files::RESERVE_BYTES) {
             log::warn!("no reserve for a full disk: {}", crate::loops::chain(&error));
         }
@@ -216,6 +213,18 @@ impl DiskLoop {
             inodes_free: usage.root_available_inodes,
             pids_in_use: usage.pids_in_use,
         }
+    }
+}
+
+fn tell_sweep(reports: &[SweepReport]) {
+    let removed: usize = reports.iter().map(|report| report.removed).sum();
+    let truncated = reports.iter().any(|report| report.truncated);
+    if removed > 0 || truncated || reports.iter().any(|report| report.error_count > 0) {
+        let rest = if truncated { "; more is left for the next start" } else { "" };
+        log::info!("removed {removed} leftovers{rest}");
+    }
+    for error in reports.iter().flat_map(|report| &report.errors) {
+        log::warn!("a leftover stays: {error}");
     }
 }
 

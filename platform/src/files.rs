@@ -310,6 +310,10 @@ pub trait Files: Send + Sync {
     /// is swept again, and a start should not wait for a disk. Call it before others write.
     fn sweep(&self, keep: &dyn Fn(&Path) -> bool, limit: usize) -> SweepReport;
 
+    /// Removes temporary leftovers that lie directly in the root, and nothing else: for a directory whose depths are
+    /// others'. The rest is as with `sweep`.
+    fn sweep_root(&self, limit: usize) -> SweepReport;
+
     /// Makes sure that a reserve of at least `bytes` exists. Writes nothing when it does. Call at start and again
     /// whenever there is time: a write may have used it up.
     fn ensure_reserve(&self, bytes: usize) -> Result<(), WriteError>;
@@ -772,6 +776,13 @@ impl<D: Operations> Files for DurableFiles<D> {
             }
             directories.extend(self.sweep_directory(&directory, keep, limit, &mut report));
         }
+        report
+    }
+
+    fn sweep_root(&self, limit: usize) -> SweepReport {
+        let _one_writer = self.state();
+        let mut report = SweepReport::default();
+        self.sweep_directory(Path::new(""), &|_| true, limit, &mut report);
         report
     }
 

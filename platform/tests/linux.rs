@@ -222,6 +222,22 @@ fn a_link_to_a_directory_is_not_walked_through() {
 }
 
 #[test]
+fn a_sweep_of_the_root_takes_our_leftovers_there_and_nothing_below() {
+    let root = Scratch::new();
+    let files = linux::files(&root.0);
+    files.write_durably(Path::new("record"), b"kept").unwrap();
+    for path in [".kedge-new-7-1", "pods/.kedge-new-7-1", "pods/data"] {
+        fs::create_dir_all(root.0.join(path).parent().unwrap()).unwrap();
+        fs::write(root.0.join(path), b"x").unwrap();
+    }
+    let report = files.sweep_root(100);
+    assert_eq!((report.removed, report.error_count, report.truncated), (1, 0, false));
+    for path in ["record", "pods/.kedge-new-7-1", "pods/data"] {
+        assert!(root.0.join(path).exists(), "{path}");
+    }
+}
+
+#[test]
 fn a_file_that_the_operator_named_is_read_through_links_and_nothing_else_is_opened() {
     let scratch = Scratch::new();
     fs::create_dir(scratch.at("")).unwrap();
