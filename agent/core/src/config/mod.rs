@@ -10,6 +10,7 @@ use core::fmt;
 
 use serde_json::Value;
 
+mod combinations;
 pub mod duration;
 pub mod layers;
 mod path;
@@ -62,6 +63,7 @@ pub fn effective(layers: &LocalLayers, payload: Option<&LayerText>) -> Result<Ef
     };
     schema::check_ranges(&object, &mut |path, message| report(&path, message));
     let config = Config::read(&object, &mut report);
+    combinations::check(&object, &|path| provenance.nearest(path).to_string(), &mut report);
     problems.into_result(ErrorKind::Validate)?;
 
     let without_effect = schema::without_effect(&object);

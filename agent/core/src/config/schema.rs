@@ -516,8 +516,12 @@ fn out_of_range(path: &str, number: &serde_json::Number, low: i64, high: i64) ->
 
 fn expected(kind: &Kind, found: &Tree) -> String {
     let text = match kind {
+        Kind::Bool if is_text(found, &["true", "false"]) => "true or false (without quotes)",
         Kind::Bool => "true or false",
         Kind::Int { low: 0, high } if *high < i64::from(i32::MAX) => return format!("0 to {high}"),
+        Kind::Int { .. } if found.text().is_some_and(|text| text.parse::<i64>().is_ok()) => {
+            "a whole number (without quotes)"
+        }
         Kind::Int { .. } => "a whole number",
         Kind::Number => "a number",
         Kind::Text => match found.content {
@@ -528,11 +532,16 @@ fn expected(kind: &Kind, found: &Tree) -> String {
         Kind::DurationOrInteger => "a duration such as \"10s\" or \"1h30m\", or nanoseconds",
         Kind::QuantityText if matches!(found.content, Content::Number(_)) => "a quantity (put it in quotes)",
         Kind::Quantity | Kind::QuantityText => "a quantity such as \"200Mi\" or \"1500m\"",
-        Kind::Threshold => "a quantity such as \"200Mi\" or a percentage such as \"10%\"",
+        Kind::Threshold if matches!(found.content, Content::Number(_)) => "a quantity (put it in quotes)",
+        Kind::Threshold => "a quantity such as \"200Mi\" or a percentage from \"0%\" to \"100%\"",
         Kind::List(_) => "a list",
         Kind::Map(_) | Kind::Object(_) => "an object",
     };
     text.to_owned()
+}
+
+fn is_text(tree: &Tree, words: &[&str]) -> bool {
+    tree.text().is_some_and(|text| words.contains(&text))
 }
 
 /// A value as a message shows it.
@@ -715,6 +724,11 @@ mod tests {
     fn a_value_of_the_wrong_type_says_what_was_found_and_expected() {
         check("logging: {verbosity: loud}", &["logging.verbosity is \"loud\", expected 0 to 10"]);
         check("registerNode: \"yes\"", &["registerNode is \"yes\", expected true or false"]);
+        check(
+            "registerNode: \"true\"",
+            &["registerNode is \"true\", expected true or false (without quotes)"],
+        );
+        check("maxPods: \"20\"", &["maxPods is \"20\", expected a whole number (without quotes)"]);
         check("registerNode: yes", &[]);
         check("maxPods: many", &["maxPods is \"many\", expected a whole number"]);
         check("maxPods: 1.5", &["maxPods is 1.5, expected a whole number"]);
@@ -742,7 +756,7 @@ mod tests {
         check(
             "evictionHard: {memory.available: 110%}",
             &[
-                "evictionHard[\"memory.available\"] is \"110%\", expected a quantity such as \"200Mi\" or a percentage such as \"10%\"",
+                "evictionHard[\"memory.available\"] is \"110%\", expected a quantity such as \"200Mi\" or a percentage from \"0%\" to \"100%\"",
             ],
         );
         check("memoryThrottlingFactor: high", &["memoryThrottlingFactor is \"high\", expected a number"]);

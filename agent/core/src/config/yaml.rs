@@ -125,7 +125,7 @@ pub fn parse(text: &[u8]) -> Result<Tree, Error> {
     let mut parser = Parser::new_from_str(text);
     let mut builder = Builder::default();
     while let Some(event) = parser.next_event() {
-        let (event, span) = event.map_err(|error| scan_error(&error))?;
+        let (event, span) = event.map_err(|error| scan_error(text, &error))?;
         builder.take(event, Position::of(span))?;
     }
     Ok(builder.root.unwrap_or(Tree { position: Position { line: 1, column: 1 }, content: Content::Null }))
@@ -270,11 +270,65 @@ fn place_of_byte(text: &[u8], at: usize) -> Position {
     Position { line: clamp(line), column: clamp(column) }
 }
 
-fn scan_error(error: &saphyr_parser::ScanError) -> Error {
-    let marker = error.marker();
-    Error {
-        position: Position::of(Span::empty(*marker)),
-        message: format!("not YAML or JSON: {}", error.info()),
+fn scan_error(text: &str, error: &saphyr_parser::ScanError) -> Error {
+    let mut position = Position::of(Span::empty(*error.marker()));
+    if error.info().starts_with("simple key expect") {
+        position = before_blank(text, position);
+    }
+    Error { position, message: format!("not YAML or JSON: {}", in_plain_words(error.info())) }
+}
+
+/// The parser misses the colon of a key when it has read on: to the beginning of a later line, or to the end.
+fn before_blank(text: &str, at: Position) -> Position {
+    let index = |number: u32| usize::try_from(number).unwrap_or(usize::MAX);
+    let lines: Vec<&str> = text.lines().take(index(at.line)).collect();
+    let here = lines.get(index(at.line).saturating_sub(1)).copied().unwrap_or_default();
+    let read = here.chars().take(index(at.column).saturating_sub(1));
+    if !read.collect::<String>().trim().is_empty() {
+        return at;
+    }
+    let mut above = lines.iter().take(index(at.line).saturating_sub(1));
+    let says = |line: &str| !line.trim_start().starts_with('#') && !line.trim().is_empty();
+    match above.rposition(|line| says(line)) {
+        Some(found) => Position { line: u32::try_from(found + 1).unwrap_or(u32::MAX), column: 1 },
+        None => at,
+    }
+}
+
+/// The parser speaks to people who know YAML's grammar; an operator knows the file.
+fn in_plain_words(info: &str) -> &str {
+    match info {
+        "simple key expect ':'" | "simple key expected" => "a line without \": \" (a colon and a space)",
+        "mapping values are not allowed in this context" => {
+            "a second \": \" in one value (put it in quotes), or a wrong indentation"
+        }
+        "while parsing a block mapping, did not find expected key" => {
+            "a line that is no \"key: value\", or a wrong indentation"
+        }
+        "while parsing a block collection, did not find expected '-' indicator" => {
+            "a line of a list that does not begin with \"- \", or a wrong indentation"
+        }
+        "tabs disallowed within this context (block indentation)" | "tabs disallowed in this context" => {
+            "a tab in the indentation, expected spaces"
+        }
+        "invalid indentation in quoted scalar"
+        | "while scanning a quoted scalar, found unexpected end of stream"
+        | "while scanning a quoted scalar, found unexpected document indicator" => {
+            "a quote that is not closed"
+        }
+        "while parsing node, found unknown anchor" => "an alias (*) of an anchor (&) that is not there",
+        "illegal placement of ':' indicator" => "a \":\" where a \",\" or a closing bracket was expected",
+        "did not find expected <document start>" => "something follows the end of the object",
+        "while parsing a quoted scalar, found unknown escape character" => {
+            "an unknown escape (\\) in double quotes, expected single quotes around such text"
+        }
+        "while parsing a quoted scalar, found invalid Unicode character escape code" => {
+            "an escape (\\u) that is no character, expected the character itself"
+        }
+        other if other.starts_with("unexpected character: ") => {
+            "a value that begins with one of @ ` %, expected quotes around it"
+        }
+        other => other,
     }
 }
 

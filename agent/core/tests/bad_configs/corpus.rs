@@ -51,12 +51,12 @@ fn generated() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("800-larger-than-any-configmap", with(format!("providerID: {}", repeat("x", 1_600_000)))),
         (
-            "801-a-mebibyte-of-one-line-comments-and-a-wrong-field",
-            with(repeat("# comment\n", 100_000) + "maxPods: many"),
+            "801-ten-thousand-comments-and-a-wrong-field",
+            with(repeat("# comment\n", 10_000) + "maxPods: many"),
         ),
-        ("802-a-mebibyte-of-spaces-then-nonsense", with(repeat(" ", 1_000_000) + "}")),
-        ("803-a-mebibyte-of-opening-brackets", with(format!("clusterDNS: {}", repeat("[", 1_000_000)))),
-        ("804-a-mebibyte-of-quotes", with(format!("providerID: {}", repeat("'", 1_000_001)))),
+        ("802-a-hundred-thousand-spaces-then-nonsense", with(repeat(" ", 100_000) + "}")),
+        ("803-a-hundred-thousand-opening-brackets", with(format!("clusterDNS: {}", repeat("[", 100_000)))),
+        ("804-a-hundred-thousand-quotes", with(format!("providerID: {}", repeat("'", 100_001)))),
         ("805-lists-a-hundred-deep", with(format!("clusterDNS: {}{}", repeat("[", 100), repeat("]", 100)))),
         (
             "806-objects-a-hundred-deep",
@@ -71,10 +71,10 @@ fn generated() -> Vec<(&'static str, Vec<u8>)> {
             with((0..20_000).map(|index| format!("k{index}: 1\n")).collect()),
         ),
         (
-            "809-twenty-thousand-feature-gates",
+            "809-twelve-thousand-feature-gates",
             with(
                 "featureGates:\n".to_owned()
-                    + &(0..20_000).map(|index| format!("  G{index}: true\n")).collect::<String>(),
+                    + &(0..12_000).map(|index| format!("  G{index}: true\n")).collect::<String>(),
             ),
         ),
         (
@@ -88,10 +88,10 @@ fn generated() -> Vec<(&'static str, Vec<u8>)> {
             with((0..10_000).map(|index| format!("k{index}: &a{index} 1\n")).collect()),
         ),
         ("814-ten-thousand-documents", with(repeat("---\na: 1\n", 10_000))),
-        ("815-a-key-of-a-megabyte", with(format!("{}: 1", repeat("k", 1_000_000)))),
+        ("815-a-key-of-a-hundred-thousand-letters", with(format!("{}: 1", repeat("k", 100_000)))),
         ("816-ten-thousand-duplicates", with(repeat("maxPods: 20\n", 10_000))),
-        ("817-a-mebibyte-of-digits", with(format!("maxPods: {}", repeat("9", 1_000_000)))),
-        ("818-a-mebibyte-of-noise", noise(1_000_000)),
+        ("817-a-hundred-thousand-digits", with(format!("maxPods: {}", repeat("9", 100_000)))),
+        ("818-a-megabyte-of-noise", noise(1_000_000)),
         ("819-ten-thousand-noisy-bytes-after-a-good-header", [HEADER.as_bytes(), &noise(10_000)].concat()),
     ]
 }

@@ -30,6 +30,11 @@ impl Golden {
         }
     }
 
+    /// Puts the cases of another behind these.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.0.push_str(&other.0);
+    }
+
     /// What an operator sees.
     pub(crate) fn seen(&mut self, seen: &Seen, names: &Names) {
         let named =
