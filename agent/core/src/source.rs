@@ -141,8 +141,8 @@ fn pinned(reference: &Value) -> Result<Source, String> {
     if !matches!(kind, "" | "ConfigMap") || !matches!(api_version, "" | "v1") {
         return Err(format!(
             "invalid ObjectReference, it refers to a {} of {}, expected a ConfigMap of v1",
-            shown(or(kind, "ConfigMap")),
-            shown(or(api_version, "v1"))
+            shown(or(kind, "ConfigMap")).escape_debug(),
+            shown(or(api_version, "v1")).escape_debug()
         ));
     }
     let (namespace, name, uid) = (text(fields, "namespace")?, text(fields, "name")?, text(fields, "uid")?);
@@ -203,7 +203,7 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, Strin
 /// The characters Kubernetes allows in names and ConfigMap keys: what goes into a URL path or is looked up as a key.
 fn check_name(field: &str, value: &str) -> Result<(), String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if value.len() > NAME_BYTES || !value.chars().all(allowed) || value.starts_with("..") {
+    if value.len() > NAME_BYTES || !value.chars().all(allowed) || value == "." || value.starts_with("..") {
         return Err(format!(
             "spec.configSource: Invalid value: {field} is {:?}, not a Kubernetes name",
             shown(value)
@@ -301,15 +301,21 @@ mod tests {
             json!({"configMapRef": {"kind": "Secret", "namespace": "n", "name": "m", "uid": "u"}}),
             Err("refers to a Secret of v1"),
         );
+        check(
+            json!({"configMapRef": {"kind": "a\n\u{0}", "namespace": "n", "name": "m", "uid": "u"}}),
+            Err("refers to a a\\n\\0 of v1"),
+        );
         check(json!({"configMap": {"namespace": "n", "name": "m"}}), Err("kubeletConfigKey must be set"));
         check(
             json!({"configMap": {"namespace": "n", "name": "m", "kubeletConfigKey": "k", "uid": "u"}}),
             Err("uid must not be set in spec"),
         );
-        check(
-            json!({"configMap": {"namespace": "n", "name": "../m", "kubeletConfigKey": "k"}}),
-            Err("not a Kubernetes name"),
-        );
+        for part in ["../m", ".", "..", "a/b", "a%2fb"] {
+            check(
+                json!({"configMap": {"namespace": "n", "name": part, "kubeletConfigKey": "k"}}),
+                Err("not a Kubernetes name"),
+            );
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@ use std::collections::BTreeMap;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::{Map, Number, Value};
 
+use super::schema::shortened;
+
 /// Most bytes one text may have. A ConfigMap cannot exceed 1 MiB upstream and one request 1.5 MiB; a larger text
 /// cannot have come from an API server.
 pub const MAX_TEXT_BYTES: usize = 1536 * 1024;
@@ -545,12 +547,10 @@ fn check_tag(tag: Option<&Tag>, plain: &str, position: Position) -> Result<(), E
     }
 }
 
+/// A tag can be as long as its text, and `%00` in it is a byte no terminal should get.
 fn shown(tag: &Tag) -> String {
-    if tag.is_yaml_core_schema() {
-        format!("!!{}", tag.suffix)
-    } else {
-        format!("{}{}", tag.handle, tag.suffix)
-    }
+    let handle = if tag.is_yaml_core_schema() { "!!" } else { &tag.handle };
+    shortened(&format!("{handle}{}", tag.suffix)).escape_debug().to_string()
 }
 
 /// A scalar as it was written.
@@ -835,6 +835,7 @@ mod tests {
         check_error("? [a]\n: b\n", "a list or object stands as a key, expected text (line 1, column 3)");
         check_error("a: !!int 7", "tag !!int is not supported (line 1, column 4)");
         check_error("a: !secret x", "tag !secret is not supported (line 1, column 4)");
+        check_error("a: !s%00 x", "tag !s\\0 is not supported (line 1, column 4)");
         check_error("a: -.inf", "-.inf is not a finite number (line 1, column 4)");
         check_error("a: &x\n  b: *x\n", "alias stands inside the value it refers to (line 2, column 6)");
         let error = parse(b"a: \xff\xfe").expect_err("no UTF-8");
