@@ -8,12 +8,7 @@ use serde_json::json;
 use std::fmt::Write as _;
 
 /// The answer to a request, and what it sets in motion.
-pub(crate) fn answer(
-    request: &Request,
-    node: &Node,
-    now: Now,
-    process: &ProcessFacts,
-) -> (Response, Option<Event>) {
+pub fn answer(request: &Request, node: &Node, now: Now, process: &ProcessFacts) -> (Response, Option<Event>) {
     let (Some(report), Some(effective)) = (node.report(now), node.effective()) else {
         return (Response::text(503, "starting: no configuration is in use yet\n"), None);
     };

@@ -4,7 +4,7 @@
 //! `local` to people and tools on the node itself; `cli` is every command that is not the agent.
 
 pub mod agent;
-mod answers;
+pub mod answers;
 pub mod cli;
 mod disk;
 mod faults;

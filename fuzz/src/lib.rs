@@ -1,0 +1,64 @@
+//! What a stranger or a disk can hand us, as fuzz targets: bytes in, and either nothing happens or a promise was broken.
+//!
+//! Owns the targets, the inputs kept for them (`corpus/`, one packed file a target) and what they found (`findings`).
+//! Always holds: a target is deterministic, needs no network beyond this machine and no root, leaves nothing behind, and
+//! checks more than the absence of panics: what is read is written back equal, limits hold, errors say something.
+//! The same targets run under libFuzzer (`make fuzz`) and, over everything kept and a fixed number of mutations, as
+//! plain tests. Left to others: searching (libFuzzer), and what the code under test should do.
+
+mod api_objects;
+mod config;
+mod exit_record;
+pub mod findings;
+mod host;
+mod input;
+mod kubeconfig;
+mod local_endpoint;
+pub mod mutation;
+mod node;
+pub mod pack;
+mod records;
+mod scalars;
+mod scratch;
+mod server;
+mod source;
+mod yaml;
+
+/// One thing that reads what others wrote.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// Its name: of its corpus, and for the command line.
+    pub name: &'static str,
+    /// Feeds it one input; a panic is a finding.
+    pub run: fn(&[u8]),
+    /// Inputs to begin with: one of each shape, so that the search starts inside.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+    /// Words that matter to it and that chance would not spell.
+    pub words: &'static [&'static str],
+    /// Longest input worth trying, in bytes.
+    pub longest_bytes: usize,
+    /// Mutations that a plain test run tries: about half a second of them, unoptimised.
+    pub mutations: usize,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    yaml::TARGET,
+    config::TARGET,
+    scalars::TARGET,
+    source::TARGET,
+    records::TARGET,
+    exit_record::TARGET,
+    host::TARGET,
+    api_objects::TARGET,
+    kubeconfig::TARGET,
+    local_endpoint::TARGET,
+    server::TARGET,
+    node::TARGET,
+];
+
+/// The target of that name.
+#[must_use]
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}

@@ -1,0 +1,81 @@
+//! Mutations that are the same on every machine and every day, so that plain tests try more than what is kept.
+//!
+//! Small changes of one input, crossings of two, and words of the target. No search: nothing here knows what was reached.
+
+/// Bytes that mean something to readers of text, and some that mean nothing to anybody.
+const SPICE: &[u8] = b"{}[]:,-?&*!|>'\"%@`#\n\r\t \\~<=./0129eExX_+an\x00\x1e\x7f\x80\xc3\xff";
+
+/// Numbers without end from one seed (xorshift64*).
+pub struct Dice(u64);
+
+impl Dice {
+    /// Each seed gives its own numbers.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(number).unwrap_or(0) % sides.max(1)
+    }
+
+    /// A few changes of one of `inputs`.
+    pub fn mutation(&mut self, inputs: &[Vec<u8>], words: &[&str], longest_bytes: usize) -> Vec<u8> {
+        let mut data = inputs.get(self.roll(inputs.len())).cloned().unwrap_or_default();
+        for _ in 0..=self.roll(4) {
+            self.change(&mut data, inputs, words);
+        }
+        data.truncate(longest_bytes);
+        data
+    }
+
+    fn change(&mut self, data: &mut Vec<u8>, inputs: &[Vec<u8>], words: &[&str]) {
+        let at = self.roll(data.len() + 1);
+        let end = (at + 1 + self.roll(16)).min(data.len());
+        match self.roll(8) {
+            0 => data.insert(at, SPICE[self.roll(SPICE.len())]),
+            1 if at < data.len() => data[at] = SPICE[self.roll(SPICE.len())],
+            2 if at < data.len() => data[at] ^= 1 << self.roll(8),
+            3 if at < end => drop(data.drain(at..end)),
+            4 if at < end => {
+                let piece = data[at..end].to_vec();
+                let to = self.roll(data.len() + 1);
+                data.splice(to..to, piece);
+            }
+            5 if !words.is_empty() => {
+                let word = words[self.roll(words.len())].as_bytes().to_vec();
+                data.splice(at..at, word);
+            }
+            6 if !inputs.is_empty() => {
+                let other = &inputs[self.roll(inputs.len())];
+                let from = self.roll(other.len() + 1);
+                data.truncate(at);
+                data.extend_from_slice(&other[from..]);
+            }
+            _ => data.truncate(at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mutations_differ_among_themselves_and_are_the_same_every_time() {
+        let inputs = [b"maxPods: 110\n".to_vec(), b"{}".to_vec()];
+        let all = |seed| {
+            let mut dice = Dice::new(seed);
+            (0..200).map(|_| dice.mutation(&inputs, &["kind"], 20)).collect::<Vec<_>>()
+        };
+        assert_eq!(all(7), all(7));
+        assert_ne!(all(7), all(8));
+        let different: std::collections::BTreeSet<_> = all(7).into_iter().collect();
+        assert!(different.len() > 100, "{}", different.len());
+        assert!(different.iter().all(|data| data.len() <= 20));
+    }
+}

@@ -1,0 +1,76 @@
+//! Every target over everything that is kept, and over mutations that are the same every time: what was found stays mended,
+//! on machines without a fuzzer too.
+
+use kedge_fuzz::mutation::Dice;
+use kedge_fuzz::{TARGETS, findings, pack, target};
+use std::path::Path;
+
+/// Most bytes of all corpora together: they are cloned by everybody.
+const CORPORA_BYTES: usize = 1024 * 1024;
+
+fn kept(name: &str) -> Vec<Vec<u8>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(format!("{name}.pack"));
+    let packed = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    pack::unpack(&packed).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+}
+
+#[track_caller]
+fn replay(name: &str) {
+    let target = target(name).unwrap_or_else(|| panic!("no target {name}"));
+    let mut inputs = kept(name);
+    assert!(inputs.len() > 10, "the corpus of {name} has {} inputs", inputs.len());
+    inputs.extend((target.seeds)());
+    inputs.extend(findings::of(name).map(|finding| finding.input.to_vec()));
+    for input in &inputs {
+        run(target.run, input);
+    }
+    let mut dice = Dice::new(3983);
+    for _ in 0..target.mutations {
+        run(target.run, &dice.mutation(&inputs, target.words, target.longest_bytes));
+    }
+}
+
+/// Shows the input before the panic goes on.
+fn run(target: fn(&[u8]), input: &[u8]) {
+    if let Err(panic) = std::panic::catch_unwind(|| target(input)) {
+        eprintln!("the input was b\"{}\"", input.escape_ascii());
+        std::panic::resume_unwind(panic);
+    }
+}
+
+macro_rules! replayed {
+    ($($test:ident: $name:literal,)*) => {
+        $(#[test] fn $test() { replay($name) })*
+        const REPLAYED: &[&str] = &[$($name),*];
+    };
+}
+
+replayed! {
+    any_text_is_yaml_or_an_error: "yaml",
+    any_layers_are_a_configuration_or_an_error: "config",
+    any_text_is_a_number_a_duration_a_time_or_none: "scalars",
+    any_config_source_is_judged: "source",
+    any_record_is_read_or_unknown: "records",
+    any_exit_record_is_evidence_or_a_problem: "exit_record",
+    any_machine_can_be_looked_at: "host",
+    any_object_is_read_or_refused: "api_objects",
+    any_kubeconfig_is_complete_or_refused: "kubeconfig",
+    any_caller_on_the_node_is_answered: "local_endpoint",
+    any_server_is_survived: "server",
+    any_events_leave_a_node_with_a_configuration: "node",
+}
+
+#[test]
+fn every_target_is_replayed_and_every_finding_has_one() {
+    let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
+    assert_eq!(names, REPLAYED);
+    for finding in findings::FINDINGS {
+        assert!(names.contains(&finding.target), "{}: no target {}", finding.story, finding.target);
+    }
+}
+
+#[test]
+fn corpora_are_small() {
+    let bytes: usize = TARGETS.iter().flat_map(|target| kept(target.name)).map(|input| input.len() + 4).sum();
+    assert!(bytes < CORPORA_BYTES, "{bytes} bytes");
+}
