@@ -90,6 +90,11 @@ impl Hub {
         self.babysitter.as_ref().is_some_and(|babysitter| babysitter.state().is_ready())
     }
 
+    /// The process, while it runs.
+    pub fn pid(&self) -> Option<i32> {
+        self.babysitter.as_ref()?.state().pid
+    }
+
     /// kubectl as the administrator.
     pub fn kubectl(&self) -> &Kubectl {
         &self.kubectl

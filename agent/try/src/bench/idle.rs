@@ -1,0 +1,248 @@
+//! A settled node that has nothing to do: memory, threads, descriptors, bytes on the wire, writes to files.
+//!
+//! Always holds: the agent has its defaults (a renewal each 10 s, a status each 5 minutes), and talks to the hub through
+//! [`crate::relay`]. Memory is read before strace attaches. What happens each 5 minutes is counted where it happened and scaled by
+//! itself, so that a window that caught one more of them changes nothing.
+
+use std::time::{Duration, Instant};
+
+use kedge_try::error::KitError;
+use kedge_try::programs;
+
+use crate::process::Process;
+use crate::relay::{Carried, Record, Relay, by_connection};
+use crate::stage::{Helper, LEASES, PLAIN, Stage, io, pid};
+use crate::table::{Figure, Goal};
+use crate::trace;
+
+/// How long the node is left alone before its memory is read, and after that for its processor time.
+const QUIET: Duration = Duration::from_secs(60);
+/// Longer than any bookmark or renewal, shorter than a Node that a watch tells.
+const NODE_RECORD_BYTES: usize = 600;
+/// Statuses of an hour: `nodeStatusReportFrequency` of 5 minutes.
+const STATUSES_PER_HOUR: f64 = 12.0;
+
+/// Bytes of an idle hour, by what they are for.
+#[derive(Debug, Default)]
+struct Hour {
+    renewal_bytes: f64,
+    renewals: f64,
+    steady_bytes: f64,
+    status_bytes: f64,
+    echo_bytes: f64,
+    bookmark_bytes: f64,
+}
+
+impl Hour {
+    /// From what each connection carried in a window.
+    fn of(carried: &[Carried], window: Duration) -> Option<Hour> {
+        let scale = 3600.0 / window.as_secs_f64();
+        let renewing = carried.iter().max_by_key(|carried| carried.exchanges)?;
+        let mut hour = Hour {
+            renewals: renewing.exchanges as f64,
+            renewal_bytes: renewing.bytes() as f64 / renewing.exchanges as f64,
+            ..Hour::default()
+        };
+        let others = || carried.iter().filter(|carried| carried.connection != renewing.connection);
+        let posting = || others().filter(|carried| carried.exchanges > 0);
+        let statuses: usize = posting().map(|carried| carried.exchanges).sum();
+        let posted: usize = posting().map(Carried::bytes).sum();
+        let told: Vec<usize> = others()
+            .filter(|carried| carried.exchanges == 0)
+            .flat_map(|carried| carried.down_records.clone())
+            .collect();
+        let (nodes, small): (Vec<usize>, Vec<usize>) =
+            told.iter().partition(|bytes| **bytes > NODE_RECORD_BYTES);
+        let other_up: usize =
+            others().filter(|carried| carried.exchanges == 0).map(|carried| carried.up_bytes).sum();
+        if statuses > 0 {
+            hour.status_bytes = posted as f64 / statuses as f64;
+            hour.echo_bytes = nodes.iter().sum::<usize>() as f64 / statuses as f64;
+        }
+        hour.bookmark_bytes = small.iter().sum::<usize>() as f64 / small.len().max(1) as f64;
+        let small: usize = small.iter().sum();
+        hour.steady_bytes = (renewing.bytes() + small + other_up) as f64 * scale;
+        Some(hour)
+    }
+
+    fn bytes(&self) -> f64 {
+        self.steady_bytes + STATUSES_PER_HOUR * (self.status_bytes + self.echo_bytes)
+    }
+}
+
+/// See the module; `window` is how long bytes and writes are counted.
+pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, KitError> {
+    let stage = Stage::open("bench-idle")?;
+    let hub = stage.admin.address();
+    let relay = Relay::start(hub).map_err(io("start the relay"))?;
+    let name = "idle";
+    let kubeconfig = stage.hub.node_kubeconfig(name)?.replace(&hub.to_string(), &relay.address().to_string());
+    let kedge = programs::built("kedge")?;
+    let leases = stage.watch(LEASES)?;
+    let mut agent = stage.agent_with(name, &kedge, PLAIN, &kubeconfig)?;
+    agent.start()?;
+    let mut still = match std::env::var_os("KEDGE_STATIC_AGENT") {
+        Some(program) => Some(stage.agent("static", std::path::Path::new(&program), PLAIN)?),
+        None => None,
+    };
+    if let Some(agent) = &mut still {
+        agent.start()?;
+    }
+    std::thread::sleep(QUIET);
+    let process = Process::new(pid(&agent)?);
+    let memory = process.memory()?;
+    let (threads, descriptors) = (process.count("task")?, process.count("fd")?);
+    let opening = by_connection(relay.records().iter());
+    let mut figures = vec![
+        Figure::new(
+            "agent: PSS, idle",
+            memory.pss,
+            "KiB",
+            "smaps_rollup, 60 s after the start, registered; glibc build",
+        )
+        .with_goal(Goal::AtMost(3072.0)),
+        Figure::new("agent: RSS, idle", memory.rss, "KiB", "the same; kubelet and containerd: 130 MiB"),
+        Figure::new("agent: private memory, idle", memory.private, "KiB", "the same: clean and dirty"),
+    ];
+    if let Some(agent) = &still {
+        let memory = Process::new(pid(agent)?).memory()?;
+        figures.push(
+            Figure::new(
+                "agent: PSS, idle, static build",
+                memory.pss,
+                "KiB",
+                format!("RSS {:.0} KiB, private {:.0} KiB", memory.rss, memory.private),
+            )
+            .with_goal(Goal::AtMost(3072.0)),
+        );
+    }
+    figures.push(Figure::new("agent: threads", threads as f64, "", "/proc/PID/task, idle"));
+    figures.push(Figure::new("agent: descriptors", descriptors as f64, "", "/proc/PID/fd, idle"));
+
+    let (cpu, waits) = (process.cpu_secs()?, process.waits()?);
+    std::thread::sleep(QUIET);
+    let per_hour = 3600.0 / QUIET.as_secs_f64();
+    figures.push(Figure::new(
+        "agent: processor time, idle hour",
+        (process.cpu_secs()? - cpu) * per_hour,
+        "s",
+        "/proc/PID/stat over 60 s, in steps of 10 ms, times 60",
+    ));
+    figures.push(Figure::new(
+        "agent: wake-ups, idle hour",
+        process.waits()?.saturating_sub(waits) as f64 * per_hour,
+        "",
+        "voluntary context switches of all threads over 60 s, times 60",
+    ));
+
+    let prefix = stage.scratch.path().join("idle.strace");
+    let (prefix_text, pid_text) = (prefix.display().to_string(), pid(&agent)?.to_string());
+    let strace = Helper::start(
+        "strace",
+        &["-f", "-ff", "-ttt", "-y", "-e", trace::CALLS, "-o", &prefix_text, "-p", &pid_text],
+    )?;
+    leases.forget();
+    let begun = Instant::now();
+    std::thread::sleep(window);
+    let renewals_seen = leases.count(name);
+    let records: Vec<Record> = relay.records().into_iter().filter(|record| record.at >= begun).collect();
+    strace.stop()?;
+    let carried = by_connection(records.iter());
+    let hour = Hour::of(&carried, window).filter(|hour| hour.renewals > 0.0).ok_or_else(|| {
+        KitError::TimedOut { awaited: "renewals through the relay".into(), found: format!("{carried:?}") }
+    })?;
+    // log lines go to journald on a device
+    let writes = trace::read(&trace::collect(&prefix)?, &["/idle/log"]);
+    figures.extend(wire(&hour, &opening, renewals_seen, window));
+    figures.push(
+        Figure::new(
+            "agent: file writes, idle hour",
+            writes.changes as f64 * 3600.0 / window.as_secs_f64(),
+            "",
+            format!(
+                "strace over {} s: every call that can change a file system; its log is not counted",
+                window.as_secs()
+            ),
+        )
+        .with_goal(Goal::Exactly(0.0)),
+    );
+    agent.stop()?;
+    if let Some(mut agent) = still {
+        agent.stop()?;
+    }
+    Ok(figures)
+}
+
+fn wire(hour: &Hour, opening: &[Carried], renewals_seen: usize, window: Duration) -> Vec<Figure> {
+    let window_secs = window.as_secs();
+    let started: usize = opening.iter().map(Carried::bytes).sum();
+    vec![
+        Figure::new(
+            "wire: bytes per renewal, both ways",
+            hour.renewal_bytes,
+            "B",
+            format!(
+                "TLS records with heads and tags, without TCP/IP's; {} renewals, {renewals_seen} seen by a watcher; a kubelet: 1,026",
+                hour.renewals
+            ),
+        )
+        .with_goal(Goal::AtMost(400.0)),
+        Figure::new(
+            "wire: bytes per bookmark",
+            hour.bookmark_bytes,
+            "B",
+            "the hub's sign of life on the watch, one a minute",
+        ),
+        Figure::new(
+            "wire: bytes per status post",
+            hour.status_bytes,
+            "B",
+            format!("each 5 minutes, both ways; and {:.0} B come back on the Node watch", hour.echo_bytes),
+        ),
+        Figure::new(
+            "wire: bytes per idle hour",
+            hour.bytes(),
+            "B",
+            format!("{window_secs} s of renewals and bookmarks, scaled, and 12 status posts with what comes back"),
+        ),
+        Figure::new(
+            "wire: bytes per idle day",
+            hour.bytes() * 24.0 / 1e6,
+            "MB",
+            "24 such hours; a kubelet without pods: 9.8. Watches begun anew (about 30 a day, 1 kB each) are not in it",
+        )
+        .with_goal(Goal::AtMost(3.5)),
+        Figure::new(
+            "wire: bytes of the first minute",
+            started as f64,
+            "B",
+            format!("{} connections with their handshakes, registration, first status", opening.len()),
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_hour_is_made_of_renewals_bookmarks_and_statuses() {
+        let connection = |connection, up_bytes, down: &[usize], exchanges| Carried {
+            connection,
+            up_bytes,
+            down_bytes: down.iter().sum(),
+            exchanges,
+            down_records: down.to_vec(),
+        };
+        let carried = [
+            connection(0, 0, &[150, 2000, 150], 0),
+            connection(1, 1500, &[500], 5),
+            connection(2, 300, &[60], 1),
+        ];
+        let hour = Hour::of(&carried, Duration::from_secs(360)).unwrap();
+        assert_eq!((hour.renewals, hour.renewal_bytes), (5.0, 400.0));
+        assert_eq!((hour.status_bytes, hour.echo_bytes, hour.bookmark_bytes), (360.0, 2000.0, 150.0));
+        assert_eq!(hour.bytes(), 10.0 * (2000.0 + 300.0) + 12.0 * 2360.0);
+        assert!(Hour::of(&[], Duration::from_secs(1)).is_none());
+    }
+}

@@ -1,0 +1,220 @@
+//! The life of a pushed configuration: how soon it is active, and what it costs the disk until it is promoted.
+//!
+//! Always holds: the push is a patch of the ConfigMap over the API, and *active* is what the Node's status says there. The writes
+//! that are allowed are those of the design's table of durable writes, written out below; one more is a goal missed.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use kedge_try::error::KitError;
+use kedge_try::programs;
+use serde_json::{Value, json};
+
+use crate::client::Connection;
+use crate::stage::{PATIENCE, PLAIN, Stage, Watched, io, is_named};
+use crate::table::{Figure, Goal, quantile};
+use crate::trace;
+
+/// Pushes that are timed.
+const PUSHES: usize = 10;
+/// The trial of the configuration whose writes are counted. The number of progress records does not depend on it.
+const TRIAL_SECS: u64 = 24;
+/// What the design allows from adoption to promotion: checkpoint, current, startups | startups before it is parsed | three
+/// records of progress, a quarter of the trial apart | startups, last-known-good.
+const WRITES_ALLOWED: [(&str, usize); 4] =
+    [("checkpoints/", 1), ("current", 1), ("startups.json", 6), ("last-known-good", 1)];
+const MERGE: &str = "content-type: application/merge-patch+json\r\n";
+const JSON: &str = "content-type: application/json\r\n";
+const CONFIG_MAPS: &str = "/api/v1/namespaces/default/configmaps";
+
+fn payload(verbosity: usize, trial_secs: u64) -> Value {
+    let text = format!(
+        "{PLAIN}configTrialDuration: {trial_secs}s\nlogging:\n  verbosity: {}\nmaxPods: {verbosity}\n",
+        verbosity % 3
+    );
+    json!({"kubelet": text})
+}
+
+fn create(hub: &mut Connection, name: &str, data: &Value) -> Result<Value, KitError> {
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data});
+    hub.accepted("POST", CONFIG_MAPS, JSON, &object).map_err(io("create a ConfigMap"))
+}
+
+fn follow(hub: &mut Connection, node: &str, name: &str) -> Result<(), KitError> {
+    let source = json!({"namespace": "default", "name": name, "kubeletConfigKey": "kubelet"});
+    let patch = json!({"spec": {"configSource": {"configMap": source}}});
+    hub.accepted("PATCH", &format!("/api/v1/nodes/{node}"), MERGE, &patch)
+        .map(drop)
+        .map_err(io("assign the ConfigMap"))
+}
+
+fn version(object: &Value) -> String {
+    object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned()
+}
+
+fn wait_active(nodes: &Watched, node: &str, version: &str) -> Result<Instant, KitError> {
+    let is_active = |object: &Value| {
+        is_named(object, node)
+            && object["status"]["config"]["active"]["configMap"]["resourceVersion"] == version
+    };
+    nodes.wait(&format!("version {version} to be active on {node}"), PATIENCE, is_active).map(|(at, _)| at)
+}
+
+/// ConfigMap patch to active.
+pub(crate) fn push() -> Result<Vec<Figure>, KitError> {
+    let stage = Stage::open("bench-push")?;
+    let node = "pushed";
+    let nodes = stage.watch("/api/v1/nodes")?;
+    let mut hub = stage.connect()?;
+    let mut agent = stage.agent(node, &programs::built("kedge")?, PLAIN)?;
+    agent.start()?;
+    nodes.wait("the node to register", PATIENCE, |object| is_named(object, node))?;
+    let made = create(&mut hub, "edge", &payload(0, 600))?;
+    follow(&mut hub, node, "edge")?;
+    wait_active(&nodes, node, &version(&made))?;
+    let (mut whole, mut exits) = (Vec::new(), Vec::new());
+    for index in 1..=PUSHES {
+        // the watch of the ConfigMap begins once the source is known; a fleet's operator is no faster
+        std::thread::sleep(Duration::from_secs(2));
+        let ended = agent.babysitter().state().ends.len();
+        let begun = Instant::now();
+        let patch = json!({"data": payload(index, 600)});
+        let patched = hub
+            .accepted("PATCH", &format!("{CONFIG_MAPS}/edge"), MERGE, &patch)
+            .map_err(io("patch the ConfigMap"))?;
+        while agent.babysitter().state().ends.len() == ended && begun.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        exits.push(begun.elapsed().as_secs_f64() * 1e3);
+        let at = wait_active(&nodes, node, &version(&patched))?;
+        whole.push(at.duration_since(begun).as_secs_f64() * 1e3);
+    }
+    agent.stop()?;
+    let pause = kedge_try::agent::AgentOptions::new(&programs::built("kedge")?).restart_after;
+    Ok(vec![
+        Figure::new(
+            "agent: ConfigMap patch to active",
+            quantile(&whole, 0.5),
+            "ms",
+            format!(
+                "p50 of {PUSHES} (p95 {:.0}), from sending the patch to the Node's status; {:.0} to the end of the old process, \
+                 {:.0} the supervisor's RestartSec",
+                quantile(&whole, 0.95),
+                quantile(&exits, 0.5),
+                pause.as_secs_f64() * 1e3
+            ),
+        )
+        .with_goal(Goal::AtMost(500.0)),
+    ])
+}
+
+/// Durable writes from adoption to promotion.
+pub(crate) fn writes() -> Result<Vec<Figure>, KitError> {
+    let stage = Stage::open("bench-life")?;
+    let node = "traced";
+    let nodes = stage.watch("/api/v1/nodes")?;
+    let mut hub = stage.connect()?;
+    let prefix = stage.scratch.path().join("life.strace");
+    // -D: the agent stays the process that was started; one file per thread, so no call is split over two lines
+    let strace = format!("strace -D -f -ff -ttt -y -e {} -o {}", trace::CALLS, prefix.display());
+    let program = stage.wrapper("kedge-strace", &strace)?;
+    let mut agent = stage.agent(node, &program, PLAIN)?;
+    agent.start()?;
+    nodes.wait("the node to register", PATIENCE, |object| is_named(object, node))?;
+    // what a first start writes is over once the node is silent
+    std::thread::sleep(Duration::from_secs(3));
+    let before = trace::collect(&prefix)?.lines().count();
+    let made = create(&mut hub, "edge", &payload(1, TRIAL_SECS))?;
+    follow(&mut hub, node, "edge")?;
+    let made = version(&made);
+    wait_active(&nodes, node, &made)?;
+    let is_promoted = |object: &Value| {
+        is_named(object, node)
+            && object["status"]["config"]["lastKnownGood"]["configMap"]["resourceVersion"] == made
+    };
+    nodes.wait("the promotion", PATIENCE, is_promoted)?;
+    std::thread::sleep(Duration::from_secs(2));
+    let all = trace::collect(&prefix)?;
+    agent.stop()?;
+    let text: Vec<&str> = all.lines().skip(before).collect();
+    let text = text.join("\n");
+    let config_dir = agent.config_dir().display().to_string();
+    let own = trace::read(&only(&text, &config_dir), &[]);
+    let rest = trace::read(&without(&text, &config_dir), &[&format!("/{node}/log")]);
+    let found = kinds(&own.renamed, &config_dir);
+    let allowed: BTreeMap<String, usize> =
+        WRITES_ALLOWED.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect();
+    let beyond: usize =
+        found.iter().map(|(name, count)| count.saturating_sub(allowed.get(name).copied().unwrap_or(0))).sum();
+    let listed: Vec<String> = found.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    let total: usize = allowed.values().sum();
+    Ok(vec![
+        Figure::new(
+            "agent: durable writes, adoption to promotion",
+            own.renamed.len() as f64,
+            "",
+            format!("strace, files renamed into place: {}", listed.join(", ")),
+        )
+        .with_goal(Goal::Exactly(total as f64)),
+        Figure::new(
+            "agent: of them beyond the design's list",
+            beyond as f64,
+            "",
+            "by file, architecture 4.4",
+        )
+        .with_goal(Goal::Exactly(0.0)),
+        Figure::new(
+            "agent: fsyncs, adoption to promotion",
+            own.syncs as f64,
+            "",
+            "strace; two per durable write (file, directory), more where a directory is new",
+        ),
+        Figure::new(
+            "agent: bytes written, adoption to promotion",
+            own.bytes as f64,
+            "B",
+            "strace, configuration's directory",
+        ),
+        Figure::new(
+            "agent: other file changes meanwhile",
+            rest.changes as f64,
+            "",
+            format!("strace: run directory (memory), socket, record of the exit ({} fsyncs)", rest.syncs),
+        ),
+    ])
+}
+
+fn only(text: &str, dir: &str) -> String {
+    text.lines().filter(|line| line.contains(dir)).collect::<Vec<_>>().join("\n")
+}
+
+fn without(text: &str, dir: &str) -> String {
+    text.lines().filter(|line| !line.contains(dir)).collect::<Vec<_>>().join("\n")
+}
+
+/// How many writes of which record: the checkpoints together, other files by name.
+fn kinds(renamed: &[String], dir: &str) -> BTreeMap<String, usize> {
+    let mut kinds = BTreeMap::new();
+    for path in renamed {
+        let below = path.strip_prefix(dir).unwrap_or(path).trim_start_matches('/');
+        let name = match below.starts_with("checkpoints/") {
+            true => "checkpoints/",
+            false => below.rsplit('/').next().unwrap_or(below),
+        };
+        *kinds.entry(name.to_owned()).or_insert(0) += 1;
+    }
+    kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_are_named_by_the_record() {
+        let renamed = ["/r/config/checkpoints/u/7", "/r/config/0.1.0/startups.json", "/r/config/current"];
+        let found = kinds(&renamed.map(str::to_owned), "/r/config");
+        let found: Vec<_> = found.iter().map(|(name, count)| (name.as_str(), *count)).collect();
+        assert_eq!(found, [("checkpoints/", 1), ("current", 1), ("startups.json", 1)]);
+    }
+}

@@ -1,0 +1,137 @@
+//! `kedge-bench`: what the agent and the hub cost, as one table with the goal beside each figure. `make bench` builds and runs it.
+//!
+//! Always holds: real programs on loopback over real TLS; counts where something can be counted, times where not; a section that
+//! cannot be measured is an error, not an empty row. Exits with 1 if something could not be measured, not if a goal is missed:
+//! the table says that, and times depend on the machine.
+
+mod client;
+mod cost;
+mod idle;
+mod life;
+mod load;
+mod process;
+mod relay;
+mod stage;
+mod start;
+mod table;
+mod trace;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use kedge_try::error::KitError;
+use kedge_try::programs;
+use table::{Figure, Goal};
+
+const HELP: &str = "\
+kedge-bench [--idle-secs N] [SECTION...]
+
+Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table. Sections, all by default:
+  size    bytes of the programs
+  start   exec to READY and to the first Lease; 500 drop-ins
+  push    ConfigMap patch to active
+  life    durable writes of a configuration, from adoption to promotion
+  cost    instructions and allocations per renewal (under valgrind)
+  idle    memory, threads, bytes and writes of a settled node (N seconds, 600 by default, and 2 minutes more)
+  hub     1,000 nodes: renewals, status posts, the store's growth
+";
+
+/// Every section, in the order of the table.
+const SECTIONS: [&str; 7] = ["size", "start", "push", "life", "cost", "idle", "hub"];
+
+struct Options {
+    idle: Duration,
+    sections: Vec<String>,
+}
+
+fn options() -> Result<Option<Options>, String> {
+    use lexopt::prelude::*;
+    let mut options = Options { idle: Duration::from_secs(600), sections: Vec::new() };
+    let mut parser = lexopt::Parser::from_env();
+    while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
+        match argument {
+            Short('h') | Long("help") => return Ok(None),
+            Long("idle-secs") => {
+                let text =
+                    parser.value().and_then(|value| value.string()).map_err(|error| error.to_string())?;
+                let secs =
+                    text.parse().map_err(|_| format!("--idle-secs is {text:?}, expected a whole number"))?;
+                options.idle = Duration::from_secs(secs);
+            }
+            Value(word) if SECTIONS.iter().any(|known| word == *known) => {
+                options.sections.push(word.to_string_lossy().into_owned());
+            }
+            other => return Err(other.unexpected().to_string()),
+        }
+    }
+    if options.sections.is_empty() {
+        options.sections = SECTIONS.map(str::to_owned).to_vec();
+    }
+    Ok(Some(options))
+}
+
+fn main() -> ExitCode {
+    let options = match options() {
+        Ok(Some(options)) => options,
+        Ok(None) => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Err(why) => {
+            eprintln!("kedge-bench: {why}; see --help");
+            return ExitCode::from(2);
+        }
+    };
+    let mut figures = Vec::new();
+    let mut failed = 0;
+    for section in &options.sections {
+        eprintln!("kedge-bench: {section} ...");
+        match measure(section, &options) {
+            Ok(more) => figures.extend(more),
+            Err(error) => {
+                eprintln!("kedge-bench: {section}: {error}");
+                failed += 1;
+            }
+        }
+    }
+    print!("{}", table::render(&figures));
+    let missed = figures.iter().filter(|figure| figure.is_met() == Some(false)).count();
+    let met = figures.iter().filter(|figure| figure.is_met() == Some(true)).count();
+    println!("\n{met} goals met, {missed} missed, {failed} sections could not be measured");
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, KitError> {
+    match section {
+        "size" => size(),
+        "start" => start::measure(),
+        "push" => life::push(),
+        "life" => life::writes(),
+        "cost" => cost::measure(),
+        "idle" => idle::measure(options.idle),
+        _ => load::measure(),
+    }
+}
+
+/// The promise to those who put the agent on small flash; `cross/dist` refuses a larger one.
+const AGENT_BYTES: f64 = 2_500_000.0;
+
+fn size() -> Result<Vec<Figure>, KitError> {
+    let bytes = |name: &str| {
+        let path = programs::built(name)?;
+        let metadata = std::fs::metadata(&path).map_err(KitError::io("look at", &path))?;
+        Ok::<f64, KitError>(metadata.len() as f64)
+    };
+    let linked = "stripped, as built for this machine; static programs are smaller: cross/dist";
+    let mut figures = vec![Figure::new("agent: program", bytes("kedge")?, "B", linked)];
+    if let Some(path) = std::env::var_os("KEDGE_STATIC_AGENT") {
+        let path = std::path::PathBuf::from(path);
+        let metadata = std::fs::metadata(&path).map_err(KitError::io("look at", &path))?;
+        figures.push(
+            Figure::new("agent: program, static", metadata.len() as f64, "B", "as cross/dist builds it")
+                .with_goal(Goal::AtMost(AGENT_BYTES)),
+        );
+    }
+    figures.push(Figure::new("hub: program", bytes("kedge-hub")?, "B", "stripped, SQLite inside"));
+    Ok(figures)
+}

@@ -1,0 +1,118 @@
+//! What the kernel tells about a process: memory, threads, descriptors, processor time.
+//!
+//! Always holds: numbers are the kernel's own, in the units named; a process that is gone is an error, not a zero.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use kedge_try::error::KitError;
+
+/// The kernel's unit of processor time for programs: `USER_HZ`, 100 on every Linux architecture we build for.
+const TICKS_PER_SEC: f64 = 100.0;
+
+/// One process.
+pub(crate) struct Process {
+    dir: PathBuf,
+}
+
+/// Memory in KiB.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    /// Its share of what it maps.
+    pub(crate) pss: f64,
+    /// All it maps that is present.
+    pub(crate) rss: f64,
+    /// Present and no other process's.
+    pub(crate) private: f64,
+}
+
+impl Process {
+    /// By its id.
+    pub(crate) fn new(pid: i32) -> Process {
+        Process { dir: Path::new("/proc").join(pid.to_string()) }
+    }
+
+    fn read(&self, name: &str) -> Result<String, KitError> {
+        let path = self.dir.join(name);
+        fs::read_to_string(&path).map_err(KitError::io("read", &path))
+    }
+
+    fn garbled(&self, name: &str, problem: &str) -> KitError {
+        KitError::Garbled {
+            command: format!("read {}/{name}", self.dir.display()),
+            problem: problem.to_owned(),
+        }
+    }
+
+    /// From `smaps_rollup`.
+    pub(crate) fn memory(&self) -> Result<Memory, KitError> {
+        let text = self.read("smaps_rollup")?;
+        let field = |name: &str| {
+            text.lines()
+                .find_map(|line| {
+                    line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok()
+                })
+                .ok_or_else(|| self.garbled("smaps_rollup", &format!("no {name}")))
+        };
+        let private: f64 = field("Private_Clean")? + field("Private_Dirty")?;
+        Ok(Memory { pss: field("Pss")?, rss: field("Rss")?, private })
+    }
+
+    /// How many of its entries a directory of the process has: `task`, `fd`.
+    pub(crate) fn count(&self, name: &str) -> Result<usize, KitError> {
+        let path = self.dir.join(name);
+        Ok(fs::read_dir(&path).map_err(KitError::io("read", &path))?.count())
+    }
+
+    /// Processor time so far, own and system's, in seconds; threads that ended included.
+    pub(crate) fn cpu_secs(&self) -> Result<f64, KitError> {
+        let text = self.read("stat")?;
+        let after_name = text.rsplit(')').next().unwrap_or_default();
+        let mut fields = after_name.split_whitespace().skip(11);
+        let mut ticks = || fields.next().and_then(|field| field.parse::<f64>().ok());
+        match (ticks(), ticks()) {
+            (Some(user), Some(system)) => Ok((user + system) / TICKS_PER_SEC),
+            _ => Err(self.garbled("stat", "no times in it")),
+        }
+    }
+
+    /// How often its threads that live now were taken off a processor because they waited.
+    pub(crate) fn waits(&self) -> Result<u64, KitError> {
+        let path = self.dir.join("task");
+        let mut waits = 0;
+        for task in fs::read_dir(&path).map_err(KitError::io("read", &path))?.flatten() {
+            let text = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            waits += text
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")?.trim().parse::<u64>().ok())
+                .unwrap_or(0);
+        }
+        Ok(waits)
+    }
+}
+
+/// Bytes of all files of a directory, without its subdirectories.
+pub(crate) fn bytes_in(dir: &Path) -> Result<u64, KitError> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(dir).map_err(KitError::io("read", dir))?.flatten() {
+        if let Ok(metadata) = entry.metadata() {
+            bytes += if metadata.is_file() { metadata.len() } else { 0 };
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_about_this_process() {
+        let process = Process::new(std::process::id().try_into().unwrap());
+        let memory = process.memory().unwrap();
+        assert!(memory.rss >= memory.pss && memory.pss >= memory.private, "{memory:?}");
+        assert!(process.count("task").unwrap() >= 1);
+        assert!(process.cpu_secs().unwrap() >= 0.0);
+        assert!(Process::new(i32::MAX).memory().is_err());
+    }
+}

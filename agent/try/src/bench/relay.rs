@@ -1,0 +1,234 @@
+//! A TCP relay between an agent and its hub that reads the heads of TLS records: who sent how many bytes when.
+//!
+//! Always holds: bytes are passed on as they came, at once; nothing is decrypted. What is counted is what TCP carries: TLS
+//! records with their 5-byte heads and their tags, without TCP's and IP's own headers.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// The type of TLS records that carry HTTP (and, in TLS 1.3, most of the handshake).
+const APPLICATION_DATA: u8 = 23;
+
+/// One TLS record as it passed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Record {
+    /// When its last byte passed.
+    pub(crate) at: Instant,
+    /// Which connection, counted from 0.
+    pub(crate) connection: usize,
+    /// From the agent to the hub.
+    pub(crate) is_up: bool,
+    /// TLS content type.
+    pub(crate) content: u8,
+    /// All its bytes, head included.
+    pub(crate) bytes: usize,
+}
+
+/// A running relay.
+pub(crate) struct Relay {
+    address: SocketAddr,
+    records: Arc<Mutex<Vec<Record>>>,
+}
+
+impl Relay {
+    /// Listens on a free port and passes everything on to `target`.
+    pub(crate) fn start(target: SocketAddr) -> io::Result<Relay> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let records: Arc<Mutex<Vec<Record>>> = Arc::default();
+        let log = records.clone();
+        std::thread::spawn(move || {
+            for (connection, agent) in listener.incoming().flatten().enumerate() {
+                let _ = pass(connection, agent, target, &log);
+            }
+        });
+        Ok(Relay { address, records })
+    }
+
+    /// Where the agent is to connect to.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Everything that passed so far.
+    pub(crate) fn records(&self) -> Vec<Record> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn pass(
+    connection: usize,
+    agent: TcpStream,
+    target: SocketAddr,
+    log: &Arc<Mutex<Vec<Record>>>,
+) -> io::Result<()> {
+    let hub = TcpStream::connect(target)?;
+    for socket in [&agent, &hub] {
+        socket.set_nodelay(true)?;
+    }
+    let ways = [(agent.try_clone()?, hub.try_clone()?, true), (hub, agent, false)];
+    for (from, to, is_up) in ways {
+        let log = log.clone();
+        std::thread::spawn(move || {
+            let mut heads = Heads::default();
+            let _ = copy(&from, &to, |bytes| {
+                heads.read(bytes, |content, bytes| {
+                    let record = Record { at: Instant::now(), connection, is_up, content, bytes };
+                    log.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+                });
+            });
+            let _ = to.shutdown(Shutdown::Write);
+        });
+    }
+    Ok(())
+}
+
+fn copy(mut from: &TcpStream, mut to: &TcpStream, mut seen: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let count = from.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(());
+        }
+        seen(&buffer[..count]);
+        to.write_all(&buffer[..count])?;
+    }
+}
+
+/// Finds the records in a stream that comes in arbitrary pieces.
+#[derive(Default)]
+struct Heads {
+    head: Vec<u8>,
+    left: usize,
+}
+
+impl Heads {
+    fn read(&mut self, mut bytes: &[u8], mut found: impl FnMut(u8, usize)) {
+        while !bytes.is_empty() {
+            if self.head.len() < 5 {
+                let take = (5 - self.head.len()).min(bytes.len());
+                self.head.extend_from_slice(&bytes[..take]);
+                bytes = &bytes[take..];
+                if self.head.len() < 5 {
+                    return;
+                }
+                self.left = usize::from(u16::from_be_bytes([self.head[3], self.head[4]]));
+            }
+            // also for an empty record, whose head is all of it
+            let take = self.left.min(bytes.len());
+            self.left -= take;
+            bytes = &bytes[take..];
+            if self.left == 0 {
+                let length = usize::from(u16::from_be_bytes([self.head[3], self.head[4]]));
+                found(self.head[0], length + 5);
+                self.head.clear();
+            }
+        }
+    }
+}
+
+/// What one connection carried.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Carried {
+    /// Which connection.
+    pub(crate) connection: usize,
+    /// Bytes from the agent.
+    pub(crate) up_bytes: usize,
+    /// Bytes to the agent.
+    pub(crate) down_bytes: usize,
+    /// Requests with answers: how often the agent spoke after the hub had.
+    pub(crate) exchanges: usize,
+    /// Sizes of the records to the agent.
+    pub(crate) down_records: Vec<usize>,
+}
+
+impl Carried {
+    /// Both ways.
+    pub(crate) fn bytes(&self) -> usize {
+        self.up_bytes + self.down_bytes
+    }
+}
+
+/// Sorts records by connection.
+pub(crate) fn by_connection<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<Carried> {
+    let mut all: Vec<Carried> = Vec::new();
+    let mut up_before: Vec<bool> = Vec::new();
+    for record in records {
+        let at =
+            all.iter().position(|carried| carried.connection == record.connection).unwrap_or_else(|| {
+                all.push(Carried { connection: record.connection, ..Carried::default() });
+                up_before.push(false);
+                all.len() - 1
+            });
+        let carried = &mut all[at];
+        if record.is_up {
+            carried.up_bytes += record.bytes;
+            if !up_before[at] && record.content == APPLICATION_DATA {
+                carried.exchanges += 1;
+            }
+        } else {
+            carried.down_bytes += record.bytes;
+            carried.down_records.push(record.bytes);
+        }
+        up_before[at] = record.is_up;
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_found_in_any_pieces() {
+        let mut stream = vec![22, 3, 3, 0, 2, 9, 9];
+        stream.extend([23, 3, 3, 0, 0]);
+        stream.extend([23, 3, 3, 1, 0]);
+        stream.extend([7; 256]);
+        for piece in [1, 2, 5, 6, 300] {
+            let mut heads = Heads::default();
+            let mut seen = Vec::new();
+            for part in stream.chunks(piece) {
+                heads.read(part, |content, bytes| seen.push((content, bytes)));
+            }
+            assert_eq!(seen, [(22, 7), (23, 5), (23, 261)], "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn an_exchange_is_a_word_of_the_agent_after_one_of_the_hub() {
+        let at = Instant::now();
+        let record = |connection, is_up, bytes| Record { at, connection, is_up, content: 23, bytes };
+        let records = [
+            record(0, true, 100),
+            record(0, true, 50),
+            record(1, false, 7),
+            record(0, false, 30),
+            record(0, true, 100),
+            record(0, false, 30),
+        ];
+        let carried = by_connection(records.iter());
+        assert_eq!(carried[0].exchanges, 2);
+        assert_eq!((carried[0].up_bytes, carried[0].down_bytes), (250, 60));
+        assert_eq!(carried[1].down_records, [7]);
+        assert_eq!(carried[1].exchanges, 0);
+    }
+
+    #[test]
+    fn bytes_pass_both_ways() {
+        let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Relay::start(hub.local_addr().unwrap()).unwrap();
+        let mut agent = TcpStream::connect(relay.address()).unwrap();
+        agent.write_all(&[23, 3, 3, 0, 1, 5]).unwrap();
+        let (mut served, _) = hub.accept().unwrap();
+        let mut got = [0; 6];
+        served.read_exact(&mut got).unwrap();
+        served.write_all(&[23, 3, 3, 0, 2, 5, 5]).unwrap();
+        let mut back = [0; 7];
+        agent.read_exact(&mut back).unwrap();
+        let seen: Vec<_> = relay.records().iter().map(|record| (record.is_up, record.bytes)).collect();
+        assert_eq!(seen, [(true, 6), (false, 7)]);
+    }
+}

@@ -1,0 +1,189 @@
+//! What every section stands on: a hub, agents with the defaults of a device, and a watch that tells when something was seen.
+//!
+//! Always holds: agents run under the babysitter with the limits of `kedge.service`; nothing of the story's drop-in (short
+//! Leases) is left in them; times are taken where the API server's answer arrives here.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use kedge_try::agent::{Agent, AgentOptions};
+use kedge_try::error::KitError;
+use kedge_try::hub::Hub;
+use kedge_try::programs;
+use kedge_try::scratch::Scratch;
+use serde_json::Value;
+
+use crate::client::{Connection, Identity};
+
+/// Longest wait for anything that is awaited.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The collection of heartbeats.
+pub(crate) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+
+/// The node's own word in a section that changes nothing else: several agents share this machine, so no health port.
+pub(crate) const PLAIN: &str =
+    "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\n";
+
+/// A hub in a directory of its own.
+pub(crate) struct Stage {
+    pub(crate) hub: Hub,
+    pub(crate) admin: Identity,
+    pub(crate) scratch: Scratch,
+}
+
+/// For `map_err` on what this program does itself.
+pub(crate) fn io(tried: &str) -> impl FnOnce(std::io::Error) -> KitError {
+    let tried = tried.to_owned();
+    move |source| KitError::Io { tried, source }
+}
+
+impl Stage {
+    /// Starts the hub.
+    pub(crate) fn open(purpose: &str) -> Result<Stage, KitError> {
+        let scratch = Scratch::new(purpose).map_err(io("make a temporary directory"))?;
+        let hub = Hub::start(&scratch.path().join("hub"), &[])?;
+        let path = hub.kubectl().kubeconfig().to_owned();
+        let kubeconfig = std::fs::read_to_string(&path).map_err(KitError::io("read", &path))?;
+        let admin = Identity::read(&kubeconfig).map_err(io("read the administrator's kubeconfig"))?;
+        Ok(Stage { hub, admin, scratch })
+    }
+
+    /// A connection as the administrator.
+    pub(crate) fn connect(&self) -> Result<Connection, KitError> {
+        self.admin.connect().map_err(io("connect to the hub"))
+    }
+
+    /// Watches a collection as the administrator.
+    pub(crate) fn watch(&self, path: &str) -> Result<Watched, KitError> {
+        Ok(Watched {
+            receiver: self.admin.watch(path).map_err(io(&format!("watch {path}")))?,
+            path: path.to_owned(),
+        })
+    }
+
+    /// A node that is not started, with `drop_in` as its only local configuration. `program` runs in place of `kedge`.
+    pub(crate) fn agent(&self, name: &str, program: &Path, drop_in: &str) -> Result<Agent, KitError> {
+        let kubeconfig = self.hub.node_kubeconfig(name)?;
+        self.agent_with(name, program, drop_in, &kubeconfig)
+    }
+
+    /// The same with these credentials.
+    pub(crate) fn agent_with(
+        &self,
+        name: &str,
+        program: &Path,
+        drop_in: &str,
+        kubeconfig: &str,
+    ) -> Result<Agent, KitError> {
+        let dir = self.scratch.path().join(name);
+        let agent = Agent::prepare(&dir, name, kubeconfig, AgentOptions::new(program))?;
+        agent.write_drop_in("10-story.conf", drop_in)?;
+        Ok(agent)
+    }
+
+    /// A program that runs `command`, then `kedge` and its arguments, in place of `kedge`.
+    pub(crate) fn wrapper(&self, name: &str, command: &str) -> Result<PathBuf, KitError> {
+        let path = self.scratch.path().join(name);
+        let kedge = programs::built("kedge")?;
+        let text = format!("#!/bin/sh\nexec {command} {} \"$@\"\n", kedge.display());
+        std::fs::write(&path, text).map_err(KitError::io("write", &path))?;
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&path, mode).map_err(KitError::io("make executable", &path))?;
+        Ok(path)
+    }
+}
+
+/// A watch and what it has told.
+pub(crate) struct Watched {
+    receiver: Receiver<(Instant, Value)>,
+    path: String,
+}
+
+impl Watched {
+    /// Forgets what was told so far.
+    pub(crate) fn forget(&self) {
+        while self.receiver.try_recv().is_ok() {}
+    }
+
+    /// Waits for an event about an object that `is_it`; says when it came.
+    pub(crate) fn wait(
+        &self,
+        awaited: &str,
+        limit: Duration,
+        mut is_it: impl FnMut(&Value) -> bool,
+    ) -> Result<(Instant, Value), KitError> {
+        let end = Instant::now() + limit;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.receiver.recv_timeout(left) {
+                Ok((at, event)) if is_it(&event["object"]) => return Ok((at, event)),
+                Ok(_) => {}
+                Err(why) => {
+                    return Err(KitError::TimedOut {
+                        awaited: format!("{awaited}, for {} s", limit.as_secs()),
+                        found: format!("nothing on {} ({why})", self.path),
+                    });
+                }
+            }
+        }
+    }
+
+    /// How many events about an object of this name came so far, since the last look.
+    pub(crate) fn count(&self, name: &str) -> usize {
+        self.receiver.try_iter().filter(|(_, event)| is_named(&event["object"], name)).count()
+    }
+}
+
+/// Whether an object has this name.
+pub(crate) fn is_named(object: &Value, name: &str) -> bool {
+    object["metadata"]["name"] == name
+}
+
+/// The main process of a node.
+pub(crate) fn pid(agent: &Agent) -> Result<i32, KitError> {
+    agent.babysitter().state().pid.ok_or_else(|| KitError::TimedOut {
+        awaited: format!("a process of node {}", agent.name()),
+        found: "none".into(),
+    })
+}
+
+/// A helper process that ends with this value: its own program gets `SIGINT`, as from a terminal, so that it can finish.
+pub(crate) struct Helper {
+    child: Child,
+    name: String,
+}
+
+impl Helper {
+    /// Starts it; it dies with us.
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> Result<Helper, KitError> {
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", name])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(io(&format!("start {name}")))?;
+        Ok(Helper { child, name: name.to_owned() })
+    }
+
+    /// Ends it in order.
+    pub(crate) fn stop(mut self) -> Result<(), KitError> {
+        if let Some(status) = self.child.try_wait().map_err(io("wait for a helper"))? {
+            return Err(KitError::Failed {
+                command: self.name.clone(),
+                status: status.to_string(),
+                said: "it ended before it was asked to".into(),
+            });
+        }
+        let id = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap_or(0));
+        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT)
+            .map_err(|errno| KitError::Io { tried: format!("signal {}", self.name), source: errno.into() })?;
+        self.child.wait().map_err(io("wait for a helper"))?;
+        Ok(())
+    }
+}
