@@ -564,11 +564,11 @@ fn an_error_keeps_twenty_problems_and_counts_the_rest() {
 
 #[test]
 fn too_many_drop_ins_are_refused() {
-    let layers = LocalLayers { drop_ins: vec![drop_in("a.conf", ""); 257], ..LocalLayers::default() };
+    let layers = LocalLayers { drop_ins: vec![drop_in("a.conf", ""); 1001], ..LocalLayers::default() };
     check_error(
         &layers,
         ErrorKind::Parse,
-        &["drop-in /etc/kedge/config.d/a.conf: is drop-in number 257, expected at most 256"],
+        &["drop-in /etc/kedge/config.d/a.conf: is drop-in number 1001, expected at most 1000"],
     );
 }
 
