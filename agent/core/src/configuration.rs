@@ -522,12 +522,7 @@ impl Configuration {
                 None
             }
             Transition::NoteSource { .. } => {
-                if matches!(self.obstacle, Some(Obstacle::SourceInvalid(_)))
-                    && self.disk.invalid_source().is_none()
-                {
-                    self.obstacle = None;
-                    self.rejudge();
-                }
+                self.source_noted();
                 None
             }
             Transition::RecordVerdict { .. } => {
@@ -605,6 +600,7 @@ impl Configuration {
         let Some(config) = current.assigned.as_ref().map(|assigned| assigned.config.clone()) else { return };
         let text = self.assigned.as_ref().map(|content| content.payload.text.clone()).unwrap_or_default();
         let id = ConfigId::of(&config.uid, &text, &self.facts.overrides);
+        let other = self.assigned.as_ref().is_some_and(|content| content.id != id);
         if let Some(content) = &mut self.assigned {
             content.id = id;
         }
@@ -614,6 +610,19 @@ impl Configuration {
                 self.saved(startups);
             }
         } else {
+            if other && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
+                // the verdict is about another object with this payload
+                self.acquitted();
+            }
+            self.source_noted();
+            self.rejudge();
+        }
+    }
+
+    /// The record says that the source is valid: that it was not keeps nothing from running any more.
+    fn source_noted(&mut self) {
+        if matches!(self.obstacle, Some(Obstacle::SourceInvalid(_))) && self.disk.invalid_source().is_none() {
+            self.obstacle = None;
             self.rejudge();
         }
     }
@@ -681,9 +690,10 @@ impl Configuration {
                 Object::Here(object) => self.compare_object(now, source, &object),
             },
         };
-        // a problem stays said while it is being mended: else each try on a full disk would look like a change
-        let being_mended = transition.is_some() && problem.is_none();
-        if !being_mended {
+        // a problem stays said while it is being mended: else each try on a full disk would look like a change; and it is
+        // not said before it is recorded, unless recording failed: a cut would take it back
+        let is_under_way = transition.is_some() && (problem.is_none() || now.mono >= self.not_before);
+        if !is_under_way {
             self.sync = problem.map(SyncProblem::shortened);
         }
         transition

@@ -293,8 +293,6 @@ struct Running {
     configuration: Configuration,
     lease: LeaseKeeper,
     status: StatusKeeper,
-    /// First problem of the assigned config, if it was condemned at this start.
-    detail: Option<String>,
     node: Option<Box<api::Node>>,
     node_known_missing: bool,
     server_is_hub: Option<bool>,
@@ -429,14 +427,12 @@ impl Running {
         let ended = started.ended.clone();
         let changed = started.changed.clone();
         let configuration = Configuration::new(started, facts, now);
-        let detail = report.as_ref().and_then(|report| report.lines().next()).map(str::to_owned);
         let config_ok = condition::config_ok(&configuration);
         let lease_secs = configuration.effective().config.node_lease_duration_secs;
         let mut running = Self {
             lease: LeaseKeeper::new(&options.node_name, lease_secs, now),
             status: StatusKeeper::new(now.wall),
             configuration,
-            detail,
             node: None,
             node_known_missing: false,
             server_is_hub: None,
@@ -469,8 +465,8 @@ impl Running {
             running.tell(now, options, actions, news);
         }
         for verdict in condemned {
-            let detail = running.detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default();
-            let message = format!("{}{detail}; {}", verdict.reason, config_ok.message);
+            let colon = if verdict.detail.is_empty() { "" } else { ": " };
+            let message = format!("{}{colon}{}; {}", verdict.reason, verdict.detail, config_ok.message);
             running.tell(now, options, actions, warning("ConfigRolledBack", message));
         }
         if let Some(report) = report {
@@ -549,6 +545,7 @@ impl Running {
                 self.lease.node(Some(&node.metadata.uid), now);
                 self.status.node_seen(&node);
                 self.node_known_missing = false;
+                self.note_overwritten_status(now, &node);
                 self.node = Some(node);
             }
             Event::NodeGone => {
@@ -579,10 +576,29 @@ impl Running {
             }
             Event::Reset => self.configuration.reset(),
             Event::ServerChanged => {
+                // Nothing of the other server's Node may be held against, or sent to, this one: under another server's rules
+                // its annotation could even read as "nothing is assigned".
                 self.server_is_hub = None;
                 self.lines.clear();
+                self.lease.node(None, now);
+                self.status.node_gone();
+                (self.config_status_sent, self.status_in_flight) = (None, None);
+                (self.node, self.node_known_missing) = (None, false);
             }
             Event::Stop(why) => self.configuration.stop(&why),
+        }
+    }
+
+    /// The mirrored status is not what was sent: it was not taken yet, or a late request of an earlier run, or somebody,
+    /// has overwritten it. Sent again after a while, so that two who disagree do not do so in a loop. A server that drops
+    /// the annotation is not sent it again.
+    fn note_overwritten_status(&mut self, now: Now, node: &api::Node) {
+        let there = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION);
+        let sent = self.config_status_sent.as_ref().and_then(Value::as_str);
+        if there.is_some() && sent.is_some() && there.map(String::as_str) != sent {
+            self.config_status_sent = None;
+            let line = self.line(RequestKind::PatchNode);
+            line.not_before = line.not_before.max(now.mono + LONGEST_WAIT);
         }
     }
 
@@ -611,13 +627,8 @@ impl Running {
         match (kind, refused) {
             (RequestKind::Version, None) => {
                 line.succeeded();
-                let version = match &answer {
-                    Answer::Accepted(Some(object)) => {
-                        object.get("gitVersion").and_then(Value::as_str).unwrap_or_default()
-                    }
-                    _ => "",
-                };
-                self.server_is_hub = Some(version.contains(api::HUB_VERSION_MARK));
+                self.server_is_hub =
+                    Some(matches!(&answer, Answer::Accepted(Some(version)) if is_hub_version(version)));
             }
             // an identity that may not read it is no hub's
             (RequestKind::Version, Some(403 | 404)) => {
@@ -769,7 +780,7 @@ impl Running {
         let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
         let node_labels = missing_labels(node, options, self.status.facts());
         let config = self.configuration.effective().config.clone();
-        let status = condition::config_status(&self.configuration, self.detail.as_deref());
+        let status = condition::config_status(&self.configuration);
         if self.line(RequestKind::PatchStatus).free(now) {
             let mut patch = self.status.patch(now, &config, &self.last_config_ok, &options.version);
             if is_hub && self.status.facts().is_some() {
@@ -922,7 +933,7 @@ impl Running {
                     reason: config_ok.reason,
                     message: config_ok.message,
                 },
-                status: condition::config_status(configuration, self.detail.as_deref()),
+                status: condition::config_status(configuration),
                 bad: bad
                     .map(|bad| {
                         bad.entries()
@@ -949,6 +960,11 @@ impl Running {
             server_is_hub: self.server_is_hub,
         }
     }
+}
+
+/// Whether an answer to `GET /version` is our hub's.
+pub fn is_hub_version(version: &Value) -> bool {
+    version.get("gitVersion").and_then(Value::as_str).is_some_and(|text| text.contains(api::HUB_VERSION_MARK))
 }
 
 fn obstacle_name(obstacle: &Obstacle) -> &'static str {

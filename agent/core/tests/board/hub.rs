@@ -126,7 +126,8 @@ impl Hub {
             }
             Flavour::Kedge => node["spec"]["configSource"] = source,
             Flavour::Kubernetes if source.is_null() => {
-                if let Some(all) = node["metadata"]["annotations"].as_object_mut() {
+                let all = node.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
+                if let Some(all) = all {
                     all.remove(api::CONFIG_SOURCE_ANNOTATION);
                 }
             }

@@ -308,13 +308,14 @@ impl World {
 
     /// The watch of the Node tells what it has not told yet.
     pub(crate) fn do_watch_node(&mut self) -> bool {
-        let there = self.hub.node.clone().unwrap_or(Value::Null);
+        let there = self.hub.node.as_ref().unwrap_or(&Value::Null);
         let Some(process) = self.process.as_mut().filter(|process| process.watches_node) else {
             return false;
         };
-        if process.node_shown.as_ref() == Some(&there) {
+        if process.node_shown.as_ref() == Some(there) {
             return false;
         }
+        let there = there.clone();
         process.node_shown = Some(there.clone());
         self.handle(node_event(&there));
         true

@@ -369,3 +369,23 @@ fn a_status_patch_that_raced_with_the_watch_is_repaired() {
     assert_eq!(world.hub.condition("ConfigOK").expect("sent again")["status"], "True");
     assert_ne!(world.config_status(), Value::Null);
 }
+
+#[test]
+fn a_mirrored_status_that_somebody_overwrote_is_sent_again_and_not_in_a_loop() {
+    let mut world = World::with(Flavour::Kubernetes);
+    world.start();
+    world.run_for(HOUR);
+    let annotation = "/metadata/annotations/kedge.dev~1config-status";
+    let mirrored = |world: &World| world.hub.node.as_ref().and_then(|node| node.pointer(annotation)).cloned();
+    let before = mirrored(&world);
+    assert!(before.is_some());
+    world.seen.clear();
+    for _ in 0..30 {
+        world.hub.edit_node(|node| *node.pointer_mut(annotation).expect("there") = json!("{}"));
+        world.run_for(SECOND);
+    }
+    let sent = requests(&world).into_iter().filter(|request| matches!(request, Request::PatchNode(_))).count();
+    assert!(sent <= 2, "{sent} times");
+    world.run_for(2 * MINUTE);
+    assert_eq!(mirrored(&world), before);
+}

@@ -502,3 +502,18 @@ fn pushing_last_known_good_again_runs_it_without_another_trial() {
     assert_eq!((world.used(), world.state()), (A, "known-good"));
     world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
 }
+
+#[test]
+fn a_fallback_for_an_invalid_source_ends_when_the_same_payload_comes_as_another_object() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &payload(B, ""));
+    world.hub.assign(json!({}));
+    world.turn();
+    world.stop();
+    world.start();
+    assert_eq!(world.used(), A);
+    world.assign("copy", &payload(B, ""));
+    world.turn();
+    world.restart();
+    assert_eq!((world.used(), world.state()), (B, "trial"));
+}

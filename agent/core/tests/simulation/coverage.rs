@@ -1,0 +1,163 @@
+//! How often each thing that can happen did happen: a simulation that never reaches a rule proves nothing about it.
+
+use std::collections::BTreeMap;
+
+/// Counts by kind and name.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Coverage(BTreeMap<(&'static str, String), u64>);
+
+/// Everything that a run of many seeds must reach, by kind.
+const MUST_REACH: [(&str, &[&str]); 9] = [
+    (
+        "event",
+        &[
+            "Start",
+            "Tick",
+            "StepDone",
+            "HostFacts",
+            "Answered",
+            "Renewed",
+            "NodeSeen",
+            "NodeGone",
+            "ConfigMapSeen",
+            "ConfigMapGone",
+            "ConfigMapUnreadable",
+            "Contact",
+            "BadConfigsRead",
+            "Forgive",
+            "Reset",
+            "ServerChanged",
+            "Stop",
+        ],
+    ),
+    (
+        "action",
+        &[
+            "Read",
+            "Write",
+            "SetAside",
+            "Use",
+            "ConsumeEvidence",
+            "Sweep",
+            "ReadHostFacts",
+            "Version",
+            "Register",
+            "PatchStatus",
+            "PatchNode",
+            "PostEvent",
+            "Renew",
+            "WatchNode",
+            "WatchConfigMap",
+            "Exit",
+            "Log",
+        ],
+    ),
+    (
+        "transition",
+        &[
+            "adopt",
+            "readdress",
+            "note-source",
+            "unassign",
+            "trial-progress",
+            "promote",
+            "trial-over-without-contact",
+            "contact-under-fallback",
+            "contact-under-retry",
+            "try-assigned",
+            "record-verdict",
+            "forgive",
+            "clean-exit",
+        ],
+    ),
+    ("rule", &["a", "b", "c", "d", "e parse", "e validate", "f"]),
+    (
+        "obstacle",
+        &["marked", "missing", "assignment-unknown", "verdicts-unknown", "not-recorded", "source-invalid"],
+    ),
+    ("start case", &["1 local invalid", "2 local", "3 assigned", "4 last-known-good", "5 local instead"]),
+    (
+        "end",
+        &[
+            "exit",
+            "stop",
+            "stop killed at its time limit",
+            "exit code",
+            "unrecorded",
+            "signal",
+            "core dump",
+            "out of memory",
+            "watchdog",
+            "watchdog, only the disk",
+            "start timeout",
+            "power cut",
+            "hardware reset",
+            "silent reboot",
+            "kernel panic",
+            "crash, then reboot",
+        ],
+    ),
+    (
+        "fault",
+        &[
+            "cut before a step",
+            "cut after a step",
+            "crash before a step",
+            "crash after a step",
+            "write error",
+            "error though written",
+            "disk full",
+            "answer lost",
+            "answer 401",
+            "answer 429",
+            "answer 500",
+            "executed after a restart",
+            "stale node",
+            "stale config map",
+            "wrong uid",
+            "clock step",
+            "link down",
+            "damaged record",
+            "removed record",
+            "unreadable record",
+        ],
+    ),
+    ("state", &["local", "trial", "known-good", "fallback"]),
+];
+
+impl Coverage {
+    pub(crate) fn hit(&mut self, kind: &'static str, name: &str) {
+        if let Some(count) = self.0.get_mut(&(kind, name.to_owned())) {
+            *count += 1;
+        } else {
+            self.0.insert((kind, name.to_owned()), 1);
+        }
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        for (key, count) in other.0 {
+            *self.0.entry(key).or_default() += count;
+        }
+    }
+
+    pub(crate) fn count(&self, kind: &'static str, name: &str) -> u64 {
+        self.0.get(&(kind, name.to_owned())).copied().unwrap_or_default()
+    }
+
+    /// What was never reached.
+    pub(crate) fn missing(&self) -> Vec<String> {
+        let each = MUST_REACH.iter().flat_map(|(kind, names)| names.iter().map(move |name| (*kind, *name)));
+        each.filter(|(kind, name)| self.count(kind, name) == 0)
+            .map(|(kind, name)| format!("{kind} {name}"))
+            .collect()
+    }
+
+    /// One line a kind.
+    pub(crate) fn table(&self) -> String {
+        let mut lines: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+        for ((kind, name), count) in &self.0 {
+            lines.entry(kind).or_default().push(format!("{name} {count}"));
+        }
+        lines.iter().map(|(kind, counts)| format!("{kind:>10}: {}\n", counts.join(", "))).collect()
+    }
+}

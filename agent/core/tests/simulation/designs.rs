@@ -1,0 +1,128 @@
+//! The configurations of a simulated life, and what becomes of an agent under each: its nature, which a drop-in may change.
+//!
+//! Always holds: a design is told from any other by its `maxPods`, so what runs can be recognised from outside.
+
+use crate::board::{DEFAULT_PODS, HEADER};
+use crate::random::Random;
+
+/// What a configuration does to the agent that runs it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Nature {
+    Good,
+    /// The process ends as soon as the config is used.
+    CrashesAtOnce,
+    /// It ends after this many tenths of its trial.
+    CrashesAfter(u32),
+    /// A loop stops at once; the supervisor's watchdog ends it.
+    Hangs,
+    /// The kernel ends it for memory at once.
+    EatsMemory,
+    /// The hardware watchdog resets the board at once, and leaves evidence.
+    ResetsBoard,
+    /// The board reboots at once and nothing says why.
+    RebootsSilently,
+    /// The kernel panics at once.
+    Panics,
+    /// It runs, but the network is gone while it does.
+    LosesContact,
+    /// No configuration at all.
+    Unparsable,
+    /// A configuration with wrong values.
+    Invalid,
+}
+
+impl Nature {
+    /// Whether it can be used at all.
+    pub(crate) fn is_valid(self) -> bool {
+        !matches!(self, Self::Unparsable | Self::Invalid)
+    }
+}
+
+const BAD: [Nature; 12] = [
+    Nature::CrashesAtOnce,
+    Nature::CrashesAfter(1),
+    Nature::CrashesAfter(4),
+    Nature::CrashesAfter(9),
+    Nature::Hangs,
+    Nature::EatsMemory,
+    Nature::ResetsBoard,
+    Nature::RebootsSilently,
+    Nature::Panics,
+    Nature::LosesContact,
+    Nature::Unparsable,
+    Nature::Invalid,
+];
+
+/// One payload.
+#[derive(Debug, Clone)]
+pub(crate) struct Design {
+    pub(crate) payload: String,
+    pub(crate) max_pods: u32,
+    pub(crate) trial_ms: u64,
+    pub(crate) threshold: u8,
+    /// Without and with the drop-in.
+    natures: [Nature; 2],
+}
+
+impl Design {
+    /// Its nature, without (0) or with (1) the drop-in.
+    pub(crate) fn nature(&self, drop_in: usize) -> Nature {
+        self.natures[drop_in]
+    }
+
+    /// Running time after which nothing is held against it.
+    pub(crate) fn settled_ms(&self) -> u64 {
+        self.trial_ms.max(60_000)
+    }
+}
+
+/// What every configuration of a simulated life says, so that hours pass in few events.
+pub(crate) const SLOWLY: &str =
+    "nodeLeaseDurationSeconds: 600\nnodeStatusUpdateFrequency: 10m\nnodeStatusReportFrequency: 30m\n";
+
+/// The drop-in: it mends a threshold that is out of range, so a payload may be valid only with it.
+pub(crate) const DROP_IN: &str = "logging:\n  verbosity: 3\n";
+
+/// Designs for one life. `all_good`: none of them harms.
+pub(crate) fn designs(random: &mut Random, all_good: bool) -> Vec<Design> {
+    (0..6).map(|number| design(random, number, all_good)).collect()
+}
+
+fn design(random: &mut Random, number: u32, all_good: bool) -> Design {
+    let nature = |random: &mut Random| {
+        if all_good || random.percent(40) { Nature::Good } else { *random.pick(&BAD) }
+    };
+    let first = nature(random);
+    // what cannot be parsed cannot be parsed with any drop-in; wrong values can be mended by one
+    let second = match first {
+        Nature::Unparsable => first,
+        _ if random.percent(60) && first != Nature::Invalid => first,
+        _ => std::iter::repeat_with(|| nature(random))
+            .find(|nature| nature.is_valid() || first == Nature::Invalid && *nature == Nature::Invalid)
+            .expect("chance finds one"),
+    };
+    let (trial, trial_ms) =
+        *random.pick(&[("0s", 0), ("40s", 40_000), ("4m", 240_000), ("10m", 600_000), ("1h", 3_600_000)]);
+    let threshold = *random.pick(&[0, 1, 2, 10]);
+    let max_pods = 201 + number;
+    let mut payload = format!(
+        "{HEADER}maxPods: {max_pods}\nconfigTrialDuration: {trial}\ncrashLoopThreshold: {threshold}\n{SLOWLY}"
+    );
+    match (first, second) {
+        (Nature::Unparsable, _) => payload = format!("number: {max_pods}: ["),
+        // wrong alone and right under the drop-in, or wrong under both
+        (Nature::Invalid, Nature::Invalid) => payload.push_str("healthzPort: 70000\n"),
+        (Nature::Invalid, _) => payload.push_str("logging:\n  verbosity: 44\n"),
+        _ => {}
+    }
+    Design { payload, max_pods, trial_ms, threshold, natures: [first, second] }
+}
+
+/// The design that has this `maxPods`; None for the local config.
+pub(crate) fn with_pods(designs: &[Design], max_pods: u32) -> Option<&Design> {
+    assert!(
+        max_pods == DEFAULT_PODS || designs.iter().any(|design| design.max_pods == max_pods),
+        "{max_pods}"
+    );
+    designs.iter().find(|design| design.max_pods == max_pods)
+}

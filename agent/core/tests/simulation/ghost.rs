@@ -1,0 +1,177 @@
+//! What really happened, as the simulation saw it from outside, and the invariants that compare it with what the agent
+//! does, says and writes.
+//!
+//! Always holds: nothing here is taken from the agent's own counts; running time, contact and crashes are those of the
+//! simulated world. Where the rules allow the agent to forget (a new assignment, a damaged record, another version), the
+//! ghost forgets, too.
+
+use crate::designs::Design;
+use kedge_core::ConfigId;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// A configuration as the agent counts it, and which design its payload is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Config {
+    pub(crate) id: ConfigId,
+    pub(crate) max_pods: u32,
+}
+
+/// What a configuration went through.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Past {
+    /// Running time since the last crash.
+    pub(crate) ran: Duration,
+    /// An answer arrived while it ran.
+    pub(crate) contact: bool,
+    /// Crashes of recorded runs since it last ran for a whole trial.
+    pub(crate) crashes: u32,
+    /// Running time last written durably, if nothing allows to forget it.
+    pub(crate) saved_ms: Option<u64>,
+}
+
+/// The run under way.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    /// What runs; None is the local config.
+    pub(crate) config: Option<Config>,
+    pub(crate) since: Duration,
+    /// Its start is on disk.
+    pub(crate) recorded: bool,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ghost {
+    pub(crate) past: BTreeMap<ConfigId, Past>,
+    /// The same under the other agent versions: each judges for itself.
+    elsewhere: BTreeMap<String, BTreeMap<ConfigId, Past>>,
+    /// Final verdicts that were durable, per agent version.
+    pub(crate) condemned: BTreeSet<(String, ConfigId)>,
+    pub(crate) run: Option<Run>,
+    /// What the agent was told of its files in this run: read, or reported written.
+    pub(crate) told: BTreeMap<String, Option<Vec<u8>>>,
+    /// The same before the transition under way.
+    pub(crate) told_before: BTreeMap<String, Option<Vec<u8>>>,
+    /// Files were changed behind the agent's back in this run.
+    pub(crate) tampered: bool,
+    pub(crate) writes: u64,
+    /// What runs has just begun to run.
+    pub(crate) fresh: bool,
+    /// The last crash if nothing about it is on disk yet, and what the config had behind it before. The record of an end is
+    /// the only proof then, and the next end replaces it: the crash may be held against nobody.
+    last_crash: Option<(ConfigId, Past)>,
+}
+
+impl Ghost {
+    /// A config begins to run.
+    pub(crate) fn begins(&mut self, now: Duration, config: Option<Config>, recorded: bool) {
+        if let Some(config) = config {
+            self.past.entry(config.id).or_default();
+        }
+        self.run = Some(Run { config, since: now, recorded });
+        self.fresh = true;
+    }
+
+    /// Time ran, up to now, under whatever runs.
+    pub(crate) fn ran(&mut self, now: Duration, designs: &[Design]) {
+        let Some(run) = &mut self.run else { return };
+        let time = now.saturating_sub(run.since);
+        run.since = now;
+        let Some(config) = run.config else { return };
+        let past = self.past.entry(config.id).or_default();
+        past.ran += time;
+        let design = designs.iter().find(|design| design.max_pods == config.max_pods);
+        if design.is_some_and(|design| past.ran >= Duration::from_millis(design.settled_ms())) {
+            past.crashes = 0;
+        }
+    }
+
+    pub(crate) fn contact(&mut self) {
+        if let Some(config) = self.run.as_ref().and_then(|run| run.config) {
+            self.past.entry(config.id).or_default().contact = true;
+        }
+    }
+
+    /// The run is over. `crashed`: in a way that counts, and `open` says whether the disk knows that it ran.
+    pub(crate) fn ends(&mut self, now: Duration, designs: &[Design], crashed: bool, open: bool) {
+        self.ran(now, designs);
+        let run = self.run.take();
+        (self.told, self.tampered) = (BTreeMap::new(), false);
+        if let Some((id, before)) = self.last_crash.take() {
+            // or not: then the running time is zero, and that is right, too
+            self.past.insert(id, Past { saved_ms: None, ..before });
+        }
+        if run.is_none() && crashed {
+            // it died at its start: the record of that replaced the record of how the last run ended
+            self.past.values_mut().for_each(|past| past.saved_ms = None);
+        }
+        let Some((config, recorded)) = run.and_then(|run| Some((run.config?, run.recorded))) else { return };
+        let past = self.past.entry(config.id).or_default();
+        if crashed && open {
+            self.last_crash = Some((config.id, past.clone()));
+            past.ran = Duration::ZERO;
+            past.saved_ms = None;
+            past.crashes += u32::from(recorded);
+        }
+    }
+
+    /// No transition is under way.
+    pub(crate) fn rests(&mut self) {
+        if self.told != self.told_before {
+            self.told_before.clone_from(&self.told);
+        }
+    }
+
+    /// Counts or a verdict were written: the last crash is known for good.
+    pub(crate) fn proven(&mut self) {
+        self.last_crash = None;
+    }
+
+    /// Another agent version begins.
+    pub(crate) fn upgraded(&mut self, from: &str, to: &str) {
+        let past = std::mem::take(&mut self.past);
+        self.elsewhere.insert(from.to_owned(), past);
+        self.past = self.elsewhere.remove(to).unwrap_or_default();
+        self.last_crash = None;
+    }
+
+    /// Somebody did something after which earlier crashes need not be remembered.
+    pub(crate) fn forget_crashes(&mut self) {
+        for past in self.past.values_mut() {
+            past.crashes = 0;
+            past.saved_ms = None;
+        }
+    }
+
+    /// The counts on disk, or what they belong to, changed behind the agent's back.
+    pub(crate) fn forget_all(&mut self) {
+        self.forget_crashes();
+        self.condemned.clear();
+    }
+}
+
+/// A field of a JSON text, as text.
+pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Final verdicts in a `bad-configs.json`: not to be tried again, and not merely suspected of having lost contact once.
+pub(crate) fn final_verdicts(bad: &Value) -> Vec<ConfigId> {
+    let entries = bad.as_object().into_iter().flatten();
+    let contents = entries.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
+    let is_final = |verdict: &Value| {
+        verdict["retry"] != true && (verdict["kind"] != "contact" || verdict["lost"].as_u64() >= Some(2))
+    };
+    contents.filter(|(_, verdict)| is_final(verdict)).filter_map(|(id, _)| ConfigId::parse(id)).collect()
+}
+
+/// Contents that are banned now, suspicions included.
+pub(crate) fn banned(bad: &Value) -> Vec<ConfigId> {
+    let entries = bad.as_object().into_iter().flatten();
+    let contents = entries.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
+    contents
+        .filter(|(_, verdict)| verdict["retry"] != true)
+        .filter_map(|(id, _)| ConfigId::parse(id))
+        .collect()
+}

@@ -1,0 +1,365 @@
+//! What must hold after every step of every life, each under a name: the ten of the bounded model that the rules came from,
+//! and those of the issue they serve.
+//!
+//! Always holds: an invariant looks at the world and at the ghost; of the agent it takes only what the agent says in
+//! public, to hold it against what is true.
+
+use crate::designs::{Design, Nature, with_pods};
+use crate::ghost::{Config, banned, final_verdicts, text};
+use crate::life::{Check, Life, Mode};
+use kedge_core::records::{BAD_CONTENTS, BAD_UIDS, STARTUPS};
+use kedge_core::{Report, Step};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+macro_rules! hold {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return Err(format!($($text)+));
+        }
+    };
+}
+
+impl Life {
+    /// After every step.
+    pub(crate) fn check(&self) -> Check {
+        self.invariant_some_config_always_runs()?;
+        self.invariant_the_agent_knows_its_disk()
+    }
+
+    /// A start waits for nothing but its disk: not for the network, not for time.
+    fn invariant_some_config_always_runs(&self) -> Check {
+        let Some(process) = &self.world.process else { return Ok(()) };
+        hold!(
+            process.used.is_some() || process.step.is_some(),
+            "invariant_some_config_always_runs: the agent waits for something before it runs any config"
+        );
+        Ok(())
+    }
+
+    /// What the agent was told of its records is what lies there: nothing was promised that is not durable.
+    fn invariant_the_agent_knows_its_disk(&self) -> Check {
+        let running = self.world.process.as_ref().is_some_and(|process| process.step.is_none());
+        if !running || self.ghost.tampered {
+            return Ok(());
+        }
+        for (path, told) in &self.ghost.told {
+            if path.starts_with("checkpoints/") {
+                continue;
+            }
+            let there = self.world.disk.files.get(path);
+            hold!(
+                there == told.as_ref(),
+                "invariant_the_agent_knows_its_disk: {path} is {:?}, the agent was told {:?}",
+                there.map(|bytes| String::from_utf8_lossy(bytes)),
+                told.as_ref().map(|bytes| String::from_utf8_lossy(bytes))
+            );
+        }
+        Ok(())
+    }
+
+    /// When a config is about to be used.
+    pub(crate) fn invariants_of_a_start(&self, config: Option<Config>, report: &Report) -> Check {
+        let used = self.world.used();
+        hold!(
+            config.map_or(crate::board::DEFAULT_PODS, |config| config.max_pods) == used,
+            "invariant_what_runs_is_what_is_said: {used} runs, {config:?} is said"
+        );
+        self.invariant_true_means_that_current_runs(report)?;
+        let Some(config) = config else { return Ok(()) };
+        let design = with_pods(&self.designs, config.max_pods).expect("it is no local config");
+        hold!(
+            design.nature(self.drop_in).is_valid(),
+            "invariant_what_runs_is_valid (i1): {config:?} runs, {:?}",
+            design.nature(self.drop_in)
+        );
+        self.invariant_a_bad_config_is_not_tried_again(config)?;
+        self.invariant_a_crash_loop_ends(config, design)?;
+        self.invariant_a_trial_is_recorded_before_it_begins(config, report)?;
+        self.invariant_running_time_is_real(config, report)
+    }
+
+    /// i3.
+    fn invariant_a_bad_config_is_not_tried_again(&self, config: Config) -> Check {
+        let key = (self.world.version.clone(), config.id);
+        hold!(
+            !self.ghost.condemned.contains(&key),
+            "invariant_a_bad_config_is_not_tried_again (i3): {config:?} was condemned, and runs"
+        );
+        let bad = self.world.bad_configs();
+        hold!(
+            self.ghost.tampered || !banned(&bad).contains(&config.id),
+            "invariant_a_bad_config_is_not_tried_again (i3): {config:?} has a bad entry, and runs"
+        );
+        Ok(())
+    }
+
+    /// i4: N + 1 crashes with no whole trial between them, and then no more.
+    fn invariant_a_crash_loop_ends(&self, config: Config, design: &Design) -> Check {
+        let crashes = self.ghost.past.get(&config.id).map_or(0, |past| past.crashes);
+        hold!(
+            crashes <= u32::from(design.threshold),
+            "invariant_a_crash_loop_ends (i4): {config:?} crashed {crashes} times, its threshold is {}, and it runs",
+            design.threshold
+        );
+        Ok(())
+    }
+
+    fn invariant_a_trial_is_recorded_before_it_begins(&self, config: Config, report: &Report) -> Check {
+        let startups = self.world.startups();
+        let recorded =
+            startups["id"] == json!(config.id.to_string()) && startups["open"] == json!(self.world.boot_id());
+        // one that ran for all of its trial and could not be promoted yet is as good as known
+        let survived = self.survived_a_trial(config, report);
+        hold!(
+            recorded || report.config.state != "trial" || survived,
+            "invariant_a_trial_is_recorded_before_it_begins: {config:?} is tried, startups.json says {startups}"
+        );
+        Ok(())
+    }
+
+    fn survived_a_trial(&self, config: Config, report: &Report) -> bool {
+        let design = with_pods(&self.designs, config.max_pods);
+        design.is_some_and(|design| report.config.ran_seconds * 1000 >= design.settled_ms())
+    }
+
+    /// The agent claims no more running time than there was, and a cut costs no more than the time since the last save.
+    fn invariant_running_time_is_real(&self, config: Config, report: &Report) -> Check {
+        let Some(past) = self.ghost.past.get(&config.id) else { return Ok(()) };
+        let claimed = Duration::from_secs(report.config.ran_seconds);
+        hold!(
+            claimed <= past.ran,
+            "invariant_running_time_is_real: {config:?} is said to have run {claimed:?}, it ran {:?}",
+            past.ran
+        );
+        let saved = Duration::from_millis(past.saved_ms.unwrap_or_default());
+        hold!(
+            claimed + Duration::from_secs(1) > saved,
+            "invariant_a_cut_never_resets_running_time: {config:?} is said to have run {claimed:?}, {saved:?} were saved"
+        );
+        Ok(())
+    }
+
+    /// i8.
+    fn invariant_true_means_that_current_runs(&self, report: &Report) -> Check {
+        let status = &report.config.status;
+        hold!(
+            report.config.condition.status != "True"
+                || !self.world.dynamic
+                || status.active == status.assigned,
+            "invariant_true_means_that_current_runs (i8): ConfigOK is True, assigned {:?}, active {:?}",
+            status.assigned,
+            status.active
+        );
+        Ok(())
+    }
+
+    /// i2: when it is written.
+    pub(crate) fn invariant_last_known_good_survived_a_trial(&self, record: &Value) -> Check {
+        if record["local"] == true {
+            return Ok(());
+        }
+        let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
+        let Some(config) = self.checkpoint(&path) else {
+            hold!(
+                self.ghost.tampered,
+                "invariant_records_name_checkpoints: last-known-good names {path}, nothing is there"
+            );
+            return Ok(());
+        };
+        let past = self.ghost.past.get(&config.id).cloned().unwrap_or_default();
+        let design = with_pods(&self.designs, config.max_pods).expect("it is no local config");
+        hold!(
+            past.ran >= Duration::from_millis(design.trial_ms) && past.contact,
+            "invariant_last_known_good_survived_a_trial (i2): {config:?} ran {:?} of {} ms, contact: {}",
+            past.ran,
+            design.trial_ms,
+            past.contact
+        );
+        Ok(())
+    }
+
+    /// `status.config` and the condition, when they are sent.
+    pub(crate) fn invariant_status_never_claims_what_is_not_on_disk(&self, sent: &Value) -> Check {
+        let report = self.world.report();
+        self.invariant_true_means_that_current_runs(&report)?;
+        for (part, path) in [("assigned", "current"), ("lastKnownGood", "last-known-good")] {
+            let Some(claimed) = sent.get(part).filter(|claimed| !claimed.is_null()) else { continue };
+            // in the midst of a transition it may still be what it was before
+            let tellings = [self.ghost.told.get(path), self.ghost.told_before.get(path)];
+            let records = tellings.map(|told| {
+                let told = told.and_then(Option::as_ref);
+                told.and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok()).unwrap_or_default()
+            });
+            let matches = records.iter().any(|record| {
+                text(record, "/uid") == text(claimed, "/configMap/uid")
+                    && text(record, "/resourceVersion") == text(claimed, "/configMap/resourceVersion")
+            });
+            hold!(
+                matches,
+                "invariant_status_never_claims_what_is_not_on_disk: {part} is {claimed}, {path} is {}",
+                records[0]
+            );
+        }
+        Ok(())
+    }
+
+    /// When verdicts are written: bounded, and in a good world none (i5), or only suspicions (i10).
+    pub(crate) fn invariants_of_verdicts(&self, bad: &Value) -> Check {
+        let entries = bad.as_object().map_or(0, |bad| bad.len());
+        hold!(entries <= BAD_UIDS, "invariant_records_are_bounded: {entries} UIDs in bad-configs.json");
+        for (uid, entry) in bad.as_object().into_iter().flatten() {
+            let contents = entry["contents"].as_object().map_or(0, |contents| contents.len());
+            hold!(contents <= BAD_CONTENTS, "invariant_records_are_bounded: {contents} contents of {uid}");
+        }
+        match self.mode {
+            Mode::All => Ok(()),
+            Mode::CutsOnly => {
+                hold!(banned(bad).is_empty(), "invariant_power_cuts_condemn_no_good_config (i5): {bad}");
+                Ok(())
+            }
+            Mode::OneOutage => {
+                hold!(final_verdicts(bad).is_empty(), "invariant_one_outage_condemns_nothing (i10): {bad}");
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn invariant_startups_are_bounded(&self, record: &Value) -> Check {
+        let count = record["startups"].as_array().map_or(0, |startups| startups.len());
+        hold!(count <= STARTUPS, "invariant_records_are_bounded: {count} startups");
+        Ok(())
+    }
+
+    // ------------------------------------------------------------------------------------------ at rest
+
+    /// No more faults, and nothing has happened for hours.
+    pub(crate) fn invariants_at_rest(&self) -> Check {
+        let report = self.world.report();
+        if self.link() {
+            self.invariant_the_heartbeat_resumes(&report)?;
+            self.invariant_the_last_word_arrived(&report)?;
+        }
+        self.invariant_a_trial_ends(&report)
+    }
+
+    fn invariant_the_heartbeat_resumes(&self, report: &Report) -> Check {
+        let age = report.lease.seconds_since_renewal;
+        hold!(
+            age.is_some_and(|age| age <= 160),
+            "invariant_the_heartbeat_resumes: the lease is due every 150 s and {age:?} s old"
+        );
+        let ready = self.world.hub.condition("Ready").map(|ready| ready["status"].clone());
+        hold!(ready == Some(json!("True")), "invariant_the_heartbeat_resumes: Ready is {ready:?}");
+        Ok(())
+    }
+
+    /// The API server has what the agent says.
+    fn invariant_the_last_word_arrived(&self, report: &Report) -> Check {
+        let said = &report.config.condition;
+        let there = self.world.hub.condition("ConfigOK").cloned().unwrap_or_default();
+        hold!(
+            [&there["status"], &there["reason"], &there["message"]]
+                == [&json!(said.status), &json!(said.reason), &json!(said.message)],
+            "invariant_the_last_word_arrived: the condition is {there}, the agent says {said:?}"
+        );
+        let node = self.world.hub.node.clone().unwrap_or_default();
+        let annotation = text(&node, "/metadata/annotations/kedge.dev~1config-status");
+        let status = match self.world.hub.flavour {
+            crate::board::hub::Flavour::Kedge => node["status"]["config"].clone(),
+            crate::board::hub::Flavour::Kubernetes => serde_json::from_str(annotation).unwrap_or_default(),
+        };
+        let said = json!(report.config.status);
+        hold!(
+            status == said || (status.is_null() && said == json!({})),
+            "invariant_the_last_word_arrived: status.config is {status}, the agent says {said}"
+        );
+        Ok(())
+    }
+
+    /// i4 (settle), i9: a good config ends as active and last-known-good, a bad one ends condemned, and something says so.
+    fn invariant_a_trial_ends(&self, report: &Report) -> Check {
+        let state = report.config.state;
+        hold!(
+            self.world
+                .process
+                .as_ref()
+                .is_some_and(|process| process.step.is_none() || matches!(process.step, Some(Step::Read(_)))),
+            "invariant_everything_comes_to_rest: a step is still under way"
+        );
+        let Some(assigned) = self.recorded("current") else {
+            hold!(state != "trial", "invariant_a_trial_ends: nothing is assigned, the state is {state}");
+            return Ok(());
+        };
+        let design = with_pods(&self.designs, assigned.max_pods).expect("it is no local config");
+        let nature = design.nature(self.drop_in);
+        let active = self.ghost.run.as_ref().and_then(|run| run.config);
+        let condition = &report.config.condition;
+        let bad = banned(&self.world.bad_configs()).contains(&assigned.id);
+        let by_hand = self
+            .world
+            .bad_configs()
+            .as_object()
+            .is_some_and(|bad| bad.values().any(|entry| entry.get("contents").is_none()));
+        if by_hand {
+            return Ok(());
+        }
+        if state == "trial" {
+            return Err(format!(
+                "invariant_a_trial_ends: {assigned:?} ({nature:?}) is still in trial, contact {}",
+                report.config.contact
+            ));
+        }
+        if active == Some(assigned) && state == "known-good" {
+            let good = self.recorded("last-known-good");
+            hold!(
+                self.ghost.tampered || good == Some(assigned),
+                "invariant_a_good_config_wins (i9): {assigned:?} runs, last-known-good is {good:?}"
+            );
+            return Ok(());
+        }
+        hold!(
+            condition.status != "True",
+            "invariant_true_means_that_current_runs (i8): {assigned:?} does not run: {condition:?}"
+        );
+        if self.ghost.tampered {
+            // files changed under a running agent are read by its next start
+            return Ok(());
+        }
+        let unclear = condition.status == "Unknown";
+        hold!(
+            bad || unclear,
+            "invariant_a_good_config_wins (i9): {assigned:?} ({nature:?}) is not bad and does not run: {condition:?}"
+        );
+        hold!(
+            !unclear || self.unclear_for_a_reason(&condition.reason),
+            "invariant_a_good_config_wins (i9): {assigned:?} ({nature:?}) does not run: {condition:?}"
+        );
+        hold!(
+            nature != Nature::Good || self.mode == Mode::All || !bad,
+            "invariant_power_cuts_condemn_no_good_config (i5): {assigned:?}"
+        );
+        Ok(())
+    }
+
+    /// Whether the source that the API server has explains that nothing clear is assigned.
+    fn unclear_for_a_reason(&self, reason: &str) -> bool {
+        if reason.contains("the list of bad configs is unknown") {
+            return true;
+        }
+        let node = self.world.hub.node.clone().unwrap_or_default();
+        let annotation = text(&node, "/metadata/annotations/kedge.dev~1config-source");
+        let source = match self.world.hub.flavour {
+            crate::board::hub::Flavour::Kedge => node["spec"]["configSource"].clone(),
+            crate::board::hub::Flavour::Kubernetes => serde_json::from_str(annotation).unwrap_or_default(),
+        };
+        let (pinned, followed) = (&source["configMapRef"], &source["configMap"]);
+        if source.is_null() || pinned.is_null() == followed.is_null() {
+            return true;
+        }
+        let named = if pinned.is_null() { followed } else { pinned };
+        let Some(map) = self.world.hub.config_maps.get(text(named, "/name")) else { return true };
+        let other = !pinned.is_null() && text(pinned, "/uid") != text(map, "/metadata/uid");
+        other || map.pointer("/data/kubelet").is_none() || reason.starts_with("earlier verdicts on current were lost")
+    }
+}

@@ -1,0 +1,1354 @@
+//! One simulated life of a node: a board, a hub and an operator, moved by chance one small act at a time.
+//!
+//! Always holds: the same seed and mode live the same life; after every act everything that was asked for and done is
+//! shown to the ghost, and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is compared
+//! with (`ghost`).
+
+use crate::board::disk::{WriteFault, name};
+use crate::board::hub::{Flavour, Hub, NAMESPACE, refused};
+use crate::board::{NODE, Seen, World, map_event, node_event};
+use crate::coverage::Coverage;
+use crate::designs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
+use crate::ghost::{Config, Ghost, text};
+use crate::mutants::Mutant;
+use crate::random::Random;
+use kedge_core::config::canonical_overrides;
+use kedge_core::records::{Read, StateFile};
+use kedge_core::{Action, Answer, ConfigId, Event, Exit, Outcome, Request, Step};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+pub(crate) type Check = Result<(), String>;
+
+/// What may happen in a life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Everything.
+    All,
+    /// Good configs, and power cuts, no more of them than condemn.
+    CutsOnly,
+    /// Good configs, and one outage of any length.
+    OneOutage,
+}
+
+/// Cuts in a row that a config survives (rule d).
+const CUTS: u32 = 28;
+const MAPS: [&str; 3] = ["x", "y", "z"];
+const VERSIONS: [&str; 2] = ["0.1.0", "0.2.0"];
+const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
+
+pub(crate) struct Life {
+    pub(crate) world: World,
+    pub(crate) random: Random,
+    pub(crate) designs: Vec<Design>,
+    pub(crate) mode: Mode,
+    pub(crate) mutant: Option<Mutant>,
+    pub(crate) drop_in: usize,
+    pub(crate) ghost: Ghost,
+    pub(crate) coverage: Coverage,
+    /// The story so far, if somebody wants to read it.
+    pub(crate) story: Option<Vec<String>>,
+    overrides: Vec<u8>,
+    /// Time since the life began, whatever the board's clocks say.
+    elapsed: Duration,
+    /// When the config in use ends its run.
+    late: Option<Duration>,
+    local_invalid: bool,
+    /// A verdict was written in the start under way.
+    verdict_now: bool,
+    old_nodes: Vec<Value>,
+    old_maps: Vec<(String, Value)>,
+    /// Requests of an agent that is dead, still on their way.
+    orphans: Vec<Request>,
+    cuts_left: u32,
+    outages_left: u32,
+    /// No more faults.
+    pub(crate) settling: bool,
+}
+
+impl Life {
+    pub(crate) fn new(seed: u64, mutant: Option<Mutant>, tell: bool) -> Self {
+        let mut random = Random::new(seed);
+        let mode = match random.below(10) {
+            0 => Mode::CutsOnly,
+            1 => Mode::OneOutage,
+            _ => Mode::All,
+        };
+        let flavour = if random.percent(25) { Flavour::Kubernetes } else { Flavour::Kedge };
+        let mut world = World::with(flavour);
+        world.seed = random.next();
+        world.base(SLOWLY);
+        if mutant == Some(Mutant::TrialTooShort) {
+            world.hurry_percent = 150;
+        }
+        let designs = designs(&mut random, mode != Mode::All);
+        let mut life = Self {
+            world,
+            random,
+            designs,
+            mode,
+            mutant,
+            drop_in: 0,
+            ghost: Ghost::default(),
+            coverage: Coverage::default(),
+            story: tell.then(Vec::new),
+            overrides: Vec::new(),
+            elapsed: Duration::ZERO,
+            late: None,
+            local_invalid: false,
+            verdict_now: false,
+            old_nodes: Vec::new(),
+            old_maps: Vec::new(),
+            orphans: Vec::new(),
+            cuts_left: if mode == Mode::OneOutage { 1 } else { CUTS },
+            outages_left: 1,
+            settling: false,
+        };
+        if life.random.percent(20) {
+            life.world.hub.node = None;
+        }
+        life.edit_drop_in();
+        let about: Vec<String> = life
+            .designs
+            .iter()
+            .map(|design| {
+                format!(
+                    "{}: trial {} s, threshold {}, {:?} / with drop-in {:?}",
+                    design.max_pods,
+                    design.trial_ms / 1000,
+                    design.threshold,
+                    design.nature(0),
+                    design.nature(1)
+                )
+            })
+            .collect();
+        life.tell(|| format!("{mode:?}, {flavour:?}; designs by maxPods: {}", about.join("; ")));
+        life
+    }
+
+    pub(crate) fn tell(&mut self, line: impl FnOnce() -> String) {
+        if let Some(story) = &mut self.story {
+            story.push(format!("{:>8.0} s  {}", self.elapsed.as_secs_f64(), line()));
+        }
+    }
+
+    /// Lives for some acts, then lets everything come to rest.
+    pub(crate) fn live(&mut self, acts: u32) -> Check {
+        for _ in 0..acts {
+            self.act()?;
+        }
+        self.settle()
+    }
+
+    // ------------------------------------------------------------------------------------------ one act
+
+    fn act(&mut self) -> Check {
+        if self.mode == Mode::All && self.random.percent(2) {
+            self.touch_files();
+            return self.observe();
+        }
+        if self.random.percent(6) {
+            self.operate();
+            return self.observe();
+        }
+        if self.world.process.is_none() {
+            return self.act_stopped();
+        }
+        if self.world.exited() {
+            match self.random.below(20) {
+                0 => self.cut(),
+                _ => self.exit(),
+            }
+            return self.observe();
+        }
+        match self.random.below(40) {
+            0..=19 => self.act_pending(),
+            20..=27 => self.pass_to_deadline(),
+            28..=31 => {
+                let minutes = self.random.below(90);
+                self.prompt(Duration::from_secs(60 * minutes), false)
+            }
+            32 => self.end_by_chance(),
+            33 => self.change_link(),
+            34..=35 if self.mode == Mode::All => self.surprise(),
+            _ => self.act_pending(),
+        }
+    }
+
+    fn act_stopped(&mut self) -> Check {
+        match self.random.below(12) {
+            0 => {
+                self.change_while_stopped();
+                self.observe()
+            }
+            1 => {
+                let seconds = self.random.below(100_000);
+                self.pass_time(Duration::from_secs(seconds));
+                self.observe()
+            }
+            2 => {
+                self.cut();
+                self.observe()
+            }
+            _ => self.start(),
+        }
+    }
+
+    pub(crate) fn start(&mut self) -> Check {
+        self.verdict_now = false;
+        self.overrides = canonical_overrides(&self.world.local).unwrap_or_default();
+        self.hit("event", "Start");
+        match self.world.try_launch() {
+            Ok(()) => {
+                let version = self.world.version.clone();
+                let boot = self.world.boot_id();
+                self.tell(|| format!("START of {version} in {boot}"));
+                self.observe()
+            }
+            Err(why) => {
+                self.hit("start case", "1 local invalid");
+                self.tell(|| format!("START refused: {why}"));
+                if self.random.percent(50) {
+                    self.mend_local();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// One of the things the agent waits for happens.
+    fn act_pending(&mut self) -> Check {
+        let process = self.world.process.as_ref().expect("it runs");
+        let step = process.step.is_some();
+        let others =
+            [process.facts_wanted, !process.requests.is_empty(), process.renewal.is_some(), self.link()];
+        // a disk is fast and a network slow, most of the time
+        if step && (self.random.percent(60) || !others.contains(&true)) {
+            return self.do_step();
+        }
+        match self.random.below(5) {
+            0 if others[0] => self.do_facts(),
+            1 | 2 if others[1] => self.do_request(),
+            3 if others[2] => self.do_renewal(),
+            4 if others[3] => self.do_watches(),
+            _ if step => self.do_step(),
+            _ => self.do_all_pending(),
+        }
+    }
+
+    fn do_all_pending(&mut self) -> Check {
+        self.do_facts()?;
+        self.do_request()?;
+        self.do_renewal()?;
+        self.do_watches()
+    }
+
+    // ------------------------------------------------------------------------------------------ steps
+
+    fn do_step(&mut self) -> Check {
+        let Some(step) = self.world.process.as_ref().and_then(|process| process.step.clone()) else {
+            return Ok(());
+        };
+        let is_write = !matches!(step, Step::Read(_));
+        let about = about(&step);
+        let faulty = self.mode == Mode::All && !self.settling;
+        match self.random.below(100) {
+            0 if faulty => {
+                self.tell(|| format!("  about to {about}"));
+                self.hit("fault", "crash before a step");
+                self.die_by_chance();
+                return self.observe();
+            }
+            1 if faulty => {
+                self.tell(|| format!("  {about}, not answered yet"));
+                self.hit("fault", "crash after a step");
+                self.perform(&step);
+                self.die_by_chance();
+                return self.observe();
+            }
+            2 if self.may_cut() => {
+                self.tell(|| format!("  about to {about}"));
+                self.hit("fault", "cut before a step");
+                self.cut();
+                return self.observe();
+            }
+            3 if self.may_cut() => {
+                self.tell(|| format!("  {about}, not answered yet"));
+                self.hit("fault", "cut after a step");
+                self.perform(&step);
+                self.cut();
+                return self.observe();
+            }
+            4 | 5 if faulty && is_write => {
+                self.hit("fault", "write error");
+                self.tell(|| format!("  {about}: fails"));
+                return self.step_done(step, Outcome::Done(Err("input/output error".into())));
+            }
+            6 if faulty && is_write => {
+                self.hit("fault", "error though written");
+                self.tell(|| format!("  {about}: done, but reported as failed"));
+                self.perform(&step);
+                self.ghost.tampered = true;
+                return self.step_done(step, Outcome::Done(Err("input/output error".into())));
+            }
+            _ => {}
+        }
+        let outcome = self.perform(&step);
+        self.tell(|| format!("  {about}: {}", short(&outcome)));
+        self.step_done(step, outcome)
+    }
+
+    fn step_done(&mut self, step: Step, outcome: Outcome) -> Check {
+        self.world.process.as_mut().expect("it runs").step = None;
+        self.world.seen.push(Seen::Performed(step, outcome.clone()));
+        self.hit("event", "StepDone");
+        self.world.handle(Event::StepDone(outcome));
+        self.observe()
+    }
+
+    /// Performs a step on the disk, faithfully or as the mutant has it.
+    fn perform(&mut self, step: &Step) -> Outcome {
+        let starting = self.ghost.run.is_none();
+        let lost = match (self.mutant, step) {
+            (Some(Mutant::StartNotRecorded), Step::Write(StateFile::Startups, _)) => starting,
+            (Some(Mutant::VerdictNotWritten), Step::Write(StateFile::BadConfigs, _)) => true,
+            (Some(Mutant::AssignmentNotWritten), Step::Write(StateFile::Current, _)) => true,
+            _ => false,
+        };
+        if lost && self.world.disk.fault == WriteFault::None {
+            return Outcome::Done(Ok(()));
+        }
+        let outcome = self.world.perform(step);
+        match (self.mutant, step, &outcome) {
+            (Some(Mutant::VerdictsForgotten), Step::Read(StateFile::BadConfigs), _) => {
+                Outcome::Read(Read::Absent)
+            }
+            (Some(Mutant::CurrentIsWhatIsActive), Step::Read(StateFile::Current), _)
+                if self.world.bad_configs().as_object().is_some_and(|bad| !bad.is_empty()) =>
+            {
+                let good = self.world.disk.read("last-known-good");
+                if matches!(good, Read::Content(_)) { Outcome::Read(good) } else { outcome }
+            }
+            (
+                Some(Mutant::CountsWithoutOwner),
+                Step::Read(StateFile::Startups),
+                Outcome::Read(Read::Content(bytes)),
+            ) => {
+                let assigned = self.recorded("current").map(|config| config.id.to_string());
+                let mut record: Value = serde_json::from_slice(bytes).unwrap_or_default();
+                if let (Some(id), true) = (assigned, record.is_object()) {
+                    record["id"] = json!(id);
+                }
+                Outcome::Read(Read::Content(record.to_string().into_bytes()))
+            }
+            _ => outcome,
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ network
+
+    fn nature(&self) -> Nature {
+        let used = self.world.process.as_ref().and_then(|process| process.used);
+        used.and_then(|pods| with_pods(&self.designs, pods))
+            .map_or(Nature::Good, |design| design.nature(self.drop_in))
+    }
+
+    /// Whether anything gets through.
+    pub(crate) fn link(&self) -> bool {
+        self.world.link && self.nature() != Nature::LosesContact
+    }
+
+    fn do_facts(&mut self) -> Check {
+        if self.world.do_facts() {
+            self.hit("event", "HostFacts");
+        }
+        self.observe()
+    }
+
+    /// What becomes of a request: None, the server answers it.
+    fn fate(&mut self) -> Option<Answer> {
+        if !self.link() {
+            return Some(Answer::Failed("no route to host".into()));
+        }
+        if self.mode != Mode::All || self.settling {
+            return None;
+        }
+        let (name, answer) = match self.random.below(40) {
+            0 => ("answer lost", Answer::Failed("timed out".into())),
+            1 => ("answer 401", refused(401, "Unauthorized", "Unauthorized")),
+            2 => {
+                let retry_after = Some(Duration::from_secs(self.random.below(100_000)));
+                let message = "too many requests".to_owned();
+                let reason = "TooManyRequests".to_owned();
+                ("answer 429", Answer::Refused { status: 429, reason, message, retry_after })
+            }
+            3 => ("answer 500", refused(500, "InternalError", "etcdserver: request timed out")),
+            _ => return None,
+        };
+        self.hit("fault", name);
+        Some(answer)
+    }
+
+    fn heard(&mut self, answer: &Answer) {
+        if answer.is_contact() {
+            self.ghost.contact();
+        } else if self.mutant == Some(Mutant::ContactWithoutAnswer) {
+            self.world.handle(Event::Contact);
+        }
+    }
+
+    fn do_request(&mut self) -> Check {
+        let Some(request) = self.world.process.as_ref().and_then(|process| process.requests.first().cloned())
+        else {
+            return Ok(());
+        };
+        let answer = match self.fate() {
+            Some(Answer::Failed(why)) => {
+                // it may have arrived all the same
+                if self.link() && self.random.percent(50) {
+                    self.world.hub.answer(&request);
+                }
+                Answer::Failed(why)
+            }
+            Some(answer) => answer,
+            None => self.world.hub.answer(&request),
+        };
+        self.tell(|| format!("  {:?}: {answer}", request.kind()));
+        self.hit("event", "Answered");
+        self.world.do_request(Some(answer.clone()));
+        self.heard(&answer);
+        self.observe()
+    }
+
+    fn do_renewal(&mut self) -> Check {
+        let Some((request, _)) = self.world.process.as_ref().and_then(|process| process.renewal.clone())
+        else {
+            return Ok(());
+        };
+        let answer = self.fate().unwrap_or_else(|| self.world.hub.renew(&request));
+        self.tell(|| format!("  renewal: {answer}"));
+        self.hit("event", "Renewed");
+        self.world.do_renewal(Some(answer.clone()));
+        self.heard(&answer);
+        self.observe()
+    }
+
+    fn do_watches(&mut self) -> Check {
+        if !self.link() || self.world.exited() {
+            return Ok(());
+        }
+        let node = self.world.hub.node.clone().unwrap_or(Value::Null);
+        if self.world.do_watch_node() {
+            self.hit("event", if node.is_null() { "NodeGone" } else { "NodeSeen" });
+            self.tell(|| format!("  sees its Node: source {}", source_of(&node)));
+            self.remember_node(node);
+            self.ghost.contact();
+            self.observe()?;
+        }
+        let name = self.world.process.as_ref().and_then(|process| process.watched.clone());
+        let map = name.as_ref().and_then(|(_, name)| self.world.hub.config_maps.get(name)).cloned();
+        if !self.world.exited() && self.world.do_watch_map() {
+            self.hit("event", if map.is_none() { "ConfigMapGone" } else { "ConfigMapSeen" });
+            self.tell(|| {
+                format!(
+                    "  sees ConfigMap {name:?}: {}",
+                    map.as_ref().map_or("gone", |map| text(map, "/metadata/uid"))
+                )
+            });
+            if let (Some((_, name)), Some(map)) = (name, map) {
+                self.old_maps.push((name, map));
+            }
+            self.ghost.contact();
+        }
+        self.observe()
+    }
+
+    fn remember_node(&mut self, node: Value) {
+        if !node.is_null() {
+            self.old_nodes.push(node);
+        }
+        if self.old_nodes.len() > 8 {
+            self.old_nodes.remove(0);
+        }
+        if self.old_maps.len() > 8 {
+            self.old_maps.remove(0);
+        }
+    }
+
+    fn change_link(&mut self) -> Check {
+        if self.world.link {
+            if self.mode == Mode::CutsOnly || (self.mode == Mode::OneOutage && self.outages_left == 0) {
+                return Ok(());
+            }
+            self.outages_left = self.outages_left.saturating_sub(1);
+            self.hit("fault", "link down");
+        }
+        self.world.link = !self.world.link;
+        let up = self.world.link;
+        self.tell(|| format!("THE LINK IS {}", if up { "UP" } else { "DOWN" }));
+        Ok(())
+    }
+
+    /// A slow, stale or lying network, and events that come from nowhere.
+    fn surprise(&mut self) -> Check {
+        if !self.link() {
+            return Ok(());
+        }
+        let contact = match self.random.below(12) {
+            0 | 1 if !self.old_nodes.is_empty() => {
+                let node = self.random.pick(&self.old_nodes).clone();
+                self.hit("fault", "stale node");
+                self.tell(|| format!("  STALE Node: source {}", source_of(&node)));
+                self.ghost.forget_crashes();
+                self.world.handle(node_event(&node));
+                self.world.forget_shown();
+                true
+            }
+            2 | 3 if !self.old_maps.is_empty() => {
+                let (name, map) = self.random.pick(&self.old_maps).clone();
+                self.hit("fault", "stale config map");
+                self.tell(|| format!("  STALE ConfigMap {name} {}", text(&map, "/metadata/resourceVersion")));
+                self.ghost.forget_crashes();
+                self.world.handle(map_event(NAMESPACE, &name, map));
+                self.world.forget_shown();
+                true
+            }
+            4 if !self.old_maps.is_empty() => {
+                let (name, mut map) = self.random.pick(&self.old_maps).clone();
+                self.hit("fault", "wrong uid");
+                self.tell(|| format!("  ConfigMap {name} with a WRONG UID"));
+                self.ghost.forget_crashes();
+                map["metadata"]["uid"] = json!("no-such-uid");
+                self.world.handle(map_event(NAMESPACE, &name, map));
+                self.world.forget_shown();
+                true
+            }
+            5 => {
+                let name = *self.random.pick(&MAPS);
+                self.hit("event", "ConfigMapUnreadable");
+                let (namespace, name) = (NAMESPACE.to_owned(), name.to_owned());
+                self.world.handle(Event::ConfigMapUnreadable {
+                    namespace,
+                    name,
+                    why: "403 forbidden".into(),
+                });
+                self.world.forget_shown();
+                false
+            }
+            6 => {
+                self.hit("event", "Contact");
+                self.world.handle(Event::Contact);
+                true
+            }
+            7 => {
+                self.hit("event", "ServerChanged");
+                // requests to the old server are given up
+                if let Some(process) = &mut self.world.process {
+                    process.requests.clear();
+                }
+                self.tell(|| "  ANOTHER SERVER".into());
+                self.world.handle(Event::ServerChanged);
+                false
+            }
+            8 => {
+                self.hit("event", "BadConfigsRead");
+                self.world.handle(Event::BadConfigsRead(self.world.read_bad_configs()));
+                false
+            }
+            9 | 10 if !self.orphans.is_empty() => {
+                let request = self.orphans.remove(0);
+                self.hit("fault", "executed after a restart");
+                self.tell(|| format!("  a request of a dead agent ARRIVES: {:?}", request.kind()));
+                self.world.hub.answer(&request);
+                false
+            }
+            _ => {
+                self.tell(|| "  lost its watches".into());
+                self.world.forget_shown();
+                false
+            }
+        };
+        if contact {
+            self.ghost.contact();
+        }
+        self.observe()
+    }
+
+    // ------------------------------------------------------------------------------------------ time
+
+    fn pass_time(&mut self, time: Duration) {
+        self.world.advance(time);
+        self.elapsed += time;
+    }
+
+    fn pass_to_deadline(&mut self) -> Check {
+        if self.mode != Mode::All {
+            // in a good world no time passes while an answer is waited for
+            self.prompt(Duration::ZERO, false)?;
+            if self.world.exited() {
+                return Ok(());
+            }
+        }
+        let mono = self.world.mono;
+        let deadline = self.world.deadline().unwrap_or(mono + Duration::from_secs(60));
+        let mut time = deadline.saturating_sub(mono);
+        if self.random.percent(10) {
+            time = time * u32::try_from(self.random.below(300)).expect("small") / 100;
+        }
+        self.tick(time)
+    }
+
+    /// Time passes, and the agent is told; unless what it runs ends it before.
+    fn tick(&mut self, time: Duration) -> Check {
+        let mono = self.world.mono;
+        let until_late = self.late.map(|late| late.saturating_sub(mono));
+        if let Some(until) = until_late.filter(|until| *until <= time) {
+            self.pass_time(until);
+            self.tell(|| "  the config CRASHES the agent".into());
+            self.crash("exit code");
+            return self.observe();
+        }
+        self.pass_time(time);
+        self.hit("event", "Tick");
+        self.world.handle(Event::Tick);
+        self.observe()
+    }
+
+    /// Everything is done promptly for a while; with `restart`, the supervisor restarts what ends.
+    fn prompt(&mut self, time: Duration, restart: bool) -> Check {
+        let end = self.elapsed + time;
+        self.tell(|| format!("everything is prompt for {} s", time.as_secs()));
+        loop {
+            if self.world.process.is_none() || self.world.exited() {
+                if !restart {
+                    return Ok(());
+                }
+                if self.world.process.is_some() {
+                    self.exit();
+                    self.observe()?;
+                }
+                self.pass_time(Duration::from_secs(2));
+                self.start()?;
+                continue;
+            }
+            if self.do_next_pending()? {
+                continue;
+            }
+            if self.elapsed >= end {
+                return Ok(());
+            }
+            let mono = self.world.mono;
+            let left = end - self.elapsed;
+            let wait = self
+                .world
+                .deadline()
+                .map_or(left, |at| at.saturating_sub(mono).max(Duration::from_millis(1)).min(left));
+            self.tick(wait)?;
+        }
+    }
+
+    /// The first thing the agent waits for happens, as a real agent would have it. Says whether there was one.
+    fn do_next_pending(&mut self) -> Result<bool, String> {
+        let Some(process) = &self.world.process else { return Ok(false) };
+        let (step, facts, requests, renewal) = (
+            process.step.is_some(),
+            process.facts_wanted,
+            !process.requests.is_empty(),
+            process.renewal.is_some(),
+        );
+        if step {
+            self.do_step()?;
+        } else if facts {
+            self.do_facts()?;
+        } else if requests {
+            self.do_request()?;
+        } else if renewal {
+            self.do_renewal()?;
+        } else {
+            let before = self.world.seen.len();
+            let shown = self.link() && (self.shows_news());
+            debug_assert_eq!(before, 0);
+            return if shown { self.do_watches().map(|()| true) } else { Ok(false) };
+        }
+        Ok(true)
+    }
+
+    fn shows_news(&self) -> bool {
+        self.world.has_news()
+    }
+
+    // ------------------------------------------------------------------------------------------ ends
+
+    pub(crate) fn may_cut(&self) -> bool {
+        !self.settling && (self.mode == Mode::All || self.cuts_left > 0)
+    }
+
+    /// The board's record says that what runs does so in this boot. A run that could not be recorded is known to nobody: its
+    /// crash counts only if it falls into the boot of the last one that was.
+    fn open(&self) -> bool {
+        let id = self.ghost.run.as_ref().and_then(|run| run.config).map(|config| config.id.to_string());
+        let startups = self.world.startups();
+        id.is_some_and(|id| startups["id"] == json!(id)) && startups["open"] == json!(self.world.boot_id())
+    }
+
+    fn leave(&mut self, crashed: bool) {
+        let open = self.open();
+        self.ghost.ends(self.world.mono, &self.designs, crashed, open);
+        self.late = None;
+        if let Some(process) = &mut self.world.process {
+            self.orphans.append(&mut process.requests);
+            self.orphans.truncate(4);
+        }
+    }
+
+    fn cut(&mut self) {
+        if !self.may_cut() {
+            return;
+        }
+        self.cuts_left = self.cuts_left.saturating_sub(1);
+        self.hit("end", "power cut");
+        self.cut_power();
+        self.tell(|| "POWER CUT".into());
+    }
+
+    fn cut_power(&mut self) {
+        self.leave(false);
+        self.world.power_cut();
+        match self.mutant {
+            Some(Mutant::CutResetsRunning) => {
+                let mut record = self.world.startups();
+                if record.is_object() {
+                    record["ran_ms"] = json!(0);
+                    let path = StateFile::Startups.path(&self.world.version);
+                    self.world.disk.put(&path, record.to_string().as_bytes());
+                }
+            }
+            Some(Mutant::CutCountsAsCrash) => self.world.previous.hardware_reset = true,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn exit(&mut self) {
+        let why = self.world.process.as_ref().and_then(|process| process.exit.clone()).unwrap_or_default();
+        self.tell(|| format!("EXIT: {why}"));
+        self.hit("end", "exit");
+        self.leave(false);
+        self.world.exit();
+    }
+
+    /// The process ends in a way that counts.
+    fn crash(&mut self, how: &'static str) {
+        self.hit("end", how);
+        self.leave(true);
+        let ending = |world: &World, result: &str| world.ending(result);
+        match how {
+            "unrecorded" => self.world.die_unrecorded(),
+            "exit code" => self.world.crash(),
+            "signal" => self.world.end(Exit { exit_status: "SEGV".into(), ..ending(&self.world, "signal") }),
+            "core dump" => {
+                self.world.end(Exit { exit_status: "ABRT".into(), ..ending(&self.world, "core-dump") })
+            }
+            "out of memory" => self.world.end(ending(&self.world, "oom-kill")),
+            "watchdog" => {
+                self.world.end(Exit { stalled: vec!["renew".into()], ..ending(&self.world, "watchdog") });
+            }
+            "start timeout" => {
+                self.world.end(Exit { was_ready: false, stop_asked: true, ..ending(&self.world, "timeout") })
+            }
+            "crash, then reboot" => {
+                self.world.crash();
+                self.world.power_cut();
+            }
+            "hardware reset" => {
+                self.world.power_cut();
+                self.world.previous = Default::default();
+                self.world.previous.hardware_reset = true;
+            }
+            "kernel panic" => {
+                self.world.power_cut();
+                self.world.previous = Default::default();
+                self.world.previous.kernel_panic = true;
+            }
+            other => panic!("no such end: {other}"),
+        }
+        if self.mutant == Some(Mutant::CrashNotCounted) {
+            let boot = self.world.startups()["open"].as_str().unwrap_or_default().to_owned();
+            self.world.previous.exit =
+                Some(Exit { boot_id: boot, stop_asked: true, ..ending(&self.world, "success") });
+        }
+        self.tell(|| format!("END: {how}"));
+    }
+
+    fn die_by_chance(&mut self) {
+        let ends =
+            ["unrecorded", "exit code", "signal", "core dump", "out of memory", "watchdog", "start timeout"];
+        let how = *self.random.pick(&ends);
+        self.crash(how);
+    }
+
+    /// The agent ends for reasons of its own or of the world.
+    fn end_by_chance(&mut self) -> Check {
+        match self.random.below(8) {
+            0..=2 => {
+                self.hit("event", "Stop");
+                self.tell(|| "asked to STOP".into());
+                self.world.process.as_mut().expect("it runs").stop_asked = true;
+                self.world.handle(Event::Stop("asked to stop".into()));
+                if self.random.percent(50) {
+                    self.hit("end", "stop");
+                    self.observe()?;
+                    self.prompt(Duration::ZERO, false)?;
+                } else if self.random.percent(30) && self.mode == Mode::All {
+                    self.hit("end", "stop killed at its time limit");
+                    self.leave(false);
+                    self.world.end(Exit { stop_asked: true, ..self.world.ending("timeout") });
+                }
+            }
+            3 | 4 => self.cut(),
+            5 if self.mode == Mode::All => {
+                self.hit("end", "watchdog, only the disk");
+                self.tell(|| "END: the disk stood still".into());
+                self.leave(false);
+                self.world.end(Exit { stalled: vec!["disk".into()], ..self.world.ending("watchdog") });
+            }
+            6 if self.mode == Mode::All => self.crash("crash, then reboot"),
+            _ if self.mode == Mode::All => self.die_by_chance(),
+            _ => {}
+        }
+        self.observe()
+    }
+
+    /// What the config in use does to the agent at once.
+    fn suffer(&mut self) {
+        match self.nature() {
+            Nature::Good | Nature::LosesContact | Nature::Unparsable | Nature::Invalid => {}
+            Nature::CrashesAtOnce => {
+                let how = *self.random.pick(&["exit code", "signal", "core dump", "unrecorded"]);
+                self.crash(how);
+            }
+            Nature::CrashesAfter(tenths) => {
+                let used = self.world.process.as_ref().and_then(|process| process.used);
+                let design = used.and_then(|pods| with_pods(&self.designs, pods));
+                let settled = Duration::from_millis(design.map_or(0, Design::settled_ms));
+                self.late = Some(self.world.mono + settled * tenths / 10);
+            }
+            Nature::Hangs => self.crash("watchdog"),
+            Nature::EatsMemory => self.crash("out of memory"),
+            Nature::ResetsBoard => self.crash("hardware reset"),
+            Nature::Panics => self.crash("kernel panic"),
+            Nature::RebootsSilently => {
+                self.hit("end", "silent reboot");
+                self.cut_power();
+                self.tell(|| "END: a silent reboot".into());
+            }
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ people
+
+    fn operate(&mut self) {
+        let wild = self.mode == Mode::All;
+        self.ghost.forget_crashes();
+        let (name, design) = (*self.random.pick(&MAPS), self.random.pick(&self.designs).clone());
+        let (pods, hub) = (design.max_pods, &mut self.world.hub);
+        let told = match self.random.below(if wild { 26 } else { 12 }) {
+            0..=3 => {
+                hub.push(name, &design.payload);
+                hub.assign(hub.pinned(name));
+                format!("pushes {pods} as {name} and assigns it by UID")
+            }
+            4..=7 => {
+                hub.push(name, &design.payload);
+                hub.assign(Hub::following(name));
+                format!("pushes {pods} as {name} and assigns it by name")
+            }
+            8..=9 => {
+                hub.push(name, &design.payload);
+                format!("pushes {pods} as {name}")
+            }
+            10 => {
+                hub.assign(Value::Null);
+                "assigns nothing".into()
+            }
+            11 if hub.config_maps.contains_key(name) => {
+                hub.assign(hub.pinned(name));
+                format!("assigns {name} as it is")
+            }
+            12 | 13 => {
+                hub.delete_config_map(name);
+                format!("deletes {name}")
+            }
+            14 | 15 => {
+                hub.delete_config_map(name);
+                hub.push(name, &design.payload);
+                format!("re-creates {name} as {pods}")
+            }
+            16 => {
+                hub.assign(json!({}));
+                "assigns {}".into()
+            }
+            17 => {
+                let both = json!({
+                    "configMapRef": hub.pinned(name)["configMapRef"], "configMap": Hub::following(name)["configMap"],
+                });
+                hub.assign(both);
+                "assigns both forms at once".into()
+            }
+            18 => {
+                hub.push_data(name, json!({"other": "text"}));
+                format!("takes the payload out of {name}")
+            }
+            19 => {
+                hub.node = None;
+                if self.random.percent(50) {
+                    self.world.hub.create_node(NODE);
+                }
+                "re-creates or deletes the Node".into()
+            }
+            20 => {
+                let flavour = hub.flavour;
+                let counter = self.random.below(1 << 40);
+                self.world.hub = Hub::new(flavour);
+                self.world.hub.wiped(counter);
+                "WIPES THE HUB".into()
+            }
+            21 => {
+                hub.mark_unknown();
+                "hears nothing and marks the Node Unknown".into()
+            }
+            22 => {
+                self.forgive();
+                return;
+            }
+            23 if self.world.process.is_some() => {
+                self.hit("event", "Reset");
+                self.ghost.forget_all();
+                self.world.handle(Event::Reset);
+                "resets on the node".into()
+            }
+            24 => {
+                let years = if self.random.percent(50) { 1 } else { -1 };
+                self.world.wall_micros = (self.world.wall_micros + years * TWENTY_YEARS_MICROS).max(0);
+                self.hit("fault", "clock step");
+                "the clock on the wall jumps by 20 years".into()
+            }
+            _ => return,
+        };
+        self.tell(|| format!("OPERATOR {told}"));
+    }
+
+    fn forgive(&mut self) {
+        let bad = self.world.bad_configs();
+        let Some(uid) = bad.as_object().and_then(|bad| bad.keys().next().cloned()) else { return };
+        let by_hand = self.random.percent(50);
+        self.tell(|| format!("OPERATOR forgives {uid}{}", if by_hand { " by hand" } else { "" }));
+        self.ghost.forget_all();
+        if by_hand {
+            let mut bad = bad;
+            if let Some(bad) = bad.as_object_mut() {
+                bad.remove(&uid);
+            }
+            let path = StateFile::BadConfigs.path(&self.world.version);
+            self.world.disk.put(&path, bad.to_string().as_bytes());
+            self.ghost.tampered = true;
+            if self.random.percent(70) {
+                self.hit("event", "BadConfigsRead");
+                self.world.handle(Event::BadConfigsRead(self.world.read_bad_configs()));
+            }
+        } else {
+            self.hit("event", "Forgive");
+            self.world.handle(Event::Forgive(uid));
+        }
+    }
+
+    fn change_while_stopped(&mut self) {
+        if self.mode != Mode::All {
+            return;
+        }
+        match self.random.below(5) {
+            0 | 1 => self.edit_drop_in(),
+            2 => {
+                let version = *self.random.pick(&VERSIONS);
+                self.ghost.upgraded(&self.world.version, version);
+                self.world.version = version.into();
+                self.ghost.forget_crashes();
+                self.tell(|| format!("THE AGENT IS NOW {version}"));
+            }
+            3 => {
+                self.local_invalid = true;
+                self.world.drop_in("maxPods: lots\n");
+                self.tell(|| "a drop-in is BROKEN".into());
+            }
+            _ => {
+                self.world.dynamic = !self.world.dynamic;
+                let dynamic = self.world.dynamic;
+                self.ghost.forget_crashes();
+                self.tell(|| format!("--dynamic-config={dynamic}"));
+            }
+        }
+    }
+
+    fn edit_drop_in(&mut self) {
+        self.drop_in = usize::from(self.mode == Mode::All && self.random.percent(50));
+        self.mend_local();
+        self.ghost.forget_crashes();
+        let drop_in = self.drop_in;
+        self.tell(|| format!("{} drop-in", if drop_in == 1 { "with the" } else { "no" }));
+    }
+
+    fn mend_local(&mut self) {
+        self.local_invalid = false;
+        self.world.local.drop_ins.clear();
+        if self.drop_in == 1 {
+            self.world.drop_in(DROP_IN);
+        }
+        self.overrides = canonical_overrides(&self.world.local).expect("the local config is valid");
+    }
+
+    /// Files are damaged, lost or made unreadable, or the disk fills up or is freed.
+    fn touch_files(&mut self) {
+        if self.random.percent(50) {
+            let full = self.world.disk.fault == WriteFault::None;
+            self.world.disk.fault = if full { WriteFault::All } else { WriteFault::None };
+            if full {
+                self.hit("fault", "disk full");
+            }
+            self.tell(|| if full { "THE DISK IS FULL".into() } else { "the disk has room".into() });
+            return;
+        }
+        let paths: Vec<String> =
+            self.world.disk.files.keys().filter(|path| !path.contains(".corrupt-")).cloned().collect();
+        if paths.is_empty() || self.random.percent(50) {
+            return;
+        }
+        let path = self.random.pick(&paths).clone();
+        let kind = match self.random.below(3) {
+            0 => {
+                let length = self.random.below(40);
+                let bytes = vec![0; usize::try_from(length).expect("small")];
+                // an empty record says local: a hand did that, not chance
+                self.world.disk.put(&path, if bytes.is_empty() { b"x" } else { &bytes });
+                "damaged record"
+            }
+            1 => {
+                self.world.disk.files.remove(&path);
+                "removed record"
+            }
+            _ => {
+                self.world.disk.unreadable.insert(path.clone());
+                "unreadable record"
+            }
+        };
+        self.hit("fault", kind);
+        self.tell(|| format!("FILE {path}: {kind}"));
+        self.ghost.forget_all();
+        self.ghost.tampered = true;
+    }
+
+    // ------------------------------------------------------------------------------------------ observing
+
+    pub(crate) fn hit(&mut self, kind: &'static str, name: &str) {
+        self.coverage.hit(kind, name);
+    }
+
+    /// Shows the ghost what was asked for and done, then checks what must hold.
+    pub(crate) fn observe(&mut self) -> Check {
+        for seen in std::mem::take(&mut self.world.seen) {
+            match seen {
+                Seen::Asked(action) => self.asked(&action)?,
+                Seen::Performed(step, outcome) => self.performed(&step, &outcome)?,
+            }
+        }
+        for line in std::mem::take(&mut self.world.log) {
+            self.tell(|| format!("    | {line}"));
+        }
+        self.note_transition();
+        if self.world.process.as_ref().is_some_and(|process| process.step.is_none()) {
+            self.ghost.rests();
+        }
+        self.check()
+    }
+
+    fn asked(&mut self, action: &Action) -> Check {
+        let what = match action {
+            Action::Step(Step::Read(_)) => "Read",
+            Action::Step(Step::Write(..)) => "Write",
+            Action::Step(Step::SetAside(_)) => "SetAside",
+            Action::Use(_) => "Use",
+            Action::ConsumeEvidence => "ConsumeEvidence",
+            Action::Sweep { .. } => "Sweep",
+            Action::ReadHostFacts => "ReadHostFacts",
+            Action::Request(Request::Version) => "Version",
+            Action::Request(Request::Register(_)) => "Register",
+            Action::Request(Request::PatchStatus(_)) => "PatchStatus",
+            Action::Request(Request::PatchNode(_)) => "PatchNode",
+            Action::Request(Request::PostEvent(_)) => "PostEvent",
+            Action::Renew { .. } => "Renew",
+            Action::WatchNode => "WatchNode",
+            Action::WatchConfigMap(_) => "WatchConfigMap",
+            Action::Exit(_) => "Exit",
+            Action::Log(..) => "Log",
+        };
+        self.hit("action", what);
+        match action {
+            Action::Use(_) => self.used(),
+            Action::Request(Request::PatchStatus(body)) => {
+                self.invariant_status_never_claims_what_is_not_on_disk(&body["status"]["config"])
+            }
+            Action::Request(Request::PatchNode(body)) => {
+                let mirrored = text(body, "/metadata/annotations/kedge.dev~1config-status");
+                let status = serde_json::from_str(mirrored).unwrap_or(Value::Null);
+                self.invariant_status_never_claims_what_is_not_on_disk(&status)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A config is used from now on.
+    fn used(&mut self) -> Check {
+        let Some(report) = self.world.process.as_ref().and_then(|process| process.node.report(self.world.now())) else {
+            // it was asked to stop before it began, and is gone already
+            self.ghost.begins(self.world.mono, None, false);
+            return Ok(());
+        };
+        let active = report.config.status.active.clone().and_then(|source| source.config_map);
+        let config = match &active {
+            None => None,
+            Some(source) => {
+                let path = format!("checkpoints/{}/{}", source.uid, source.resource_version);
+                Some(self.checkpoint(&path).ok_or(format!("what runs has no checkpoint {path}"))?)
+            }
+        };
+        let startups = self.world.startups();
+        let recorded = config.is_some_and(|config| startups["id"] == json!(config.id.to_string()))
+            && startups["open"] == json!(self.world.boot_id());
+        self.tell(|| {
+            format!(
+                "  USES {:?}, {}, recorded: {recorded}",
+                config.map(|config| config.max_pods),
+                report.config.state
+            )
+        });
+        self.invariants_of_a_start(config, &report)?;
+        self.ghost.begins(self.world.mono, config, recorded);
+        let obstacle = report.config.obstacle;
+        if let Some(obstacle) = obstacle {
+            self.hit("obstacle", obstacle);
+            match obstacle {
+                "marked" if !self.verdict_now => self.hit("rule", "a"),
+                "missing" => self.hit("rule", "b"),
+                _ => {}
+            }
+        }
+        let fallback = report.config.state == "fallback";
+        self.hit(
+            "start case",
+            match (config, fallback) {
+                (None, false) => "2 local",
+                (Some(_), false) => "3 assigned",
+                (Some(_), true) => "4 last-known-good",
+                (None, true) => "5 local instead",
+            },
+        );
+        Ok(())
+    }
+
+    /// What a checkpoint holds, by the hand of the test.
+    pub(crate) fn checkpoint(&self, path: &str) -> Option<Config> {
+        let bytes = self.world.disk.files.get(path)?;
+        let object: Value = serde_json::from_slice(bytes).ok()?;
+        let payload = object["data"]["kubelet"].as_str()?;
+        let design = self.designs.iter().find(|design| design.payload == payload)?;
+        let id = ConfigId::of(text(&object, "/metadata/uid"), payload.as_bytes(), &self.overrides);
+        Some(Config { id, max_pods: design.max_pods })
+    }
+
+    /// What a record on disk names.
+    pub(crate) fn recorded(&self, path: &str) -> Option<Config> {
+        let record = self.world.file(path)?;
+        let (uid, version) = (text(&record, "/uid"), text(&record, "/resourceVersion"));
+        self.checkpoint(&format!("checkpoints/{uid}/{version}"))
+    }
+
+    fn performed(&mut self, step: &Step, outcome: &Outcome) -> Check {
+        let path = |file: &StateFile| file.path(&self.world.version);
+        match (step, outcome) {
+            (Step::Read(file), Outcome::Read(read)) => {
+                if matches!(read, Read::Unreadable(_) | Read::SetAside) {
+                    // whatever it said is lost now, however long ago it was damaged
+                    self.ghost.forget_all();
+                }
+                match read {
+                    Read::Content(bytes) => self.ghost.told.insert(path(file), Some(bytes.clone())),
+                    Read::Absent | Read::SetAside => self.ghost.told.insert(path(file), None),
+                    Read::Unreadable(_) => self.ghost.told.remove(&path(file)),
+                };
+                Ok(())
+            }
+            (Step::Write(file, bytes), Outcome::Done(Ok(()))) => {
+                self.ghost.told.insert(path(file), Some(bytes.clone()));
+                self.ghost.writes += 1;
+                self.wrote(file, bytes)
+            }
+            (Step::SetAside(file), Outcome::Done(Ok(()))) => {
+                self.ghost.forget_all();
+                self.ghost.told.insert(path(file), None);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn wrote(&mut self, file: &StateFile, bytes: &[u8]) -> Check {
+        let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        match file {
+            StateFile::BadConfigs => {
+                self.ghost.proven();
+                self.verdict_now = true;
+                self.note_verdicts(&record);
+                self.invariants_of_verdicts(&record)
+            }
+            StateFile::Startups => {
+                self.ghost.proven();
+                // counts of any other are gone with this
+                self.ghost.past.values_mut().for_each(|past| past.saved_ms = None);
+                if let Some(id) = ConfigId::parse(text(&record, "/id")) {
+                    let past = self.ghost.past.entry(id).or_default();
+                    past.saved_ms = record["ran_ms"].as_u64();
+                }
+                self.invariant_startups_are_bounded(&record)
+            }
+            StateFile::LastKnownGood => {
+                self.ghost.ran(self.world.mono, &self.designs);
+                self.invariant_last_known_good_survived_a_trial(&record)
+            }
+            StateFile::Current => {
+                self.readdressed(&record);
+                Ok(())
+            }
+            StateFile::Checkpoint(_) => Ok(()),
+        }
+    }
+
+    /// The same payload under another object: what it went through goes with it.
+    fn readdressed(&mut self, record: &Value) {
+        let Some(run) = &self.ghost.run else { return };
+        let Some(running) = run.config else { return };
+        let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
+        let Some(config) = self.checkpoint(&path) else { return };
+        if config.max_pods == running.max_pods && config.id != running.id {
+            let since = run.since;
+            self.ghost.ran(self.world.mono, &self.designs);
+            let past = self.ghost.past.get(&running.id).cloned().unwrap_or_default();
+            self.ghost.past.insert(config.id, past);
+            if let Some(run) = &mut self.ghost.run {
+                run.config = Some(config);
+                run.since = self.world.mono.max(since);
+            }
+        }
+    }
+
+    fn note_verdicts(&mut self, record: &Value) {
+        let version = self.world.version.clone();
+        for id in crate::ghost::final_verdicts(record) {
+            self.ghost.condemned.insert((version.clone(), id));
+        }
+        let entries = record.as_object().into_iter().flatten();
+        let kinds: Vec<String> = entries
+            .filter_map(|(_, entry)| entry["contents"].as_object())
+            .flat_map(|contents| contents.values())
+            .filter_map(|verdict| verdict["kind"].as_str())
+            .map(str::to_owned)
+            .collect();
+        for kind in kinds {
+            let rule = match kind.as_str() {
+                "crashLoop" => "c",
+                "cuts" => "d",
+                "parse" => "e parse",
+                "validate" => "e validate",
+                "contact" => "f",
+                _ => "verdicts lost",
+            };
+            self.hit("rule", rule);
+        }
+    }
+
+    fn note_transition(&mut self) {
+        let Some(process) = &self.world.process else { return };
+        if process.step.is_some() && process.used.is_some() {
+            let report = self.world.report();
+            if let Some(transition) = report.config.transition {
+                self.hit("transition", transition);
+            }
+            self.hit("state", report.config.state);
+        }
+        let used_now = self.ghost.run.as_ref().is_some_and(|run| run.since == self.world.mono);
+        if used_now && self.late.is_none() && self.nature() != Nature::Good && self.ghost.fresh {
+            self.ghost.fresh = false;
+            self.suffer();
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ rest
+
+    /// No more faults: everything must come to rest, first perhaps without a network, then with one.
+    fn settle(&mut self) -> Check {
+        self.settling = true;
+        self.tell(|| "NO MORE FAULTS".into());
+        self.world.disk.fault = WriteFault::None;
+        self.world.disk.unreadable.clear();
+        if !self.world.dynamic && self.world.process.is_some() {
+            self.leave(false);
+            self.world.end(Exit { stop_asked: true, ..self.world.ending("success") });
+        }
+        self.world.dynamic = true;
+        if self.local_invalid {
+            self.mend_local();
+        }
+        if self.mode != Mode::CutsOnly && self.random.percent(25) {
+            self.world.link = false;
+            self.come_to_rest("without a network")?;
+        }
+        self.world.link = true;
+        self.world.forget_shown();
+        self.come_to_rest("with a network")?;
+        self.invariants_at_rest()
+    }
+
+    /// A stretch of three hours without a start and without a write must come.
+    fn come_to_rest(&mut self, how: &str) -> Check {
+        let calm = Duration::from_secs(3 * 3600);
+        for _ in 0..30 {
+            let (starts, writes) = (self.world.starts, self.ghost.writes);
+            self.prompt(calm, true)?;
+            if (starts, writes) == (self.world.starts, self.ghost.writes) {
+                return Ok(());
+            }
+        }
+        Err(format!("invariant_everything_comes_to_rest: {how}, still restarting or writing after 90 hours"))
+    }
+}
+
+fn source_of(node: &Value) -> String {
+    let annotation = text(node, "/metadata/annotations/kedge.dev~1config-source");
+    if annotation.is_empty() { node["spec"]["configSource"].to_string() } else { annotation.to_owned() }
+}
+
+fn about(step: &Step) -> String {
+    match step {
+        Step::Read(file) => format!("read {}", name(file)),
+        Step::Write(file, bytes) => {
+            format!("write {}: {}", name(file), String::from_utf8_lossy(bytes).trim_end())
+        }
+        Step::SetAside(file) => format!("set {} aside", name(file)),
+    }
+}
+
+fn short(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Read(Read::Content(bytes)) => format!("{} bytes", bytes.len()),
+        Outcome::Read(other) => format!("{other:?}"),
+        Outcome::Done(Ok(())) => "done".into(),
+        Outcome::Done(Err(why)) => why.clone(),
+    }
+}
