@@ -13,6 +13,10 @@ use std::time::Duration;
 const RENEWALS_PER_DURATION: u32 = 4;
 const STRETCH: f64 = 0.04;
 
+/// Longest time a renewal may take, however long the Lease lasts: who has not answered by now will not, and the loop that
+/// waits for it must show progress.
+const LONGEST_REQUEST: Duration = Duration::from_secs(20);
+
 /// What to ask the API server for.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseRequest {
@@ -59,7 +63,7 @@ impl LeaseKeeper {
 
     /// Time a renewal may take: less than its period, or a slow one would delay the next.
     pub(crate) fn request_deadline(&self) -> Duration {
-        self.period().mul_f64(0.8)
+        self.period().mul_f64(0.8).min(LONGEST_REQUEST)
     }
 
     /// The Node as last seen; None if it does not exist.
@@ -226,14 +230,23 @@ mod tests {
             logged += usize::from(
                 keeper.answered(at(now), &Answer::Failed("no route".into()), &mut jitter).is_some(),
             );
-            let wait = keeper.next_deadline().unwrap().as_millis() as u64 - now;
-            assert!((1_000..=12_500).contains(&wait), "{wait}");
+            // a test's clock has whole milliseconds, a deadline has not
+            let wait = keeper.next_deadline().unwrap().as_millis() as u64 + 1 - now;
+            assert!((1_000..=12_501).contains(&wait), "{wait}");
             now += wait;
         }
         assert_eq!(logged, 1);
         keeper.poll(at(now));
         let back = keeper.answered(at(now), &Answer::Accepted(None), &mut jitter);
         assert_eq!(back.as_deref(), Some("lease renewed again after 20 failures"));
+    }
+
+    #[test]
+    fn a_renewal_takes_less_than_its_period_and_never_longer_than_a_loop_may_stand_still() {
+        let deadline = |secs| LeaseKeeper::new("edge-1", secs, at(0)).request_deadline();
+        assert_eq!(deadline(40), Duration::from_secs(8));
+        assert_eq!(deadline(100), Duration::from_secs(20));
+        assert_eq!(deadline(86_400), Duration::from_secs(20));
     }
 
     #[test]
