@@ -311,7 +311,11 @@ impl Server {
                     .with_smallest_answer()
             }
         };
-        ask(client, &http, wants_object)
+        let answer = ask(client, &http, wants_object);
+        if let (Request::Version, Answer::Accepted(Some(version))) = (request, &answer) {
+            self.is_hub.store(kedge_core::is_hub_version(version), Ordering::Relaxed);
+        }
+        answer
     }
 
     /// The smallest answer a server gives: our hub understands one short header, others need a long one.
@@ -335,11 +339,11 @@ impl Server {
         let mut wait = Wait::new(seed);
         let mut url = client.api().url();
         loop {
+            client.api().refresh();
             let now = client.api().url();
             if now != url {
-                // versions of one server mean nothing to another
-                wait.resume = None;
                 log::info!("the kubeconfig names another API server now: {now}");
+                self.is_hub.store(false, Ordering::Relaxed);
                 let _ = self.events.blocking_send(Event::ServerChanged);
                 url = now;
             }
@@ -414,6 +418,12 @@ impl Server {
     ) {
         token.busy();
         self.faults.point(client.name());
+        let loaded = client.api().refresh();
+        if wait.loaded != loaded {
+            // versions of one server mean nothing to another, and behind one URL there may be another now
+            wait.resume = None;
+            wait.loaded = loaded;
+        }
         let send = |event: Option<Event>| {
             if let Some(event) = event {
                 let _ = self.events.blocking_send(event);
@@ -450,11 +460,14 @@ impl Server {
             if is_contact::<()>(&Err(error.clone())) {
                 send(Some(Event::Contact));
             }
-            if let (Some((namespace, name)), NetError::Refused { .. } | NetError::Garbled { .. }) =
-                (set.config_map, &error)
-            {
-                let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
-                send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
+            if matches!(error, NetError::Refused { .. } | NetError::Garbled { .. }) {
+                // From where it was refused it may be refused for ever: a hub restored from a backup is behind what we saw.
+                // And what was called unreadable is readable again only when it was read.
+                wait.resume = None;
+                if let Some((namespace, name)) = set.config_map {
+                    let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
+                    send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
+                }
             }
             wait.log(client.name(), &error);
         }
@@ -471,6 +484,7 @@ impl Server {
         seen: &mut dyn FnMut(Option<Value>),
     ) -> (Option<NetError>, Option<String>) {
         let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
+        let loaded = client.api().refresh();
         token.idle_for(limits.idle);
         let end = watch::watch(
             client,
@@ -481,6 +495,11 @@ impl Server {
             |happened| {
                 token.busy();
                 self.faults.point(client.name());
+                if client.api().refresh() != loaded {
+                    // The other streams speak to whom the kubeconfig names now: what comes from here is not their word
+                    // any more. Bookmarks bring us here every minute.
+                    return ControlFlow::Break(());
+                }
                 match happened {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => seen(Some(object)),
                     WatchEvent::Deleted(_) => seen(None),
@@ -515,11 +534,13 @@ struct Wait {
     said: bool,
     /// Where the last watch broke off.
     resume: Option<String>,
+    /// Which loading of the kubeconfig that was under.
+    loaded: u64,
 }
 
 impl Wait {
     fn new(seed: u64) -> Self {
-        Self { next: WATCH_WAIT, seed: seed | 1, said: false, resume: None }
+        Self { next: WATCH_WAIT, seed: seed | 1, said: false, resume: None, loaded: 0 }
     }
 
     fn reset(&mut self) {

@@ -27,7 +27,7 @@ pub use judge::{DISK_LOOP, Exit, PreviousRun};
 pub use lease::LeaseRequest;
 pub use node::{
     Action, Answer, BadReport, ConditionReport, ConfigReport, Event, LeaseReport, Level, Node, Options,
-    Report, Request, RequestKind,
+    Report, Request, RequestKind, is_hub_version,
 };
 pub use node_status::{HostFacts, kubelet_version};
 pub use program::{Outcome, Step};

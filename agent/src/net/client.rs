@@ -469,6 +469,11 @@ impl Api {
         locked(&self.state).access.url.clone()
     }
 
+    /// Loads the kubeconfig anew if a file behind it changed since; the number of the loading that is in use.
+    pub fn refresh(&self) -> u64 {
+        self.access().generation
+    }
+
     /// The access in use; loaded anew if a file behind it changed since.
     ///
     /// A change that cannot be used leaves the old access in place, is logged once, and is looked at again when the
