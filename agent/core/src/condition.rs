@@ -132,17 +132,19 @@ fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str,
     }
 }
 
-/// `status.config`, as of now. `detail` is the parser's or validator's first problem, if the assigned config has one.
-pub(crate) fn config_status(configuration: &Configuration, detail: Option<&str>) -> NodeConfigStatus {
+/// `status.config`, as of now. Its error goes on where the condition's words end: with field and place.
+pub(crate) fn config_status(configuration: &Configuration) -> NodeConfigStatus {
     let assigned = match configuration.assigned() {
         AssignedNow::Config(config, _) => Some(source(&config)),
         _ => None,
     };
     let (status, reason) = status_and_reason(configuration);
-    let error = match detail {
+    let error = match (&configuration.sync, &configuration.obstacle) {
         _ if status == "True" => String::new(),
-        Some(detail) => format!("{reason}: {detail}"),
-        None => reason,
+        (None, Some(Obstacle::Marked { verdict, .. })) if !verdict.detail.is_empty() => {
+            format!("{reason}: {}", verdict.detail)
+        }
+        _ => reason,
     };
     NodeConfigStatus {
         assigned,

@@ -207,6 +207,7 @@ pub(crate) fn verdict(
         time: wall,
         reason: reason(kind, what, uid),
         kind,
+        detail: String::new(),
         lost: if kind == BadKind::Contact { lost.saturating_add(1) } else { lost },
         retry: false,
     }

@@ -29,6 +29,9 @@ pub const CHECKPOINT_BYTES: usize = 4 * 1024 * 1024;
 /// Longest text kept in a record: a reason is for people, and the file has a bound.
 const REASON_BYTES: usize = 512;
 
+/// Longest field and place of a verdict kept: there may be [`BAD_UIDS`] times [`BAD_CONTENTS`].
+const DETAIL_BYTES: usize = 400;
+
 /// A file of the configuration's state. Paths are relative to `--dynamic-config-dir`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StateFile {
@@ -248,6 +251,9 @@ pub struct Verdict {
     pub reason: String,
     /// Why.
     pub kind: BadKind,
+    /// Field and place, if it does not parse or validate: the first problem, and how many more there are.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub detail: String,
     /// How many trials it spent without contact.
     #[serde(default)]
     pub lost: u8,
@@ -278,6 +284,7 @@ impl BadConfigs {
                 time: entry.time,
                 reason: entry.reason.clone(),
                 kind: BadKind::Validate,
+                detail: String::new(),
                 lost: 0,
                 retry: false,
             }),
@@ -288,7 +295,8 @@ impl BadConfigs {
 
     /// Records a verdict; keeps the bounds by dropping the oldest, never a UID of `keep`.
     pub fn mark(&mut self, uid: &str, id: ConfigId, verdict: Verdict, keep: &[&str]) {
-        let verdict = Verdict { reason: shortened(&verdict.reason), ..verdict };
+        let (reason, detail) = (shortened(&verdict.reason), shortened_detail(&verdict.detail));
+        let verdict = Verdict { reason, detail, ..verdict };
         let entry = self.0.entry(uid.to_owned()).or_insert_with(|| BadConfigMap {
             time: verdict.time,
             reason: String::new(),
@@ -339,9 +347,19 @@ impl BadConfigs {
     }
 }
 
-/// At most [`REASON_BYTES`] of a text, and a mark where it was cut; cutting again changes nothing.
+/// At most [`REASON_BYTES`] of a text, and a mark where it was cut.
 pub(crate) fn shortened(text: &str) -> String {
-    let end = text.char_indices().map(|(at, _)| at).find(|at| *at >= REASON_BYTES);
+    cut(text, REASON_BYTES)
+}
+
+/// The same for a verdict's detail.
+pub(crate) fn shortened_detail(text: &str) -> String {
+    cut(text, DETAIL_BYTES)
+}
+
+/// Cutting again changes nothing.
+fn cut(text: &str, bytes: usize) -> String {
+    let end = text.char_indices().map(|(at, _)| at).find(|at| *at >= bytes);
     end.map_or_else(|| text.to_owned(), |end| format!("{}...", &text[..end]))
 }
 
@@ -701,6 +719,7 @@ mod tests {
             time: Timestamp::from_micros(second * 1_000_000),
             reason: "failed to validate current (UID: u)".into(),
             kind: BadKind::Validate,
+            detail: String::new(),
             lost: 0,
             retry: false,
         }

@@ -9,7 +9,7 @@ use crate::config::{self, ConfigError, Effective, ErrorKind, LocalLayers};
 use crate::disk::{AssignedNow, Content, Disk, load};
 use crate::judge::{self, Ended, PreviousRun, Standing, Terms};
 use crate::program::{Steps, Suspend};
-use crate::records::{BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict};
+use crate::records::{BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict, shortened_detail};
 use kedge_api::Timestamp;
 use std::rc::Rc;
 
@@ -334,7 +334,7 @@ fn try_to_run(
         started.changed = first.then(|| format!("Kubelet restarted to use {}", config.describe()));
         started.assigned_counts = Some(startups.clone());
     }
-    let mut court = Court { facts, config: &config, id: content.id, what, entry };
+    let mut court = Court { facts, config: &config, id: content.id, what, entry, detail: String::new() };
     // c, d by what is remembered of its terms
     if let Some(kind) = judge::condemned_by_counts(&startups, Terms::remembered(&startups)) {
         return court.condemn(steps, started, kind).map(Err);
@@ -353,6 +353,7 @@ fn try_to_run(
             if standing.assigned {
                 started.report = Some(error.report());
             }
+            court.detail = shortened_detail(&error.to_string());
             let kind = match error.kind {
                 ErrorKind::Parse => BadKind::Parse,
                 ErrorKind::Validate => BadKind::Validate,
@@ -397,6 +398,7 @@ struct Court<'a> {
     id: ConfigId,
     what: &'static str,
     entry: Option<Verdict>,
+    detail: String,
 }
 
 impl Court<'_> {
@@ -409,6 +411,7 @@ impl Court<'_> {
     ) -> Result<Obstacle, Suspend> {
         let uid = &self.config.uid;
         let verdict = judge::verdict(kind, self.what, uid, self.facts.wall, self.entry.as_ref());
+        let verdict = Verdict { detail: std::mem::take(&mut self.detail), ..verdict };
         started.condemned.push(verdict.clone());
         let mut bad = match &started.disk.bad_configs {
             Known::Is(bad) => bad.clone(),

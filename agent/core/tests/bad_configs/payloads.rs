@@ -107,6 +107,8 @@ fn push(case: &Case, form: Form, what: &str) -> Seen {
     world.check_alive(what, used);
     assert_eq!(world.recorded_uid("last-known-good"), good, "{what}: last-known-good");
     world.check_survives(what, used);
+    let again = world.seen(what);
+    assert_eq!((&again.reason, &again.error), (&seen.reason, &seen.error), "{what}: after a crash and a cut");
     match form {
         Form::Edited => mend_in_place(&mut world, what),
         _ => world.check_mends(what),
