@@ -3,6 +3,10 @@
 //! Events wait in the watch's own bounded queue and are written when the connection takes them; a watcher that is too slow is
 //! dropped there and its stream simply ends, so that the client goes on from the last version it saw. A bookmark never names a
 //! version before every change up to it was sent.
+//!
+//! One parameter is our own: `omitHeartbeats=true` leaves out changes of nothing but conditions' `lastHeartbeatTime`. A node that
+//! reports every five minutes asks for it on the watch of its own Node: its own words need not come back over its link. Other API
+//! servers ignore the parameter, and other clients see every change.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -35,6 +39,7 @@ pub(super) struct WatchStream {
     writer: Writer,
     queue: VecDeque<Told>,
     bookmarks: bool,
+    omit_heartbeats: bool,
     /// Everything up to here was told or does not concern this watch.
     told: u64,
     titles_sent: bool,
@@ -61,6 +66,7 @@ pub(super) fn start(
 ) -> Result<WatchStream, ApiError> {
     let include = IncludeObject::parse(parameters.text("includeObject"))?;
     let bookmarks = parameters.flag("allowWatchBookmarks")?;
+    let omit_heartbeats = parameters.flag("omitHeartbeats")?;
     let from = from(parameters)?;
     let timeout = parameters.number("timeoutSeconds")?;
     let registered =
@@ -87,6 +93,7 @@ pub(super) fn start(
         writer: Writer { kind, form, include },
         queue,
         bookmarks,
+        omit_heartbeats,
         told: revision,
         titles_sent: false,
         next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK.mul_f64(0.75 + spread / 2.0))),
@@ -220,6 +227,7 @@ impl WatchStream {
         match (selects(&event.old), selects(&event.new)) {
             (None, None) => None,
             (None, Some(new)) => Some(self.line("ADDED", &new)),
+            (Some(old), Some(new)) if self.omit_heartbeats && is_heartbeat(&old, &new) => None,
             (Some(_), Some(new)) => Some(self.line("MODIFIED", &new)),
             (Some(old), None) => match &event.last {
                 Some(last) => Some(self.line("DELETED", last)),
@@ -274,9 +282,41 @@ impl WatchStream {
     }
 }
 
+/// Whether nothing differs but the version and conditions' `lastHeartbeatTime`.
+fn is_heartbeat(old: &Object, new: &Object) -> bool {
+    let without = |object: &Object| {
+        let mut value = object.value();
+        value["metadata"]["resourceVersion"].take();
+        let conditions = value.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
+        for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+            condition.remove("lastHeartbeatTime");
+        }
+        value
+    };
+    without(old) == without(new)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::node::NODE;
+
+    #[test]
+    fn a_heartbeat_changes_nothing_but_its_time() {
+        let node = |condition: Value, spec: Value, revision: u64| {
+            let value = json!({"metadata": {"name": "a", "resourceVersion": revision.to_string()}, "spec": spec,
+                "status": {"conditions": [condition]}});
+            Object::new(&NODE, &value, revision).unwrap()
+        };
+        let ready = |status: &str, at: &str| json!({"type": "Ready", "status": status, "lastHeartbeatTime": at});
+        let old = node(ready("True", "1"), json!({}), 7);
+        let check = |new: Object, expect: bool| assert_eq!(is_heartbeat(&old, &new), expect, "{:?}", new.json);
+        check(node(ready("True", "2"), json!({}), 8), true);
+        check(node(ready("Unknown", "2"), json!({}), 8), false);
+        check(node(ready("True", "2"), json!({"unschedulable": true}), 8), false);
+        check(node(json!({"type": "Ready", "status": "True"}), json!({}), 8), true);
+        check(node(json!({"type": "Other", "status": "True", "lastHeartbeatTime": "2"}), json!({}), 8), false);
+    }
 
     #[test]
     fn a_watch_begins_where_the_parameters_say() {
