@@ -16,6 +16,8 @@ use kedge_core::{Action, Event, Exit, Level, Node, Now, Options, PreviousRun, St
 use kedge_platform::linux::{self, LinuxClocks, LinuxHost, NotifySocket, Roots};
 use kedge_platform::{Clocks, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog};
 use std::fmt;
+use std::fs::File;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -57,8 +59,8 @@ pub enum AgentError {
     InvalidConfig(String),
     /// The node has no usable name.
     NodeName(String),
-    /// Another agent runs with these places.
-    AnotherAgent(local::server::ListenError),
+    /// Another agent runs with these places; where it was found.
+    AnotherAgent(String),
     /// The system refused something basic.
     System(&'static str, std::io::Error),
 }
@@ -116,6 +118,8 @@ struct Agent {
     main_token: kedge_platform::Progress,
     ready: bool,
     exit: Option<String>,
+    /// Held while we run: two agents on the same records would undo each other's.
+    _claim: Option<File>,
 }
 
 impl Agent {
@@ -126,6 +130,7 @@ impl Agent {
         let clocks = LinuxClocks::new(&roots);
         let faults = Faults::new();
         let layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
+        let claim = claim(&options.places.root_dir)?;
         let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
         let node_name = match &options.node_name {
             Some(name) => name.clone(),
@@ -151,7 +156,6 @@ impl Agent {
         .map_err(|error| AgentError::InvalidConfig(error.report()))?;
 
         let marks = RunDirectory::new(&options.places.run_dir);
-        marks.begin();
         let (event_sender, events) = mpsc::channel(EVENTS);
         let (call_sender, calls) = mpsc::channel(CALLS);
         let period = supervisor.watchdog_period().unwrap_or(CHECK_PERIOD * 3) / 3;
@@ -200,6 +204,7 @@ impl Agent {
             main_token,
             ready: false,
             exit: None,
+            _claim: claim,
         })
     }
 
@@ -209,6 +214,8 @@ impl Agent {
         let mut interrupt = signals(SignalKind::interrupt())?;
         let mut hang_up = signals(SignalKind::hangup())?;
         self.listen()?;
+        // not before it is sure that no other agent's marks lie there
+        self.marks.begin();
         self.main_token.busy();
         self.take(Event::Start);
         while self.exit.is_none() {
@@ -257,7 +264,7 @@ impl Agent {
         match local::Listener::unix(&self.socket) {
             Ok(listener) => drop(tokio::spawn(local::serve(listener, self.call_sender.clone()))),
             Err(error @ local::server::ListenError::InUse { .. }) => {
-                return Err(AgentError::AnotherAgent(error));
+                return Err(AgentError::AnotherAgent(error.to_string()));
             }
             Err(error) => log::warn!("no local endpoint: {}", chain(&error)),
         }
@@ -351,6 +358,22 @@ fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
     let micros = i64::try_from(since(clocks.wall())).unwrap_or(i64::MAX);
     let offset = faults.clock_offset_ms().saturating_mul(1000);
     Now { mono: clocks.monotonic(), wall: Timestamp::from_micros(micros.saturating_add(offset)) }
+}
+
+/// Takes `--root-dir` for this agent: the socket alone cannot tell, for it lies in another directory. A directory that cannot
+/// be claimed at all is the disk's matter, and no disk stops an agent.
+fn claim(root_dir: &Path) -> Result<Option<File>, AgentError> {
+    match linux::claim(root_dir) {
+        Ok(Some(claim)) => Ok(Some(claim)),
+        Ok(None) => Err(AgentError::AnotherAgent(format!(
+            "root directory {}: another agent keeps its state there",
+            root_dir.display()
+        ))),
+        Err(error) => {
+            log::warn!("cannot claim root directory {}: {error}; running all the same", root_dir.display());
+            Ok(None)
+        }
+    }
 }
 
 /// The one random number: std's hasher is seeded by the system, and that is all the randomness a spread needs.

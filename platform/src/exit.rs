@@ -421,7 +421,7 @@ impl RunDirectory {
 }
 
 /// Records how a run ended, durably: what `ExecStopPost` runs, and the babysitter after each end. `environment` looks a
-/// variable up ($SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS). Replaces an earlier record.
+/// variable up ($SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS). Replaces an earlier record; one that says the same is left as it is.
 pub fn record_exit(
     files: &dyn Files,
     run: &RunDirectory,
@@ -441,6 +441,10 @@ pub fn record_exit(
     };
     let versioned = Versioned { version: FORMAT, record: record.clone() };
     let content = serde_json::to_vec(&versioned).expect("plain strings always serialize");
+    // an agent that refuses to start ends in the same way every few seconds, perhaps for weeks: flash has an end
+    if files.read(Path::new(EXIT_RECORD), RECORD_LIMIT).is_ok_and(|there| there == content) {
+        return Ok(record);
+    }
     files.write_durably(Path::new(EXIT_RECORD), &content)?;
     Ok(record)
 }

@@ -373,3 +373,36 @@ fn marks_in_a_directory_that_cannot_be_written_stop_nothing() {
     let record = record_exit(&*fake::files(&FakeDisk::new()), &run, BOOT, &|_| None).unwrap();
     assert!(!record.was_ready && record.stalled.is_empty());
 }
+
+#[test]
+fn the_same_end_over_and_over_is_written_once() {
+    let scratch = Scratch::new();
+    let run = RunDirectory::new(scratch.0.join("run"));
+    let disk = FakeDisk::new();
+    let files = fake::files(&disk);
+    let ended = |status: &'static str| {
+        let environment = move |name: &str| match name {
+            "SERVICE_RESULT" => Some("exit-code".to_string()),
+            "EXIT_STATUS" => Some(status.to_string()),
+            _ => None,
+        };
+        record_exit(&*files, &run, BOOT, &environment)
+    };
+    ended("78").unwrap();
+    disk.set_read_only(true);
+    assert_eq!(ended("78").expect("nothing to write").exit_status, "78");
+    assert!(ended("1").is_err(), "another end must be written");
+}
+
+#[test]
+fn a_directory_is_one_process_s_until_it_lets_go_of_it() {
+    let scratch = Scratch::new();
+    let directory = scratch.0.join("var/lib/kedge");
+    let claimed = linux::claim(&directory).unwrap();
+    assert!(claimed.is_some() && directory.is_dir());
+    assert!(linux::claim(&directory).unwrap().is_none());
+    drop(claimed);
+    assert!(linux::claim(&directory).unwrap().is_some());
+    scratch.put("file", b"");
+    assert!(linux::claim(&scratch.0.join("file")).is_err());
+}

@@ -102,7 +102,7 @@ fn kind_at(directory: &OwnedFd, name: &OsStr) -> io::Result<Kind> {
 }
 
 /// Makes the directory that `path` names and its missing parents, each name durable. Follows links: it is the root.
-fn make_with_parents(path: &Path) -> io::Result<()> {
+pub(super) fn make_with_parents(path: &Path) -> io::Result<()> {
     if !path.is_dir() {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty() && *parent != path);
         parent.map_or(Ok(()), make_with_parents)?;

@@ -11,7 +11,7 @@ mod evidence;
 mod host;
 mod supervisor;
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +31,24 @@ pub use supervisor::NotifySocket;
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
 pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {
     Arc::new(DurableFiles::new(LinuxDisk::new(root)))
+}
+
+/// Takes a directory for this process alone, until what is returned is dropped; makes it if it is missing. None: another
+/// process has it. Nothing is written, so a full or read-only disk is no obstacle.
+///
+/// # Errors
+/// The directory cannot be made or opened.
+pub fn claim(directory: &Path) -> io::Result<Option<File>> {
+    if !directory.is_dir() {
+        disk::make_with_parents(directory)?;
+    }
+    let flags = (OFlag::O_DIRECTORY | OFlag::O_NONBLOCK).bits();
+    let claimed = OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
+    match claimed.try_lock() {
+        Ok(()) => Ok(Some(claimed)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
 }
 
 /// The whole content of a regular file that the operator named: links are followed, for `/etc` is often made of them;
