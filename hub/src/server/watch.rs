@@ -308,14 +308,19 @@ mod tests {
                 "status": {"conditions": [condition]}});
             Object::new(&NODE, &value, revision).unwrap()
         };
-        let ready = |status: &str, at: &str| json!({"type": "Ready", "status": status, "lastHeartbeatTime": at});
+        let ready =
+            |status: &str, at: &str| json!({"type": "Ready", "status": status, "lastHeartbeatTime": at});
         let old = node(ready("True", "1"), json!({}), 7);
-        let check = |new: Object, expect: bool| assert_eq!(is_heartbeat(&old, &new), expect, "{:?}", new.json);
+        let check =
+            |new: Object, expect: bool| assert_eq!(is_heartbeat(&old, &new), expect, "{:?}", new.json);
         check(node(ready("True", "2"), json!({}), 8), true);
         check(node(ready("Unknown", "2"), json!({}), 8), false);
         check(node(ready("True", "2"), json!({"unschedulable": true}), 8), false);
         check(node(json!({"type": "Ready", "status": "True"}), json!({}), 8), true);
-        check(node(json!({"type": "Other", "status": "True", "lastHeartbeatTime": "2"}), json!({}), 8), false);
+        check(
+            node(json!({"type": "Other", "status": "True", "lastHeartbeatTime": "2"}), json!({}), 8),
+            false,
+        );
     }
 
     #[test]
