@@ -167,6 +167,8 @@ pub(crate) struct Configuration {
     job: Option<Job>,
     /// What the end of the previous run proved is not on disk yet.
     unproven: bool,
+    /// The last transition ended at a write that failed.
+    write_failed: bool,
     /// No transition that writes starts before this, after one failed.
     not_before: Duration,
     news: Vec<News>,
@@ -206,6 +208,7 @@ impl Configuration {
             reset: false,
             job: None,
             unproven: started.unproven,
+            write_failed: false,
             // a disk that refused a moment ago is not asked again at once, or each start would lead to the next
             not_before: if disk_refused { now.mono + RETRY_WRITE } else { now.mono },
             news: Vec::new(),
@@ -473,6 +476,7 @@ impl Configuration {
             self.not_before = now.mono + RETRY_WRITE;
             return self.failed(now, &kind, why);
         }
+        self.write_failed = false;
         if let Some(news) = self.succeeded(&kind) {
             self.news.push(news);
         }
@@ -556,6 +560,10 @@ impl Configuration {
             // a save that fails is tried again when the next is due
             Transition::Save { .. } => self.saved_at_ms = self.ran_ms(now),
             _ => {}
+        }
+        // said when it begins, not every minute that a disk is full
+        if std::mem::replace(&mut self.write_failed, true) {
+            return None;
         }
         self.news.push(News {
             warning: true,

@@ -360,6 +360,22 @@ fn another_server_is_asked_anew_what_it_is() {
 }
 
 #[test]
+fn a_late_answer_of_another_server_says_nothing_about_this_one() {
+    let mut world = settled();
+    world.handle(Event::ServerChanged);
+    assert_eq!(requests(&world), [&Request::Version]);
+    // a hub, which is left before it says what it is
+    world.hub.flavour = Flavour::Kubernetes;
+    world.handle(Event::ServerChanged);
+    assert_eq!(requests(&world), [&Request::Version], "one request of a kind at a time");
+    world.do_request(Some(Answer::Accepted(Some(json!({"gitVersion": "v1.34.0+kedge-0.1.0"})))));
+    assert_eq!(world.report().server_is_hub, None);
+    assert_eq!(requests(&world), [&Request::Version; 2], "asked again");
+    world.turn();
+    assert_eq!(world.report().server_is_hub, Some(false));
+}
+
+#[test]
 fn a_status_patch_that_raced_with_the_watch_is_repaired() {
     let mut world = settled();
     // somebody else wipes what we reported

@@ -377,6 +377,7 @@ fn a_disk_that_refuses_for_hours_is_asked_now_and_then_not_all_the_time() {
     // and each try is not a change of the condition
     let said = world.log.iter().filter(|line| line.contains("ConfigOK=")).count();
     assert!(said <= 4, "{:#?}", world.log);
+    assert_eq!(world.take_events().len(), 1, "nor an event");
 }
 
 #[test]

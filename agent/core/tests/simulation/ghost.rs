@@ -98,10 +98,7 @@ impl Ghost {
         self.ran(now, designs);
         let run = self.run.take();
         (self.told, self.tampered) = (BTreeMap::new(), false);
-        if let Some((id, before)) = self.last_crash.take() {
-            // or not: then the running time is zero, and that is right, too
-            self.past.insert(id, Past { saved_ms: None, ..before });
-        }
+        self.doubt_last_crash();
         if run.is_none() && crashed {
             // it died at its start: the record of that replaced the record of how the last run ended
             self.past.values_mut().for_each(|past| past.saved_ms = None);
@@ -128,12 +125,19 @@ impl Ghost {
         self.last_crash = None;
     }
 
+    /// The last crash may be held against nobody; or it is, and then the running time is zero, and that is right, too.
+    pub(crate) fn doubt_last_crash(&mut self) {
+        if let Some((id, before)) = self.last_crash.take() {
+            self.past.insert(id, Past { saved_ms: None, ..before });
+        }
+    }
+
     /// Another agent version begins.
     pub(crate) fn upgraded(&mut self, from: &str, to: &str) {
+        self.doubt_last_crash();
         let past = std::mem::take(&mut self.past);
         self.elsewhere.insert(from.to_owned(), past);
         self.past = self.elsewhere.remove(to).unwrap_or_default();
-        self.last_crash = None;
     }
 
     /// Somebody did something after which earlier crashes need not be remembered.

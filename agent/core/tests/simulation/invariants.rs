@@ -7,7 +7,7 @@
 use crate::designs::{Design, Nature, with_pods};
 use crate::ghost::{Config, banned, final_verdicts, text};
 use crate::life::{Check, Life, Mode};
-use kedge_core::records::{BAD_CONTENTS, BAD_UIDS, STARTUPS};
+use kedge_core::records::{BAD_CONTENTS, BAD_UIDS, STARTUPS, StateFile};
 use kedge_core::{Report, Step};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -86,9 +86,12 @@ impl Life {
             !self.ghost.condemned.contains(&key),
             "invariant_a_bad_config_is_not_tried_again (i3): {config:?} was condemned, and runs"
         );
-        let bad = self.world.bad_configs();
+        // as the agent read it: it may be that it could not
+        let path = StateFile::BadConfigs.path(&self.world.version);
+        let told = self.ghost.told.get(&path).and_then(Option::as_ref);
+        let bad = told.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or(Value::Null);
         hold!(
-            self.ghost.tampered || !banned(&bad).contains(&config.id),
+            !banned(&bad).contains(&config.id),
             "invariant_a_bad_config_is_not_tried_again (i3): {config:?} has a bad entry, and runs"
         );
         Ok(())

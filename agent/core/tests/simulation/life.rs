@@ -542,12 +542,13 @@ impl Life {
             }
             7 => {
                 self.hit("event", "ServerChanged");
-                // requests to the old server are given up
-                if let Some(process) = &mut self.world.process {
-                    process.requests.clear();
-                }
                 self.tell(|| "  ANOTHER SERVER".into());
+                let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
                 self.world.handle(Event::ServerChanged);
+                // requests to the old server end, and say so late
+                for _ in 0..on_their_way {
+                    self.world.do_request(Some(Answer::Failed("the old server is gone".into())));
+                }
                 false
             }
             8 => {
@@ -981,6 +982,7 @@ impl Life {
             }
             _ => {
                 self.world.dynamic = !self.world.dynamic;
+                self.ghost.doubt_last_crash();
                 let dynamic = self.world.dynamic;
                 self.ghost.forget_crashes();
                 self.tell(|| format!("--dynamic-config={dynamic}"));
@@ -1155,7 +1157,9 @@ impl Life {
 
     /// What a checkpoint holds, by the hand of the test.
     pub(crate) fn checkpoint(&self, path: &str) -> Option<Config> {
-        let bytes = self.world.disk.files.get(path)?;
+        // what the agent read of it, if it did: the file may have been damaged since
+        let told = self.ghost.told.get(path).and_then(Option::as_ref);
+        let bytes = told.or_else(|| self.world.disk.files.get(path))?;
         let object: Value = serde_json::from_slice(bytes).ok()?;
         let payload = object["data"]["kubelet"].as_str()?;
         let design = self.designs.iter().find(|design| design.payload == payload)?;
