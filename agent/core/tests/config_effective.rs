@@ -353,7 +353,7 @@ shutdownGracePeriodByPodPriority:
 
 /// What kubeadm writes, zeros included: those that mean "the default" there are values here.
 #[test]
-fn a_file_of_kubeadms_is_accepted_but_for_the_frequency_that_cannot_be_zero() {
+fn a_file_of_kubeadms_is_accepted_but_for_the_frequencies_that_cannot_be_zero() {
     let fields = "address: 0.0.0.0
 authentication: {anonymous: {enabled: false}, webhook: {cacheTTL: 0s, enabled: true}, x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}
 authorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}}
@@ -372,7 +372,6 @@ imageMaximumGCAge: 0s
 imageMinimumGCAge: 0s
 logging: {flushFrequency: 0, options: {json: {infoBufferSize: \"0\"}, text: {infoBufferSize: \"0\"}}, verbosity: 0}
 memorySwap: {}
-nodeStatusReportFrequency: 0s
 resolvConf: /run/systemd/resolve/resolv.conf
 rotateCertificates: true
 runtimeRequestTimeout: 0s
@@ -387,10 +386,11 @@ volumeStatsAggPeriod: 0s
     assert_eq!(found.object["memorySwap"], json!({}));
     assert_eq!(found.config.eviction_pressure_transition_period, Duration::ZERO);
     check_error(
-        &layers(&format!("{fields}nodeStatusUpdateFrequency: 0s\n"), &[]),
+        &layers(&format!("{fields}nodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\n"), &[]),
         ErrorKind::Validate,
         &[
             "config file /etc/kedge/config.yaml: nodeStatusUpdateFrequency is \"0s\", expected at least 1s (line 31)",
+            "config file /etc/kedge/config.yaml: nodeStatusReportFrequency is \"0s\", expected at least 1s (line 30)",
         ],
     );
 }
@@ -498,7 +498,7 @@ fn a_wrong_value_is_laid_to_the_layer_that_wrote_it() {
     );
     check(
         "nodeStatusReportFrequency: -5m",
-        &["nodeStatusReportFrequency is \"-5m0s\", expected at least 0s (line 3)"],
+        &["nodeStatusReportFrequency is \"-5m0s\", expected at least 1s (line 3)"],
     );
     check(
         "nodeLeaseDurationSeconds: 0",

@@ -7,6 +7,7 @@
 //! the configuration says.
 
 use core::fmt;
+use core::time::Duration;
 
 use serde_json::Value;
 
@@ -75,7 +76,13 @@ pub fn effective(layers: &LocalLayers, payload: Option<&LayerText>) -> Result<Ef
 /// Upstream's rule: who sets nodeStatusUpdateFrequency alone wants that for reports too.
 fn report_as_often_as_computed(object: &mut serde_json::Map<String, Value>, provenance: &mut Provenance) {
     let (computed, reported) = ("nodeStatusUpdateFrequency", "nodeStatusReportFrequency");
-    if let (Some(frequency), None) = (object.get(computed).cloned(), object.get(reported)) {
+    let frequency = object.get(computed).cloned();
+    // one that is wrong is told once, under the name that somebody wrote
+    let is_right = |frequency: &Value| {
+        let nanos = frequency.as_str().and_then(duration::parse).and_then(|nanos| u64::try_from(nanos).ok());
+        nanos.is_some_and(|nanos| Duration::from_nanos(nanos) >= SHORTEST_STATUS_UPDATE)
+    };
+    if let (Some(frequency), None) = (frequency.filter(is_right), object.get(reported)) {
         object.insert(reported.to_owned(), frequency);
         provenance.set_default(reported);
     }

@@ -127,7 +127,8 @@ impl Config {
             },
             node_status_update_frequency: reader
                 .duration("nodeStatusUpdateFrequency", SHORTEST_STATUS_UPDATE),
-            node_status_report_frequency: reader.duration("nodeStatusReportFrequency", Duration::ZERO),
+            node_status_report_frequency: reader
+                .duration("nodeStatusReportFrequency", SHORTEST_STATUS_UPDATE),
             node_lease_duration_secs: reader.integer("nodeLeaseDurationSeconds"),
             register_node: reader.bool("registerNode"),
             register_with_taints: reader.taints(),

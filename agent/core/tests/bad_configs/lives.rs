@@ -1,1 +1,233 @@
 //! The life of a ConfigMap under a node: it is deleted, made again, renamed, edited, as often and as oddly as it goes.
+
+use crate::board::hub::{Hub, NAMESPACE};
+use crate::board::{World, payload};
+use crate::{BAD, DEFAULT, GOOD, MINUTE, TRIAL};
+use kedge_core::records::{BAD_CONTENTS, BAD_UIDS, CHECKPOINT_BYTES};
+use serde_json::json;
+
+/// A payload of the first sort that is pushed in error.
+const BROKEN: &str = "maxPods: many";
+/// Another configuration that is right.
+const OTHER: u32 = 203;
+
+/// A node with `good` as its last-known-good, by UID.
+fn settled() -> (World, String) {
+    let mut world = World::new();
+    world.start();
+    let uid = world.hub.push("good", &payload(GOOD, ""));
+    world.hub.assign(world.hub.pinned("good"));
+    world.settle("the good one");
+    world.run_for(TRIAL);
+    world.take_events();
+    (world, uid)
+}
+
+/// The same, following `BAD` by name while it is still right.
+fn following() -> (World, String) {
+    let mut world = World::new();
+    world.start();
+    let uid = world.hub.push(BAD, &payload(GOOD, ""));
+    world.hub.assign(Hub::following(BAD));
+    world.settle("the good one");
+    world.run_for(TRIAL);
+    world.take_events();
+    (world, uid)
+}
+
+#[track_caller]
+fn check_unknown(world: &mut World, what: &str, used: u32, reason: &str) {
+    world.settle(what);
+    let seen = world.seen(what);
+    assert_eq!((seen.status.as_str(), seen.used), ("Unknown", used), "{what}: {seen:?}");
+    assert!(seen.reason.contains(reason), "{what}: {reason:?} is not in {:?}", seen.reason);
+    world.check_alive(what, used);
+}
+
+#[test]
+fn deleted_in_its_trial_it_runs_on_and_made_again_it_is_another() {
+    let (mut world, good) = settled();
+    world.hub.push("tried", &payload(OTHER, ""));
+    world.hub.assign(world.hub.pinned("tried"));
+    world.settle("tried");
+    world.run_for(TRIAL / 4);
+    world.hub.delete_config_map("tried");
+    check_unknown(&mut world, "deleted", OTHER, "ConfigMap kube-system/tried does not exist");
+    assert_eq!(world.report().config.state, "trial");
+    // it would be another object with what may be another content
+    let again = world.hub.push("tried", &payload(OTHER, ""));
+    check_unknown(&mut world, "made again", OTHER, &format!("UID of downloaded ConfigMap {again:?}"));
+    assert_eq!(world.recorded_uid("last-known-good"), good);
+    world.check_mends("made again");
+}
+
+#[test]
+fn renamed_it_is_gone_under_its_old_name_and_taken_under_its_new_one() {
+    let (mut world, _) = following();
+    world.hub.push("edge-settings-2", &payload(OTHER, ""));
+    world.hub.delete_config_map(BAD);
+    check_unknown(&mut world, "renamed", GOOD, "ConfigMap kube-system/edge-settings does not exist");
+    world.hub.assign(Hub::following("edge-settings-2"));
+    world.settle("renamed");
+    assert_eq!(world.used(), OTHER);
+}
+
+#[test]
+fn its_key_renamed_by_an_edit_keeps_what_runs() {
+    let (mut world, _) = following();
+    world.hub.push_data(BAD, json!({"config.yaml": payload(OTHER, "")}));
+    check_unknown(
+        &mut world,
+        "key renamed",
+        GOOD,
+        "no text under key \"kubelet\", its keys are \"config.yaml\"",
+    );
+    world.hub.push_data(BAD, json!({"kubelet": payload(OTHER, "")}));
+    world.settle("key named again");
+    assert_eq!(world.used(), OTHER);
+}
+
+#[test]
+fn broken_by_an_edit_and_restored_it_runs_again_without_another_trial() {
+    let (mut world, uid) = following();
+    world.hub.push(BAD, BROKEN);
+    world.settle("broken");
+    assert_eq!((world.used(), world.report().config.state), (GOOD, "fallback"));
+    world.hub.push(BAD, &payload(GOOD, ""));
+    world.settle("restored");
+    assert_eq!((world.used(), world.report().config.state), (GOOD, "known-good"));
+    let seen = world.seen("restored");
+    assert_eq!((seen.status.as_str(), seen.message), ("True", format!("using current (UID: {uid})")));
+    assert_eq!(seen.error, "");
+}
+
+#[test]
+fn assigned_again_a_bad_one_is_not_tried_again_and_told_as_before() {
+    let (mut world, _) = settled();
+    world.hub.push(BAD, BROKEN);
+    world.hub.assign(world.hub.pinned(BAD));
+    world.settle("bad");
+    let first = world.seen("bad");
+    world.hub.assign(world.hub.pinned("good"));
+    world.settle("good again");
+    assert_eq!(world.seen("good again").status, "True");
+    world.hub.assign(world.hub.pinned(BAD));
+    world.settle("bad again");
+    let again = world.seen("bad again");
+    assert_eq!((again.used, &again.reason, &again.error), (GOOD, &first.reason, &first.error));
+    assert!(!again.events.iter().any(|event| event.starts_with("ConfigRolledBack")), "{again:?}");
+    world.check_mends("bad again");
+}
+
+#[test]
+fn a_hundred_bad_ones_in_a_row_are_survived_within_bounds() {
+    let (mut world, good) = settled();
+    for number in 0..100 {
+        let name = format!("bad-{number}");
+        world.hub.push(&name, BROKEN);
+        world.hub.assign(world.hub.pinned(&name));
+        world.settle(&name);
+        assert_eq!(world.used(), GOOD, "{name}");
+    }
+    let verdicts = world.bad_configs();
+    assert!(verdicts.as_object().expect("an object").len() <= BAD_UIDS);
+    assert!(world.disk.files.len() < 10, "{:?}", world.disk.files.keys());
+    assert_eq!(world.recorded_uid("last-known-good"), good);
+    world.check_alive("a hundred bad ones", GOOD);
+    world.check_survives("a hundred bad ones", GOOD);
+    world.check_mends("a hundred bad ones");
+}
+
+#[test]
+fn a_hundred_bad_edits_of_one_are_survived_within_bounds() {
+    let (mut world, uid) = following();
+    for number in 0..100 {
+        world.hub.push(BAD, &format!("maxPods: {number} or so"));
+        world.settle("edited");
+        assert_eq!(world.used(), GOOD, "edit {number}");
+    }
+    let contents = world.bad_configs()[&uid]["contents"].as_object().map(serde_json::Map::len);
+    assert!(contents.is_some_and(|count| count <= BAD_CONTENTS), "{contents:?}");
+    world.check_survives("a hundred bad edits", GOOD);
+    world.check_mends("a hundred bad edits");
+}
+
+#[test]
+fn edited_every_minute_no_edit_is_promoted_and_the_heartbeat_goes_on() {
+    let (mut world, _) = following();
+    for number in 0..60 {
+        let text = if number % 3 == 0 { BROKEN.to_owned() } else { payload(300 + number, "") };
+        world.hub.push(BAD, &text);
+        world.settle("edited");
+        let renewals = world.hub.renewals;
+        world.run_for(MINUTE);
+        assert!(world.hub.renewals >= renewals + 5, "edit {number}");
+        let good = world.file("last-known-good").expect("a record");
+        let path = format!(
+            "checkpoints/{}/{}",
+            good["uid"].as_str().unwrap_or(""),
+            good["resourceVersion"].as_str().unwrap_or("")
+        );
+        let checkpoint = world.file(&path).unwrap_or_else(|| panic!("edit {number}: no {path}"));
+        assert_eq!(checkpoint["data"]["kubelet"], json!(payload(GOOD, "")), "edit {number}");
+    }
+    world.check_mends("edited every minute");
+}
+
+#[test]
+fn larger_than_a_checkpoint_may_be_it_is_refused_before_anything_is_written() {
+    let (mut world, _) = settled();
+    let uid = world.hub.push("large", &payload(OTHER, ""));
+    let mut large = world.hub.config_maps["large"].clone();
+    large["metadata"]["annotations"] = json!({"note": "x".repeat(CHECKPOINT_BYTES)});
+    let small = world.hub.config_maps.insert("large".into(), large).expect("it was pushed");
+    world.hub.assign(world.hub.pinned("large"));
+    world.disk.take_written();
+    check_unknown(&mut world, "large", GOOD, "bytes, expected at most 4194304");
+    assert_eq!(world.disk.take_written(), Vec::<&str>::new());
+    world.hub.config_maps.insert("large".into(), small);
+    world.settle("not large any more");
+    assert_eq!((world.used(), world.recorded_uid("current")), (OTHER, uid));
+}
+
+#[test]
+fn a_drop_in_that_contradicts_it_brings_the_local_config_until_the_drop_in_goes() {
+    let mut world = World::new();
+    world.start();
+    world.hub.push("good", &payload(GOOD, "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60"));
+    world.hub.assign(world.hub.pinned("good"));
+    world.settle("the good one");
+    world.run_for(TRIAL);
+    world.stop();
+    world.drop_in("imageGCLowThresholdPercent: 75");
+    world.start();
+    let seen = world.seen("contradicted");
+    assert_eq!((seen.used, seen.status.as_str()), (DEFAULT, "False"), "{seen:?}");
+    assert!(seen.error.contains("75 (drop-in /etc/kedge/config.d/10-site.conf:3)"), "{seen:?}");
+    world.check_alive("contradicted", DEFAULT);
+    world.stop();
+    world.local.drop_ins.clear();
+    world.start();
+    world.settle("the drop-in is gone");
+    assert_eq!((world.used(), world.seen("the drop-in is gone").status), (GOOD, "True".to_owned()));
+}
+
+#[test]
+fn another_object_of_the_name_in_another_namespace_is_not_it() {
+    let (mut world, _) = following();
+    let mut other = world.hub.config_maps[BAD].clone();
+    other["metadata"]["namespace"] = json!("default");
+    other["metadata"]["uid"] = json!("uid-of-another");
+    other["data"]["kubelet"] = json!(payload(OTHER, ""));
+    let own = world.hub.config_maps.insert(BAD.into(), other).expect("it was pushed");
+    check_unknown(
+        &mut world,
+        "another's",
+        GOOD,
+        "the API server answered with ConfigMap default/edge-settings",
+    );
+    assert_eq!(NAMESPACE, "kube-system");
+    world.hub.config_maps.insert(BAD.into(), own);
+    world.settle("its own");
+    assert_eq!(world.seen("its own").status, "True");
+}

@@ -14,6 +14,7 @@
 #[path = "../board/mod.rs"]
 mod board;
 
+mod accepted;
 mod corpus;
 mod golden;
 mod lives;

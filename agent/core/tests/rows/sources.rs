@@ -75,7 +75,8 @@ fn a_re_created_node_follows_again_once_a_source_is_set() {
 
 #[test]
 fn an_explicit_nil_after_any_source_on_a_re_created_node_is_obeyed() {
-    let sources: [(&str, fn(&Hub) -> Value); 3] = [
+    type SourceOf = fn(&Hub) -> Value;
+    let sources: [(&str, SourceOf); 3] = [
         ("invalid", |_| json!({})),
         (
             "of an object that has no such key",

@@ -1,0 +1,75 @@
+//! Configurations that are right and odd: extreme values, unusual spellings. They are taken, and no node is lost to them.
+//!
+//! Always holds: the server hears of the node by Lease or status, and a correct configuration that is pushed afterwards is
+//! taken.
+
+use crate::MINUTE;
+use crate::board::{HEADER, World};
+
+#[track_caller]
+fn check(what: &str, text: &str) {
+    let mut world = World::new();
+    world.start();
+    world.hub.push("odd", text);
+    world.hub.assign(world.hub.pinned("odd"));
+    world.settle(what);
+    let seen = world.seen(what);
+    assert_eq!((seen.status.as_str(), seen.error.as_str()), ("True", ""), "{what}: {seen:?}");
+    let (renewals, patches, starts) = (world.hub.renewals, world.hub.status_patches.len(), world.starts);
+    world.run_for(15 * MINUTE);
+    assert_eq!(world.starts, starts, "{what}: restarted");
+    let heard = (world.hub.renewals - renewals) + (world.hub.status_patches.len() - patches) as u64;
+    assert!(heard >= 2, "{what}: heard of {heard} times in a quarter of an hour");
+    world.crash();
+    world.start();
+    world.settle(what);
+    world.check_mends(what);
+}
+
+fn check_fields(what: &str, fields: &str) {
+    check(what, &format!("{HEADER}{fields}\n"));
+}
+
+#[test]
+fn extreme_values_lose_no_node() {
+    check_fields("a lease of one second", "nodeLeaseDurationSeconds: 1");
+    check_fields("a lease of a lifetime", "nodeLeaseDurationSeconds: 2147483647");
+    check_fields("status every second", "nodeStatusUpdateFrequency: 1s");
+    check_fields("status every century", "nodeStatusUpdateFrequency: 876000h");
+    check_fields("reports every century", "nodeStatusReportFrequency: 876000h");
+    check_fields("reports every second", "nodeStatusReportFrequency: 1s");
+    check_fields("a trial of a century", "configTrialDuration: 876000h");
+    check_fields("no trial", "configTrialDuration: 0s\ncrashLoopThreshold: 0");
+    check_fields("room for no pods", "maxPods: 0");
+    check_fields(
+        "more reserved than there is",
+        "systemReserved: {memory: 99999999999999999999Ei, cpu: \"9999\"}",
+    );
+    check_fields(
+        "pressure from the first byte",
+        "evictionHard: {memory.available: 99%, nodefs.available: 99%}",
+    );
+    check_fields("pressure for ever", "evictionPressureTransitionPeriod: 876000h");
+    check_fields("not to be registered", "registerNode: false");
+    check_fields("no health port", "healthzPort: 0");
+    check_fields("the loudest log", "logging: {verbosity: 10}");
+}
+
+#[test]
+fn unusual_spellings_are_read() {
+    check(
+        "JSON in one line",
+        r#"{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1"}"#,
+    );
+    check("carriage returns", &format!("{HEADER}maxPods: 20\n").replace('\n', "\r\n"));
+    check("a byte order mark", &format!("\u{feff}{HEADER}maxPods: 20\n"));
+    check("markers of a document", &format!("%YAML 1.2\n---\n{HEADER}maxPods: 20\n...\n"));
+    check("no line end at the end", &format!("{HEADER}maxPods: 20"));
+    check_fields("an octal number", "maxPods: 0144");
+    check_fields("a boolean of old", "registerNode: on");
+    check_fields(
+        "everything removed",
+        "maxPods: null\nlogging: ~\nsystemReserved:\nregisterWithTaints: null",
+    );
+    check_fields("an alias used well", "systemReserved: &r {memory: 100Mi}\nkubeReserved: *r");
+}
