@@ -3,6 +3,7 @@
  * The contract is glibc's <dlfcn.h>, version 2.35: 0 and a filled result, or -1. */
 #include <elf.h>
 #include <link.h>
+#include <pthread.h>
 
 struct dl_find_object {
     unsigned long long dlfo_flags;
@@ -36,3 +37,10 @@ int _dl_find_object(void *address, struct dl_find_object *result) {
         .dlfo_map_start = (void *)__ehdr_start, .dlfo_map_end = (void *)end, .dlfo_eh_frame = (void *)tables};
     return 0;
 }
+
+/* libgcc's unwinder refers to these weakly and calls them all if one of them is there. A weak reference takes nothing out of libc.a:
+ * without this, the first panic calls address 0. */
+__attribute__((used)) static void *const taken_from_libc[] = {
+    (void *)pthread_once,        (void *)pthread_mutex_lock,  (void *)pthread_mutex_unlock, (void *)pthread_key_create,
+    (void *)pthread_getspecific, (void *)pthread_setspecific,
+};
