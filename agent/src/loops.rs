@@ -29,6 +29,10 @@ const ORDERS: usize = 16;
 /// How long one request may take, lookup and connection included.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
 
+/// How long reading a ConfigMap may take in the end: 1 MiB at 4 kB/s. Each try that fails doubles what the next is given: a dead
+/// link is found out soon, and a slow one gets its time.
+const LONGEST_DOWNLOAD: Duration = Duration::from_secs(5 * 60);
+
 /// How long a loop that talks to the network may take for one turn: the longest deadline, and the lookup of a name, which
 /// no deadline can cut short.
 const NETWORK_TURN: Duration = Duration::from_secs(60);
@@ -435,14 +439,21 @@ impl Server {
         };
         let from = match wait.resume.take() {
             Some(version) => Ok(version),
-            None => watch::list(client, set.path, set.params, REQUEST_DEADLINE).map(|listed| {
-                if !ended() {
-                    send(event(listed.items.into_iter().next()));
-                    wait.reset();
-                }
-                listed.resource_version
-            }),
+            None => {
+                let deadline = if set.config_map.is_some() { wait.patience } else { REQUEST_DEADLINE };
+                token.idle_for(deadline);
+                let listed = watch::list(client, set.path, set.params, deadline);
+                token.busy();
+                listed.map(|listed| {
+                    if !ended() {
+                        send(event(listed.items.into_iter().next()));
+                        wait.reset();
+                    }
+                    listed.resource_version
+                })
+            }
         };
+        let unread = from.is_err();
         let failed = match from {
             Err(error) => Some(error),
             Ok(_) if ended() => return,
@@ -464,14 +475,18 @@ impl Server {
             if is_contact::<()>(&Err(error.clone())) {
                 send(Some(Event::Contact));
             }
-            if matches!(error, NetError::Refused { .. } | NetError::Garbled { .. }) {
+            let answered = matches!(error, NetError::Refused { .. } | NetError::Garbled { .. });
+            if answered {
                 // From where it was refused it may be refused for ever: a hub restored from a backup is behind what we saw.
                 // And what was called unreadable is readable again only when it was read.
                 wait.resume = None;
-                if let Some((namespace, name)) = set.config_map {
-                    let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
-                    send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
-                }
+            }
+            // one try that fails for lack of a network is no news; a download that goes on failing is
+            if let Some((namespace, name)) = set.config_map
+                && (answered || (unread && wait.said))
+            {
+                let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
+                send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
             }
             wait.log(client.name(), &error);
         }
@@ -540,16 +555,26 @@ struct Wait {
     resume: Option<String>,
     /// Which loading of the kubeconfig that was under.
     loaded: u64,
+    /// How long the next download may take.
+    patience: Duration,
 }
 
 impl Wait {
     fn new(seed: u64) -> Self {
-        Self { next: WATCH_WAIT, seed: seed | 1, said: false, resume: None, loaded: 0 }
+        Self {
+            next: WATCH_WAIT,
+            seed: seed | 1,
+            said: false,
+            resume: None,
+            loaded: 0,
+            patience: REQUEST_DEADLINE,
+        }
     }
 
     fn reset(&mut self) {
         self.next = WATCH_WAIT;
         self.said = false;
+        self.patience = REQUEST_DEADLINE;
     }
 
     /// Said once when it begins, not at every try of an outage.
@@ -565,6 +590,7 @@ impl Wait {
         let stretch = 1.0 + (self.seed >> 40) as f64 / (1u64 << 24) as f64 / 4.0;
         let mut left = self.next.mul_f64(stretch);
         self.next = (self.next * 2).min(LONGEST_WATCH_WAIT);
+        self.patience = (self.patience * 2).min(LONGEST_DOWNLOAD);
         while !left.is_zero() && !ended() {
             let piece = left.min(Duration::from_millis(250));
             token.idle_for(piece);
