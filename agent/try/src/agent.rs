@@ -82,6 +82,11 @@ impl Agent {
         Ok(agent)
     }
 
+    /// `RestartSec=` from the next start on.
+    pub fn restart_after(&mut self, pause: Duration) {
+        self.options.restart_after = pause;
+    }
+
     /// Its name, and its Node's.
     pub fn name(&self) -> &str {
         &self.name

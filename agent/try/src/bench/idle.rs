@@ -17,6 +17,8 @@ use crate::trace;
 
 /// How long the node is left alone before its memory is read, and after that for its processor time.
 const QUIET: Duration = Duration::from_secs(60);
+/// Names are in every request: one of usual length.
+const NAME: &str = "edge-0042";
 /// Longer than any bookmark or renewal, shorter than a Node that a watch tells.
 const NODE_RECORD_BYTES: usize = 600;
 /// Statuses of an hour: `nodeStatusReportFrequency` of 5 minutes.
@@ -75,7 +77,7 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, KitError> {
     let stage = Stage::open("bench-idle")?;
     let hub = stage.admin.address();
     let relay = Relay::start(hub).map_err(io("start the relay"))?;
-    let name = "idle";
+    let name = NAME;
     let kubeconfig = stage.hub.node_kubeconfig(name)?.replace(&hub.to_string(), &relay.address().to_string());
     let kedge = programs::built("kedge")?;
     let leases = stage.watch(LEASES)?;
@@ -152,7 +154,7 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, KitError> {
         KitError::TimedOut { awaited: "renewals through the relay".into(), found: format!("{carried:?}") }
     })?;
     // log lines go to journald on a device
-    let writes = trace::read(&trace::collect(&prefix)?, &["/idle/log"]);
+    let writes = trace::read(&trace::collect(&prefix)?, &[&format!("/{NAME}/log")]);
     figures.extend(wire(&hour, &opening, renewals_seen, window));
     figures.push(
         Figure::new(
