@@ -107,7 +107,8 @@ impl Ended {
         let exit = previous.exit.as_ref().filter(|exit| exit.boot_id == open);
         match exit {
             Some(exit) => exit.ended(),
-            None if open == boot_id => Self::Counted("nobody recorded how".into()),
+            // a boot id that cannot be read is nobody's: two of them say nothing about a power cut between
+            None if open == boot_id && !boot_id.is_empty() => Self::Counted("nobody recorded how".into()),
             None if previous.kernel_panic => Self::Counted("the kernel panicked".into()),
             None if previous.hardware_reset => Self::Counted("the hardware watchdog reset the board".into()),
             None => Self::Cut,
@@ -336,6 +337,13 @@ mod tests {
         check(before, after(named.clone()), "counted: killed by signal KILL");
         check(before, after(Exit { stop_asked: true, ..named }), "none");
         check(before, after(exit("signal")), "cut");
+    }
+
+    #[test]
+    fn two_boots_without_an_id_are_not_one_boot() {
+        assert_eq!(Ended::read(Some(""), "", &PreviousRun::default()), Ended::Cut);
+        let crashed = Exit { boot_id: String::new(), ..exit("signal") };
+        assert!(matches!(Ended::read(Some(""), "", &after(crashed)), Ended::Counted(_)));
     }
 
     #[test]
