@@ -35,6 +35,8 @@ pub(crate) struct LeaseKeeper {
     claimed: bool,
     missing: bool,
     in_flight: bool,
+    /// UID of the Node for which the last request was.
+    asked_for: String,
     due: Duration,
     backoff: Backoff,
     pub(crate) renewed: u64,
@@ -50,6 +52,7 @@ impl LeaseKeeper {
             claimed: false,
             missing: false,
             in_flight: false,
+            asked_for: String::new(),
             due: now.mono,
             backoff: Backoff::default(),
             renewed: 0,
@@ -79,6 +82,7 @@ impl LeaseKeeper {
     pub(crate) fn poll(&mut self, now: Now) -> Option<LeaseRequest> {
         let uid = self.node_uid.as_ref().filter(|_| !self.in_flight && now.mono >= self.due)?;
         self.in_flight = true;
+        self.asked_for.clone_from(uid);
         // the next is due from now on, not from the answer on
         self.due = now.mono + self.period();
         let renew_time = now.wall.rfc3339_micros();
@@ -115,7 +119,8 @@ impl LeaseKeeper {
                 let news = (self.backoff.failures() > 1)
                     .then(|| format!("lease renewed again after {} failures", self.backoff.failures()));
                 self.backoff.succeeded();
-                (self.claimed, self.missing) = (true, false);
+                // a Node re-created meanwhile, or another server's, does not own what the answer is about
+                (self.claimed, self.missing) = (self.node_uid.as_ref() == Some(&self.asked_for), false);
                 self.renewed += 1;
                 self.last_renewed = Some(now.mono);
                 let period = self.period();

@@ -251,6 +251,8 @@ impl fmt::Display for Answer {
 #[derive(Debug, Default)]
 struct Line {
     in_flight: bool,
+    /// The request in flight went to another server: its answer says nothing about this one.
+    is_stale: bool,
     not_before: Duration,
     backoff: Backoff,
 }
@@ -262,6 +264,20 @@ impl Line {
 
     fn sent(&mut self) {
         self.in_flight = true;
+    }
+
+    /// As new, but for the request that is on its way and will be answered yet.
+    fn server_changed(&mut self) {
+        *self = Self { in_flight: self.in_flight, is_stale: self.in_flight, ..Self::default() };
+    }
+
+    /// Says whether this answer is to a request that another server was sent; then the line is free again.
+    fn is_answered_by_another_server(&mut self) -> bool {
+        let is_stale = std::mem::take(&mut self.is_stale);
+        if is_stale {
+            self.in_flight = false;
+        }
+        is_stale
     }
 
     fn succeeded(&mut self) {
@@ -579,7 +595,7 @@ impl Running {
                 // Nothing of the other server's Node may be held against, or sent to, this one: under another server's rules
                 // its annotation could even read as "nothing is assigned".
                 self.server_is_hub = None;
-                self.lines.clear();
+                self.lines.values_mut().for_each(Line::server_changed);
                 self.lease.node(None, now);
                 self.status.node_gone();
                 (self.config_status_sent, self.status_in_flight) = (None, None);
@@ -617,8 +633,13 @@ impl Running {
         jitter: &mut Jitter,
         actions: &mut Vec<Action>,
     ) {
-        self.contact_if(&answer);
         let line = self.lines.entry(kind).or_default();
+        if line.is_answered_by_another_server() {
+            return;
+        }
+        if answer.is_contact() {
+            self.configuration.contact();
+        }
         let refused = match &answer {
             Answer::Accepted(_) => None,
             Answer::Refused { status, .. } => Some(*status),
