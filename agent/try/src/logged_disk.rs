@@ -63,8 +63,13 @@ pub const EXT4_WRITEBACK: FileSystem =
     FileSystem { name: "ext4 data=writeback", options: "data=writeback", ..EXT4 };
 
 /// btrfs, at the smallest size it accepts.
-pub const BTRFS: FileSystem =
-    FileSystem { name: "btrfs", kind: "btrfs", make: &["mkfs.btrfs", "-q", "-f"], options: "defaults", mib: 114 };
+pub const BTRFS: FileSystem = FileSystem {
+    name: "btrfs",
+    kind: "btrfs",
+    make: &["mkfs.btrfs", "-q", "-f"],
+    options: "defaults",
+    mib: 114,
+};
 
 /// What this machine lacks for a logged disk with this file system, for people; `None` if nothing.
 pub fn missing(file_system: &FileSystem) -> Option<String> {
@@ -384,13 +389,39 @@ impl Recording {
         self.entries.len() - self.flushes()
     }
 
-    /// The disks that a cut could have left, just before each flush ended and at the end: with none of the writes since the
-    /// flush before, and, where there are any, with `subsets` random parts of them. The same seed gives the same disks.
-    pub fn cuts(&self, subsets: usize, seed: u64) -> Cuts<'_> {
-        let mut cuts =
-            Cuts { recording: self, subsets, seed, durable: self.base.clone(), window: 0..0, flush: 0, next: 0 };
-        cuts.window = cuts.window_from(0);
-        cuts
+    /// The disks that a cut could have left, in the order of time. The same choice gives the same disks.
+    pub fn cuts(&self, choice: &Choice) -> Cuts<'_> {
+        Cuts {
+            recording: self,
+            seed: choice.seed,
+            durable: self.base.clone(),
+            applied: 0,
+            plans: self.plans(choice).into(),
+        }
+    }
+
+    fn plans(&self, choice: &Choice) -> Vec<Plan> {
+        let mut plans = Vec::new();
+        let (mut begin, mut flush) = (0, 0);
+        while begin <= self.entries.len() {
+            let rest = &self.entries[begin..];
+            let end = rest.iter().position(Entry::is_barrier).map_or(self.entries.len(), |at| begin + at);
+            let from = begin.checked_sub(1).map_or(0, |barrier| self.entries[barrier].start);
+            let to = self.entries.get(end).map_or(self.log.len() as u64, |barrier| barrier.start);
+            let instants = choice.instants.iter().filter(|at| **at > from && **at < to);
+            for at in instants.copied().collect::<std::collections::BTreeSet<u64>>() {
+                let under_way = self.entries[begin..end].iter().filter(|entry| entry.start < at).count();
+                plans.push(Plan { window: begin..begin + under_way, at, flush, subset: 0 });
+            }
+            // a cut at a flush that nothing preceded is the cut at the flush before it
+            if end > begin || begin == 0 || end == self.entries.len() {
+                let plan = |subset| Plan { window: begin..end, at: to, flush, subset };
+                plans.extend(choice.subsets_at(flush, end > begin).map(plan));
+            }
+            begin = end + 1;
+            flush += 1;
+        }
+        plans
     }
 
     fn content(&self, entry: &Entry, index: u64) -> &[u8] {
@@ -450,71 +481,74 @@ pub struct Cut {
     pub image: Image,
 }
 
+/// Which disks to look at, of all that a cut could have left.
+#[derive(Debug, Clone, Default)]
+pub struct Choice {
+    /// At the end of each flush, how many random parts of what was on its way survive, besides none of it.
+    pub subsets: usize,
+    /// Only one of all these at each flush, by turns.
+    pub thin: bool,
+    /// Positions of the log at which the power went as well, with none of what was on its way: the moments of
+    /// acknowledgements.
+    pub instants: Vec<u64>,
+    /// Chooses the random parts.
+    pub seed: u64,
+}
+
+impl Choice {
+    fn subsets_at(&self, flush: usize, anything: bool) -> std::ops::RangeInclusive<usize> {
+        match (anything, self.thin) {
+            (false, _) => 0..=0,
+            (true, false) => 0..=self.subsets,
+            (true, true) => {
+                let turn = flush % (self.subsets + 1);
+                turn..=turn
+            }
+        }
+    }
+}
+
+/// A cut that is still to be made.
+#[derive(Debug)]
+struct Plan {
+    /// Entries on their way.
+    window: std::ops::Range<usize>,
+    at: u64,
+    flush: usize,
+    subset: usize,
+}
+
 /// See [`Recording::cuts`].
 #[derive(Debug)]
 pub struct Cuts<'a> {
     recording: &'a Recording,
-    subsets: usize,
     seed: u64,
     durable: Image,
-    /// Entries that are not covered by a flush yet; the flush that will is the next one.
-    window: std::ops::Range<usize>,
-    flush: usize,
-    next: usize,
-}
-
-impl Cuts<'_> {
-    fn window_from(&self, begin: usize) -> std::ops::Range<usize> {
-        let rest = &self.recording.entries[begin..];
-        begin..rest.iter().position(Entry::is_barrier).map_or(self.recording.entries.len(), |at| begin + at)
-    }
-
-    /// The flush is done: all that was on its way is durable. `false` at the end of the log.
-    fn advance(&mut self) -> bool {
-        let Some(barrier) = self.recording.entries.get(self.window.end) else { return false };
-        for entry in self.recording.entries[self.window.clone()].iter().chain([barrier]) {
-            self.recording.apply(entry, &mut self.durable, |_| true);
-        }
-        self.flush += 1;
-        self.next = 0;
-        self.window = self.window_from(self.window.end + 1);
-        true
-    }
-
-    fn at(&self) -> u64 {
-        let barrier = self.recording.entries.get(self.window.end);
-        barrier.map_or(self.recording.log.len() as u64, |barrier| barrier.start)
-    }
-
-    fn cut(&self, subset: usize) -> Cut {
-        let mut image = self.durable.clone();
-        if subset > 0 {
-            let mut chance = Chance::new(self.seed, self.flush, subset);
-            let entries = &self.recording.entries[self.window.clone()];
-            let style = Style::new(subset, entries.len(), &mut chance);
-            for (number, entry) in entries.iter().enumerate() {
-                if style.survives(number, &mut chance) {
-                    self.recording.apply(entry, &mut image, torn(entry, &mut chance));
-                }
-            }
-        }
-        Cut { at: self.at(), flush: self.flush, subset, image }
-    }
+    /// Entries that are in `durable`.
+    applied: usize,
+    plans: std::collections::VecDeque<Plan>,
 }
 
 impl Iterator for Cuts<'_> {
     type Item = Cut;
 
     fn next(&mut self) -> Option<Cut> {
-        if self.next > if self.window.is_empty() { 0 } else { self.subsets } {
-            // a cut at a flush that nothing preceded is the cut at the flush before it
-            while self.advance() && self.window.is_empty() && self.window.end < self.recording.entries.len() {}
-            if self.next > 0 {
-                return None;
+        let Plan { window, at, flush, subset } = self.plans.pop_front()?;
+        for entry in &self.recording.entries[self.applied..window.start] {
+            self.recording.apply(entry, &mut self.durable, |_| true);
+        }
+        self.applied = window.start;
+        let mut image = self.durable.clone();
+        if subset > 0 {
+            let mut chance = Chance::new(self.seed, flush, subset);
+            let style = Style::new(subset, window.len(), &mut chance);
+            for (number, entry) in self.recording.entries[window].iter().enumerate() {
+                if style.survives(number, &mut chance) {
+                    self.recording.apply(entry, &mut image, torn(entry, &mut chance));
+                }
             }
         }
-        self.next += 1;
-        Some(self.cut(self.next - 1))
+        Some(Cut { at, flush, subset, image })
     }
 }
 
@@ -609,6 +643,10 @@ mod tests {
         Recording::new(Image { pages: BTreeMap::new(), bytes: 64 * 1024 }, log(entries)).expect("a log")
     }
 
+    fn choice(subsets: usize, seed: u64) -> Choice {
+        Choice { subsets, seed, ..Choice::default() }
+    }
+
     /// The first byte of each of the first sectors.
     fn shown(image: &Image) -> Vec<u8> {
         let sector = |at: u64| image.pages.get(&(at / 8)).map_or(0, |page| page[(at % 8) as usize * SECTOR]);
@@ -618,7 +656,7 @@ mod tests {
     #[test]
     fn what_was_flushed_is_there_and_what_was_not_is_not() {
         let recording = recording(&[Some((0, 1, 1)), None, Some((1, 2, 1)), None, None, Some((2, 3, 1))]);
-        let disks: Vec<_> = recording.cuts(0, 1).map(|cut| (cut.flush, shown(&cut.image))).collect();
+        let disks: Vec<_> = recording.cuts(&choice(0, 1)).map(|cut| (cut.flush, shown(&cut.image))).collect();
         assert_eq!(
             disks,
             [(0, vec![0, 0, 0, 0]), (1, vec![1, 0, 0, 0]), (3, vec![1, 2, 0, 0])],
@@ -632,7 +670,7 @@ mod tests {
         let recording = recording(&[Some((0, 1, 1)), None, Some((1, 2, 1)), Some((2, 3, 2)), None]);
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..200 {
-            for cut in recording.cuts(3, seed).filter(|cut| cut.flush == 1) {
+            for cut in recording.cuts(&choice(3, seed)).filter(|cut| cut.flush == 1) {
                 let disk = shown(&cut.image);
                 assert_eq!(disk[0], 1, "flushed and lost");
                 seen.insert(disk[1..].to_vec());
@@ -647,8 +685,22 @@ mod tests {
         let entries = [Some((0, 1, 1)), None, Some((1, 2, 1)), None];
         let recording = recording(&entries);
         let acknowledged = log(&entries[..2]).len() as u64;
-        let positions: Vec<_> = recording.cuts(0, 1).map(|cut| cut.at >= acknowledged).collect();
-        assert_eq!(positions, [false, true, true]);
+        let choice = Choice { instants: vec![acknowledged], ..choice(0, 1) };
+        let cuts: Vec<_> =
+            recording.cuts(&choice).map(|cut| (cut.at >= acknowledged, shown(&cut.image))).collect();
+        let nothing = vec![0; 4];
+        let first = vec![1, 0, 0, 0];
+        // at the first flush, at the moment of the acknowledgement, at the second flush, at the end
+        let last = vec![1, 2, 0, 0];
+        assert_eq!(cuts, [(false, nothing), (true, first.clone()), (true, first), (true, last)]);
+    }
+
+    #[test]
+    fn a_thin_choice_has_one_disk_for_each_flush() {
+        let recording = recording(&[Some((0, 1, 1)), None, Some((1, 2, 1)), None, Some((2, 3, 1)), None]);
+        let choice = Choice { thin: true, ..choice(1, 1) };
+        let subsets: Vec<_> = recording.cuts(&choice).map(|cut| (cut.flush, cut.subset)).collect();
+        assert_eq!(subsets, [(0, 0), (1, 1), (2, 0), (3, 0)]);
     }
 
     #[test]

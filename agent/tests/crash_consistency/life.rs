@@ -1,0 +1,297 @@
+//! A node's life on a logged disk, step by step, with two witnesses who write down what it says and when.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kedge::local::client;
+use kedge_try::agent::{Agent, AgentOptions};
+use kedge_try::babysitter::State;
+use kedge_try::cluster::{Cluster, HEADER, PATIENCE, Source};
+use kedge_try::logged_disk::{FileSystem, LogClock, LoggedDisk, Recording};
+use serde_json::{Value, json};
+
+use crate::oracle::{Config, History, Picture, Witness};
+use crate::restart::Start;
+
+/// The node.
+pub(crate) const NODE: &str = "edge-1";
+/// How often the witnesses look: short against a start of the agent, so that little goes unseen.
+const LOOK_EVERY: Duration = Duration::from_millis(4);
+/// What is said of an invalid source.
+const UNCLEAR: &str = "failed to sync, desired config unclear, cause: invalid NodeConfigSource, exactly one subfield must \
+                       be non-nil, but all were nil";
+
+/// How much happens in a life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Length {
+    /// A first start, two configurations adopted and promoted, an invalid source.
+    Short,
+    /// All of it.
+    Whole,
+}
+
+/// What is left of a life: everything that was written, and everything that was said.
+pub(crate) struct Lived {
+    pub(crate) recording: Recording,
+    pub(crate) history: History,
+    pub(crate) start: Start,
+    pub(crate) ends: usize,
+    pub(crate) log: String,
+    // keeps credentials and drop-ins until the checks are over
+    _cluster: Cluster,
+}
+
+/// A node whose life is being recorded.
+struct Life<'a> {
+    cluster: Cluster,
+    history: &'a Mutex<History>,
+    clock: LogClock,
+}
+
+fn lock(history: &Mutex<History>) -> MutexGuard<'_, History> {
+    history.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn payload(fields: &str) -> String {
+    format!("{HEADER}configTrialDuration: 1s\ncrashLoopThreshold: 1\n{fields}")
+}
+
+/// Lives it. `files` is a directory for the disk; `program` the agent, `checked` the agent that is started afterwards.
+pub(crate) fn live(
+    purpose: &str,
+    file_system: &FileSystem,
+    length: Length,
+    files: &Path,
+    program: &Path,
+    checked: &Path,
+) -> Lived {
+    let mut cluster = Cluster::start(purpose).unwrap();
+    let root = cluster.scratch().path().join(NODE).join("root");
+    std::fs::create_dir_all(&root).unwrap();
+    let disk = LoggedDisk::start(file_system, files, &root).unwrap();
+    let mut options = AgentOptions::new(program);
+    options.restart_after = Duration::from_millis(50);
+    options.abort = Duration::from_secs(5);
+    cluster.add(NODE, options).unwrap();
+    let history = Mutex::new(History::default());
+    let mut life = Life { cluster, history: &history, clock: disk.clock() };
+    life.go(length);
+    let Life { mut cluster, .. } = life;
+    let agent = cluster.agent(NODE);
+    let start = Start {
+        program: checked.to_owned(),
+        kubeconfig: agent.kubeconfig(),
+        drop_ins: agent.drop_in_dir(),
+        node: NODE,
+        file_system: *file_system,
+    };
+    let (log, ends) = (agent.log_text(), agent.babysitter().state().ends.len());
+    // the cut: whatever the agent would still write does not count
+    cluster.agent_mut(NODE).cut();
+    let recording = disk.cut().unwrap();
+    cluster.hub_mut().stop().unwrap();
+    let history = history.into_inner().unwrap();
+    assert!(history.surprises.is_empty(), "unexpected:\n{}\n{log}", history.surprises.join("\n"));
+    Lived { recording, history, start, ends, log, _cluster: cluster }
+}
+
+impl Life<'_> {
+    fn agent(&self) -> &Agent {
+        self.cluster.agent(NODE)
+    }
+
+    fn go(&mut self, length: Length) {
+        let over = AtomicBool::new(false);
+        let (history, clock) = (self.history, self.clock.clone());
+        let socket = self.agent().run_dir().join("kedge.sock");
+        self.begin("first start", [Picture::local()]);
+        self.cluster.agent_mut(NODE).start().unwrap();
+        std::thread::scope(|scope| {
+            let view = self.cluster.view();
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    witness_status(history, &clock, &socket);
+                    if let Some(said) = view.look(|world| world.node(NODE).and_then(Picture::of_node)) {
+                        lock(history).said(Witness::Api, clock.now(), &said, 0);
+                    }
+                    std::thread::sleep(LOOK_EVERY);
+                }
+            });
+            let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.tell(length)));
+            over.store(true, Ordering::SeqCst);
+            told.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        });
+    }
+
+    fn begin(&self, name: &'static str, pictures: impl IntoIterator<Item = Picture>) {
+        let pictures = pictures.into_iter().map(|picture| (picture, None));
+        lock(self.history).begin(name, self.clock.now(), pictures);
+    }
+
+    /// One step: the pictures it leads over, what is done, and the wait until both witnesses have seen the last.
+    #[track_caller]
+    fn step(&self, name: &'static str, pictures: impl IntoIterator<Item = Picture>, act: impl FnOnce()) {
+        self.begin(name, pictures);
+        act();
+        self.arrive(name);
+    }
+
+    /// Forgives the assigned one, which leads over these pictures to the words of before: so the starts are counted.
+    #[track_caller]
+    fn forgive_in_vain(&self, name: &'static str, config: &Config, pictures: [Picture; 3], starts: u64) {
+        let [waits, tried, condemned] = pictures;
+        // a start where a running agent waits for its restart says what that start leads to
+        let pictures = [(waits, Some(tried.clone())), (tried, None), (condemned, None)];
+        lock(self.history).begin(name, self.clock.now(), pictures);
+        let before = self.agent().babysitter().state().runs;
+        let (code, _, said) = self.agent().kedge(&["config", "forgive", &config.0]).unwrap();
+        assert_eq!(code, 0, "{said}");
+        let again = |state: &State| state.runs >= before + starts && state.is_ready();
+        self.agent().babysitter().wait_until(name, PATIENCE, again).unwrap();
+        lock(self.history).went_on();
+        self.arrive(name);
+    }
+
+    /// Nothing is held against the assigned one any more, and the agent is about to restart to use it.
+    fn waits(config: &Config, good: &Config) -> Picture {
+        let reason = format!("current (UID: {}) can be tried now, restarting to use it", config.0);
+        Picture::falls_back(config, good, "Unknown", &reason)
+    }
+
+    #[track_caller]
+    fn arrive(&self, name: &str) {
+        let start = Instant::now();
+        while !lock(self.history).is_up_to_date() {
+            let surprises = lock(self.history).surprises.join("\n");
+            let log = || self.agent().log_text();
+            assert!(surprises.is_empty(), "unexpected: {surprises}\n{}", log());
+            assert!(start.elapsed() < PATIENCE, "\"{name}\" never came to its end:\n{}", log());
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    fn version_of(&self, name: &str) -> Config {
+        let object = self.cluster.kubectl().json(&["get", "configmap", name]).unwrap();
+        let part = |key: &str| object["metadata"][key].as_str().unwrap().to_owned();
+        (part("uid"), part("resourceVersion"))
+    }
+
+    /// Makes a ConfigMap. The node does not notice.
+    fn create(&self, name: &str, fields: &str) -> Config {
+        self.cluster.create_config(name, &payload(fields)).unwrap();
+        let config = self.version_of(name);
+        lock(self.history).payloads.insert(config.clone(), payload(fields));
+        config
+    }
+
+    fn pin(&self, name: &str, config: &Config) {
+        let source = Source::Pinned { name: name.to_owned(), uid: config.0.clone() };
+        self.cluster.assign(NODE, &source).unwrap();
+    }
+
+    fn follow(&self, name: &str) {
+        self.cluster.assign(NODE, &Source::Following { name: name.to_owned() }).unwrap();
+    }
+
+    fn assign_raw(&self, source: &Value) {
+        let patch = json!({"spec": {"configSource": source}}).to_string();
+        self.cluster.kubectl().run(&["patch", "node", NODE, "--type=merge", "-p", &patch]).unwrap();
+    }
+
+    fn tell(&self, length: Length) {
+        self.arrive("first start");
+        let a = self.create("edge-a", "nodeStatusReportFrequency: 1m\n");
+        let b = self.create("edge-b", "nodeStatusReportFrequency: 2m\n");
+        self.step(
+            "a is adopted and promoted",
+            [Picture::runs(&a, None), Picture::runs(&a, Some(&a))],
+            || {
+                self.pin("edge-a", &a);
+            },
+        );
+        let (adopted, promoted) = (Picture::runs(&b, Some(&a)), Picture::runs(&b, Some(&b)));
+        self.step("b, by name, is adopted and promoted", [adopted, promoted], || self.follow("edge-b"));
+        self.tell_unclear(&b);
+        if length == Length::Whole {
+            let good = self.tell_edit(b);
+            self.tell_verdicts(&a, &good);
+        }
+    }
+
+    /// A source that is invalid for a while. A note that nothing else on disk can make good for.
+    fn tell_unclear(&self, good: &Config) {
+        let runs = Picture::runs(good, Some(good));
+        let mut unclear = runs.clone();
+        unclear.condition[0] = "Unknown".to_owned();
+        unclear.condition[2] = UNCLEAR.to_owned();
+        let restarted = Picture::falls_back(good, good, "Unknown", UNCLEAR);
+        lock(self.history).begin("the source is invalid", self.clock.now(), [(unclear, Some(restarted))]);
+        self.assign_raw(&json!({"configMap": null, "configMapRef": null}));
+        self.assign_raw(&json!({}));
+        self.arrive("the source is invalid");
+        self.step("the source is valid again", [runs], || self.follow("edge-b"));
+    }
+
+    /// An edit that is followed.
+    fn tell_edit(&self, b: Config) -> Config {
+        // what the edit makes of it is known only when it is made; its version is the hub's to choose
+        let history = self.history;
+        let text = payload("nodeStatusReportFrequency: 3m\n");
+        let begins = self.clock.now();
+        let mut held = lock(history);
+        self.cluster.edit_config("edge-b", &text).unwrap();
+        let good = self.version_of("edge-b");
+        held.payloads.insert(good.clone(), text);
+        let pictures = [Picture::runs(&good, Some(&b)), Picture::runs(&good, Some(&good))];
+        held.begin("b is edited", begins, pictures.map(|picture| (picture, None)));
+        drop(held);
+        self.arrive("b is edited");
+        good
+    }
+
+    /// Bad configurations, forgiveness, and the end of it.
+    fn tell_verdicts(&self, a: &Config, good: &Config) {
+        let unparsable = self.create("edge-unparsable", "evictionHard: [\n");
+        let crashing = self.create("edge-crash", "kedge:\n  faultInjection:\n    crashAfter: 1s\n");
+        let reason = format!("failed to parse current (UID: {})", unparsable.0);
+        let condemned = Picture::falls_back(&unparsable, good, "False", &reason).with_bad([&unparsable]);
+        self.step("one that does not parse is rolled back", [condemned.clone()], || {
+            self.pin("edge-unparsable", &unparsable);
+        });
+        let pictures = [Self::waits(&unparsable, good), condemned.clone(), condemned];
+        self.forgive_in_vain("it is forgiven, and is as bad as before", &unparsable, pictures, 1);
+
+        let in_trial = Picture::runs(&crashing, Some(good)).with_bad([&unparsable]);
+        let reason = format!("current failed trial period due to crash loop (UID: {})", crashing.0);
+        let looped =
+            Picture::falls_back(&crashing, good, "False", &reason).with_bad([&unparsable, &crashing]);
+        self.step("one that crashes is rolled back", [in_trial.clone(), looped.clone()], || {
+            self.pin("edge-crash", &crashing);
+        });
+        let pictures = [Self::waits(&crashing, good).with_bad([&unparsable]), in_trial, looped];
+        self.forgive_in_vain("it is forgiven, and crashes again", &crashing, pictures, 3);
+
+        let bad = [&unparsable, &crashing];
+        let again = Picture::runs(a, Some(good)).with_bad(bad);
+        let promoted = Picture::runs(a, Some(a)).with_bad(bad);
+        self.step("a is assigned again and promoted", [again, promoted], || self.pin("edge-a", a));
+        let local = Picture::local().with_bad(bad);
+        self.step("nothing is assigned", [local], || self.cluster.assign(NODE, &Source::Nil).unwrap());
+    }
+}
+
+fn witness_status(history: &Mutex<History>, clock: &LogClock, socket: &Path) {
+    let answer = client::get(socket, "/status").ok().filter(|answer| answer.status == 200);
+    let status: Option<Value> = answer.and_then(|answer| serde_json::from_slice(&answer.body).ok());
+    let Some(status) = status else { return };
+    let startups = status["config"]["startups"].as_u64().unwrap_or(0);
+    let picture = Picture::of_status(&status);
+    lock(history).said(Witness::Status, clock.now(), &picture, startups);
+}
+
+/// Where `.ci/build` put the agent with faults, without which a crash loop cannot be told.
+pub(crate) fn agent_with_faults() -> PathBuf {
+    kedge_try::programs::agent_with_faults().unwrap()
+}

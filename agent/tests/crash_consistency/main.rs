@@ -1,0 +1,23 @@
+//! Power cuts at every moment of a node's life, shown on the real agent, a real hub and a real file system.
+//!
+//! The agent lives on a disk whose every write is logged: it starts for the first time, adopts, saves progress, promotes,
+//! follows an edit, rolls back, is forgiven, meets an invalid source, is unassigned. Then the disk is rebuilt as a cut at each
+//! flush could have left it, and the agent is started on each, without a hub. Always holds: it runs the old or the new
+//! configuration, says which, says only what is on disk, and has lost nothing that `/status` or the API had shown before.
+//! The checker is checked: an agent whose fsyncs do nothing must be caught.
+//!
+//! Not libtest's harness, so that a test that cannot run here is counted as ignored and the counts are always printed.
+//! `KEDGE_CRASH_FULL=1` checks more states of more file systems; `KEDGE_CRASH_SEED` chooses other random parts.
+//! Needs what `.ci/build` builds, kubectl, and what `kedge_try::logged_disk` needs; under CI=true it fails without.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test says what failed")]
+
+mod harness;
+mod life;
+mod oracle;
+mod restart;
+mod tests;
+
+fn main() -> std::process::ExitCode {
+    harness::run(&tests::ALL)
+}
