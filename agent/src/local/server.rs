@@ -288,7 +288,10 @@ async fn read_request(stream: &mut Box<dyn Connection>, origin: Origin) -> Resul
         }
     }
     body.truncate(body_bytes);
-    request.body = body;
+    // HTTP lets a GET carry a body and gives it no meaning: it is read, so that it is not taken for the next request
+    if request.verb == Verb::Post {
+        request.body = body;
+    }
     Ok(Some(request))
 }
 
