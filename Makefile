@@ -1,5 +1,5 @@
 # The commands people use. Each is one script; `make` alone lists them.
-.PHONY: help try test lint bench dist
+.PHONY: help try test lint bench fuzz dist
 
 help: ; @sed -n 's/^\([a-z]*\): ; @[^#]*## /  make \1\t/p' Makefile
 
@@ -7,4 +7,5 @@ try: ; @.ci/try ## a hub and three nodes on this machine: a good config, bad one
 test: ; @.ci/test ## everything: lint, build, all tests, the release agent
 lint: ; @.ci/lint ## format, clippy, licences, unit files
 bench: ; @.ci/bench ## what the agent and the hub cost: one table with the goal beside each figure, a quarter of an hour
+fuzz: ; @.ci/fuzz ## a minute of libFuzzer on everything a stranger or a disk can hand a node (FUZZ_SECONDS=3600 for an hour each)
 dist: ; @cross/dist ## static programs and Debian packages for x86_64, aarch64 and armv7, in target/dist

@@ -12,7 +12,35 @@ pub struct Finding {
 }
 
 /// All findings.
-pub const FINDINGS: &[Finding] = &[];
+pub const FINDINGS: &[Finding] = &[
+    Finding {
+        target: "source",
+        story: "the kind of a reference stood as it was, control characters and all, in the condition and the log; it is \
+                escaped",
+        input: b"K\x1e{\"configMapRef\":{\"kind\":\"a\\u0000\\n\",\"namespace\":\"n\",\"name\":\"m\",\"uid\":\"u\"}}\x1e",
+    },
+    Finding {
+        target: "source",
+        story: "a name \".\" passed as one, although it is no segment of a path; it is refused, as upstream refuses it",
+        input: b"K\x1e{\"configMap\":{\"namespace\":\".\",\"name\":\"m\",\"kubeletConfigKey\":\"k\"}}\x1e",
+    },
+    Finding {
+        target: "yaml",
+        story: "a tag with %00 put a NUL into the error, and a long tag its whole length; it is escaped and shortened",
+        input: b"a: !s%00 x",
+    },
+    Finding {
+        target: "node",
+        story: "another server while GET /version is on its way: a second one went out, and the old server's answer was \
+                taken for the new one's; late answers now say nothing",
+        input: b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x11\x01\x11\x01",
+    },
+    Finding {
+        target: "local_endpoint",
+        story: "a GET with a body was handed on with it, though a GET has none; it is read and dropped",
+        input: b"GET /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\nab",
+    },
+];
 
 /// The findings of one target.
 pub fn of(target: &str) -> impl Iterator<Item = &'static Finding> {

@@ -574,7 +574,6 @@ impl World {
                     0 => Event::Reset,
                     1 => {
                         if let Some(process) = &mut self.process {
-                            process.in_flight.clear();
                             process.asked.clear();
                         }
                         Event::ServerChanged
@@ -677,7 +676,7 @@ impl World {
             boot_id: format!("boot-{}", self.boot),
             os_image: input.text(),
             addresses: vec![input.text()],
-            cpus: amount(input),
+            cpus: input.one_of(&[0, 1, 64, u64::from(u32::MAX)]),
             memory_bytes: amount(input),
             storage_bytes: amount(input),
             memory_available_bytes: amount(input),
