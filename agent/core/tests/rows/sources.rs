@@ -276,6 +276,23 @@ fn a_source_that_was_invalid_when_last_read_starts_last_known_good_until_a_valid
 }
 
 #[test]
+fn that_the_source_is_invalid_is_said_once_it_is_noted_and_not_before() {
+    let (mut world, _) = World::known_good();
+    let status = |world: &World| world.report().config.condition.status;
+    world.hub.assign(json!({}));
+    assert!(world.do_watch_node());
+    assert_eq!(status(&world), "True", "a power cut now would take back what was said");
+    assert!(world.do_step());
+    assert_eq!(status(&world), "Unknown");
+    // and the other way round
+    world.hub.assign(world.hub.pinned("a"));
+    assert!(world.do_watch_node());
+    assert_eq!(status(&world), "Unknown");
+    world.turn();
+    assert_eq!(status(&world), "True");
+}
+
+#[test]
 fn a_rolled_back_node_compares_the_source_with_current_and_does_not_restart_for_ever() {
     let (mut world, _) = World::known_good();
     world.adopt("b", "not a configuration");
