@@ -20,6 +20,7 @@ use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -43,8 +44,8 @@ const CHECK_PERIOD: Duration = Duration::from_secs(10);
 /// A start may take this long before the supervisor loses patience: a board at its first boot has a busy disk.
 const START_PATIENCE: Duration = Duration::from_secs(120);
 
-/// No certificate of a Kedge hub is older than this: a board without a clock that says 1970 judges certificates as of
-/// here, so that it can join, and learns the time from its time service later. 2026-11-01T00:00:00Z.
+/// Certificates are judged as of here at the earliest: a board without a clock that says 1970 accepts those an API server was
+/// given before this release. Certificates of Kedge hubs are valid from 1970 on and need no floor. 2026-11-01T00:00:00Z.
 const CLOCK_FLOOR: Duration = Duration::from_secs(1_793_491_200);
 
 /// The local configuration is invalid: `EX_CONFIG` of sysexits.h.
@@ -116,7 +117,10 @@ struct Agent {
     supervisor: Arc<NotifySocket>,
     marks: RunDirectory,
     main_token: kedge_platform::Progress,
-    ready: bool,
+    ready: Arc<AtomicBool>,
+    /// When core was last asked: what was due then is done, what came due since is not.
+    handled: Now,
+    stop_asked: bool,
     exit: Option<String>,
     /// Held while we run: two agents on the same records would undo each other's.
     _claim: Option<File>,
@@ -156,6 +160,8 @@ impl Agent {
         .map_err(|error| AgentError::InvalidConfig(error.report()))?;
 
         let marks = RunDirectory::new(&options.places.run_dir);
+        let handled = now(&clocks, &faults);
+        let ready = Arc::new(AtomicBool::new(false));
         let (event_sender, events) = mpsc::channel(EVENTS);
         let (call_sender, calls) = mpsc::channel(CALLS);
         let period = supervisor.watchdog_period().unwrap_or(CHECK_PERIOD * 3) / 3;
@@ -188,7 +194,7 @@ impl Agent {
         };
         let loops = Loops::start(parts, &mut watchdog)
             .map_err(|error| AgentError::System("start a thread", error))?;
-        guard(watchdog, period, clocks.clone(), supervisor.clone(), marks.clone())
+        guard(watchdog, period, clocks.clone(), supervisor.clone(), marks.clone(), ready.clone())
             .map_err(|error| AgentError::System("start a thread", error))?;
         Ok(Self {
             node,
@@ -202,7 +208,9 @@ impl Agent {
             supervisor,
             marks,
             main_token,
-            ready: false,
+            handled,
+            ready,
+            stop_asked: false,
             exit: None,
             _claim: claim,
         })
@@ -219,7 +227,7 @@ impl Agent {
         self.main_token.busy();
         self.take(Event::Start);
         while self.exit.is_none() {
-            let deadline = self.node.next_deadline(self.now());
+            let deadline = self.node.next_deadline(self.handled);
             let wait = deadline.map(|at| at.saturating_sub(self.clocks.monotonic()));
             match wait {
                 Some(wait) => self.main_token.idle_for(wait),
@@ -241,6 +249,9 @@ impl Agent {
                     // first of all, and not on the disk that may be what hangs: whoever kills us knows that we were asked
                     self.marks.mark_stopping();
                     self.supervisor.stopping();
+                    if std::mem::replace(&mut self.stop_asked, true) {
+                        self.exit = Some("asked to stop again, not waiting for the disk".into());
+                    }
                     self.take(Event::Stop(why.into()));
                 }
                 Happened::HangUp => {
@@ -277,7 +288,8 @@ impl Agent {
 
     fn take(&mut self, event: Event) {
         let mut actions = Vec::new();
-        self.node.handle(self.now(), event, &mut actions);
+        self.handled = self.now();
+        self.node.handle(self.handled, event, &mut actions);
         for action in actions {
             self.perform(action);
         }
@@ -286,7 +298,7 @@ impl Agent {
     fn perform(&mut self, action: Action) {
         match action {
             Action::Step(step) => {
-                if !self.ready && matches!(step, Step::Write(..)) {
+                if !self.ready.load(Ordering::Relaxed) && matches!(step, Step::Write(..)) {
                     self.supervisor.extend_timeout(START_PATIENCE);
                 }
                 self.loops.disk(DiskOrder::Step(step));
@@ -321,7 +333,7 @@ impl Agent {
         }
         self.marks.mark_ready();
         self.supervisor.ready();
-        self.ready = true;
+        self.ready.store(true, Ordering::Relaxed);
     }
 
     fn answer(&mut self, call: Call) {
@@ -412,11 +424,16 @@ fn guard(
     clocks: LinuxClocks,
     supervisor: Arc<NotifySocket>,
     marks: RunDirectory,
+    ready: Arc<AtomicBool>,
 ) -> std::io::Result<()> {
     let body = move || {
         let mut stalled = Vec::new();
         loop {
             let names = watchdog.check(clocks.monotonic()).stalled_names();
+            if names.is_empty() && !ready.load(Ordering::Relaxed) {
+                // a start that goes on is given time; one that stands still is not
+                supervisor.extend_timeout(START_PATIENCE);
+            }
             if names != stalled {
                 marks.mark_stalled(&names);
                 match names.as_slice() {

@@ -60,7 +60,13 @@ pub fn version(output: Output) {
 
 fn get(places: &Places, path: &str) -> Result<Vec<u8>, CommandError> {
     let socket = places.socket();
-    let answer = client::get(&socket, path).map_err(|error| failed(crate::loops::chain(&error)))?;
+    let answer = client::get(&socket, path).map_err(|error| match nobody_listens(&error) {
+        true => failed(format_args!(
+            "no agent listens on {}; is it running, and is --run-dir right?",
+            socket.display()
+        )),
+        false => failed(crate::loops::chain(&error)),
+    })?;
     if answer.status != 200 {
         let text = String::from_utf8_lossy(&answer.body);
         return Err(failed(format_args!("agent at {}: {}", socket.display(), text.trim_end())));
@@ -314,7 +320,20 @@ fn said(status: u16, body: &[u8]) -> Result<(), CommandError> {
     Err(failed(text.trim_end()))
 }
 
+/// Makes sure that no agent changes the records meanwhile: one whose socket is elsewhere still holds its root directory.
+fn claim(places: &Places) -> Result<Option<std::fs::File>, CommandError> {
+    let root = places.root_dir.display();
+    match linux::claim(&places.root_dir) {
+        Ok(None) => {
+            Err(failed(format_args!("an agent runs on {root} and listens elsewhere: name its --run-dir")))
+        }
+        Ok(claim) => Ok(claim),
+        Err(error) => Err(failed(format_args!("cannot claim {root}: {error}; nothing was changed"))),
+    }
+}
+
 fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
+    let _claim = claim(places)?;
     let files = linux::files(&places.dynamic_config_dir);
     let path = StateFile::BadConfigs.path(VERSION);
     let shown = places.dynamic_config_dir.join(&path);
@@ -350,6 +369,7 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
     match client::post(&places.socket(), "/config/reset") {
         Ok(answer) => said(answer.status, &answer.body),
         Err(error) if nobody_listens(&error) => {
+            let _claim = claim(places)?;
             let files = linux::files(&places.dynamic_config_dir);
             let path = StateFile::Current.path(VERSION);
             files

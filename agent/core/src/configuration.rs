@@ -160,6 +160,10 @@ pub(crate) struct Configuration {
     pub(crate) sync: Option<SyncProblem>,
     /// The pinned ConfigMap was edited: not followed, but said.
     pub(crate) edited: Option<String>,
+    /// The recorded content and the version of the pinned object that `edited` is about.
+    compared: Option<(Digest, String)>,
+    /// An edit of the list of bad configs that came while a transition was under way.
+    edited_bad: Option<Known<BadConfigs>>,
     contact: bool,
     stop: Option<String>,
     forgive: Vec<String>,
@@ -202,6 +206,8 @@ impl Configuration {
             object: Object::Unread,
             sync: None,
             edited: None,
+            compared: None,
+            edited_bad: None,
             contact: false,
             stop: None,
             forgive: Vec::new(),
@@ -279,10 +285,16 @@ impl Configuration {
 
     /// The list of bad configs was edited by hand (the design's repair).
     pub(crate) fn bad_configs_edited(&mut self, bad: Known<BadConfigs>) {
-        if self.job.is_none() && bad.known().is_some() && self.disk.bad_configs != bad {
-            self.disk.bad_configs = bad;
-            self.rejudge();
+        if bad.known().is_none() || self.disk.bad_configs == bad {
+            return;
         }
+        if self.job.is_some() {
+            // a transition under way goes by the list as it found it
+            self.edited_bad = Some(bad);
+            return;
+        }
+        self.disk.bad_configs = bad;
+        self.rejudge();
     }
 
     /// Running time of the config in use since its last counted startup.
@@ -471,7 +483,13 @@ impl Configuration {
     }
 
     fn end(&mut self, now: Now, kind: Transition, ended: Ended) -> Option<Next> {
+        let rewritten = self.disk.bad_configs != ended.disk.bad_configs;
         self.disk = ended.disk;
+        // an edit that this transition wrote over is gone from the disk, too
+        if let Some(bad) = self.edited_bad.take().filter(|_| !rewritten) {
+            self.disk.bad_configs = bad;
+            self.rejudge();
+        }
         if let Some(why) = ended.failed {
             self.not_before = now.mono + RETRY_WRITE;
             return self.failed(now, &kind, why);
@@ -549,6 +567,10 @@ impl Configuration {
 
     fn failed(&mut self, now: Now, kind: &Transition, why: String) -> Option<Next> {
         let what = kind.name();
+        let next = match kind {
+            Transition::Forgive { .. } => "ask again when the disk works",
+            _ => "trying again later",
+        };
         match kind {
             Transition::Adopt { .. } | Transition::Readdress { .. } | Transition::Unassign { .. } => {
                 self.sync =
@@ -568,7 +590,7 @@ impl Configuration {
         self.news.push(News {
             warning: true,
             reason: "ConfigNotRecorded",
-            message: format!("{what}: a write failed ({why}); nothing was changed, trying again later"),
+            message: format!("{what}: a write failed ({why}); nothing was changed, {next}"),
         });
         None
     }
@@ -784,6 +806,19 @@ impl Configuration {
                 shown(resource_version)
             ));
         };
+        // every event comes here: what was compared once is not serialised and digested again
+        let recorded = self.disk.current.known().and_then(|current| current.assigned.as_ref());
+        let same_object = recorded
+            .filter(|old| self.assigned.is_some() && old.config.source == *source && old.config.uid == uid);
+        if let Some(old) = same_object
+            && (old.config.resource_version == resource_version
+                || self.compared == compared(old, resource_version))
+        {
+            if old.config.resource_version == resource_version {
+                self.edited = None;
+            }
+            return (None, self.source_is_current(old.clone()));
+        }
         let checkpoint = serde_json::to_vec(object).expect("a JSON value is written as it was read");
         if checkpoint.len() > CHECKPOINT_BYTES {
             // what could not be read back would be adopted again at every start
@@ -808,7 +843,8 @@ impl Configuration {
                         old.config.resource_version
                     )
                 });
-                if pinned || old.config.resource_version == resource_version {
+                if pinned {
+                    self.compared = compared(old, resource_version);
                     return (None, self.source_is_current(old.clone()));
                 }
                 old.clone()
@@ -1014,6 +1050,11 @@ impl Configuration {
         matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_)))
             || self.sync.is_some()
     }
+}
+
+/// Names one comparison of what is recorded with a later version of the same object.
+fn compared(recorded: &Assigned, resource_version: &str) -> Option<(Digest, String)> {
+    Some((recorded.config.sha256, resource_version.to_owned()))
 }
 
 /// The counts of a config that is about to be started by a clean exit: its own if the file is about it, else none.

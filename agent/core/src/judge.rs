@@ -128,7 +128,8 @@ impl Exit {
         if self.result == "success" && self.exit_code == "exited" && self.exit_status == "0" {
             return Ended::Clean;
         }
-        if self.result == "watchdog"
+        // while only the disk stood still, neither a missed ping nor a late start is the config's doing
+        if matches!(self.result.as_str(), "watchdog" | "timeout")
             && !self.stalled.is_empty()
             && self.stalled.iter().all(|name| name == DISK_LOOP)
         {
