@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 use std::fmt;
 use std::io::Write as _;
 use std::path::Path;
-use std::time::Duration;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -385,47 +384,16 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
     }
 }
 
-/// A run that was ready for less ended too soon to be followed by another at once, however it ended: not even pushes that
-/// come without end may restart an agent, and write its records, many times a second.
-const SHORT_RUN: Duration = Duration::from_secs(10);
-
-/// `kedge record-exit`, which also paces restarts: the supervisor restarts at once, so that a pushed configuration is in use
-/// at once, and this waits `pause` after a failure or a short run. The pause comes after the record.
+/// `kedge record-exit`.
 ///
 /// # Errors
 /// The record could not be written.
-pub fn record_exit_of_agent(places: &Places, pause: Duration) -> Result<(), CommandError> {
+pub fn record_exit_of_agent(places: &Places) -> Result<(), CommandError> {
     let files = linux::files(&places.root_dir);
     let clocks = LinuxClocks::new(&Roots::default());
     let marks = RunDirectory::new(&places.run_dir);
     let environment = |name: &str| std::env::var(name).ok();
-    let recorded = record_exit(files.as_ref(), &marks, clocks.boot_id(), &environment);
-    let result = environment("SERVICE_RESULT").unwrap_or_default();
-    if !may_restart_at_once(&result, marks.ready_for()) {
-        std::thread::sleep(pause);
-    }
-    recorded.map(drop).map_err(|error| failed(crate::loops::chain(&error)))
-}
-
-fn may_restart_at_once(service_result: &str, ready_for: Option<Duration>) -> bool {
-    service_result == "success" && ready_for.is_some_and(|ready| ready >= SHORT_RUN)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_long_run_that_ended_as_it_should_is_followed_by_another_at_once() {
-        let check = |result: &str, ready_secs: Option<u64>, expect: bool| {
-            let ready = ready_secs.map(Duration::from_secs);
-            assert_eq!(may_restart_at_once(result, ready), expect, "{result:?} {ready:?}");
-        };
-        check("success", Some(10), true);
-        check("success", Some(9), false);
-        check("success", None, false);
-        check("exit-code", Some(3600), false);
-        check("watchdog", Some(3600), false);
-        check("", Some(3600), false);
-    }
+    record_exit(files.as_ref(), &marks, clocks.boot_id(), &environment)
+        .map(drop)
+        .map_err(|error| failed(crate::loops::chain(&error)))
 }

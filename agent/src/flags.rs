@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Where drop-ins are looked for unless `--config-dir` says otherwise; that it does not exist is fine.
 pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
@@ -19,8 +18,8 @@ pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
 pub enum Command {
     /// Run the agent.
     Agent(Box<AgentOptions>),
-    /// Record how the agent ended (`ExecStopPost=`), then wait this long if it must not start again at once.
-    RecordExit(Places, Duration),
+    /// Record how the agent ended (`ExecStopPost=`).
+    RecordExit(Places),
     /// Ask a running agent how it is.
     Status(Places, Output),
     /// The effective configuration.
@@ -158,13 +157,9 @@ struct Raw {
     texts: BTreeMap<&'static str, String>,
     dynamic_config: Option<bool>,
     output: Option<Output>,
-    pause_secs: u32,
     node_labels: BTreeMap<String, String>,
     config_flags: Vec<(&'static str, Value)>,
 }
-
-/// Longest pause after an end: below the unit's TimeoutStopSec, which would cut it short.
-const MAX_PAUSE_SECS: u32 = 20;
 
 /// Flags that take one text.
 const TEXTS: [&str; 9] = [
@@ -214,7 +209,6 @@ impl Raw {
                 let value = parser.value()?.string()?;
                 self.set("node-status-update-frequency", json!({"nodeStatusUpdateFrequency": value}));
             }
-            "pause-secs" => self.pause_secs = number("pause-secs", parser)?.min(MAX_PAUSE_SECS),
             "v" => {
                 let verbosity = number("v", parser)?;
                 self.set("v", json!({"logging": {"verbosity": verbosity}}));
@@ -236,10 +230,7 @@ impl Raw {
             [] => Command::Help(HELP),
             ["help"] => Command::Help(HELP),
             ["agent"] => Command::Agent(Box::new(self.agent()?)),
-            ["record-exit"] => {
-                let pause = Duration::from_secs(self.pause_secs.into());
-                Command::RecordExit(self.places(), pause)
-            }
+            ["record-exit"] => Command::RecordExit(self.places()),
             ["status"] => Command::Status(self.places(), output),
             ["version"] => Command::Version(output),
             ["config", "show"] => Command::ConfigShow(Box::new(self.agent()?), output),
@@ -404,8 +395,7 @@ Commands:
   config check FILE  judge files as a pushed configuration, without an API server
   config forgive UID forget the verdicts on a ConfigMap, so that it is tried again
   config reset       forget what is assigned and go back to the local config
-  record-exit        record how the agent ended (for ExecStopPost=); with --pause-secs N, wait after an end that was a
-                     failure or came within 10 s of the start
+  record-exit        record how the agent ended (for ExecStopPost=)
   version            print the version
 
 Flags of all commands that speak to an agent:
@@ -519,7 +509,6 @@ mod tests {
             ("agent --hostname-override Edge_1", "is no name for a Node"),
             ("agent --node-labels x", "expected key=value"),
             ("agent --v loud", "--v is \"loud\", expected a number"),
-            ("record-exit --pause-secs soon", "--pause-secs is \"soon\", expected a number"),
             ("config forgive", "needs a UID"),
             ("status --output yaml", "expected text or json"),
         ] {

@@ -14,7 +14,7 @@ fn main() -> ExitCode {
         Command::Agent(options) => {
             return agent::run(*options).unwrap_or_else(|error| fail(error.exit_code(), &error));
         }
-        Command::RecordExit(places, pause) => cli::record_exit_of_agent(&places, pause),
+        Command::RecordExit(places) => cli::record_exit_of_agent(&places),
         Command::Status(places, output) => cli::status(&places, output),
         Command::ConfigShow(options, output) => cli::config_show(&options, output),
         Command::ConfigStatus(places, output) => cli::config_status(&places, output),

@@ -14,7 +14,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
@@ -372,12 +371,6 @@ impl RunDirectory {
     /// These loops do not move and the ping is withheld; none: they move again.
     pub fn mark_stalled(&self, loops: &[&str]) {
         if loops.is_empty() { self.clear(Self::STALLED) } else { self.mark(Self::STALLED, &loops.join("\n")) }
-    }
-
-    /// How long ago the run became ready, by the wall clock; none if it did not, or if the clock was set back since.
-    pub fn ready_for(&self) -> Option<Duration> {
-        let metadata = self.path.join(Self::READY).symlink_metadata().ok()?;
-        metadata.modified().ok()?.elapsed().ok()
     }
 
     fn mark(&self, name: &str, content: &str) {
