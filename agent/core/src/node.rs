@@ -609,6 +609,10 @@ impl Running {
     /// has overwritten it. Sent again after a while, so that two who disagree do not do so in a loop. A server that drops
     /// the annotation is not sent it again.
     fn note_overwritten_status(&mut self, now: Now, node: &api::Node) {
+        if self.node.as_ref().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
+            // another Node of that name, and the one between them was never seen to be gone
+            self.config_status_sent = None;
+        }
         let there = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION);
         let sent = self.config_status_sent.as_ref().and_then(Value::as_str);
         if there.is_some() && sent.is_some() && there.map(String::as_str) != sent {

@@ -33,6 +33,8 @@ pub(crate) enum Mode {
 
 /// Cuts in a row that a config survives (rule d).
 const CUTS: u32 = 28;
+/// More starts than the rules need to condemn all there is: crash loops and silent reboots of two configs.
+const MANY_STARTS: u64 = 200;
 const MAPS: [&str; 3] = ["x", "y", "z"];
 const VERSIONS: [&str; 2] = ["0.1.0", "0.2.0"];
 const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
@@ -617,12 +619,18 @@ impl Life {
 
     /// Everything is done promptly for a while; with `restart`, the supervisor restarts what ends.
     fn prompt(&mut self, time: Duration, restart: bool) -> Check {
-        let end = self.elapsed + time;
+        let (end, starts) = (self.elapsed + time, self.world.starts);
         self.tell(|| format!("everything is prompt for {} s", time.as_secs()));
         loop {
             if self.world.process.is_none() || self.world.exited() {
                 if !restart {
                     return Ok(());
+                }
+                if self.world.starts > starts + MANY_STARTS {
+                    return Err(format!(
+                        "invariant_everything_comes_to_rest: {MANY_STARTS} starts within {} s",
+                        time.as_secs()
+                    ));
                 }
                 if self.world.process.is_some() {
                     self.exit();
@@ -1108,7 +1116,9 @@ impl Life {
 
     /// A config is used from now on.
     fn used(&mut self) -> Check {
-        let Some(report) = self.world.process.as_ref().and_then(|process| process.node.report(self.world.now())) else {
+        let Some(report) =
+            self.world.process.as_ref().and_then(|process| process.node.report(self.world.now()))
+        else {
             // it was asked to stop before it began, and is gone already
             self.ghost.begins(self.world.mono, None, false);
             return Ok(());
@@ -1193,6 +1203,11 @@ impl Life {
                 self.ghost.told.insert(path(file), Some(bytes.clone()));
                 self.ghost.writes += 1;
                 self.wrote(file, bytes)
+            }
+            (Step::Write(StateFile::Startups | StateFile::BadConfigs, _), Outcome::Done(Err(_))) => {
+                // a crash that cannot be recorded now may never be
+                self.ghost.doubt_last_crash();
+                Ok(())
             }
             (Step::SetAside(file), Outcome::Done(Ok(()))) => {
                 self.ghost.forget_all();

@@ -23,7 +23,7 @@ use mutants::Mutant;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Lives in an ordinary run of the tests: what takes about a minute on two slow cores.
-const SEEDS: u64 = 1500;
+const SEEDS: u64 = 1000;
 /// Acts of a life, before everything comes to rest; most of them are several events.
 const ACTS: u32 = 250;
 /// Lives within which each mutant must be noticed.
