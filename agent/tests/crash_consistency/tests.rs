@@ -35,19 +35,19 @@ fn seed() -> u64 {
 }
 
 fn ext4() -> Outcome {
-    explore(&EXT4, if full() { 6 } else { 1 }, Length::Whole)
+    explore(&EXT4, if full() { 3 } else { 1 }, Length::Whole)
 }
 
 fn ext4_writeback() -> Outcome {
     let length = if full() { Length::Whole } else { Length::Short };
-    explore(&EXT4_WRITEBACK, if full() { 6 } else { 1 }, length)
+    explore(&EXT4_WRITEBACK, if full() { 3 } else { 1 }, length)
 }
 
 fn btrfs() -> Outcome {
     if !full() {
         return Outcome::Skipped("only with KEDGE_CRASH_FULL=1".to_owned());
     }
-    explore(&BTRFS, 3, Length::Whole)
+    explore(&BTRFS, 2, Length::Whole)
 }
 
 /// Why this cannot be shown here. What a developer's machine lacks is skipped; what CI lacks is a failure.
@@ -162,6 +162,12 @@ fn work(
         let mut findings = findings.lock().unwrap_or_else(PoisonError::into_inner);
         let step = lived.history.step_at(cut.at);
         findings.states += 1;
+        if findings.states.is_multiple_of(500) {
+            println!(
+                "  {}: {} states, {} violations so far",
+                lived.start.file_system.name, findings.states, findings.violations
+            );
+        }
         *findings.steps.entry(step).or_default() += 1;
         if let Err(why) = judged {
             findings.violations += 1;
