@@ -118,9 +118,11 @@ impl Ended {
 
 impl Exit {
     fn ended(&self) -> Ended {
-        // A start timeout asks to stop, too; but it never was ready, and that is the config's doing.
+        // A start timeout asks to stop, too; but it never was ready, and that is the config's doing. An agent that was ready
+        // has no other time limit than that of a stop, even if it hung too deep to note that it was asked.
         let start_timeout = self.result == "timeout" && !self.was_ready;
-        if self.stop_asked && !start_timeout && self.result != "watchdog" {
+        let stop_timeout = self.result == "timeout" && self.was_ready;
+        if stop_timeout || (self.stop_asked && !start_timeout && self.result != "watchdog") {
             return Ended::Clean;
         }
         // Code 0 is an exit that core ordered, even if its record could not be closed. And this record may be older than
@@ -303,6 +305,8 @@ mod tests {
 
     #[test]
     fn a_stop_that_was_asked_for_counts_for_nothing_even_if_it_was_killed_at_its_time_limit() {
+        // it hung too deep to note that it was asked
+        check(Some(BOOT), after(exit("timeout")), "none");
         for result in ["success", "timeout", "signal", "exit-code"] {
             check(Some(BOOT), after(Exit { stop_asked: true, ..exit(result) }), "none");
         }
