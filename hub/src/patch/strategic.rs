@@ -154,6 +154,9 @@ fn merge_ordered_lists(
         let Some(Value::Array(order)) = patch.remove(&format!("{ELEMENT_ORDER}{key}")) else {
             return malformed(format!("expected {ELEMENT_ORDER}{key} to be a list"));
         };
+        if is_directive(&key) {
+            return malformed(format!("{ELEMENT_ORDER}{key} orders no list but another directive"));
+        }
         let field = of.and_then(|of| of.field(&key));
         let rule = field.and_then(|field| field.merge).unwrap_or(ListMerge::Set);
         let changes = match patch.remove(&key) {
@@ -251,7 +254,8 @@ fn merge_list(
 
 fn union(mut original: Vec<Value>, patch: Vec<Value>) -> Vec<Value> {
     let mut seen: HashSet<String> = original.iter().map(Value::to_string).collect();
-    original.extend(patch.into_iter().filter(|item| seen.insert(item.to_string())));
+    let patch = patch.into_iter().map(value_without_directives);
+    original.extend(patch.filter(|item| seen.insert(item.to_string())));
     original
 }
 
@@ -441,6 +445,8 @@ mod tests {
         check_refused(POD, pod(), json!({"spec": {"$patch": "explode"}}), "invalid value for $patch");
         check_refused(POD, pod(), json!({"spec": {"containers": [{"image": "1"}]}}), "merge key \"name\"");
         check_refused(POD, pod(), json!({"spec": {"containers": [1]}}), "to be objects");
+        let order = json!({"metadata": {"$setElementOrder/$deleteFromPrimitiveList/finalizers": []}});
+        check_refused(POD, pod(), order, "orders no list");
     }
 
     #[test]
