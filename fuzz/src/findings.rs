@@ -40,6 +40,16 @@ pub const FINDINGS: &[Finding] = &[
         story: "a GET with a body was handed on with it, though a GET has none; it is read and dropped",
         input: b"GET /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\nab",
     },
+    Finding {
+        target: "hub_patch",
+        story: "an order of a directive, not of a list, left the directive in the object; it is refused as malformed",
+        input: b"\x03s{}\x1e{\"x\":{\"$setElementOrder/$deleteFromPrimitiveList/f\":[]}}",
+    },
+    Finding {
+        target: "hub_patch",
+        story: "directives within the items of a list merged as a set stayed in them; they are taken out",
+        input: b"\x03s{}\x1e{\"x\":{\"$setElementOrder/f\":[{\"$retainKeys\":[]}],\"f\":[{\"$retainKeys\":[]}]}}",
+    },
 ];
 
 /// The findings of one target.

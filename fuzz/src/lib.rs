@@ -11,6 +11,9 @@ mod config;
 mod exit_record;
 pub mod findings;
 mod host;
+mod hub_body;
+mod hub_patch;
+mod hub_selector;
 mod input;
 mod kubeconfig;
 mod local_endpoint;
@@ -55,6 +58,9 @@ pub const TARGETS: &[Target] = &[
     local_endpoint::TARGET,
     server::TARGET,
     node::TARGET,
+    hub_body::TARGET,
+    hub_patch::TARGET,
+    hub_selector::TARGET,
 ];
 
 /// The target of that name.

@@ -200,11 +200,7 @@ fn check_answer(asked: &[u8], answer: &[u8]) {
     let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")?.parse::<usize>().ok());
     // an endpoint that refuses what it has not read whole may lose its answer's end to the reset: not on a unix socket
     assert_eq!(length, Some(body.len()), "{head}");
-    assert!(
-        status != 200
-            || asked.starts_with(b"GET ")
-            || asked.starts_with(b"POST ")
-            || asked.starts_with(b"\r"),
-        "{head}"
-    );
+    // empty lines before a request are skipped, as HTTP allows
+    let asked = asked.trim_ascii_start();
+    assert!(status != 200 || asked.starts_with(b"GET ") || asked.starts_with(b"POST "), "{head}");
 }
