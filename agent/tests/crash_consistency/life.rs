@@ -55,7 +55,9 @@ fn lock(history: &Mutex<History>) -> MutexGuard<'_, History> {
 }
 
 fn payload(fields: &str) -> String {
-    format!("{HEADER}configTrialDuration: 1s\ncrashLoopThreshold: 1\n{fields}")
+    // one that crashes must not outlive its trial before it does
+    let trial_secs = if fields.contains("crashAfter") { 60 } else { 1 };
+    format!("{HEADER}configTrialDuration: {trial_secs}s\ncrashLoopThreshold: 1\n{fields}")
 }
 
 /// Lives it. `files` is a directory for the disk; `program` the agent, `checked` the agent that is started afterwards.
