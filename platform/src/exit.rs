@@ -228,11 +228,11 @@ impl<T: ResetTraces> RecordedExit<T> {
                 return Loaded::Unknown(format!("{name} has format {version}, expected at most {FORMAT}"));
             }
             Ok(_) => {}
-            Err(error) => return Loaded::Corrupt(format!("{name} is no record: {error}")),
+            Err(error) => return Loaded::Corrupt(no_record(name, &error)),
         }
         match serde_json::from_slice(&bytes) {
             Ok(record) => Loaded::Known(record),
-            Err(error) => Loaded::Corrupt(format!("{name} is no record: {error}")),
+            Err(error) => Loaded::Corrupt(no_record(name, &error)),
         }
     }
 
@@ -447,6 +447,11 @@ pub fn record_exit(
     }
     files.write_durably(Path::new(EXIT_RECORD), &content)?;
     Ok(record)
+}
+
+/// Why a file is no record. The error repeats what it found, which may be the whole file.
+fn no_record(name: &str, error: &serde_json::Error) -> String {
+    format!("{name} is no record: {}", short(&error.to_string()))
 }
 
 /// At most `TEXT_LIMIT` bytes of a text from outside, without control characters.

@@ -453,12 +453,13 @@ fn shared_record<T>(read: &Read, local: T, of: impl FnOnce(RecordJson) -> Result
         None | Some(API_VERSION) => {}
         Some(newer) => {
             let newer: String = newer.chars().take(60).collect();
-            return Known::Unknown { why: format!("written by another agent ({newer})"), set_aside: false };
+            let why = format!("written by another agent ({})", newer.escape_debug());
+            return Known::Unknown { why, set_aside: false };
         }
     }
     match serde_json::from_value(json).map_err(|error| error.to_string()).and_then(of) {
         Ok(record) => Known::Is(record),
-        Err(why) => Known::Unknown { why, set_aside: true },
+        Err(why) => Known::Unknown { why: shortened(&why), set_aside: true },
     }
 }
 
@@ -523,7 +524,8 @@ fn own_record<T>(read: &Read, of: impl FnOnce(&[u8]) -> Result<T, String>) -> Kn
         Read::Unreadable(why) => Known::Unknown { why: why.clone(), set_aside: true },
         Read::Content(bytes) => match of(bytes) {
             Ok(record) => Known::Is(record),
-            Err(why) => Known::Unknown { why, set_aside: true },
+            // a reader's error repeats what it found, which may be the whole file
+            Err(why) => Known::Unknown { why: shortened(&why), set_aside: true },
         },
     }
 }
@@ -703,6 +705,19 @@ mod tests {
         assert!(Current::read(&Read::Unreadable("i/o error".into())).unknown().is_some());
         let outside = br#"{"source":{"configMapRef":{"namespace":"n","name":"m","uid":"u"}},"uid":"..","resourceVersion":"/x","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#;
         assert!(Current::read(&content(outside)).unknown().is_some_and(|why| why.contains("is no name")));
+    }
+
+    #[test]
+    fn what_is_said_of_damage_is_short_however_large_the_file() {
+        let long = format!(r#"{{"{0}":"{0}","uid":["{0}"],"id":"{0}","local":"{0}"}}"#, "x".repeat(10_000));
+        let long = content(long.as_bytes());
+        for unknown in [
+            Current::read(&long).unknown().map(str::to_owned),
+            Startups::read(&long).unknown().map(str::to_owned),
+            BadConfigs::read(&long).unknown().map(str::to_owned),
+        ] {
+            assert!(unknown.as_ref().is_some_and(|why| why.len() < 600), "{unknown:?}");
+        }
     }
 
     #[test]

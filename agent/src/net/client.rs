@@ -209,7 +209,8 @@ impl Response {
         serde_json::from_slice(&self.body).map_err(|error| NetError::Garbled {
             request: self.request.clone(),
             status: Some(self.status),
-            why: format!("the answer is not the JSON that is expected: {error}"),
+            // the error repeats what it found, which may be the whole answer
+            why: format!("the answer is not the JSON that is expected: {}", shortened(&error.to_string())),
         })
     }
 }
