@@ -41,6 +41,12 @@ pub const FINDINGS: &[Finding] = &[
         input: b"GET /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\nab",
     },
     Finding {
+        target: "records",
+        story: "the reader's error repeated a text of the file at its whole length, on its way into the condition; what is \
+                said of damage is shortened (in the exit record and in answers of a server as well)",
+        input: LONG_TEXT_FOR_A_FLAG,
+    },
+    Finding {
         target: "hub_patch",
         story: "an order of a directive, not of a list, left the directive in the object; it is refused as malformed",
         input: b"\x03s{}\x1e{\"x\":{\"$setElementOrder/$deleteFromPrimitiveList/f\":[]}}",
@@ -51,6 +57,19 @@ pub const FINDINGS: &[Finding] = &[
         input: b"\x03s{}\x1e{\"x\":{\"$setElementOrder/f\":[{\"$retainKeys\":[]}],\"f\":[{\"$retainKeys\":[]}]}}",
     },
 ];
+
+const LONG_TEXT_FOR_A_FLAG: &[u8] = &{
+    let (head, tail) = (b"c{\"local\":\"", b"\"}");
+    let mut text = [b'x'; 1000];
+    let mut at = 0;
+    while at < head.len() {
+        text[at] = head[at];
+        at += 1;
+    }
+    text[998] = tail[0];
+    text[999] = tail[1];
+    text
+};
 
 /// The findings of one target.
 pub fn of(target: &str) -> impl Iterator<Item = &'static Finding> {
