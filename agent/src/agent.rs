@@ -313,7 +313,9 @@ impl Agent {
             Action::Request(request) => self.loops.request(request),
             Action::Renew { request, deadline } => self.loops.renew(request, deadline),
             Action::WatchNode => self.loops.watch_node(),
-            Action::WatchConfigMap(which) => self.loops.watch_config_map(which),
+            Action::WatchConfigMap(which) => {
+                self.loops.watch_config_map(which, self.node.held_config_map());
+            }
             Action::Exit(why) => self.exit = Some(why),
             Action::Log(Level::Warn, text) => log::warn!("{text}"),
             Action::Log(Level::Info, text) => log::info!("{text}"),

@@ -55,8 +55,8 @@ pub(crate) struct Loops {
     disk: SyncSender<DiskOrder>,
     renew: SyncSender<LeaseOrder>,
     transfer: SyncSender<Request>,
-    config_map: Arc<Wanted>,
-    watch_node: SyncSender<()>,
+    config_map: Arc<Wanted<ConfigMapWatch>>,
+    node: Arc<Wanted<()>>,
 }
 
 /// What the loops are made of.
@@ -102,16 +102,16 @@ impl Loops {
         server.run("transfer", watchdog, orders, |server, client, request: Request| {
             Event::Answered(request.kind(), server.transfer(client, &request))
         })?;
-        let (watch_node, orders) = sync_channel(1);
+        let node = Arc::new(Wanted::default());
         let token = watchdog.watch("watch-node", NETWORK_TURN);
-        let node_server = server.clone();
-        spawn("watch-node", move || node_server.watch_node(&orders, &token, seed))?;
+        let (wanted, node_server) = (node.clone(), server.clone());
+        spawn("watch-node", move || node_server.watch_node(&wanted, &token, seed))?;
 
         let config_map = Arc::new(Wanted::default());
         let token = watchdog.watch("watch-configmap", NETWORK_TURN);
         let wanted = config_map.clone();
         spawn("watch-configmap", move || server.watch_config_map(&wanted, &token, seed))?;
-        Ok(Self { disk: disk_orders, renew, transfer, config_map, watch_node })
+        Ok(Self { disk: disk_orders, renew, transfer, config_map, node })
     }
 
     pub(crate) fn disk(&self, order: DiskOrder) {
@@ -132,32 +132,49 @@ impl Loops {
     }
 
     pub(crate) fn watch_node(&self) {
-        let _ = self.watch_node.try_send(());
+        self.node.set(Some(()));
     }
 
-    pub(crate) fn watch_config_map(&self, which: Option<(String, String)>) {
-        self.config_map.set(which);
+    pub(crate) fn watch_config_map(&self, which: Option<(String, String)>, held: Option<Version>) {
+        self.config_map.set(which.map(|(namespace, name)| ConfigMapWatch { namespace, name, held }));
     }
 }
 
-/// Which ConfigMap is to be watched: the latest word counts, and ends a watch of another.
-#[derive(Default)]
-struct Wanted {
-    state: Mutex<WantedState>,
+/// UID and resourceVersion of an object: two that have both in common are one and the same.
+type Version = (String, String);
+
+/// A ConfigMap to be watched.
+#[derive(Clone)]
+struct ConfigMapWatch {
+    namespace: String,
+    name: String,
+    /// What of it is on disk.
+    held: Option<Version>,
+}
+
+/// What is to be watched: the latest word counts, and ends the watch before.
+struct Wanted<T> {
+    state: Mutex<WantedState<T>>,
     changed: Condvar,
 }
 
-#[derive(Default)]
-struct WantedState {
-    which: Option<(String, String)>,
+struct WantedState<T> {
+    which: Option<T>,
     /// Counts the changes.
     change: u64,
     /// Ends the watch under way.
     cancel: Option<Cancel>,
 }
 
-impl Wanted {
-    fn set(&self, which: Option<(String, String)>) {
+impl<T> Default for Wanted<T> {
+    fn default() -> Self {
+        let state = WantedState { which: None, change: 0, cancel: None };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+impl<T: Clone> Wanted<T> {
+    fn set(&self, which: Option<T>) {
         let mut state = lock(&self.state);
         state.which = which;
         state.change += 1;
@@ -167,8 +184,8 @@ impl Wanted {
         self.changed.notify_all();
     }
 
-    /// Waits for a ConfigMap to watch; gives it with the change that named it.
-    fn next(&self) -> (u64, (String, String)) {
+    /// Waits for something to watch; gives it with the change that named it.
+    fn next(&self) -> (u64, T) {
         let mut state = lock(&self.state);
         loop {
             if let Some(which) = &state.which {
@@ -333,52 +350,56 @@ impl Server {
 
     // ------------------------------------------------------------------------------------------ watches
 
-    fn watch_node(&self, orders: &Receiver<()>, token: &Progress, seed: u64) {
-        token.idle();
-        if orders.recv().is_err() {
-            return;
-        }
+    fn watch_node(&self, wanted: &Wanted<()>, token: &Progress, seed: u64) {
         // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the parameter
         let selector = format!(
             "fieldSelector=metadata.name%3D{}&omitHeartbeats=true",
             watch::percent_encoded(&self.node_name)
         );
-        let client = self.client("watch-node", token);
-        let mut wait = Wait::new(seed);
-        let mut url = client.api().url();
+        let mut url = None;
         loop {
-            client.api().refresh();
-            let now = client.api().url();
-            if now != url {
-                log::info!("the kubeconfig names another API server now: {now}");
-                self.is_hub.store(false, Ordering::Relaxed);
-                let _ = self.events.blocking_send(Event::ServerChanged);
-                url = now;
+            token.idle();
+            let (change, ()) = wanted.next();
+            token.busy();
+            let client = self.client("watch-node", token);
+            let mut wait = Wait::new(seed);
+            while !wanted.superseded(change, Some(client.cancel_handle())) {
+                client.api().refresh();
+                let now = client.api().url();
+                if url.as_ref().is_some_and(|url| *url != now) {
+                    log::info!("the kubeconfig names another API server now: {now}");
+                    self.is_hub.store(false, Ordering::Relaxed);
+                    let _ = self.events.blocking_send(Event::ServerChanged);
+                }
+                url = Some(now);
+                let set = Set { path: "/api/v1/nodes", params: &selector, config_map: None };
+                let ended = || wanted.superseded(change, None);
+                self.follow(&client, token, &set, &mut wait, &ended, &mut |object| self.node_event(object));
             }
-            let set = Set { path: "/api/v1/nodes", params: &selector, config_map: None };
-            self.follow(&client, token, &set, &mut wait, &|| false, &mut |object| match object {
-                Some(object) => match serde_json::from_value::<api::Node>(object) {
-                    Ok(node) => Some(Event::NodeSeen(Box::new(node))),
-                    Err(error) => {
-                        log::warn!("Node {} cannot be read: {error}; keeping what is known", self.node_name);
-                        None
-                    }
-                },
-                None => Some(Event::NodeGone),
-            });
         }
     }
 
-    fn watch_config_map(&self, wanted: &Wanted, token: &Progress, seed: u64) {
+    fn node_event(&self, object: Option<Value>) -> Option<Event> {
+        let Some(object) = object else { return Some(Event::NodeGone) };
+        match serde_json::from_value::<api::Node>(object) {
+            Ok(node) => Some(Event::NodeSeen(Box::new(node))),
+            Err(error) => {
+                log::warn!("Node {} cannot be read: {error}; keeping what is known", self.node_name);
+                None
+            }
+        }
+    }
+
+    fn watch_config_map(&self, wanted: &Wanted<ConfigMapWatch>, token: &Progress, seed: u64) {
         loop {
             token.idle();
-            let (change, (namespace, name)) = wanted.next();
+            let (change, ConfigMapWatch { namespace, name, held }) = wanted.next();
             token.busy();
             let client = self.client("watch-configmap", token);
             let path = format!("/api/v1/namespaces/{}/configmaps", watch::percent_encoded(&namespace));
             let selector = format!("fieldSelector=metadata.name%3D{}", watch::percent_encoded(&name));
             let set = Set { path: &path, params: &selector, config_map: Some((&namespace, &name)) };
-            let mut wait = Wait::new(seed);
+            let mut wait = Wait { held, ..Wait::new(seed) };
             while !wanted.superseded(change, Some(client.cancel_handle())) {
                 let ended = || wanted.superseded(change, None);
                 self.follow(&client, token, &set, &mut wait, &ended, &mut |object| {
@@ -440,16 +461,20 @@ impl Server {
         let from = match wait.resume.take() {
             Some(version) => Ok(version),
             None => {
-                let deadline = if set.config_map.is_some() { wait.patience } else { REQUEST_DEADLINE };
-                token.idle_for(deadline);
-                let listed = watch::list(client, set.path, set.params, deadline);
-                token.busy();
-                listed.map(|listed| {
+                let found = self.read(client, token, set, wait);
+                found.map(|(found, version)| {
                     if !ended() {
-                        send(event(listed.items.into_iter().next()));
+                        send(match (found, set.config_map) {
+                            (Found::Held((uid, resource_version)), Some((namespace, name))) => {
+                                let (namespace, name) = (namespace.to_owned(), name.to_owned());
+                                Some(Event::ConfigMapUnchanged { namespace, name, uid, resource_version })
+                            }
+                            (Found::Held(_), None) => None,
+                            (Found::Object(object), _) => event(object),
+                        });
                         wait.reset();
                     }
-                    listed.resource_version
+                    version
                 })
             }
         };
@@ -459,12 +484,16 @@ impl Server {
             Ok(_) if ended() => return,
             Ok(version) => {
                 let mut opened = false;
-                let mut seen = |object| send(event(object));
+                let mut held = wait.held.take();
+                let mut seen = |object: Option<Value>| {
+                    held = object.as_ref().and_then(|object| version_of(set, object));
+                    send(event(object));
+                };
                 let (error, resume) = self.watch_from(client, token, set, version, &mut opened, &mut seen);
                 if opened {
                     wait.reset();
                 }
-                wait.resume = resume;
+                (wait.resume, wait.held) = (resume, held);
                 error
             }
         };
@@ -491,6 +520,41 @@ impl Server {
             wait.log(client.name(), &error);
         }
         wait.pass(token, ended);
+    }
+
+    /// What there is now, and from which version a watch goes on. What we hold already is asked for by its metadata first.
+    fn read(
+        &self,
+        client: &Client,
+        token: &Progress,
+        set: &Set,
+        wait: &mut Wait,
+    ) -> Result<(Found, String), NetError> {
+        if let Some(held) = &wait.held {
+            token.idle_for(REQUEST_DEADLINE);
+            let listed = watch::list_metadata(client, set.path, set.params, REQUEST_DEADLINE);
+            token.busy();
+            match listed {
+                Ok(listed) => match listed.items.first() {
+                    None => return Ok((Found::Object(None), listed.resource_version)),
+                    Some(item) if version_of(set, item).as_ref() == Some(held) => {
+                        return Ok((Found::Held(held.clone()), listed.resource_version));
+                    }
+                    Some(_) => {}
+                },
+                // a server without this form gives the other
+                Err(error) if error.status() == Some(406) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let deadline = if set.config_map.is_some() { wait.patience } else { REQUEST_DEADLINE };
+        token.idle_for(deadline);
+        let listed = watch::list(client, set.path, set.params, deadline);
+        token.busy();
+        let listed = listed?;
+        let object = listed.items.into_iter().next();
+        wait.held = object.as_ref().and_then(|object| version_of(set, object));
+        Ok((Found::Object(object), listed.resource_version))
     }
 
     fn watch_from(
@@ -546,6 +610,21 @@ struct Set<'a> {
     config_map: Option<(&'a str, &'a str)>,
 }
 
+/// What a list found.
+enum Found {
+    /// What we hold already.
+    Held(Version),
+    /// The object, if there is one.
+    Object(Option<Value>),
+}
+
+/// Which version of a ConfigMap this is; the Node is small, and read whole always.
+fn version_of(set: &Set, object: &Value) -> Option<Version> {
+    set.config_map?;
+    let part = |name: &str| object["metadata"][name].as_str().map(str::to_owned);
+    Some((part("uid")?, part("resourceVersion")?))
+}
+
 /// The wait between two tries of a watch.
 struct Wait {
     next: Duration,
@@ -557,6 +636,8 @@ struct Wait {
     loaded: u64,
     /// How long the next download may take.
     patience: Duration,
+    /// The version of the object that core has, or can read on its own disk.
+    held: Option<Version>,
 }
 
 impl Wait {
@@ -568,6 +649,7 @@ impl Wait {
             resume: None,
             loaded: 0,
             patience: REQUEST_DEADLINE,
+            held: None,
         }
     }
 

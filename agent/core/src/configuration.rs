@@ -43,8 +43,21 @@ pub(crate) enum Object {
     Missing,
     /// It could not be read; why.
     Unreadable(String),
+    /// It is the object of this UID and resourceVersion; its content was not read, for it is on disk.
+    Unchanged { uid: String, resource_version: String },
     /// The whole object.
     Here(Rc<Value>),
+}
+
+impl Object {
+    /// Whether `said` says no more than is known: that this whole object did not change.
+    fn is(&self, said: &Self) -> bool {
+        let (Self::Here(here), Self::Unchanged { uid, resource_version }) = (self, said) else {
+            return false;
+        };
+        let part = |pointer: &str| here.pointer(pointer).and_then(Value::as_str);
+        part("/metadata/uid") == Some(uid) && part("/metadata/resourceVersion") == Some(resource_version)
+    }
 }
 
 /// What the source asks for cannot be had, or has not been taken: the condition is Unknown and says this.
@@ -157,6 +170,8 @@ pub(crate) struct Configuration {
     asked_by: String,
     wanted: Option<Wanted>,
     object: Object,
+    /// What the object is said to be is not what is recorded: it must be read whole.
+    must_read: bool,
     pub(crate) sync: Option<SyncProblem>,
     /// The pinned ConfigMap was edited: not followed, but said.
     pub(crate) edited: Option<String>,
@@ -204,6 +219,7 @@ impl Configuration {
             asked_by: String::new(),
             wanted: None,
             object: Object::Unread,
+            must_read: false,
             sync: None,
             edited: None,
             compared: None,
@@ -241,9 +257,29 @@ impl Configuration {
 
     /// The ConfigMap that the source names was read, or was not.
     pub(crate) fn object_seen(&mut self, namespace: &str, name: &str, object: Object) {
-        if self.wanted_object().is_some_and(|wanted| wanted == (namespace, name)) {
+        let is_wanted = self.wanted_object().is_some_and(|wanted| wanted == (namespace, name));
+        // a whole object is worth more than the word that it did not change
+        if is_wanted && !self.object.is(&object) {
             self.object = object;
         }
+    }
+
+    /// UID and resourceVersion of the wanted ConfigMap as it is recorded, if its checkpoint is whole: it need not be read again.
+    pub(crate) fn held(&self) -> Option<(&str, &str)> {
+        let Some(Wanted::Correct(source)) = &self.wanted else { return None };
+        let recorded = self.recorded(source)?;
+        Some((&recorded.config.uid, &recorded.config.resource_version))
+    }
+
+    /// Says once that the object must be read whole.
+    pub(crate) fn take_must_read(&mut self) -> bool {
+        std::mem::take(&mut self.must_read)
+    }
+
+    /// The record of this source's config, if its checkpoint is whole.
+    fn recorded(&self, source: &Source) -> Option<&Assigned> {
+        let recorded = self.disk.current.known().and_then(|current| current.assigned.as_ref())?;
+        (self.assigned.is_some() && recorded.config.source == *source).then_some(recorded)
     }
 
     /// The ConfigMap to watch.
@@ -717,6 +753,20 @@ impl Configuration {
                 Object::Unreadable(why) => {
                     (Some(SyncProblem::Failed(format!("failed to download {source}: {why}"))), None)
                 }
+                Object::Unchanged { uid, resource_version } => {
+                    match self.recorded(source).cloned().filter(|old| old.config.is(&uid, &resource_version))
+                    {
+                        Some(recorded) => {
+                            self.edited = None;
+                            (None, self.source_is_current(recorded))
+                        }
+                        // the source names another key meanwhile, or the checkpoint was lost
+                        None => {
+                            (self.object, self.must_read) = (Object::Unread, true);
+                            return None;
+                        }
+                    }
+                }
                 Object::Here(object) => self.compare_object(now, source, &object),
             },
         };
@@ -807,17 +857,14 @@ impl Configuration {
             ));
         };
         // every event comes here: what was compared once is not serialised and digested again
-        let recorded = self.disk.current.known().and_then(|current| current.assigned.as_ref());
-        let same_object = recorded
-            .filter(|old| self.assigned.is_some() && old.config.source == *source && old.config.uid == uid);
-        if let Some(old) = same_object
+        if let Some(old) = self.recorded(source).filter(|old| old.config.uid == uid).cloned()
             && (old.config.resource_version == resource_version
-                || self.compared == compared(old, resource_version))
+                || self.compared == compared(&old, resource_version))
         {
             if old.config.resource_version == resource_version {
                 self.edited = None;
             }
-            return (None, self.source_is_current(old.clone()));
+            return (None, self.source_is_current(old));
         }
         let checkpoint = serde_json::to_vec(object).expect("a JSON value is written as it was read");
         if checkpoint.len() > CHECKPOINT_BYTES {

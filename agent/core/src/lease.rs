@@ -111,6 +111,11 @@ impl LeaseKeeper {
         })
     }
 
+    /// Whether the Lease was there, and ours, when it was last asked for.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.claimed
+    }
+
     /// The answer to the last request. Returns what to log, if it is news.
     pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> Option<String> {
         self.in_flight = false;

@@ -84,6 +84,17 @@ pub enum Event {
         /// The whole object.
         object: Value,
     },
+    /// The watched ConfigMap was looked at, and is still the object of this UID and resourceVersion: its content was not read.
+    ConfigMapUnchanged {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its UID.
+        uid: String,
+        /// Its resourceVersion.
+        resource_version: String,
+    },
     /// There is no such ConfigMap.
     ConfigMapGone {
         /// Its namespace.
@@ -139,9 +150,10 @@ pub enum Action {
         /// How long it may take.
         deadline: Duration,
     },
-    /// List and watch the own Node from now on.
+    /// List and watch the own Node from now on; if it is watched already, from a new list on.
     WatchNode,
-    /// List and watch this ConfigMap from now on, and no other; None: none.
+    /// List and watch this ConfigMap from now on, and no other; None: none. If it is watched already, from a new list on. What
+    /// [`Node::held_config_map`] names need not be read again.
     WatchConfigMap(Option<(String, String)>),
     /// Exit with code 0. Only log lines follow.
     Exit(String),
@@ -313,6 +325,12 @@ struct Running {
     node_known_missing: bool,
     server_is_hub: Option<bool>,
     watched: Option<(String, String)>,
+    /// What is watched must be listed anew.
+    watch_anew: bool,
+    /// UID of the Node last seen, whether it is still there or not.
+    seen_uid: String,
+    /// The Node is not looked for again before this.
+    next_search: Duration,
     next_look: Duration,
     looking: bool,
     status_in_flight: Option<StatusPatch>,
@@ -385,6 +403,14 @@ impl Node {
         }
     }
 
+    /// UID and resourceVersion of the ConfigMap that is to be watched, if a whole copy of that is on disk: an object that still
+    /// has both need not be downloaded, and [`Event::ConfigMapUnchanged`] says so.
+    pub fn held_config_map(&self) -> Option<(String, String)> {
+        let Phase::Running(running) = &self.phase else { return None };
+        let (uid, resource_version) = running.configuration.held()?;
+        Some((uid.to_owned(), resource_version.to_owned()))
+    }
+
     /// The configuration in use, once there is one.
     pub fn effective(&self) -> Option<&Effective> {
         match &self.phase {
@@ -453,6 +479,9 @@ impl Running {
             node_known_missing: false,
             server_is_hub: None,
             watched: None,
+            watch_anew: false,
+            seen_uid: String::new(),
+            next_search: now.mono,
             next_look: now.mono,
             looking: false,
             status_in_flight: None,
@@ -550,14 +579,21 @@ impl Running {
             Event::Answered(kind, answer) => self.answered(now, kind, answer, options, jitter, actions),
             Event::Renewed(answer) => {
                 self.contact_if(&answer);
+                if self.lease.is_claimed() && is_not_found(&answer) {
+                    self.search_node(now, actions);
+                }
                 if let Some(line) = self.lease.answered(now, &answer, jitter) {
                     let level = if answer.is_contact() { Level::Info } else { Level::Warn };
                     actions.push(Action::Log(level, line));
                 }
-                // a Lease that cannot be claimed because its Node went is found out by the watch of the Node
             }
             Event::NodeSeen(node) => {
                 self.configuration.contact();
+                if !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid {
+                    // perhaps a server that began anew: a watch that goes on from the old one's version would hear nothing
+                    self.watch_anew = true;
+                }
+                self.seen_uid.clone_from(&node.metadata.uid);
                 self.lease.node(Some(&node.metadata.uid), now);
                 self.status.node_seen(&node);
                 self.node_known_missing = false;
@@ -575,6 +611,11 @@ impl Running {
             Event::ConfigMapSeen { namespace, name, object } => {
                 self.configuration.contact();
                 self.configuration.object_seen(&namespace, &name, Object::Here(Rc::new(object)));
+            }
+            Event::ConfigMapUnchanged { namespace, name, uid, resource_version } => {
+                self.configuration.contact();
+                let object = Object::Unchanged { uid, resource_version };
+                self.configuration.object_seen(&namespace, &name, object);
             }
             Event::ConfigMapGone { namespace, name } => {
                 self.configuration.contact();
@@ -690,10 +731,25 @@ impl Running {
                 match kind {
                     RequestKind::PatchStatus => self.status_in_flight = None,
                     RequestKind::PatchNode => self.config_status_sent = None,
-                    _ => {}
+                    _ => return,
+                }
+                if is_not_found(&answer) {
+                    self.search_node(now, actions);
                 }
             }
         }
+    }
+
+    /// The server does not know what the watch says is there. A server that was wiped and has grown past the version we watch
+    /// from says nothing on that watch: only a new list tells.
+    fn search_node(&mut self, now: Now, actions: &mut Vec<Action>) {
+        if self.node.is_none() || now.mono < self.next_search {
+            return;
+        }
+        self.next_search = now.mono + LONGEST_PATIENCE;
+        actions
+            .push(Action::Log(Level::Info, "the API server does not find the Node, reading it anew".into()));
+        actions.push(Action::WatchNode);
     }
 
     // ------------------------------------------------------------------------------------------ what is due
@@ -763,7 +819,8 @@ impl Running {
             (None, Some(_)) => None,
             (None, None) => return,
         };
-        if wanted != self.watched {
+        let anew = self.configuration.take_must_read() | std::mem::take(&mut self.watch_anew);
+        if wanted != self.watched || (anew && wanted.is_some()) {
             actions.push(Action::WatchConfigMap(wanted.clone()));
             self.watched = wanted;
         }
@@ -990,6 +1047,10 @@ impl Running {
 /// Whether an answer to `GET /version` is our hub's.
 pub fn is_hub_version(version: &Value) -> bool {
     version.get("gitVersion").and_then(Value::as_str).is_some_and(|text| text.contains(api::HUB_VERSION_MARK))
+}
+
+fn is_not_found(answer: &Answer) -> bool {
+    matches!(answer, Answer::Refused { status: 404, .. })
 }
 
 fn obstacle_name(obstacle: &Obstacle) -> &'static str {

@@ -136,6 +136,11 @@ pub struct ConfigRecord {
 }
 
 impl ConfigRecord {
+    /// Whether it is of the object with this UID and resourceVersion.
+    pub(crate) fn is(&self, uid: &str, resource_version: &str) -> bool {
+        self.uid == uid && self.resource_version == resource_version
+    }
+
     /// The checkpoint this record names; None if its parts are no file names, which no record of ours has.
     pub fn checkpoint(&self) -> Option<CheckpointName> {
         CheckpointName::new(&self.uid, &self.resource_version)

@@ -51,7 +51,7 @@ pub(crate) struct Process {
     pub(crate) renewal: Option<(LeaseRequest, Duration)>,
     pub(crate) watches_node: bool,
     pub(crate) watched: Option<(String, String)>,
-    node_shown: Option<Value>,
+    pub(crate) node_shown: Option<Value>,
     map_shown: Option<Value>,
     pub(crate) exit: Option<String>,
     /// `maxPods` of the configuration in use.
@@ -76,6 +76,8 @@ pub(crate) struct World {
     pub(crate) process: Option<Process>,
     pub(crate) seen: Vec<Seen>,
     pub(crate) log: Vec<String>,
+    /// Whole ConfigMaps that the agent read.
+    pub(crate) downloads: usize,
     pub(crate) starts: u64,
     pub(crate) seed: u64,
     /// How fast the agent's running clock goes, in percent: 100 is right.
@@ -106,6 +108,7 @@ impl World {
             process: None,
             seen: Vec::new(),
             log: Vec::new(),
+            downloads: 0,
             starts: 0,
             seed: 1,
             hurry_percent: 100,
@@ -226,7 +229,7 @@ impl World {
                 assert!(process.renewal.is_none(), "a second renewal in flight");
                 process.renewal = Some((request, deadline));
             }
-            Action::WatchNode => process.watches_node = true,
+            Action::WatchNode => (process.watches_node, process.node_shown) = (true, None),
             Action::WatchConfigMap(wanted) => {
                 process.watched = wanted;
                 process.map_shown = None;
@@ -332,8 +335,22 @@ impl World {
         if process.map_shown.as_ref() == Some(&there) {
             return false;
         }
-        process.map_shown = Some(there.clone());
-        self.handle(map_event(&namespace, &name, there));
+        let is_list = process.map_shown.replace(there.clone()).is_none();
+        let held = process.node.held_config_map().filter(|_| is_list);
+        let part = |name: &str| there["metadata"][name].as_str().unwrap_or_default().to_owned();
+        let event = match held {
+            // as the agent does it: a list of metadata says whether a download is worth its bytes
+            Some((uid, resource_version))
+                if (&uid, &resource_version) == (&part("uid"), &part("resourceVersion")) =>
+            {
+                Event::ConfigMapUnchanged { namespace, name, uid, resource_version }
+            }
+            _ => {
+                self.downloads += usize::from(!there.is_null());
+                map_event(&namespace, &name, there)
+            }
+        };
+        self.handle(event);
         true
     }
 

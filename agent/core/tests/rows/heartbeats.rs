@@ -3,7 +3,7 @@
 use crate::board::hub::{Flavour, Hub, refused};
 use crate::board::{NODE, Seen, World};
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload};
-use kedge_core::{Action, Answer, Event, LeaseRequest, Request};
+use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKind};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -416,4 +416,50 @@ fn a_node_that_was_re_created_unseen_gets_the_mirrored_status_too() {
     world.run_for(2 * MINUTE);
     let node = world.hub.node.as_ref().expect("there");
     assert!(node.pointer("/metadata/annotations/kedge.dev~1config-status").is_some());
+}
+
+/// The hub begins anew with nothing, and the watch of the Node goes on where it was and hears nothing of that.
+fn wiped_unheard() -> World {
+    let mut world = settled();
+    world.hub.node = None;
+    world.hub.lease = None;
+    let process = world.process.as_mut().expect("it runs");
+    process.node_shown = Some(Value::Null);
+    world.seen.clear();
+    world
+}
+
+fn searches(world: &World) -> usize {
+    world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::WatchNode))).count()
+}
+
+#[test]
+fn a_node_that_a_renewal_does_not_find_is_read_anew_and_registered() {
+    let mut world = wiped_unheard();
+    world.run_for(MINUTE);
+    assert_eq!(searches(&world), 1);
+    assert!(world.hub.node.is_some(), "registered again");
+    assert!(world.hub.lease.is_some());
+    world.run_for(HOUR);
+    assert_eq!(searches(&world), 1, "once");
+}
+
+#[test]
+fn a_server_that_never_finds_the_status_is_not_asked_for_the_node_again_and_again() {
+    let mut world = settled();
+    world.seen.clear();
+    let not_found = Answer::Refused {
+        status: 404,
+        reason: "NotFound".into(),
+        message: "no such subresource".into(),
+        retry_after: None,
+    };
+    for _ in 0..10 {
+        world.handle(Event::Answered(RequestKind::PatchStatus, not_found.clone()));
+        world.advance(30 * SECOND);
+    }
+    assert_eq!(searches(&world), 1);
+    world.advance(30 * SECOND);
+    world.handle(Event::Answered(RequestKind::PatchStatus, not_found));
+    assert_eq!(searches(&world), 2);
 }

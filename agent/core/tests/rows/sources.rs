@@ -535,3 +535,45 @@ fn a_fallback_for_an_invalid_source_ends_when_the_same_payload_comes_as_another_
     world.restart();
     assert_eq!((world.used(), world.state()), (B, "trial"));
 }
+
+#[test]
+fn a_config_map_that_is_on_disk_as_it_is_is_not_downloaded_again() {
+    let (mut world, _) = World::known_good();
+    world.downloads = 0;
+    world.stop();
+    world.start();
+    world.run_for(MINUTE);
+    assert_eq!(std::mem::take(&mut world.downloads), 0);
+    assert_eq!(world.config_ok()[0], "True");
+    // what is edited is
+    world.hub.push("a", &payload(B, ""));
+    world.turn();
+    assert_eq!(std::mem::take(&mut world.downloads), 1);
+}
+
+#[test]
+fn a_config_map_whose_checkpoint_is_lost_is_downloaded_again() {
+    let (mut world, _) = World::known_good();
+    world.stop();
+    world.disk.files.retain(|path, _| !path.starts_with("checkpoints/"));
+    world.downloads = 0;
+    world.start();
+    world.run_for(MINUTE);
+    assert!(std::mem::take(&mut world.downloads) >= 1);
+    assert_eq!((world.used(), world.exited()), (DEFAULT, true), "restarting to use it");
+}
+
+#[test]
+fn another_source_for_the_config_map_on_disk_has_it_read_whole() {
+    let (mut world, _) = World::known_good();
+    world.stop();
+    world.start();
+    world.turn();
+    world.downloads = 0;
+    world.disk.take_written();
+    world.hub.assign(Hub::following("a"));
+    world.turn();
+    assert_eq!(std::mem::take(&mut world.downloads), 1);
+    assert_eq!(world.config_ok()[0], "True");
+    assert_eq!(world.disk.take_written(), ["checkpoint", "current"]);
+}
