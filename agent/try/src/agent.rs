@@ -33,6 +33,8 @@ pub struct AgentOptions {
     pub program: PathBuf,
     /// More flags for `kedge agent`.
     pub flags: Vec<OsString>,
+    /// `TimeoutStartSec=`
+    pub start: Duration,
     /// `WatchdogSec=`
     pub watchdog: Duration,
     /// `TimeoutStopSec=`
@@ -49,6 +51,7 @@ impl AgentOptions {
         AgentOptions {
             program: program.to_owned(),
             flags: Vec::new(),
+            start: Duration::from_secs(90),
             watchdog: Duration::from_secs(30),
             stop: Duration::from_secs(30),
             abort: Duration::from_secs(20),
@@ -85,6 +88,14 @@ impl Agent {
     /// `RestartSec=` from the next start on.
     pub fn restart_after(&mut self, pause: Duration) {
         self.options.restart_after = pause;
+    }
+
+    /// Gives it other credentials: an operator replaced the file, while the agent runs or not.
+    pub fn replace_kubeconfig(&self, kubeconfig: &str) -> Result<(), KitError> {
+        let path = self.kubeconfig();
+        let fresh = path.with_extension("new");
+        std::fs::write(&fresh, kubeconfig).map_err(KitError::io("write", &fresh))?;
+        std::fs::rename(&fresh, &path).map_err(KitError::io("replace", &path))
     }
 
     /// Its name, and its Node's.
@@ -141,6 +152,7 @@ impl Agent {
         unit.record_command = Some(self.record_command());
         unit.run_dir = Some(self.run_dir());
         unit.log = Some(self.log());
+        unit.limits.start = self.options.start;
         unit.limits.watchdog = Some(self.options.watchdog);
         unit.limits.stop = self.options.stop;
         unit.limits.abort = self.options.abort;

@@ -13,7 +13,7 @@ use kedge_try::error::KitError;
 use serde_json::Value;
 
 use crate::stage::{LEASES, PATIENCE, PLAIN, Stage, Watched, io, is_named, pid};
-use crate::table::Figure;
+use kedge_try::table::Figure;
 
 /// The functions of the C library that hand out memory.
 const ALLOCATORS: [&str; 6] = ["malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc", "memalign"];

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 
 use crate::client::Connection;
 use crate::stage::{PATIENCE, PLAIN, Stage, Watched, io, is_named};
-use crate::table::{Figure, Goal, quantile};
 use crate::trace;
+use kedge_try::table::{Figure, Goal, quantile};
 
 /// Pushes that are timed.
 const PUSHES: usize = 10;

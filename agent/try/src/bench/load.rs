@@ -10,9 +10,9 @@ use kedge_try::error::KitError;
 use serde_json::{Value, json};
 
 use crate::client::{Connection, Identity};
-use crate::process::{Process, bytes_in};
 use crate::stage::{LEASES, Stage, io};
-use crate::table::{Figure, Goal};
+use kedge_try::process::{Process, bytes_in};
+use kedge_try::table::{Figure, Goal};
 
 const NODES: usize = 1000;
 /// Requests under way at once.

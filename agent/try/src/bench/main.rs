@@ -9,11 +9,9 @@ mod cost;
 mod idle;
 mod life;
 mod load;
-mod process;
 mod relay;
 mod stage;
 mod start;
-mod table;
 mod trace;
 
 use std::process::ExitCode;
@@ -21,7 +19,7 @@ use std::time::Duration;
 
 use kedge_try::error::KitError;
 use kedge_try::programs;
-use table::{Figure, Goal};
+use kedge_try::table::{self, Figure, Goal};
 
 const HELP: &str = "\
 kedge-bench [--idle-secs N] [SECTION...]

@@ -13,7 +13,7 @@ use kedge_try::programs;
 
 use crate::cost;
 use crate::stage::{LEASES, PATIENCE, PLAIN, Stage, is_named};
-use crate::table::{Figure, Goal, quantile};
+use kedge_try::table::{Figure, Goal, quantile};
 
 /// Starts of one node that exists, and first starts of new ones.
 const STARTS: usize = 20;

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 /// What a value should be.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Goal {
+pub enum Goal {
     /// At most this.
     AtMost(f64),
     /// Exactly this.
@@ -18,33 +18,33 @@ pub(crate) enum Goal {
 
 /// One row.
 #[derive(Debug, Clone)]
-pub(crate) struct Figure {
+pub struct Figure {
     /// What is measured.
-    pub(crate) name: String,
+    pub name: String,
     /// The number, in `unit`.
-    pub(crate) value: f64,
+    pub value: f64,
     /// Its unit.
-    pub(crate) unit: &'static str,
+    pub unit: &'static str,
     /// What it should be, in the same unit.
-    pub(crate) goal: Goal,
+    pub goal: Goal,
     /// How it was measured, and what else is known about it.
-    pub(crate) how: String,
+    pub how: String,
 }
 
 impl Figure {
     /// A figure without a goal.
-    pub(crate) fn new(name: &str, value: f64, unit: &'static str, how: impl Into<String>) -> Figure {
+    pub fn new(name: &str, value: f64, unit: &'static str, how: impl Into<String>) -> Figure {
         Figure { name: name.to_owned(), value, unit, goal: Goal::None, how: how.into() }
     }
 
     /// The same with one.
-    pub(crate) fn with_goal(mut self, goal: Goal) -> Figure {
+    pub fn with_goal(mut self, goal: Goal) -> Figure {
         self.goal = goal;
         self
     }
 
     /// Whether the goal is met; none without a goal.
-    pub(crate) fn is_met(&self) -> Option<bool> {
+    pub fn is_met(&self) -> Option<bool> {
         match self.goal {
             Goal::AtMost(limit) => Some(self.value <= limit),
             Goal::Exactly(wanted) => Some(self.value == wanted),
@@ -74,7 +74,7 @@ impl Figure {
 }
 
 /// The value below which half, or another share, of the values lie.
-pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
+pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().saturating_sub(1);
@@ -82,7 +82,7 @@ pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
 }
 
 /// All rows, aligned; the last column is as long as it is.
-pub(crate) fn render(figures: &[Figure]) -> String {
+pub fn render(figures: &[Figure]) -> String {
     let heading = ["figure", "value", "goal", "verdict", "how measured"].map(str::to_owned);
     let rows: Vec<[String; 5]> = std::iter::once(heading).chain(figures.iter().map(Figure::cells)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

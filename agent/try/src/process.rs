@@ -5,30 +5,32 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kedge_try::error::KitError;
+use crate::error::KitError;
 
 /// The kernel's unit of processor time for programs: `USER_HZ`, 100 on every Linux architecture we build for.
 const TICKS_PER_SEC: f64 = 100.0;
 
 /// One process.
-pub(crate) struct Process {
+pub struct Process {
     dir: PathBuf,
 }
 
 /// Memory in KiB.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Memory {
+pub struct Memory {
     /// Its share of what it maps.
-    pub(crate) pss: f64,
+    pub pss: f64,
     /// All it maps that is present.
-    pub(crate) rss: f64,
+    pub rss: f64,
     /// Present and no other process's.
-    pub(crate) private: f64,
+    pub private: f64,
+    /// The part of `private` that was written: what a leak adds to, whoever else runs the same program.
+    pub dirty: f64,
 }
 
 impl Process {
     /// By its id.
-    pub(crate) fn new(pid: i32) -> Process {
+    pub fn new(pid: i32) -> Process {
         Process { dir: Path::new("/proc").join(pid.to_string()) }
     }
 
@@ -45,7 +47,7 @@ impl Process {
     }
 
     /// From `smaps_rollup`.
-    pub(crate) fn memory(&self) -> Result<Memory, KitError> {
+    pub fn memory(&self) -> Result<Memory, KitError> {
         let text = self.read("smaps_rollup")?;
         let field = |name: &str| {
             text.lines()
@@ -54,18 +56,18 @@ impl Process {
                 })
                 .ok_or_else(|| self.garbled("smaps_rollup", &format!("no {name}")))
         };
-        let private: f64 = field("Private_Clean")? + field("Private_Dirty")?;
-        Ok(Memory { pss: field("Pss")?, rss: field("Rss")?, private })
+        let dirty: f64 = field("Private_Dirty")?;
+        Ok(Memory { pss: field("Pss")?, rss: field("Rss")?, private: field("Private_Clean")? + dirty, dirty })
     }
 
     /// How many of its entries a directory of the process has: `task`, `fd`.
-    pub(crate) fn count(&self, name: &str) -> Result<usize, KitError> {
+    pub fn count(&self, name: &str) -> Result<usize, KitError> {
         let path = self.dir.join(name);
         Ok(fs::read_dir(&path).map_err(KitError::io("read", &path))?.count())
     }
 
     /// Processor time so far, own and system's, in seconds; threads that ended included.
-    pub(crate) fn cpu_secs(&self) -> Result<f64, KitError> {
+    pub fn cpu_secs(&self) -> Result<f64, KitError> {
         let text = self.read("stat")?;
         let after_name = text.rsplit(')').next().unwrap_or_default();
         let mut fields = after_name.split_whitespace().skip(11);
@@ -77,7 +79,7 @@ impl Process {
     }
 
     /// How often its threads that live now were taken off a processor because they waited.
-    pub(crate) fn waits(&self) -> Result<u64, KitError> {
+    pub fn waits(&self) -> Result<u64, KitError> {
         let path = self.dir.join("task");
         let mut waits = 0;
         for task in fs::read_dir(&path).map_err(KitError::io("read", &path))?.flatten() {
@@ -92,7 +94,7 @@ impl Process {
 }
 
 /// Bytes of all files of a directory, without its subdirectories.
-pub(crate) fn bytes_in(dir: &Path) -> Result<u64, KitError> {
+pub fn bytes_in(dir: &Path) -> Result<u64, KitError> {
     let mut bytes = 0;
     for entry in fs::read_dir(dir).map_err(KitError::io("read", dir))?.flatten() {
         if let Ok(metadata) = entry.metadata() {
@@ -100,6 +102,27 @@ pub(crate) fn bytes_in(dir: &Path) -> Result<u64, KitError> {
         }
     }
     Ok(bytes)
+}
+
+/// Files below a directory and their bytes, subdirectories included. What goes while it is counted is not counted.
+#[must_use]
+pub fn files_below(dir: &Path) -> (usize, u64) {
+    let (mut files, mut bytes) = (0, 0);
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => {
+                let (more, their_bytes) = files_below(&entry.path());
+                files += more;
+                bytes += their_bytes;
+            }
+            Ok(metadata) => {
+                files += 1;
+                bytes += metadata.len();
+            }
+            Err(_) => {}
+        }
+    }
+    (files, bytes)
 }
 
 #[cfg(test)]
@@ -110,9 +133,23 @@ mod tests {
     fn the_kernel_tells_about_this_process() {
         let process = Process::new(std::process::id().try_into().unwrap());
         let memory = process.memory().unwrap();
-        assert!(memory.rss >= memory.pss && memory.pss >= memory.private, "{memory:?}");
+        assert!(
+            memory.rss >= memory.pss && memory.pss >= memory.private && memory.private >= memory.dirty,
+            "{memory:?}"
+        );
         assert!(process.count("task").unwrap() >= 1);
         assert!(process.cpu_secs().unwrap() >= 0.0);
         assert!(Process::new(i32::MAX).memory().is_err());
+    }
+
+    #[test]
+    fn files_are_counted_at_any_depth() {
+        let scratch = crate::scratch::Scratch::new("files").unwrap();
+        fs::create_dir_all(scratch.path().join("a/b")).unwrap();
+        for (path, bytes) in [("x", 10), ("a/y", 20), ("a/b/z", 0)] {
+            fs::write(scratch.path().join(path), vec![7; bytes]).unwrap();
+        }
+        assert_eq!(files_below(scratch.path()), (3, 30));
+        assert_eq!(files_below(&scratch.path().join("none")), (0, 0));
     }
 }

@@ -1,0 +1,292 @@
+//! A link between a node and its hub that somebody else's weather rules: slow, stalled, cut, or forgetful.
+//!
+//! Owns a listening socket on loopback and the connections through it. Always holds: what is passed on is passed on in order and
+//! unchanged; a stalled link delivers late, as TCP does; a forgotten connection never carries another byte in either direction
+//! and its node is not told. Bytes are not looked at: that is the benchmark's relay's work.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often a waiting thread looks at the weather.
+const TICK: Duration = Duration::from_millis(100);
+/// How long the hub's side of a forgotten connection stays: there TCP's own keepalive would end it. The node's side stays until
+/// the node gives up.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+/// Read at once on a good link.
+const PIECE: usize = 16 * 1024;
+
+/// What a link does with bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Weather {
+    /// Passes them on.
+    Fair,
+    /// So many in a second, each way, each connection.
+    Slow(u32),
+    /// Keeps them until it is better.
+    Stalled,
+    /// Ends every connection, refuses new ones.
+    Cut,
+}
+
+impl std::fmt::Display for Weather {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Weather::Fair => write!(out, "fair"),
+            Weather::Slow(rate) => write!(out, "slow, {rate} bytes a second"),
+            Weather::Stalled => write!(out, "stalled"),
+            Weather::Cut => write!(out, "cut"),
+        }
+    }
+}
+
+/// One connection through the link.
+struct Line {
+    node: TcpStream,
+    hub: TcpStream,
+    forgotten: Mutex<Option<Instant>>,
+    ended: AtomicBool,
+}
+
+impl Line {
+    fn end(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        for side in [&self.node, &self.hub] {
+            // fails where the peer has ended it already
+            let _ = side.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn forgotten(&self) -> Option<Instant> {
+        *self.forgotten.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Shared {
+    weather: Mutex<(Weather, Vec<Arc<Line>>)>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, (Weather, Vec<Arc<Line>>)> {
+        self.weather.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits while nothing may pass, then says what may.
+    fn passage(&self, line: &Line, is_up: bool) -> Passage {
+        let mut guard = self.lock();
+        loop {
+            if line.ended.load(Ordering::SeqCst) {
+                return Passage::Over;
+            }
+            match (line.forgotten(), guard.0) {
+                // what the node still sends is lost, and when it gives up we see that
+                (Some(_), _) if is_up => return Passage::Lost,
+                (Some(since), _) if since.elapsed() >= FORGOTTEN => {
+                    let _ = line.hub.shutdown(Shutdown::Both);
+                    return Passage::Over;
+                }
+                (None, Weather::Fair) => return Passage::Free,
+                (None, Weather::Slow(rate)) => return Passage::Slow(rate),
+                (Some(_), _) | (None, Weather::Stalled | Weather::Cut) => {}
+            }
+            (guard, _) = self.changed.wait_timeout(guard, TICK).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// What may pass in one direction of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Passage {
+    Free,
+    Slow(u32),
+    /// It is read and thrown away.
+    Lost,
+    /// Nothing, ever.
+    Over,
+}
+
+/// A running link.
+pub(crate) struct Link {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+impl Link {
+    /// Listens on a free port of 127.0.0.1 and passes everything on to `hub`, in fair weather.
+    pub(crate) fn start(hub: SocketAddr) -> io::Result<Link> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let shared =
+            Arc::new(Shared { weather: Mutex::new((Weather::Fair, Vec::new())), changed: Condvar::new() });
+        let own = shared.clone();
+        std::thread::Builder::new().name("link".into()).spawn(move || {
+            for node in listener.incoming().flatten() {
+                // a hub that is away refuses, and so does the link: the node's socket is dropped
+                let _ = connect(&own, node, hub);
+            }
+        })?;
+        Ok(Link { address, shared })
+    }
+
+    /// Where the node is to connect to.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Another weather, at once and for the connections that are open too.
+    pub(crate) fn set(&self, weather: Weather) {
+        let mut guard = self.shared.lock();
+        guard.0 = weather;
+        if weather == Weather::Cut {
+            guard.1.drain(..).for_each(|line| line.end());
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// What a router does that lost its table: the connections that are open are dead, and nobody is told. New ones pass.
+    pub(crate) fn forget(&self) {
+        let mut guard = self.shared.lock();
+        for line in guard.1.drain(..) {
+            line.forgotten.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Instant::now());
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// Connections that are open.
+    #[cfg(test)]
+    fn open(&self) -> usize {
+        self.shared.lock().1.iter().filter(|line| !line.ended.load(Ordering::SeqCst)).count()
+    }
+}
+
+fn connect(shared: &Arc<Shared>, node: TcpStream, hub: SocketAddr) -> io::Result<()> {
+    if shared.lock().0 == Weather::Cut {
+        return Ok(());
+    }
+    let hub = TcpStream::connect(hub)?;
+    for side in [&node, &hub] {
+        side.set_nodelay(true)?;
+        side.set_read_timeout(Some(TICK))?;
+    }
+    let line = Arc::new(Line { node, hub, forgotten: Mutex::new(None), ended: AtomicBool::new(false) });
+    {
+        let mut guard = shared.lock();
+        guard.1.retain(|line| !line.ended.load(Ordering::SeqCst));
+        guard.1.push(line.clone());
+    }
+    for is_up in [true, false] {
+        let (shared, line) = (shared.clone(), line.clone());
+        std::thread::Builder::new().name("line".into()).spawn(move || pass(&shared, &line, is_up))?;
+    }
+    Ok(())
+}
+
+/// One direction, until either side ends it.
+fn pass(shared: &Shared, line: &Line, is_up: bool) {
+    let (mut from, mut to) = if is_up { (&line.node, &line.hub) } else { (&line.hub, &line.node) };
+    let mut buffer = vec![0; PIECE];
+    loop {
+        let room = match shared.passage(line, is_up) {
+            Passage::Over => break,
+            Passage::Slow(rate) => (rate as usize / 10).clamp(1, PIECE),
+            Passage::Free | Passage::Lost => PIECE,
+        };
+        let count = match from.read(&mut buffer[..room]) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                continue;
+            }
+            Err(_) => break,
+        };
+        // the weather may have turned while these were read
+        match shared.passage(line, is_up) {
+            Passage::Over => break,
+            Passage::Lost => continue,
+            Passage::Slow(rate) => {
+                std::thread::sleep(Duration::from_secs(1).mul_f64(count as f64 / f64::from(rate.max(1))));
+            }
+            Passage::Free => {}
+        }
+        if to.write_all(&buffer[..count]).is_err() {
+            break;
+        }
+    }
+    // the hub's side of a forgotten line goes first, and the node is not told
+    if is_up || line.forgotten().is_none() {
+        line.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Pair {
+        link: Link,
+        node: TcpStream,
+        hub: TcpStream,
+    }
+
+    fn pair() -> Pair {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let link = Link::start(listener.local_addr().unwrap()).unwrap();
+        let node = TcpStream::connect(link.address()).unwrap();
+        let (hub, _) = listener.accept().unwrap();
+        for side in [&node, &hub] {
+            side.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        }
+        // the hub's side is there a moment before the link knows the line
+        let known = kedge_try::scratch::poll(Duration::from_secs(20), || (link.open() == 1).then_some(()));
+        assert!(known.is_some(), "the link never knew the line");
+        Pair { link, node, hub }
+    }
+
+    fn read(mut from: &TcpStream, count: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; count];
+        from.read_exact(&mut bytes).map(|()| bytes)
+    }
+
+    #[test]
+    fn a_stalled_link_delivers_late_and_in_order() {
+        let mut pair = pair();
+        pair.node.write_all(b"one").unwrap();
+        assert_eq!(read(&pair.hub, 3).unwrap(), b"one");
+        pair.link.set(Weather::Stalled);
+        pair.node.write_all(b"two").unwrap();
+        pair.hub.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        assert!(read(&pair.hub, 1).is_err(), "a stalled link passes nothing");
+        pair.link.set(Weather::Slow(100_000));
+        pair.hub.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(read(&pair.hub, 3).unwrap(), b"two");
+        pair.hub.write_all(b"three").unwrap();
+        assert_eq!(read(&pair.node, 5).unwrap(), b"three");
+    }
+
+    #[test]
+    fn a_cut_ends_what_is_open_and_refuses_until_it_is_fair_again() {
+        let pair = pair();
+        pair.link.set(Weather::Cut);
+        assert!(read(&pair.node, 1).is_err());
+        assert!(read(&pair.hub, 1).is_err());
+        assert_eq!(pair.link.open(), 0);
+        let refused = TcpStream::connect(pair.link.address()).unwrap();
+        refused.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        assert!(read(&refused, 1).is_err());
+    }
+
+    #[test]
+    fn a_forgotten_connection_is_dead_and_nobody_is_told() {
+        let mut pair = pair();
+        pair.link.forget();
+        pair.node.write_all(b"lost").unwrap();
+        for side in [&pair.node, &pair.hub] {
+            side.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            let error = read(side, 1).unwrap_err();
+            assert!(matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut), "{error}");
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Whoever pushes configurations to one node, without end: good ones, and bad ones of every kind, each until it is answered.
+//!
+//! Always holds: every content is new, so an answer cannot be one to an earlier push; a push is answered only when the API server
+//! shows what the design says of exactly this content (its version, or its UID in the condition's reason); after a bad one comes a
+//! good one. Time in which the node's link or the hub was away by our own doing does not count against an answer.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use kedge_try::cluster::{HEADER, Source};
+use kedge_try::error::KitError;
+use kedge_try::kubectl::Kubectl;
+use kedge_try::view::View;
+use serde_json::{Value, json};
+
+use crate::trouble::Troubles;
+
+/// Longest fair time to an answer. A connection that a router forgot is noticed by the watch's silence limit of 150 s.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(240);
+/// How long one look at the API's picture waits.
+const LOOK: Duration = Duration::from_secs(1);
+/// Trial of the good ones: short, so that many end.
+const TRIAL: &str = "2s";
+/// Failures spelt out; further ones are only counted.
+const TOLD: usize = 20;
+/// What is said of an empty source.
+const UNCLEAR: &str = "exactly one subfield must be non-nil, but all were nil";
+
+/// What is pushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Sort {
+    /// Followed by name, edited in place: adopted and promoted.
+    Good,
+    /// Does not parse.
+    Unparsable,
+    /// Parses and makes no sense.
+    Invalid,
+    /// The agent crashes under it.
+    Crashing,
+    /// The agent's main loop stops under it, and the watchdog ends it.
+    Hanging,
+    /// A `ConfigMap` without the key.
+    KeyMissing,
+    /// A `ConfigMap` that is not there.
+    ObjectMissing,
+    /// `configSource: {}`.
+    SourceEmpty,
+    /// `configSource: null`.
+    Unassigned,
+}
+
+/// What a node with bad luck gets, in turn; a good one follows each.
+const BAD: [Sort; 8] = [
+    Sort::Unparsable,
+    Sort::Invalid,
+    Sort::Crashing,
+    Sort::KeyMissing,
+    Sort::Hanging,
+    Sort::ObjectMissing,
+    Sort::SourceEmpty,
+    Sort::Unassigned,
+];
+
+impl Sort {
+    /// Ends of the agent that no one chose, under `crashLoopThreshold: 1`.
+    fn unclean_ends(self) -> usize {
+        if matches!(self, Sort::Crashing | Sort::Hanging) { 2 } else { 0 }
+    }
+}
+
+/// What was pushed and answered.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// (sort, fair seconds to the answer) of each that was answered.
+    pub(crate) answered: Vec<(Sort, f64)>,
+    /// Pushes made.
+    pub(crate) made: usize,
+    /// Ends that the pushes of one node must have caused: (node, ends).
+    pub(crate) unclean_ends: Vec<(&'static str, usize)>,
+    /// What went wrong.
+    pub(crate) failures: Vec<String>,
+    /// Failures beyond those spelt out.
+    pub(crate) further: usize,
+}
+
+/// Pushes to one node.
+pub(crate) struct Pusher<'a> {
+    pub(crate) node: &'static str,
+    pub(crate) kubectl: Kubectl,
+    pub(crate) view: &'a View,
+    /// Held for reading while kubectl speaks; for writing while the hub is away.
+    pub(crate) hub: &'a RwLock<()>,
+    pub(crate) troubles: &'a Troubles,
+    pub(crate) over: &'a AtomicBool,
+    pub(crate) tally: &'a Mutex<Tally>,
+    /// Between two pushes.
+    pub(crate) pause: Duration,
+    /// Whether bad ones are among them.
+    pub(crate) with_bad: bool,
+    pub(crate) count: Cell<usize>,
+}
+
+/// A `ConfigMap` as the API server has it.
+struct Object {
+    name: String,
+    uid: String,
+    version: String,
+}
+
+impl Object {
+    fn of(object: &Value) -> Object {
+        let text = |key: &str| object["metadata"][key].as_str().unwrap_or_default().to_owned();
+        Object { name: text("name"), uid: text("uid"), version: text("resourceVersion") }
+    }
+}
+
+fn has_config(node: &Value, role: &str, object: &Object) -> bool {
+    let source = &node["status"]["config"][role]["configMap"];
+    source["uid"] == object.uid.as_str() && source["resourceVersion"] == object.version.as_str()
+}
+
+fn condition(node: &Value) -> Option<&Value> {
+    node.pointer("/status/conditions")?.as_array()?.iter().find(|condition| condition["type"] == "ConfigOK")
+}
+
+fn config_ok(node: &Value, status: &str, reason: &str) -> bool {
+    condition(node).is_some_and(|condition| {
+        condition["status"] == status
+            && condition["reason"].as_str().is_some_and(|text| text.contains(reason))
+    })
+}
+
+impl Pusher<'_> {
+    /// Pushes until it is told that it is over.
+    pub(crate) fn run(&self) {
+        let mut bad = BAD.into_iter().cycle();
+        let mut good = match self.kubectl(|kubectl| self.create(kubectl, &self.payload(Sort::Good))) {
+            Ok(object) => object,
+            Err(error) => return self.failed(Sort::Good, &error.to_string()),
+        };
+        while !self.over.load(Ordering::SeqCst) {
+            self.push_good(&mut good);
+            if self.with_bad
+                && let Some(sort) = bad.next()
+            {
+                self.push_bad(sort);
+            }
+            self.rest();
+        }
+        if self.with_bad {
+            self.push_good(&mut good);
+        }
+    }
+
+    fn rest(&self) {
+        let until = Instant::now() + self.pause;
+        while Instant::now() < until && !self.over.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(100).min(self.pause));
+        }
+    }
+
+    /// Runs it while the hub is there.
+    fn kubectl<T>(&self, act: impl Fn(&Kubectl) -> Result<T, KitError>) -> Result<T, KitError> {
+        let _there = self.hub.read().unwrap_or_else(PoisonError::into_inner);
+        act(&self.kubectl)
+    }
+
+    fn payload(&self, sort: Sort) -> String {
+        self.count.set(self.count.get() + 1);
+        let number = self.count.get();
+        let trial = if sort == Sort::Good { TRIAL } else { "5m" };
+        let fields = match sort {
+            Sort::Unparsable => "evictionHard: [\n",
+            Sort::Invalid => "imageGCHighThresholdPercent: 200\n",
+            Sort::Crashing => "kedge:\n  faultInjection:\n    crashAfter: 300ms\n",
+            Sort::Hanging => "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 300ms\n",
+            _ => "",
+        };
+        format!(
+            "{HEADER}configTrialDuration: {trial}\ncrashLoopThreshold: 1\nmaxPods: {}\n{fields}",
+            100 + number
+        )
+    }
+
+    fn create(&self, kubectl: &Kubectl, payload: &str) -> Result<Object, KitError> {
+        let key = format!("key-{}", self.count.get());
+        let name = format!("{}-{}", self.node, self.count.get());
+        let data = if payload.is_empty() { json!({key: "nothing"}) } else { json!({"kubelet": payload}) };
+        let object =
+            json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data});
+        answer(kubectl.feed(&["create", "-f", "-", "-o", "json"], &object.to_string())?)
+    }
+
+    fn assign(&self, kubectl: &Kubectl, source: &Source) -> Result<(), KitError> {
+        let mut value = source.to_value();
+        // a patch keeps what it does not name
+        if let Some(fields) = value.as_object_mut() {
+            for form in ["configMap", "configMapRef"] {
+                fields.entry(form).or_insert(Value::Null);
+            }
+        }
+        let patch = json!({"spec": {"configSource": value}}).to_string();
+        kubectl.run(&["patch", "node", self.node, "--type=merge", "-p", &patch]).map(drop)
+    }
+
+    fn push_good(&self, object: &mut Object) {
+        let payload = self.payload(Sort::Good);
+        let begun = Instant::now();
+        let name = object.name.clone();
+        let pushed = self.kubectl(|kubectl| {
+            let patch = json!({"data": {"kubelet": payload}}).to_string();
+            let edited =
+                kubectl.run(&["patch", "configmap", &name, "--type=merge", "-p", &patch, "-o", "json"])?;
+            self.assign(kubectl, &Source::Following { name: name.clone() })?;
+            answer(edited)
+        });
+        self.made(Sort::Good);
+        match pushed {
+            Ok(edited) => *object = edited,
+            Err(error) => return self.failed(Sort::Good, &error.to_string()),
+        }
+        self.until(Sort::Good, begun, |node| {
+            has_config(node, "active", object)
+                && has_config(node, "assigned", object)
+                && config_ok(node, "True", "all checks passed")
+        });
+        if let Err(why) =
+            self.wait("its promotion", Instant::now(), |node| has_config(node, "lastKnownGood", object))
+        {
+            self.failed(Sort::Good, &why);
+        }
+    }
+
+    fn push_bad(&self, sort: Sort) {
+        let payload = if sort == Sort::KeyMissing { String::new() } else { self.payload(sort) };
+        if payload.is_empty() {
+            self.count.set(self.count.get() + 1);
+        }
+        let begun = Instant::now();
+        let pushed = self.kubectl(|kubectl| {
+            let object = match sort {
+                Sort::SourceEmpty | Sort::Unassigned | Sort::ObjectMissing => None,
+                _ => Some(self.create(kubectl, &payload)?),
+            };
+            self.assign(kubectl, &self.source(sort, object.as_ref()))?;
+            Ok(object)
+        });
+        self.made(sort);
+        let object = match pushed {
+            Ok(object) => object,
+            Err(error) => return self.failed(sort, &error.to_string()),
+        };
+        let uid = object.as_ref().map(|object| object.uid.clone()).unwrap_or_default();
+        let (status, reason) = match sort {
+            Sort::Unparsable => ("False", format!("failed to parse current (UID: {uid})")),
+            Sort::Invalid => ("False", format!("failed to validate current (UID: {uid})")),
+            Sort::Crashing | Sort::Hanging => {
+                ("False", format!("current failed trial period due to crash loop (UID: {uid})"))
+            }
+            Sort::KeyMissing => ("Unknown", format!("\"key-{}\"", self.count.get())),
+            Sort::ObjectMissing => ("Unknown", format!("{}-none-{}", self.node, self.count.get())),
+            Sort::SourceEmpty => ("Unknown", UNCLEAR.to_owned()),
+            Sort::Unassigned | Sort::Good => ("True", "current is set to the local default".to_owned()),
+        };
+        self.until(sort, begun, |node| config_ok(node, status, &reason));
+        if let Some(object) = object {
+            let deleted =
+                self.kubectl(|kubectl| kubectl.run(&["delete", "configmap", &object.name]).map(drop));
+            deleted.unwrap_or_else(|error| self.failed(sort, &error.to_string()));
+        }
+    }
+
+    fn source(&self, sort: Sort, object: Option<&Object>) -> Source {
+        match (sort, object) {
+            (Sort::Unassigned, _) => Source::Nil,
+            (Sort::KeyMissing, Some(object)) => Source::Following { name: object.name.clone() },
+            (_, Some(object)) => Source::Pinned { name: object.name.clone(), uid: object.uid.clone() },
+            (Sort::ObjectMissing, None) => {
+                Source::Following { name: format!("{}-none-{}", self.node, self.count.get()) }
+            }
+            (_, None) => Source::Raw(json!({})),
+        }
+    }
+
+    fn until(&self, sort: Sort, begun: Instant, is_so: impl Fn(&Value) -> bool) {
+        match self.wait(&format!("{sort:?}"), begun, is_so) {
+            Ok(fair) => self.tally(|tally| tally.answered.push((sort, fair.as_secs_f64()))),
+            Err(why) => self.failed(sort, &why),
+        }
+    }
+
+    /// Waits until the API shows it; gives the fair time that took.
+    fn wait(
+        &self,
+        awaited: &str,
+        begun: Instant,
+        is_so: impl Fn(&Value) -> bool,
+    ) -> Result<Duration, String> {
+        loop {
+            let shown = self.view.wait_for(awaited, LOOK, |world| world.node(self.node).is_some_and(&is_so));
+            let fair = self.troubles.fair_time(self.node, begun, Instant::now());
+            if shown.is_ok() {
+                return Ok(fair);
+            }
+            if fair > ANSWER_LIMIT {
+                let found = self.view.look(|world| {
+                    let node = world.node(self.node)?;
+                    Some(format!("{} {}", condition(node)?, node["status"]["config"]))
+                });
+                return Err(format!(
+                    "{awaited}: no answer within {} s; the API shows {}",
+                    fair.as_secs(),
+                    found.unwrap_or_default()
+                ));
+            }
+        }
+    }
+
+    fn made(&self, sort: Sort) {
+        self.tally(|tally| {
+            tally.made += 1;
+            tally.unclean_ends.push((self.node, sort.unclean_ends()));
+        });
+    }
+
+    fn failed(&self, sort: Sort, why: &str) {
+        let text = format!("{}, push {} ({sort:?}): {why}", self.node, self.count.get());
+        eprintln!("kedge-soak: {text}");
+        self.tally(|tally| match tally.failures.len() {
+            told if told < TOLD => tally.failures.push(text),
+            _ => tally.further += 1,
+        });
+    }
+
+    fn tally(&self, note: impl FnOnce(&mut Tally)) {
+        note(&mut self.tally.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+fn answer(text: String) -> Result<Object, KitError> {
+    let object = serde_json::from_str(&text).map_err(|error| KitError::Garbled {
+        command: "kubectl create or patch".into(),
+        problem: error.to_string(),
+    })?;
+    Ok(Object::of(&object))
+}

@@ -1,0 +1,165 @@
+//! What a soak has to show, as figures with their goals.
+//!
+//! Always holds: a bound is a const with its reason; growth is counted after the warm-up only; what could not be counted misses its
+//! goal rather than meets it.
+
+use kedge_try::table::{Figure, Goal, quantile};
+
+use crate::pushes::Sort;
+use crate::series::Series;
+use crate::stage::{Lived, STEADY};
+use crate::trouble::HUB;
+
+/// A renewal is due each 3 s, tried again after at most 3.75 s, and a request that hangs is given up after 3 s; the hub calls a node
+/// lost after 50 s at the earliest. Longer than the Lease's duration must nobody be silent, while its link and the hub are there.
+const SILENCE_SECS: f64 = 12.0;
+/// After an outage the back-off has reached its limit of one renewal period: one of those, and one request.
+const RETURN_SECS: f64 = 12.0;
+/// Private, written memory of an agent that may come in all the time after the warm-up: the allocator's pages come and go by tens.
+const AGENT_MEMORY_KIB: f64 = 192.0;
+/// The same for the hub, which keeps every event of the last hour in memory.
+const HUB_MEMORY_KIB: f64 = 8192.0;
+/// Connections that end late, threads of requests that are under way: no more than a fraction of one in the fitted line.
+const AGENT_COUNT: f64 = 1.0;
+/// The same for the hub, whose connections are four nodes' and those of whoever pushes.
+const HUB_COUNT: f64 = 4.0;
+/// Verdicts on 32 UIDs are kept, some hundred bytes each; what is pushed differs in length by some bytes.
+const AGENT_BYTES: f64 = 16_384.0;
+/// A record that is on its way at the moment of a sample.
+const AGENT_FILES: f64 = 1.0;
+/// Events of an hour are kept (about a kilobyte each with their indexes), and a write-ahead log of four megabytes.
+const HUB_BYTES: f64 = 8_388_608.0;
+/// A write-ahead log and its index are there or not.
+const HUB_FILES: f64 = 2.0;
+
+/// All figures.
+pub(crate) fn figures(lived: &Lived) -> Vec<Figure> {
+    let mut figures = pushes(lived);
+    figures.extend(silences(lived));
+    figures.extend(ends(lived));
+    figures.extend(growths(lived));
+    figures
+}
+
+fn pushes(lived: &Lived) -> Vec<Figure> {
+    let tally = &lived.tally;
+    let failed = tally.failures.len() + tally.further;
+    let minutes = lived.lived_secs / 60.0;
+    let mut figures = vec![
+        Figure::new(
+            "pushes answered",
+            tally.answered.len() as f64,
+            "",
+            format!(
+                "of {} in {minutes:.0} minutes; {} times bad weather, {} restarts and {} kills of the hub",
+                tally.made, lived.weathers, lived.restarts, lived.kills
+            ),
+        ),
+        Figure::new(
+            "pushes not answered, or otherwise than they must be",
+            (failed + tally.made.saturating_sub(tally.answered.len() + failed)) as f64,
+            "",
+            "what went wrong stands below the table",
+        )
+        .with_goal(Goal::Exactly(0.0)),
+    ];
+    let mut sorts: Vec<Sort> = tally.answered.iter().map(|(sort, _)| *sort).collect();
+    sorts.sort();
+    sorts.dedup();
+    for sort in sorts {
+        let secs: Vec<f64> =
+            tally.answered.iter().filter(|(found, _)| *found == sort).map(|(_, secs)| *secs).collect();
+        figures.push(Figure::new(
+            &format!("answer to a push, {sort:?}: p50"),
+            quantile(&secs, 0.5),
+            "s",
+            format!(
+                "{} answers, the slowest after {:.1} s of fair weather",
+                secs.len(),
+                quantile(&secs, 1.0)
+            ),
+        ));
+    }
+    figures
+}
+
+fn silences(lived: &Lived) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = lived
+        .silences
+        .iter()
+        .map(|(node, secs)| {
+            let how = format!(
+                "{} renewals; without the time in which its link was cut or stalled or the hub away",
+                lived.renewals.get(node).copied().unwrap_or(0)
+            );
+            Figure::new(&format!("longest silence: {node}"), *secs, "s", how)
+                .with_goal(Goal::AtMost(SILENCE_SECS))
+        })
+        .collect();
+    for (node, secs) in &lived.returns {
+        let how = format!("the hub was away for {:.0} s", lived.outage_secs);
+        figures.push(
+            Figure::new(&format!("first renewal after the outage: {node}"), *secs, "s", how)
+                .with_goal(Goal::AtMost(RETURN_SECS)),
+        );
+    }
+    figures
+}
+
+fn ends(lived: &Lived) -> Vec<Figure> {
+    lived
+        .ends
+        .iter()
+        .map(|(node, ends)| {
+            let expected: usize = lived
+                .tally
+                .unclean_ends
+                .iter()
+                .filter(|(pushed, _)| pushed == node)
+                .map(|(_, ends)| *ends)
+                .sum();
+            let (value, goal, what) = match *node {
+                STEADY => ((ends.clean + ends.unclean) as f64, 0, "ends at all"),
+                _ => (ends.unclean as f64, expected, "unclean ends"),
+            };
+            let how = format!(
+                "{} more by its own choice, to adopt; two for each push it crashes or hangs under",
+                ends.clean
+            );
+            Figure::new(&format!("{what}: {node}"), value, "", how).with_goal(Goal::Exactly(goal as f64))
+        })
+        .collect()
+}
+
+fn growths(lived: &Lived) -> Vec<Figure> {
+    let mut figures = Vec::new();
+    for ((whose, what), series) in &lived.series {
+        let is_hub = whose == HUB;
+        let (limit, unit) = match *what {
+            "memory" => (if is_hub { HUB_MEMORY_KIB } else { AGENT_MEMORY_KIB }, "KiB"),
+            "threads" | "descriptors" => (if is_hub { HUB_COUNT } else { AGENT_COUNT }, ""),
+            "bytes" => (if is_hub { HUB_BYTES } else { AGENT_BYTES }, "B"),
+            "files" => (if is_hub { HUB_FILES } else { AGENT_FILES }, ""),
+            // pages shared with whoever else runs the program: told, not judged
+            _ => {
+                figures.push(level(whose, what, series));
+                continue;
+            }
+        };
+        let settled = series.since(lived.warm_up_secs);
+        let growth = settled.growth().unwrap_or(f64::NAN);
+        let range = settled.range().map_or(String::new(), |(least, most)| format!("{least:.0} to {most:.0}"));
+        let how = format!("{} samples after the warm-up, {range}", settled.len());
+        figures.push(
+            Figure::new(&format!("growth of {what}: {whose}"), growth, unit, how)
+                .with_goal(Goal::AtMost(limit)),
+        );
+    }
+    figures
+}
+
+fn level(whose: &str, what: &str, series: &Series) -> Figure {
+    let (least, most) = series.range().unwrap_or((f64::NAN, f64::NAN));
+    let how = format!("at the end; {least:.0} to {most:.0}");
+    Figure::new(&format!("{what}: {whose}"), series.last().unwrap_or(f64::NAN), "KiB", how)
+}
