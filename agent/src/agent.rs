@@ -97,12 +97,15 @@ impl std::error::Error for AgentError {}
 /// # Errors
 /// It cannot run at all; nothing was counted or written.
 pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
-    logging::start();
+    logging::start().map_err(|error| AgentError::System("start the log", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| AgentError::System("start the runtime", error))?;
-    runtime.block_on(Agent::start(options)?.run())
+    let ran = Agent::start(options).and_then(|agent| runtime.block_on(agent.run()));
+    // why it ends is the last thing a reader should miss
+    logging::flush();
+    ran
 }
 
 struct Agent {

@@ -34,6 +34,12 @@ mod some {
     use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
     use std::sync::{Arc, Mutex};
 
+    /// As a crash is, but not before its announcement is written.
+    fn abort() -> ! {
+        crate::logging::flush();
+        std::process::abort()
+    }
+
     #[derive(Default)]
     struct State {
         hang: Mutex<Option<String>>,
@@ -73,22 +79,29 @@ mod some {
             if let Some(after) = asked.crash_after {
                 log::warn!("fault injection: crashing in {after:?}");
                 if after.is_zero() {
-                    std::process::abort();
+                    abort();
                 }
                 std::thread::spawn(move || {
                     std::thread::sleep(after);
                     log::warn!("fault injection: crashing now");
-                    std::process::abort();
+                    abort();
                 });
             }
             if let Some(name) = asked.hang_loop {
                 let state = self.0.clone();
-                std::thread::spawn(move || {
-                    std::thread::sleep(asked.hang_after);
+                let hang = move || {
                     if let Ok(mut hang) = state.hang.lock() {
                         *hang = Some(name);
                     }
                     state.hanging.store(true, Ordering::Relaxed);
+                };
+                if asked.hang_after.is_zero() {
+                    // before the loop's first turn, and so before the agent is ready
+                    return hang();
+                }
+                std::thread::spawn(move || {
+                    std::thread::sleep(asked.hang_after);
+                    hang();
                 });
             }
         }

@@ -1,20 +1,121 @@
 //! The log: one line per message on standard error, with a `<N>` priority that journald reads when it listens, and a
 //! time of its own when it does not.
 //!
+//! Always holds: no loop waits for whoever reads the log. Lines go through a bounded queue to a thread of their own; while
+//! the reader is stuck and the queue is full, new lines are counted instead, and the count is told once he reads on. At a
+//! normal exit and before a panic's message the queue is emptied, for as long as [`FLUSH_LIMIT`].
+//!
 //! The level follows `logging.verbosity` of the configuration in use: 0 to 3 says what an operator wants to know, 4 and
 //! above everything.
 
 use kedge_api::Timestamp;
 use log::{Level, LevelFilter, Log, Metadata, Record};
-use std::io::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-struct Stderr {
-    journald: bool,
-}
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Longest line: a message that carries somebody else's text must not fill a disk.
 const LINE_BYTES: usize = 4096;
+
+/// Most bytes that wait for the reader: some 500 usual lines, more than a start with everything wrong says.
+const QUEUE_BYTES: usize = 64 * 1024;
+
+/// How long an exit waits for the reader of the log. A pipe that is read takes microseconds.
+const FLUSH_LIMIT: Duration = Duration::from_secs(1);
+
+/// Stack of the thread that writes: it formats nothing but a number.
+const STACK_BYTES: usize = 64 * 1024;
+
+/// Lines on their way to the reader.
+#[derive(Default)]
+struct Queue {
+    state: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Waiting {
+    lines: VecDeque<String>,
+    bytes: usize,
+    /// Lines that found no room since the last that did.
+    lost: u64,
+    /// A line is with the system, which may keep it for as long as it likes.
+    is_writing: bool,
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, Waiting> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a line, or counts it as lost. Never waits for the reader.
+    fn push(&self, line: String) {
+        let mut state = self.state();
+        if state.bytes + line.len() > QUEUE_BYTES {
+            state.lost += 1;
+            return;
+        }
+        state.bytes += line.len();
+        state.lines.push_back(line);
+        self.changed.notify_all();
+    }
+
+    /// Waits for something to write: lines, and then how many were lost after them.
+    fn next(&self) -> (Option<String>, u64) {
+        let mut state = self.state();
+        state.is_writing = false;
+        self.changed.notify_all();
+        loop {
+            if let Some(line) = state.lines.pop_front() {
+                state.bytes -= line.len();
+                state.is_writing = true;
+                return (Some(line), 0);
+            }
+            let lost = std::mem::take(&mut state.lost);
+            if lost > 0 {
+                state.is_writing = true;
+                return (None, lost);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits until all is written; says whether it was in time.
+    fn flush(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let mut state = self.state();
+        while state.is_writing || !state.lines.is_empty() || state.lost > 0 {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Writes what comes, for ever. A log that cannot be written is no reason to stop.
+    fn write_to(&self, mut out: impl Write, journald: bool) {
+        loop {
+            let (line, lost) = self.next();
+            let line = line.unwrap_or_else(|| {
+                let text = format!("{lost} lines of this log are lost: nobody read it in time");
+                written(Level::Warn, &text, journald)
+            });
+            let _ = out.write_all(line.as_bytes());
+        }
+    }
+}
+
+static QUEUE: OnceLock<Arc<Queue>> = OnceLock::new();
+
+struct Stderr {
+    queue: Arc<Queue>,
+    journald: bool,
+}
 
 impl Log for Stderr {
     fn enabled(&self, _: &Metadata) -> bool {
@@ -28,33 +129,56 @@ impl Log for Stderr {
             text.truncate(end);
             text.push_str("...");
         }
-        let priority = match record.level() {
-            Level::Error => 3,
-            Level::Warn => 4,
-            Level::Info => 6,
-            Level::Debug | Level::Trace => 7,
-        };
-        let mut out = std::io::stderr().lock();
         for line in text.lines() {
-            // a log that cannot be written is no reason to stop
-            let _ = if self.journald {
-                writeln!(out, "<{priority}>{line}")
-            } else {
-                writeln!(out, "{} {:5} {line}", now().rfc3339(), record.level())
-            };
+            self.queue.push(written(record.level(), line, self.journald));
         }
     }
 
     fn flush(&self) {}
 }
 
+/// A line as it goes out, its end included.
+fn written(level: Level, line: &str, journald: bool) -> String {
+    let priority = match level {
+        Level::Error => 3,
+        Level::Warn => 4,
+        Level::Info => 6,
+        Level::Debug | Level::Trace => 7,
+    };
+    if journald { format!("<{priority}>{line}\n") } else { format!("{} {level:5} {line}\n", now().rfc3339()) }
+}
+
 /// Starts logging at the level an operator wants.
-pub(crate) fn start() {
+///
+/// # Errors
+/// There is no standard error, or no thread.
+pub(crate) fn start() -> io::Result<()> {
     // systemd names the stream it reads; under anything else a person does
     let journald = std::env::var_os("JOURNAL_STREAM").is_some();
-    if log::set_boxed_logger(Box::new(Stderr { journald })).is_ok() {
-        log::set_max_level(LevelFilter::Info);
+    // a descriptor of our own: std's lock of standard error would be held while the reader is stuck, and a panic needs it
+    let out = File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let queue = QUEUE.get_or_init(Arc::default).clone();
+    if log::set_boxed_logger(Box::new(Stderr { queue: queue.clone(), journald })).is_err() {
+        return Ok(());
     }
+    log::set_max_level(LevelFilter::Info);
+    std::thread::Builder::new()
+        .name("log".into())
+        .stack_size(STACK_BYTES)
+        .spawn(move || queue.write_to(out, journald))?;
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        // what led to it comes first; and a message that nobody takes must not keep a broken process alive
+        if flush() {
+            tell(panic);
+        }
+    }));
+    Ok(())
+}
+
+/// Waits until what was logged is written, for a while; says whether it is.
+pub(crate) fn flush() -> bool {
+    QUEUE.get().is_none_or(|queue| queue.flush(FLUSH_LIMIT))
 }
 
 /// Follows `logging.verbosity`, 0 to 10.
@@ -69,4 +193,73 @@ pub(crate) fn verbosity(verbosity: u8) {
 fn now() -> Timestamp {
     let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
     Timestamp::from_micros(i64::try_from(micros).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+    /// A reader who takes a line when he is told to, and keeps whoever writes waiting until then.
+    struct Reader {
+        turns: Receiver<()>,
+        read: SyncSender<String>,
+    }
+
+    impl Write for Reader {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _ = self.turns.recv();
+            let _ = self.read.send(String::from_utf8_lossy(bytes).into_owned());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn stuck() -> (Arc<Queue>, SyncSender<()>, Receiver<String>) {
+        let queue = Arc::new(Queue::default());
+        let (turn, turns) = sync_channel(10_000);
+        let (read, lines) = sync_channel(10_000);
+        let writer = queue.clone();
+        std::thread::spawn(move || writer.write_to(Reader { turns, read }, true));
+        (queue, turn, lines)
+    }
+
+    fn line(number: usize) -> String {
+        written(Level::Info, &format!("{number:0>93}"), true)
+    }
+
+    #[test]
+    fn a_reader_who_is_stuck_stops_nobody_and_is_told_what_he_missed() {
+        let (queue, turn, lines) = stuck();
+        let (pushed, room) = (2_000, QUEUE_BYTES / 97);
+        for number in 0..pushed {
+            queue.push(line(number));
+        }
+        assert!(!queue.flush(Duration::from_millis(1)), "nothing was read");
+        for _ in 0..pushed {
+            turn.send(()).unwrap();
+        }
+        assert!(queue.flush(Duration::from_secs(60)));
+        let read: Vec<String> = lines.try_iter().collect();
+        // the line that the writer had in hand took no room
+        assert!((room..=room + 1).contains(&(read.len() - 1)), "{}", read.len());
+        assert!(read.iter().zip(0..).take(read.len() - 1).all(|(read, number)| *read == line(number)));
+        let lost = pushed - (read.len() - 1);
+        let told = format!("<4>{lost} lines of this log are lost: nobody read it in time\n");
+        assert_eq!(read.last(), Some(&told));
+    }
+
+    #[test]
+    fn what_is_logged_before_an_exit_is_written() {
+        let (queue, turn, lines) = stuck();
+        for number in 0..3 {
+            turn.send(()).unwrap();
+            queue.push(line(number));
+        }
+        assert!(queue.flush(Duration::from_secs(60)));
+        assert_eq!(lines.try_iter().collect::<Vec<_>>(), [line(0), line(1), line(2)]);
+    }
 }

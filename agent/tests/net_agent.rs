@@ -1,11 +1,12 @@
-//! The real agent against an API server that a test scripts: what it asks for again after a restart, and what it notices
-//! of a server that began anew. Every wait is for something that was asked, and ends the test if it never is.
+//! The real agent against an API server that a test scripts: what it asks for again after a restart, what it notices of a
+//! server that began anew, and that its heartbeat goes on whoever does not do his part on the node. Every wait is for something that was asked, and ends the test if it never is.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
 
 use net_server::*;
 use serde_json::{Value, json};
+use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -108,13 +109,17 @@ impl Scene {
     }
 
     fn start(&mut self) {
+        self.start_with_log(Stdio::null());
+    }
+
+    fn start_with_log(&mut self, log: impl Into<Stdio>) {
         let at = |name: &str| self.bench.folder.0.join(name).display().to_string();
         let agent = Command::new(env!("CARGO_BIN_EXE_kedge"))
             .args(["agent", "--hostname-override", NODE, "--config-dir", ""])
             .args(["--kubeconfig", &at("kubeconfig"), "--root-dir", &at("state"), "--run-dir", &at("run")])
             .args(["--node-status-update-frequency", "1s"])
             .env_remove("NOTIFY_SOCKET")
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .unwrap();
         self.agent = Some(agent);
@@ -163,6 +168,10 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+fn is_renewal(asked: &str) -> bool {
+    asked.starts_with("PATCH ") && asked.ends_with("/leases/edge-1")
+}
+
 fn is_watch_of(asked: &str, path: &str) -> bool {
     asked.starts_with(&format!("GET {path}?watch=true"))
 }
@@ -195,10 +204,32 @@ fn a_restart_does_not_download_the_config_map_that_is_on_disk() {
 }
 
 #[test]
+fn a_log_that_nobody_reads_stops_no_heartbeat() {
+    let (_reader, mut full) = std::io::pipe().unwrap();
+    let log = full.try_clone().unwrap();
+    // one byte after the other fills the pipe, and takes what room ever comes
+    let (begun, has_begun) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        while full.write_all(&[b'.'; 512]).is_ok() {
+            let _ = begun.send(());
+        }
+    });
+    let filled = || has_begun.recv_timeout(Duration::from_secs(1)).is_err();
+    wait_until("the pipe to be full", filled);
+    let mut scene = Scene::new(State::new(0));
+    scene.start_with_log(log);
+    scene.wait_for(0, 1, is_renewal);
+    scene.wait_for_exit();
+    scene.start();
+    scene.wait_for(0, 2, is_renewal);
+    scene.stop();
+}
+
+#[test]
 fn a_server_that_began_anew_is_noticed_though_the_watch_hears_nothing() {
     let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
     scene.start();
-    scene.wait_for(0, 1, |asked| asked.starts_with("PATCH ") && asked.ends_with("/leases/edge-1"));
+    scene.wait_for(0, 1, is_renewal);
     scene.wait_for(0, 1, |asked| is_watch_of(asked, NODES));
     let from = scene.heard(0).len();
     {
