@@ -5,10 +5,11 @@
 //! network or disk. One thread owns core; whatever may block has a thread of its own (`loops`).
 
 use crate::disk::{DiskLoop, DiskOrder};
+use crate::errors::chain;
 use crate::faults::Faults;
 use crate::flags::AgentOptions;
 use crate::local::{self, Call};
-use crate::loops::{Loops, Parts, chain};
+use crate::loops::{Loops, Parts};
 use crate::{answers, local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::config::Effective;

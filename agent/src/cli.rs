@@ -64,7 +64,7 @@ fn get(places: &Places, path: &str) -> Result<Vec<u8>, CommandError> {
             "no agent listens on {}; is it running, and is --run-dir right?",
             socket.display()
         )),
-        false => failed(crate::loops::chain(&error)),
+        false => failed(crate::errors::chain(&error)),
     })?;
     if answer.status != 200 {
         let text = String::from_utf8_lossy(&answer.body);
@@ -161,7 +161,7 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
     let listing = match files.list(Path::new(""), 1_000) {
         Ok(listing) => listing.entries,
         Err(ReadError::NotFound { .. }) => Vec::new(),
-        Err(error) => return Err(failed(crate::loops::chain(&error))),
+        Err(error) => return Err(failed(crate::errors::chain(&error))),
     };
     for entry in listing {
         let name = entry.name.to_string_lossy().into_owned();
@@ -306,7 +306,7 @@ pub fn config_forgive(places: &Places, uid: &str) -> Result<(), CommandError> {
     match client::post(&places.socket(), &format!("/config/forgive?uid={uid}")) {
         Ok(answer) => said(answer.status, &answer.body),
         Err(error) if nobody_listens(&error) => forgive_on_disk(places, uid),
-        Err(error) => Err(failed(crate::loops::chain(&error))),
+        Err(error) => Err(failed(crate::errors::chain(&error))),
     }
 }
 
@@ -341,7 +341,7 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
         Err(ReadError::NotFound { .. }) => {
             return Err(failed(format_args!("{}: there are no verdicts", shown.display())));
         }
-        Err(error) => return Err(failed(crate::loops::chain(&error))),
+        Err(error) => return Err(failed(crate::errors::chain(&error))),
     };
     let mut bad = match BadConfigs::read(&Read::Content(bytes)) {
         Known::Is(bad) => bad,
@@ -355,7 +355,7 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
     }
     files
         .write_durably(Path::new(&path), &bad.to_bytes())
-        .map_err(|error| failed(crate::loops::chain(&error)))?;
+        .map_err(|error| failed(crate::errors::chain(&error)))?;
     print(format_args!("no agent is running; removed the verdicts on UID {uid} from {}", shown.display()));
     Ok(())
 }
@@ -373,14 +373,14 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
             let path = StateFile::Current.path(VERSION);
             files
                 .write_durably(Path::new(&path), &Current::local("").to_bytes())
-                .map_err(|error| failed(crate::loops::chain(&error)))?;
+                .map_err(|error| failed(crate::errors::chain(&error)))?;
             print(format_args!(
                 "no agent is running; {} says local now, and the next start uses it",
                 places.dynamic_config_dir.join(&path).display()
             ));
             Ok(())
         }
-        Err(error) => Err(failed(crate::loops::chain(&error))),
+        Err(error) => Err(failed(crate::errors::chain(&error))),
     }
 }
 
@@ -395,5 +395,5 @@ pub fn record_exit_of_agent(places: &Places) -> Result<(), CommandError> {
     let environment = |name: &str| std::env::var(name).ok();
     record_exit(files.as_ref(), &marks, clocks.boot_id(), &environment)
         .map(drop)
-        .map_err(|error| failed(crate::loops::chain(&error)))
+        .map_err(|error| failed(crate::errors::chain(&error)))
 }

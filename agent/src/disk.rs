@@ -53,7 +53,7 @@ impl DiskLoop {
                 if let Err(error) = self.previous.consume() {
                     log::warn!(
                         "evidence of the previous run could not be marked as used: {}",
-                        crate::loops::chain(&error)
+                        crate::errors::chain(&error)
                     );
                 }
                 None
@@ -87,7 +87,7 @@ impl DiskLoop {
                 if file == StateFile::BadConfigs && done.is_ok() {
                     self.bad_configs = Some(bytes);
                 }
-                Outcome::Done(done.map_err(|error| crate::loops::chain(&error)))
+                Outcome::Done(done.map_err(|error| crate::errors::chain(&error)))
             }
             Step::SetAside(file) => Outcome::Done(self.set_aside(Path::new(&file.path(&self.version)))),
         }
@@ -99,7 +99,7 @@ impl DiskLoop {
         match self.files.read(path, CHECKPOINT_BYTES) {
             Ok(bytes) => Read::Content(bytes),
             Err(ReadError::NotFound { .. }) => self.why_not_there(path),
-            Err(error) => Read::Unreadable(crate::loops::chain(&error)),
+            Err(error) => Read::Unreadable(crate::errors::chain(&error)),
         }
     }
 
@@ -146,7 +146,7 @@ impl DiskLoop {
                 log::info!("{} renamed to {}", target.display(), aside.display());
                 Ok(())
             }
-            Err(error) => Err(crate::loops::chain(&error)),
+            Err(error) => Err(crate::errors::chain(&error)),
         }
     }
 
@@ -167,7 +167,7 @@ impl DiskLoop {
         // a cut while the end of a run is recorded leaves a temporary file beside the record
         tell_sweep(&[report, self.root_files.sweep_root(SWEEP_ENTRIES)]);
         if let Err(error) = self.files.ensure_reserve(files::RESERVE_BYTES) {
-            log::warn!("no reserve for a full disk: {}", crate::loops::chain(&error));
+            log::warn!("no reserve for a full disk: {}", crate::errors::chain(&error));
         }
     }
 

@@ -7,6 +7,7 @@ pub mod agent;
 pub mod answers;
 pub mod cli;
 mod disk;
+mod errors;
 mod faults;
 pub mod flags;
 pub mod local;

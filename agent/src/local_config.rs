@@ -2,8 +2,8 @@
 //!
 //! Always holds: an unreadable file is an error that names it, never an absent layer.
 
+use crate::errors::chain;
 use crate::flags::LocalFiles;
-use crate::loops::chain;
 use kedge_core::config::{LayerText, LocalLayers, Origin, layers};
 use kedge_platform::linux::read_named_file;
 use std::fmt;

@@ -4,6 +4,7 @@
 //! the watchdog while it works and says so when it waits. A stuck disk stalls no heartbeat, a slow transfer no renewal.
 
 use crate::disk::{DiskLoop, DiskOrder};
+use crate::errors::chain;
 use crate::faults::Faults;
 use crate::net::client::{
     Api, ApiOptions, Client, MERGE_PATCH, NetError, Request as HttpRequest, STRATEGIC_MERGE_PATCH, is_contact,
@@ -15,9 +16,9 @@ use kedge_core::{Answer, Event, LeaseRequest, Request};
 use kedge_platform::{Progress, Watchdog};
 use serde_json::Value;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc::Sender as EventSender;
@@ -39,6 +40,10 @@ const NETWORK_TURN: Duration = Duration::from_secs(60);
 
 /// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
 const DISK_TURN: Duration = Duration::from_secs(120);
+
+/// How long a stream waits for the kubeconfig to be read for the first time. Four streams may wait one after the other, within
+/// what a turn may take.
+const OPENING_LIMIT: Duration = Duration::from_secs(5);
 
 /// First wait after a watch failed; doubled up to the longest.
 const WATCH_WAIT: Duration = Duration::from_secs(1);
@@ -225,13 +230,25 @@ fn each<T>(orders: Receiver<T>, token: &Progress, mut before: impl FnMut(), mut 
     }
 }
 
+/// How far the server's kubeconfig was read.
+#[derive(Default)]
+enum Opening {
+    /// Not yet, or in vain.
+    #[default]
+    No,
+    /// It is being read.
+    UnderWay(Receiver<Result<Arc<Api>, String>>),
+    /// It was read.
+    Done(Arc<Api>),
+}
+
 /// One API server, as the streams see it: the kubeconfig may appear, vanish and change while we run.
 #[derive(Clone)]
 struct Server {
     node_name: String,
     kubeconfig: Option<PathBuf>,
     clock: WallClock,
-    api: Arc<Mutex<Option<Arc<Api>>>>,
+    api: Arc<Mutex<Opening>>,
     /// What `/version` said last.
     is_hub: Arc<AtomicBool>,
     events: EventSender<Event>,
@@ -252,19 +269,48 @@ impl Server {
     /// The server, opened at first use: a kubeconfig that is not there yet is no reason not to run.
     fn api(&self) -> Result<Arc<Api>, String> {
         let mut api = lock(&self.api);
-        if let Some(api) = &*api {
-            return Ok(api.clone());
+        let kubeconfig = self.kubeconfig.as_ref().ok_or("no --kubeconfig was given")?;
+        let opening = match std::mem::take(&mut *api) {
+            Opening::Done(opened) => {
+                *api = Opening::Done(opened.clone());
+                return Ok(opened);
+            }
+            Opening::UnderWay(opening) => opening,
+            Opening::No => self.open(kubeconfig).map_err(|error| format!("start a thread: {error}"))?,
+        };
+        match opening.recv_timeout(OPENING_LIMIT) {
+            Ok(Ok(opened)) => {
+                log::info!("API server {}", opened.url());
+                *api = Opening::Done(opened.clone());
+                Ok(opened)
+            }
+            Ok(Err(why)) => Err(why),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(format!("kubeconfig {}: it was not read", kubeconfig.display()))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                *api = Opening::UnderWay(opening);
+                let secs = OPENING_LIMIT.as_secs();
+                Err(format!(
+                    "kubeconfig {}: it, or a file it names, was not read within {secs} s",
+                    kubeconfig.display()
+                ))
+            }
         }
-        let kubeconfig = self.kubeconfig.clone().ok_or("no --kubeconfig was given")?;
+    }
+
+    /// Reads the kubeconfig on a thread that may hang with the disk: one at most, whoever waits for it.
+    fn open(&self, kubeconfig: &Path) -> std::io::Result<Receiver<Result<Arc<Api>, String>>> {
         let options = ApiOptions {
-            kubeconfig,
+            kubeconfig: kubeconfig.to_owned(),
             clock: self.clock.clone(),
             proxies: crate::net::proxy::ProxyEnvironment::of_process(),
         };
-        let opened = Api::open(options).map_err(|error| chain(&error))?;
-        log::info!("API server {}", opened.url());
-        *api = Some(opened.clone());
-        Ok(opened)
+        let (opened, opening) = sync_channel(1);
+        spawn("open", move || {
+            let _ = opened.send(Api::open(options).map_err(|error| chain(&error)));
+        })?;
+        Ok(opening)
     }
 
     fn run<T: Send + 'static>(
@@ -685,17 +731,6 @@ impl Wait {
 
 fn text(body: &Value) -> Vec<u8> {
     serde_json::to_vec(body).expect("a JSON value can be written")
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 fn ask(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> Answer {

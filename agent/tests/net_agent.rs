@@ -226,6 +226,27 @@ fn a_log_that_nobody_reads_stops_no_heartbeat() {
 }
 
 #[test]
+fn a_kubeconfig_that_does_not_answer_stops_neither_a_start_nor_a_heartbeat() {
+    let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
+    let kubeconfig = scene.bench.folder.0.join("kubeconfig");
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    std::fs::remove_file(&kubeconfig).unwrap();
+    // whoever reads a pipe nobody writes to waits, as on a disk that does not answer
+    assert!(Command::new("mkfifo").arg(&kubeconfig).status().unwrap().success());
+    scene.start();
+    let run_dir = scene.bench.folder.0.join("run");
+    wait_until("the agent to be ready", || {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_kedge"));
+        status.args(["status", "--run-dir"]).arg(&run_dir).stdout(Stdio::null()).stderr(Stdio::null());
+        status.status().unwrap().success()
+    });
+    std::fs::write(&kubeconfig, text).unwrap();
+    // written to, the pipe looks like another file, and is read again in vain
+    scene.wait_for(0, 2, is_renewal);
+    scene.stop();
+}
+
+#[test]
 fn a_server_that_began_anew_is_noticed_though_the_watch_hears_nothing() {
     let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
     scene.start();

@@ -3,6 +3,7 @@
 
 mod net_server;
 
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -454,6 +455,48 @@ fn a_rotated_token_is_used_at_once_and_a_missing_one_is_an_error() {
     bench.folder.write("token", "two words");
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer second");
     assert_eq!(server.counts.connections(), 1);
+}
+
+#[test]
+fn a_token_file_that_does_not_answer_keeps_no_request_waiting() {
+    let authority = Authority::new("ca");
+    let identity = authority.identity(&["127.0.0.1"], NOW);
+    let options = ServerOptions {
+        identity: &identity,
+        listen: "127.0.0.1:0",
+        clients: None,
+        versions: rustls::ALL_VERSIONS,
+    };
+    let server =
+        Server::start_with(&options, |heard| Reply::ok(&heard.header("authorization").unwrap_or_default()));
+    let folder = Folder::new();
+    folder.write("token", "first");
+    let kubeconfig = KubeconfigText {
+        server: format!("https://{}", server.address),
+        roots: &authority,
+        cluster: String::new(),
+        user: "tokenFile: token".to_owned(),
+    }
+    .write(&folder);
+    let options = ApiOptions { kubeconfig, clock: system_clock(), proxies: ProxyEnvironment::default() };
+    let bench = Bench::open(folder, options);
+    assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
+    // whoever opens a pipe nobody writes to waits, as on a disk that does not answer
+    let token = bench.folder.0.join("token");
+    std::fs::remove_file(&token).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&token).status().unwrap().success());
+    for _ in 0..20 {
+        assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
+    }
+    // and once it answers, what it says is used
+    let mut pipe = std::fs::OpenOptions::new().write(true).open(&token).unwrap();
+    pipe.write_all(b"second").unwrap();
+    bench.folder.write("token", "third");
+    drop(pipe);
+    let end = Instant::now() + PLENTY;
+    while shown(&bench.client.request(&get("/x"))) != "200 Bearer third" {
+        assert!(Instant::now() < end, "the new token is never used");
+    }
 }
 
 #[test]

@@ -11,10 +11,8 @@
 
 use std::error;
 use std::fmt;
-use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -25,10 +23,11 @@ use ureq::Agent;
 use ureq::config::AutoHeaderValue;
 use ureq::http::{self, HeaderMap, HeaderValue, header};
 
-use super::kubeconfig::{self, KubeconfigError, MAX_TOKEN_BYTES, TokenSource};
+use super::credentials::{Access, Credentials};
+use super::kubeconfig::KubeconfigError;
 use super::proxy::ProxyEnvironment;
 use super::transport::{
-    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, Route, WallClock, locked, plain,
+    BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, WallClock, locked, plain,
 };
 
 /// Most bytes read of an answer that says no: a `Status` object with its causes.
@@ -41,9 +40,6 @@ const MAX_HEAD_BYTES: usize = BUFFER_BYTES / 2;
 /// Longest that an idle connection is kept. Status goes out every 5 minutes, and the kernel's keepalive (104 bytes
 /// each 75 s) costs less than a resumed handshake (over 1 KB).
 const MAX_IDLE: Duration = Duration::from_secs(10 * 60);
-
-/// How long a token is used before its file is read again, whatever the file's time says (upstream's period).
-const TOKEN_PERIOD: Duration = Duration::from_secs(60);
 
 /// Most warnings kept of one answer, and most bytes of each (upstream's server stops at 4 KiB in all).
 const MAX_WARNINGS: usize = 8;
@@ -353,6 +349,11 @@ pub enum OpenError {
         /// What is wrong with it.
         message: String,
     },
+    /// The system gives no thread to read the files on.
+    Thread {
+        /// What it said.
+        source: io::Error,
+    },
 }
 
 impl fmt::Display for OpenError {
@@ -361,6 +362,7 @@ impl fmt::Display for OpenError {
             Self::Kubeconfig(error) => error.fmt(f),
             Self::Identity { path, .. } => write!(f, "kubeconfig {}: certificates or key", path.display()),
             Self::Proxy { message } => write!(f, "HTTPS_PROXY: {message}"),
+            Self::Thread { .. } => f.write_str("start a thread that reads the kubeconfig"),
         }
     }
 }
@@ -371,57 +373,16 @@ impl error::Error for OpenError {
             Self::Kubeconfig(error) => error.source(),
             Self::Identity { source, .. } => Some(source),
             Self::Proxy { .. } => None,
+            Self::Thread { source } => Some(source),
         }
     }
 }
 
 /// One API server, as a kubeconfig names it.
 pub struct Api {
-    options: ApiOptions,
     lookup: Arc<Lookup>,
     user_agent: Arc<str>,
-    state: Mutex<ApiState>,
-}
-
-struct ApiState {
-    access: Arc<Access>,
-    /// The files behind `access`, and how they were when they were last read, well or not.
-    files: Vec<PathBuf>,
-    stamps: Vec<Option<Stamp>>,
-}
-
-/// One loading of the kubeconfig: a way to the server, and who we are there.
-struct Access {
-    generation: u64,
-    route: Arc<Route>,
-    url: String,
-    token: TokenSource,
-    token_read: Mutex<Option<TokenRead>>,
-}
-
-struct TokenRead {
-    /// `Bearer ...`.
-    header: HeaderValue,
-    stamp: Option<Stamp>,
-    at: Instant,
-}
-
-/// What changes when a file does.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp([u64; 7]);
-
-impl Stamp {
-    /// Of the file behind any links; none if it cannot be seen.
-    fn of(path: &Path) -> Option<Self> {
-        let seen = fs::metadata(path).ok()?;
-        let (modified, changed) = (seen.mtime().cast_unsigned(), seen.ctime().cast_unsigned());
-        let nanos = (seen.mtime_nsec().cast_unsigned(), seen.ctime_nsec().cast_unsigned());
-        Some(Self([seen.dev(), seen.ino(), seen.size(), modified, nanos.0, changed, nanos.1]))
-    }
-
-    fn of_all(paths: &[PathBuf]) -> Vec<Option<Self>> {
-        paths.iter().map(|path| Self::of(path)).collect()
-    }
+    credentials: Credentials,
 }
 
 impl Api {
@@ -442,13 +403,10 @@ impl Api {
     }
 
     fn open_with(options: ApiOptions, lookup: Lookup) -> Result<Arc<Self>, OpenError> {
-        let (access, files) = load(&options, 0)?;
-        let stamps = Stamp::of_all(&files);
         Ok(Arc::new(Self {
-            options,
             lookup: Arc::new(lookup),
             user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
-            state: Mutex::new(ApiState { access: Arc::new(access), files, stamps }),
+            credentials: Credentials::load(options)?,
         }))
     }
 
@@ -467,123 +425,14 @@ impl Api {
     /// The server's URL, for messages.
     #[must_use]
     pub fn url(&self) -> String {
-        locked(&self.state).access.url.clone()
+        self.credentials.loaded().url.clone()
     }
 
-    /// Loads the kubeconfig anew if a file behind it changed since; the number of the loading that is in use.
+    /// Loads the kubeconfig anew if a file behind it changed since; the number of the loading that is in use. Files that do
+    /// not answer keep nobody waiting for long: then it is the loading before.
     pub fn refresh(&self) -> u64 {
-        self.access().generation
+        self.credentials.latest().generation
     }
-
-    /// The access in use; loaded anew if a file behind it changed since.
-    ///
-    /// A change that cannot be used leaves the old access in place, is logged once, and is looked at again when the
-    /// files change again: files are often written one after another.
-    fn access(&self) -> Arc<Access> {
-        let mut state = locked(&self.state);
-        let stamps = Stamp::of_all(&state.files);
-        if stamps == state.stamps {
-            return Arc::clone(&state.access);
-        }
-        match load(&self.options, state.access.generation + 1) {
-            Ok((access, files)) => {
-                log::info!("kubeconfig {} loaded anew", self.options.kubeconfig.display());
-                state.stamps = if files == state.files { stamps } else { Stamp::of_all(&files) };
-                state.access = Arc::new(access);
-                state.files = files;
-            }
-            Err(error) => {
-                log::warn!("{}; the credentials loaded before stay in use", chain_of(&error));
-                state.stamps = stamps;
-            }
-        }
-        Arc::clone(&state.access)
-    }
-}
-
-/// An error and its causes on one line.
-fn chain_of(error: &dyn error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
-}
-
-fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<PathBuf>), OpenError> {
-    let kubeconfig = kubeconfig::load(&options.kubeconfig).map_err(OpenError::Kubeconfig)?;
-    let proxy = match kubeconfig.proxy {
-        Some(_) => None,
-        None => {
-            let (host, port) = (&kubeconfig.server.host, kubeconfig.server.port);
-            options.proxies.proxy_for(host, port).map_err(|message| OpenError::Proxy { message })?
-        }
-    };
-    let route = Route::new(&kubeconfig, proxy, Arc::clone(&options.clock))
-        .map_err(|source| OpenError::Identity { path: options.kubeconfig.clone(), source })?;
-    let mut files = vec![options.kubeconfig.clone()];
-    files.extend(kubeconfig.files);
-    let access = Access {
-        generation,
-        route: Arc::new(route),
-        url: kubeconfig.server.url(),
-        token: kubeconfig.token,
-        token_read: Mutex::new(None),
-    };
-    Ok((access, files))
-}
-
-impl Access {
-    /// The `Authorization` header, or none if the client certificate is all we show.
-    fn authorization(&self) -> Result<Option<HeaderValue>, String> {
-        let (path, fallback) = match &self.token {
-            TokenSource::None => return Ok(None),
-            TokenSource::Fixed(token) => return bearer(token).map(Some),
-            TokenSource::File { path, fallback } => (path, fallback),
-        };
-        let mut read = locked(&self.token_read);
-        let stamp = Stamp::of(path);
-        if let Some(read) =
-            read.as_ref().filter(|read| read.stamp == stamp && read.at.elapsed() < TOKEN_PERIOD)
-        {
-            return Ok(Some(read.header.clone()));
-        }
-        match read_token(path) {
-            Ok(header) => {
-                *read = Some(TokenRead { header: header.clone(), stamp, at: Instant::now() });
-                Ok(Some(header))
-            }
-            // upstream's rule: the last good reading, then the kubeconfig's own token
-            Err(why) => match (read.as_ref(), fallback) {
-                (Some(read), _) => Ok(Some(read.header.clone())),
-                (None, Some(token)) => bearer(token).map(Some),
-                (None, None) => Err(why),
-            },
-        }
-    }
-
-    /// Makes the next request read the token file again: the server did not like what stood in it.
-    fn forget_token(&self) {
-        if let Some(read) = locked(&self.token_read).as_mut() {
-            read.stamp = None;
-        }
-    }
-}
-
-fn read_token(path: &Path) -> Result<HeaderValue, String> {
-    let text = kubeconfig::read_bounded(path, MAX_TOKEN_BYTES).map_err(|error| chain_of(&error))?;
-    let token =
-        kubeconfig::checked_token(&text).map_err(|why| format!("token file {} {why}", path.display()))?;
-    bearer(&token)
-}
-
-fn bearer(token: &str) -> Result<HeaderValue, String> {
-    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-        .map_err(|_| "the token fits no header".to_owned())?;
-    value.set_sensitive(true);
-    Ok(value)
 }
 
 /// One stream of requests to the server. A clone is the same stream.
@@ -649,7 +498,7 @@ impl Client {
     /// # Errors
     /// Everything but a whole answer with a status below 300; see [`NetError`].
     pub fn request(&self, request: &Request) -> Result<Response, NetError> {
-        let access = self.0.api.access();
+        let access = self.0.api.credentials.latest();
         let asked = format!("{} {}{}", request.method.http(), access.url, request.path_and_query);
         let begun = Instant::now();
         let limits = Limits { global: Some(request.deadline), open: None, idle: None };
@@ -672,7 +521,7 @@ impl Client {
         path_and_query: &str,
         limits: StreamLimits,
     ) -> Result<StreamedBody, NetError> {
-        let access = self.0.api.access();
+        let access = self.0.api.credentials.latest();
         let request = Request::get(path_and_query, limits.open);
         let asked = format!("GET {}{path_and_query}", access.url);
         let at_once = Limits { global: None, open: Some(limits.open), idle: Some(limits.idle) };

@@ -6,6 +6,7 @@
 //! how long to back off is the caller's business.
 
 pub mod client;
+mod credentials;
 pub mod kubeconfig;
 pub mod proxy;
 pub mod transport;

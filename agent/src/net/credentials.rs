@@ -1,0 +1,250 @@
+//! The credentials in use: what the kubeconfig and the files it names said when they were last read well.
+//!
+//! Owns when those files are looked at: on every request, on a thread that does nothing else. Always holds: a request waits
+//! for the files at most [`FILES_LIMIT`], once; while they do not answer (a dying disk, a network file system) what was read
+//! before stays in use and the heartbeat goes on. A change that cannot be used leaves the old credentials in place too.
+//!
+//! Left to others: what a kubeconfig means (`kubeconfig`), and what the credentials open (`transport`).
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ureq::http::HeaderValue;
+
+use super::client::{ApiOptions, OpenError};
+use super::kubeconfig::{self, MAX_TOKEN_BYTES, TokenSource};
+use super::transport::{Route, locked};
+use super::watch::STACK_BYTES;
+use crate::errors::chain;
+
+/// How long a token is used before its file is read again, whatever the file's time says (upstream's period).
+const TOKEN_PERIOD: Duration = Duration::from_secs(60);
+
+/// How long a request waits for the files to be looked at. Flash that collects its garbage takes a second; a renewal has
+/// eight.
+const FILES_LIMIT: Duration = Duration::from_secs(2);
+
+/// Requests that wait for one look: one for each stream, and room.
+const LOOKS: usize = 8;
+
+/// The credentials of one kubeconfig, kept up to date.
+pub(super) struct Credentials {
+    latest: Arc<Mutex<Arc<Access>>>,
+    looks: SyncSender<SyncSender<()>>,
+    /// The last look took longer than anybody waits.
+    is_stuck: Arc<AtomicBool>,
+    kubeconfig: PathBuf,
+}
+
+impl Credentials {
+    /// Reads the files for the first time, here and now.
+    ///
+    /// # Errors
+    /// If something in them cannot be used, or there is no thread to read them on later.
+    pub(super) fn load(options: ApiOptions) -> Result<Self, OpenError> {
+        let (access, files) = load(&options, 0)?;
+        let stamps = Stamp::of_all(&files);
+        let latest = Arc::new(Mutex::new(Arc::new(access)));
+        let is_stuck = Arc::new(AtomicBool::new(false));
+        let kubeconfig = options.kubeconfig.clone();
+        let keeper = Keeper { options, latest: latest.clone(), is_stuck: is_stuck.clone(), files, stamps };
+        let (looks, asked) = sync_channel(LOOKS);
+        thread::Builder::new()
+            .name("credentials".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || keeper.run(&asked))
+            .map_err(|source| OpenError::Thread { source })?;
+        Ok(Self { latest, looks, is_stuck, kubeconfig })
+    }
+
+    /// What is loaded, without a look at the files.
+    pub(super) fn loaded(&self) -> Arc<Access> {
+        Arc::clone(&locked(&self.latest))
+    }
+
+    /// What the files say now; what they said before if they do not answer.
+    pub(super) fn latest(&self) -> Arc<Access> {
+        let (done, is_done) = sync_channel(1);
+        let waits = self.looks.try_send(done).is_ok() && !self.is_stuck.load(Ordering::Acquire);
+        if waits && is_done.recv_timeout(FILES_LIMIT).is_err() && !self.is_stuck.swap(true, Ordering::AcqRel)
+        {
+            log::warn!(
+                "kubeconfig {}, or a file it names, was not read within {} s; the credentials loaded before stay in use",
+                self.kubeconfig.display(),
+                FILES_LIMIT.as_secs()
+            );
+        }
+        self.loaded()
+    }
+}
+
+/// Looks at the files, on its own thread, which ends with the [`Credentials`].
+struct Keeper {
+    options: ApiOptions,
+    latest: Arc<Mutex<Arc<Access>>>,
+    is_stuck: Arc<AtomicBool>,
+    /// The files behind what is loaded, and how they were when they were last read, well or not.
+    files: Vec<PathBuf>,
+    stamps: Vec<Option<Stamp>>,
+}
+
+impl Keeper {
+    fn run(mut self, asked: &Receiver<SyncSender<()>>) {
+        while let Ok(done) = asked.recv() {
+            self.look();
+            if self.is_stuck.swap(false, Ordering::AcqRel) {
+                log::info!("kubeconfig {} is read again", self.options.kubeconfig.display());
+            }
+            // whoever asked may have given up
+            let _ = done.try_send(());
+        }
+    }
+
+    /// A change that cannot be used is logged once, and looked at again when the files change again: files are often
+    /// written one after another.
+    fn look(&mut self) {
+        let stamps = Stamp::of_all(&self.files);
+        let access = Arc::clone(&locked(&self.latest));
+        if stamps == self.stamps {
+            return access.look_at_token();
+        }
+        match load(&self.options, access.generation + 1) {
+            Ok((access, files)) => {
+                log::info!("kubeconfig {} loaded anew", self.options.kubeconfig.display());
+                self.stamps = if files == self.files { stamps } else { Stamp::of_all(&files) };
+                self.files = files;
+                *locked(&self.latest) = Arc::new(access);
+            }
+            Err(error) => {
+                log::warn!("{}; the credentials loaded before stay in use", chain(&error));
+                self.stamps = stamps;
+            }
+        }
+    }
+}
+
+/// What changes when a file does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp([u64; 7]);
+
+impl Stamp {
+    /// Of the file behind any links; none if it cannot be seen.
+    fn of(path: &Path) -> Option<Self> {
+        let seen = fs::metadata(path).ok()?;
+        let (modified, changed) = (seen.mtime().cast_unsigned(), seen.ctime().cast_unsigned());
+        let nanos = (seen.mtime_nsec().cast_unsigned(), seen.ctime_nsec().cast_unsigned());
+        Some(Self([seen.dev(), seen.ino(), seen.size(), modified, nanos.0, changed, nanos.1]))
+    }
+
+    fn of_all(paths: &[PathBuf]) -> Vec<Option<Self>> {
+        paths.iter().map(|path| Self::of(path)).collect()
+    }
+}
+
+/// One loading of the kubeconfig: a way to the server, and who we are there.
+pub(super) struct Access {
+    pub(super) generation: u64,
+    pub(super) route: Arc<Route>,
+    pub(super) url: String,
+    token: TokenSource,
+    token_read: Mutex<TokenRead>,
+}
+
+/// What the token file said.
+#[derive(Default)]
+struct TokenRead {
+    /// `Bearer ...`; the last good reading.
+    header: Option<HeaderValue>,
+    /// What is wrong with the file as it is now.
+    problem: Option<String>,
+    stamp: Option<Stamp>,
+    at: Option<Instant>,
+}
+
+fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<PathBuf>), OpenError> {
+    let kubeconfig = kubeconfig::load(&options.kubeconfig).map_err(OpenError::Kubeconfig)?;
+    let proxy = match kubeconfig.proxy {
+        Some(_) => None,
+        None => {
+            let (host, port) = (&kubeconfig.server.host, kubeconfig.server.port);
+            options.proxies.proxy_for(host, port).map_err(|message| OpenError::Proxy { message })?
+        }
+    };
+    let route = Route::new(&kubeconfig, proxy, Arc::clone(&options.clock))
+        .map_err(|source| OpenError::Identity { path: options.kubeconfig.clone(), source })?;
+    let mut files = vec![options.kubeconfig.clone()];
+    files.extend(kubeconfig.files);
+    let access = Access {
+        generation,
+        route: Arc::new(route),
+        url: kubeconfig.server.url(),
+        token: kubeconfig.token,
+        token_read: Mutex::default(),
+    };
+    access.look_at_token();
+    Ok((access, files))
+}
+
+impl Access {
+    /// The `Authorization` header, or none if the client certificate is all we show. Reads no file.
+    pub(super) fn authorization(&self) -> Result<Option<HeaderValue>, String> {
+        let fallback = match &self.token {
+            TokenSource::None => return Ok(None),
+            TokenSource::Fixed(token) => return bearer(token).map(Some),
+            TokenSource::File { fallback, .. } => fallback,
+        };
+        let read = locked(&self.token_read);
+        // upstream's rule: the last good reading, then the kubeconfig's own token
+        match (&read.header, fallback, &read.problem) {
+            (Some(header), ..) => Ok(Some(header.clone())),
+            (None, Some(token), _) => bearer(token).map(Some),
+            (None, None, problem) => Err(problem.clone().unwrap_or_else(|| "no token was read".to_owned())),
+        }
+    }
+
+    /// Makes the next look read the token file again: the server did not like what stood in it.
+    pub(super) fn forget_token(&self) {
+        locked(&self.token_read).at = None;
+    }
+
+    /// Reads the token file if it changed, or was not read for a while. Nobody who needs the token waits for that.
+    fn look_at_token(&self) {
+        let TokenSource::File { path, .. } = &self.token else { return };
+        let stamp = Stamp::of(path);
+        let is_fresh = |read: &TokenRead| read.at.is_some_and(|at| at.elapsed() < TOKEN_PERIOD);
+        let is_known = {
+            let read = locked(&self.token_read);
+            read.problem.is_none() && read.stamp == stamp && is_fresh(&read)
+        };
+        if is_known {
+            return;
+        }
+        let found = read_token(path);
+        let mut read = locked(&self.token_read);
+        (read.stamp, read.at) = (stamp, Some(Instant::now()));
+        match found {
+            Ok(header) => (read.header, read.problem) = (Some(header), None),
+            Err(why) => read.problem = Some(why),
+        }
+    }
+}
+
+fn read_token(path: &Path) -> Result<HeaderValue, String> {
+    let text = kubeconfig::read_bounded(path, MAX_TOKEN_BYTES).map_err(|error| chain(&error))?;
+    let token =
+        kubeconfig::checked_token(&text).map_err(|why| format!("token file {} {why}", path.display()))?;
+    bearer(&token)
+}
+
+fn bearer(token: &str) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| "the token fits no header".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
