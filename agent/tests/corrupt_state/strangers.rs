@@ -31,8 +31,9 @@ impl Lock {
     }
 }
 
-/// Says so past the test runner, which shows only what failing tests print.
+/// Says so past the test runner, which shows only what failing tests print. What CI lacks is a failure.
 pub(crate) fn skip(test: &str, why: &str) {
+    assert!(std::env::var("CI").as_deref() != Ok("true"), "{test}: cannot be shown here: {why}");
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
 }
 

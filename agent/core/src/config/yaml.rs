@@ -320,6 +320,12 @@ fn in_plain_words(info: &str) -> &str {
         }
         "while parsing node, found unknown anchor" => "an alias (*) of an anchor (&) that is not there",
         "illegal placement of ':' indicator" => "a \":\" where a \",\" or a closing bracket was expected",
+        "while parsing a flow mapping, did not find expected ',' or '}'" => {
+            "neither a \",\" nor a closing brace where one was expected"
+        }
+        "while parsing a flow sequence, expected ',' or ']'" => {
+            "neither a \",\" nor a closing bracket where one was expected"
+        }
         "did not find expected <document start>" => "something follows the end of the object",
         "while parsing a quoted scalar, found unknown escape character" => {
             "an unknown escape (\\) in double quotes, expected single quotes around such text"
