@@ -60,6 +60,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Hub {
     memory: Arc<Memory>,
     writer: Writer,
+    turns: verbs::Turns,
 }
 
 impl Hub {
@@ -71,7 +72,7 @@ impl Hub {
     pub fn open(data_dir: &Path) -> Result<Arc<Hub>, OpenError> {
         let store = Sqlite::open(data_dir)?;
         let (writer, memory) = Writer::start(Box::new(store)).map_err(OpenError::Engine)?;
-        let hub = Arc::new(Hub { memory, writer });
+        let hub = Arc::new(Hub { memory, writer, turns: verbs::Turns::default() });
         hub.make_namespaces()?;
         Ok(hub)
     }
@@ -174,6 +175,11 @@ impl Hub {
     /// The writer behind the hub, for its counters and its end.
     pub fn writer(&self) -> &Writer {
         &self.writer
+    }
+
+    /// Who waits to write an object that others write, too.
+    pub(crate) fn turns(&self) -> &verbs::Turns {
+        &self.turns
     }
 
     /// One write through the group-commit thread.

@@ -1,8 +1,8 @@
 //! What create, update, patch and delete mean, the same for every kind: upstream's order of steps and upstream's refusals.
 //!
 //! A write reads the object, computes the new one, and hands both to the writer with the revision it read; if somebody was
-//! quicker, it starts again (or answers 409 when the client named a version). So nothing is locked while a client's patch is
-//! computed, and no update is lost. Always holds: an update that changes nothing writes nothing and keeps its
+//! quicker, it starts again, and from then on waits for its turn (a client that named a version gets its 409 there). So nothing
+//! is locked while a client's first try is computed, no update is lost, and no unversioned write ends in a conflict. Always holds: an update that changes nothing writes nothing and keeps its
 //! resourceVersion; uid, name and creation time never change. Left to others: HTTP (`server`), who may (`auth`).
 
 use std::sync::Arc;
@@ -15,8 +15,11 @@ use crate::object::Object;
 use crate::status::{ApiError, FieldError};
 use crate::store::writer::{Expect, MAX_OBJECT_BYTES, WriteError};
 
-/// How often a write that names no version is computed anew because others were quicker.
+/// How often a write that names no version is computed anew because others were quicker. Those who lost take turns, so only
+/// newcomers can still be quicker: so many in a row means a flood of writes to one object, and the client is asked to wait.
 const ATTEMPTS: usize = 64;
+/// Queues in which losers wait for their turn; objects share them by their names' hash, which costs a wait and nothing else.
+const TURNS: usize = 64;
 /// Upstream tries so many generated names before it gives up.
 const NAME_ATTEMPTS: usize = 8;
 /// A generated name keeps so much of its base.
@@ -116,6 +119,27 @@ pub enum Propagation {
     Foreground,
     /// They stay, without their owner.
     Orphan,
+}
+
+/// Whose turn it is to write an object that several want to write at once.
+#[derive(Debug)]
+pub(crate) struct Turns(Vec<tokio::sync::Mutex<()>>);
+
+impl Default for Turns {
+    fn default() -> Turns {
+        Turns((0..TURNS).map(|_| tokio::sync::Mutex::new(())).collect())
+    }
+}
+
+impl Turns {
+    /// Waits, first come first served, behind everybody who lost a race for this object.
+    async fn take(&self, kind: &Kind, namespace: &str, name: &str) -> tokio::sync::MutexGuard<'_, ()> {
+        use std::hash::{DefaultHasher, Hash, Hasher};
+        let mut hasher = DefaultHasher::new();
+        (kind.plural, namespace, name).hash(&mut hasher);
+        let index = usize::try_from(hasher.finish() % TURNS as u64).expect("it is below TURNS");
+        self.0[index].lock().await
+    }
 }
 
 /// The time as `metadata.creationTimestamp` writes it.
@@ -294,6 +318,14 @@ fn write_failed(error: WriteError) -> ApiError {
     }
 }
 
+/// Not a conflict: the client did nothing wrong, and the same request is right a second later.
+fn crowded(kind: &Kind, name: &str) -> ApiError {
+    let what = kind.resource_name();
+    ApiError::too_many_requests(format!(
+        "too many changes of {what} {name:?} at once, please try again later"
+    ))
+}
+
 /// Replaces an object by the body of a PUT.
 pub async fn update(
     hub: &Hub,
@@ -336,13 +368,14 @@ pub async fn edit(
     options: &WriteOptions<'_>,
     mut compute: impl FnMut(&Object, Value) -> Result<Value, ApiError> + Send,
 ) -> Result<Answer, ApiError> {
+    let mut turn = None;
     for _ in 0..ATTEMPTS {
         let Some(current) = hub.get(kind, namespace, name) else {
             return Err(ApiError::not_found(kind, name));
         };
         let old = current.value();
         let wanted = compute(&current, old.clone())?;
-        let versioned = check_version(kind, &current, &wanted)?;
+        check_version(kind, &current, &wanted)?;
         let new = merged_with_old(kind, part, &old, wanted)?;
         (options.admit)(Some(&old), &new)?;
         if same_but_version(&old, &new) {
@@ -363,16 +396,20 @@ pub async fn edit(
                 let answer = Answer::of(object).warned(kind, &new, Some(&old));
                 return Ok(Answer { deleted: gone, ..answer });
             }
-            Err(WriteError::Mismatch) if versioned => return Err(ApiError::conflict(kind, name)),
+            // a client that named a version hears of it from `check_version`, with the object as it is then
+            Err(WriteError::Mismatch) if turn.is_none() => {
+                turn = Some(hub.turns().take(kind, namespace, name).await);
+            }
             Err(WriteError::Mismatch) => {}
             Err(error) => return Err(write_failed(error)),
         }
     }
-    Err(ApiError::conflict(kind, name))
+    Err(crowded(kind, name))
 }
 
-/// Whether the client named a version; an error if it is not the current one, or if the UID is another object's.
-fn check_version(kind: &Kind, current: &Object, wanted: &Value) -> Result<bool, ApiError> {
+/// An error if the version named is not the current one, or if the UID is another object's. The version of a patched object is
+/// the one that was patched, unless the patch itself names one.
+fn check_version(kind: &Kind, current: &Object, wanted: &Value) -> Result<(), ApiError> {
     let uid = text(wanted, &["metadata", "uid"]);
     if !uid.is_empty() && uid != &*current.uid {
         let why =
@@ -380,9 +417,9 @@ fn check_version(kind: &Kind, current: &Object, wanted: &Value) -> Result<bool, 
         return Err(ApiError::conflict_because(kind, &current.name, &why));
     }
     match text(wanted, &["metadata", "resourceVersion"]) {
-        "" | "0" => Ok(false),
+        "" | "0" => Ok(()),
         version => match version.parse::<u64>() {
-            Ok(version) if version == current.revision => Ok(true),
+            Ok(version) if version == current.revision => Ok(()),
             Ok(_) => Err(ApiError::conflict(kind, &current.name)),
             Err(_) => {
                 let error =
@@ -535,6 +572,7 @@ fn is_volatile(kind: &Kind, old: &Value, new: &Value) -> bool {
 
 /// Lets an empty terminating namespace go: what upstream does through the finalize subresource.
 pub async fn finalize_namespace(hub: &Hub, name: &str, options: &WriteOptions<'_>) -> Result<(), ApiError> {
+    let mut turn = None;
     for _ in 0..ATTEMPTS {
         let Some(current) = hub.get(&NAMESPACE, "", name) else { return Ok(()) };
         if !current.terminating || options.dry_run {
@@ -547,11 +585,14 @@ pub async fn finalize_namespace(hub: &Hub, name: &str, options: &WriteOptions<'_
         let stored = if is_released(&value) { None } else { Some(value) };
         match hub.write(&NAMESPACE, ("", name), Expect::Revision(current.revision), stored, false).await {
             Ok(_) => return Ok(()),
+            Err(WriteError::Mismatch) if turn.is_none() => {
+                turn = Some(hub.turns().take(&NAMESPACE, "", name).await);
+            }
             Err(WriteError::Mismatch) => {}
             Err(error) => return Err(write_failed(error)),
         }
     }
-    Err(ApiError::conflict(&NAMESPACE, name))
+    Err(crowded(&NAMESPACE, name))
 }
 
 /// Deletes an object, or marks it when something must happen first.
@@ -566,6 +607,7 @@ pub async fn delete(
     if kind.kind == NAMESPACE.kind && kinds::namespace::PROTECTED.contains(&name) {
         return Err(ApiError::forbidden_object(kind, name, "this namespace may not be deleted"));
     }
+    let mut turn = None;
     for _ in 0..ATTEMPTS {
         let Some(current) = hub.get(kind, namespace, name) else {
             return Err(ApiError::not_found(kind, name));
@@ -584,11 +626,14 @@ pub async fn delete(
         let stored = if gone { None } else { Some(marked) };
         match hub.write(kind, (namespace, name), Expect::Revision(current.revision), stored, false).await {
             Ok(object) => return Ok(Answer { deleted: gone, ..Answer::of(object) }),
+            Err(WriteError::Mismatch) if turn.is_none() => {
+                turn = Some(hub.turns().take(kind, namespace, name).await);
+            }
             Err(WriteError::Mismatch) => {}
             Err(error) => return Err(write_failed(error)),
         }
     }
-    Err(ApiError::conflict(kind, name))
+    Err(crowded(kind, name))
 }
 
 fn check_preconditions(kind: &Kind, current: &Object, asked: &DeleteOptions) -> Result<(), ApiError> {
