@@ -30,9 +30,11 @@ use crate::trouble::{HUB, Troubles};
 
 /// Never pushed to: its one process lives through everything else.
 pub(crate) const STEADY: &str = "steady";
+/// Pushed everything there is, also what makes it crash and hang.
+pub(crate) const HANGING: &str = "tried";
 /// The nodes, and whether bad configurations are among what is pushed to them; `None`: nothing is.
 const NODES: [(&str, Option<bool>); 4] =
-    [(STEADY, None), ("pushed", Some(false)), ("remote", Some(false)), ("tried", Some(true))];
+    [(STEADY, None), ("pushed", Some(false)), ("remote", Some(false)), (HANGING, Some(true))];
 /// The lives of a node, compressed: a renewal each 3 s (the Lease's 12 s are in the story's drop-in), a status each 10 s.
 const COMPRESSED: &str = "nodeStatusUpdateFrequency: 2s\nnodeStatusReportFrequency: 10s\n";
 /// A hang is noticed this long after the ping stopped.
@@ -41,8 +43,8 @@ const WATCHDOG: Duration = Duration::from_secs(10);
 const BEAT: Duration = Duration::from_millis(500);
 /// How often everything is measured.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
-/// A process is measured once it has lived so long: a start needs more for a moment.
-const SETTLED: Duration = Duration::from_secs(3);
+/// A process is measured once it has lived so long: a start needs more for a moment. Those that are pushed to live two seconds longer.
+const SETTLED: Duration = Duration::from_millis(1500);
 /// Bytes a second of a slow link, each way: a bad mobile link.
 const SLOW: u32 = 4096;
 /// Longest wait for the first renewal of every node, at the beginning and after everything.
