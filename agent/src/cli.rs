@@ -199,35 +199,72 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
     Ok(())
 }
 
-/// `kedge config show`: of the running agent, else of the files that the flags name.
+/// `kedge config show`: of the running agent, else of the files that the flags name. What is shown says which; an agent that is
+/// there and does not answer well is told of on standard error, too.
 ///
 /// # Errors
-/// The files are invalid.
+/// Nothing could be shown: the files are invalid.
 pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), CommandError> {
-    let path = if output == Output::Json { "/config" } else { "/config/text" };
     let files_named = options.local.config.is_some() || options.local.config_dir_must_exist;
-    match get(&options.places, path) {
-        Ok(body) if !files_named => {
-            if output == Output::Json {
-                let value: Value = serde_json::from_slice(&body).map_err(failed)?;
-                print(pretty(&value));
-            } else {
-                print(String::from_utf8_lossy(&body).trim_end());
+    let problem = match files_named {
+        true => None,
+        false => match shown_by_agent(&options.places, output) {
+            Ok(shown) => {
+                print(shown.trim_end());
+                return Ok(());
             }
-            return Ok(());
-        }
-        _ => {}
+            Err(problem) => problem,
+        },
+    };
+    if let Some(problem) = &problem {
+        let _ = writeln!(std::io::stderr(), "kedge: {problem}; showing what the files give");
     }
     let layers = local_config::read(&options.local).map_err(failed)?;
     let effective = config::effective(&layers, None).map_err(|error| failed(error.report()))?;
     match output {
-        Output::Json => print(pretty(&effective.to_json())),
+        Output::Json => print(pretty(&with_origin(effective.to_json(), "files", problem.as_deref()))),
         Output::Text => {
-            print("# no running agent was asked: this is what the files give");
+            print(match (files_named, problem) {
+                (true, _) => "# what the files give; no running agent was asked",
+                (false, None) => "# what the files give: no agent runs here",
+                (false, Some(_)) => "# what the files give: the agent did not answer well",
+            });
             print(effective.to_text().trim_end());
         }
     }
     Ok(())
+}
+
+/// What the running agent uses, ready to be printed. The error says what is wrong with an agent that is there.
+fn shown_by_agent(places: &Places, output: Output) -> Result<String, Option<String>> {
+    let socket = places.socket();
+    let said = |why: &dyn fmt::Display| Some(format!("the agent on {} answered: {why}", socket.display()));
+    let path = if output == Output::Json { "/config" } else { "/config/text" };
+    let answer = client::get(&socket, path).map_err(|error| match nobody_listens(&error) {
+        true => None,
+        false => Some(crate::errors::chain(&error)),
+    })?;
+    let text = String::from_utf8_lossy(&answer.body);
+    if answer.status != 200 {
+        return Err(said(&text.trim_end()));
+    }
+    match output {
+        Output::Text => Ok(text.into_owned()),
+        Output::Json => match serde_json::from_str(&text) {
+            Ok(value @ Value::Object(_)) => Ok(pretty(&with_origin(value, "agent", None))),
+            Ok(_) => Err(said(&"no JSON object")),
+            Err(error) => Err(said(&format_args!("no JSON: {error}"))),
+        },
+    }
+}
+
+/// Says beside a configuration who gave it.
+fn with_origin(mut shown: Value, from: &str, agent_problem: Option<&str>) -> Value {
+    shown["from"] = from.into();
+    if let Some(problem) = agent_problem {
+        shown["agentProblem"] = problem.into();
+    }
+    shown
 }
 
 /// `kedge config check`: says for the local config, and for each file as if it were pushed, whether it would be used.

@@ -141,6 +141,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, UsageE
             Value(word) => {
                 words.push(word.into_string().map_err(|word| UsageError(format!("{word:?} is not UTF-8")))?)
             }
+            Short('v') => raw.take("v", &mut parser)?,
             Short('o') => raw.output = Some(output(&parser.value()?.string()?)?),
             Long(name) => {
                 let name = name.to_owned();
@@ -395,7 +396,7 @@ Commands:
   config check FILE  judge files as a pushed configuration, without an API server
   config forgive UID forget the verdicts on a ConfigMap, so that it is tried again
   config reset       forget what is assigned and go back to the local config
-  record-exit        record how the agent ended (for ExecStopPost=)
+  record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
   version            print the version
 
 Flags of all commands that speak to an agent:
@@ -479,7 +480,7 @@ mod tests {
 
     #[test]
     fn flags_that_set_a_field_become_a_layer() {
-        let options = agent("agent --v 4 --register-with-taints a=b:NoSchedule,c:NoExecute --healthz-port=0");
+        let options = agent("agent -v 4 --register-with-taints a=b:NoSchedule,c:NoExecute --healthz-port=0");
         let flags = options.local.flags;
         assert_eq!(flags[0], ("v", json!({"logging": {"verbosity": 4}})));
         assert_eq!(
@@ -496,6 +497,20 @@ mod tests {
         assert_eq!(options.local.config_dir, None);
         assert!(agent("agent --config-dir /x").local.config_dir_must_exist);
         assert_eq!(agent("agent --init-config-dir /x").local.config, Some(PathBuf::from("/x/kubelet")));
+    }
+
+    #[test]
+    fn whoever_records_an_exit_looks_where_the_agent_of_the_unit_is() {
+        let unit = include_str!("../systemd/kedge.service");
+        let flags = "--root-dir /data/kedge --config /etc/kedge/config.yaml --node-labels site=quarry -v 4";
+        let command = |setting: &str| {
+            let line = unit.lines().find_map(|line| line.strip_prefix(setting)).unwrap();
+            parsed(line.split_once("/usr/bin/kedge ").unwrap().1.replace("$KEDGE_FLAGS", flags).as_str())
+        };
+        let Ok(Command::Agent(agent)) = command("ExecStart=") else { panic!() };
+        let Ok(Command::RecordExit(places)) = command("ExecStopPost=") else { panic!() };
+        assert_eq!(places.root_dir, PathBuf::from("/data/kedge"));
+        assert_eq!((places.root_dir, places.run_dir), (agent.places.root_dir, agent.places.run_dir));
     }
 
     #[test]

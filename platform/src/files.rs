@@ -134,15 +134,15 @@ pub enum ReadError {
 impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ReadError::NotFound { path } => write!(f, "{} does not exist", path.display()),
+            ReadError::NotFound { path } => write!(f, "{} does not exist", shown(path)),
             ReadError::NotAFile { path, kind } => {
-                write!(f, "{} is a {kind}, expected something readable", path.display())
+                write!(f, "{} is a {kind}, expected something readable", shown(path))
             }
             ReadError::TooLarge { path, size, limit } => {
-                write!(f, "{} has {size} bytes, expected at most {limit}", path.display())
+                write!(f, "{} has {size} bytes, expected at most {limit}", shown(path))
             }
             ReadError::BadPath { path } => write!(f, "{path:?} is no path below the data directory"),
-            ReadError::Io { operation, path, .. } => write!(f, "cannot {operation} {}", path.display()),
+            ReadError::Io { operation, path, .. } => write!(f, "cannot {operation} {}", shown(path)),
         }
     }
 }
@@ -225,21 +225,21 @@ impl fmt::Display for WriteError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             WriteError::NoSpace { operation, path, .. } => {
-                write!(f, "cannot {operation} {}, the disk is full", path.display())
+                write!(f, "cannot {operation} {}, the disk is full", shown(path))
             }
             WriteError::ReadOnly { operation, path, .. } => {
-                write!(f, "cannot {operation} {}, the disk is read-only", path.display())
+                write!(f, "cannot {operation} {}, the disk is read-only", shown(path))
             }
             WriteError::BadPath { path } => write!(f, "{path:?} is no path below the data directory"),
             WriteError::Differs { path, expected_bytes, at_byte } => write!(
                 f,
                 "wrote {expected_bytes} bytes for {}, read back something else from byte {at_byte} on",
-                path.display()
+                shown(path)
             ),
             WriteError::TooMany { path } => {
-                write!(f, "cannot remove all of {} at once, some is left", path.display())
+                write!(f, "cannot remove all of {} at once, some is left", shown(path))
             }
-            WriteError::Io { operation, path, .. } => write!(f, "cannot {operation} {}", path.display()),
+            WriteError::Io { operation, path, .. } => write!(f, "cannot {operation} {}", shown(path)),
         }
     }
 }
@@ -253,6 +253,12 @@ impl Error for WriteError {
             _ => None,
         }
     }
+}
+
+/// A path as messages call it: the root is below itself nothing.
+fn shown(path: &Path) -> std::path::Display<'_> {
+    let named = if path == Path::new("") { Path::new("the data directory") } else { path };
+    named.display()
 }
 
 /// What a sweep did.
@@ -432,7 +438,7 @@ impl<D: Operations> DurableFiles<D> {
         if state.durable_directories.contains(directory) {
             return Ok(());
         }
-        self.attempt("create the root for", directory, || self.disk.make_root())?;
+        self.attempt("create", Path::new(""), || self.disk.make_root())?;
         let mut ancestors: Vec<_> = directory.ancestors().filter(|path| *path != Path::new("")).collect();
         ancestors.reverse();
         for ancestor in ancestors {
@@ -944,5 +950,11 @@ mod tests {
         assert_eq!(large.to_string(), "checkpoints/7f3c has 9 bytes, expected at most 8");
         let kind = ReadError::NotAFile { path, kind: Kind::Fifo };
         assert_eq!(kind.to_string(), "checkpoints/7f3c is a named pipe, expected something readable");
+        let root = WriteError::from_io(
+            "create",
+            Path::new(""),
+            io::Error::from(io::ErrorKind::ReadOnlyFilesystem),
+        );
+        assert_eq!(root.to_string(), "cannot create the data directory, the disk is read-only");
     }
 }
