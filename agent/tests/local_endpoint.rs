@@ -236,3 +236,36 @@ fn an_answer_that_makes_no_sense_is_told_from_none() {
     check(b"HTTP/1.1 200 OK\r\n\r\nall of it?", "its answer has no Content-Length");
     check(b"hello\r\n\r\n", "its answer is no HTTP");
 }
+
+/// What `kedge config show` prints beside an agent that answers `answer`: exit code, standard output, standard error.
+fn config_show(answer: Option<fn(Call)>, form: &str) -> (Option<i32>, String, String) {
+    let folder = Folder::new();
+    let agent = answer.map(|answer| Agent::start(&folder.socket(), answer));
+    let shown = std::process::Command::new(env!("CARGO_BIN_EXE_kedge"))
+        .args(["config", "show", "--output", form, "--run-dir"])
+        .arg(folder.0.join("run"))
+        .output()
+        .unwrap();
+    drop(agent);
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (shown.status.code(), text(shown.stdout), text(shown.stderr))
+}
+
+#[test]
+fn config_show_says_who_gave_what_it_shows() {
+    let check = |answer: Option<fn(Call)>, from: &str, problem: &str| {
+        let (code, out, complaint) = config_show(answer, "json");
+        let shown: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert_eq!((code, shown["from"].as_str()), (Some(0), Some(from)), "{out}{complaint}");
+        assert_eq!(complaint.is_empty(), problem.is_empty(), "{complaint}");
+        assert!(complaint.contains(problem), "{complaint}");
+        assert!(shown["agentProblem"].as_str().unwrap_or_default().contains(problem), "{out}");
+    };
+    check(Some(|call| call.answer(Response::text(200, r#"{"config":{"maxPods":7}}"#))), "agent", "");
+    check(None, "files", "");
+    check(Some(|call| call.answer(Response::text(503, "starting"))), "files", "answered: starting");
+    check(Some(|call| call.answer(Response::text(200, "ok"))), "files", "answered: no JSON");
+    check(Some(|call| call.answer(Response::text(200, "[]"))), "files", "answered: no JSON object");
+    let (_, out, _) = config_show(None, "text");
+    assert!(out.starts_with("# what the files give: no agent runs here\n"), "{out}");
+}
