@@ -1,0 +1,373 @@
+//! One machine in QEMU: power, disks, network, monitor, shell, serial log.
+//!
+//! Owns the process and the files of one run directory. Always holds: the process dies with this one (also by SIGKILL); the guest
+//! reaches one address, the hub's, through a relay, and nothing else; the serial log grows over all starts. The emulated clock of a
+//! machine started from a snapshot is the snapshot's.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
+
+use crate::board::{Board, Credentials};
+use crate::error::HilError;
+use crate::qmp::Qmp;
+use crate::shell::Shell;
+
+/// Where the guest finds the hub.
+pub(crate) const HUB_IN_GUEST: &str = "10.0.2.100:6443";
+/// The name of the snapshot that stories start from.
+const SNAPSHOT: &str = "ready";
+/// Longest wait for QEMU's sockets.
+const SOCKETS_LIMIT: Duration = Duration::from_secs(60);
+
+/// What a start of the machine is given beside its disk.
+#[derive(Clone, Default)]
+pub(crate) struct Start {
+    /// Continue from the snapshot.
+    pub(crate) from_snapshot: bool,
+    /// What the machine's clock says, as `-rtc base=` takes it.
+    pub(crate) clock: Option<String>,
+    /// Memory instead of the board's, MiB.
+    pub(crate) memory_mib: Option<u32>,
+    /// The network cable is not plugged in.
+    pub(crate) unplugged: bool,
+    /// Start the kernel directly, without firmware and boot loader.
+    pub(crate) direct: bool,
+}
+
+/// A machine and its files.
+pub(crate) struct Machine {
+    board: Board,
+    dir: PathBuf,
+    image: PathBuf,
+    identity: Vec<(&'static str, PathBuf)>,
+    files: Vec<PathBuf>,
+    hub_address: String,
+    process: Option<Child>,
+    monitor: Option<Qmp>,
+    shell: Option<Shell>,
+}
+
+impl Machine {
+    /// A machine of this board in `dir`, with the image folder's disk not yet in it.
+    pub(crate) fn new(
+        board: &Board,
+        dir: &Path,
+        image: &Path,
+        hub_address: &str,
+    ) -> Result<Machine, HilError> {
+        std::fs::create_dir_all(dir).map_err(HilError::io("create directory", dir))?;
+        Ok(Machine {
+            board: board.clone(),
+            dir: dir.to_owned(),
+            image: image.to_owned(),
+            identity: Vec::new(),
+            files: Vec::new(),
+            hub_address: hub_address.to_owned(),
+            process: None,
+            monitor: None,
+            shell: None,
+        })
+    }
+
+    /// Hands the machine a credential, from a file.
+    pub(crate) fn hand(&mut self, name: &'static str, content: &str) -> Result<(), HilError> {
+        let path = self.dir.join(name);
+        std::fs::write(&path, content).map_err(HilError::io("write", &path))?;
+        self.identity.retain(|(old, _)| *old != name);
+        self.identity.push((name, path));
+        Ok(())
+    }
+
+    /// A file the guest sees as a read-only disk, in this order: `/dev/vdb`, `/dev/vdc`, ...
+    pub(crate) fn lend(&mut self, file: &Path) {
+        self.files.push(file.to_owned());
+    }
+
+    /// A factory-new disk, of the image as it is flashed.
+    pub(crate) fn flash(&self) -> Result<(), HilError> {
+        let image = self.image.join("disk.img");
+        convert("raw", &image, &self.disk())?;
+        match &self.board.firmware {
+            Some((_, variables)) => convert("raw", variables, &self.variables()),
+            None => Ok(()),
+        }
+    }
+
+    /// The disk and firmware variables of another machine that is off.
+    pub(crate) fn copy_disks(&self, from: &Path) -> Result<(), HilError> {
+        for file in [self.disk(), self.variables()] {
+            let source = from.join(file.file_name().expect("a disk's path ends in its name"));
+            if source.exists() {
+                std::fs::copy(&source, &file).map_err(HilError::io("copy", &source))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where everything of this machine is.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.dir.join("disk.qcow2")
+    }
+
+    fn variables(&self) -> PathBuf {
+        self.dir.join("variables.qcow2")
+    }
+
+    /// What the machine wrote to its serial port, over all starts.
+    pub(crate) fn serial(&self) -> PathBuf {
+        self.dir.join("serial.log")
+    }
+
+    /// Switches it on.
+    pub(crate) fn start(&mut self, start: &Start) -> Result<(), HilError> {
+        for socket in ["monitor", "console"] {
+            let _ = std::fs::remove_file(self.dir.join(socket));
+        }
+        let said = self.dir.join("qemu.log");
+        let log = std::fs::File::create(&said).map_err(HilError::io("create", &said))?;
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).args(self.command(start)?).current_dir(&self.dir);
+        let again = log.try_clone().map_err(HilError::io("create", &said))?;
+        command.stdin(Stdio::null()).stdout(again).stderr(log);
+        let child = command.spawn().map_err(|source| HilError::Io { tried: "start QEMU".into(), source })?;
+        self.process = Some(child);
+        let end = Instant::now() + SOCKETS_LIMIT;
+        while self.monitor.is_none() {
+            match Qmp::connect(&self.dir.join("monitor")) {
+                Ok(monitor) => self.monitor = Some(monitor),
+                Err(error) => self.still_starting(end, error)?,
+            }
+        }
+        self.shell = Some(Shell::connect(&self.dir.join("console"))?);
+        if start.unplugged {
+            self.plug(false)?;
+        }
+        self.monitor().execute("cont", json!({}))?;
+        Ok(())
+    }
+
+    fn still_starting(&mut self, end: Instant, error: HilError) -> Result<(), HilError> {
+        let process = self.process.as_mut().expect("it was started");
+        let ended =
+            process.try_wait().map_err(|source| HilError::Io { tried: "wait for QEMU".into(), source })?;
+        if let Some(status) = ended {
+            let said = std::fs::read_to_string(self.dir.join("qemu.log")).unwrap_or_default();
+            return Err(HilError::Machine(format!("QEMU ended with {status}: {}", said.trim())));
+        }
+        if Instant::now() > end {
+            return Err(error);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        Ok(())
+    }
+
+    fn command(&self, start: &Start) -> Result<Vec<String>, HilError> {
+        let mut words = self.board.qemu.clone();
+        let mut add = |text: &str| words.extend(text.split(' ').map(str::to_owned));
+        add("-S -accel tcg,thread=multi -nodefaults -display none -no-user-config");
+        add(&format!("-m {}", start.memory_mib.unwrap_or(self.board.memory_mib)));
+        add("-chardev file,id=serial,path=serial.log,append=on -serial chardev:serial");
+        add("-qmp unix:monitor,server=on,wait=off -device virtio-rng-pci");
+        add("-device virtio-serial-pci -chardev socket,id=console,path=console,server=on,wait=off");
+        add("-device virtconsole,chardev=console");
+        add("-drive if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap");
+        add("-device virtio-blk-pci,drive=disk,bootindex=0");
+        for (number, file) in self.files.iter().enumerate() {
+            add(&format!("-drive if=none,id=file{number},file={},format=raw,readonly=on", plain(file)?));
+            add(&format!("-device virtio-blk-pci,drive=file{number}"));
+        }
+        let relay = std::env::current_exe()
+            .map_err(|source| HilError::Io { tried: "find this program".into(), source })?;
+        add("-device virtio-net-pci,netdev=net,romfile= -netdev");
+        words.push(format!(
+            "user,id=net,restrict=on,guestfwd=tcp:{HUB_IN_GUEST}-cmd:{} relay {}",
+            plain(&relay)?,
+            self.hub_address
+        ));
+        let mut add = |text: &str| words.extend(text.split(' ').map(str::to_owned));
+        if let Some(watchdog) = &self.board.watchdog {
+            add(&format!("-device {watchdog} -action watchdog=reset"));
+        }
+        if let Some(clock) = &start.clock {
+            add(&format!("-rtc base={clock},clock=vm"));
+        }
+        if start.from_snapshot {
+            add(&format!("-loadvm {SNAPSHOT}"));
+        }
+        let options = self.hand_over(&mut words)?;
+        self.firmware(start, &options, &mut words)?;
+        Ok(words)
+    }
+
+    /// The credentials; returns what of them goes to the kernel's command line.
+    fn hand_over(&self, words: &mut Vec<String>) -> Result<String, HilError> {
+        let mut options = " systemd.set_credential=kedge.rescue-shell:1".to_owned();
+        if self.board.credentials == Credentials::Smbios {
+            words.extend([
+                "-smbios".into(),
+                "type=11,value=io.systemd.credential:kedge.rescue-shell=1".into(),
+            ]);
+        }
+        for (name, path) in &self.identity {
+            let content = std::fs::read(path).map_err(HilError::io("read", path))?;
+            let encoded = STANDARD.encode(&content);
+            match self.board.credentials {
+                Credentials::Smbios => {
+                    let file = self.dir.join(format!("{name}.smbios"));
+                    std::fs::write(&file, format!("io.systemd.credential.binary:{name}={encoded}"))
+                        .map_err(HilError::io("write", &file))?;
+                    words.extend(["-smbios".into(), format!("type=11,path={}", plain(&file)?)]);
+                }
+                // a kubeconfig is too long for a kernel's command line: it comes by fw_cfg or the EFI partition there
+                Credentials::Kernel if content.len() < 256 => {
+                    options += &format!(" systemd.set_credential_binary={name}:{encoded}");
+                }
+                Credentials::Kernel => {
+                    words.extend([
+                        "-fw_cfg".into(),
+                        format!("name=opt/io.systemd.credentials/{name},file={}", plain(path)?),
+                    ]);
+                }
+            }
+        }
+        Ok(options)
+    }
+
+    fn firmware(&self, start: &Start, options: &str, words: &mut Vec<String>) -> Result<(), HilError> {
+        if let (Some((code, _)), false) = (&self.board.firmware, start.direct) {
+            words.extend([
+                "-drive".into(),
+                format!("if=pflash,unit=0,format=raw,readonly=on,file={}", plain(code)?),
+                "-drive".into(),
+                "if=pflash,unit=1,format=qcow2,file=variables.qcow2".into(),
+            ]);
+            return Ok(());
+        }
+        let info = self.image.join("build-info");
+        let text = std::fs::read_to_string(&info).map_err(HilError::io("read", &info))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("OPTIONS="));
+        let own = line.ok_or_else(|| HilError::Garbled(format!("{}: no OPTIONS", info.display())))?;
+        let file = |name: &str| plain(&self.image.join(name)).map(str::to_owned);
+        words.extend([
+            "-kernel".into(),
+            file("vmlinuz")?,
+            "-initrd".into(),
+            file("initrd")?,
+            "-append".into(),
+        ]);
+        words.push(format!("root=PARTLABEL=root-a {own}{options}"));
+        Ok(())
+    }
+
+    fn monitor(&mut self) -> &mut Qmp {
+        self.monitor.as_mut().expect("the machine is on: stories ask it nothing while it is off")
+    }
+
+    /// Runs a command in the guest; its exit code and output.
+    pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
+        match &mut self.shell {
+            Some(shell) => shell.run(command, limit),
+            None => Err(HilError::Machine(format!("the machine is off, asked for {command:?}"))),
+        }
+    }
+
+    /// Sends a command that ends this boot.
+    pub(crate) fn run_last(&mut self, command: &str, limit: Duration) -> Result<(), HilError> {
+        self.monitor().forget_events();
+        match &mut self.shell {
+            Some(shell) => shell.send_last(command, limit),
+            None => Err(HilError::Machine(format!("the machine is off, asked for {command:?}"))),
+        }
+    }
+
+    /// Waits for an event of QEMU's.
+    pub(crate) fn wait_event(&mut self, name: &str, limit: Duration) -> Result<(), HilError> {
+        match self.monitor().wait_event(name, limit)? {
+            true => Ok(()),
+            false => Err(HilError::Never {
+                awaited: format!("QEMU's event {name} within {limit:?}"),
+                found: self.serial_end(),
+            }),
+        }
+    }
+
+    /// The guest has been reset: the next command waits for the new shell.
+    pub(crate) fn was_reset(&mut self) {
+        if let Some(shell) = &mut self.shell {
+            shell.forget();
+        }
+    }
+
+    /// Keeps the running machine as the snapshot.
+    pub(crate) fn save(&mut self) -> Result<(), HilError> {
+        self.monitor().monitor(&format!("savevm {SNAPSHOT}"))
+    }
+
+    /// Plugs or pulls the network cable.
+    pub(crate) fn plug(&mut self, is_in: bool) -> Result<(), HilError> {
+        self.monitor().execute("set_link", json!({"name": "net", "up": is_in})).map(|_| ())
+    }
+
+    /// Cuts the power.
+    pub(crate) fn cut(&mut self) {
+        self.monitor = None;
+        self.shell = None;
+        if let Some(mut process) = self.process.take() {
+            // it may have ended by itself
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    /// The last lines of the serial log.
+    pub(crate) fn serial_end(&self) -> String {
+        let bytes = std::fs::read(self.serial()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<_> = text.lines().rev().take(12).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.cut();
+    }
+}
+
+/// A disk image as one that holds snapshots.
+fn convert(format: &str, from: &Path, to: &Path) -> Result<(), HilError> {
+    let failed = |source| HilError::Io { tried: format!("qemu-img convert {}", from.display()), source };
+    let output = Command::new("qemu-img")
+        .args(["convert", "-f", format, "-O", "qcow2"])
+        .args([from, to])
+        .output()
+        .map_err(failed)?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(HilError::Machine(format!(
+            "qemu-img convert {}: {}",
+            from.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))),
+    }
+}
+
+/// A path that stands for itself in QEMU's options, where commas and spaces do not.
+fn plain(path: &Path) -> Result<&str, HilError> {
+    match path.to_str() {
+        Some(text) if !text.contains([',', ' ']) => Ok(text),
+        _ => Err(HilError::Machine(format!(
+            "{}: QEMU takes no path with commas or spaces here",
+            path.display()
+        ))),
+    }
+}

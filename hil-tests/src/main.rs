@@ -1,0 +1,330 @@
+//! `kedge-hil`: boots the disk images of `images/` in QEMU and tells stories on them, with the hub and kubectl on this machine.
+//!
+//! The first boot of a run is a story itself: factory-new disk, firmware, identity, first Lease, Ready. It is saved as a snapshot, from
+//! which the others start, each with its own copy of the disk and of the hub's data. A story that fails leaves its serial log, the
+//! guest's journal and the hub's log in the folder that is named, and the next one is told.
+
+mod board;
+mod error;
+mod machine;
+mod qmp;
+mod relay;
+mod shell;
+mod stage;
+mod stories;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use kedge_try::hub::Hub;
+use kedge_try::scratch::Scratch;
+use kedge_try::teller::{Teller, Tone};
+use lexopt::prelude::*;
+
+use crate::board::Board;
+use crate::error::HilError;
+use crate::machine::{HUB_IN_GUEST, Machine, Start};
+use crate::stage::{NODE, Stage};
+use crate::stories::{Needs, STORIES, Story};
+
+const HELP: &str = "\
+kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update FILE] [--logs DIR] [STORY...]
+kedge-hil --list
+
+Boots the image of a board in QEMU and tells the stories named, or the core ones, or all (--full).
+
+  --images DIR          where images/build left its folders
+  --board NAME          a file of hil-tests/boards [x86_64-uefi]
+  --faults FILE         an agent with fault injection that runs on the board
+  --broken-update FILE  an update for the board whose agent does not start
+  --logs DIR            where a failing story leaves its logs [target/hil]
+";
+
+/// A checked command line.
+struct Options {
+    board: String,
+    images: PathBuf,
+    is_full: bool,
+    faults: Option<PathBuf>,
+    broken_update: Option<PathBuf>,
+    logs: PathBuf,
+    stories: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("kedge-hil: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<bool, HilError> {
+    let words: Vec<_> = std::env::args().skip(1).collect();
+    match words.first().map(String::as_str) {
+        // QEMU runs this for each connection of the guest
+        Some("relay") if words.len() == 2 => return relay::run(&words[1]).map(|()| true),
+        Some("--help" | "-h") => {
+            print!("{HELP}");
+            return Ok(true);
+        }
+        Some("--list") => {
+            for story in STORIES {
+                println!(
+                    "{:<16} {:<5} {}",
+                    story.name,
+                    if story.is_core { "core" } else { "full" },
+                    story.about
+                );
+            }
+            return Ok(true);
+        }
+        _ => {}
+    }
+    let options = parse().map_err(|error| HilError::Garbled(format!("{error}; see kedge-hil --help")))?;
+    Run::open(&options)?.tell()
+}
+
+fn parse() -> Result<Options, lexopt::Error> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut options = Options {
+        board: "x86_64-uefi".into(),
+        images: root.join("target/images"),
+        is_full: false,
+        faults: None,
+        broken_update: None,
+        logs: root.join("target/hil"),
+        stories: Vec::new(),
+    };
+    let mut parser = lexopt::Parser::from_env();
+    while let Some(argument) = parser.next()? {
+        match argument {
+            Long("board") => options.board = parser.value()?.string()?,
+            Long("images") => options.images = parser.value()?.into(),
+            Long("full") => options.is_full = true,
+            Long("faults") => options.faults = Some(parser.value()?.into()),
+            Long("broken-update") => options.broken_update = Some(parser.value()?.into()),
+            Long("logs") => options.logs = parser.value()?.into(),
+            Value(name) => options.stories.push(name.string()?),
+            other => return Err(other.unexpected()),
+        }
+    }
+    Ok(options)
+}
+
+/// Everything one run is made of.
+struct Run<'a> {
+    options: &'a Options,
+    board: Board,
+    image: PathBuf,
+    hub: Hub,
+    scratch: Scratch,
+    teller: Teller,
+    passed: usize,
+    failed: Vec<&'static str>,
+}
+
+impl<'a> Run<'a> {
+    fn open(options: &'a Options) -> Result<Run<'a>, HilError> {
+        let boards = Path::new(env!("CARGO_MANIFEST_DIR")).join("boards");
+        let board = Board::read(&boards, &options.board)?;
+        let absolute = |path: &Path| std::fs::canonicalize(path).map_err(HilError::io("find", path));
+        let image = absolute(&options.images.join(&board.image))?;
+        for name in &options.stories {
+            if !STORIES.iter().any(|story| story.name == name) {
+                return Err(HilError::Garbled(format!("no story {name}; see kedge-hil --list")));
+            }
+        }
+        let scratch = Scratch::new("hil")
+            .map_err(|source| HilError::Io { tried: "make a temporary directory".into(), source })?;
+        let guest_host = HUB_IN_GUEST.split(':').next().unwrap_or(HUB_IN_GUEST);
+        let hub = Hub::start(
+            &scratch.path().join("hub"),
+            &["--advertise", "127.0.0.1", "--advertise", guest_host],
+        )?;
+        Ok(Run { options, board, image, hub, scratch, teller: Teller::new(), passed: 0, failed: Vec::new() })
+    }
+
+    /// Tells everything that was asked for; false if anything failed.
+    fn tell(mut self) -> Result<bool, HilError> {
+        let start = Instant::now();
+        self.teller.chapter(&format!("{}: a factory-new node boots, joins and is Ready", self.board.name));
+        let mut machine = self.machine("first")?;
+        if let Err(error) = self.first_boot(&mut machine) {
+            self.teller.say(Tone::Bad, &format!("{error}"));
+            self.keep_logs("boot", &mut machine);
+            println!("0 passed, 1 failed");
+            return Ok(false);
+        }
+        self.passed += 1;
+        machine.save()?;
+        machine.cut();
+        self.hub.stop()?;
+        copy_tree(&self.hub_data(), &self.scratch.path().join("hub-ready"))?;
+        for story in STORIES {
+            if self.is_wanted(story) {
+                match self.why_not(story) {
+                    Some(why) => self.teller.say(Tone::Open, &format!("{}: left out: {why}", story.name)),
+                    None => self.tell_one(story, machine.dir())?,
+                }
+            }
+        }
+        let secs = start.elapsed().as_secs();
+        for name in &self.failed {
+            self.teller.say(Tone::Bad, &format!("failed: {name}"));
+        }
+        println!("\n{} in {secs} s:\n{} passed, {} failed", self.board.name, self.passed, self.failed.len());
+        Ok(self.failed.is_empty())
+    }
+
+    fn is_wanted(&self, story: &Story) -> bool {
+        match self.options.stories.is_empty() {
+            true => story.is_core || self.options.is_full,
+            false => self.options.stories.iter().any(|name| name == story.name),
+        }
+    }
+
+    fn why_not(&self, story: &Story) -> Option<&'static str> {
+        let is_slotted = self.board.firmware.is_some();
+        match story.needs {
+            Needs::Faults if self.options.faults.is_none() => {
+                Some("no agent with faults was given (--faults)")
+            }
+            Needs::Watchdog if self.board.watchdog.is_none() => Some("this board has no hardware watchdog"),
+            Needs::Slots | Needs::BrokenUpdate if !is_slotted => {
+                Some("this board has no boot loader that counts")
+            }
+            Needs::BrokenUpdate if self.options.broken_update.is_none() => {
+                Some("no broken update was given (--broken-update)")
+            }
+            _ => None,
+        }
+    }
+
+    /// A machine with everything it is handed and lent, without a disk.
+    fn machine(&mut self, name: &str) -> Result<Machine, HilError> {
+        let dir = self.scratch.path().join(name);
+        let mut machine = Machine::new(&self.board, &dir, &self.image, self.hub.address())?;
+        let kubeconfig = self.hub.node_kubeconfig(NODE)?.replace(self.hub.address(), HUB_IN_GUEST);
+        machine.hand("kedge.kubeconfig", &kubeconfig)?;
+        machine.hand("kedge.node-name", NODE)?;
+        let nothing = self.scratch.path().join("nothing");
+        std::fs::write(&nothing, [0; 512]).map_err(HilError::io("write", &nothing))?;
+        let update = self.image.join(format!("kedge-{}.update", self.board.image));
+        let update = if update.exists() { update } else { nothing.clone() };
+        let lent = [self.options.faults.clone(), Some(update), self.options.broken_update.clone()];
+        for file in lent {
+            let file = file.unwrap_or_else(|| nothing.clone());
+            machine.lend(&std::fs::canonicalize(&file).map_err(HilError::io("find", &file))?);
+        }
+        Ok(machine)
+    }
+
+    fn first_boot(&mut self, machine: &mut Machine) -> Result<(), HilError> {
+        machine.flash()?;
+        machine.start(&Start::default())?;
+        let start = Instant::now();
+        let placeholder =
+            Machine::new(&self.board, &self.scratch.path().join("none"), &self.image, self.hub.address())?;
+        let machine_now = std::mem::replace(machine, placeholder);
+        let mut stage = Stage { hub: &mut self.hub, machine: machine_now, teller: &mut self.teller };
+        let told = measure_first_boot(&mut stage, start);
+        *machine = stage.machine;
+        told
+    }
+
+    fn tell_one(&mut self, story: &'static Story, first: &Path) -> Result<(), HilError> {
+        self.teller.chapter(&format!("{}: {}", story.name, story.about));
+        self.hub.kill();
+        let data = self.hub_data();
+        std::fs::remove_dir_all(&data).map_err(HilError::io("remove", &data))?;
+        copy_tree(&self.scratch.path().join("hub-ready"), &data)?;
+        self.hub.start_again()?;
+        let mut machine = self.machine(story.name)?;
+        machine.copy_disks(first)?;
+        machine.start(&Start { from_snapshot: true, ..Start::default() })?;
+        let start = Instant::now();
+        let mut stage = Stage { hub: &mut self.hub, machine, teller: &mut self.teller };
+        let told = stage.renews().and_then(|()| (story.tell)(&mut stage));
+        let mut machine = stage.machine;
+        match told {
+            Ok(()) => {
+                self.passed += 1;
+                self.teller
+                    .say(Tone::Good, &format!("{}: passed in {} s", story.name, start.elapsed().as_secs()));
+            }
+            Err(error) => {
+                self.failed.push(story.name);
+                self.teller.say(Tone::Bad, &format!("{}: {error}", story.name));
+                self.keep_logs(story.name, &mut machine);
+            }
+        }
+        machine.cut();
+        let dir = machine.dir().to_owned();
+        std::fs::remove_dir_all(&dir).map_err(HilError::io("remove", &dir))
+    }
+
+    fn hub_data(&self) -> PathBuf {
+        self.scratch.path().join("hub/data")
+    }
+
+    /// What a person needs to find out why. What cannot be had is left out: the story's own error is the news.
+    fn keep_logs(&mut self, name: &str, machine: &mut Machine) {
+        let to = self.options.logs.join(&self.board.name).join(name);
+        let _ = std::fs::create_dir_all(&to);
+        let _ = std::fs::copy(machine.serial(), to.join("serial.log"));
+        let _ = std::fs::copy(self.hub.log(), to.join("hub.log"));
+        let journal = machine.run(
+            "journalctl --no-pager -o short-monotonic -n 2000; dmesg | tail -100",
+            Duration::from_secs(60),
+        );
+        if let Ok((_, journal)) = journal {
+            let _ = std::fs::write(to.join("journal.log"), journal);
+        }
+        self.teller.say(Tone::Bad, &format!("logs: {}", to.display()));
+    }
+}
+
+fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilError> {
+    stage.wait("the first Lease", stage::BOOT, |stage| {
+        Ok(stage.renewed()?.ok_or_else(|| "no Lease".to_owned()))
+    })?;
+    let lease = start.elapsed();
+    stage.ready()?;
+    let ready = start.elapsed();
+    stage.say(&format!(
+        "power on to the first Lease: {:.1} s, to Ready: {:.1} s",
+        lease.as_secs_f32(),
+        ready.as_secs_f32()
+    ));
+    let state = stage.machine.run("systemctl is-system-running --wait || true", stage::BOOT)?.1;
+    let failed = stage.guest("systemctl --failed --no-legend")?;
+    stage.expect(&format!("the system's state, failed units: {failed:?}"), state.as_str(), "running")?;
+    let times = stage.guest("systemd-analyze | head -n 1")?;
+    stage.say(&times);
+    let process = stage.running()?;
+    let memory = stage
+        .guest(&format!("grep -E '^(Pss|Private_Clean|Private_Dirty):' /proc/{process}/smaps_rollup"))?;
+    stage.say(&format!("the agent's memory: {}", memory.split_whitespace().collect::<Vec<_>>().join(" ")));
+    let kib =
+        memory.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).unwrap_or(u64::MAX);
+    stage.expect("PSS of at most 3 MiB", kib <= 3 * 1024, true)
+}
+
+/// Copies a directory with what is below it.
+fn copy_tree(from: &Path, to: &Path) -> Result<(), HilError> {
+    std::fs::create_dir_all(to).map_err(HilError::io("create directory", to))?;
+    for entry in std::fs::read_dir(from).map_err(HilError::io("list", from))? {
+        let entry = entry.map_err(HilError::io("list", from))?;
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        match path.is_dir() {
+            true => copy_tree(&path, &target)?,
+            false => drop(std::fs::copy(&path, &target).map_err(HilError::io("copy", &path))?),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! The rescue shell on the machine's virtio console: commands in, output and exit code out.
+//!
+//! Always holds: a command is sent only after the shell has answered a greeting since the machine was started or was last seen to
+//! reboot, so it runs once; every wait has a limit. The shell is the image's own unit, woken by a credential.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::error::HilError;
+
+/// How often a greeting is repeated until somebody answers.
+const GREET_EVERY: Duration = Duration::from_millis(500);
+/// Most bytes of one command's output.
+const OUTPUT_BYTES: usize = 4 << 20;
+
+/// A shell in the guest.
+pub(crate) struct Shell {
+    stream: UnixStream,
+    is_greeted: bool,
+    count: u64,
+}
+
+impl Shell {
+    /// Connects to the console; the guest may not be there yet.
+    pub(crate) fn connect(path: &Path) -> Result<Shell, HilError> {
+        let stream = UnixStream::connect(path).map_err(HilError::io("connect to", path))?;
+        Ok(Shell { stream, is_greeted: false, count: 0 })
+    }
+
+    /// The machine restarts: the next command waits for the new shell.
+    pub(crate) fn forget(&mut self) {
+        self.is_greeted = false;
+    }
+
+    /// Runs a command; returns its exit code and what it wrote.
+    pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
+        let end = Instant::now() + limit;
+        if !self.is_greeted {
+            self.greet(end)?;
+        }
+        self.count += 1;
+        let (begin, finish) = (format!("@begin-{}", self.count), format!("@end-{}", self.count));
+        self.send(&format!("echo {begin}; {{ {command}\n}} </dev/null 2>&1; echo; echo {finish} $?\n"))?;
+        let text = self.read_until(&format!("{finish} "), end, command)?;
+        let output =
+            text.rsplit_once(&format!("{begin}\r\n")).or_else(|| text.rsplit_once(&format!("{begin}\n")));
+        let (output, code) = output
+            .and_then(|(_, rest)| rest.rsplit_once(&format!("{finish} ")))
+            .ok_or_else(|| HilError::Machine(format!("the shell's answer to {command:?} is {text:?}")))?;
+        let code = code.trim().parse().map_err(|_| HilError::Machine(format!("exit code {code:?}")))?;
+        Ok((code, output.trim().to_owned()))
+    }
+
+    /// Sends a command that ends the machine or this shell.
+    pub(crate) fn send_last(&mut self, command: &str, limit: Duration) -> Result<(), HilError> {
+        if !self.is_greeted {
+            self.greet(Instant::now() + limit)?;
+        }
+        self.is_greeted = false;
+        self.send(&format!("{command}\n"))
+    }
+
+    fn greet(&mut self, end: Instant) -> Result<(), HilError> {
+        loop {
+            self.count += 1;
+            let word = format!("@here-{}", self.count);
+            self.send(&format!("\nPS1=; PS2=; echo {word} 0\n"))?;
+            let wait = (Instant::now() + GREET_EVERY).min(end);
+            match self.read_until(&format!("{word} "), wait, "greeting") {
+                Ok(_) => break,
+                Err(HilError::Never { .. }) if Instant::now() < end => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.is_greeted = true;
+        Ok(())
+    }
+
+    fn send(&mut self, text: &str) -> Result<(), HilError> {
+        self.stream.write_all(text.as_bytes()).map_err(|error| HilError::Machine(format!("console: {error}")))
+    }
+
+    /// Everything up to the line end after the last `mark`.
+    fn read_until(&mut self, mark: &str, end: Instant, awaited: &str) -> Result<String, HilError> {
+        let mut bytes = Vec::new();
+        loop {
+            let text = String::from_utf8_lossy(&bytes);
+            if text.rsplit_once(mark).is_some_and(|(_, rest)| rest.ends_with('\n')) {
+                return Ok(text.into_owned());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || bytes.len() > OUTPUT_BYTES {
+                let found = text.chars().rev().take(400).collect::<Vec<_>>().into_iter().rev().collect();
+                return Err(HilError::Never { awaited: format!("the shell's answer to {awaited:?}"), found });
+            }
+            let failed = |error| HilError::Machine(format!("console: {error}"));
+            self.stream.set_read_timeout(Some(left)).map_err(failed)?;
+            let mut chunk = [0; 4096];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(HilError::Machine("QEMU has ended".into())),
+                Ok(length) => bytes.extend_from_slice(&chunk[..length]),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+}

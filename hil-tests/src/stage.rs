@@ -1,0 +1,283 @@
+//! One story's stage: a hub on this machine, a node that is a whole booted image, and the phrases in which stories speak about them.
+//!
+//! Always holds: changes go through kubectl; what is waited for is what the API says, unless the story is about what the node does
+//! without it; every wait has a limit that a busy machine does not reach.
+
+use std::time::{Duration, Instant};
+
+use kedge_try::hub::Hub;
+use kedge_try::teller::{Teller, Tone};
+use serde_json::{Value, json};
+
+use crate::error::HilError;
+use crate::machine::{Machine, Start};
+
+/// The node's name.
+pub(crate) const NODE: &str = "edge-1";
+/// Longest wait for anything but a boot: the watchdog's and the agent's own limits together are under two minutes.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+/// Longest wait for a boot: 30 to 90 s under emulation, several times that when others build.
+pub(crate) const BOOT: Duration = Duration::from_secs(400);
+/// Longest wait for one command in the guest.
+const COMMAND: Duration = Duration::from_secs(120);
+/// How often something is looked at again.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// The first lines of every payload.
+const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+/// How the runs under the active config have ended, as counted in `startups.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Crashes.
+    pub(crate) startups: usize,
+    /// Power cuts in a row.
+    pub(crate) cuts: u64,
+}
+
+/// A hub and a node.
+pub(crate) struct Stage<'a> {
+    /// The hub.
+    pub(crate) hub: &'a mut Hub,
+    /// The node's machine.
+    pub(crate) machine: Machine,
+    /// Whoever listens.
+    pub(crate) teller: &'a mut Teller,
+}
+
+/// A payload with these trial rules.
+pub(crate) fn payload(trial: &str, threshold: u32, fields: &str) -> String {
+    format!("{HEADER}configTrialDuration: {trial}\ncrashLoopThreshold: {threshold}\n{fields}")
+}
+
+impl Stage<'_> {
+    /// One line of the story.
+    pub(crate) fn say(&mut self, text: &str) {
+        self.teller.say(Tone::Plain, text);
+    }
+
+    /// Looks again and again until `look` finds something.
+    pub(crate) fn wait<T>(
+        &mut self,
+        awaited: &str,
+        limit: Duration,
+        mut look: impl FnMut(&mut Self) -> Result<Result<T, String>, HilError>,
+    ) -> Result<T, HilError> {
+        let end = Instant::now() + limit;
+        loop {
+            match look(self)? {
+                Ok(found) => return Ok(found),
+                Err(found) if Instant::now() > end => {
+                    return Err(HilError::Never { awaited: format!("{awaited} within {limit:?}"), found });
+                }
+                Err(_) => std::thread::sleep(LOOK_EVERY),
+            }
+        }
+    }
+
+    /// A command in the guest: its exit code and output.
+    pub(crate) fn ask(&mut self, command: &str) -> Result<(i32, String), HilError> {
+        self.machine.run(command, COMMAND)
+    }
+
+    /// A command in the guest that must succeed; its output.
+    pub(crate) fn guest(&mut self, command: &str) -> Result<String, HilError> {
+        match self.ask(command)? {
+            (0, output) => Ok(output),
+            (code, output) => Err(HilError::Guest {
+                command: command.to_owned(),
+                said: format!("exit code {code}: {output}"),
+            }),
+        }
+    }
+
+    /// The Node, as the API has it.
+    pub(crate) fn node(&self) -> Result<Value, HilError> {
+        Ok(self.hub.kubectl().json(&["get", "node", NODE])?)
+    }
+
+    /// When the node's Lease was last renewed, as the API has it; None if there is no Lease.
+    pub(crate) fn renewed(&self) -> Result<Option<String>, HilError> {
+        let path = [
+            "get",
+            "lease",
+            NODE,
+            "-n",
+            "kube-node-lease",
+            "--ignore-not-found",
+            "-o",
+            "jsonpath={.spec.renewTime}",
+        ];
+        let text = self.hub.kubectl().run(&path)?;
+        Ok((!text.is_empty()).then_some(text))
+    }
+
+    /// Waits for a renewal that was not there before: the node has contact now.
+    pub(crate) fn renews(&mut self) -> Result<(), HilError> {
+        let before = self.renewed()?;
+        self.wait("a renewal of the Lease", PATIENCE, |stage| {
+            let now = stage.renewed()?;
+            Ok(if now.is_some() && now != before { Ok(()) } else { Err(format!("{now:?}")) })
+        })
+    }
+
+    /// Waits until the node is Ready, by the API.
+    pub(crate) fn ready(&mut self) -> Result<(), HilError> {
+        self.wait("a Ready node", BOOT, |stage| {
+            let nodes = stage.hub.kubectl().json(&["get", "nodes"])?;
+            let node = nodes["items"]
+                .as_array()
+                .and_then(|items| items.iter().find(|node| node["metadata"]["name"] == NODE));
+            let Some(node) = node else { return Ok(Err("no Node".into())) };
+            let (status, message, reason) = condition(node, "Ready");
+            Ok(if status == "True" { Ok(()) } else { Err(format!("Ready {status}: {message} ({reason})")) })
+        })
+    }
+
+    /// Makes a ConfigMap and assigns it; returns its UID.
+    pub(crate) fn push(&mut self, name: &str, payload: &str) -> Result<String, HilError> {
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"kubelet": payload}});
+        self.hub.kubectl().feed(&["create", "-f", "-"], &map.to_string())?;
+        let object = self.hub.kubectl().json(&["get", "configmap", name])?;
+        let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        self.assign(
+            &json!({"configMapRef": {"namespace": "default", "name": name, "uid": uid}, "configMap": null}),
+        )?;
+        Ok(uid)
+    }
+
+    /// Sets `spec.configSource`.
+    pub(crate) fn assign(&mut self, source: &Value) -> Result<(), HilError> {
+        let patch = json!({"spec": {"configSource": source}}).to_string();
+        self.hub.kubectl().run(&["patch", "node", NODE, "--type=merge", "-p", &patch])?;
+        Ok(())
+    }
+
+    /// Waits until the API shows this condition ConfigOK.
+    pub(crate) fn config_ok(&mut self, status: &str, message: &str, reason: &str) -> Result<(), HilError> {
+        let expected = (status.to_owned(), message.to_owned(), reason.to_owned());
+        self.wait(&format!("ConfigOK {expected:?}"), PATIENCE, |stage| {
+            let found = condition(&stage.node()?, "ConfigOK");
+            Ok(if found == expected { Ok(()) } else { Err(format!("{found:?}")) })
+        })
+    }
+
+    /// Waits until the API shows this ConfigMap as running well.
+    pub(crate) fn runs(&mut self, uid: &str) -> Result<(), HilError> {
+        self.config_ok("True", &format!("using current (UID: {uid})"), "all checks passed")
+    }
+
+    /// Waits until the API shows this ConfigMap as last-known-good.
+    pub(crate) fn promotes(&mut self, uid: &str) -> Result<(), HilError> {
+        self.wait("the promotion", PATIENCE, |stage| {
+            let config = stage.node()?["status"]["config"].clone();
+            let known = config.pointer("/lastKnownGood/configMap/uid").and_then(Value::as_str);
+            Ok(if known == Some(uid) { Ok(()) } else { Err(config.to_string()) })
+        })
+    }
+
+    /// Waits until the agent itself says, on its own machine, that it runs this; the API need not be in reach.
+    pub(crate) fn says_it_runs(&mut self, message: &str) -> Result<(), HilError> {
+        self.wait(&format!("the agent's own {message:?}"), BOOT, |stage| {
+            let (code, text) = stage.ask("kedge config status --output json")?;
+            if code != 0 {
+                return Ok(Err(text));
+            }
+            let status: Value = serde_json::from_str(&text).unwrap_or_default();
+            Ok(if status["condition"]["message"] == message {
+                Ok(())
+            } else {
+                Err(status["condition"].to_string())
+            })
+        })
+    }
+
+    /// What is counted against the active config.
+    pub(crate) fn counted(&mut self) -> Result<Counted, HilError> {
+        let text = self.guest("cat /var/lib/kedge/config/*/startups.json")?;
+        let record: Value = serde_json::from_str(&text)
+            .map_err(|error| HilError::Garbled(format!("startups.json: {error}: {text}")))?;
+        let startups = record["startups"].as_array().map(Vec::len);
+        let cuts = record["cuts"].as_u64();
+        let (Some(startups), Some(cuts)) = (startups, cuts) else {
+            return Err(HilError::Garbled(format!("startups.json has no counts: {text}")));
+        };
+        Ok(Counted { startups, cuts })
+    }
+
+    /// The agent's process; None while there is none that is ready.
+    pub(crate) fn process(&mut self) -> Result<Option<u32>, HilError> {
+        let text = self.guest("systemctl show -P ActiveState -P MainPID kedge")?;
+        let words: Vec<_> = text.split_whitespace().collect();
+        let number = words.iter().find_map(|word| word.parse().ok());
+        Ok(number.filter(|number| *number != 0 && words.contains(&"active")))
+    }
+
+    /// Waits for another process of the agent's than this one, ready.
+    pub(crate) fn restarted(&mut self, old: u32) -> Result<u32, HilError> {
+        self.wait("a new process of the agent", PATIENCE, |stage| {
+            let now = stage.process()?;
+            Ok(now.filter(|now| *now != old).ok_or(format!("process {now:?}")))
+        })
+    }
+
+    /// The agent's process, once it is ready.
+    pub(crate) fn running(&mut self) -> Result<u32, HilError> {
+        self.restarted(0)
+    }
+
+    /// The kernel's name for this boot.
+    pub(crate) fn boot_id(&mut self) -> Result<String, HilError> {
+        self.machine.run("cat /proc/sys/kernel/random/boot_id", BOOT).map(|(_, id)| id)
+    }
+
+    /// Waits for the next boot after the machine was reset, and for its agent.
+    pub(crate) fn comes_back(&mut self, old_boot: &str) -> Result<(), HilError> {
+        self.machine.was_reset();
+        let boot = self.boot_id()?;
+        if boot == old_boot {
+            return Err(HilError::Wrong(format!("the machine was to be reset and is still in boot {boot}")));
+        }
+        self.running().map(|_| ())
+    }
+
+    /// An orderly reboot.
+    pub(crate) fn reboot(&mut self) -> Result<(), HilError> {
+        let boot = self.boot_id()?;
+        self.machine.run_last("systemctl reboot", COMMAND)?;
+        self.machine.wait_event("RESET", PATIENCE)?;
+        self.comes_back(&boot)
+    }
+
+    /// Switches on after a cut, and waits for the agent.
+    pub(crate) fn power_on(&mut self, start: &Start) -> Result<(), HilError> {
+        self.machine.start(start)?;
+        self.running().map(|_| ())
+    }
+
+    /// The power goes, and comes back.
+    pub(crate) fn power_cut(&mut self) -> Result<(), HilError> {
+        self.machine.cut();
+        self.power_on(&Start::default())
+    }
+
+    /// Fails the story unless both are the same.
+    pub(crate) fn expect<T: PartialEq + std::fmt::Debug>(
+        &self,
+        what: &str,
+        found: T,
+        expected: T,
+    ) -> Result<(), HilError> {
+        match found == expected {
+            true => Ok(()),
+            false => Err(HilError::Wrong(format!("{what}: {found:?}, expected {expected:?}"))),
+        }
+    }
+}
+
+/// Status, message and reason of a condition; empty texts if it is not there.
+pub(crate) fn condition(node: &Value, name: &str) -> (String, String, String) {
+    let conditions = node["status"]["conditions"].as_array();
+    let found = conditions.and_then(|all| all.iter().find(|condition| condition["type"] == name));
+    let text = |key: &str| found.and_then(|found| found[key].as_str()).unwrap_or_default().to_owned();
+    (text("status"), text("message"), text("reason"))
+}

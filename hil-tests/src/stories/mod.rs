@@ -1,0 +1,184 @@
+//! The stories, and which of them a quick run tells.
+//!
+//! Always holds: a story starts on a node that has joined, Ready, without anything assigned, with a hub that knows nothing of other
+//! stories; it passes only if everything it waited for came.
+
+mod config;
+mod ends;
+mod power;
+mod slots;
+mod surroundings;
+
+use crate::error::HilError;
+use crate::stage::Stage;
+
+/// Something the board must have for a story to make sense on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// Nothing.
+    Nothing,
+    /// The agent that can be asked for faults.
+    Faults,
+    /// A hardware watchdog.
+    Watchdog,
+    /// A boot loader that counts, and so two slots.
+    Slots,
+    /// The same, and an update whose agent does not start.
+    BrokenUpdate,
+}
+
+/// One story.
+pub(crate) struct Story {
+    /// Its name on the command line.
+    pub(crate) name: &'static str,
+    /// What it shows.
+    pub(crate) about: &'static str,
+    /// A quick run tells it.
+    pub(crate) is_core: bool,
+    /// What it needs of the board.
+    pub(crate) needs: Needs,
+    /// Tells it.
+    pub(crate) tell: fn(&mut Stage<'_>) -> Result<(), HilError>,
+}
+
+const fn story(
+    name: &'static str,
+    about: &'static str,
+    is_core: bool,
+    needs: Needs,
+    tell: fn(&mut Stage<'_>) -> Result<(), HilError>,
+) -> Story {
+    Story { name, about, is_core, needs, tell }
+}
+
+/// All of them, in the order in which they are told.
+pub(crate) const STORIES: &[Story] = &[
+    story(
+        "config",
+        "a pushed config is adopted, promoted, survives a reboot, and is taken back",
+        true,
+        Needs::Nothing,
+        config::lives,
+    ),
+    story(
+        "crash-loop",
+        "a config under which the agent crashes is rolled back at the threshold",
+        true,
+        Needs::Faults,
+        config::crashes,
+    ),
+    story(
+        "killed",
+        "an agent that is killed again and again under a config: rolled back",
+        true,
+        Needs::Nothing,
+        config::killed,
+    ),
+    story(
+        "hang",
+        "an agent that is stopped is killed by systemd's watchdog, returns, and that counts",
+        true,
+        Needs::Nothing,
+        config::stopped,
+    ),
+    story(
+        "stalled-loop",
+        "one loop of the agent stalls: killed, counted, named in describe node",
+        false,
+        Needs::Faults,
+        config::stalled,
+    ),
+    story(
+        "ends",
+        "every way in which a run can end counts as the design says",
+        true,
+        Needs::Nothing,
+        ends::rows,
+    ),
+    story(
+        "dead-kernel",
+        "a dead kernel is reset by the hardware watchdog and comes back with its config",
+        true,
+        Needs::Watchdog,
+        ends::dead_kernel,
+    ),
+    story("update", "an update into the other slot is tried and kept", true, Needs::Slots, slots::good),
+    story(
+        "bad-update",
+        "an update whose agent does not start: back on the old slot by itself",
+        false,
+        Needs::BrokenUpdate,
+        slots::bad,
+    ),
+    story(
+        "refused-update",
+        "a damaged update, a foreign one, one during a trial: nothing is changed",
+        false,
+        Needs::Slots,
+        slots::refused,
+    ),
+    story(
+        "power-cuts",
+        "the power goes at random moments of adoption, promotion and roll back",
+        false,
+        Needs::Nothing,
+        power::cuts,
+    ),
+    story(
+        "first-boot-cuts",
+        "the power goes at random moments of the first boot",
+        false,
+        Needs::Nothing,
+        power::first_boot_cuts,
+    ),
+    story(
+        "no-clock",
+        "the board's clock starts in 1970, then is stepped both ways",
+        false,
+        Needs::Nothing,
+        surroundings::clock,
+    ),
+    story(
+        "no-network",
+        "the cable is out at boot, comes, and flaps",
+        true,
+        Needs::Nothing,
+        surroundings::network,
+    ),
+    story("no-hub", "the hub goes and comes back", false, Needs::Nothing, surroundings::hub),
+    story(
+        "state-full",
+        "the state partition is full, then has room again",
+        false,
+        Needs::Nothing,
+        surroundings::state_full,
+    ),
+    story(
+        "state-read-only",
+        "the state partition turns read-only",
+        false,
+        Needs::Nothing,
+        surroundings::state_read_only,
+    ),
+    story(
+        "state-wiped",
+        "the state partition is wiped: the node comes back with the identity it was handed",
+        true,
+        Needs::Nothing,
+        surroundings::state_wiped,
+    ),
+    story(
+        "state-corrupted",
+        "the state partition is corrupted at random places",
+        false,
+        Needs::Nothing,
+        surroundings::state_corrupted,
+    ),
+    story(
+        "small",
+        "64 MiB of memory are enough for the system and the agent",
+        false,
+        Needs::Nothing,
+        surroundings::small,
+    ),
+];

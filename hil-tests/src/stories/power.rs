@@ -1,0 +1,85 @@
+//! Power cuts at random moments. The seed of a run is printed; `KEDGE_HIL_SEED` repeats it, `KEDGE_HIL_CYCLES` sets how many.
+
+use std::time::Duration;
+
+use crate::error::HilError;
+use crate::machine::Start;
+use crate::stage::{NODE, PATIENCE, Stage, payload};
+
+/// A small generator of our own: cut moments need no quality, only repetition (xorshift64*).
+struct Chance(u64);
+
+impl Chance {
+    fn from_environment(stage: &mut Stage<'_>) -> Chance {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let seed = number("KEDGE_HIL_SEED").unwrap_or(now.as_nanos() as u64) | 1;
+        stage.say(&format!("KEDGE_HIL_SEED={seed}"));
+        Chance(seed)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % limit
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// One boot is half a minute: a full run has this many cycles unless told otherwise.
+const CYCLES: u64 = 12;
+
+pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let mut chance = Chance::from_environment(stage);
+    let good = super::config::good(stage)?;
+    let mut expected = vec![good];
+    for cycle in 1..=number("KEDGE_HIL_CYCLES").unwrap_or(CYCLES) {
+        // odd: adopted, then promoted; even: does not parse, so rolled back
+        let is_good = cycle % 2 == 1;
+        let fields = if is_good { "" } else { "nodeStatusUpdateFrequency: [" };
+        let uid = stage.push(&format!("edge-{cycle}"), &payload("1s", 3, fields))?;
+        let millis = chance.below(8_000);
+        std::thread::sleep(Duration::from_millis(millis));
+        stage.power_cut()?;
+        stage.renews()?;
+        if is_good {
+            stage.runs(&uid)?;
+            stage.promotes(&uid)?;
+            expected.push(uid);
+        } else {
+            let last = expected.last().cloned().unwrap_or_default();
+            stage.wait("the roll back", PATIENCE, |stage| {
+                let found = crate::stage::condition(&stage.node()?, "ConfigOK");
+                let is_so = found.0 == "False" && found.1 == format!("using last known good: (UID: {last})");
+                Ok(if is_so { Ok(()) } else { Err(format!("{found:?}")) })
+            })?;
+        }
+        let aside = stage.guest("find /var/lib/kedge -name '*corrupt-*'")?;
+        stage.expect("files set aside as corrupt", aside.as_str(), "")?;
+        stage.say(&format!(
+            "cycle {cycle}: cut {millis} ms after the push; the node came back and did what it was told"
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn first_boot_cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let mut chance = Chance::from_environment(stage);
+    for cycle in 1..=number("KEDGE_HIL_CYCLES").unwrap_or(CYCLES / 2) {
+        stage.machine.cut();
+        stage.machine.flash()?;
+        let millis = 5_000 + chance.below(35_000);
+        stage.machine.start(&Start::default())?;
+        std::thread::sleep(Duration::from_millis(millis));
+        stage.power_cut()?;
+        stage.renews()?;
+        stage.ready()?;
+        let name = stage.guest("cat /etc/kedge/node-name")?;
+        stage.expect("node name", name.as_str(), NODE)?;
+        stage.say(&format!("cycle {cycle}: cut {millis} ms after power on; the node came back and joined"));
+    }
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! Updates into the other slot: kept, rejected, refused. The update is the third disk of the machine.
+
+use crate::error::HilError;
+use crate::stage::{BOOT, PATIENCE, Stage};
+
+/// The update, and one whose agent does not start, as disks.
+const GOOD: &str = "/dev/vdc";
+const BROKEN: &str = "/dev/vdd";
+
+fn slot(stage: &mut Stage<'_>) -> Result<String, HilError> {
+    stage.guest("sed -n 's/.*root=PARTLABEL=root-\\([ab]\\).*/\\1/p' /proc/cmdline")
+}
+
+fn entries(stage: &mut Stage<'_>) -> Result<String, HilError> {
+    stage.guest("cd /efi/loader/entries && ls | sort | tr '\\n' ' '").map(|text| text.trim().to_owned())
+}
+
+fn blessed(stage: &mut Stage<'_>, awaited: &str) -> Result<(), HilError> {
+    stage.wait(&format!("boot entries {awaited}"), BOOT, |stage| {
+        let found = entries(stage)?;
+        Ok(if found == awaited { Ok(()) } else { Err(found) })
+    })
+}
+
+pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    let old = slot(stage)?;
+    stage.expect("slot", old.as_str(), "a")?;
+    stage.guest(&format!("kedge-update {GOOD}"))?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+3.conf")?;
+    stage.say("the update is in slot b, checked, with three tries");
+    stage.reboot()?;
+    let new = slot(stage)?;
+    stage.expect("slot", new.as_str(), "b")?;
+    blessed(stage, "kedge-a.conf kedge-b.conf")?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("slot b runs, its agent is well under the same config, and the boot loader knows it as good");
+    Ok(())
+}
+
+pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.guest(&format!("kedge-update {BROKEN}"))?;
+    stage.machine.run_last("systemctl reboot", PATIENCE)?;
+    for reset in ["to try slot b", "after the first try", "after the second try", "after the third try"] {
+        stage.machine.wait_event("RESET", BOOT)?;
+        stage.say(&format!("reset {reset}"));
+    }
+    stage.machine.was_reset();
+    stage.running()?;
+    let now = slot(stage)?;
+    stage.expect("slot", now.as_str(), "a")?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-3.conf")?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("slot a runs again, with its config, and nobody was there");
+    Ok(())
+}
+
+pub(super) fn refused(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let before = entries(stage)?;
+    let mut refuses = |command: &str, why: &str| -> Result<(), HilError> {
+        let (code, said) = stage.ask(command)?;
+        stage.expect(
+            &format!("{command}: refused with {why:?}: {said}"),
+            (code != 0, said.contains(why)),
+            (true, true),
+        )?;
+        stage.say(&format!("refused: {}", said.lines().last().unwrap_or_default()));
+        Ok(())
+    };
+    refuses("echo nonsense | kedge-update -", "is no update")?;
+    refuses(&format!("head -c 4096 {GOOD} | sed 's/^board .*/board toaster/' | kedge-update -"), "toaster")?;
+    // the same length, so that only the check can notice
+    refuses(
+        &format!(
+            "{{ head -c 30000000 {GOOD}; head -c 4096 /dev/urandom; tail -c +30004097 {GOOD}; }} | kedge-update -"
+        ),
+        "is damaged",
+    )?;
+    refuses(&format!("head -c 20000000 {GOOD} | kedge-update -"), "is damaged")?;
+    let after = entries(stage)?;
+    stage.expect("boot entries", after, before)
+}

@@ -1,0 +1,181 @@
+//! What a site does to a node: clocks, cables, hubs, disks, memory.
+
+use std::time::Duration;
+
+use crate::error::HilError;
+use crate::machine::Start;
+use crate::stage::{BOOT, PATIENCE, Stage, condition, payload};
+
+/// A time without network in which a heartbeat would have been due several times.
+const OUTAGE: Duration = Duration::from_secs(30);
+
+pub(super) fn clock(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.machine.cut();
+    stage.power_on(&Start { clock: Some("1970-01-01T00:00:00".into()), ..Start::default() })?;
+    stage.says_it_runs(&format!("using current (UID: {uid})"))?;
+    let date = stage.guest("date -u +%F")?;
+    stage.say(&format!("booted with a clock of 1970, the system says {date}: edge-good runs"));
+    let now =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+    for (seconds, words) in [
+        (now, "set right"),
+        (now + 315_360_000, "ten years ahead"),
+        (now - 31_536_000, "a year back"),
+        (now, "set right"),
+    ] {
+        let process = stage.running()?;
+        stage.guest(&format!("date -u -s @{seconds}"))?;
+        std::thread::sleep(Duration::from_secs(20));
+        let same = stage.running()?;
+        stage.expect("the agent's process", same, process)?;
+        let last = stage.guest("journalctl -b -u kedge -o cat --no-pager -n 1")?;
+        stage.say(&format!("clock {words}: the same process goes on; it last said: {last}"));
+    }
+    stage.renews()?;
+    stage.runs(&uid)
+}
+
+pub(super) fn network(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.machine.cut();
+    stage.power_on(&Start { unplugged: true, ..Start::default() })?;
+    stage.says_it_runs(&format!("using current (UID: {uid})"))?;
+    let state = stage.guest("systemctl is-system-running --wait || true")?;
+    stage.expect("the system without network", state.as_str(), "running")?;
+    stage.say("booted without network: the system is up, edge-good runs");
+    stage.machine.plug(true)?;
+    stage.renews()?;
+    stage.say("plugged in: renews");
+    for _ in 0..5 {
+        stage.machine.plug(false)?;
+        std::thread::sleep(Duration::from_secs(2));
+        stage.machine.plug(true)?;
+        std::thread::sleep(Duration::from_secs(2));
+    }
+    let process = stage.running()?;
+    stage.machine.plug(false)?;
+    std::thread::sleep(OUTAGE);
+    stage.machine.plug(true)?;
+    stage.renews()?;
+    let same = stage.running()?;
+    stage.expect("the agent's process", same, process)?;
+    stage.runs(&uid)?;
+    stage.say("after five flaps and an outage: the same process renews");
+    Ok(())
+}
+
+pub(super) fn hub(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    let process = stage.running()?;
+    stage.hub.kill();
+    std::thread::sleep(OUTAGE);
+    let same = stage.running()?;
+    stage.expect("the agent's process", same, process)?;
+    stage.hub.start_again()?;
+    stage.renews()?;
+    stage.ready()?;
+    stage.runs(&uid)?;
+    stage.say("the hub was killed and came back: the node renews and is Ready");
+    Ok(())
+}
+
+pub(super) fn state_full(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let good = super::config::good(stage)?;
+    stage.guest("head -c 1G /dev/zero >/var/tmp/full 2>/dev/null; for i in 1 2 3 4 5 6; do echo x >/var/tmp/full-$i; done; df -k /var | tail -1")?;
+    let uid = stage.push("edge-next", &payload("2s", 2, "nodeStatusReportFrequency: 2m\n"))?;
+    stage.wait("ConfigOK Unknown, or the new config after all", PATIENCE, |stage| {
+        let found = condition(&stage.node()?, "ConfigOK");
+        let adopted = found.1 == format!("using current (UID: {uid})");
+        Ok(if found.0 == "Unknown" || adopted { Ok(()) } else { Err(format!("{found:?}")) })
+    })?;
+    let found = condition(&stage.node()?, "ConfigOK");
+    stage.say(&format!("disk full (edge-good is {good}): {found:?}"));
+    stage.renews()?;
+    let process = stage.running()?;
+    stage.guest(&format!("kill -KILL {process}"))?;
+    stage.restarted(process)?;
+    stage.renews()?;
+    stage.say("killed on the full disk: it starts and renews");
+    stage.guest("rm -f /var/tmp/full*")?;
+    stage.runs(&uid)?;
+    stage.say("with room again edge-next is adopted");
+    Ok(())
+}
+
+pub(super) fn state_read_only(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let good = super::config::good(stage)?;
+    stage.guest("systemctl stop systemd-journald.socket systemd-journald-dev-log.socket systemd-journald-audit.socket systemd-journald; \
+                 echo u >/proc/sysrq-trigger; sleep 2; ! touch /var/lib/kedge/x")?;
+    stage.push("edge-next", &payload("2s", 2, ""))?;
+    stage.wait("ConfigOK Unknown", PATIENCE, |stage| {
+        let found = condition(&stage.node()?, "ConfigOK");
+        Ok(if found.0 == "Unknown" { Ok(()) } else { Err(format!("{found:?}")) })
+    })?;
+    let found = condition(&stage.node()?, "ConfigOK");
+    stage.expect("what runs", found.1.contains(&good) || found.1.contains("using current"), true)?;
+    stage.say(&format!("read-only: {found:?}"));
+    let process = stage.running()?;
+    stage.guest(&format!("kill -KILL {process}"))?;
+    stage.restarted(process)?;
+    stage.renews()?;
+    stage.say("killed on the read-only disk: it starts and renews");
+    Ok(())
+}
+
+/// After damage to the disk: a boot by itself, the identity, the heartbeat, and what the hub says is assigned.
+fn comes_back_from_damage(stage: &mut Stage<'_>, uid: &str) -> Result<(), HilError> {
+    stage.power_cut()?;
+    stage.renews()?;
+    stage.ready()?;
+    let said = stage.guest("dmesg | grep kedge-image || true")?;
+    let found = condition(&stage.node()?, "ConfigOK");
+    stage.say(&format!("back and Ready; ConfigOK {found:?}"));
+    for line in said.lines().take(4) {
+        stage.say(line);
+    }
+    stage.wait("edge-good, or the local config with a word about it", PATIENCE, |stage| {
+        let found = condition(&stage.node()?, "ConfigOK");
+        Ok(if found.1.contains(uid) || found.0 != "True" { Ok(()) } else { Err(format!("{found:?}")) })
+    })
+}
+
+pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    stage.guest("for d in /dev/disk/by-partlabel/state; do dd if=/dev/zero of=$d bs=1M oflag=direct conv=notrunc 2>/dev/null; done; true")?;
+    comes_back_from_damage(stage, &uid)?;
+    stage.runs(&uid)?;
+    stage.say("all of the state partition was zeroed: the identity came again, and edge-good from the hub");
+    Ok(())
+}
+
+pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    for blocks in [20, 200, 2000] {
+        stage.guest(&format!(
+            "d=/dev/disk/by-partlabel/state; n=$(($(blockdev --getsize64 $d) / 4096)); \
+             shuf -i 0-$n -n {blocks} | while read b; do dd if=/dev/urandom of=$d bs=4096 count=1 seek=$b oflag=direct conv=notrunc 2>/dev/null; done; true"
+        ))?;
+        stage.say(&format!("{blocks} random blocks overwritten"));
+        comes_back_from_damage(stage, &uid)?;
+    }
+    stage.guest(
+        "dd if=/dev/urandom of=/dev/disk/by-partlabel/state bs=4096 count=16 oflag=direct conv=notrunc",
+    )?;
+    stage.say("the first 64 KiB overwritten");
+    comes_back_from_damage(stage, &uid)
+}
+
+pub(super) fn small(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    stage.machine.cut();
+    // the firmware alone wants more than this, so the kernel is started directly
+    let start = Start { memory_mib: Some(64), direct: true, ..Start::default() };
+    stage.power_on(&start)?;
+    stage.renews()?;
+    let memory = stage.guest("grep -E 'MemTotal|MemAvailable' /proc/meminfo")?;
+    let memory = memory.split_whitespace().collect::<Vec<_>>().join(" ");
+    stage.say(&format!("64 MiB: the agent renews; {memory}"));
+    let state = stage.machine.run("systemctl is-system-running --wait || true", BOOT)?.1;
+    stage.say(&format!("the system says: {state}"));
+    Ok(())
+}
