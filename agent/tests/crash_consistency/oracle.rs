@@ -275,6 +275,11 @@ impl History {
         Ok(())
     }
 
+    /// Whether any step had begun before this position.
+    pub(crate) fn has_begun(&self, at: u64) -> bool {
+        self.steps.first().is_some_and(|step| step.begins <= at)
+    }
+
     /// The step that was the last to begin before this position.
     pub(crate) fn step_at(&self, at: u64) -> &'static str {
         self.steps.iter().rev().find(|step| step.begins <= at).map_or("before its life", |step| step.name)

@@ -17,6 +17,8 @@ use crate::oracle::{Config, History, Picture};
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Longest wait for what a start does after it answers.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
+/// How the reason begins if there was nothing to start the agent on.
+pub(crate) const UNMOUNTABLE: &str = "the file system does not mount";
 /// How names of temporary files begin, before the process id.
 const TEMPORARY: &str = ".kedge-new-";
 /// How often a start is repeated that a crashing configuration ended before it answered: it has a second.
@@ -118,7 +120,7 @@ impl Start {
         let mount = directory.join("mount");
         fs::create_dir_all(&mount).map_err(|error| format!("make {}: {error}", mount.display()))?;
         let mounted = Mounted::new(&self.file_system, image, &directory.join("image"), &mount);
-        let _mounted = mounted.map_err(|error| format!("the file system does not mount: {error}"))?;
+        let _mounted = mounted.map_err(|error| format!("{UNMOUNTABLE}: {error}"))?;
         for boot in 1..=boots {
             let found = self.start(&mount, directory, boot)?;
             let judged = [&found.first, &found.settled]
