@@ -36,6 +36,11 @@ fn failed(error: impl fmt::Display) -> CommandError {
     CommandError(error.to_string())
 }
 
+/// What failed below a directory: the error names paths as they are called there.
+fn failed_in(directory: &Path, error: &dyn std::error::Error) -> CommandError {
+    failed(format_args!("{}: {}", directory.display(), crate::errors::chain(error)))
+}
+
 /// Prints; a reader that went away is no error.
 pub fn print(text: impl fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
@@ -161,7 +166,7 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
     let listing = match files.list(Path::new(""), 1_000) {
         Ok(listing) => listing.entries,
         Err(ReadError::NotFound { .. }) => Vec::new(),
-        Err(error) => return Err(failed(crate::errors::chain(&error))),
+        Err(error) => return Err(failed_in(&places.dynamic_config_dir, &error)),
     };
     for entry in listing {
         let name = entry.name.to_string_lossy().into_owned();
@@ -364,7 +369,9 @@ fn claim(places: &Places) -> Result<Option<std::fs::File>, CommandError> {
             Err(failed(format_args!("an agent runs on {root} and listens elsewhere: name its --run-dir")))
         }
         Ok(claim) => Ok(claim),
-        Err(error) => Err(failed(format_args!("cannot claim {root}: {error}; nothing was changed"))),
+        Err(error) => Err(failed(format_args!(
+            "cannot create or open root directory {root}: {error}; nothing was changed"
+        ))),
     }
 }
 
@@ -378,7 +385,7 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
         Err(ReadError::NotFound { .. }) => {
             return Err(failed(format_args!("{}: there are no verdicts", shown.display())));
         }
-        Err(error) => return Err(failed(crate::errors::chain(&error))),
+        Err(error) => return Err(failed_in(&places.dynamic_config_dir, &error)),
     };
     let mut bad = match BadConfigs::read(&Read::Content(bytes)) {
         Known::Is(bad) => bad,
@@ -392,7 +399,7 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
     }
     files
         .write_durably(Path::new(&path), &bad.to_bytes())
-        .map_err(|error| failed(crate::errors::chain(&error)))?;
+        .map_err(|error| failed_in(&places.dynamic_config_dir, &error))?;
     print(format_args!("no agent is running; removed the verdicts on UID {uid} from {}", shown.display()));
     Ok(())
 }
@@ -410,7 +417,7 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
             let path = StateFile::Current.path(VERSION);
             files
                 .write_durably(Path::new(&path), &Current::local("").to_bytes())
-                .map_err(|error| failed(crate::errors::chain(&error)))?;
+                .map_err(|error| failed_in(&places.dynamic_config_dir, &error))?;
             print(format_args!(
                 "no agent is running; {} says local now, and the next start uses it",
                 places.dynamic_config_dir.join(&path).display()
@@ -432,5 +439,5 @@ pub fn record_exit_of_agent(places: &Places) -> Result<(), CommandError> {
     let environment = |name: &str| std::env::var(name).ok();
     record_exit(files.as_ref(), &marks, clocks.boot_id(), &environment)
         .map(drop)
-        .map_err(|error| failed(crate::errors::chain(&error)))
+        .map_err(|error| failed_in(&places.root_dir, &error))
 }

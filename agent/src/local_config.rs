@@ -67,7 +67,10 @@ fn drop_ins(directory: &Path, must_exist: bool) -> Result<Vec<LayerText>, LocalC
     let failed = |error: io::Error| LocalConfigError {
         what: "drop-in directory",
         path: directory.to_owned(),
-        why: error.to_string(),
+        why: match error.kind() {
+            io::ErrorKind::NotFound => "it does not exist".into(),
+            _ => error.to_string(),
+        },
     };
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,

@@ -136,7 +136,8 @@ impl fmt::Display for ReadError {
         match self {
             ReadError::NotFound { path } => write!(f, "{} does not exist", shown(path)),
             ReadError::NotAFile { path, kind } => {
-                write!(f, "{} is a {kind}, expected something readable", shown(path))
+                let expected = if *kind == Kind::File { "directory" } else { "file" };
+                write!(f, "{} is a {kind}, expected a {expected}", shown(path))
             }
             ReadError::TooLarge { path, size, limit } => {
                 write!(f, "{} has {size} bytes, expected at most {limit}", shown(path))
@@ -949,12 +950,9 @@ mod tests {
         let large = ReadError::TooLarge { path: path.clone(), size: 9, limit: 8 };
         assert_eq!(large.to_string(), "checkpoints/7f3c has 9 bytes, expected at most 8");
         let kind = ReadError::NotAFile { path, kind: Kind::Fifo };
-        assert_eq!(kind.to_string(), "checkpoints/7f3c is a named pipe, expected something readable");
-        let root = WriteError::from_io(
-            "create",
-            Path::new(""),
-            io::Error::from(io::ErrorKind::ReadOnlyFilesystem),
-        );
+        assert_eq!(kind.to_string(), "checkpoints/7f3c is a named pipe, expected a file");
+        let root =
+            WriteError::from_io("create", Path::new(""), io::Error::from(io::ErrorKind::ReadOnlyFilesystem));
         assert_eq!(root.to_string(), "cannot create the data directory, the disk is read-only");
     }
 }
