@@ -1,5 +1,5 @@
 # The commands people use. Each is one script; `make` alone lists them.
-.PHONY: help try test lint bench fuzz soak dist images
+.PHONY: help try test lint bench fuzz soak dist images hil
 
 help: ; @sed -n 's/^\([a-z]*\): ; @[^#]*## /  make \1\t/p' Makefile
 
@@ -11,3 +11,4 @@ fuzz: ; @.ci/fuzz ## a minute of libFuzzer on everything a stranger or a disk ca
 soak: ; @.ci/soak ## an hour of compressed life under bad links and a hub that comes and goes: what grew, who fell silent (SOAK_MINUTES=25)
 dist: ; @cross/dist ## static programs and Debian packages for x86_64, aarch64 and armv7, in target/dist
 images: ; @.ci/images ## flashable disk images of every board in images/boards (BOARDS=x86_64-uefi for one), in target/images
+hil: ; @.ci/hil ## boots the x86_64 image in QEMU and tells the core stories on it (FULL=1 all of them, BOARDS=arm64-uefi on another board)

@@ -21,7 +21,7 @@ pub(crate) const BOOT: Duration = Duration::from_secs(400);
 /// Longest wait for one command in the guest.
 const COMMAND: Duration = Duration::from_secs(120);
 /// How often something is looked at again.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The first lines of every payload.
 const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 

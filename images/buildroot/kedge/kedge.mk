@@ -1,0 +1,31 @@
+################################################################################
+#
+# kedge
+#
+################################################################################
+
+# A folder of this machine, not a download: what `make dist` left there.
+KEDGE_VERSION = 0.1.0
+KEDGE_SITE = $(call qstrip,$(BR2_PACKAGE_KEDGE_DIST))
+KEDGE_SITE_METHOD = local
+KEDGE_LICENSE = Apache-2.0
+
+ifeq ($(BR2_x86_64),y)
+KEDGE_TARGET = x86_64
+else ifeq ($(BR2_aarch64),y)
+KEDGE_TARGET = aarch64
+else
+KEDGE_TARGET = armv7
+endif
+
+define KEDGE_INSTALL_TARGET_CMDS
+	$(INSTALL) -D -m 0755 $(@D)/$(KEDGE_TARGET)/kedge $(TARGET_DIR)/usr/bin/kedge
+	mkdir -p $(TARGET_DIR)/etc/kedge/config.d
+endef
+
+define KEDGE_INSTALL_INIT_SYSTEMD
+	$(INSTALL) -D -m 0644 $(KEDGE_PKGDIR)/kedge.service \
+		$(TARGET_DIR)/usr/lib/systemd/system/kedge.service
+endef
+
+$(eval $(generic-package))
