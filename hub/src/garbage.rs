@@ -10,7 +10,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::Hub;
-use crate::kinds::{EVENT, KINDS, Kind, NAMESPACE, at, schema, text};
+use crate::kinds::pod::NODE_NAME_FIELD;
+use crate::kinds::{EVENT, KINDS, Kind, NAMESPACE, NODE, POD, at, schema, text};
 use crate::object::{Event, Object};
 use crate::verbs::{FOREGROUND, ORPHAN, Propagation};
 
@@ -70,6 +71,7 @@ async fn react(hub: &Hub, kind: &'static Kind, event: &Event) {
         None => {
             let gone = event.object();
             delete_dependents(hub, &gone.uid).await;
+            finish_owners(hub, gone).await;
             if kind.namespaced {
                 finish_namespace(hub, &gone.namespace).await;
             }
@@ -90,7 +92,26 @@ async fn sweep(hub: &Hub) {
             }
         }
     }
+    release_lost_pods(hub).await;
     expire_events(hub).await;
+}
+
+/// A pod that goes away waits for its node to say that it has ended; a node that is no more never will.
+async fn release_lost_pods(hub: &Hub) {
+    for pod in hub.list(&POD, "") {
+        let node = pod.field(NODE_NAME_FIELD);
+        if !pod.terminating || node.is_empty() || hub.get(&NODE, "", node).is_some() {
+            continue;
+        }
+        let asked = crate::verbs::DeleteOptions {
+            uid: Some(pod.uid.to_string()),
+            grace_secs: Some(0),
+            ..Default::default()
+        };
+        let internal = crate::verbs::WriteOptions::internal();
+        let outcome = crate::verbs::delete(hub, &POD, &pod.namespace, &pod.name, &asked, &internal).await;
+        report(&POD, &pod, outcome.map(drop));
+    }
 }
 
 async fn delete(hub: &Hub, kind: &'static Kind, object: &Object) {
@@ -112,15 +133,43 @@ async fn delete_dependents(hub: &Hub, uid: &str) {
     }
 }
 
-/// Deletes an object when all its owners are gone.
-async fn check_owners(hub: &Hub, kind: &'static Kind, object: &Object) {
-    let value = object.value();
-    let owners = at(&value, &["metadata", "ownerReferences"]).and_then(Value::as_array);
-    let alive = owners.into_iter().flatten().any(|owner| owner_exists(hub, &object.namespace, owner));
-    if !alive && !object.terminating && !object.owners.is_empty() {
-        log::info!("{} {}/{}: its owners are gone, deleted", kind.plural, object.namespace, object.name);
-        delete(hub, kind, object).await;
+/// An owner that waits for its dependents may have waited for this one.
+async fn finish_owners(hub: &Hub, gone: &Object) {
+    for owner in references(&gone.value()) {
+        let Some((kind, found)) = find_owner(hub, &gone.namespace, &owner) else { continue };
+        if found.terminating && &*found.uid == text(&owner, &["uid"]) {
+            finish(hub, kind, &found).await;
+        }
     }
+}
+
+fn references(value: &Value) -> Vec<Value> {
+    at(value, &["metadata", "ownerReferences"]).and_then(Value::as_array).cloned().unwrap_or_default()
+}
+
+/// Deletes an object when all its owners are gone; while one is left, only the references to the others go.
+async fn check_owners(hub: &Hub, kind: &'static Kind, object: &Object) {
+    let (alive, gone): (Vec<Value>, Vec<Value>) = references(&object.value())
+        .into_iter()
+        .partition(|owner| owner_exists(hub, &object.namespace, owner));
+    if gone.is_empty() || object.terminating {
+        return;
+    }
+    if alive.is_empty() {
+        log::info!("{} {}/{}: its owners are gone, deleted", kind.plural, object.namespace, object.name);
+        return delete(hub, kind, object).await;
+    }
+    for owner in gone {
+        disown(hub, kind, object, text(&owner, &["uid"])).await;
+    }
+}
+
+/// The kind of a reference, if it is served, and what stands under its name now.
+fn find_owner(hub: &Hub, namespace: &str, owner: &Value) -> Option<(&'static Kind, Arc<Object>)> {
+    let (version, kind) = (text(owner, &["apiVersion"]), text(owner, &["kind"]));
+    let kind = KINDS.iter().copied().find(|known| known.kind == kind && known.api_version() == version)?;
+    let namespace = if kind.namespaced { namespace } else { "" };
+    hub.get(kind, namespace, text(owner, &["name"])).map(|found| (kind, found))
 }
 
 fn owner_exists(hub: &Hub, namespace: &str, owner: &Value) -> bool {
@@ -128,9 +177,11 @@ fn owner_exists(hub: &Hub, namespace: &str, owner: &Value) -> bool {
     let Some(kind) = KINDS.iter().find(|known| known.kind == kind && known.api_version() == version) else {
         return true;
     };
-    let namespace = if kind.namespaced { namespace } else { "" };
-    let found = hub.get(kind, namespace, text(owner, &["name"]));
-    found.is_some_and(|found| &*found.uid == text(owner, &["uid"]))
+    // a cluster-scoped object cannot say in which namespace its owner is: upstream never judges such a reference
+    if kind.namespaced && namespace.is_empty() {
+        return true;
+    }
+    find_owner(hub, namespace, owner).is_some_and(|(_, found)| &*found.uid == text(owner, &["uid"]))
 }
 
 fn has_finalizer(value: &Value, finalizer: &str) -> bool {
@@ -151,9 +202,15 @@ async fn finish(hub: &Hub, kind: &'static Kind, object: &Object) {
         remove_finalizer(hub, kind, object, ORPHAN).await;
     }
     if has_finalizer(&value, FOREGROUND) {
-        let dependents = hub.memory().dependents(&object.uid);
-        for (kind, dependent) in &dependents {
-            delete(hub, KINDS[*kind], dependent).await;
+        for (kind, dependent) in &hub.memory().dependents(&object.uid) {
+            // who has another owner stays with that one
+            let shared = references(&dependent.value()).iter().any(|owner| {
+                text(owner, &["uid"]) != &*object.uid && owner_exists(hub, &dependent.namespace, owner)
+            });
+            match shared {
+                true => disown(hub, KINDS[*kind], dependent, &object.uid).await,
+                false => delete(hub, KINDS[*kind], dependent).await,
+            }
         }
         if hub.memory().dependents(&object.uid).is_empty() {
             remove_finalizer(hub, kind, object, FOREGROUND).await;

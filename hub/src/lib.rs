@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `kinds` | the table of served kinds: names, rules, columns; everything else is generic over it |
 //! | `store`, `memory`, `object` | the durable copy behind one group-commit writer; all reads and watches from memory |
-//! | `verbs`, `patch`, `selector`, `decode`, `protobuf` | what create, update, patch, delete, list and watch mean |
-//! | `garbage` | owner references, namespace deletion, old events |
+//! | `verbs`, `patch`, `apply`, `selector`, `decode`, `protobuf`, `yaml` | what create, update, patch, apply, delete, list and watch mean |
+//! | `garbage`, `accounts` | owner references, namespace deletion, old events; default service accounts |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki`, `auth`, `lifecycle`, `flags`, `logging` | certificates, who may do what, node liveness, the command line |
 //!
@@ -16,6 +16,7 @@
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
 
+pub mod accounts;
 pub mod auth;
 pub mod decode;
 pub mod flags;
@@ -41,7 +42,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use crate::kinds::{Kind, NAMESPACE};
+use crate::kinds::{Kind, NAMESPACE, SERVICE_ACCOUNT};
 use crate::memory::{Memory, Query, Start, Watch, index_of};
 use crate::selector::Selection;
 use crate::store::sqlite::Sqlite;
@@ -77,30 +78,40 @@ impl Hub {
         Ok(hub)
     }
 
+    /// Makes what a fresh hub lacks before anybody asks: so a version that a client sees at the start stays the latest one
+    /// until somebody changes something.
     fn make_namespaces(&self) -> Result<(), OpenError> {
         for name in kinds::namespace::SYSTEM {
-            if self.get(&NAMESPACE, "", name).is_some() {
-                continue;
-            }
-            let value = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}});
-            let value = verbs::new_object(&NAMESPACE, value).map_err(|error| engine_error(&error.message))?;
-            let (answer, answered) = std::sync::mpsc::channel();
-            self.writer.submit(Write {
-                kind: index_of(&NAMESPACE),
-                namespace: String::new(),
-                name: name.to_owned(),
-                expect: Expect::Absent,
-                new: Some(value),
-                volatile: false,
-                answer: Box::new(move |outcome| drop(answer.send(outcome))),
-            });
-            match answered.recv() {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => return Err(engine_error(&format!("{error:?}"))),
-                Err(_) => return Err(engine_error("the writer ended")),
-            }
+            self.make_missing(&NAMESPACE, "", name)?;
+            self.make_missing(&SERVICE_ACCOUNT, name, accounts::NAME)?;
         }
         Ok(())
+    }
+
+    fn make_missing(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<(), OpenError> {
+        if self.get(kind, namespace, name).is_some() {
+            return Ok(());
+        }
+        let mut value = json!({"metadata": {"name": name}});
+        if kind.namespaced {
+            value["metadata"]["namespace"] = namespace.into();
+        }
+        let value = verbs::new_object(kind, value).map_err(|error| engine_error(&error.message))?;
+        let (answer, answered) = std::sync::mpsc::channel();
+        self.writer.submit(Write {
+            kind: index_of(kind),
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            expect: Expect::Absent,
+            new: Some(value),
+            volatile: false,
+            answer: Box::new(move |outcome| drop(answer.send(outcome))),
+        });
+        match answered.recv() {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(engine_error(&format!("{error:?}"))),
+            Err(_) => Err(engine_error("the writer ended")),
+        }
     }
 
     /// One object; `namespace` is empty for cluster-scoped kinds.
@@ -223,6 +234,12 @@ impl auth::ClusterView for Hub {
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let kind = kinds::by_resource(resource)?;
         self.get(kind, namespace, name).map(|object| Arc::new(object.value()))
+    }
+
+    fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>> {
+        let pods = self.list(&kinds::POD, namespace);
+        let bound = pods.iter().filter(|pod| pod.field(kinds::pod::NODE_NAME_FIELD) == node);
+        bound.map(|pod| Arc::new(pod.value())).collect()
     }
 }
 

@@ -86,6 +86,12 @@ impl FieldError {
         FieldError { reason: "FieldValueDuplicate", field: field.into(), text }
     }
 
+    /// The value names something that is not there.
+    pub fn not_found(field: impl Into<String>, value: impl Into<Value>) -> FieldError {
+        let text = format!("Not found: {}", shown(&value.into()));
+        FieldError { reason: "FieldValueNotFound", field: field.into(), text }
+    }
+
     /// The value has more than `limit` bytes.
     pub fn too_long(field: impl Into<String>, limit: usize) -> FieldError {
         let text = format!("Too long: may not be more than {limit} bytes");

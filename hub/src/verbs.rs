@@ -96,6 +96,8 @@ pub enum Part {
     Status,
     /// Everything; for the hub's own controllers.
     All,
+    /// Whether a certificate request is approved.
+    Approval,
 }
 
 /// What a delete asks for.
@@ -107,13 +109,17 @@ pub struct DeleteOptions {
     pub resource_version: Option<String>,
     /// What becomes of the objects it owns.
     pub propagation: Propagation,
+    /// Seconds a pod gets to end; absent is the pod's own wish.
+    pub grace_secs: Option<i64>,
 }
 
 /// What becomes of the objects that a deleted one owns.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
-    /// They go later.
+    /// As the object's own finalizers say; in the background if they say nothing.
     #[default]
+    Unset,
+    /// They go later.
     Background,
     /// They go first.
     Foreground,
@@ -441,6 +447,12 @@ fn merged_with_old(kind: &'static Kind, part: Part, old: &Value, wanted: Value) 
         Part::All => {}
         Part::Main if kind.status => keep(&mut fields, &base, "status"),
         Part::Main => {}
+        Part::Approval => {
+            fields = match kinds::certificate_request::approved(old, &Value::Object(fields)) {
+                Value::Object(fields) => fields,
+                _ => base,
+            };
+        }
         Part::Status => {
             let status = fields.remove("status");
             let meta = fields.remove("metadata");
@@ -450,11 +462,17 @@ fn merged_with_old(kind: &'static Kind, part: Part, old: &Value, wanted: Value) 
             };
             base.extend(meta.map(|meta| ("metadata".to_owned(), meta)));
             fields = base;
+            if kind.kind == kinds::CERTIFICATE_REQUEST.kind
+                && let Value::Object(kept) =
+                    kinds::certificate_request::reported(old, &Value::Object(fields.clone()))
+            {
+                fields = kept;
+            }
         }
     }
     let mut new = Value::Object(fields);
     keep_server_fields(kind, old, &mut new);
-    if part != Part::Status {
+    if !matches!(part, Part::Status | Part::Approval) {
         (kind.prepare)(&mut new, Some(old));
     }
     count_generation(kind, old, &mut new);
@@ -546,7 +564,10 @@ fn same_but_version(old: &Value, new: &Value) -> bool {
 /// Marked for deletion and nobody holds it any more.
 fn is_released(value: &Value) -> bool {
     let list_is_empty = |path: &[&str]| at(value, path).and_then(Value::as_array).is_none_or(Vec::is_empty);
+    // a pod stays for its grace, until its node says that it has ended
+    let grace = at(value, &["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64);
     !text(value, &["metadata", "deletionTimestamp"]).is_empty()
+        && grace.unwrap_or(0) <= 0
         && list_is_empty(&["metadata", "finalizers"])
         && (value["kind"] != NAMESPACE.kind || list_is_empty(&["spec", "finalizers"]))
 }
@@ -615,7 +636,10 @@ pub async fn delete(
         check_preconditions(kind, &current, asked)?;
         let old = current.value();
         (options.admit)(Some(&old), &old)?;
-        let marked = marked_for_deletion(kind, &old, asked.propagation);
+        let mut marked = marked_for_deletion(kind, &old, asked.propagation);
+        if kind.kind == kinds::POD.kind {
+            marked = kinds::pod::with_grace(&old, marked, asked.grace_secs, time::OffsetDateTime::now_utc());
+        }
         let gone = is_released(&marked);
         if !gone && same_but_version(&old, &marked) {
             return Ok(Answer::of(current));
@@ -658,9 +682,11 @@ fn marked_for_deletion(kind: &Kind, old: &Value, propagation: Propagation) -> Va
     let again = !text(old, &["metadata", "deletionTimestamp"]).is_empty();
     let meta = metadata(&mut value);
     let mut finalizers = meta.get("finalizers").and_then(Value::as_array).cloned().unwrap_or_default();
-    finalizers.retain(|finalizer| finalizer != FOREGROUND && finalizer != ORPHAN);
+    if propagation != Propagation::Unset {
+        finalizers.retain(|finalizer| finalizer != FOREGROUND && finalizer != ORPHAN);
+    }
     match propagation {
-        Propagation::Background => {}
+        Propagation::Unset | Propagation::Background => {}
         Propagation::Foreground => finalizers.push(FOREGROUND.into()),
         Propagation::Orphan => finalizers.push(ORPHAN.into()),
     }

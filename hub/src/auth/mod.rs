@@ -91,6 +91,8 @@ pub struct Attributes<'a> {
 pub trait ClusterView {
     /// The stored object, if there is one. `namespace` is empty for cluster-scoped resources.
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
+    /// The pods bound to a node, in one namespace or (empty) in all.
+    fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>>;
 }
 
 /// A refusal, ready for a Status object.
@@ -131,11 +133,12 @@ pub fn admit(
     attributes: &Attributes,
     old: Option<&Value>,
     new: &Value,
+    view: &dyn ClusterView,
 ) -> Result<(), Denied> {
     let Some(node) = identity.node().filter(|_| !identity.is_admin()) else {
         return Ok(());
     };
-    node::admit(node, attributes, old, new).map_err(|reason| {
+    node::admit(node, attributes, old, new, view).map_err(|reason| {
         let name = match attributes.name {
             "" => new["metadata"]["name"].as_str().unwrap_or_default(),
             name => name,
@@ -235,6 +238,10 @@ mod tests {
     struct Empty;
 
     impl ClusterView for Empty {
+        fn pods_on(&self, _: &str, _: &str) -> Vec<Arc<Value>> {
+            Vec::new()
+        }
+
         fn object(&self, _: &str, _: &str, _: &str) -> Option<Arc<Value>> {
             None
         }
@@ -281,7 +288,7 @@ mod tests {
         assert_eq!(authorize(Some(&admin), &all, &Empty), Ok(()));
         assert_eq!(authorize(Some(&admin), &path("get", "/metrics"), &Empty), Ok(()));
         let node = serde_json::json!({"metadata": {"name": "x"}, "spec": {"configSource": {}}});
-        assert_eq!(admit(&admin, &all, None, &node), Ok(()));
+        assert_eq!(admit(&admin, &all, None, &node, &Empty), Ok(()));
     }
 
     #[test]

@@ -45,8 +45,14 @@ pub(super) fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView
         ("", "nodes", "") => authorize_node(node, request),
         ("", "nodes", "status") => authorize_status(node, request),
         ("coordination.k8s.io", "leases", "") => authorize_lease(node, request),
-        ("", "configmaps", "") => authorize_config_map(node, request, view),
+        ("", "configmaps" | "secrets", "") => authorize_referenced(node, request, view),
+        ("", "serviceaccounts", "") => authorize_service_account(node, request, view),
         ("", "pods", "") => authorize_pod(node, request, view),
+        ("", "pods", "status") => match request.verb {
+            "update" | "patch" => own_pod(node, request, view),
+            _ => Err(String::new()),
+        },
+        ("", "pods", "eviction") if request.verb == "create" => own_pod(node, request, view),
         ("", "events", "") if matches!(request.verb, "create" | "update" | "patch") => Ok(()),
         _ => Err(String::new()),
     }
@@ -95,7 +101,8 @@ fn authorize_lease(node: &str, request: &Attributes) -> Result<(), String> {
     }
 }
 
-fn authorize_config_map(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
+/// A ConfigMap or Secret: what the Node's spec names, and what the pods bound to it refer to.
+fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     if !matches!(request.verb, "get" | "list" | "watch") {
         return Err("can only read resources of this type".to_owned());
     }
@@ -103,10 +110,73 @@ fn authorize_config_map(node: &str, request: &Attributes, view: &dyn ClusterView
     if name.is_empty() {
         return Err("No Object name found".to_owned());
     }
-    let assigned = view
-        .object("nodes", "", node)
-        .is_some_and(|object| names_config_map(&object["spec"]["configSource"], request.namespace, name));
-    if assigned { Ok(()) } else { Err(unrelated(node)) }
+    let assigned = || {
+        request.resource == "configmaps"
+            && view.object("nodes", "", node).is_some_and(|object| {
+                names_config_map(&object["spec"]["configSource"], request.namespace, name)
+            })
+    };
+    let referred = || {
+        !request.namespace.is_empty()
+            && view
+                .pods_on(node, request.namespace)
+                .iter()
+                .any(|pod| refers_to(&pod["spec"], request.resource, name))
+    };
+    if assigned() || referred() { Ok(()) } else { Err(unrelated(node)) }
+}
+
+/// Where a pod's spec may name a ConfigMap, and where a Secret: field and the name's field below it. The rest of the path
+/// does not matter: an object of that shape anywhere in the spec is a reference.
+const REFERENCES: [(&str, &str, &str); 8] = [
+    ("configmaps", "configMap", "name"),
+    ("configmaps", "configMapRef", "name"),
+    ("configmaps", "configMapKeyRef", "name"),
+    ("secrets", "secret", "secretName"),
+    ("secrets", "secret", "name"),
+    ("secrets", "secretRef", "name"),
+    ("secrets", "secretKeyRef", "name"),
+    ("secrets", "imagePullSecrets", "name"),
+];
+
+/// Whether a pod's spec names this ConfigMap or Secret: in volumes (projected ones too), variables, or for image pulls.
+fn refers_to(spec: &Value, resource: &str, name: &str) -> bool {
+    let here = |field: &str, value: &Value| {
+        REFERENCES.iter().any(|(of, at, key)| {
+            let names = |value: &Value| value[*key].as_str() == Some(name);
+            *of == resource
+                && *at == field
+                && (names(value) || value.as_array().is_some_and(|list| list.iter().any(names)))
+        })
+    };
+    match spec {
+        Value::Object(fields) => {
+            fields.iter().any(|(field, value)| here(field, value) || refers_to(value, resource, name))
+        }
+        Value::Array(items) => items.iter().any(|item| refers_to(item, resource, name)),
+        _ => false,
+    }
+}
+
+/// The accounts that the pods bound to it run as.
+fn authorize_service_account(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
+    if request.verb != "get" {
+        return Err(String::new());
+    }
+    let used = view
+        .pods_on(node, request.namespace)
+        .iter()
+        .any(|pod| pod["spec"]["serviceAccountName"].as_str() == Some(request.name));
+    if used && !request.namespace.is_empty() { Ok(()) } else { Err(unrelated(node)) }
+}
+
+fn own_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
+    match view.object("pods", request.namespace, request.name) {
+        Some(pod) if pod["spec"]["nodeName"].as_str() == Some(node) => Ok(()),
+        // upstream lets the node find out that it is gone
+        None => Ok(()),
+        Some(_) => Err(format!("node {node:?} can only act on pods with spec.nodeName set to itself")),
+    }
 }
 
 /// Whether a `spec.configSource` names this ConfigMap, in either form. One that names two says nothing: the node will
@@ -134,7 +204,10 @@ fn authorize_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Re
                 .is_some_and(|pod| pod["spec"]["nodeName"].as_str() == Some(node));
             if bound { Ok(()) } else { Err(unrelated(node)) }
         }
-        // mirror pods, pod status and eviction come with pods themselves
+        // a mirror pod: `admit` judges it
+        "create" => Ok(()),
+        // the node confirms that a pod has ended
+        "delete" => own_pod(node, request, view),
         _ => Err(String::new()),
     }
 }
@@ -149,12 +222,14 @@ pub(super) fn admit(
     request: &Attributes,
     old: Option<&Value>,
     new: &Value,
+    view: &dyn ClusterView,
 ) -> Result<(), String> {
     match (request.group, request.resource) {
         ("", "nodes") => admit_node(node, old, new),
+        ("", "pods") => admit_pod(node, request, old, new),
         ("coordination.k8s.io", "leases") => admit_lease(node, new),
         ("", "events") => {
-            old.map_or(Ok(()), |old| admit_event(node, old)).and_then(|()| admit_event(node, new))
+            old.map_or(Ok(()), |old| admit_event(node, old, view)).and_then(|()| admit_event(node, new, view))
         }
         _ => Ok(()),
     }
@@ -250,6 +325,74 @@ fn may_set_label(key: &str) -> bool {
     !reserved || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.into_iter().any(within)
 }
 
+/// Marks a pod that stands for one of the node's own manifests.
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// NodeRestriction's rules of pods: a node may make mirror pods of its own manifests, report its pods' status, and let
+/// its pods go. None of it may give it a reason to read what is not its own.
+fn admit_pod(node: &str, request: &Attributes, old: Option<&Value>, new: &Value) -> Result<(), String> {
+    let pod = old.unwrap_or(new);
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    if new["spec"]["nodeName"].as_str() != Some(node) || pod["spec"]["nodeName"].as_str() != Some(node) {
+        return Err(format!("node {node:?} can only act on pods with spec.nodeName set to itself"));
+    }
+    if request.verb == "create" && request.subresource.is_empty() {
+        return admit_mirror_pod(node, name, new);
+    }
+    let meta = |object: &Value, field: &str| object["metadata"].get(field).cloned();
+    let changed = |field: &str| old.is_some_and(|old| meta(old, field) != meta(new, field));
+    if request.subresource == "status" && ["labels", "ownerReferences", "finalizers"].into_iter().any(changed)
+    {
+        return Err(format!("node {node:?} cannot update labels, owners or finalizers through pod status"));
+    }
+    Ok(())
+}
+
+fn admit_mirror_pod(node: &str, name: &str, pod: &Value) -> Result<(), String> {
+    let refuse = |why: &str| Err(format!("pod {name:?} {why}, node {node:?} can only create mirror pods"));
+    if pod["metadata"]["annotations"].get(MIRROR_ANNOTATION).is_none() {
+        return Err(format!(
+            "pod does not have {MIRROR_ANNOTATION:?} annotation, node {node:?} can only create mirror pods"
+        ));
+    }
+    let owners = pod["metadata"]["ownerReferences"].as_array().map_or(&[][..], Vec::as_slice);
+    match owners {
+        [owner] if owner["kind"] == "Node" && owner["name"] == node && owner["controller"] == true => {}
+        _ => return refuse("must have one owner, its own Node, as the controller"),
+    }
+    let account = pod["spec"]["serviceAccountName"].as_str().unwrap_or_default();
+    // `default` is what the hub fills in where the node says nothing
+    if !matches!(account, "" | "default") {
+        return refuse("can not reference a service account");
+    }
+    let refers = |spec: &Value| {
+        [
+            "secretName",
+            "configMap",
+            "configMapRef",
+            "configMapKeyRef",
+            "secretRef",
+            "secretKeyRef",
+            "persistentVolumeClaim",
+            "imagePullSecrets",
+        ]
+        .iter()
+        .any(|field| has_field(spec, field))
+    };
+    if refers(&pod["spec"]) {
+        return refuse("can not reference secrets, configmaps or persistentvolumeclaims");
+    }
+    Ok(())
+}
+
+fn has_field(value: &Value, field: &str) -> bool {
+    match value {
+        Value::Object(fields) => fields.iter().any(|(name, value)| name == field || has_field(value, field)),
+        Value::Array(items) => items.iter().any(|item| has_field(item, field)),
+        _ => false,
+    }
+}
+
 fn admit_lease(node: &str, new: &Value) -> Result<(), String> {
     let metadata = &new["metadata"];
     if metadata["namespace"].as_str() != Some(LEASE_NAMESPACE) {
@@ -261,16 +404,25 @@ fn admit_lease(node: &str, new: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// An event must be about the node itself. Its uid is not looked at: kubelets send the node's name there.
-fn admit_event(node: &str, event: &Value) -> Result<(), String> {
+/// An event must be about the node itself or a pod bound to it. Its uid is not looked at: kubelets send the node's name there.
+fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), String> {
     let about = &event["involvedObject"];
     let own = about["kind"].as_str() == Some("Node") && about["name"].as_str() == Some(node);
     if own && event["metadata"]["namespace"].as_str() == Some(EVENT_NAMESPACE) {
         return Ok(());
     }
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (namespace, name) = (text(&about["namespace"]), text(&about["name"]));
+    let own_pod = about["kind"].as_str() == Some("Pod")
+        && view
+            .object("pods", &namespace, &name)
+            .is_some_and(|pod| pod["spec"]["nodeName"].as_str() == Some(node));
+    if own_pod {
+        return Ok(());
+    }
     Err(format!(
         "node {node:?} is not allowed to write events about other objects, expected involvedObject Node {node:?} in \
-         namespace {EVENT_NAMESPACE:?}"
+         namespace {EVENT_NAMESPACE:?}, or a Pod bound to it"
     ))
 }
 
@@ -297,6 +449,13 @@ mod tests {
     impl ClusterView for Objects {
         fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
             self.0.get(&format!("{resource}/{namespace}/{name}")).cloned()
+        }
+
+        fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>> {
+            let prefix = format!("pods/{namespace}");
+            let bound = |pod: &Value| pod["spec"]["nodeName"].as_str() == Some(node);
+            let pods = self.0.iter().filter(|(key, pod)| key.starts_with(&prefix) && bound(pod));
+            pods.map(|(_, pod)| Arc::clone(pod)).collect()
         }
     }
 
@@ -448,10 +607,108 @@ mod tests {
         check(&view, "list pods -", selector);
         check(&view, "watch pods - spec.nodeName=b", selector);
         check(&view, "get pods default/its", Err("no relationship found between node 'a' and this object"));
-        for refused in ["create pods default/-", "delete pods default/mine", "patch pods/status default/mine"]
+        for own in [
+            "create pods default/-",
+            "delete pods default/mine",
+            "patch pods/status default/mine",
+            "create pods/eviction default/mine",
+        ] {
+            check(&view, own, Ok(()));
+        }
+        let others = Err("node \"a\" can only act on pods with spec.nodeName set to itself");
+        for other in
+            ["delete pods default/its", "update pods/status default/its", "create pods/eviction default/its"]
         {
+            check(&view, other, others);
+        }
+        for refused in [
+            "update pods default/mine",
+            "deletecollection pods default/-",
+            "create pods/binding default/mine",
+        ] {
             check(&view, refused, Err(""));
         }
+    }
+
+    #[test]
+    fn a_node_reads_what_its_pods_refer_to_and_nothing_else() {
+        let spec = json!({"nodeName": "a", "serviceAccountName": "runs",
+            "imagePullSecrets": [{"name": "pull"}],
+            "volumes": [{"name": "v", "secret": {"secretName": "mounted"}},
+                {"name": "p", "projected": {"sources": [{"configMap": {"name": "projected"}}, {"secret": {"name": "projected"}}]}}],
+            "initContainers": [{"envFrom": [{"configMapRef": {"name": "from"}}]}],
+            "containers": [{"name": "secret", "env": [{"name": "x", "valueFrom": {"secretKeyRef": {"name": "key", "key": "other"}}}]}]});
+        let view = Objects::default().with("pods", "default", "mine", json!({"spec": spec})).with(
+            "pods",
+            "default",
+            "its",
+            json!({"spec": {"nodeName": "b", "volumes": [{"name": "v", "secret": {"secretName": "its"}}]}}),
+        );
+        for allowed in [
+            "secrets default/pull",
+            "secrets default/mounted",
+            "secrets default/projected",
+            "secrets default/key",
+            "configmaps default/projected",
+            "configmaps default/from",
+            "serviceaccounts default/runs",
+        ] {
+            check(&view, &format!("get {allowed}"), Ok(()));
+        }
+        check(&view, "watch secrets default/- metadata.name=key", Ok(()));
+        let unrelated = Err("no relationship found between node 'a' and this object");
+        for refused in [
+            "secrets default/its",
+            "secrets other/key",
+            "secrets default/v",
+            "secrets default/other",
+            "secrets default/from",
+            "configmaps default/key",
+            "serviceaccounts default/other",
+            "serviceaccounts other/runs",
+        ] {
+            check(&view, &format!("get {refused}"), unrelated);
+        }
+        check(&view, "list secrets default/-", Err("No Object name found"));
+        check(&view, "update secrets default/key", Err("can only read resources of this type"));
+    }
+
+    #[test]
+    fn a_node_makes_mirror_pods_only_and_reports_its_own() {
+        let judge = |verb: &str, subresource: &str, old: Option<Value>, new: Value| {
+            let attributes = Attributes { verb, subresource, resource: "pods", ..Attributes::default() };
+            admit("a", &attributes, old.as_ref(), &new, &Objects::default())
+        };
+        let mirror = |change: fn(&mut Value)| {
+            let mut pod = json!({"metadata": {"name": "m", "annotations": {MIRROR_ANNOTATION: "x"},
+                "ownerReferences": [{"kind": "Node", "name": "a", "controller": true}]},
+                "spec": {"nodeName": "a", "serviceAccountName": "default", "volumes": [{"name": "secret", "hostPath": {"path": "/"}}]}});
+            change(&mut pod);
+            pod
+        };
+        let check = |change: fn(&mut Value), allowed: bool| {
+            assert_eq!(judge("create", "", None, mirror(change)).is_ok(), allowed, "{}", mirror(change));
+        };
+        check(|_| {}, true);
+        check(|pod| pod["spec"]["nodeName"] = "b".into(), false);
+        check(|pod| pod["metadata"]["annotations"] = Value::Null, false);
+        check(|pod| pod["metadata"]["ownerReferences"][0]["name"] = "b".into(), false);
+        check(|pod| pod["spec"]["serviceAccountName"] = "admin".into(), false);
+        check(|pod| pod["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]), false);
+        check(
+            |pod| pod["spec"]["containers"] = json!([{"envFrom": [{"configMapRef": {"name": "s"}}]}]),
+            false,
+        );
+        let old = mirror(|_| {});
+        let mut reported = old.clone();
+        reported["status"]["phase"] = "Running".into();
+        assert_eq!(judge("patch", "status", Some(old.clone()), reported.clone()), Ok(()));
+        reported["metadata"]["labels"]["a"] = "b".into();
+        assert!(judge("patch", "status", Some(old.clone()), reported).is_err());
+        let mut stolen = old.clone();
+        stolen["spec"]["nodeName"] = "b".into();
+        assert!(judge("delete", "", Some(stolen.clone()), stolen).is_err());
+        assert_eq!(judge("delete", "", Some(old.clone()), old), Ok(()));
     }
 
     #[test]
@@ -463,15 +720,20 @@ mod tests {
         for verb in ["get", "list", "watch", "delete", "deletecollection"] {
             check(&view, &format!("{verb} events default/x"), Err(""));
         }
-        for other in
-            ["list namespaces -", "get secrets default/x", "list services -", "create configmapsx default/x"]
-        {
+        for other in [
+            "list namespaces -",
+            "list services -",
+            "create configmapsx default/x",
+            "create certificatesigningrequests -",
+        ] {
             check(&view, other, Err(""));
         }
     }
 
     fn judge(resource: &str, group: &str, old: Option<Value>, new: Value) -> Result<(), String> {
-        admit("a", &Attributes { resource, group, ..Attributes::default() }, old.as_ref(), &new)
+        let attributes = Attributes { resource, group, ..Attributes::default() };
+        let view = Objects::default().with("pods", "default", "mine", json!({"spec": {"nodeName": "a"}}));
+        admit("a", &attributes, old.as_ref(), &new, &view)
     }
 
     /// Judges a change of node `a`'s own Node; `old` null is a registration. An empty text means allowed.

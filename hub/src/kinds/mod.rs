@@ -4,14 +4,20 @@
 //! Always holds: entries are statics, compared by [`Kind::resource_name`]; rules see only values that passed
 //! [`schema::conform`]. Left to others: who may do what (`auth`), and everything that happens later (`lifecycle`, `garbage`).
 
+pub mod certificate_request;
 pub mod config_map;
+pub mod controller_revision;
+pub mod daemon_set;
 pub mod event;
 pub mod lease;
 pub mod meta;
 pub mod namespace;
 pub mod node;
 pub mod pod;
+pub mod pod_spec;
 pub mod schema;
+pub mod secret;
+pub mod service_account;
 pub mod table;
 
 use serde_json::Value;
@@ -21,8 +27,6 @@ use crate::status::FieldError;
 /// What may be done with a kind, in upstream's words and order of discovery.
 pub const ALL_VERBS: &[&str] =
     &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-/// A kind that can be looked at but not written yet.
-pub const READ_VERBS: &[&str] = &["get", "list", "watch"];
 
 /// One served kind.
 #[derive(Debug)]
@@ -86,15 +90,43 @@ pub struct Selectable {
     pub value: fn(&Value) -> String,
 }
 
+pub use certificate_request::CERTIFICATE_REQUEST;
 pub use config_map::CONFIG_MAP;
+pub use controller_revision::CONTROLLER_REVISION;
+pub use daemon_set::DAEMON_SET;
 pub use event::EVENT;
 pub use lease::LEASE;
 pub use namespace::NAMESPACE;
 pub use node::NODE;
 pub use pod::POD;
+pub use secret::SECRET;
+pub use service_account::SERVICE_ACCOUNT;
 
 /// Every served kind, in the order of discovery.
-pub static KINDS: &[&Kind] = &[&CONFIG_MAP, &EVENT, &NAMESPACE, &NODE, &POD, &LEASE];
+pub static KINDS: &[&Kind] = &[
+    &CONFIG_MAP,
+    &EVENT,
+    &NAMESPACE,
+    &NODE,
+    &POD,
+    &SECRET,
+    &SERVICE_ACCOUNT,
+    &CONTROLLER_REVISION,
+    &DAEMON_SET,
+    &CERTIFICATE_REQUEST,
+    &LEASE,
+];
+
+/// A subresource besides `status`.
+#[derive(Debug)]
+pub struct Subresource {
+    /// For example `binding`.
+    pub name: &'static str,
+    /// Group, version and kind of what is sent to it.
+    pub of: (&'static str, &'static str, &'static str),
+    /// What may be done.
+    pub verbs: &'static [&'static str],
+}
 
 impl Kind {
     /// `plural` or `plural.group`: how errors and the store name the kind.
@@ -114,6 +146,22 @@ impl Kind {
     /// The kind of a list of it.
     pub fn list_kind(&self) -> String {
         format!("{}List", self.kind)
+    }
+
+    /// Subresources besides `status`.
+    pub fn subresources(&self) -> &'static [Subresource] {
+        match self.kind {
+            "Pod" => &[
+                Subresource { name: "binding", of: ("", "v1", "Binding"), verbs: &["create"] },
+                Subresource { name: "eviction", of: ("policy", "v1", "Eviction"), verbs: &["create"] },
+            ],
+            "CertificateSigningRequest" => &[Subresource {
+                name: "approval",
+                of: ("certificates.k8s.io", "v1", "CertificateSigningRequest"),
+                verbs: &["get", "patch", "update"],
+            }],
+            _ => &[],
+        }
     }
 
     /// Whether the verb is served.

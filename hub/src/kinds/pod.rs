@@ -1,10 +1,17 @@
-//! Pod: present so that clients which look for pods (`kubectl describe node`, agents that watch theirs) get a true answer,
-//! an empty one. Writing pods is not served yet: every write verb answers 405.
+//! Pod: bound to a node by whoever creates or binds it (the hub schedules nothing), run and reported on by that node.
+//!
+//! Deletion is graceful, as upstream: a pod on a node gets a deletion time and stays until the node confirms (a delete with a
+//! grace of zero); one that is bound nowhere or has ended goes at once. After creation only images, deadlines and added
+//! tolerations may change. No service account token is mounted by itself: the hub issues none yet.
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use super::table::{Column, age};
-use super::{Kind, READ_VERBS, Selectable, at, meta, no_defaults, no_rules, no_warnings, text};
+use super::table::{Column, age, since};
+use super::{ALL_VERBS, Kind, Selectable, at, meta, no_warnings, pod_spec, text};
+use crate::status::FieldError;
+
+/// How long a pod stays on a node that is not ready or not reachable, when it does not say itself; upstream's default.
+const TOLERATED_SECS: i64 = 300;
 
 /// core/v1 Pod.
 pub static POD: Kind = Kind {
@@ -16,8 +23,8 @@ pub static POD: Kind = Kind {
     short_names: &["po"],
     categories: &["all"],
     namespaced: true,
-    verbs: READ_VERBS,
-    status: false,
+    verbs: ALL_VERBS,
+    status: true,
     status_on_create: false,
     generation: true,
     unconditional_update: true,
@@ -54,27 +61,465 @@ pub static POD: Kind = Kind {
         Column::AGE,
         Column::text("IP").wide(),
         Column::text("Node").wide(),
+        Column::text("Nominated Node").wide(),
+        Column::text("Readiness Gates").wide(),
     ],
     cells,
-    prepare: no_defaults,
-    validate: no_rules,
+    prepare,
+    validate,
     warnings: no_warnings,
 };
 
+/// Position of `spec.nodeName` among the selectable fields: what relates pods to nodes.
+pub const NODE_NAME_FIELD: usize = 0;
+
+fn items<'a>(pod: &'a Value, path: &[&str]) -> &'a [Value] {
+    at(pod, path).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
 fn cells(pod: &Value, now: time::OffsetDateTime) -> Vec<Value> {
-    let statuses =
-        || at(pod, &["status", "containerStatuses"]).and_then(Value::as_array).into_iter().flatten();
-    let ready = statuses().filter(|status| status["ready"] == true).count();
-    let wanted = at(pod, &["spec", "containers"]).and_then(Value::as_array).map_or(0, Vec::len);
-    let restarts: i64 = statuses().filter_map(|status| status["restartCount"].as_i64()).sum();
+    let statuses = items(pod, &["status", "containerStatuses"]);
+    let ready = statuses
+        .iter()
+        .filter(|status| status["ready"] == true && status["state"].get("running").is_some())
+        .count();
+    let wanted = items(pod, &["spec", "containers"]).len();
     let or_none = |value: &str| if value.is_empty() { "<none>".to_owned() } else { value.to_owned() };
     vec![
         text(pod, &["metadata", "name"]).into(),
         format!("{ready}/{wanted}").into(),
-        text(pod, &["status", "phase"]).into(),
-        restarts.to_string().into(),
+        status_shown(pod).into(),
+        restarts_shown(pod, now).into(),
         age(pod, now),
         or_none(text(pod, &["status", "podIP"])).into(),
         or_none(text(pod, &["spec", "nodeName"])).into(),
+        or_none(text(pod, &["status", "nominatedNodeName"])).into(),
+        gates_shown(pod).into(),
     ]
+}
+
+fn restarts_shown(pod: &Value, now: time::OffsetDateTime) -> String {
+    let all = || items(pod, &["status", "containerStatuses"]).iter();
+    let count: i64 = all().filter_map(|status| status["restartCount"].as_i64()).sum();
+    let last =
+        all().map(|status| text(status, &["lastState", "terminated", "finishedAt"])).max().unwrap_or("");
+    if count == 0 || last.is_empty() {
+        count.to_string()
+    } else {
+        format!("{count} ({} ago)", since(last, now))
+    }
+}
+
+fn gates_shown(pod: &Value) -> String {
+    let gates = items(pod, &["spec", "readinessGates"]);
+    let met = |gate: &&Value| {
+        items(pod, &["status", "conditions"])
+            .iter()
+            .any(|condition| condition["type"] == gate["conditionType"] && condition["status"] == "True")
+    };
+    match gates.len() {
+        0 => "<none>".to_owned(),
+        all => format!("{}/{all}", gates.iter().filter(met).count()),
+    }
+}
+
+/// The one word of `kubectl get pods`, found as upstream finds it.
+fn status_shown(pod: &Value) -> String {
+    let mut shown = match text(pod, &["status", "reason"]) {
+        "" => text(pod, &["status", "phase"]).to_owned(),
+        reason => reason.to_owned(),
+    };
+    let initializing = init_shown(pod);
+    if let Some(word) = &initializing {
+        shown.clone_from(word);
+    } else {
+        let mut running = false;
+        for status in items(pod, &["status", "containerStatuses"]).iter().rev() {
+            let state = &status["state"];
+            let waiting = text(state, &["waiting", "reason"]);
+            if !waiting.is_empty() {
+                waiting.clone_into(&mut shown);
+            } else if let Some(ended) = state.get("terminated") {
+                shown = ended_shown(ended);
+            } else if status["ready"] == true && state.get("running").is_some() {
+                running = true;
+            }
+        }
+        if shown == "Completed" && running {
+            let ready = items(pod, &["status", "conditions"])
+                .iter()
+                .any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
+            shown = if ready { "Running" } else { "NotReady" }.to_owned();
+        }
+    }
+    let ended = matches!(text(pod, &["status", "phase"]), "Succeeded" | "Failed");
+    if text(pod, &["metadata", "deletionTimestamp"]).is_empty() {
+        return shown;
+    }
+    match text(pod, &["status", "reason"]) {
+        "NodeLost" => "Unknown".to_owned(),
+        _ if ended => shown,
+        _ => "Terminating".to_owned(),
+    }
+}
+
+fn ended_shown(ended: &Value) -> String {
+    match (text(ended, &["reason"]), ended["signal"].as_i64().unwrap_or(0)) {
+        ("", 0) => format!("ExitCode:{}", ended["exitCode"].as_i64().unwrap_or(0)),
+        ("", signal) => format!("Signal:{signal}"),
+        (reason, _) => reason.to_owned(),
+    }
+}
+
+/// What is said of init containers while they are at work.
+fn init_shown(pod: &Value) -> Option<String> {
+    let statuses = items(pod, &["status", "initContainerStatuses"]);
+    let all = items(pod, &["spec", "initContainers"]).len();
+    for (index, status) in statuses.iter().enumerate() {
+        let state = &status["state"];
+        match state.get("terminated") {
+            Some(ended) if ended["exitCode"] == 0 => continue,
+            Some(ended) => return Some(format!("Init:{}", ended_shown(ended))),
+            None if status["started"] == true && is_sidecar(pod, status) => continue,
+            None => {}
+        }
+        return Some(match text(state, &["waiting", "reason"]) {
+            "" | "PodInitializing" => format!("Init:{index}/{all}"),
+            reason => format!("Init:{reason}"),
+        });
+    }
+    None
+}
+
+fn is_sidecar(pod: &Value, status: &Value) -> bool {
+    items(pod, &["spec", "initContainers"])
+        .iter()
+        .any(|container| container["name"] == status["name"] && container["restartPolicy"] == "Always")
+}
+
+fn prepare(new: &mut Value, old: Option<&Value>) {
+    if let Some(spec) = new.get_mut("spec") {
+        pod_spec::set_defaults(spec);
+    }
+    if let Some(Value::Object(spec)) = new.get_mut("spec") {
+        spec.entry("enableServiceLinks").or_insert(true.into());
+        if old.is_none() {
+            set_at_creation(spec);
+        }
+    }
+    if old.is_none() {
+        let class = quality_of_service(&new["spec"]);
+        new["status"] = json!({"phase": "Pending", "qosClass": class});
+    }
+}
+
+/// What upstream's admission adds: the service account's name, priority, and how long a lost node is tolerated.
+fn set_at_creation(spec: &mut Map<String, Value>) {
+    for field in ["serviceAccountName", "serviceAccount"] {
+        let entry = spec.entry(field).or_insert("".into());
+        if entry == "" {
+            *entry = "default".into();
+        }
+    }
+    spec.entry("priority").or_insert(0.into());
+    spec.entry("preemptionPolicy").or_insert("PreemptLowerPriority".into());
+    let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
+    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+        let Some(list) = tolerations.as_array_mut() else { continue };
+        let covers = |toleration: &Value| {
+            matches!(text(toleration, &["key"]), found if found.is_empty() || found == key)
+                && matches!(text(toleration, &["effect"]), "" | "NoExecute")
+        };
+        if !list.iter().any(covers) {
+            list.push(json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": TOLERATED_SECS}));
+        }
+    }
+}
+
+/// Upstream's quality of service class, from cpu and memory of all containers.
+fn quality_of_service(spec: &Value) -> &'static str {
+    let containers =
+        || ["containers", "initContainers"].into_iter().flat_map(|list| items(spec, &[list]).iter());
+    let named = |container: &Value, part: &str, name: &str| {
+        let found =
+            at(container, &["resources", part, name]).and_then(Value::as_str).and_then(pod_spec::amount);
+        found.filter(|amount| *amount > 0.0)
+    };
+    let resources = ["cpu", "memory"];
+    let asks = |container: &Value| {
+        resources.iter().any(|name| {
+            named(container, "requests", name).is_some() || named(container, "limits", name).is_some()
+        })
+    };
+    if !containers().any(asks) {
+        return "BestEffort";
+    }
+    let guaranteed = |container: &Value| {
+        resources.iter().all(|name| {
+            let limit = named(container, "limits", name);
+            limit.is_some() && named(container, "requests", name) == limit
+        })
+    };
+    if containers().all(guaranteed) { "Guaranteed" } else { "Burstable" }
+}
+
+fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    let Some(old) = old else {
+        pod_spec::validate(&new["spec"], "spec", errors);
+        return;
+    };
+    let (was, is) = (text(old, &["spec", "nodeName"]), text(new, &["spec", "nodeName"]));
+    // the binding subresource alone gives a pod its node; it writes past this rule, once
+    if was != is && !was.is_empty() {
+        errors.push(FieldError::forbidden("spec.nodeName", "a pod stays on its node"));
+    }
+    validate_changes(&old["spec"], &new["spec"], errors);
+}
+
+const MAY_CHANGE: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
+
+fn validate_changes(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
+    for list in ["containers", "initContainers"] {
+        for (index, container) in items(new, &[list]).iter().enumerate() {
+            if text(container, &["image"]).is_empty() {
+                errors.push(FieldError::required(format!("spec.{list}[{index}].image"), ""));
+            }
+        }
+    }
+    let deadline = |spec: &Value| spec["activeDeadlineSeconds"].as_i64();
+    match (deadline(old), deadline(new)) {
+        (Some(was), Some(is)) if is > was => {
+            let why = format!("must be less than or equal to previous value of {was}");
+            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", is, &why));
+        }
+        (Some(was), None) => {
+            let why = format!("must not update from a positive integer to nil value, was {was}");
+            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", Value::Null, &why));
+        }
+        (_, Some(is)) if is < 0 => {
+            errors.push(FieldError::invalid(
+                "spec.activeDeadlineSeconds",
+                is,
+                "must be greater than or equal to 0",
+            ));
+        }
+        _ => {}
+    }
+    let same_but_seconds = |a: &Value, b: &Value| {
+        ["key", "operator", "value", "effect"].iter().all(|field| text(a, &[field]) == text(b, &[field]))
+    };
+    let kept = items(old, &["tolerations"])
+        .iter()
+        .all(|was| items(new, &["tolerations"]).iter().any(|is| same_but_seconds(was, is)));
+    if !kept {
+        let why = "existing toleration can not be modified except its tolerationSeconds";
+        errors.push(FieldError::forbidden("spec.tolerations", why));
+    }
+    if fixed_part(old) != fixed_part(new) {
+        errors.push(FieldError::forbidden("spec", MAY_CHANGE));
+    }
+}
+
+/// The spec without what may change.
+fn fixed_part(spec: &Value) -> Value {
+    let mut spec = spec.clone();
+    for list in ["containers", "initContainers"] {
+        let containers = spec.get_mut(list).and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
+            container.remove("image");
+        }
+    }
+    if let Some(fields) = spec.as_object_mut() {
+        for field in ["activeDeadlineSeconds", "tolerations", "nodeName", "schedulingGates"] {
+            fields.remove(field);
+        }
+    }
+    spec
+}
+
+/// Gives a pod its node: what `POST .../binding` does. The error is upstream's sentence, for a conflict.
+pub fn bind(pod: &mut Value, node: &str) -> Result<(), String> {
+    let name = text(pod, &["metadata", "name"]).to_owned();
+    if !text(pod, &["metadata", "deletionTimestamp"]).is_empty() {
+        return Err(format!("pod {name} is being deleted, cannot be assigned to a host"));
+    }
+    match text(pod, &["spec", "nodeName"]) {
+        "" => {}
+        taken => return Err(format!("pod {name} is already assigned to node {taken:?}")),
+    }
+    pod["spec"]["nodeName"] = node.into();
+    let condition = json!({
+        "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": crate::verbs::now_text()});
+    match pod["status"]["conditions"].as_array_mut() {
+        Some(conditions) => {
+            conditions.retain(|known| known["type"] != "PodScheduled");
+            conditions.push(condition);
+        }
+        None => pod["status"]["conditions"] = json!([condition]),
+    }
+    Ok(())
+}
+
+/// How many seconds a pod gets to end, when asked to with `asked`: upstream's rules.
+fn grace_secs(pod: &Value, asked: Option<i64>) -> i64 {
+    let ended = matches!(text(pod, &["status", "phase"]), "Succeeded" | "Failed");
+    if ended || text(pod, &["spec", "nodeName"]).is_empty() {
+        return 0;
+    }
+    let own = pod["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(0);
+    match asked.unwrap_or(own) {
+        secs if secs < 0 => 1,
+        secs => secs,
+    }
+}
+
+/// Puts the grace into a pod that was just marked for deletion (`marked`). A grace can only become shorter.
+pub fn with_grace(old: &Value, marked: Value, asked: Option<i64>, now: time::OffsetDateTime) -> Value {
+    let mut marked = marked;
+    let mut secs = grace_secs(old, asked);
+    let mut base = now;
+    let was_marked = super::schema::parse_time(text(old, &["metadata", "deletionTimestamp"]));
+    if let Some(until) = was_marked {
+        let given = old["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
+        // asked again without saying how long: what was said stands
+        secs = if asked.is_none() && secs != 0 { given } else { secs.min(given) };
+        base = until - time::Duration::seconds(given);
+    }
+    let until = base + time::Duration::seconds(secs.min(i64::from(i32::MAX)));
+    let until = until.replace_nanosecond(0).unwrap_or(until);
+    if let Ok(stamp) = until.format(&time::format_description::well_known::Rfc3339) {
+        marked["metadata"]["deletionTimestamp"] = stamp.into();
+    }
+    marked["metadata"]["deletionGracePeriodSeconds"] = secs.into();
+    marked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pod(change: impl FnOnce(&mut Value)) -> Value {
+        let mut pod =
+            json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}});
+        prepare(&mut pod, None);
+        change(&mut pod);
+        pod
+    }
+
+    fn check(new: &Value, old: Option<&Value>, expect: &[&str]) {
+        let mut errors = Vec::new();
+        validate(new, old, &mut errors);
+        assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+    }
+
+    #[test]
+    fn a_new_pod_is_pending_and_has_what_admission_adds() {
+        let made = pod(|_| {});
+        assert_eq!(made["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
+        assert_eq!(made["spec"]["serviceAccountName"], "default");
+        assert_eq!(made["spec"]["tolerations"].as_array().map(Vec::len), Some(2));
+        check(&made, None, &[]);
+        let quality = |resources: Value| {
+            quality_of_service(&json!({"containers": [{"name": "c", "resources": resources}]}))
+        };
+        let both = json!({"cpu": "1", "memory": "1Gi"});
+        assert_eq!(
+            quality(json!({"limits": both, "requests": {"cpu": "1000m", "memory": "1Gi"}})),
+            "Guaranteed"
+        );
+        assert_eq!(quality(json!({"requests": both})), "Burstable");
+        assert_eq!(quality(json!({"limits": {"nvidia.com/gpu": "1"}})), "BestEffort");
+    }
+
+    #[test]
+    fn only_images_deadlines_and_more_tolerations_may_change() {
+        let old = pod(|_| {});
+        let case = |change: fn(&mut Value), expect: &[&str]| check(&pod(change), Some(&old), expect);
+        case(|_| {}, &[]);
+        case(|pod| pod["spec"]["containers"][0]["image"] = "i:2".into(), &[]);
+        case(|pod| pod["spec"]["activeDeadlineSeconds"] = 5.into(), &[]);
+        case(
+            |pod| pod["spec"]["tolerations"].as_array_mut().unwrap().push(json!({"operator": "Exists"})),
+            &[],
+        );
+        case(
+            |pod| pod["spec"]["tolerations"] = json!([]),
+            &[
+                "spec.tolerations: Forbidden: existing toleration can not be modified except its tolerationSeconds",
+            ],
+        );
+        let fixed = format!("spec: Forbidden: {MAY_CHANGE}");
+        case(|pod| pod["spec"]["containers"][0]["command"] = json!(["x"]), &[&fixed]);
+        case(|pod| pod["spec"]["hostNetwork"] = true.into(), &[&fixed]);
+        let bound = pod(|pod| pod["spec"]["nodeName"] = "a".into());
+        check(
+            &pod(|pod| pod["spec"]["nodeName"] = "b".into()),
+            Some(&bound),
+            &["spec.nodeName: Forbidden: a pod stays on its node"],
+        );
+    }
+
+    #[test]
+    fn a_pod_is_bound_once() {
+        let mut bound = pod(|_| {});
+        bind(&mut bound, "n").unwrap();
+        assert_eq!(bound["spec"]["nodeName"], "n");
+        assert_eq!(bound["status"]["conditions"][0]["type"], "PodScheduled");
+        assert_eq!(bind(&mut bound, "m").unwrap_err(), "pod p is already assigned to node \"n\"");
+    }
+
+    #[test]
+    fn the_grace_is_the_pods_own_unless_asked_and_never_longer_than_before() {
+        let now = super::super::schema::parse_time("2026-01-01T00:00:00Z").unwrap();
+        let bound = pod(|pod| pod["spec"]["nodeName"] = "n".into());
+        let check = |old: &Value, asked: Option<i64>, secs: i64, until: &str| {
+            let marked = with_grace(old, old.clone(), asked, now);
+            assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], secs);
+            assert_eq!(marked["metadata"]["deletionTimestamp"], until);
+            marked
+        };
+        check(&pod(|_| {}), None, 0, "2026-01-01T00:00:00Z");
+        check(&bound, Some(0), 0, "2026-01-01T00:00:00Z");
+        check(&bound, Some(-3), 1, "2026-01-01T00:00:01Z");
+        let marked = check(&bound, None, 30, "2026-01-01T00:00:30Z");
+        check(&marked, None, 30, "2026-01-01T00:00:30Z");
+        check(&marked, Some(60), 30, "2026-01-01T00:00:30Z");
+        check(&marked, Some(5), 5, "2026-01-01T00:00:05Z");
+        check(&marked, Some(0), 0, "2026-01-01T00:00:00Z");
+        let ended = pod(|pod| {
+            pod["spec"]["nodeName"] = "n".into();
+            pod["status"]["phase"] = "Failed".into();
+        });
+        check(&ended, None, 0, "2026-01-01T00:00:00Z");
+    }
+
+    #[test]
+    fn the_status_word_is_upstreams() {
+        let check = |status: Value, deleted: bool, expect: &str| {
+            let mut pod = json!({"metadata": {"name": "p"}, "status": status, "spec": {"initContainers": [{"name": "i"}, {"name": "j"}]}});
+            if deleted {
+                pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            }
+            assert_eq!(status_shown(&pod), expect);
+        };
+        let container = |state: Value| json!({"phase": "Running", "containerStatuses": [{"state": state, "ready": true}]});
+        check(json!({"phase": "Pending"}), false, "Pending");
+        check(json!({"phase": "Failed", "reason": "Evicted"}), false, "Evicted");
+        check(container(json!({"running": {}})), false, "Running");
+        check(container(json!({"running": {}})), true, "Terminating");
+        check(container(json!({"waiting": {"reason": "CrashLoopBackOff"}})), false, "CrashLoopBackOff");
+        check(container(json!({"terminated": {"exitCode": 3}})), false, "ExitCode:3");
+        check(container(json!({"terminated": {"signal": 9}})), false, "Signal:9");
+        check(container(json!({"terminated": {"reason": "Completed"}})), false, "Completed");
+        check(
+            json!({"phase": "Pending", "initContainerStatuses": [{"state": {"running": {}}}]}),
+            false,
+            "Init:0/2",
+        );
+        check(
+            json!({"phase": "Pending", "initContainerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull"}}}]}),
+            false,
+            "Init:ErrImagePull",
+        );
+    }
 }

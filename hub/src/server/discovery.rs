@@ -107,6 +107,14 @@ pub(super) fn resources(group: &str, version: &str) -> Response<Body> {
                 "kind": kind.kind, "verbs": ["get", "patch", "update"],
             }));
         }
+        for subresource in kind.subresources() {
+            let (group, version, of) = subresource.of;
+            resources.push(json!({
+                "name": format!("{}/{}", kind.plural, subresource.name), "singularName": "",
+                "namespaced": kind.namespaced, "group": group, "version": version, "kind": of,
+                "verbs": subresource.verbs,
+            }));
+        }
     }
     if let Some((plural, singular, kind)) = reviews_of(group) {
         resources.push(json!({
@@ -154,10 +162,22 @@ fn aggregated_resources(group: &str, version: &str) -> Vec<Value> {
             if !kind.categories.is_empty() {
                 resource["categories"] = json!(kind.categories);
             }
+            let mut subresources: Vec<Value> = kind
+                .subresources()
+                .iter()
+                .map(|subresource| {
+                    let (group, version, of) = subresource.of;
+                    json!({"subresource": subresource.name, "verbs": subresource.verbs,
+                        "responseKind": {"group": group, "version": version, "kind": of}})
+                })
+                .collect();
             if kind.status {
-                resource["subresources"] = json!([{
+                subresources.push(json!({
                     "subresource": "status", "responseKind": response_kind(kind.kind),
-                    "verbs": ["get", "patch", "update"]}]);
+                    "verbs": ["get", "patch", "update"]}));
+            }
+            if !subresources.is_empty() {
+                resource["subresources"] = subresources.into();
             }
             resource
         })

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::request::{self, Form, Parameters, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
-use super::{Server, discovery, health, openapi, reviews, watch};
+use super::{Server, discovery, health, openapi, reviews, subresources, watch};
 use crate::auth::{self, Attributes, Identity};
 use crate::decode::{self, FieldValidation};
 use crate::kinds::{self, Kind, schema};
@@ -127,6 +127,7 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
         ("GET", false) if watching()? => "watch",
         ("GET" | "HEAD", false) => "list",
         ("POST", false) => "create",
+        ("POST", true) if !target.subresource.is_empty() => "create",
         ("PUT", true) => "update",
         ("PATCH", true) => "patch",
         ("DELETE", true) => "delete",
@@ -135,11 +136,15 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
     })
 }
 
-fn denied(denied: auth::Denied) -> ApiError {
+pub(super) fn denied(denied: auth::Denied) -> ApiError {
     ApiError::from_status(denied.status, denied.message)
 }
 
-fn attributes<'a>(verb: &'a str, target: &'a Target, parameters: &'a Parameters) -> Attributes<'a> {
+pub(super) fn attributes<'a>(
+    verb: &'a str,
+    target: &'a Target,
+    parameters: &'a Parameters,
+) -> Attributes<'a> {
     Attributes {
         verb,
         group: target.kind.group,
@@ -198,7 +203,15 @@ async fn resource(
     let part = match &*target.subresource {
         "" => Part::Main,
         "status" if kind.status => Part::Status,
-        _ => return Err(ApiError::path_not_found()),
+        name => match kind.subresources().iter().find(|known| known.name == name) {
+            Some(known) if !known.verbs.contains(&verb) => return Err(ApiError::method_not_allowed()),
+            Some(known) if known.name == "approval" => Part::Approval,
+            Some(known) => {
+                let body = request::body(body).await?;
+                return subresources::create(asked, target, known, &body).await;
+            }
+            None => return Err(ApiError::path_not_found()),
+        },
     };
     let known = part == Part::Main || matches!(verb, "get" | "update" | "patch");
     let scoped = !kind.namespaced || !target.namespace.is_empty() || matches!(verb, "list" | "watch");
@@ -348,7 +361,7 @@ async fn write(
     let attributes = attributes(verb, target, &asked.parameters);
     let identity = asked.identity.as_ref();
     let admit = move |old: Option<&Value>, new: &Value| match identity {
-        Some(identity) => auth::admit(identity, &attributes, old, new).map_err(denied),
+        Some(identity) => auth::admit(identity, &attributes, old, new, &*asked.server.hub).map_err(denied),
         None => Err(ApiError::unauthorized()),
     };
     let options = WriteOptions { dry_run: asked.parameters.dry_run()?, admit: &admit };
@@ -374,7 +387,16 @@ async fn change(
     let content_type = header(&asked.parts.headers, "content-type");
     let (answer, mut warnings) = match verb {
         "create" => {
-            let read = decode::object(kind, content_type, body, validation)?;
+            let mut read = decode::object(kind, content_type, body, validation)?;
+            if let Some(identity) =
+                asked.identity.as_ref().filter(|_| kind.kind == kinds::CERTIFICATE_REQUEST.kind)
+            {
+                kinds::certificate_request::stamp_requester(
+                    &mut read.value,
+                    &identity.user,
+                    &identity.groups,
+                );
+            }
             (verbs::create(hub, kind, namespace, read.value, options).await?, read.warnings)
         }
         "update" => {
@@ -491,11 +513,20 @@ fn delete_options(asked: &Asked<'_>, body: &Bytes) -> Result<(DeleteOptions, boo
     let mut value = Value::Null;
     if !body.is_empty() {
         (value, _) = decode::parse(header(&asked.parts.headers, "content-type"), body)?;
-        if let Some(of) = schema::find("meta/v1/DeleteOptions")
-            && let Some(wrong) = schema::conform(of, &mut value).wrong
-        {
-            return Err(ApiError::bad_request(format!("DeleteOptions: {wrong}")));
-        }
+    }
+    read_delete_options(asked, value)
+}
+
+/// Options from a value (null is none), or from the query.
+pub(super) fn read_delete_options(
+    asked: &Asked<'_>,
+    mut value: Value,
+) -> Result<(DeleteOptions, bool), ApiError> {
+    if !value.is_null()
+        && let Some(of) = schema::find("meta/v1/DeleteOptions")
+        && let Some(wrong) = schema::conform(of, &mut value).wrong
+    {
+        return Err(ApiError::bad_request(format!("DeleteOptions: {wrong}")));
     }
     let dry_run = match value["dryRun"].as_array().map(Vec::as_slice) {
         None | Some([]) => asked.parameters.dry_run()?,
@@ -511,7 +542,8 @@ fn delete_options(asked: &Asked<'_>, body: &Bytes) -> Result<(DeleteOptions, boo
         text(&["propagationPolicy"]).unwrap_or_else(|| asked.parameters.text("propagationPolicy").to_owned());
     let propagation = match &*policy {
         "" if value["orphanDependents"] == true => Propagation::Orphan,
-        "" | "Background" => Propagation::Background,
+        "" => Propagation::Unset,
+        "Background" => Propagation::Background,
         "Foreground" => Propagation::Foreground,
         "Orphan" => Propagation::Orphan,
         other => {
@@ -520,10 +552,15 @@ fn delete_options(asked: &Asked<'_>, body: &Bytes) -> Result<(DeleteOptions, boo
             )));
         }
     };
+    let grace_secs = match value["gracePeriodSeconds"].as_i64() {
+        Some(secs) => Some(secs),
+        None => asked.parameters.number("gracePeriodSeconds")?.and_then(|secs| i64::try_from(secs).ok()),
+    };
     let options = DeleteOptions {
         uid: text(&["preconditions", "uid"]),
         resource_version: text(&["preconditions", "resourceVersion"]),
         propagation,
+        grace_secs,
     };
     Ok((options, dry_run))
 }

@@ -13,6 +13,7 @@ mod respond;
 mod reviews;
 mod route;
 mod stream;
+mod subresources;
 mod watch;
 
 use std::convert::Infallible;
@@ -99,6 +100,7 @@ pub async fn serve(
     let server = Arc::new(Server { hub: hub.clone(), counters: Counters::default() });
     let (stop, stopped) = signal::channel(false);
     let garbage = tokio::spawn(crate::garbage::run(hub.clone()));
+    let accounts = tokio::spawn(crate::accounts::run(hub.clone()));
     let accepting = accept(listener, TlsAcceptor::from(tls), server.clone(), stopped);
     let outcome = tokio::select! {
         () = accepting => Ok(()),
@@ -118,6 +120,7 @@ pub async fn serve(
         log::warn!("{} connections did not finish", server.counters.connections.load(Ordering::Relaxed));
     }
     garbage.abort();
+    accounts.abort();
     let closed = tokio::task::spawn_blocking(move || hub.close()).await;
     if closed.is_err() {
         log::error!("closing the store failed");

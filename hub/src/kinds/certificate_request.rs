@@ -1,0 +1,346 @@
+//! CertificateSigningRequest: asked by anyone who may, approved through `/approval`, answered through `/status`.
+//!
+//! Who asks is written by the hub, never by the client. The spec never changes; Approved and Denied are set through the
+//! approval subresource only, the certificate and Failed through status only. The signer is not in this file.
+
+use serde_json::Value;
+
+use super::table::{Column, age, human_duration};
+use super::{ALL_VERBS, Kind, Selectable, at, meta, no_warnings, schema, text};
+use crate::status::FieldError;
+
+/// Shortest life of a certificate that may be asked for; upstream's limit.
+const MINIMUM_SECS: i64 = 600;
+
+/// certificates.k8s.io/v1 CertificateSigningRequest.
+pub static CERTIFICATE_REQUEST: Kind = Kind {
+    group: "certificates.k8s.io",
+    version: "v1",
+    kind: "CertificateSigningRequest",
+    plural: "certificatesigningrequests",
+    singular: "certificatesigningrequest",
+    short_names: &["csr"],
+    categories: &[],
+    namespaced: false,
+    verbs: ALL_VERBS,
+    status: true,
+    status_on_create: false,
+    generation: false,
+    unconditional_update: true,
+    create_on_update: false,
+    type_name: "certificates/v1/CertificateSigningRequest",
+    name_rule: meta::NameRule::Subdomain,
+    volatile: &[],
+    selectable: &[Selectable {
+        label: "spec.signerName",
+        value: |request| text(request, &["spec", "signerName"]).to_owned(),
+    }],
+    columns: &[
+        Column::NAME,
+        Column::AGE,
+        Column::text("SignerName"),
+        Column::text("Requestor"),
+        Column::text("RequestedDuration"),
+        Column::text("Condition"),
+    ],
+    cells,
+    prepare,
+    validate,
+    warnings: no_warnings,
+};
+
+/// Writes who asks into a new request; whatever the client wrote there goes.
+pub fn stamp_requester(request: &mut Value, user: &str, groups: &[String]) {
+    if request["spec"].is_object() {
+        for field in ["uid", "extra"] {
+            if let Some(spec) = request["spec"].as_object_mut() {
+                spec.remove(field);
+            }
+        }
+        request["spec"]["username"] = user.into();
+        request["spec"]["groups"] = groups.into();
+    }
+}
+
+fn conditions(request: &Value) -> impl Iterator<Item = &Value> {
+    at(request, &["status", "conditions"]).and_then(Value::as_array).into_iter().flatten()
+}
+
+fn has(request: &Value, sort: &str) -> bool {
+    conditions(request).any(|condition| condition["type"] == sort)
+}
+
+fn cells(request: &Value, now: time::OffsetDateTime) -> Vec<Value> {
+    let duration = match at(request, &["spec", "expirationSeconds"]).and_then(Value::as_i64) {
+        Some(seconds) => human_duration(seconds),
+        None => "<none>".to_owned(),
+    };
+    let mut state = match (has(request, "Approved"), has(request, "Denied")) {
+        (_, true) => "Denied",
+        (true, _) => "Approved",
+        _ => "Pending",
+    }
+    .to_owned();
+    if has(request, "Failed") {
+        state.push_str(",Failed");
+    }
+    if !text(request, &["status", "certificate"]).is_empty() {
+        state.push_str(",Issued");
+    }
+    vec![
+        text(request, &["metadata", "name"]).into(),
+        age(request, now),
+        text(request, &["spec", "signerName"]).into(),
+        text(request, &["spec", "username"]).into(),
+        duration.into(),
+        state.into(),
+    ]
+}
+
+fn prepare(new: &mut Value, old: Option<&Value>) {
+    if let Some(old) = old {
+        new["spec"] = old["spec"].clone();
+    }
+}
+
+/// What an approval may change: the conditions Approved and Denied, nothing else.
+pub fn approved(old: &Value, wanted: &Value) -> Value {
+    let now = crate::verbs::now_text();
+    let mut new = old.clone();
+    let mut list: Vec<Value> = conditions(old).filter(|condition| !is_approval(condition)).cloned().collect();
+    list.extend(conditions(wanted).filter(|condition| is_approval(condition)).cloned());
+    for condition in &mut list {
+        stamp(condition, old, &now);
+    }
+    set_conditions(&mut new, list);
+    new
+}
+
+/// What a status write may change: everything but Approved and Denied.
+pub fn reported(old: &Value, wanted: &Value) -> Value {
+    let now = crate::verbs::now_text();
+    let mut new = wanted.clone();
+    let mut list: Vec<Value> = conditions(old).filter(|condition| is_approval(condition)).cloned().collect();
+    list.extend(conditions(wanted).filter(|condition| !is_approval(condition)).cloned());
+    for condition in &mut list {
+        stamp(condition, old, &now);
+    }
+    set_conditions(&mut new, list);
+    new
+}
+
+fn set_conditions(request: &mut Value, list: Vec<Value>) {
+    if !list.is_empty() {
+        request["status"]["conditions"] = list.into();
+    } else if let Some(status) = request["status"].as_object_mut() {
+        status.remove("conditions");
+    }
+}
+
+fn is_approval(condition: &Value) -> bool {
+    matches!(text(condition, &["type"]), "Approved" | "Denied")
+}
+
+/// Upstream fills in status and times of a condition that says nothing of them.
+fn stamp(condition: &mut Value, old: &Value, now: &str) {
+    if text(condition, &["status"]).is_empty() {
+        condition["status"] = "True".into();
+    }
+    let known = conditions(old).find(|known| known["type"] == condition["type"]);
+    for field in ["lastUpdateTime", "lastTransitionTime"] {
+        if text(condition, &[field]).is_empty() {
+            let kept =
+                known.map(|known| text(known, &[field])).filter(|time| !time.is_empty()).unwrap_or(now);
+            condition[field] = kept.into();
+        }
+    }
+}
+
+fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    if old.is_none() {
+        validate_spec(&new["spec"], errors);
+    }
+    let mut seen = std::collections::HashSet::new();
+    for (index, condition) in conditions(new).enumerate() {
+        let path = format!("status.conditions[{index}]");
+        let sort = text(condition, &["type"]);
+        if sort.is_empty() {
+            errors.push(FieldError::required(format!("{path}.type"), ""));
+        } else if !seen.insert(sort) {
+            errors.push(FieldError::duplicate(format!("{path}.type"), sort));
+        }
+        if matches!(sort, "Approved" | "Denied" | "Failed") && condition["status"] != "True" {
+            errors.push(FieldError::unsupported(
+                format!("{path}.status"),
+                condition["status"].clone(),
+                &["True"],
+            ));
+        }
+    }
+    if has(new, "Approved") && has(new, "Denied") {
+        let explained = "Approved and Denied conditions are mutually exclusive";
+        errors.push(FieldError::invalid("status.conditions", "", explained));
+    }
+    let Some(old) = old else { return };
+    for sort in ["Approved", "Denied", "Failed"] {
+        if has(old, sort) && !has(new, sort) {
+            let why = format!("updates may not remove a condition of type {sort:?}");
+            errors.push(FieldError::forbidden("status.conditions", &why));
+        }
+    }
+    let was = text(old, &["status", "certificate"]);
+    if !was.is_empty() && was != text(new, &["status", "certificate"]) {
+        errors.push(FieldError::forbidden(
+            "status.certificate",
+            "updates may not change the certificate once it is set",
+        ));
+    }
+}
+
+fn validate_spec(spec: &Value, errors: &mut Vec<FieldError>) {
+    let body = schema::base64_decode(text(spec, &["request"])).unwrap_or_default();
+    let pem = x509_parser::pem::Pem::read(std::io::Cursor::new(&body));
+    let good = pem.is_ok_and(|(pem, _)| {
+        use x509_parser::prelude::FromDer;
+        pem.label == "CERTIFICATE REQUEST"
+            && x509_parser::certification_request::X509CertificationRequest::from_der(&pem.contents).is_ok()
+    });
+    if !good {
+        let explained = "PEM block type must be CERTIFICATE REQUEST and hold a certificate request";
+        errors.push(FieldError::invalid("spec.request", "<bytes>", explained));
+    }
+    match at(spec, &["usages"]).and_then(Value::as_array).map_or(0, Vec::len) {
+        0 => errors.push(FieldError::required("spec.usages", "usages must be specified")),
+        _ => validate_usages(spec, errors),
+    }
+    let signer = text(spec, &["signerName"]);
+    let two_parts = signer
+        .split_once('/')
+        .is_some_and(|(domain, path)| meta::is_subdomain(domain) && domain.contains('.') && !path.is_empty());
+    if signer.is_empty() {
+        errors.push(FieldError::required("spec.signerName", ""));
+    } else if !two_parts {
+        let explained = "must be a fully qualified domain and path of the form 'example.com/signer-name'";
+        errors.push(FieldError::invalid("spec.signerName", signer, explained));
+    }
+    if let Some(seconds) = spec["expirationSeconds"].as_i64().filter(|seconds| *seconds < MINIMUM_SECS) {
+        let explained = "may not specify a duration less than 600 seconds (10 minutes)";
+        errors.push(FieldError::invalid("spec.expirationSeconds", seconds, explained));
+    }
+}
+
+const USAGES: [&str; 23] = [
+    "any",
+    "cert sign",
+    "client auth",
+    "code signing",
+    "content commitment",
+    "crl sign",
+    "data encipherment",
+    "decipher only",
+    "digital signature",
+    "email protection",
+    "encipher only",
+    "ipsec end system",
+    "ipsec tunnel",
+    "ipsec user",
+    "key agreement",
+    "key encipherment",
+    "microsoft sgc",
+    "netscape sgc",
+    "ocsp signing",
+    "s/mime",
+    "server auth",
+    "signing",
+    "timestamping",
+];
+
+fn validate_usages(spec: &Value, errors: &mut Vec<FieldError>) {
+    let mut seen = std::collections::HashSet::new();
+    for (index, usage) in spec["usages"].as_array().into_iter().flatten().enumerate() {
+        let path = format!("spec.usages[{index}]");
+        let usage = usage.as_str().unwrap_or("");
+        if !USAGES.contains(&usage) {
+            errors.push(FieldError::unsupported(path, usage, &USAGES));
+        } else if !seen.insert(usage) {
+            errors.push(FieldError::duplicate(path, usage));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn request() -> Value {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let asked = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+        json!({"metadata": {"name": "r"}, "spec": {
+            "request": schema::base64_encode(asked.as_bytes()), "signerName": "kubernetes.io/kube-apiserver-client",
+            "usages": ["client auth"]}})
+    }
+
+    fn check(new: &Value, old: Option<&Value>, expect: &[&str]) {
+        let mut errors = Vec::new();
+        validate(new, old, &mut errors);
+        assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+    }
+
+    #[test]
+    fn a_request_is_one_and_says_what_it_is_for() {
+        check(&request(), None, &[]);
+        let mut bad = request();
+        bad["spec"] =
+            json!({"request": "eA==", "signerName": "x", "usages": ["fly"], "expirationSeconds": 5});
+        let mut errors = Vec::new();
+        validate(&bad, None, &mut errors);
+        assert_eq!(errors.len(), 4, "{errors:?}");
+        bad["spec"] = json!({});
+        validate(&bad, None, &mut errors);
+        assert_eq!(errors.len(), 7, "{errors:?}");
+    }
+
+    #[test]
+    fn approval_and_status_keep_to_their_conditions() {
+        let mut wanted = request();
+        let condition = |sort: &str| json!({"type": sort, "status": "True", "reason": "x"});
+        wanted["status"] =
+            json!({"certificate": "eA==", "conditions": [condition("Approved"), condition("Failed")]});
+        let old = request();
+        let new = approved(&old, &wanted);
+        assert!(has(&new, "Approved") && !has(&new, "Failed"));
+        assert!(new["status"].get("certificate").is_none());
+        assert!(!text(&conditions(&new).next().unwrap().clone(), &["lastUpdateTime"]).is_empty());
+        let status = reported(&old, &wanted);
+        assert!(has(&status, "Failed") && !has(&status, "Approved"));
+        assert_eq!(status["status"]["certificate"], "eA==");
+        check(
+            &old,
+            Some(&new),
+            &["status.conditions: Forbidden: updates may not remove a condition of type \"Approved\""],
+        );
+        let mut both = new.clone();
+        both["status"]["conditions"] = json!([condition("Approved"), condition("Denied")]);
+        check(
+            &both,
+            Some(&new),
+            &[
+                "status.conditions: Invalid value: \"\": Approved and Denied conditions are mutually exclusive",
+            ],
+        );
+        let cells = cells(&status, time::OffsetDateTime::UNIX_EPOCH);
+        assert_eq!(cells[5], "Pending,Failed,Issued");
+    }
+
+    #[test]
+    fn who_asks_is_the_hubs_word() {
+        let mut asked = request();
+        asked["spec"]["username"] = "system:admin".into();
+        asked["spec"]["extra"] = json!({"a": ["b"]});
+        stamp_requester(&mut asked, "system:node:a", &["system:nodes".to_owned()]);
+        assert_eq!(asked["spec"]["username"], "system:node:a");
+        assert_eq!(asked["spec"]["groups"], json!(["system:nodes"]));
+        assert!(asked["spec"].get("extra").is_none());
+    }
+}

@@ -1,0 +1,106 @@
+//! ControllerRevision: one remembered template of a controller. Its data never changes, only its number does.
+
+use serde_json::Value;
+
+use super::table::{Column, age};
+use super::{ALL_VERBS, Kind, meta, no_defaults, no_warnings, text};
+use crate::status::FieldError;
+
+/// apps/v1 ControllerRevision.
+pub static CONTROLLER_REVISION: Kind = Kind {
+    group: "apps",
+    version: "v1",
+    kind: "ControllerRevision",
+    plural: "controllerrevisions",
+    singular: "controllerrevision",
+    short_names: &[],
+    categories: &[],
+    namespaced: true,
+    verbs: ALL_VERBS,
+    status: false,
+    status_on_create: false,
+    generation: false,
+    unconditional_update: true,
+    create_on_update: false,
+    type_name: "apps/v1/ControllerRevision",
+    name_rule: meta::NameRule::Subdomain,
+    volatile: &[],
+    selectable: &[],
+    columns: &[Column::NAME, Column::text("Controller"), Column::integer("Revision"), Column::AGE],
+    cells,
+    prepare: no_defaults,
+    validate,
+    warnings: no_warnings,
+};
+
+fn cells(revision: &Value, now: time::OffsetDateTime) -> Vec<Value> {
+    let number = revision["revision"].as_i64().unwrap_or(0);
+    vec![
+        text(revision, &["metadata", "name"]).into(),
+        controller(revision).into(),
+        number.into(),
+        age(revision, now),
+    ]
+}
+
+/// The controlling owner as `daemonset.apps/name`.
+fn controller(revision: &Value) -> String {
+    let owners = revision["metadata"]["ownerReferences"].as_array().into_iter().flatten();
+    let Some(owner) = owners.into_iter().find(|owner| owner["controller"] == true) else {
+        return "<none>".to_owned();
+    };
+    let kind = text(owner, &["kind"]).to_lowercase();
+    match text(owner, &["apiVersion"]).split_once('/') {
+        Some((group, _)) => format!("{kind}.{group}/{}", text(owner, &["name"])),
+        None => format!("{kind}/{}", text(owner, &["name"])),
+    }
+}
+
+fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    if new["data"].is_null() {
+        errors.push(FieldError::required("data", "data is mandatory"));
+    }
+    if let Some(number) = new["revision"].as_i64().filter(|number| *number < 0) {
+        errors.push(FieldError::invalid("revision", number, "must be greater than or equal to 0"));
+    }
+    if old.is_some_and(|old| old["data"] != new["data"]) {
+        errors.push(FieldError::invalid("data", new["data"].clone(), "field is immutable"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn data_is_needed_and_stays() {
+        let check = |new: Value, old: Option<Value>, expect: &[&str]| {
+            let mut errors = Vec::new();
+            validate(&new, old.as_ref(), &mut errors);
+            assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+        };
+        let first = json!({"data": {"spec": 1}, "revision": 1});
+        check(first.clone(), None, &[]);
+        check(json!({"revision": 1}), None, &["data: Required value: data is mandatory"]);
+        check(
+            json!({"data": {}, "revision": -1}),
+            None,
+            &["revision: Invalid value: -1: must be greater than or equal to 0"],
+        );
+        check(json!({"data": {"spec": 1}, "revision": 2}), Some(first.clone()), &[]);
+        check(
+            json!({"data": {"spec": 2}, "revision": 2}),
+            Some(first),
+            &["data: Invalid value: {\"spec\":2}: field is immutable"],
+        );
+    }
+
+    #[test]
+    fn the_controller_is_shown_with_its_group() {
+        let owned = json!({"metadata": {"ownerReferences": [
+            {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "controller": true}]}});
+        assert_eq!(controller(&owned), "daemonset.apps/d");
+        assert_eq!(controller(&json!({})), "<none>");
+    }
+}

@@ -1,0 +1,101 @@
+//! What is posted to a pod: its binding to a node, and its eviction. Nothing of either is stored, only what it does.
+
+use bytes::Bytes;
+use http::Response;
+use serde_json::{Value, json};
+
+use super::handlers::{self, Asked};
+use super::request::header;
+use super::respond::{self, Body};
+use super::route::Target;
+use crate::auth;
+use crate::decode;
+use crate::kinds::{POD, Subresource, pod, schema, text};
+use crate::status::{ApiError, FieldError};
+use crate::verbs::{self, Part, WriteOptions};
+
+/// `POST .../NAME/SUBRESOURCE`.
+pub(super) async fn create(
+    asked: &Asked<'_>,
+    target: &Target,
+    subresource: &Subresource,
+    body: &Bytes,
+) -> Result<Response<Body>, ApiError> {
+    let value = read(asked, subresource, body)?;
+    let named = text(&value, &["metadata", "name"]);
+    if !named.is_empty() && named != target.name {
+        let message =
+            format!("the name of the object ({named}) does not match the name on the URL ({})", target.name);
+        return Err(ApiError::bad_request(message));
+    }
+    match subresource.name {
+        "binding" => bind(asked, target, &value).await?,
+        _ => evict(asked, target, value).await?,
+    }
+    let status =
+        json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
+    Ok(respond::json(201, &status))
+}
+
+fn read(asked: &Asked<'_>, subresource: &Subresource, body: &Bytes) -> Result<Value, ApiError> {
+    let (group, version, kind) = subresource.of;
+    let (mut value, _) = decode::parse(header(&asked.parts.headers, "content-type"), body)?;
+    let given = text(&value, &["kind"]);
+    if !given.is_empty() && given != kind {
+        return Err(ApiError::bad_request(format!("the body is a {given}, expected a {kind}")));
+    }
+    let group = if group.is_empty() { "core" } else { group };
+    if let Some(of) = schema::find(&format!("{group}/{version}/{kind}"))
+        && let Some(wrong) = schema::conform(of, &mut value).wrong
+    {
+        return Err(ApiError::bad_request(format!("{kind} in version {version:?} cannot be read: {wrong}")));
+    }
+    Ok(value)
+}
+
+async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(), ApiError> {
+    let sort = text(binding, &["target", "kind"]);
+    let node = text(binding, &["target", "name"]);
+    let mut errors = Vec::new();
+    if !matches!(sort, "" | "Node") {
+        errors.push(FieldError::unsupported("target.kind", sort, &["Node", "<empty>"]));
+    }
+    if node.is_empty() {
+        errors.push(FieldError::required("target.name", ""));
+    }
+    if !errors.is_empty() {
+        return Err(ApiError::invalid(&POD, &target.name, &errors));
+    }
+    let attributes = handlers::attributes("create", target, &asked.parameters);
+    let admit = admission(asked, &attributes);
+    let options = WriteOptions { dry_run: asked.parameters.dry_run()?, admit: &admit };
+    let hub = &asked.server.hub;
+    let compute = |_: &crate::Object, mut found: Value| {
+        pod::bind(&mut found, node).map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
+        Ok(found)
+    };
+    verbs::edit(hub, &POD, Part::All, &target.namespace, &target.name, &options, compute).await?;
+    Ok(())
+}
+
+/// There are no disruption budgets here, so an eviction is a graceful deletion that an authorizer can tell from one.
+async fn evict(asked: &Asked<'_>, target: &Target, mut eviction: Value) -> Result<(), ApiError> {
+    let (wanted, dry_run) = handlers::read_delete_options(asked, eviction["deleteOptions"].take())?;
+    let attributes = handlers::attributes("create", target, &asked.parameters);
+    let admit = admission(asked, &attributes);
+    let options = WriteOptions { dry_run: dry_run || asked.parameters.dry_run()?, admit: &admit };
+    verbs::delete(&asked.server.hub, &POD, &target.namespace, &target.name, &wanted, &options).await?;
+    Ok(())
+}
+
+fn admission<'a>(
+    asked: &'a Asked<'_>,
+    attributes: &'a auth::Attributes<'a>,
+) -> impl Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a {
+    move |old, new| match &asked.identity {
+        Some(identity) => {
+            auth::admit(identity, attributes, old, new, &*asked.server.hub).map_err(handlers::denied)
+        }
+        None => Err(ApiError::unauthorized()),
+    }
+}

@@ -1,0 +1,291 @@
+//! The kinds that workloads need, over real TLS: pods and their end, daemon sets, secrets, service accounts, requests for
+//! certificates, and what goes away with what.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+mod server;
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use server::{Client, Folder, Hub};
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const SETS: &str = "/apis/apps/v1/namespaces/default/daemonsets";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+/// A controller of the hub has this long; a busy machine needs seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn hub() -> (Folder, Hub) {
+    let folder = Folder::new();
+    let hub = Hub::start(&folder.0);
+    (folder, hub)
+}
+
+fn pod(name: &str, node: &str) -> Value {
+    let mut pod =
+        json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}});
+    if !node.is_empty() {
+        pod["spec"]["nodeName"] = node.into();
+    }
+    pod
+}
+
+fn set(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"app": name}},
+        "template": {"metadata": {"labels": {"app": name}}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}}})
+}
+
+#[track_caller]
+fn becomes(client: &mut Client, path: &str, code: u16) {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let found = client.get(path).code;
+        if found == code {
+            return;
+        }
+        assert!(Instant::now() < until, "{path} answers {found}, expected {code} by now");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn options(value: Value) -> Vec<u8> {
+    value.to_string().into_bytes()
+}
+
+const JSON: (&str, &str) = ("content-type", "application/json");
+
+#[test]
+fn a_bound_pod_ends_when_its_node_says_so_and_an_unbound_one_at_once() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let made = client.post(PODS, &pod("free", "")).expect(201);
+    assert_eq!(made["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
+    assert_eq!(made["metadata"]["generation"], 1);
+    assert_eq!(client.delete(&format!("{PODS}/free")).expect(200)["metadata"]["name"], Value::Null);
+    client.get(&format!("{PODS}/free")).expect(404);
+
+    client.post(PODS, &pod("p", "")).expect(201);
+    let binding = json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "p"}, "target": {"kind": "Node", "name": "n"}});
+    client.post(&format!("{PODS}/p/binding"), &binding).expect(201);
+    client
+        .post(&format!("{PODS}/p/binding"), &binding)
+        .refused(409, "Operation cannot be fulfilled on pods \"p\": pod p is already assigned to node \"n\"");
+    let path = format!("{PODS}/p");
+    assert_eq!(client.get(&path).expect(200)["spec"]["nodeName"], "n");
+    let marked = client.delete(&path).expect(200);
+    assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 30);
+    let shorter =
+        client.send("DELETE", &path, &[JSON], &options(json!({"gracePeriodSeconds": 5}))).expect(200);
+    assert_eq!(shorter["metadata"]["deletionGracePeriodSeconds"], 5);
+    let longer =
+        client.send("DELETE", &path, &[JSON], &options(json!({"gracePeriodSeconds": 50}))).expect(200);
+    assert_eq!(longer["metadata"]["deletionGracePeriodSeconds"], 5);
+    let wrong = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": "other"}});
+    client.send("DELETE", &path, &[JSON], &options(wrong)).expect(409);
+    client.get(&path).expect(200);
+    client.send("DELETE", &path, &[JSON], &options(json!({"gracePeriodSeconds": 0}))).expect(200);
+    client.get(&path).expect(404);
+
+    client.post(PODS, &pod("evicted", "n")).expect(201);
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "evicted"}, "deleteOptions": {"gracePeriodSeconds": 7}});
+    client.post(&format!("{PODS}/evicted/eviction"), &eviction).expect(201);
+    assert_eq!(
+        client.get(&format!("{PODS}/evicted")).expect(200)["metadata"]["deletionGracePeriodSeconds"],
+        7
+    );
+}
+
+#[test]
+fn a_pods_spec_stands_and_its_status_is_its_own_door() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post(PODS, &pod("p", "n")).expect(201);
+    let path = format!("{PODS}/p");
+    let image = json!({"spec": {"containers": [{"name": "c", "image": "i:2"}]}});
+    assert_eq!(client.patch("strategic-merge", &path, &image).expect(200)["metadata"]["generation"], 2);
+    client.patch("merge", &path, &json!({"spec": {"hostNetwork": true}})).expect(422);
+    client.patch("merge", &path, &json!({"spec": {"nodeName": "m"}})).expect(422);
+    let status = json!({"status": {"phase": "Running", "podIP": "10.0.0.1"}});
+    let kept = client.patch("merge", &path, &status).expect(200);
+    assert_eq!(kept["status"]["phase"], "Pending");
+    let reported = client.patch("merge", &format!("{path}/status"), &status).expect(200);
+    assert_eq!(reported["status"]["phase"], "Running");
+    let selected =
+        client.get(&format!("{PODS}?fieldSelector=spec.nodeName%3Dn,status.phase%3DRunning")).expect(200);
+    assert_eq!(selected["items"].as_array().map(Vec::len), Some(1));
+    let table = [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")];
+    let table = client.send("GET", PODS, &table, b"").expect(200);
+    assert_eq!(
+        table["rows"][0]["cells"].as_array().unwrap()[..4],
+        ["p", "0/1", "Running", "0"].map(Value::from)
+    );
+}
+
+#[test]
+fn a_daemon_set_counts_its_generations_and_keeps_its_selector() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let made = client.post(SETS, &set("d")).expect(201);
+    assert_eq!(made["spec"]["updateStrategy"]["type"], "RollingUpdate");
+    let path = format!("{SETS}/d");
+    let same = client
+        .patch(
+            "strategic-merge",
+            &path,
+            &json!({"spec": {"template": {"spec": {"restartPolicy": "Always"}}}}),
+        )
+        .expect(200);
+    assert_eq!(same["metadata"]["resourceVersion"], made["metadata"]["resourceVersion"]);
+    let image = json!({"spec": {"template": {"spec": {"containers": [{"name": "c", "image": "i:2"}]}}}});
+    let changed = client.patch("strategic-merge", &path, &image).expect(200);
+    assert_eq!(changed["metadata"]["generation"], 2);
+    assert_eq!(changed["metadata"]["annotations"]["deprecated.daemonset.template.generation"], "2");
+    let status = json!({"status": {"observedGeneration": 2, "desiredNumberScheduled": 1, "currentNumberScheduled": 1, "numberMisscheduled": 0, "numberReady": 1}});
+    let reported = client.patch("merge", &format!("{path}/status"), &status).expect(200);
+    assert_eq!(
+        (&reported["status"]["numberReady"], &reported["metadata"]["generation"]),
+        (&json!(1), &json!(2))
+    );
+    let selector = json!({"spec": {"selector": {"matchLabels": {"app": "e"}}, "template": {"metadata": {"labels": {"app": "e"}}}}});
+    let refused = client.patch("strategic-merge", &path, &selector);
+    assert!(String::from_utf8_lossy(&refused.body).contains("field is immutable"));
+    refused.expect(422);
+    client
+        .patch("merge", &format!("{path}/scale"), &json!({}))
+        .refused(404, "the server could not find the requested resource");
+}
+
+#[test]
+fn secrets_take_text_and_their_type_is_fixed() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let secrets = "/api/v1/namespaces/default/secrets";
+    let made =
+        client.post(secrets, &json!({"metadata": {"name": "s"}, "stringData": {"a": "x"}})).expect(201);
+    assert_eq!(
+        (&made["type"], &made["data"], made.get("stringData")),
+        (&json!("Opaque"), &json!({"a": "eA=="}), None)
+    );
+    client.patch("merge", &format!("{secrets}/s"), &json!({"type": "kubernetes.io/tls"})).expect(422);
+    client.post(secrets, &json!({"metadata": {"name": "t"}, "type": "kubernetes.io/tls"})).expect(422);
+    let found = client.get(&format!("{secrets}?fieldSelector=type%3DOpaque")).expect(200);
+    assert_eq!(found["items"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn every_namespace_has_a_default_account_and_a_deleted_namespace_lets_it_go() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    becomes(&mut client, "/api/v1/namespaces/default/serviceaccounts/default", 200);
+    client.post("/api/v1/namespaces", &json!({"metadata": {"name": "n"}})).expect(201);
+    let account = "/api/v1/namespaces/n/serviceaccounts/default";
+    becomes(&mut client, account, 200);
+    let first = client.get(account).expect(200)["metadata"]["uid"].clone();
+    client.delete(account).expect(200);
+    let until = Instant::now() + PATIENCE;
+    while client.get(account).json()["metadata"]["uid"].as_str().is_none_or(|uid| first == uid) {
+        assert!(Instant::now() < until, "the account was not made again");
+    }
+    client.post("/api/v1/namespaces/n/pods", &pod("p", "")).expect(201);
+    client.post("/apis/apps/v1/namespaces/n/daemonsets", &set("d")).expect(201);
+    client.delete("/api/v1/namespaces/n").expect(200);
+    becomes(&mut client, "/api/v1/namespaces/n", 404);
+}
+
+#[test]
+fn dependents_go_later_first_or_not_at_all() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let owned = |client: &mut Client, name: &str| {
+        let owner = client.post(SETS, &set(name)).expect(201);
+        let uid = owner["metadata"]["uid"].clone();
+        let reference = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": uid, "controller": true, "blockOwnerDeletion": true});
+        let map = json!({"metadata": {"name": name, "ownerReferences": [reference], "finalizers": ["example.com/hold"]}});
+        client.post(MAPS, &map).expect(201);
+    };
+    let path = |name: &str| format!("{SETS}/{name}");
+    let map = |name: &str| format!("{MAPS}/{name}");
+    let delete = |client: &mut Client, name: &str, policy: &str| {
+        client
+            .send("DELETE", &path(name), &[JSON], &options(json!({"propagationPolicy": policy})))
+            .expect(200)
+    };
+    let release = json!({"metadata": {"finalizers": null}});
+
+    owned(&mut client, "later");
+    delete(&mut client, "later", "Background");
+    client.get(&path("later")).expect(404);
+    let until = Instant::now() + PATIENCE;
+    while client.get(&map("later")).json()["metadata"]["deletionTimestamp"].is_null() {
+        assert!(Instant::now() < until, "the dependent was not deleted");
+    }
+    client.patch("merge", &map("later"), &release).expect(200);
+    client.get(&map("later")).expect(404);
+
+    owned(&mut client, "first");
+    let held = delete(&mut client, "first", "Foreground");
+    assert_eq!(held["metadata"]["finalizers"], json!(["foregroundDeletion"]));
+    let until = Instant::now() + PATIENCE;
+    while client.get(&map("first")).json()["metadata"]["deletionTimestamp"].is_null() {
+        assert!(Instant::now() < until, "the dependent was not deleted");
+    }
+    client.get(&path("first")).expect(200);
+    client.patch("merge", &map("first"), &release).expect(200);
+    becomes(&mut client, &path("first"), 404);
+
+    owned(&mut client, "alone");
+    delete(&mut client, "alone", "Orphan");
+    becomes(&mut client, &path("alone"), 404);
+    let orphan = client.get(&map("alone")).expect(200);
+    assert!(orphan["metadata"]["deletionTimestamp"].is_null(), "{orphan}");
+    assert!(orphan["metadata"]["ownerReferences"].as_array().is_none_or(Vec::is_empty), "{orphan}");
+}
+
+#[test]
+fn a_certificate_request_is_stamped_approved_and_answered_each_through_its_door() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let pem = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+    let body = kedge_hub::kinds::schema::base64_encode(pem.as_bytes());
+    let asked = json!({"metadata": {"name": "r"}, "spec": {"request": body, "signerName": "kubernetes.io/kube-apiserver-client",
+        "usages": ["client auth"], "username": "somebody-else"}});
+    let made = client.post(REQUESTS, &asked).expect(201);
+    assert_ne!(made["spec"]["username"], "somebody-else");
+    let path = format!("{REQUESTS}/r");
+    let mut wanted = made.clone();
+    wanted["spec"]["usages"] = json!(["server auth"]);
+    wanted["status"] = json!({"certificate": "eA==", "conditions": [{"type": "Approved", "status": "True", "reason": "Test"}]});
+    let kept = client.put(&path, &wanted).expect(200);
+    assert_eq!((&kept["spec"], kept["status"].get("conditions")), (&made["spec"], None));
+    let approved = client.put(&format!("{path}/approval"), &wanted).expect(200);
+    assert_eq!(approved["status"]["conditions"][0]["type"], "Approved");
+    assert_eq!((approved["status"].get("certificate"), &approved["spec"]), (None, &made["spec"]));
+    let answer = json!({"status": {"certificate": "eA==", "conditions": []}});
+    let answered = client.patch("merge", &format!("{path}/status"), &answer).expect(200);
+    assert_eq!(answered["status"]["certificate"], "eA==");
+    assert_eq!(answered["status"]["conditions"][0]["type"], "Approved");
+    client.patch("merge", &format!("{path}/status"), &json!({"status": {"certificate": "eQ=="}})).expect(422);
+}
+
+#[test]
+fn a_revisions_data_never_changes() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let revisions = "/apis/apps/v1/namespaces/default/controllerrevisions";
+    client
+        .post(
+            revisions,
+            &json!({"metadata": {"name": "r"}, "revision": 1, "data": {"spec": {"a": [1, null]}}}),
+        )
+        .expect(201);
+    let path = format!("{revisions}/r");
+    assert_eq!(
+        client.patch("merge", &path, &json!({"revision": 2})).expect(200)["data"],
+        json!({"spec": {"a": [1, null]}})
+    );
+    client.patch("merge", &path, &json!({"data": {"spec": {"a": 2}}})).expect(422);
+    client.post(revisions, &json!({"metadata": {"name": "x"}, "revision": 1})).expect(422);
+}
