@@ -68,7 +68,8 @@ async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(),
     }
     let attributes = handlers::attributes("create", target, &asked.parameters);
     let admit = admission(asked, &attributes);
-    let options = WriteOptions { dry_run: asked.parameters.dry_run()?, admit: &admit };
+    let dry_run = asked.parameters.dry_run()?;
+    let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &asked.server.hub;
     let compute = |_: &crate::Object, mut found: Value| {
         pod::bind(&mut found, node).map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
@@ -83,7 +84,8 @@ async fn evict(asked: &Asked<'_>, target: &Target, mut eviction: Value) -> Resul
     let (wanted, dry_run) = handlers::read_delete_options(asked, eviction["deleteOptions"].take())?;
     let attributes = handlers::attributes("create", target, &asked.parameters);
     let admit = admission(asked, &attributes);
-    let options = WriteOptions { dry_run: dry_run || asked.parameters.dry_run()?, admit: &admit };
+    let dry_run = dry_run || asked.parameters.dry_run()?;
+    let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     verbs::delete(&asked.server.hub, &POD, &target.namespace, &target.name, &wanted, &options).await?;
     Ok(())
 }
