@@ -34,7 +34,9 @@ def protobuf_messages(root, package):
         line = line.strip()
         if found := re.match(r"pub struct (\w+) \{", line):
             name = found.group(1)
-            messages[name] = {}
+            # markers above a type are the type's own
+            messages[name] = {"": (0, markers)}
+            markers, number = [], None
         elif line.startswith("/// +"):
             markers.append(line[5:])
         elif line.startswith("#[prost(") and (found := re.search(r'tag = "(\d+)"', line)):
@@ -113,6 +115,7 @@ def merge_rule(markers):
     elif "set" in marker("listType"):
         rules.append("keys=set")
     if "atomic" in marker("structType") + marker("mapType"):
+        # server-side apply owns it as one value
         rules.append("atomic")
     return " ".join(rules)
 
@@ -121,7 +124,7 @@ def main(registry):
     protobuf = newest(f"{registry}/k8s-pb-*")
     openapi = newest(newest(f"{registry}/k8s-openapi-*") + "/src/v1_3*")
     print(f"# From {os.path.basename(protobuf)} and k8s-openapi {os.path.basename(openapi)}; written by extract.py.")
-    print("# type, then: field number shape [required] [merge=KEY|set] [retainkeys] [keys=A+B|set] [atomic] | description")
+    print("# type [atomic], then: field number shape [required] [merge=KEY|set] [retainkeys] [keys=A+B|set] [atomic] | description")
     messages, done, todo = {}, set(), list(ROOTS)
     while todo:
         name = todo.pop(0)
@@ -132,7 +135,8 @@ def main(registry):
         if package not in messages:
             messages[package] = protobuf_messages(protobuf, package)
         described, fields = openapi_type(openapi, package, kind)
-        print(f"\n{name} | {described}")
+        atomic = " atomic" if merge_rule(messages[package].get(kind, {}).get("", (0, []))[1]) == "atomic" else ""
+        print(f"\n{name}{atomic} | {described}")
         for words, text in OURS.get(name, []):
             print(f"  {words} | {text}")
         for rust, json, rust_type, required, text in fields:

@@ -8,12 +8,17 @@ use std::fmt;
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
+use crate::apply;
 use crate::kinds::{Kind, schema};
 use crate::protobuf::{self, ProtobufError};
 use crate::status::ApiError;
+use crate::yaml;
 
 /// Media types of objects that clients may send.
 pub const ACCEPTED: &[&str] = &["application/json", "application/vnd.kubernetes.protobuf"];
+
+/// Media type of server-side apply.
+pub const APPLY: &str = "application/apply-patch+yaml";
 
 /// What to do about unknown and duplicate fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,6 +71,7 @@ pub fn object(
         ))
     };
     check_type(kind, &value)?;
+    apply::mark_reset(&mut value);
     let mut findings = schema::conform(kind.schema(), &mut value);
     for path in duplicates {
         findings.add_duplicate(path);
@@ -105,6 +111,12 @@ pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), Ap
     match content_type.split(';').next().unwrap_or("").trim() {
         // a client that says nothing means JSON
         "" | "application/json" => json(body),
+        // JSON is YAML, too, and is what clients send; read as such its duplicate fields are known
+        APPLY if body.trim_ascii_start().starts_with(b"{") => json(body),
+        APPLY => match yaml::parse(body) {
+            Ok(value) => Ok((value, Vec::new())),
+            Err(why) => Err(ApiError::bad_request(format!("error decoding YAML: {why}"))),
+        },
         "application/vnd.kubernetes.protobuf" => match protobuf::decode(body) {
             Ok(value) => Ok((value, Vec::new())),
             Err(ProtobufError::Malformed(why)) => {

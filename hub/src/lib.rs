@@ -17,6 +17,7 @@
 //! The hub never dials a node, and no node's clock is ever compared with ours.
 
 pub mod accounts;
+pub mod apply;
 pub mod auth;
 pub mod decode;
 pub mod flags;
@@ -34,6 +35,7 @@ pub mod server;
 pub mod status;
 pub mod store;
 pub mod verbs;
+pub mod yaml;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -205,6 +205,13 @@ impl ApiError {
         ApiError::new(409, "Conflict", message).about(kind, name)
     }
 
+    /// 409 of an apply: each cause names a field and who owns it.
+    pub fn apply_conflict(message: String, causes: Vec<Value>) -> ApiError {
+        let mut error = ApiError::new(409, "Conflict", message);
+        error.details = json!({"causes": causes});
+        error
+    }
+
     /// 410: the client must list again.
     pub fn expired(message: impl Into<String>) -> ApiError {
         ApiError::new(410, "Expired", message)

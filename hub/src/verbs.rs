@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::Hub;
+use crate::apply::{self, Owner};
 use crate::kinds::{self, Kind, NAMESPACE, at, meta, schema, text};
 use crate::object::Object;
 use crate::status::{ApiError, FieldError};
@@ -39,12 +40,14 @@ pub struct WriteOptions<'a> {
     pub dry_run: bool,
     /// Admission, by who asks.
     pub admit: &'a Admit<'a>,
+    /// Whose the fields are that this write sets.
+    pub owner: Owner<'a>,
 }
 
 impl WriteOptions<'static> {
-    /// The hub's own controllers: nothing to admit.
+    /// The hub's own controllers: nothing to admit, and they own nothing.
     pub fn internal() -> WriteOptions<'static> {
-        WriteOptions { dry_run: false, admit: &|_, _| Ok(()) }
+        WriteOptions { dry_run: false, admit: &|_, _| Ok(()), owner: Owner::Nobody }
     }
 }
 
@@ -252,10 +255,12 @@ async fn create_once(
     hub: &Hub,
     kind: &'static Kind,
     namespace: &str,
-    value: Value,
+    mut value: Value,
     options: &WriteOptions<'_>,
 ) -> Result<Answer, ApiError> {
-    let value = new_object(kind, value)?;
+    let claim = apply::take_claim(&mut value);
+    let mut value = new_object(kind, value)?;
+    apply::track(kind, None, &mut value, claim, options.owner, (false, &now_text()));
     let name = text(&value, &["metadata", "name"]).to_owned();
     check_namespace(hub, kind, namespace, &name)?;
     (options.admit)(None, &value)?;
@@ -364,6 +369,44 @@ pub async fn update(
     edit(hub, kind, part, namespace, name, options, |_, _| Ok(value.clone())).await
 }
 
+/// Applies a part of an object: to the object there is, or by creating it (`may_create` is asked first).
+pub async fn apply(
+    hub: &Hub,
+    kind: &'static Kind,
+    part: Part,
+    place: (&str, &str),
+    applied: &apply::Apply,
+    options: &WriteOptions<'_>,
+    may_create: &(dyn Fn() -> Result<(), ApiError> + Send + Sync),
+) -> Result<Answer, ApiError> {
+    let (namespace, name) = place;
+    let options = WriteOptions { owner: Owner::Applied, ..*options };
+    // who deletes and creates in turns is as quick as we are
+    for _ in 0..ATTEMPTS {
+        let outcome = if hub.get(kind, namespace, name).is_some() || part != Part::Main {
+            let to = |_: &Object, live: Value| applied.to(live, &now_text());
+            edit(hub, kind, part, namespace, name, &options, to).await
+        } else {
+            may_create()?;
+            create(hub, kind, namespace, applied.created(&now_text()), &options).await
+        };
+        match outcome {
+            Err(error) if error.reason == "AlreadyExists" => {}
+            Err(error)
+                if error.reason == "NotFound"
+                    && part == Part::Main
+                    && hub.get(kind, namespace, name).is_none() =>
+            {
+                // gone meanwhile, or its namespace is missing: creating says which
+                may_create()?;
+                return create(hub, kind, namespace, applied.created(&now_text()), &options).await;
+            }
+            outcome => return outcome,
+        }
+    }
+    Err(crowded(kind, name))
+}
+
 /// Reads, computes, writes; from the start again when somebody was quicker and the client named no version.
 pub async fn edit(
     hub: &Hub,
@@ -380,9 +423,12 @@ pub async fn edit(
             return Err(ApiError::not_found(kind, name));
         };
         let old = current.value();
-        let wanted = compute(&current, old.clone())?;
+        let mut wanted = compute(&current, old.clone())?;
         check_version(kind, &current, &wanted)?;
-        let new = merged_with_old(kind, part, &old, wanted)?;
+        let claim = apply::take_claim(&mut wanted);
+        let mut new = merged_with_old(kind, part, &old, wanted)?;
+        let renewal = is_renewal(kind, &old, &new);
+        apply::track(kind, Some(&old), &mut new, claim, options.owner, (renewal, &now_text()));
         (options.admit)(Some(&old), &new)?;
         if same_but_version(&old, &new) {
             return Ok(Answer::of(current).warned(kind, &new, Some(&old)));
@@ -570,6 +616,16 @@ fn is_released(value: &Value) -> bool {
         && grace.unwrap_or(0) <= 0
         && list_is_empty(&["metadata", "finalizers"])
         && (value["kind"] != NAMESPACE.kind || list_is_empty(&["spec", "finalizers"]))
+}
+
+/// Whether nothing but the kind's volatile fields differs, whoever manages them. `new` has no managers yet.
+fn is_renewal(kind: &Kind, old: &Value, new: &Value) -> bool {
+    if kind.volatile.is_empty() || old["metadata"].get("managedFields").is_none() {
+        return is_volatile(kind, old, new);
+    }
+    let mut old = old.clone();
+    apply::take_claim(&mut old);
+    is_volatile(kind, &old, new)
 }
 
 /// Whether nothing but the kind's volatile fields differs.

@@ -94,9 +94,7 @@ fn bodies_paths_and_methods_are_refused_as_upstream_refuses_them() {
     assert_eq!(warned.header("warning"), ["299 - \"unknown field \\\"spec.foo\\\"\""]);
     assert!(warned.expect(201)["spec"].get("foo").is_none());
     client.send("POST", MAPS, &[("content-type", "application/yaml")], b"a: b").expect(415);
-    client
-        .send("PATCH", &format!("{NODES}/n"), &[("content-type", "application/apply-patch+yaml")], b"{}")
-        .expect(415);
+    client.send("PATCH", &format!("{NODES}/n"), &[("content-type", "application/yaml")], b"{}").expect(415);
     client.send("POST", MAPS, &[JSON], b"{").expect(400);
     client.send("GET", NODES, &[("accept", "application/yaml")], b"").expect(406);
     client.post(MAPS, &map("Bad_Name", "1")).expect(422);

@@ -472,8 +472,6 @@ fn a_dry_run_changes_nothing_and_a_forced_replacement_is_a_new_object() {
         contains(&kubectl.ok("replace --force -f m.yaml"), &["configmap/m replaced\n"]);
         let after = json(&kubectl.ok("get cm m -o json"))["metadata"].clone();
         assert_ne!((&after["uid"], &after["resourceVersion"]), (&before["uid"], &before["resourceVersion"]));
-        let refused = kubectl.fails("apply --server-side -f m.yaml");
-        contains(&refused, &["Server-side apply not available on the server"]);
     });
 }
 

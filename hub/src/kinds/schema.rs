@@ -31,6 +31,8 @@ pub struct Schema {
 pub struct Type {
     /// For example `core/v1/NodeSpec`.
     pub name: &'static str,
+    /// Server-side apply owns a value of it as a whole.
+    pub atomic: bool,
     /// One sentence.
     pub description: &'static str,
     /// In the order of the table, which is alphabetical.
@@ -52,8 +54,10 @@ pub struct Field {
     pub merge: Option<ListMerge>,
     /// A strategic merge of this field honours `$retainKeys`.
     pub retain_keys: bool,
-    /// How server-side apply would identify items: `x-kubernetes-list-map-keys`, or `set`.
+    /// How server-side apply identifies items: the keys joined by `+`, or `set`; a list without is owned as a whole.
     pub list_keys: Option<&'static str>,
+    /// Server-side apply owns a map as a whole.
+    pub atomic: bool,
     /// One sentence.
     pub description: &'static str,
 }
@@ -135,8 +139,10 @@ impl Schema {
                     of.fields.push(Field::parse(field, description));
                 }
             } else {
-                schema.by_name.insert(words, schema.types.len());
-                schema.types.push(Type { name: words, description, fields: Vec::new() });
+                let (name, atomic) =
+                    words.strip_suffix(" atomic").map_or((words, false), |name| (name, true));
+                schema.by_name.insert(name, schema.types.len());
+                schema.types.push(Type { name, atomic, description, fields: Vec::new() });
             }
         }
         schema
@@ -157,11 +163,13 @@ impl Field {
             merge: None,
             retain_keys: false,
             list_keys: None,
+            atomic: false,
             description,
         };
         for word in words {
             match word.split_once('=') {
                 None if word == "required" => field.required = true,
+                None if word == "atomic" => field.atomic = true,
                 None => field.retain_keys |= word == "retainkeys",
                 Some(("merge", "set")) => field.merge = Some(ListMerge::Set),
                 Some(("merge", key)) => field.merge = Some(ListMerge::ByKey(key)),

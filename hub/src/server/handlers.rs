@@ -16,6 +16,7 @@ use super::request::{self, Form, Parameters, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
 use super::{Server, discovery, health, openapi, reviews, subresources, watch};
+use crate::apply::{self, Apply, Manager, Owner};
 use crate::auth::{self, Attributes, Identity};
 use crate::decode::{self, FieldValidation};
 use crate::kinds::{self, Kind, schema};
@@ -31,6 +32,7 @@ const PATCHES: &[&str] = &[
     "application/json-patch+json",
     "application/merge-patch+json",
     "application/strategic-merge-patch+json",
+    decode::APPLY,
 ];
 /// Objects of one page; a client that asks for more gets a continue token. Upstream has no such limit, its clients cope.
 const MAX_PAGE: u64 = 10_000;
@@ -364,12 +366,87 @@ async fn write(
         Some(identity) => auth::admit(identity, &attributes, old, new, &*asked.server.hub).map_err(denied),
         None => Err(ApiError::unauthorized()),
     };
-    let options = WriteOptions { dry_run: asked.parameters.dry_run()?, admit: &admit };
+    let manager = manager(asked, target)?;
+    let owner = match identity {
+        // see `apply`: what nodes report belongs to nobody
+        Some(identity) if identity.node().is_some() && !identity.is_admin() => Owner::Nobody,
+        _ => Owner::Updates(&manager),
+    };
+    let options = WriteOptions { dry_run: asked.parameters.dry_run()?, admit: &admit, owner };
     match verb {
         "delete" => delete(asked, target, writer, body, options).await,
         "deletecollection" => delete_collection(asked, target, writer, body, options).await,
         _ => change(asked, verb, target, part, writer, body, &options).await,
     }
+}
+
+/// Who writes: what the client calls itself for this, or else what it is called at all.
+fn manager(asked: &Asked<'_>, target: &Target) -> Result<Manager, ApiError> {
+    let named = asked.parameters.text("fieldManager");
+    let why = match named {
+        long if long.len() > apply::MAX_NAME_BYTES => {
+            Some(FieldError::too_long("fieldManager", apply::MAX_NAME_BYTES))
+        }
+        odd if odd.chars().any(char::is_control) => {
+            Some(FieldError::invalid("fieldManager", odd, "should only contain printable characters"))
+        }
+        _ => None,
+    };
+    if let Some(error) = why {
+        return Err(ApiError::unprocessable(format!("PatchOptions.meta.k8s.io \"\" is invalid: {error}")));
+    }
+    let agent = header(&asked.parts.headers, "user-agent").split('/').next().unwrap_or("");
+    let mut name = if named.is_empty() { agent } else { named }.to_owned();
+    name.truncate(name.floor_char_boundary(apply::MAX_NAME_BYTES));
+    if name.is_empty() {
+        // upstream's word
+        "unknown".clone_into(&mut name);
+    }
+    Ok(Manager { name, subresource: target.subresource.clone() })
+}
+
+/// Server-side apply.
+async fn apply_patch(
+    asked: &Asked<'_>,
+    target: &Target,
+    part: Part,
+    body: &Bytes,
+    options: &WriteOptions<'_>,
+) -> Result<(Answer, Vec<String>), ApiError> {
+    let Target { kind, namespace, name, .. } = target;
+    if asked.parameters.text("fieldManager").is_empty() {
+        let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
+        return Err(ApiError::unprocessable(message));
+    }
+    let force = asked.parameters.flag("force")?;
+    let validation = FieldValidation::parse(asked.parameters.text("fieldValidation"))?;
+    let mut read = decode::object(kind, decode::APPLY, body, validation)?;
+    match kinds::text(&read.value, &["apiVersion"]) {
+        version if version == kind.api_version() => {}
+        version => {
+            return Err(ApiError::bad_request(format!(
+                "Incorrect version specified in apply patch. Specified patch version: {version}, expected: {}",
+                kind.api_version()
+            )));
+        }
+    }
+    match kinds::text(&read.value, &["metadata", "name"]) {
+        "" => read.value["metadata"]["name"] = name.as_str().into(),
+        given if given != name => {
+            return Err(ApiError::bad_request(format!(
+                "the name of the object ({given}) does not match the name on the URL ({name})"
+            )));
+        }
+        _ => {}
+    }
+    let applied = Apply::new(kind, read.value, manager(asked, target)?, force)?;
+    let may_create = || {
+        let attributes = Attributes { name: "", ..attributes("create", target, &asked.parameters) };
+        auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+    };
+    let place = (namespace.as_str(), name.as_str());
+    let answer = verbs::apply(&asked.server.hub, kind, part, place, &applied, options, &may_create).await?;
+    Ok((answer, read.warnings))
 }
 
 async fn change(
@@ -403,7 +480,14 @@ async fn change(
             let read = decode::object(kind, content_type, body, validation)?;
             (verbs::update(hub, kind, part, namespace, name, read.value, options).await?, read.warnings)
         }
+        _ if content_type.split(';').next().unwrap_or("").trim() == decode::APPLY => {
+            apply_patch(asked, target, part, body, options).await?
+        }
         _ => {
+            if asked.parameters.has("force") {
+                let message = "PatchOptions.meta.k8s.io \"\" is invalid: force: Forbidden: may not be specified for non-apply patch";
+                return Err(ApiError::unprocessable(message));
+            }
             let patch = Patch::read(kind, content_type, body)?;
             let found = Mutex::new(Vec::new());
             let compute = |_: &Object, old: Value| {
@@ -452,7 +536,6 @@ impl Patch {
             "application/json-patch+json" => PatchOf::Json,
             "application/merge-patch+json" => PatchOf::Merge,
             "application/strategic-merge-patch+json" => PatchOf::Strategic,
-            // server-side apply is not served yet, and is refused as any unknown patch
             _ => return Err(ApiError::unsupported_media_type(PATCHES)),
         };
         let (body, _) = decode::json(body)?;
@@ -481,6 +564,7 @@ impl Patch {
         if given("kind") != kind.kind || given("apiVersion") != kind.api_version() {
             return Err(ApiError::bad_request("a patch cannot change apiVersion or kind"));
         }
+        apply::mark_reset(&mut value);
         let findings = schema::conform(kind.schema(), &mut value);
         let refuse = |why: &str| {
             ApiError::invalid(kind, name, &[FieldError::invalid("patch", self.body.to_string(), why)])

@@ -140,6 +140,9 @@ fn type_value(of: &'static schema::Type) -> Value {
     if !required.is_empty() {
         value["required"] = json!(required);
     }
+    if of.atomic {
+        value["x-kubernetes-map-type"] = "atomic".into();
+    }
     value
 }
 
@@ -160,6 +163,8 @@ fn field_value(field: &Field) -> Value {
             value["x-kubernetes-list-type"] = "map".into();
             value["x-kubernetes-list-map-keys"] = keys.split('+').collect();
         }
+        None if matches!(field.shape, Shape::List(_)) => value["x-kubernetes-list-type"] = "atomic".into(),
+        None if field.atomic => value["x-kubernetes-map-type"] = "atomic".into(),
         None => {}
     }
     value
@@ -209,8 +214,12 @@ fn kind_paths(kind: &Kind) -> Vec<(String, bool)> {
 fn add_paths(paths: &mut Map<String, Value>, kind: &'static Kind) {
     let parameter =
         |name: &str| json!({"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": true}});
-    let write_parameters =
-        json!([parameter("dryRun"), parameter("fieldManager"), parameter("fieldValidation")]);
+    let write_parameters = json!([
+        parameter("dryRun"),
+        parameter("fieldManager"),
+        parameter("fieldValidation"),
+        parameter("force")
+    ]);
     for (path, named) in kind_paths(kind) {
         let verbs: &[(&str, &str, &str)] = match named {
             false => &[

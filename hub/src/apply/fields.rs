@@ -1,0 +1,287 @@
+//! Sets of fields, as `managedFields` names them: `f:` a field, `k:` a list item by its keys, `v:` one by its value, `i:` by index.
+//!
+//! Always holds: a set has no empty branches, and equal sets have equal texts. The form is upstream's FieldsV1: a branch that is
+//! itself in the set, and not only fields in it, carries `.`. It knows no types; what a value's set is stands in `typed`.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+/// Deepest path that is read; the deepest of the served types has some 15 steps.
+const MAX_DEPTH: usize = 40;
+
+/// One step of a path. Keys and values are kept as JSON text with sorted keys, so that equal ones are equal texts.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Step {
+    /// A field, or a key of a map.
+    Field(String),
+    /// An item of a list that is a map, by its key fields.
+    Key(String),
+    /// An item of a list that is a set.
+    Item(String),
+    /// An item of any other list.
+    Index(u64),
+}
+
+impl Step {
+    fn text(&self) -> String {
+        match self {
+            Step::Field(name) => format!("f:{name}"),
+            Step::Key(keys) => format!("k:{keys}"),
+            Step::Item(value) => format!("v:{value}"),
+            Step::Index(index) => format!("i:{index}"),
+        }
+    }
+
+    fn parse(text: &str) -> Option<Step> {
+        let (sort, rest) = text.split_once(':')?;
+        let json = || serde_json::from_str::<Value>(rest).ok();
+        match sort {
+            "f" => Some(Step::Field(rest.to_owned())),
+            "k" => json().filter(Value::is_object).map(|keys| Step::Key(keys.to_string())),
+            "v" => json().map(|value| Step::Item(value.to_string())),
+            "i" => rest.parse().ok().map(Step::Index),
+            _ => None,
+        }
+    }
+
+    /// As conflicts name it: `.name`, `[name="x"]`, `[="x"]`, `[0]`.
+    fn shown(&self) -> String {
+        match self {
+            Step::Field(name) => format!(".{name}"),
+            Step::Key(keys) => {
+                let keys: Map<String, Value> = serde_json::from_str(keys).unwrap_or_default();
+                let shown: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+                format!("[{}]", shown.join(","))
+            }
+            Step::Item(value) => format!("[={value}]"),
+            Step::Index(index) => format!("[{index}]"),
+        }
+    }
+}
+
+/// A place in a set: whether it is in it, and what is below.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Branch {
+    /// The place itself is in the set.
+    pub member: bool,
+    /// What is below it.
+    pub below: FieldSet,
+}
+
+impl Branch {
+    /// A place without anything below.
+    pub fn leaf() -> Branch {
+        Branch { member: true, below: FieldSet::default() }
+    }
+
+    /// Neither itself nor anything below.
+    pub fn is_empty(&self) -> bool {
+        !self.member && self.below.is_empty()
+    }
+
+    fn combined(&self, other: &Branch, member: bool, below: fn(&FieldSet, &FieldSet) -> FieldSet) -> Branch {
+        Branch { member, below: below(&self.below, &other.below) }
+    }
+}
+
+/// A set of fields.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FieldSet(BTreeMap<Step, Branch>);
+
+impl FieldSet {
+    /// Nothing is in it.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The branch at a step.
+    pub fn get(&self, step: &Step) -> Option<&Branch> {
+        self.0.get(step)
+    }
+
+    /// The branch of a field.
+    pub fn field(&self, name: &str) -> Option<&Branch> {
+        // a lookup by borrowed text would need a second order of steps; sets are small
+        self.0.get(&Step::Field(name.to_owned()))
+    }
+
+    /// Adds a branch; an empty one changes nothing.
+    pub fn add(&mut self, step: Step, branch: Branch) {
+        if branch.is_empty() {
+            return;
+        }
+        match self.0.get_mut(&step) {
+            None => drop(self.0.insert(step, branch)),
+            Some(known) => {
+                known.member |= branch.member;
+                for (step, below) in branch.below.0 {
+                    known.below.add(step, below);
+                }
+            }
+        }
+    }
+
+    /// What is in either.
+    pub fn union(&self, other: &FieldSet) -> FieldSet {
+        let mut sum = self.clone();
+        for (step, branch) in &other.0 {
+            sum.add(step.clone(), branch.clone());
+        }
+        sum
+    }
+
+    /// What is in both.
+    pub fn intersection(&self, other: &FieldSet) -> FieldSet {
+        let mut both = FieldSet::default();
+        for (step, mine) in &self.0 {
+            if let Some(theirs) = other.0.get(step) {
+                let member = mine.member && theirs.member;
+                both.add(step.clone(), mine.combined(theirs, member, FieldSet::intersection));
+            }
+        }
+        both
+    }
+
+    /// What is in this and not in the other: places one by one, so a place that goes leaves what is below it.
+    pub fn difference(&self, other: &FieldSet) -> FieldSet {
+        let mut rest = FieldSet::default();
+        for (step, mine) in &self.0 {
+            let left = match other.0.get(step) {
+                None => mine.clone(),
+                Some(theirs) => mine.combined(theirs, mine.member && !theirs.member, FieldSet::difference),
+            };
+            rest.add(step.clone(), left);
+        }
+        rest
+    }
+
+    /// Without a field and all below it.
+    pub fn without_field(mut self, name: &str) -> FieldSet {
+        self.0.remove(&Step::Field(name.to_owned()));
+        self
+    }
+
+    /// Without the places that no manager owns: the type, what names the object, what only the server writes.
+    pub fn without_identity(mut self) -> FieldSet {
+        const OF_METADATA: [&str; 8] = [
+            "name",
+            "namespace",
+            "creationTimestamp",
+            "selfLink",
+            "uid",
+            "generation",
+            "managedFields",
+            "resourceVersion",
+        ];
+        self = self.without_field("apiVersion").without_field("kind");
+        if let Some(mut metadata) = self.0.remove(&Step::Field("metadata".to_owned())) {
+            metadata.member = false;
+            for name in OF_METADATA {
+                metadata.below = metadata.below.without_field(name);
+            }
+            self.add(Step::Field("metadata".to_owned()), metadata);
+        }
+        self
+    }
+
+    /// Every place that is in the set, as conflicts name it: those of a level before those below it.
+    pub fn paths(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        self.collect_paths("", &mut found);
+        found
+    }
+
+    fn collect_paths(&self, prefix: &str, found: &mut Vec<String>) {
+        let members = self.0.iter().filter(|(_, branch)| branch.member);
+        found.extend(members.map(|(step, _)| format!("{prefix}{}", step.shown())));
+        for (step, branch) in self.0.iter().filter(|(_, branch)| !branch.below.is_empty()) {
+            branch.below.collect_paths(&format!("{prefix}{}", step.shown()), found);
+        }
+    }
+
+    /// As FieldsV1.
+    pub fn to_value(&self) -> Value {
+        let branch = |branch: &Branch| {
+            let mut value = branch.below.to_value();
+            if branch.member && !branch.below.is_empty() {
+                value["."] = Value::Object(Map::new());
+            }
+            value
+        };
+        Value::Object(self.0.iter().map(|(step, below)| (step.text(), branch(below))).collect())
+    }
+
+    /// From FieldsV1; `None` if it is none.
+    pub fn from_value(value: &Value) -> Option<FieldSet> {
+        FieldSet::read(value, 0).map(|branch| branch.below)
+    }
+
+    fn read(value: &Value, depth: usize) -> Option<Branch> {
+        let fields = value.as_object().filter(|_| depth <= MAX_DEPTH)?;
+        let mut branch = Branch { member: depth > 0 && fields.is_empty(), below: FieldSet::default() };
+        for (name, below) in fields {
+            match &**name {
+                "." => branch.member = depth > 0,
+                name => branch.below.add(Step::parse(name)?, FieldSet::read(below, depth + 1)?),
+            }
+        }
+        Some(branch)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn set(value: Value) -> FieldSet {
+        FieldSet::from_value(&value).unwrap()
+    }
+
+    #[test]
+    fn a_set_is_written_as_it_was_read() {
+        let value = json!({"f:metadata": {"f:labels": {".": {}, "f:a.b/c": {}}, "f:finalizers": {"v:\"x\"": {}}},
+            "f:spec": {"f:ports": {"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {".": {}, "f:name": {}}, "i:3": {}}}});
+        assert_eq!(set(value.clone()).to_value(), value);
+        assert_eq!(
+            set(value).paths(),
+            [
+                ".metadata.labels",
+                ".metadata.finalizers[=\"x\"]",
+                ".metadata.labels.a.b/c",
+                ".spec.ports[containerPort=80,protocol=\"TCP\"]",
+                ".spec.ports[3]",
+                ".spec.ports[containerPort=80,protocol=\"TCP\"].name"
+            ]
+        );
+        for wrong in [json!([]), json!({"x": {}}), json!({"f:a": 1}), json!({"k:x": {}}), json!({"i:-1": {}})]
+        {
+            assert_eq!(FieldSet::from_value(&wrong), None, "{wrong}");
+        }
+        let deep = (0..60).fold(json!({}), |below, _| json!({"f:a": below}));
+        assert_eq!(FieldSet::from_value(&deep), None);
+    }
+
+    #[test]
+    fn sets_are_added_and_taken_place_by_place() {
+        let left = set(json!({"f:a": {".": {}, "f:b": {}}, "f:c": {}}));
+        let right = set(json!({"f:a": {"f:b": {}, "f:d": {}}}));
+        assert_eq!(left.union(&right), set(json!({"f:a": {".": {}, "f:b": {}, "f:d": {}}, "f:c": {}})));
+        assert_eq!(left.intersection(&right), set(json!({"f:a": {"f:b": {}}})));
+        assert_eq!(left.difference(&right), set(json!({"f:a": {}, "f:c": {}})));
+        assert_eq!(right.difference(&left), set(json!({"f:a": {"f:d": {}}})));
+        assert!(left.difference(&left).is_empty());
+    }
+
+    #[test]
+    fn nobody_owns_what_names_an_object() {
+        let all =
+            set(json!({"f:apiVersion": {}, "f:kind": {}, "f:metadata": {".": {}, "f:name": {}, "f:uid": {},
+            "f:labels": {"f:a": {}}}, "f:data": {"f:k": {}}}));
+        assert_eq!(
+            all.without_identity(),
+            set(json!({"f:metadata": {"f:labels": {"f:a": {}}}, "f:data": {"f:k": {}}}))
+        );
+    }
+}

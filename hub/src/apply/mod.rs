@@ -1,0 +1,245 @@
+//! Server-side apply: who manages which field of an object, and what follows when somebody applies a part of it.
+//!
+//! `metadata.managedFields` is kept by every write. An update makes its manager the owner of what it changed and takes that
+//! from everybody else. An apply sets fields, takes away those that its manager applied before and nobody else owns, and is
+//! refused where it would change what others own, unless forced. Rules and texts are upstream's.
+//!
+//! Our own decision: what nodes and the hub itself write belongs to nobody. They renew and report all the time, a fleet's
+//! status would double in size for names that nobody looks up; they still take what they change from others. Renewals by
+//! others, leader elections, leave a manager's time as it is while it renews what it owns already.
+
+mod fields;
+mod managers;
+mod typed;
+
+use serde_json::{Map, Value};
+
+use crate::kinds::{Kind, at, text};
+use crate::status::ApiError;
+use managers::{Entry, Operation};
+
+pub use fields::FieldSet;
+
+/// Longest name of a manager, in bytes; upstream's limit.
+pub const MAX_NAME_BYTES: usize = 128;
+/// What client-side apply remembers in.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// The manager that takes over from client-side apply.
+const KUBECTL: &str = "kubectl";
+
+/// Who writes.
+#[derive(Debug, Clone)]
+pub struct Manager {
+    /// The client's `fieldManager`, or what it calls itself.
+    pub name: String,
+    /// Through which part of the object; empty for the object itself.
+    pub subresource: String,
+}
+
+/// What a write means for who owns what.
+#[derive(Debug, Clone, Copy)]
+pub enum Owner<'a> {
+    /// The writer owns nothing; what it changes belongs to nobody then.
+    Nobody,
+    /// The writer owns what it changes.
+    Updates(&'a Manager),
+    /// The object was [`apply`]ed, its `managedFields` are those of the result.
+    Applied,
+}
+
+/// Takes `managedFields` out of an object: what a client claims there.
+pub fn take_claim(value: &mut Value) -> Option<Value> {
+    value.get_mut("metadata")?.as_object_mut()?.remove("managedFields")
+}
+
+/// Makes a client's empty list, which asks to forget all managers, survive the schema, which drops empty lists. Upstream takes one
+/// empty entry for the same wish.
+pub fn mark_reset(value: &mut Value) {
+    if let Some(claim) = value.get_mut("metadata").and_then(|meta| meta.get_mut("managedFields"))
+        && claim.as_array().is_some_and(Vec::is_empty)
+    {
+        *claim = Value::Array(vec![Value::Object(Map::new())]);
+    }
+}
+
+fn is_reset(claim: &Value) -> bool {
+    matches!(claim.as_array().map(Vec::as_slice), Some([Value::Object(entry)]) if entry.is_empty())
+}
+
+fn put(value: &mut Value, entries: Vec<Entry>) {
+    if let Some(meta) = value.get_mut("metadata").and_then(Value::as_object_mut)
+        && let Some(entries) = managers::encode(entries)
+    {
+        meta.insert("managedFields".to_owned(), entries);
+    }
+}
+
+/// Writes `managedFields` of `new`, which has none: what the old object said, what the client claims, and what this change does.
+/// `volatile` says that nothing but a renewal happens. `now` is the time of the change.
+pub fn track(
+    kind: &'static Kind,
+    old: Option<&Value>,
+    new: &mut Value,
+    claim: Option<Value>,
+    owner: Owner<'_>,
+    (volatile, now): (bool, &str),
+) {
+    let empty = Value::Object(Map::new());
+    let known = old.and_then(|old| at(old, &["metadata", "managedFields"]));
+    let manager = match owner {
+        Owner::Applied => {
+            if let (Some(claim), Some(meta)) = (claim, new.get_mut("metadata").and_then(Value::as_object_mut))
+            {
+                meta.insert("managedFields".to_owned(), claim);
+            }
+            return;
+        }
+        Owner::Updates(manager) => Some(manager),
+        Owner::Nobody if known.is_none() => return,
+        Owner::Nobody => None,
+    };
+    // claims are for the object itself, and not for those who own nothing
+    let claim = claim.filter(|_| manager.is_some_and(|manager| manager.subresource.is_empty()));
+    let mut entries = match claim {
+        Some(claim) if is_reset(&claim) => Vec::new(),
+        claim => {
+            let claimed = claim.as_ref().and_then(managers::decode).filter(|entries| !entries.is_empty());
+            claimed.or_else(|| known.and_then(managers::decode)).unwrap_or_default()
+        }
+    };
+    let changed = typed::compare(kind.schema(), old.unwrap_or(&empty), new);
+    let mut set = changed.set.without_identity();
+    if old.is_none() && kind.status && !kind.status_on_create {
+        set = set.without_field("status");
+    }
+    let writer = manager.map(|manager| Entry::of(kind, manager, Operation::Update));
+    managers::update(&mut entries, writer, &set, &changed.removed, (!volatile).then_some(now));
+    put(new, entries);
+}
+
+/// What is applied, read and judged once, and applied as often as others are quicker.
+#[derive(Debug)]
+pub struct Apply {
+    kind: &'static Kind,
+    applied: Value,
+    fields: FieldSet,
+    manager: Manager,
+    force: bool,
+}
+
+impl Apply {
+    /// From a body that passed the schema. Only what belongs to this part of the object is applied.
+    ///
+    /// # Errors
+    /// Lists that name an item twice or not at all, and `managedFields` in the body (400).
+    pub fn new(
+        kind: &'static Kind,
+        mut applied: Value,
+        manager: Manager,
+        force: bool,
+    ) -> Result<Apply, ApiError> {
+        if take_claim(&mut applied).is_some() {
+            return Err(ApiError::bad_request("metadata.managedFields must be nil"));
+        }
+        if let Some(fields) = applied.as_object_mut() {
+            match &*manager.subresource {
+                "" if kind.status => drop(fields.remove("status")),
+                "" => {}
+                part => fields
+                    .retain(|name, _| name == part || matches!(&**name, "apiVersion" | "kind" | "metadata")),
+            }
+        }
+        typed::check_lists(kind.schema(), &applied)
+            .map_err(|why| ApiError::bad_request(format!("failed to create typed patch object: {why}")))?;
+        let fields = typed::fields_of(kind.schema(), &applied).without_identity();
+        Ok(Apply { kind, applied, fields, manager, force })
+    }
+
+    /// The object as it is to be created when there is none.
+    pub fn created(&self, now: &str) -> Value {
+        let mut value = self.applied.clone();
+        let mut entry = Entry::of(self.kind, &self.manager, Operation::Apply);
+        entry.time = now.to_owned();
+        entry.fields = self.fields.clone();
+        put(&mut value, vec![entry]);
+        value
+    }
+
+    /// The live object with what is applied, and its managers.
+    ///
+    /// # Errors
+    /// 409 with a cause for every field that another manager owns and that would change.
+    pub fn to(&self, mut live: Value, now: &str) -> Result<Value, ApiError> {
+        let of = self.kind.schema();
+        let known = take_claim(&mut live);
+        let mut entries = known.as_ref().and_then(managers::decode).unwrap_or_default();
+        let mut own = Entry::of(self.kind, &self.manager, Operation::Apply);
+        let index = entries.iter().position(|entry| entry.is_of(&own));
+        let last = index.map(|index| entries.remove(index));
+        own.fields = self.fields.clone();
+
+        let merged = typed::merge(of, live.clone(), &self.applied);
+        let mut new = match &last {
+            None => merged,
+            Some(last) => {
+                let kept = entries.iter().fold(own.fields.clone(), |all, entry| all.union(&entry.fields));
+                typed::remove(of, merged, &last.fields, &kept)
+            }
+        };
+        let changed = typed::compare(of, &live, &new);
+        let set = changed.set.without_identity();
+        if !self.force {
+            self.check_conflicts(&entries, &set, &live)?;
+        }
+        let same = set.is_empty() && changed.removed.is_empty();
+        own.time = match last {
+            Some(last) if same && last.fields == own.fields => last.time,
+            _ => now.to_owned(),
+        };
+        managers::update(&mut entries, None, &set, &changed.removed, None);
+        if !own.fields.is_empty() {
+            entries.push(own);
+        }
+        self.remember_for_client_side_apply(&live, &mut new);
+        put(&mut new, entries);
+        Ok(new)
+    }
+
+    fn check_conflicts(&self, entries: &[Entry], set: &FieldSet, live: &Value) -> Result<(), ApiError> {
+        let mut conflicts: Vec<(&Entry, FieldSet)> =
+            entries.iter().map(|entry| (entry, entry.fields.intersection(set))).collect();
+        conflicts.retain(|(_, fields)| !fields.is_empty());
+        if self.manager.name == KUBECTL && !conflicts.is_empty() {
+            // what client-side apply remembers is kubectl's own, whoever wrote it
+            let own = last_applied(live).map(|applied| typed::fields_of(self.kind.schema(), &applied));
+            let own = own.unwrap_or_default();
+            for (_, fields) in &mut conflicts {
+                *fields = fields.difference(&own);
+            }
+            conflicts.retain(|(_, fields)| !fields.is_empty());
+        }
+        if conflicts.is_empty() { Ok(()) } else { Err(managers::conflict(&conflicts)) }
+    }
+
+    /// kubectl's users may go back to client-side apply: what it remembers follows, where it remembers anything.
+    fn remember_for_client_side_apply(&self, live: &Value, new: &mut Value) {
+        if self.manager.name != KUBECTL || last_applied(live).is_none() {
+            return;
+        }
+        let mut applied = self.applied.clone();
+        let annotations = applied.get_mut("metadata").and_then(|meta| meta.get_mut("annotations"));
+        if let Some(annotations) = annotations.and_then(Value::as_object_mut) {
+            annotations.remove(LAST_APPLIED);
+        }
+        if let Some(Value::String(text)) =
+            new.get_mut("metadata").and_then(|meta| meta.get_mut("annotations")?.get_mut(LAST_APPLIED))
+        {
+            *text = format!("{applied}\n");
+        }
+    }
+}
+
+fn last_applied(live: &Value) -> Option<Value> {
+    let remembered = text(live, &["metadata", "annotations", LAST_APPLIED]);
+    serde_json::from_str(remembered).ok().filter(Value::is_object)
+}

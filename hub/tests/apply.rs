@@ -1,0 +1,303 @@
+//! Server-side apply over real TLS: who manages what, conflicts, removal, and what every other write does to managers.
+//!
+//! Each test has its own hub. What kubectl makes of it is judged in the kubectl tests.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+mod server;
+
+use serde_json::{Value, json};
+use server::{Client, Folder, Hub, Reply};
+
+const NODES: &str = "/api/v1/nodes";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+const APPLY: (&str, &str) = ("content-type", "application/apply-patch+yaml");
+
+fn hub() -> (Folder, Hub) {
+    let folder = Folder::new();
+    let hub = Hub::start(&folder.0);
+    (folder, hub)
+}
+
+/// Applies as a manager; more parameters may follow its name.
+fn apply(client: &mut Client, path: &str, manager: &str, body: &Value) -> Reply {
+    client.send("PATCH", &format!("{path}?fieldManager={manager}"), &[APPLY], body.to_string().as_bytes())
+}
+
+fn map(data: Value) -> Value {
+    json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": data})
+}
+
+/// `manager operation[ subresource]: fields` of every entry.
+fn managers(object: &Value) -> Vec<String> {
+    let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let line = |entry: &Value| {
+        assert_eq!(entry["fieldsType"], "FieldsV1");
+        assert_eq!(entry["time"].as_str().map(str::len), Some(20), "{entry}");
+        let subresource = entry["subresource"].as_str().map(|name| format!(" {name}")).unwrap_or_default();
+        let text = |name: &str| entry[name].as_str().unwrap().to_owned();
+        format!("{} {}{subresource}: {}", text("manager"), text("operation"), entry["fieldsV1"])
+    };
+    entries.iter().map(line).collect()
+}
+
+#[test]
+fn what_is_applied_is_made_changed_and_taken_away() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let path = format!("{MAPS}/m");
+    let made = apply(&mut client, &path, "one", &map(json!({"a": "1", "b": "2"}))).expect(201);
+    assert_eq!(managers(&made), [r#"one Apply: {"f:data":{"f:a":{},"f:b":{}}}"#]);
+    let again = apply(&mut client, &path, "one", &map(json!({"a": "1", "b": "2"}))).expect(200);
+    assert_eq!(again, made, "the same again changes nothing, not even a time");
+    let changed = apply(&mut client, &path, "one", &map(json!({"a": "3"}))).expect(200);
+    assert_eq!(changed["data"], json!({"a": "3"}));
+    assert_eq!(managers(&changed), [r#"one Apply: {"f:data":{"f:a":{}}}"#]);
+    // a second manager shares what it sets to the same value, and what it alone sets is its own
+    let shared = apply(&mut client, &path, "two", &map(json!({"a": "3", "c": "4"}))).expect(200);
+    assert_eq!(shared["data"], json!({"a": "3", "c": "4"}));
+    let one_leaves = apply(&mut client, &path, "one", &map(json!({}))).expect(200);
+    assert_eq!(one_leaves["data"], json!({"a": "3", "c": "4"}), "two still owns a");
+    assert_eq!(managers(&one_leaves), [r#"two Apply: {"f:data":{"f:a":{},"f:c":{}}}"#]);
+    let nothing = apply(&mut client, &path, "two", &map(json!({}))).expect(200);
+    assert_eq!((&nothing["data"], managers(&nothing)), (&Value::Null, Vec::new()));
+}
+
+#[test]
+fn a_conflict_names_every_field_and_its_manager_and_force_takes_it() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let path = format!("{MAPS}/m");
+    apply(&mut client, &path, "one", &map(json!({"a": "1", "b": "2"}))).expect(201);
+    let refused = apply(&mut client, &path, "two", &map(json!({"a": "x"}))).expect(409);
+    assert_eq!(
+        (&refused["reason"], &refused["message"]),
+        (&json!("Conflict"), &json!("Apply failed with 1 conflict: conflict with \"one\": .data.a"))
+    );
+    assert_eq!(
+        refused["details"]["causes"],
+        json!([{"reason": "FieldManagerConflict", "message": "conflict with \"one\"", "field": ".data.a"}])
+    );
+    client.patch("merge", &format!("{path}?fieldManager=hand"), &json!({"data": {"c": "3"}})).expect(200);
+    let refused = apply(&mut client, &path, "two", &map(json!({"a": "x", "b": "y", "c": "z"}))).expect(409);
+    assert_eq!(
+        refused["message"],
+        "Apply failed with 3 conflicts: conflicts with \"one\":\n- .data.a\n- .data.b\nconflicts with \"hand\" using v1:\n- .data.c"
+    );
+    assert_eq!(client.get(&path).expect(200)["data"], json!({"a": "1", "b": "2", "c": "3"}));
+    let forced = apply(&mut client, &path, "two&force=true", &map(json!({"a": "x", "c": "3"}))).expect(200);
+    assert_eq!(forced["data"], json!({"a": "x", "b": "2", "c": "3"}));
+    assert_eq!(
+        managers(&forced),
+        [
+            r#"one Apply: {"f:data":{"f:b":{}}}"#,
+            r#"two Apply: {"f:data":{"f:a":{},"f:c":{}}}"#,
+            r#"hand Update: {"f:data":{"f:c":{}}}"#
+        ]
+    );
+}
+
+#[test]
+fn every_write_says_who_it_was() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let path = format!("{MAPS}/m");
+    let agent = ("user-agent", "tool/1.2 (linux)");
+    let json = ("content-type", "application/json");
+    let body = map(json!({"a": "1", "b": "2"})).to_string();
+    let made = client.send("POST", MAPS, &[json, agent], body.as_bytes()).expect(201);
+    assert_eq!(managers(&made), [r#"tool Update: {"f:data":{".":{},"f:a":{},"f:b":{}}}"#]);
+    let labels = json!({"metadata": {"labels": {"l": "1"}}});
+    let labelled = client.patch("merge", &format!("{path}?fieldManager=label"), &labels).expect(200);
+    assert_eq!(managers(&labelled)[0], r#"label Update: {"f:metadata":{"f:labels":{".":{},"f:l":{}}}}"#);
+    let mut changed = labelled;
+    changed["data"] = json!({"a": "x"});
+    changed["metadata"].as_object_mut().unwrap().remove("managedFields");
+    let put = client.put(&format!("{path}?fieldManager=put"), &changed).expect(200);
+    assert_eq!(
+        managers(&put),
+        [
+            r#"label Update: {"f:metadata":{"f:labels":{".":{},"f:l":{}}}}"#,
+            r#"put Update: {"f:data":{"f:a":{}}}"#,
+            r#"tool Update: {"f:data":{}}"#
+        ],
+        "what is gone belongs to nobody, what is changed to the one who changed it"
+    );
+    // who is tired of it empties the list
+    let emptied = json!([{"op": "replace", "path": "/metadata/managedFields", "value": []}]);
+    let reset = client.patch("json", &path, &emptied).expect(200);
+    assert_eq!(managers(&reset), Vec::<String>::new());
+    assert_eq!(reset["data"], json!({"a": "x"}));
+    let reset = client.patch("merge", &path, &json!({"metadata": {"managedFields": [{}]}})).expect(200);
+    assert_eq!(managers(&reset), Vec::<String>::new());
+    // and who sends nonsense changes nothing
+    apply(&mut client, &path, "one", &map(json!({"a": "x"}))).expect(200);
+    let nonsense =
+        json!({"metadata": {"managedFields": [{"manager": "x", "operation": "Own", "fieldsV1": {"x": 1}}]}});
+    let kept = client.patch("merge", &path, &nonsense).expect(200);
+    assert_eq!(managers(&kept), [r#"one Apply: {"f:data":{"f:a":{}}}"#]);
+    let given = json!([{"op": "replace", "path": "/metadata/managedFields/0/manager", "value": "heir"}]);
+    let heir = client.patch("json", &path, &given).expect(200);
+    assert_eq!(managers(&heir), [r#"heir Apply: {"f:data":{"f:a":{}}}"#]);
+}
+
+#[test]
+fn old_updates_become_one_entry() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post(&format!("{MAPS}?fieldManager=first"), &map(json!({"k": "v"}))).expect(201);
+    let mut last = Value::Null;
+    for number in 0..15 {
+        let path = format!("{MAPS}/m?fieldManager=m{number:02}");
+        let data = format!("k{number:02}");
+        last = client.patch("merge", &path, &json!({"data": {data: "v"}})).expect(200);
+    }
+    let lines = managers(&last);
+    assert_eq!(lines.len(), 10, "{lines:#?}");
+    let ancient = lines.iter().find(|line| line.starts_with("ancient-changes Update:")).unwrap();
+    assert!(ancient.contains("\"f:k\"") && ancient.contains("f:k00"), "{ancient}");
+    let data = last["data"].as_object().unwrap();
+    assert_eq!(data.len(), 16);
+    assert!(
+        data.keys().all(|key| lines.iter().any(|line| line.contains(&format!("\"f:{key}\"")))),
+        "{lines:#?}"
+    );
+}
+
+#[test]
+fn a_status_is_applied_through_its_own_door() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let path = format!("{NODES}/n");
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"l": "1"}},
+        "spec": {"unschedulable": true, "taints": [{"key": "k", "effect": "NoSchedule"}]},
+        "status": {"phase": "ignored", "conditions": [{"type": "Ready", "status": "True"}]}});
+    apply(&mut client, &format!("{path}/status"), "s", &node).expect(404);
+    let made = apply(&mut client, &path, "one", &node).expect(201);
+    assert_eq!(
+        managers(&made),
+        [
+            r#"one Apply: {"f:metadata":{"f:labels":{"f:l":{}}},"f:spec":{"f:taints":{},"f:unschedulable":{}}}"#
+        ]
+    );
+    let mut status = node.clone();
+    status["metadata"]["labels"] = Value::Null;
+    let reported = apply(&mut client, &format!("{path}/status"), "one", &status).expect(200);
+    assert_eq!(reported["status"]["conditions"], node["status"]["conditions"]);
+    assert_eq!(
+        managers(&reported)[1],
+        r#"one Apply status: {"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:status":{},"f:type":{}}},"f:phase":{}}}"#
+    );
+    status["status"]["conditions"][0]["status"] = "False".into();
+    let refused = apply(&mut client, &format!("{path}/status"), "two", &status).expect(409);
+    assert_eq!(
+        refused["message"],
+        "Apply failed with 1 conflict: conflict with \"one\" with subresource \"status\": .status.conditions[type=\"Ready\"].status"
+    );
+    // a list owned as a whole is one field
+    let taints = json!({"apiVersion": "v1", "kind": "Node", "spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}});
+    let refused = apply(&mut client, &path, "two", &taints).expect(409);
+    assert_eq!(refused["details"]["causes"][0]["field"], ".spec.taints");
+}
+
+#[test]
+fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let path = format!("{MAPS}/m");
+    let yaml = "# by hand\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  labels: {site: quarry}\ndata:\n  text: |\n    one\n    two\n";
+    let mut send = |parameters: &str, body: &str| {
+        client.send("PATCH", &format!("{path}?{parameters}"), &[APPLY], body.as_bytes())
+    };
+    let dry = send("fieldManager=x&dryRun=All", yaml).expect(201);
+    assert_eq!(dry["data"]["text"], "one\ntwo\n");
+    let made = send("fieldManager=x", yaml).expect(201);
+    assert_eq!(
+        (&made["metadata"]["name"], &made["metadata"]["labels"]["site"]),
+        (&json!("m"), &json!("quarry"))
+    );
+    send("fieldManager=x", "a: [").expect(400);
+    send("fieldManager=x", "a: 1\na: 2\n").expect(400);
+    send("", yaml).refused(
+        422,
+        "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
+    );
+    send(&format!("fieldManager={}", "x".repeat(129)), yaml).expect(422);
+    send("fieldManager=x", r#"{"kind": "ConfigMap"}"#).expect(400);
+    send("fieldManager=x", r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}}"#)
+        .expect(400);
+    let claims =
+        r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"managedFields": [{"manager": "x"}]}}"#;
+    send("fieldManager=x", claims).refused(400, "metadata.managedFields must be nil");
+    let unknown = r#"{"apiVersion": "v1", "kind": "ConfigMap", "spec": {}, "data": {"a": "1"}}"#;
+    send("fieldManager=x&fieldValidation=Strict", unknown).expect(400);
+    assert_eq!(send("fieldManager=x", unknown).header("warning"), ["299 - \"unknown field \\\"spec\\\"\""]);
+    let stale = r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"resourceVersion": "1"}, "data": {"a": "2"}}"#;
+    send("fieldManager=x", stale).expect(409);
+    let twice =
+        json!({"apiVersion": "v1", "kind": "Node", "status": {"conditions": [{"type": "R"}, {"type": "R"}]}});
+    client.post(NODES, &json!({"metadata": {"name": "n"}})).expect(201);
+    let refused = apply(&mut client, &format!("{NODES}/n/status"), "x", &twice).expect(400);
+    assert!(refused["message"].as_str().unwrap().contains("duplicate entries"), "{refused}");
+    let forced = client.patch("merge", &format!("{path}?force=true"), &json!({}));
+    assert_eq!(forced.code, 422);
+    apply(&mut client, "/api/v1/namespaces/nosuch/configmaps/m", "x", &map(json!({}))).expect(404);
+}
+
+#[test]
+fn heartbeats_leave_no_trace_among_managers() {
+    let (_folder, hub) = hub();
+    let (mut admin, mut node) = (hub.admin(), hub.node("n"));
+    let made = node.post(NODES, &json!({"metadata": {"name": "n"}})).expect(201);
+    assert_eq!(managers(&made), Vec::<String>::new());
+    let path = format!("{NODES}/n");
+    let ready = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
+    node.patch("strategic-merge", &format!("{path}/status"), &ready("True")).expect(200);
+    // what an administrator sets is told, and a node's report takes it back
+    let set = admin
+        .patch("strategic-merge", &format!("{path}/status?fieldManager=hand"), &ready("False"))
+        .expect(200);
+    assert!(managers(&set)[0].starts_with("hand Update status:"), "{set}");
+    let back = node.patch("strategic-merge", &format!("{path}/status"), &ready("True")).expect(200);
+    assert_eq!(managers(&back), Vec::<String>::new());
+
+    let lease = format!("{LEASES}/n");
+    let renewal = |second: u32| json!({"metadata": {"name": "n"}, "spec": {"renewTime": format!("2026-01-01T00:00:{second:02}.000000Z")}});
+    node.put(&lease, &renewal(1)).expect(201);
+    let renewed = node.patch("merge", &lease, &renewal(2)).expect(200);
+    assert_eq!(managers(&renewed), Vec::<String>::new());
+    // another's leader election is told, once
+    let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+    admin.post(path, &renewal(1)).expect(201);
+    let first = admin.patch("merge", &format!("{path}/n?fieldManager=elect"), &renewal(2)).expect(200);
+    let second = admin.patch("merge", &format!("{path}/n?fieldManager=elect"), &renewal(3)).expect(200);
+    assert_eq!(second["metadata"]["managedFields"], first["metadata"]["managedFields"]);
+    assert_ne!(second["spec"], first["spec"]);
+}
+
+#[test]
+fn two_who_apply_at_once_both_have_their_fields() {
+    const CLIENTS: usize = 6;
+    let (_folder, hub) = hub();
+    let client = hub.admin();
+    let path = format!("{MAPS}/m");
+    std::thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let (mut client, path) = (client.another(), &path);
+            scope.spawn(move || {
+                for count in 0..5 {
+                    let data = json!({format!("k{number}"): count.to_string()});
+                    let reply = apply(&mut client, path, &format!("m{number}"), &map(data));
+                    assert!(matches!(reply.code, 200 | 201), "{reply:?}");
+                }
+            });
+        }
+    });
+    let mut client = hub.admin();
+    let stored = client.get(&path).expect(200);
+    let expect: serde_json::Map<String, Value> =
+        (0..CLIENTS).map(|number| (format!("k{number}"), "4".into())).collect();
+    assert_eq!(stored["data"], Value::Object(expect));
+    assert_eq!(managers(&stored).len(), CLIENTS);
+}
