@@ -29,10 +29,14 @@ kedge-hub: a Kubernetes API server in one process, for edge devices
 Usage:
   kedge-hub serve [FLAGS]
   kedge-hub node-kubeconfig NAME [--data-dir DIR] [--advertise HOST[:PORT]]
+  kedge-hub backup FILE [--data-dir DIR]
+  kedge-hub restore FILE [--data-dir DIR]
 
 Commands:
   serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
   node-kubeconfig  print a kubeconfig with new credentials for the node NAME; the hub may run or not
+  backup           copy everything, the fleet's keys too, into a new FILE; the hub may run or not
+  restore          put a backup in the place of what the directory holds; the hub must be stopped
 
 Flags:
   --data-dir DIR            everything the hub keeps: store, keys, admin.kubeconfig [/var/lib/kedge-hub]
@@ -56,6 +60,10 @@ pub enum Command {
     Serve(Serve),
     /// Print credentials for a node.
     NodeKubeconfig(NodeKubeconfig),
+    /// Copy everything into a new file.
+    Backup(Copy),
+    /// Put a copy in place.
+    Restore(Copy),
     /// Print the help.
     Help,
     /// Print the version.
@@ -88,6 +96,15 @@ pub struct NodeKubeconfig {
     pub data_dir: PathBuf,
     /// Instead of the address the hub last published. The port is then needed.
     pub advertise: Option<Advertised>,
+}
+
+/// Options of `backup` and `restore`.
+#[derive(Debug, PartialEq)]
+pub struct Copy {
+    /// The hub's directory.
+    pub data_dir: PathBuf,
+    /// The file.
+    pub file: PathBuf,
 }
 
 /// A host others know the hub by; without a port it is the one the hub listens on.
@@ -132,10 +149,13 @@ impl fmt::Display for FlagError {
                 write!(formatter, "{flag} is {found:?}, expected {expected}")
             }
             FlagError::Command(None) => {
-                formatter.write_str("no command given, expected serve or node-kubeconfig")
+                formatter.write_str("no command given, expected serve, node-kubeconfig, backup or restore")
             }
             FlagError::Command(Some(found)) => {
-                write!(formatter, "unknown command {found:?}, expected serve or node-kubeconfig")
+                write!(
+                    formatter,
+                    "unknown command {found:?}, expected serve, node-kubeconfig, backup or restore"
+                )
             }
             FlagError::Unused { flag, command } => write!(formatter, "{flag} has no meaning for {command}"),
         }
@@ -185,6 +205,8 @@ where
     match raw.words.first().map(String::as_str) {
         Some("serve") => serve(raw),
         Some("node-kubeconfig") => node_kubeconfig(raw),
+        Some("backup") => copy("backup", raw).map(Command::Backup),
+        Some("restore") => copy("restore", raw).map(Command::Restore),
         Some("help") => Ok(Command::Help),
         Some("version") => Ok(Command::Version),
         other => Err(FlagError::Command(other.map(str::to_owned))),
@@ -210,17 +232,36 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
     }))
 }
 
-fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
-    const COMMAND: &str = "node-kubeconfig";
+/// Refuses what only `serve` has a use for.
+fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
     let unused = [
         ("--listen", raw.listen.is_some()),
         ("--tls-san", !raw.tls_san.is_empty()),
         ("--node-monitor-grace-period", raw.grace.is_some()),
         ("--log-level", raw.log_level.is_some()),
     ];
-    if let Some((flag, _)) = unused.into_iter().find(|(_, given)| *given) {
-        return Err(FlagError::Unused { flag, command: COMMAND });
+    match unused.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(FlagError::Unused { flag, command }),
+        None => Ok(()),
     }
+}
+
+fn copy(command: &'static str, raw: Raw) -> Result<Copy, FlagError> {
+    unused(&raw, command)?;
+    if !raw.advertise.is_empty() {
+        return Err(FlagError::Unused { flag: "--advertise", command });
+    }
+    match raw.words.as_slice() {
+        [_, file] if !file.is_empty() => {
+            Ok(Copy { file: PathBuf::from(file), data_dir: data_dir(raw.data_dir)? })
+        }
+        words => Err(value(command, &words[1..].join(" "), "one file")),
+    }
+}
+
+fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
+    const COMMAND: &str = "node-kubeconfig";
+    unused(&raw, COMMAND)?;
     let name = match raw.words.as_slice() {
         [_, name] if is_dns_subdomain(name) => name.clone(),
         [_, name] => {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
+use kedge_hub::store::backup;
 use kedge_hub::{Hub, lifecycle, logging, server};
 use time::OffsetDateTime;
 use tokio::net::{TcpListener, TcpSocket};
@@ -46,6 +47,18 @@ fn run(command: Command) -> Result<(), String> {
         Command::Help => print(flags::HELP),
         Command::Version => print(&format!("kedge-hub {}\n", env!("CARGO_PKG_VERSION"))),
         Command::NodeKubeconfig(options) => node_kubeconfig(&options),
+        Command::Backup(options) => {
+            let content = backup::backup(&options.data_dir, &options.file).map_err(text)?;
+            print(&format!("{}: {} objects\n", options.file.display(), content.objects))
+        }
+        Command::Restore(options) => {
+            let content = backup::restore(&options.data_dir, &options.file).map_err(text)?;
+            let place = options.data_dir.display();
+            print(&format!(
+                "{place}: {} objects restored; what was there is state.db.before-restore\n",
+                content.objects
+            ))
+        }
         Command::Serve(options) => {
             logging::start(options.log_level);
             tokio::runtime::Builder::new_multi_thread()

@@ -5,6 +5,7 @@
 //! Revisions are the writer's business: the store only keeps two marks, the *reserved* one (no revision above it was ever
 //! handed out) and, after a clean close, the exact one.
 
+pub mod backup;
 pub mod sqlite;
 pub mod writer;
 
@@ -113,8 +114,8 @@ impl fmt::Display for OpenError {
             }
             OpenError::Damaged(path, what) => write!(
                 out,
-                "store {} is damaged: {what}; keep a copy, then restore a backup, or save what is left with \
-                 `sqlite3 {} .recover` into a new file of that name",
+                "store {} is damaged: {what}; keep a copy, then restore a backup with `kedge-hub restore FILE`, or save \
+                 what is left with `sqlite3 {} .recover` into a new file of that name",
                 path.display(),
                 path.display()
             ),

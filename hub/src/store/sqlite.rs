@@ -3,6 +3,7 @@
 //! `state.db` in the data directory holds current objects only, no history. `lock` beside it is held with an advisory lock
 //! for the life of the process, so that two hubs never write one directory; the operating system drops it when we die.
 //! At open the whole file is checked (`quick_check`): a damaged store is an error that names the way out, never a start with less.
+//! Another process may read it meanwhile: that is how a backup is made while the hub runs (`backup`).
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -14,8 +15,17 @@ use super::{Change, Marks, OpenError, Record, Store, StoreError};
 
 /// The layout that this code reads and writes.
 pub const SCHEMA_VERSION: i64 = 1;
+/// How a file of each older version becomes one of the next: the first brings 1 to 2. All that a file needs run in one
+/// transaction, so a crash leaves the old version or the new one.
+const UPGRADES: &[&str] = &[];
+/// Pages of 4 KiB that the file may have: 2 GiB. Changes that need more are refused, reads and deletes go on.
+const MAX_PAGES: i64 = 512 * 1024;
+/// The write-ahead log is cut back to this when it was folded back after a long backup.
+const LOG_BYTES: i64 = 16 * 1024 * 1024;
+/// Unused pages from which a start gives them back to the file system, when they are also more than half of the file.
+const COMPACT_PAGES: i64 = 4096;
 /// Marks a file as ours in its header (`kedg`), so that a stranger's database is not mistaken for a store.
-const APPLICATION_ID: i64 = 0x6b65_6467;
+pub(super) const APPLICATION_ID: i64 = 0x6b65_6467;
 /// Pages of the write-ahead log after which it is folded back: 4 MiB, bounding the file and the work at open.
 const CHECKPOINT_PAGES: i64 = 1000;
 /// Page cache. The engine's reads hardly matter, memory answers them.
@@ -64,6 +74,8 @@ impl Sqlite {
             store.make()?;
         }
         store.check()?;
+        store.upgrade(UPGRADES)?;
+        store.compact()?;
         sync_directory(directory)?;
         Ok(store)
     }
@@ -77,12 +89,13 @@ impl Sqlite {
     }
 
     fn set_pragmas(&self) -> Result<(), OpenError> {
-        let pragmas: [(&str, &dyn rusqlite::ToSql); 5] = [
+        let pragmas: [(&str, &dyn rusqlite::ToSql); 6] = [
             ("journal_mode", &"WAL"),
             ("synchronous", &"FULL"),
             ("wal_autocheckpoint", &CHECKPOINT_PAGES),
             ("cache_size", &-CACHE_KIB),
-            ("locking_mode", &"EXCLUSIVE"),
+            ("max_page_count", &MAX_PAGES),
+            ("journal_size_limit", &LOG_BYTES),
         ];
         for (name, value) in pragmas {
             self.connection
@@ -131,6 +144,47 @@ impl Sqlite {
             .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
             .map_err(|error| self.open_failed("check", &error))?;
         if verdict == "ok" { Ok(()) } else { Err(damaged(verdict)) }
+    }
+
+    /// Brings an older file to the present version; `steps[0]` makes version 2 of version 1.
+    fn upgrade(&self, steps: &[&str]) -> Result<(), OpenError> {
+        let failed = |error| self.open_failed("upgrade", &error);
+        let version = self.mark("schema").map_err(failed)?.unwrap_or(1);
+        let done = usize::try_from(version - 1).unwrap_or(0).min(steps.len());
+        let missing = &steps[done..];
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let newest = steps.len() + 1;
+        log::info!("upgrading store {} from version {version} to {newest}", self.path.display());
+        let statements = format!(
+            "BEGIN; {}; UPDATE meta SET value = {newest} WHERE key = 'schema'; COMMIT;",
+            missing.join(";")
+        );
+        self.connection.execute_batch(&statements).map_err(|error| {
+            // the file stays as it was; the error that matters is the first
+            let _ = self.connection.execute_batch("ROLLBACK");
+            self.open_failed("upgrade", &error)
+        })
+    }
+
+    /// Gives unused pages back, when there are many. Needs as much free disk as the store has content.
+    fn compact(&self) -> Result<(), OpenError> {
+        let number = |pragma: &str| {
+            self.connection
+                .query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0))
+                .map_err(|error| self.open_failed("read", &error))
+        };
+        let (unused, all) = (number("freelist_count")?, number("page_count")?);
+        if unused < COMPACT_PAGES || unused * 2 < all {
+            return Ok(());
+        }
+        log::info!("store {}: {unused} of {all} pages are unused, compacting", self.path.display());
+        if let Err(error) = self.connection.execute_batch("VACUUM") {
+            // a full disk is no reason not to start
+            log::warn!("cannot compact store {}: {error}", self.path.display());
+        }
+        Ok(())
     }
 
     fn mark(&self, key: &str) -> rusqlite::Result<Option<i64>> {
@@ -198,11 +252,11 @@ impl Store for Sqlite {
     }
 }
 
-fn failed(tried: &str, path: &Path, error: &rusqlite::Error) -> StoreError {
+pub(super) fn failed(tried: &str, path: &Path, error: &rusqlite::Error) -> StoreError {
     StoreError { message: format!("cannot {tried} store {}: {error}", path.display()) }
 }
 
-fn lock(directory: &Path) -> Result<File, OpenError> {
+pub(super) fn lock(directory: &Path) -> Result<File, OpenError> {
     let cannot = |error| OpenError::Directory(directory.to_owned(), error);
     std::fs::create_dir_all(directory).map_err(cannot)?;
     let path = directory.join("lock");
@@ -215,7 +269,7 @@ fn lock(directory: &Path) -> Result<File, OpenError> {
 }
 
 /// The names of new files are durable only when their directory is.
-fn sync_directory(directory: &Path) -> Result<(), OpenError> {
+pub(super) fn sync_directory(directory: &Path) -> Result<(), OpenError> {
     File::open(directory)
         .and_then(|directory| directory.sync_all())
         .map_err(|error| OpenError::Directory(directory.to_owned(), error))
@@ -250,6 +304,55 @@ mod tests {
         let marks =
             store.load(&mut |record| names.push(format!("{}@{}", record.name, record.revision))).unwrap();
         (names, marks)
+    }
+
+    #[test]
+    fn an_older_file_is_upgraded_step_by_step_or_left_as_it_was() {
+        let folder = Folder::new("upgrade");
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        store.commit(&[put("a", 5)], None).unwrap();
+        let version = |store: &Sqlite| store.mark("schema").unwrap();
+        let steps =
+            ["ALTER TABLE objects ADD COLUMN one INTEGER", "ALTER TABLE objects ADD COLUMN two INTEGER"];
+        let broken = [steps[0], "ALTER TABLE nosuch ADD COLUMN x"];
+        assert!(store.upgrade(&broken).is_err());
+        assert_eq!(version(&store), Some(1));
+        assert!(store.connection.prepare("SELECT one FROM objects").is_err(), "half an upgrade stayed");
+        store.upgrade(&steps[..1]).unwrap();
+        assert_eq!(version(&store), Some(2));
+        store.upgrade(&steps).unwrap();
+        store.upgrade(&steps).unwrap();
+        assert_eq!(version(&store), Some(3));
+        store.connection.prepare("SELECT one, two FROM objects").unwrap();
+        assert_eq!(names(&mut store).0, ["a@5"]);
+        drop(store);
+        assert!(matches!(Sqlite::open(&folder.0), Err(OpenError::TooNew(_, 3))));
+    }
+
+    #[test]
+    fn unused_space_is_given_back_at_the_next_start() {
+        let folder = Folder::new("compact");
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        let json = vec![b' '; 1024 * 1024];
+        let name = |number: usize| format!("n{number}");
+        for number in 0..24 {
+            let change =
+                Change::Put { resource: "x", namespace: "", name: &name(number), revision: 1, json: &json };
+            store.commit(&[change], None).unwrap();
+        }
+        for number in 0..24 {
+            let change = Change::Delete { resource: "x", namespace: "", name: &name(number) };
+            store.commit(&[change], None).unwrap();
+        }
+        store.commit(&[put("kept", 3)], None).unwrap();
+        let path = store.path.clone();
+        drop(store);
+        let before = std::fs::metadata(&path).unwrap().len();
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        assert_eq!(names(&mut store).0, ["kept@3"]);
+        drop(store);
+        let after = std::fs::metadata(&path).unwrap().len();
+        assert!(before > 20 << 20 && after < 1 << 20, "{before} then {after}");
     }
 
     #[test]
