@@ -331,6 +331,7 @@ impl Agent {
     fn use_config(&mut self, effective: &Effective) {
         logging::verbosity(effective.config.logging_verbosity);
         self.faults.arm(&effective.config);
+        self.faults.point("start");
         if let Some(address) = effective.config.healthz {
             match local::Listener::tcp(address) {
                 Ok(listener) => drop(tokio::spawn(local::serve(listener, self.call_sender.clone()))),

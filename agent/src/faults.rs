@@ -96,7 +96,7 @@ mod some {
                     state.hanging.store(true, Ordering::Relaxed);
                 };
                 if asked.hang_after.is_zero() {
-                    // before the loop's first turn, and so before the agent is ready
+                    // here and now, so that "start" is before the agent is ready
                     return hang();
                 }
                 std::thread::spawn(move || {

@@ -284,3 +284,41 @@ fn a_record_of_the_assignment_that_is_damaged_is_made_anew() {
 fn a_node_that_lost_all_its_state_gets_it_back() {
     check_damage(|stage| std::fs::remove_dir_all(stage.agent().root_dir()).unwrap());
 }
+
+/// The state of a node whose agent was of another version: everything under that version's name.
+#[test]
+fn a_new_version_of_the_agent_judges_afresh_and_keeps_the_assignment() {
+    let mut stage = Stage::new("upgrade", plain());
+    let good = stage.good("edge-good");
+    // condemned by the version before, for what this one reads well
+    let next = stage.pin("edge-next", &payload(1, 2, ""));
+    stage.runs(&next);
+    stage.promotes(&next);
+    stage.cluster.assign(NODE, &Source::Pinned { name: "edge-good".into(), uid: good.clone() }).unwrap();
+    stage.runs(&good);
+    stage.agent_mut().stop().unwrap();
+    let config = stage.agent().config_dir();
+    let (ours, before) = (config.join(env!("CARGO_PKG_VERSION")), config.join("0.0.9"));
+    std::fs::rename(&ours, &before).unwrap();
+    std::fs::create_dir(config.join("0.0.8")).unwrap();
+    let verdict = json!({ good.as_str(): {"time": "2026-01-01T00:00:00Z", "reason": "failed to parse"} });
+    std::fs::write(before.join("bad-configs.json"), verdict.to_string()).unwrap();
+
+    stage.agent_mut().start().unwrap();
+    stage.runs(&good);
+    stage.promotes(&good);
+    assert!(ours.join("startups.json").exists());
+    assert!(!before.join("startups.json").exists(), "counts of another version stayed");
+    // the verdicts stay for a way back, those of older versions do not
+    assert!(before.join("bad-configs.json").exists());
+    assert!(!config.join("0.0.8").exists());
+    assert_eq!(stage.unclean_ends(), 0);
+
+    // the way back: the version before still knows what it condemned
+    stage.agent_mut().stop().unwrap();
+    std::fs::remove_dir_all(&ours).unwrap();
+    std::fs::rename(&before, &ours).unwrap();
+    stage.agent_mut().start().unwrap();
+    let status = stage.agent().kedge_json(&["config", "status"]).unwrap();
+    assert_eq!(status["condition"]["status"], "False", "{status}");
+}

@@ -126,6 +126,21 @@ fn a_renewal_loop_that_hangs_is_named_and_counts() {
     check_hang("renew");
 }
 
+#[test]
+fn a_config_under_which_the_agent_is_never_ready_is_rolled_back() {
+    let mut stage = Stage::new("start-timeout", AgentOptions { start: Duration::from_secs(20), ..faulty() });
+    let good = stage.good("edge-good");
+    // a machine that builds at the same time may be slow to start the good ones; the bad one never gets there
+    let uid =
+        stage.pin("edge-never-ready", &payload(300, 0, "kedge:\n  faultInjection:\n    hangLoop: start\n"));
+    rolled_back_for_crashes(&stage, &uid, &good);
+    assert_eq!(stage.ends().last().map(|ended| ended.end.result), Some(ServiceResult::Timeout));
+    // what last-known-good replaced is not run by a later start either
+    stage.agent_mut().stop().unwrap();
+    stage.agent_mut().start().unwrap();
+    rolled_back_for_crashes(&stage, &uid, &good);
+}
+
 /// A stuck fsync is the disk's fault: no heartbeat is lost, and the kill that follows is not the config's.
 #[test]
 fn a_disk_that_hangs_costs_no_heartbeat_and_is_not_blamed_on_the_config() {

@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use kedge_try::agent::AgentOptions;
+use kedge_try::cluster::Source;
+
 use crate::stage::{NODE, PATIENCE, Stage, faulty, payload, plain};
 
 fn renewals(stage: &Stage) -> usize {
@@ -139,7 +142,10 @@ fn a_clock_that_is_ten_years_behind_loses_no_heartbeat() {
 #[test]
 fn a_settled_node_renews_its_lease_and_posts_no_status() {
     let stage = Stage::new("settled", plain());
-    stage.good("edge-good");
+    // a report that is due although nothing changed is not what is looked for here
+    let uid = stage.pin("edge-good", &payload(1, 2, "nodeStatusReportFrequency: 1h\n"));
+    stage.runs(&uid);
+    stage.promotes(&uid);
     let posts = || stage.agent().kedge_json(&["status"]).unwrap()["statusPosts"].as_u64().unwrap();
     let version = |stage: &Stage| {
         stage.cluster.kubectl().json(&["get", "node", NODE]).unwrap()["metadata"]["resourceVersion"].clone()
@@ -152,4 +158,107 @@ fn a_settled_node_renews_its_lease_and_posts_no_status() {
     // eight renewals of three seconds: two turns of nodeStatusUpdateFrequency
     stage.shows("renewals", |world| world.renewal_count(NODE) > seen + 8);
     assert_eq!((posts(), version(&stage)), before, "{}", stage.agent().log_text());
+}
+
+/// Takes the hub away between the exit of the process that adopts and the next start, so that the new configuration never
+/// has contact; the pause before a restart is long enough for that.
+fn no_contact_after(stage: &mut Stage, ends: usize, act: impl FnOnce(&mut Stage)) {
+    act(stage);
+    let awaited = "the exit that tries the config";
+    let ended = stage.agent().babysitter().wait_ends(ends, PATIENCE);
+    ended.unwrap_or_else(|error| panic!("{awaited}: {error}\n{}", stage.agent().log_text()));
+    stage.cluster.hub_mut().kill();
+}
+
+/// Waits until the node itself says so, for want of a hub to ask.
+#[track_caller]
+fn says(stage: &Stage, status: &str, message: &str, reason: &str) {
+    let said = kedge_try::scratch::poll(PATIENCE, || {
+        let own = stage.agent().kedge_json(&["config", "status"]).ok()?;
+        let words =
+            ["status", "message", "reason"].map(|word| own["condition"][word].as_str().unwrap_or_default());
+        (words == [status, message, reason]).then_some(())
+    });
+    assert!(said.is_some(), "never said {status}, {message}, {reason}:\n{}", stage.agent().log_text());
+}
+
+/// Twice a whole trial (at least a minute) without contact, each time followed by contact under last-known-good.
+#[test]
+fn a_config_that_twice_costs_the_contact_with_the_hub_is_rolled_back_for_good() {
+    let options = AgentOptions { restart_after: Duration::from_secs(5), ..plain() };
+    let mut stage = Stage::new("lost-contact", options);
+    let good = stage.good("edge-good");
+    let bad = stage.cluster.create_config("edge-silent", &payload(1, 2, "")).unwrap();
+    let lost = (
+        "False",
+        format!("using last known good: (UID: {good})"),
+        format!("current failed trial period due to lost contact with the API server (UID: {bad})"),
+    );
+    let pinned = Source::Pinned { name: "edge-silent".into(), uid: bad.clone() };
+
+    // adopt: exit 2. A minute of silence: exit 3, and last-known-good
+    no_contact_after(&mut stage, 2, |stage| stage.cluster.assign(NODE, &pinned).unwrap());
+    says(&stage, lost.0, &lost.1, &lost.2);
+    assert_eq!(stage.ends().len(), 3);
+
+    // the hub is back: last-known-good has contact, so the network works, and the config is tried once more: exit 4
+    no_contact_after(&mut stage, 4, |stage| stage.cluster.hub_mut().start_again().unwrap());
+    says(&stage, "True", &format!("using current (UID: {bad})"), "all checks passed");
+    says(&stage, lost.0, &lost.1, &lost.2);
+    assert_eq!(stage.ends().len(), 5);
+
+    // and that was the last time
+    stage.cluster.hub_mut().start_again().unwrap();
+    let seen = renewals(&stage);
+    stage.config_ok(lost.0, &lost.1, &lost.2);
+    stage.shows("renewals under last-known-good", |world| world.renewal_count(NODE) > seen + 4);
+    assert_eq!((stage.ends().len(), stage.unclean_ends()), (5, 0), "{}", stage.agent().log_text());
+}
+
+#[test]
+fn one_outage_during_a_trial_condemns_nothing() {
+    let options = AgentOptions { restart_after: Duration::from_secs(5), ..plain() };
+    let mut stage = Stage::new("one-outage", options);
+    let good = stage.good("edge-good");
+    let next = stage.cluster.create_config("edge-next", &payload(1, 2, "")).unwrap();
+    let pinned = Source::Pinned { name: "edge-next".into(), uid: next.clone() };
+    no_contact_after(&mut stage, 2, |stage| stage.cluster.assign(NODE, &pinned).unwrap());
+    says(
+        &stage,
+        "False",
+        &format!("using last known good: (UID: {good})"),
+        &format!("current failed trial period due to lost contact with the API server (UID: {next})"),
+    );
+    stage.cluster.hub_mut().start_again().unwrap();
+    stage.runs(&next);
+    stage.promotes(&next);
+    assert_eq!(stage.unclean_ends(), 0);
+}
+
+#[test]
+fn a_node_that_is_moved_to_another_hub_keeps_its_config_until_that_hub_assigns_one() {
+    let stage = Stage::new("moved", plain());
+    let good = stage.good("edge-good");
+    let other = Stage::with_hub("moved-to");
+    stage.agent().replace_kubeconfig(&other.cluster.hub().node_kubeconfig(NODE).unwrap()).unwrap();
+    other.shows("the node with its Lease at the other hub", |world| {
+        world.condition(NODE, "Ready").is_some_and(|(status, ..)| status == "True")
+            && world.renewal_count(NODE) > 0
+    });
+    other.shows("what it runs, and that nobody there asked for it", |world| {
+        world
+            .condition(NODE, "ConfigOK")
+            .is_some_and(|(status, message, _)| status == "Unknown" && message.contains(&good))
+            && world.config(NODE).active.as_deref() == Some(&good)
+    });
+    assert_eq!(stage.ends().len(), 1, "{}", stage.agent().log_text());
+
+    // the other hub's word is followed
+    let uid = other.cluster.create_config("edge-there", &payload(1, 2, "")).unwrap();
+    other.cluster.assign(NODE, &Source::Pinned { name: "edge-there".into(), uid: uid.clone() }).unwrap();
+    other.shows("its own config, active", |world| {
+        world.condition(NODE, "ConfigOK").is_some_and(|(status, ..)| status == "True")
+            && world.config(NODE).active.as_deref() == Some(&uid)
+    });
+    assert_eq!(stage.unclean_ends(), 0);
 }

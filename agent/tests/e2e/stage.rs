@@ -59,6 +59,11 @@ impl Stage {
         stage
     }
 
+    /// A hub without nodes.
+    pub(crate) fn with_hub(purpose: &str) -> Stage {
+        Stage { cluster: Cluster::start(purpose).unwrap() }
+    }
+
     pub(crate) fn agent(&self) -> &Agent {
         self.cluster.agent(NODE)
     }
@@ -71,7 +76,8 @@ impl Stage {
     #[track_caller]
     pub(crate) fn shows(&self, awaited: &str, is_so: impl Fn(&World) -> bool) {
         if let Err(error) = self.cluster.view().wait_for(awaited, PATIENCE, is_so) {
-            panic!("{error}\nthe agent's log:\n{}", self.agent().log_text());
+            let logs: Vec<String> = self.cluster.agents().iter().map(Agent::log_text).collect();
+            panic!("{error}\nthe agents' logs:\n{}", logs.join("\n"));
         }
     }
 

@@ -72,7 +72,7 @@ pub struct Taint {
 pub struct FaultInjection {
     /// `crashAfter`: crash once the config has run this long; zero is at once.
     pub crash_after: Option<Duration>,
-    /// `hangLoop`: the loop that stops making progress.
+    /// `hangLoop`: the loop that stops making progress, or "start", which is before the agent is ready.
     pub hang_loop: Option<String>,
     /// `hangAfter`: when it stops.
     pub hang_after: Duration,
