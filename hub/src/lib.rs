@@ -73,8 +73,15 @@ impl Hub {
     /// # Errors
     /// Another process has the directory, it cannot be used, or the store in it is damaged: each text says what to do.
     pub fn open(data_dir: &Path) -> Result<Arc<Hub>, OpenError> {
-        let store = Sqlite::open(data_dir)?;
-        let (writer, memory) = Writer::start(Box::new(store)).map_err(OpenError::Engine)?;
+        Hub::open_with(Box::new(Sqlite::open(data_dir)?))
+    }
+
+    /// The same over a store of another sort: a test breaks one on purpose.
+    ///
+    /// # Errors
+    /// As [`Hub::open`].
+    pub fn open_with(store: Box<dyn store::Store>) -> Result<Arc<Hub>, OpenError> {
+        let (writer, memory) = Writer::start(store).map_err(OpenError::Engine)?;
         let hub = Arc::new(Hub { memory, writer, turns: verbs::Turns::default() });
         hub.make_namespaces()?;
         Ok(hub)

@@ -49,12 +49,14 @@ pub(crate) struct Hub {
 
 impl Hub {
     pub(crate) fn start(data_dir: &Path) -> Hub {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_kedge-hub"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
-            .arg(data_dir)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(data_dir);
+        Hub::spawn(command, data_dir)
+    }
+
+    /// A program that speaks as the hub does when it starts.
+    pub(crate) fn spawn(mut command: Command, data_dir: &Path) -> Hub {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut url = None;
         for line in lines.by_ref().map_while(Result::ok) {
@@ -263,6 +265,14 @@ impl Client {
         let head = read_head(&mut stream).unwrap();
         assert!(head.starts_with("HTTP/1.1 200"), "{head}");
         Watch { stream, buffer: Vec::new() }
+    }
+
+    /// The same against a hub that may be gone or refuse.
+    pub(crate) fn try_watch(&self, path: &str) -> Option<Watch> {
+        let mut stream = self.connect().ok()?;
+        write_request(&mut stream, &self.address, "GET", path, &[], b"").ok()?;
+        let head = read_head(&mut stream).ok()?;
+        head.starts_with("HTTP/1.1 200").then(|| Watch { stream, buffer: Vec::new() })
     }
 }
 
