@@ -41,6 +41,8 @@ const COMPRESSED: &str = "nodeStatusUpdateFrequency: 2s\nnodeStatusReportFrequen
 const WATCHDOG: Duration = Duration::from_secs(10);
 /// The beat of the thread that brings trouble.
 const BEAT: Duration = Duration::from_millis(500);
+/// How often a line is said.
+const LINE_EVERY: Duration = Duration::from_secs(60);
 /// How often everything is measured.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 /// A process is measured once it has lived so long: a start needs more for a moment. Those that are pushed to live two seconds longer.
@@ -110,7 +112,8 @@ pub(crate) fn live(options: &Options, stop: &Receiver<StopSignal>) -> Result<Liv
             };
             scope.spawn(move || pusher.run());
         }
-        let told = stage.spend(options, &view, &gate, &troubles, &tally, stop);
+        let around = Around { view: &view, gate: &gate, troubles: &troubles, tally: &tally, stop };
+        let told = stage.spend(options, &around);
         over.store(true, Ordering::SeqCst);
         stage.fair(&troubles);
         told
@@ -136,11 +139,22 @@ pub(crate) fn live(options: &Options, stop: &Receiver<StopSignal>) -> Result<Liv
     })
 }
 
+/// What the threads share.
+struct Around<'a> {
+    view: &'a View,
+    gate: &'a RwLock<()>,
+    troubles: &'a Troubles,
+    tally: &'a Mutex<Tally>,
+    stop: &'a Receiver<StopSignal>,
+}
+
 struct Stage {
     hub: Hub,
     agents: Vec<(&'static str, Agent, Link)>,
     lived: Lived,
     begun: Instant,
+    next_sample: Instant,
+    next_line: Instant,
     /// Process and since when it is known, by node or hub.
     processes: BTreeMap<&'static str, (i32, Instant)>,
     /// Until when a node's weather lasts.
@@ -190,11 +204,14 @@ impl Stage {
             warm_up_secs: options.whole.as_secs_f64() * WARM_UP,
             interrupted: false,
         };
+        let begun = Instant::now();
         Ok(Stage {
             hub,
             agents,
             lived,
-            begun: Instant::now(),
+            begun,
+            next_sample: begun,
+            next_line: begun + LINE_EVERY,
             processes: BTreeMap::new(),
             weather: BTreeMap::new(),
             chance: Chance(options.seed),
@@ -203,73 +220,59 @@ impl Stage {
     }
 
     /// The time between beginning and end.
-    fn spend(
-        &mut self,
-        options: &Options,
-        view: &View,
-        gate: &RwLock<()>,
-        troubles: &Troubles,
-        tally: &Mutex<Tally>,
-        stop: &Receiver<StopSignal>,
-    ) -> Result<(), KitError> {
+    fn spend(&mut self, options: &Options, around: &Around<'_>) -> Result<(), KitError> {
         let mut outage = Some(options.outage).filter(|outage| !outage.is_zero());
-        let mut next_sample = self.begun;
-        let mut next_line = self.begun + Duration::from_secs(60);
         let mut next_weather = self.begun + Duration::from_secs(20);
         let mut next_restart = self.begun + Duration::from_secs(90);
-        while self.begun.elapsed() < options.whole {
-            match stop.try_recv() {
-                Err(TryRecvError::Empty) => {}
-                Ok(_) | Err(TryRecvError::Disconnected) => {
-                    self.lived.interrupted = true;
-                    break;
-                }
-            }
-            let now = Instant::now();
-            self.look();
-            self.clear(now, troubles);
-            if now >= next_sample {
-                next_sample = now + SAMPLE_EVERY;
-                self.sample();
-            }
-            if now >= next_line {
-                next_line += Duration::from_secs(60);
-                self.say(view, troubles, tally);
-            }
+        while self.begun.elapsed() < options.whole && !self.lived.interrupted {
+            let now = self.turn(around);
             if now >= next_weather {
                 next_weather = now + self.chance.secs(10, 30);
-                self.worsen(now, troubles);
+                self.worsen(now, around.troubles);
             }
             let its_time = self.begun.elapsed() >= options.whole.mul_f64(OUTAGE_AT);
-            if let Some(length) = outage.filter(|_| its_time) {
-                outage = None;
-                self.fair(troubles);
-                self.away(length, gate, troubles, stop)?;
-                self.see_returns(view)?;
-                next_restart = Instant::now() + self.chance.secs(60, 120);
-                next_line = next_line.max(Instant::now());
-            } else if now >= next_restart {
-                let length = self.chance.secs(1, 20);
-                self.away(length, gate, troubles, stop)?;
-                next_restart = Instant::now() + self.chance.secs(60, 120);
+            let length = match outage {
+                Some(length) if its_time => {
+                    self.fair(around.troubles);
+                    length
+                }
+                _ if now >= next_restart => self.chance.secs(1, 20),
+                _ => continue,
+            };
+            self.away(length, around)?;
+            if its_time && outage.take().is_some() {
+                self.see_returns(around.view)?;
             }
-            std::thread::sleep(BEAT);
+            next_restart = Instant::now() + self.chance.secs(60, 120);
         }
         self.lived.lived_secs = self.begun.elapsed().as_secs_f64();
         Ok(())
     }
 
+    /// A beat of waiting, and what is done in each.
+    fn turn(&mut self, around: &Around<'_>) -> Instant {
+        std::thread::sleep(BEAT);
+        // also when whoever would tell has ended
+        self.lived.interrupted |= !matches!(around.stop.try_recv(), Err(TryRecvError::Empty));
+        let now = Instant::now();
+        self.look();
+        self.clear(now, around.troubles);
+        if now >= self.next_sample {
+            self.next_sample = now + SAMPLE_EVERY;
+            self.sample();
+        }
+        if now >= self.next_line {
+            self.next_line += LINE_EVERY;
+            self.say(around);
+        }
+        now
+    }
+
     /// The hub is away for so long: by turns stopped in order, and killed in the middle of what it does.
-    fn away(
-        &mut self,
-        length: Duration,
-        gate: &RwLock<()>,
-        troubles: &Troubles,
-        stop: &Receiver<StopSignal>,
-    ) -> Result<(), KitError> {
+    fn away(&mut self, length: Duration, around: &Around<'_>) -> Result<(), KitError> {
         // nobody is pushing now; what was acknowledged a moment ago must not be lost
-        let nobody = gate.write().unwrap_or_else(PoisonError::into_inner);
-        troubles.begin(HUB);
+        let nobody = around.gate.write().unwrap_or_else(PoisonError::into_inner);
+        around.troubles.begin(HUB);
         if (self.lived.restarts + self.lived.kills).is_multiple_of(2) {
             self.hub.stop()?;
             self.lived.restarts += 1;
@@ -278,18 +281,11 @@ impl Stage {
             self.lived.kills += 1;
         }
         let end = Instant::now() + length;
-        let mut next_sample = Instant::now();
-        while Instant::now() < end && stop.try_recv().is_err() {
-            self.look();
-            self.clear(Instant::now(), troubles);
-            if Instant::now() >= next_sample {
-                next_sample = Instant::now() + SAMPLE_EVERY;
-                self.sample();
-            }
-            std::thread::sleep(BEAT.min(length));
+        while Instant::now() < end && !self.lived.interrupted {
+            self.turn(around);
         }
         self.hub.start_again()?;
-        troubles.end(HUB);
+        around.troubles.end(HUB);
         drop(nobody);
         Ok(())
     }
@@ -409,15 +405,15 @@ impl Stage {
         }
     }
 
-    fn say(&self, view: &View, troubles: &Troubles, tally: &Mutex<Tally>) {
+    fn say(&self, around: &Around<'_>) {
         let last = |whose: &str, what: &'static str| {
             self.lived.series.get(&(whose.to_owned(), what)).and_then(|series| series.last()).unwrap_or(0.0)
         };
-        let tally: MutexGuard<'_, Tally> = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let tally: MutexGuard<'_, Tally> = around.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let silence = NODES.map(|(node, _)| {
-            let heard = view.look(|world| world.renewals(node).to_vec());
-            troubles.longest_silence(node, &heard, now).as_secs_f64()
+            let heard = around.view.look(|world| world.renewals(node).to_vec());
+            around.troubles.longest_silence(node, &heard, now).as_secs_f64()
         });
         let disk: f64 = NODES.iter().map(|(node, _)| last(node, "bytes")).sum();
         let files: f64 = NODES.iter().map(|(node, _)| last(node, "files")).sum();

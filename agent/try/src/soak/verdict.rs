@@ -24,8 +24,9 @@ const AGENT_MEMORY_KIB: f64 = 192.0;
 const YOUNG_MEMORY_KIB: f64 = 512.0;
 /// The same for the hub, which keeps every event of the last hour in memory.
 const HUB_MEMORY_KIB: f64 = 8192.0;
-/// Connections that end late, threads of requests that are under way: no more than a fraction of one in the fitted line.
-const AGENT_COUNT: f64 = 1.0;
+/// It has up to three connections more while it reports than while the hub is away, and the outage is early in what is judged: the
+/// line rose by 1.3 over counts between 14 and 17. One that leaked with every bad weather would show tens.
+const AGENT_COUNT: f64 = 2.0;
 /// The same for an agent that is restarted every few seconds, and is looked at while it opens its connections.
 const YOUNG_COUNT: f64 = 3.0;
 /// The same for the hub, whose connections are four nodes' and those of whoever pushes.
