@@ -15,7 +15,7 @@ use crate::node_status::{HostFacts, StatusKeeper, StatusPatch};
 use crate::pace::{Backoff, Jitter};
 use crate::program::{Outcome, Step, Steps, Suspend};
 use crate::records::{BadConfigs, CheckpointName, Read};
-use crate::source::{Wanted, wanted};
+use crate::source::{Wanted, shown, wanted};
 use crate::start::{self, Active, Facts, Obstacle, Parsed, Started};
 use kedge_api as api;
 use serde::Serialize;
@@ -331,6 +331,8 @@ struct Running {
     seen_uid: String,
     /// The Node is not looked for again before this.
     next_search: Duration,
+    /// The server answered with another node's Node: said once.
+    was_misled: bool,
     next_look: Duration,
     looking: bool,
     status_in_flight: Option<StatusPatch>,
@@ -482,6 +484,7 @@ impl Running {
             watch_anew: false,
             seen_uid: String::new(),
             next_search: now.mono,
+            was_misled: false,
             next_look: now.mono,
             looking: false,
             status_in_flight: None,
@@ -585,6 +588,17 @@ impl Running {
                 if let Some(line) = self.lease.answered(now, &answer, jitter) {
                     let level = if answer.is_contact() { Level::Info } else { Level::Warn };
                     actions.push(Action::Log(level, line));
+                }
+            }
+            Event::NodeSeen(node) if node.metadata.name != options.node_name => {
+                self.configuration.contact();
+                if !std::mem::replace(&mut self.was_misled, true) {
+                    let line = format!(
+                        "the API server answered with the Node of {:?}, expected {:?}; what it asks for is ignored",
+                        shown(&node.metadata.name),
+                        options.node_name
+                    );
+                    actions.push(Action::Log(Level::Warn, line));
                 }
             }
             Event::NodeSeen(node) => {
@@ -861,10 +875,10 @@ impl Running {
     fn ask_for_status(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
         let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
         let node_labels = missing_labels(node, options, self.status.facts());
-        let config = self.configuration.effective().config.clone();
+        let effective = self.configuration.effective().clone();
         let status = condition::config_status(&self.configuration);
         if self.line(RequestKind::PatchStatus).free(now) {
-            let mut patch = self.status.patch(now, &config, &self.last_config_ok, &options.version);
+            let mut patch = self.status.patch(now, &effective.config, &self.last_config_ok, &options.version);
             if is_hub && self.status.facts().is_some() {
                 add_config_status(&mut patch, &status, self.status.believed());
             }

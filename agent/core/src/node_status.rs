@@ -166,17 +166,13 @@ impl StatusKeeper {
         let facts = self.facts.as_ref()?;
         let believed = self.believed.as_ref()?;
         let report = self.next_report.is_none_or(|due| now.mono >= due);
-        let mut result = believed.clone();
         let mut status = Map::new();
-
+        // every event comes here: nothing is composed that says what the server has already
         let conditions = self.conditions(now, believed, config_ok, report);
         let mut changed = conditions.iter().any(|(_, changed)| *changed);
         if !conditions.is_empty() {
             let lines = conditions.iter().map(|(condition, changed)| line(condition, *changed)).collect();
             status.insert("conditions".into(), Value::Array(lines));
-            for (condition, _) in conditions {
-                replace(&mut result.conditions, condition);
-            }
         }
         let addresses = addresses(facts);
         if believed.addresses != addresses {
@@ -184,23 +180,29 @@ impl StatusKeeper {
             let mut lines: Vec<Value> = addresses.iter().map(|address| json!(address)).collect();
             lines.push(json!({"$patch": "replace"}));
             status.insert("addresses".into(), Value::Array(lines));
-            result.addresses = addresses;
         }
-        let mut set = |name: &str, differs: bool, value: Value| {
-            if differs {
-                status.insert(name.to_owned(), value);
-            }
-        };
         let info = node_info(facts, version);
-        set("nodeInfo", believed.node_info != info, json!(info));
+        if believed.node_info != info {
+            status.insert("nodeInfo".into(), json!(info));
+        }
         let (capacity, allocatable) = resources(facts, config);
-        set("capacity", !contains(&believed.capacity, &capacity), json!(capacity));
-        set("allocatable", !contains(&believed.allocatable, &allocatable), json!(allocatable));
-        result.node_info = info;
+        if !contains(&believed.capacity, &capacity) {
+            status.insert("capacity".into(), json!(capacity));
+        }
+        if !contains(&believed.allocatable, &allocatable) {
+            status.insert("allocatable".into(), json!(allocatable));
+        }
+        if status.is_empty() {
+            return None;
+        }
+        changed |= status.keys().any(|name| name != "conditions");
+        let mut result = NodeStatus { addresses, node_info: info, ..believed.clone() };
+        for (condition, _) in conditions {
+            replace(&mut result.conditions, condition);
+        }
         result.capacity.extend(capacity);
         result.allocatable.extend(allocatable);
-        changed |= status.keys().any(|name| name != "conditions");
-        (!status.is_empty()).then(|| StatusPatch { body: json!({"status": status}), result, changed })
+        Some(StatusPatch { body: json!({"status": status}), result, changed })
     }
 
     /// The conditions to send, each with whether it changed.
