@@ -96,12 +96,12 @@ enum Transition {
     Save { startups: Startups },
     Promote { startups: Startups, config: ConfigRecord },
     SilentTrial { startups: Startups },
-    RetryLost { bad: BadConfigs },
+    RetryLost { bad: BadConfigs, progress: Option<Startups> },
     ContactUnderRetry { startups: Startups, bad: BadConfigs },
     TryAssigned { startups: Startups },
     RecordVerdict { bad: BadConfigs },
     Forgive { uid: String, bad: BadConfigs },
-    CleanExit { why: String },
+    CleanExit { why: String, progress: Option<Startups> },
 }
 
 /// Names of the transitions, for the log and for counting what a simulation reached.
@@ -478,9 +478,9 @@ impl Configuration {
                             .into(),
                     );
                 }
-                Transition::RetryLost { bad } => {
+                Transition::RetryLost { bad, progress } => {
                     durable!(disk.put_bad_configs(steps, bad.clone()));
-                    self.close(&mut disk, steps)?;
+                    self.close(progress.as_ref(), &mut disk, steps)?;
                     exit = Some(
                         "the network works again, restarting to try the assigned config once more".into(),
                     );
@@ -497,8 +497,8 @@ impl Configuration {
                 Transition::RecordVerdict { bad } | Transition::Forgive { bad, .. } => {
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                 }
-                Transition::CleanExit { why } => {
-                    self.close(&mut disk, steps)?;
+                Transition::CleanExit { why, progress } => {
+                    self.close(progress.as_ref(), &mut disk, steps)?;
                     exit = Some(why.clone());
                 }
             }
@@ -507,15 +507,28 @@ impl Configuration {
         Ok(Ended { disk, failed, exit })
     }
 
-    /// A clean exit closes the record of what ran. That it could not be closed is no reason to stay: the next start will
-    /// count one startup too many, not one too few.
-    fn close(&self, disk: &mut Disk, steps: &mut Steps) -> Result<(), Suspend> {
+    /// A clean exit closes the record of what ran; the time that ran since the last save rides along. That it could not be
+    /// closed is no reason to stay: the next start will count one startup too many, not one too few.
+    fn close(&self, progress: Option<&Startups>, disk: &mut Disk, steps: &mut Steps) -> Result<(), Suspend> {
         let ours =
             |startups: &Startups| startups.ran_as == self.in_use.startups.ran_as && startups.open.is_some();
         if let Some(startups) = disk.startups.known().filter(|startups| ours(startups)).cloned() {
+            let startups = match progress {
+                // an exit shortly after the start is no progress: cuts before it stay counted (rule d)
+                Some(now) if now.ran_ms < self.in_use.terms.settled_after_ms() => {
+                    Startups { cuts: startups.cuts, ..now.clone() }
+                }
+                Some(now) => now.clone(),
+                None => startups,
+            };
             let _ = disk.put_startups(steps, Startups { open: None, ..startups })?;
         }
         Ok(())
+    }
+
+    /// What a clean exit saves: the counts as of now, unless those on disk prove something and stay as they are.
+    fn progress_at_exit(&self, now: Now) -> Option<Startups> {
+        self.counts_running().then(|| self.progressed(now))
     }
 
     fn end(&mut self, now: Now, kind: Transition, ended: Ended) -> Option<Next> {
@@ -698,7 +711,7 @@ impl Configuration {
     /// The transition that is due, first match.
     fn due(&mut self, now: Now) -> Option<Transition> {
         if let Some(why) = &self.stop {
-            return Some(Transition::CleanExit { why: why.clone() });
+            return Some(Transition::CleanExit { why: why.clone(), progress: self.progress_at_exit(now) });
         }
         if !self.facts.dynamic {
             return None;
@@ -715,7 +728,7 @@ impl Configuration {
             .or_else(|| self.promotion(now))
             .or_else(|| self.silent_trial(now))
             .or_else(|| self.progress(now))
-            .or_else(|| self.beside_a_fallback())
+            .or_else(|| self.beside_a_fallback(now))
     }
 
     fn asked_for(&mut self) -> Option<Transition> {
@@ -1025,7 +1038,7 @@ impl Configuration {
     // ------------------------------------------------------------------------------------------ beside a fallback
 
     /// While the assigned config is not the one that runs: has what stood in its way gone?
-    fn beside_a_fallback(&self) -> Option<Transition> {
+    fn beside_a_fallback(&self, now: Now) -> Option<Transition> {
         if self.in_use.active == Active::Assigned {
             return None;
         }
@@ -1033,7 +1046,7 @@ impl Configuration {
         let content = self.assigned.as_ref();
         match (&self.obstacle, content) {
             (Some(Obstacle::Marked { verdict, recorded: true }), Some(content)) => {
-                self.retry_lost(&config, content.id, verdict)
+                self.retry_lost(now, &config, content.id, verdict)
             }
             (Some(Obstacle::Marked { verdict, recorded: false }), Some(content)) => {
                 let mut bad = match &self.disk.bad_configs {
@@ -1059,13 +1072,19 @@ impl Configuration {
         }
     }
 
-    fn retry_lost(&self, config: &ConfigRecord, id: ConfigId, verdict: &Verdict) -> Option<Transition> {
+    fn retry_lost(
+        &self,
+        now: Now,
+        config: &ConfigRecord,
+        id: ConfigId,
+        verdict: &Verdict,
+    ) -> Option<Transition> {
         if !self.contact || verdict.kind != BadKind::Contact || verdict.lost >= LOST {
             return None;
         }
         let mut bad = self.disk.bad_configs.known()?.clone();
         bad.mark(&config.uid, id, Verdict { retry: true, ..verdict.clone() }, &[&config.uid]);
-        Some(Transition::RetryLost { bad })
+        Some(Transition::RetryLost { bad, progress: self.progress_at_exit(now) })
     }
 
     /// Judges the assigned config again by what may have changed: verdicts and content.
