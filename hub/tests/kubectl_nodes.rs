@@ -210,7 +210,7 @@ fn a_node_keeps_its_own_lease_and_reports_its_own_events() {
         );
         assert_eq!(kubectl.ok("get events --field-selector reason=Starting -o name").lines().count(), 1);
 
-        let gone = if kubectl.version == "1.20" { "" } else { " from kube-node-lease namespace" };
+        let gone = if kubectl.version != "1.36" { "" } else { " from kube-node-lease namespace" };
         let deleted = format!("lease.coordination.k8s.io \"edge-1\" deleted{gone}\n");
         assert_eq!(node.ok("delete lease edge-1 -n kube-node-lease"), deleted);
     });

@@ -1,4 +1,4 @@
-//! A real hub in a process of its own, and real kubectl of two versions to judge it.
+//! A real hub in a process of its own, and real kubectl of three versions to judge it.
 //!
 //! Holds: every test has its own hub (port 0, directory of its own) and its own kubectl cache and home, so tests run
 //! side by side and leave nothing behind. No command runs for ever. `hub/tests/kubectl/fetch` brings the kubectls;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// No command of a test takes this long, even on a machine that does other things.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 /// The judged versions.
-pub(crate) const VERSIONS: [&str; 2] = ["1.20", "1.36"];
+pub(crate) const VERSIONS: [&str; 3] = ["1.20", "1.32", "1.36"];
 
 /// A running hub; killed when dropped.
 pub(crate) struct Hub {

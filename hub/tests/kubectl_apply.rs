@@ -1,0 +1,127 @@
+//! Server-side apply as people meet it: kubectl of three versions, conflicts and force, the way from client-side apply and back,
+//! diffs, and who manages what.
+//!
+//! Holds: each test checks what kubectl printed and what is stored. The rules themselves are judged in `apply`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+
+mod kubectl;
+
+use kubectl::{Kubectl, contains, with_every_kubectl};
+use serde_json::{Value, json};
+
+const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labels:\n    site: quarry\ndata:\n  a: \"1\"\n  b: \"2\"\n";
+
+/// `manager operation` of every entry, sorted.
+fn managers(kubectl: &Kubectl, name: &str) -> Vec<String> {
+    // 1.20 always shows them, later ones when asked to
+    let flag = if kubectl.version == "1.20" { "" } else { " --show-managed-fields" };
+    let object: Value = serde_json::from_str(&kubectl.ok(&format!("get cm {name} -o json{flag}"))).unwrap();
+    let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let line = |entry: &Value| {
+        format!("{} {}", entry["manager"].as_str().unwrap(), entry["operation"].as_str().unwrap())
+    };
+    let mut lines: Vec<String> = entries.iter().map(line).collect();
+    lines.sort();
+    lines
+}
+
+fn data(kubectl: &Kubectl, name: &str) -> Value {
+    serde_json::from_str::<Value>(&kubectl.ok(&format!("get cm {name} -o json"))).unwrap()["data"].clone()
+}
+
+#[test]
+fn a_file_is_applied_on_the_server_again_and_again() {
+    with_every_kubectl("ssa", |_, kubectl| {
+        kubectl.file("m.yaml", MAP);
+        assert_eq!(kubectl.ok("apply --server-side -f m.yaml"), "configmap/m serverside-applied\n");
+        assert_eq!(managers(kubectl, "m"), ["kubectl Apply"]);
+        let version = kubectl.ok("get cm m -o jsonpath={.metadata.resourceVersion}");
+        kubectl.ok("apply --server-side -f m.yaml");
+        assert_eq!(
+            kubectl.ok("get cm m -o jsonpath={.metadata.resourceVersion}"),
+            version,
+            "nothing changed"
+        );
+        kubectl.file("m.yaml", MAP.replace("  b: \"2\"\n", "  c: \"3\"\n"));
+        let differs = kubectl.run("diff --server-side -f m.yaml");
+        assert_eq!(differs.code, Some(1), "{}", differs.err);
+        contains(&differs.out, &["-  b: \"2\"", "+  c: \"3\""]);
+        assert_eq!(data(kubectl, "m"), json!({"a": "1", "b": "2"}), "a diff stores nothing");
+        let dry = kubectl.ok("apply --server-side --dry-run=server -f m.yaml");
+        contains(&dry, &["configmap/m serverside-applied (server dry run)"]);
+        kubectl.ok("apply --server-side -f m.yaml");
+        assert_eq!(data(kubectl, "m"), json!({"a": "1", "c": "3"}), "what is no longer applied is gone");
+        assert_eq!(kubectl.ok("diff --server-side -f m.yaml"), "");
+    });
+}
+
+#[test]
+fn conflicts_are_shown_and_forced() {
+    with_every_kubectl("ssa-conflicts", |_, kubectl| {
+        kubectl.file("m.yaml", MAP);
+        kubectl.ok("apply --server-side --field-manager=team -f m.yaml");
+        kubectl.file("m.yaml", MAP.replace("\"1\"", "\"one\""));
+        let refused = kubectl.fails("apply --server-side -f m.yaml");
+        contains(&refused, &["Apply failed with 1 conflict: conflict with \"team\": .data.a"]);
+        contains(&refused, &["--force-conflicts"]);
+        assert_eq!(data(kubectl, "m"), json!({"a": "1", "b": "2"}));
+        kubectl.ok("apply --server-side --force-conflicts -f m.yaml");
+        assert_eq!(data(kubectl, "m"), json!({"a": "one", "b": "2"}));
+        assert_eq!(managers(kubectl, "m"), ["kubectl Apply", "team Apply"]);
+        // the other still applies what it alone has, and is refused what was taken from it
+        kubectl.file("m.yaml", MAP);
+        contains(
+            &kubectl.fails("apply --server-side --field-manager=team -f m.yaml"),
+            &["conflict with \"kubectl\": .data.a"],
+        );
+        kubectl.ok("label cm m tier=gold");
+        let labels = kubectl.ok("get cm m -o jsonpath={.metadata.labels}");
+        contains(&labels, &["quarry", "gold"]);
+        contains(&managers(kubectl, "m").join("\n"), &["kubectl-label Update"]);
+    });
+}
+
+#[test]
+fn who_applied_on_the_client_goes_over_to_the_server() {
+    with_every_kubectl("ssa-migration", |_, kubectl| {
+        kubectl.file("m.yaml", MAP);
+        kubectl.ok("apply -f m.yaml");
+        assert_eq!(managers(kubectl, "m"), ["kubectl-client-side-apply Update"]);
+        kubectl.file("m.yaml", MAP.replace("\"1\"", "\"one\"").replace("  b: \"2\"\n", ""));
+        // what kubectl itself applied before is no conflict
+        kubectl.ok("apply --server-side -f m.yaml");
+        assert_eq!(data(kubectl, "m")["a"], "one");
+        kubectl.ok("apply --server-side -f m.yaml");
+        contains(&managers(kubectl, "m").join("\n"), &["kubectl Apply"]);
+        if kubectl.version != "1.20" {
+            // later ones make the old entry one of server-side apply, so that what is no longer applied goes
+            assert_eq!(data(kubectl, "m"), json!({"a": "one"}));
+            assert!(!managers(kubectl, "m").iter().any(|line| line == "kubectl-client-side-apply Update"));
+        }
+        // and back: client-side apply knows what was applied last
+        kubectl.file("m.yaml", MAP.replace("  a: \"1\"\n", "").replace("\"2\"", "\"two\""));
+        kubectl.ok("apply -f m.yaml");
+        assert_eq!(data(kubectl, "m"), json!({"b": "two"}));
+    });
+}
+
+#[test]
+fn managers_are_shown_only_when_asked_for() {
+    with_every_kubectl("ssa-shown", |_, kubectl| {
+        kubectl.file("m.yaml", MAP);
+        kubectl.ok("apply --server-side -f m.yaml");
+        if kubectl.version != "1.20" {
+            assert!(!kubectl.ok("get cm m -o yaml").contains("managedFields"));
+            let shown = kubectl.ok("get cm m -o yaml --show-managed-fields");
+            contains(
+                &shown,
+                &["managedFields:", "f:data:", "f:a: {}", "manager: kubectl", "operation: Apply"],
+            );
+        }
+        // an edit goes through whatever it is shown
+        let said = kubectl.with_editor("sed -i s/quarry/mill/", "edit configmap m");
+        assert_eq!((said.code, said.out.as_str()), (Some(0), "configmap/m edited\n"), "{}", said.err);
+        contains(&managers(kubectl, "m").join("\n"), &["kubectl Apply", "kubectl-edit Update"]);
+    });
+}
