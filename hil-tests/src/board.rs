@@ -14,8 +14,9 @@ use crate::error::HilError;
 pub(crate) enum Credentials {
     /// SMBIOS strings of type 11.
     Smbios,
-    /// The kernel's command line; only where the kernel is started directly.
-    Kernel,
+    /// Files on the EFI partition, put there before the disk is first used; and, for the rescue shell, the kernel's command line.
+    /// Only where the kernel is started directly.
+    Partition,
 }
 
 /// One board.
@@ -64,9 +65,11 @@ impl Board {
         let watchdog = take("watchdog").map(str::to_owned);
         let credentials = match take("credentials") {
             Some("smbios") => Credentials::Smbios,
-            Some("kernel") if firmware.is_none() => Credentials::Kernel,
+            Some("partition") if firmware.is_none() => Credentials::Partition,
             other => {
-                return Err(format!("credentials is {other:?}, expected smbios, or kernel without firmware"));
+                return Err(format!(
+                    "credentials is {other:?}, expected smbios, or partition without firmware"
+                ));
             }
         };
         let firmware = match firmware.map(|files| files.split_whitespace().collect::<Vec<_>>()) {
@@ -114,13 +117,13 @@ mod tests {
             let problem = Board::parse("b", text).unwrap_err();
             assert!(problem.contains(expect), "{problem}");
         };
-        let good = "image = i\nqemu = q -M m\nmemory_mib = 64\ncredentials = kernel\n";
+        let good = "image = i\nqemu = q -M m\nmemory_mib = 64\ncredentials = partition\n";
         Board::parse("b", good).unwrap();
         check("image", "not KEY = VALUE");
         check(&format!("{good}image = j"), "twice");
         check(&format!("{good}colour = red"), "unknown key colour");
-        check("qemu = q\nmemory_mib = 64\ncredentials = kernel", "no image");
-        check("image = i\nqemu = q\nmemory_mib = much\ncredentials = kernel", "memory_mib");
+        check("qemu = q\nmemory_mib = 64\ncredentials = partition", "no image");
+        check("image = i\nqemu = q\nmemory_mib = much\ncredentials = partition", "memory_mib");
         check(&format!("{good}firmware = a b"), "expected smbios");
     }
 }

@@ -4,6 +4,7 @@
 //! reaches one address, the hub's, through a relay, and nothing else; the serial log grows over all starts. The emulated clock of a
 //! machine started from a snapshot is the snapshot's.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -91,7 +92,20 @@ impl Machine {
     /// A factory-new disk, of the image as it is flashed.
     pub(crate) fn flash(&self) -> Result<(), HilError> {
         let image = self.image.join("disk.img");
-        convert("raw", &image, &self.disk())?;
+        match self.board.credentials {
+            Credentials::Smbios => convert("raw", &image, &self.disk())?,
+            Credentials::Partition => {
+                let own = self.dir.join("disk.img");
+                tool("cp", &["--sparse=always".as_ref(), image.as_os_str(), own.as_os_str()])?;
+                for (name, path) in &self.identity {
+                    let file = format!("::/kedge/{}", name.trim_start_matches("kedge."));
+                    let partition = format!("{}@@1M", own.display());
+                    tool("mcopy", &["-i".as_ref(), partition.as_ref(), path.as_os_str(), file.as_ref()])?;
+                }
+                convert("raw", &own, &self.disk())?;
+                std::fs::remove_file(&own).map_err(HilError::io("remove", &own))?;
+            }
+        }
         match &self.board.firmware {
             Some((_, variables)) => convert("raw", variables, &self.variables()),
             None => Ok(()),
@@ -210,7 +224,7 @@ impl Machine {
 
     /// The credentials; returns what of them goes to the kernel's command line.
     fn hand_over(&self, words: &mut Vec<String>) -> Result<String, HilError> {
-        let mut options = " systemd.set_credential=kedge.rescue-shell:1".to_owned();
+        let options = " systemd.set_credential=kedge.rescue-shell:1".to_owned();
         if self.board.credentials == Credentials::Smbios {
             words.extend([
                 "-smbios".into(),
@@ -227,16 +241,8 @@ impl Machine {
                         .map_err(HilError::io("write", &file))?;
                     words.extend(["-smbios".into(), format!("type=11,path={}", plain(&file)?)]);
                 }
-                // a kubeconfig is too long for a kernel's command line: it comes by fw_cfg or the EFI partition there
-                Credentials::Kernel if content.len() < 256 => {
-                    options += &format!(" systemd.set_credential_binary={name}:{encoded}");
-                }
-                Credentials::Kernel => {
-                    words.extend([
-                        "-fw_cfg".into(),
-                        format!("name=opt/io.systemd.credentials/{name},file={}", plain(path)?),
-                    ]);
-                }
+                // flash() has put it there
+                Credentials::Partition => {}
             }
         }
         Ok(options)
@@ -345,19 +351,20 @@ impl Drop for Machine {
 
 /// A disk image as one that holds snapshots.
 fn convert(format: &str, from: &Path, to: &Path) -> Result<(), HilError> {
-    let failed = |source| HilError::Io { tried: format!("qemu-img convert {}", from.display()), source };
-    let output = Command::new("qemu-img")
-        .args(["convert", "-f", format, "-O", "qcow2"])
-        .args([from, to])
-        .output()
-        .map_err(failed)?;
+    let options = ["convert", "-f", format, "-O", "qcow2"].map(OsStr::new);
+    tool("qemu-img", &[&options[..], &[from.as_os_str(), to.as_os_str()]].concat())
+}
+
+/// Runs a program of this machine that must succeed.
+fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> {
+    let shown = format!("{program} {}", arguments.join(OsStr::new(" ")).to_string_lossy());
+    let failed = |source| HilError::Io { tried: format!("run {shown}"), source };
+    let output = Command::new(program).args(arguments).output().map_err(failed)?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(HilError::Machine(format!(
-            "qemu-img convert {}: {}",
-            from.display(),
-            String::from_utf8_lossy(&output.stderr).trim()
-        ))),
+        false => {
+            Err(HilError::Machine(format!("{shown}: {}", String::from_utf8_lossy(&output.stderr).trim())))
+        }
     }
 }
 
