@@ -6,6 +6,7 @@
 //! | `store`, `memory`, `object` | the durable copy behind one group-commit writer; all reads and watches from memory |
 //! | `verbs`, `patch`, `apply`, `selector`, `decode`, `protobuf`, `yaml` | what create, update, patch, apply, delete, list and watch mean |
 //! | `garbage`, `accounts` | owner references, namespace deletion, old events; default service accounts |
+//! | `audit` | who changed what |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki`, `auth`, `lifecycle`, `flags`, `logging` | certificates, who may do what, node liveness, the command line |
 //!
@@ -18,6 +19,7 @@
 
 pub mod accounts;
 pub mod apply;
+pub mod audit;
 pub mod auth;
 pub mod decode;
 pub mod flags;
@@ -64,6 +66,7 @@ pub struct Hub {
     memory: Arc<Memory>,
     writer: Writer,
     turns: verbs::Turns,
+    audit: Option<audit::Audit>,
 }
 
 impl Hub {
@@ -73,7 +76,10 @@ impl Hub {
     /// # Errors
     /// Another process has the directory, it cannot be used, or the store in it is damaged: each text says what to do.
     pub fn open(data_dir: &Path) -> Result<Arc<Hub>, OpenError> {
-        Hub::open_with(Box::new(Sqlite::open(data_dir)?))
+        let store = Sqlite::open(data_dir)?;
+        let audit = audit::Audit::open(data_dir)
+            .map_err(|error| OpenError::Directory(data_dir.join("audit.log"), error))?;
+        Hub::start(Box::new(store), Some(audit))
     }
 
     /// The same over a store of another sort: a test breaks one on purpose.
@@ -81,8 +87,12 @@ impl Hub {
     /// # Errors
     /// As [`Hub::open`].
     pub fn open_with(store: Box<dyn store::Store>) -> Result<Arc<Hub>, OpenError> {
+        Hub::start(store, None)
+    }
+
+    fn start(store: Box<dyn store::Store>, audit: Option<audit::Audit>) -> Result<Arc<Hub>, OpenError> {
         let (writer, memory) = Writer::start(store).map_err(OpenError::Engine)?;
-        let hub = Arc::new(Hub { memory, writer, turns: verbs::Turns::default() });
+        let hub = Arc::new(Hub { memory, writer, turns: verbs::Turns::default(), audit });
         hub.make_namespaces()?;
         Ok(hub)
     }
@@ -187,6 +197,11 @@ impl Hub {
         answer.object.ok_or_else(gone)
     }
 
+    /// Where it is written down who changed what; a hub over another store has none.
+    pub fn audit(&self) -> Option<&audit::Audit> {
+        self.audit.as_ref()
+    }
+
     /// The memory behind the hub, for lists and watches with selectors.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
@@ -232,6 +247,9 @@ impl Hub {
     pub fn close(&self) {
         self.memory.close();
         self.writer.close();
+        if let Some(audit) = &self.audit {
+            audit.close();
+        }
     }
 }
 

@@ -179,7 +179,12 @@ fn watch(client: &mut Client, notes: &Notes, resume: Option<(u64, u64)>) -> Opti
         }
     };
     let path = format!("{MAPS}?watch=true&resourceVersion={at}");
-    let Some(mut watch) = client.try_watch(&path) else { return Some((at, segment)) };
+    let mut watch = match client.try_watch(&path) {
+        Ok(watch) => watch,
+        // what happened in between is forgotten: list again
+        Err(410) => return None,
+        Err(_) => return Some((at, segment)),
+    };
     while notes.goes_on() {
         let Some(event) = watch.next() else { return Some((at, segment)) };
         if event["type"] == "ERROR" {
@@ -292,7 +297,7 @@ fn a_hub_killed_at_random_keeps_every_promise() {
         "seed {seed}: {kills} kills, {} records, {writes} acknowledged writes, {told} watched",
         history.len()
     );
-    assert!(writes as u64 > kills * 10 && told > 0, "too little happened to prove anything");
+    assert!(writes as u64 > kills * 10 && told as u64 > kills, "too little happened to prove anything");
     let found = violations(&history);
     assert!(
         found.is_empty(),

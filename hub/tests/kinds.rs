@@ -289,3 +289,82 @@ fn a_revisions_data_never_changes() {
     client.patch("merge", &path, &json!({"data": {"spec": {"a": 2}}})).expect(422);
     client.post(revisions, &json!({"metadata": {"name": "x"}, "revision": 1})).expect(422);
 }
+
+#[test]
+fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
+    let (folder, hub) = hub();
+    let (mut admin, mut node) = (hub.admin(), hub.node("edge"));
+    node.post("/api/v1/nodes", &json!({"metadata": {"name": "edge"}})).expect(201);
+    let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+    node.post(leases, &json!({"metadata": {"name": "edge"}, "spec": {"holderIdentity": "edge"}})).expect(201);
+    node.patch(
+        "merge",
+        &format!("{leases}/edge"),
+        &json!({"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}),
+    )
+    .expect(200);
+    node.patch("merge", "/api/v1/nodes/edge/status", &json!({"status": {"phase": "Running"}})).expect(200);
+    node.patch("merge", "/api/v1/nodes/edge", &json!({"spec": {"unschedulable": true}})).expect(403);
+    node.get("/api/v1/nodes/edge").expect(200);
+    admin.post(MAPS, &json!({"metadata": {"generateName": "x-"}, "data": {"secret": "word"}})).expect(201);
+    admin.delete("/api/v1/nodes/edge").expect(200);
+    hub.terminate();
+    let text = std::fs::read_to_string(folder.0.join("audit.log")).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let shown: Vec<String> = lines
+        .iter()
+        .map(|line| {
+            let word = |field: &str| line[field].as_str().unwrap_or("").to_owned();
+            let name: String = word("name").chars().take(4).collect();
+            format!("{} {} {} {name} {}", word("user"), word("verb"), word("resource"), line["code"])
+        })
+        .collect();
+    let admin = lines.last().unwrap()["user"].as_str().unwrap();
+    assert_eq!(
+        shown,
+        [
+            "system:node:edge create nodes edge 201".to_owned(),
+            "system:node:edge patch nodes edge 403".to_owned(),
+            format!("{admin} create configmaps {} 201", &lines[2]["name"].as_str().unwrap()[..4]),
+            format!("{admin} delete nodes edge 200"),
+        ]
+    );
+    assert!(lines[2]["name"].as_str().unwrap().starts_with("x-") && !text.contains("word"));
+}
+
+#[test]
+fn a_backup_taken_while_the_hub_runs_brings_everything_back() {
+    let (folder, hub) = hub();
+    let mut admin = hub.admin();
+    admin.post(MAPS, &json!({"metadata": {"name": "kept"}})).expect(201);
+    let (file, copy) = (folder.0.join("backup"), Folder::new());
+    let program = |words: &[&str], data: &std::path::Path| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
+        command.args(words).arg(&file).arg("--data-dir").arg(data).output().unwrap()
+    };
+    let made = program(&["backup"], &folder.0);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let later = admin.post(MAPS, &json!({"metadata": {"name": "later"}})).expect(201);
+    let running = program(&["restore"], &folder.0);
+    assert!(String::from_utf8_lossy(&running.stderr).contains("one hub per data directory"));
+    hub.terminate();
+    for place in [&folder.0, &copy.0] {
+        let done = program(&["restore"], place);
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let hub = Hub::start(place);
+        let mut client = hub.admin();
+        client.get(&format!("{MAPS}/kept")).expect(200);
+        client.get(&format!("{MAPS}/later")).expect(404);
+        // the nodes' credentials are of the same authority, so they stay good
+        hub.node("edge").get("/api/v1/nodes/edge").expect(404);
+        if place == &folder.0 {
+            let number = |value: &Value| {
+                value["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap()
+            };
+            let list = client.get(MAPS).expect(200);
+            assert!(number(&list) > number(&later), "a version was handed out twice");
+            let old = format!("{MAPS}?watch=true&resourceVersion={}", number(&later));
+            client.get(&old).expect(410);
+        }
+    }
+}

@@ -69,8 +69,12 @@ async fn answer(
     match route::parse(parts.uri.path()) {
         Route::Target(target) => {
             let verb = verb(&parts.method, &target, &asked.parameters)?;
-            authorize_target(&asked, verb, &target)?;
-            resource(&asked, verb, &target, body).await
+            let outcome = match authorize_target(&asked, verb, &target) {
+                Ok(()) => resource(&asked, verb, &target, body).await,
+                Err(refused) => Err(refused),
+            };
+            audit(&asked, verb, &target, &outcome);
+            outcome
         }
         route @ (Route::AccessReview | Route::SelfReview) => {
             reviews::authorize(&asked, &route)?;
@@ -119,6 +123,41 @@ fn impersonated(parts: &Parts, identity: Option<Identity>) -> Result<Option<Iden
             Ok(Some(Identity { user: user.to_owned(), groups }))
         }
     }
+}
+
+/// The name that a created object got, for the audit.
+#[derive(Debug, Clone)]
+struct Made(Box<str>);
+
+/// Writes down who changed or tried to change what.
+fn audit(asked: &Asked<'_>, verb: &str, target: &Target, outcome: &Result<Response<Body>, ApiError>) {
+    let Some(log) = asked.server.hub.audit() else { return };
+    let code = match outcome {
+        Ok(response) => response.status().as_u16(),
+        Err(error) => error.code,
+    };
+    let node = asked.identity.as_ref().and_then(Identity::node);
+    let says_of_itself = node.is_some()
+        && matches!(
+            (target.kind.plural, &*target.subresource),
+            ("leases" | "events", "") | ("nodes" | "pods", "status")
+        );
+    // leader elections renew Leases as nodes do
+    let renews = target.kind.plural == "leases" && matches!(verb, "update" | "patch");
+    if matches!(verb, "get" | "list" | "watch") || (code < 300 && (says_of_itself || renews)) {
+        return;
+    }
+    let made = outcome.as_ref().ok().and_then(|response| response.extensions().get::<Made>());
+    log.record(&crate::audit::Entry {
+        user: asked.identity.as_ref().map_or("", |identity| &identity.user),
+        verb,
+        resource: &target.kind.resource_name(),
+        subresource: &target.subresource,
+        namespace: &target.namespace,
+        name: made.map_or(&target.name, |made| &made.0),
+        dry_run: asked.parameters.text("dryRun") == "All",
+        code,
+    });
 }
 
 fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'static str, ApiError> {
@@ -509,11 +548,15 @@ async fn change(
 
 fn written(answer: &Answer, writer: Writer) -> Response<Body> {
     let code = if answer.created { 201 } else { 200 };
-    match (writer.form, &answer.object) {
+    let mut response = match (writer.form, &answer.object) {
         (Form::Nothing, _) => respond::empty(if answer.created { 201 } else { 204 }),
         (_, Some(object)) => writer.answer(code, object),
         (_, None) => respond::bytes(code, &writer.media(), writer.value(answer.value()).to_string()),
+    };
+    if let Some(object) = &answer.object {
+        response.extensions_mut().insert(Made(object.name.clone()));
     }
+    response
 }
 
 /// A patch, read once and applied as often as others are quicker.

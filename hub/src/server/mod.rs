@@ -7,6 +7,7 @@
 mod discovery;
 mod handlers;
 mod health;
+mod limits;
 mod openapi;
 mod request;
 mod respond;
@@ -21,7 +22,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -74,6 +75,7 @@ impl std::error::Error for ServeError {}
 pub(crate) struct Server {
     pub(crate) hub: Arc<Hub>,
     pub(crate) counters: Counters,
+    limits: Arc<limits::Limits>,
 }
 
 #[derive(Debug, Default)]
@@ -97,7 +99,7 @@ pub async fn serve(
     hub: Arc<Hub>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let server = Arc::new(Server { hub: hub.clone(), counters: Counters::default() });
+    let server = Arc::new(Server { hub: hub.clone(), counters: Counters::default(), limits: Arc::default() });
     let (stop, stopped) = signal::channel(false);
     let garbage = tokio::spawn(crate::garbage::run(hub.clone()));
     let accounts = tokio::spawn(crate::accounts::run(hub.clone()));
@@ -196,9 +198,18 @@ async fn connection(
     };
     let certificate = socket.get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = Arc::new(certificate.and_then(|der| Identity::from_client_certificate(der)));
+    // the refusal is an answer, so that the caller learns why
+    let admitted = server.limits.connect(identity.as_ref().as_ref());
+    let refusal = admitted.as_ref().err();
     let service = service_fn(|request: Request<Incoming>| {
         let (server, identity) = (server.clone(), identity.clone());
-        async move { Ok::<_, Infallible>(guarded(server, identity, request).await) }
+        let refused = refusal.map(|error| respond::hang_up(respond::error(error)));
+        async move {
+            Ok::<_, Infallible>(match refused {
+                Some(refused) => refused,
+                None => guarded(server, identity, request).await,
+            })
+        }
     });
     let mut builder = http1::Builder::new();
     builder
@@ -231,7 +242,13 @@ async fn guarded(
     let counting = server.clone();
     counting.counters.in_flight.fetch_add(1, Ordering::AcqRel);
     let _guard = Leave(&counting.counters.in_flight);
-    let response = tokio::spawn(async move { handlers::handle(&server, identity, request).await }).await;
+    let response = tokio::spawn(async move {
+        match server.limits.request(identity.as_ref().as_ref(), Instant::now()) {
+            Ok(_taken) => handlers::handle(&server, identity, request).await,
+            Err(error) => respond::error(&error),
+        }
+    })
+    .await;
     let response = response.unwrap_or_else(|error| {
         counting.counters.panics.fetch_add(1, Ordering::Relaxed);
         log::error!("{line}: {error}");

@@ -85,6 +85,12 @@ pub(super) fn json(code: u16, value: &Value) -> Response<Body> {
     bytes(code, "application/json", value.to_string())
 }
 
+/// The last answer on its connection.
+pub(super) fn hang_up(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+    response
+}
+
 /// A refusal.
 pub(super) fn error(error: &ApiError) -> Response<Body> {
     let mut response = json(error.code, &error.to_value());

@@ -267,12 +267,19 @@ impl Client {
         Watch { stream, buffer: Vec::new() }
     }
 
-    /// The same against a hub that may be gone or refuse.
-    pub(crate) fn try_watch(&self, path: &str) -> Option<Watch> {
-        let mut stream = self.connect().ok()?;
-        write_request(&mut stream, &self.address, "GET", path, &[], b"").ok()?;
-        let head = read_head(&mut stream).ok()?;
-        head.starts_with("HTTP/1.1 200").then(|| Watch { stream, buffer: Vec::new() })
+    /// The same against a hub that may be gone (0) or refuse (the status).
+    pub(crate) fn try_watch(&self, path: &str) -> Result<Watch, u16> {
+        let open = || {
+            let mut stream = self.connect()?;
+            write_request(&mut stream, &self.address, "GET", path, &[], b"")?;
+            let head = read_head(&mut stream)?;
+            Ok::<_, std::io::Error>((stream, head))
+        };
+        let (stream, head) = open().map_err(|_| 0_u16)?;
+        match head[9..12].parse().unwrap() {
+            200 => Ok(Watch { stream, buffer: Vec::new() }),
+            code => Err(code),
+        }
     }
 }
 

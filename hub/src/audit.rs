@@ -1,0 +1,224 @@
+//! Who did what to which object: one line of JSON for every write that a client asked for, refused ones too.
+//!
+//! Left out are reads, and what a node says of itself and its pods again and again (its Lease, statuses, events): a heartbeat
+//! must not wear out a disk, and would bury what people did. `audit.log` is readable by its owner only, rotated by size, and
+//! never more than [`FILES`] files; nothing of an object's content is in it. A line is written soon after the answer, not before it: a power
+//! cut may lose the last ones, and a disk that does not keep up loses lines, which is said in the log.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use serde_json::{Value, json};
+
+/// A file that is larger is put aside.
+const FILE_BYTES: u64 = 8 * 1024 * 1024;
+/// The present file and those put aside: 40 MiB, a hundred thousand changes.
+const FILES: usize = 5;
+/// Lines that wait for the disk.
+const QUEUE: usize = 4096;
+/// Longest name or user that is written out: both are bounded elsewhere, but a refused request may carry anything.
+const TEXT_CHARS: usize = 256;
+
+/// One request, as the audit sees it.
+#[derive(Debug)]
+pub struct Entry<'a> {
+    /// Who, empty for nobody.
+    pub user: &'a str,
+    /// `create`, `update`, `patch`, `delete`, `deletecollection`.
+    pub verb: &'a str,
+    /// `plural` or `plural.group`.
+    pub resource: &'a str,
+    /// For example `status`.
+    pub subresource: &'a str,
+    /// Empty for cluster-scoped kinds.
+    pub namespace: &'a str,
+    /// The object; empty for collections.
+    pub name: &'a str,
+    /// Nothing was to be changed.
+    pub dry_run: bool,
+    /// The answer's status.
+    pub code: u16,
+}
+
+impl Entry<'_> {
+    fn line(&self, time: &str) -> String {
+        let cut = |text: &str| text.chars().take(TEXT_CHARS).collect::<String>();
+        let mut entry = json!({
+            "time": time, "user": cut(self.user), "verb": self.verb, "resource": self.resource, "name": cut(self.name),
+            "code": self.code,
+        });
+        for (field, text) in [("subresource", self.subresource), ("namespace", self.namespace)] {
+            if !text.is_empty() {
+                entry[field] = cut(text).into();
+            }
+        }
+        if self.dry_run {
+            entry["dryRun"] = Value::Bool(true);
+        }
+        format!("{entry}\n")
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Audit {
+    queue: Mutex<Option<SyncSender<String>>>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+    lost: AtomicU64,
+}
+
+impl Audit {
+    /// Opens the log of a data directory.
+    ///
+    /// # Errors
+    /// The file cannot be made or appended to.
+    pub fn open(data_dir: &Path) -> io::Result<Audit> {
+        let mut log = Rotating::open(data_dir.join("audit.log"), FILE_BYTES)?;
+        let (queue, lines) = sync_channel::<String>(QUEUE);
+        let thread = std::thread::Builder::new().name("audit".to_owned()).spawn(move || log.run(&lines))?;
+        Ok(Audit {
+            queue: Mutex::new(Some(queue)),
+            thread: Mutex::new(Some(thread)),
+            lost: AtomicU64::new(0),
+        })
+    }
+
+    /// Hands a line over; never waits.
+    pub fn record(&self, entry: &Entry<'_>) {
+        let line = entry.line(&crate::verbs::now_text());
+        let queue = self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let kept = queue.as_ref().is_some_and(|queue| queue.try_send(line).is_ok());
+        if !kept && self.lost.fetch_add(1, Ordering::Relaxed) == 0 {
+            log::warn!("the audit log cannot keep up: lines are lost");
+        }
+    }
+
+    /// Writes what waits and ends. Blocks.
+    pub fn close(&self) {
+        drop(self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
+        let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the audit log's thread had failed");
+        }
+        let lost = self.lost.load(Ordering::Relaxed);
+        if lost > 0 {
+            log::warn!("{lost} lines of the audit log were lost");
+        }
+    }
+}
+
+struct Rotating {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    limit: u64,
+    failing: bool,
+}
+
+impl Rotating {
+    fn open(path: PathBuf, limit: u64) -> io::Result<Rotating> {
+        let file = append(&path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Rotating { path, file, bytes, limit, failing: false })
+    }
+
+    fn run(&mut self, lines: &Receiver<String>) {
+        while let Ok(mut text) = lines.recv() {
+            // one write for all that waits
+            while let Some(line) = lines.try_recv().ok().filter(|_| text.len() < 64 * 1024) {
+                text.push_str(&line);
+            }
+            let outcome = self.write(text.as_bytes());
+            match outcome {
+                Ok(()) => self.failing = false,
+                // said once, not for every line
+                Err(error) if !std::mem::replace(&mut self.failing, true) => {
+                    log::error!("cannot write {}: {error}", self.path.display());
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        if self.bytes >= self.limit {
+            self.rotate()?;
+        }
+        self.file.write_all(text)?;
+        self.bytes += text.len() as u64;
+        Ok(())
+    }
+
+    /// `audit.log` becomes `audit.log.1`, that one `.2`, and so on; the last one goes.
+    fn rotate(&mut self) -> io::Result<()> {
+        let numbered = |number: usize| match number {
+            0 => self.path.clone(),
+            _ => PathBuf::from(format!("{}.{number}", self.path.display())),
+        };
+        for number in (0..FILES - 1).rev() {
+            match fs::rename(numbered(number), numbered(number + 1)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        self.file = append(&self.path)?;
+        self.bytes = 0;
+        Ok(())
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    File::options().create(true).append(true).mode(0o600).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_log_is_rotated_and_bounded() {
+        let folder = std::env::temp_dir().join(format!("kedge-hub-audit-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let mut log = Rotating::open(folder.join("audit.log"), 100).unwrap();
+        for number in 0..200 {
+            log.write(format!("{number:019}\n").as_bytes()).unwrap();
+        }
+        let mut sizes: Vec<u64> =
+            fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).collect();
+        sizes.sort_unstable();
+        assert_eq!(sizes.len(), FILES);
+        assert!(sizes.iter().all(|size| *size <= 120), "{sizes:?}");
+        let newest = fs::read_to_string(folder.join("audit.log")).unwrap();
+        assert!(newest.ends_with(&format!("{:019}\n", 199)));
+        let _ = fs::remove_dir_all(&folder);
+    }
+
+    #[test]
+    fn a_line_is_one_line_whatever_it_carries() {
+        let long = "x".repeat(5000);
+        let entry = Entry {
+            user: "a\nb",
+            verb: "create",
+            resource: "nodes",
+            subresource: "",
+            namespace: "",
+            name: &long,
+            dry_run: true,
+            code: 403,
+        };
+        let line = entry.line("2026-01-01T00:00:00Z");
+        assert_eq!(line.matches('\n').count(), 1);
+        let read: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(
+            (&read["user"], &read["dryRun"], read.get("namespace")),
+            (&json!("a\nb"), &json!(true), None)
+        );
+        assert_eq!(read["name"].as_str().map(str::len), Some(TEXT_CHARS));
+    }
+}
