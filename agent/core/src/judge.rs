@@ -310,13 +310,18 @@ mod tests {
         for result in ["success", "timeout", "signal", "exit-code"] {
             check(Some(BOOT), after(Exit { stop_asked: true, ..exit(result) }), "none");
         }
+        // it was asked before it was ready, and did not take its time
+        check(Some(BOOT), after(Exit { stop_asked: true, was_ready: false, ..exit("signal") }), "none");
     }
 
     #[test]
     fn an_exit_that_core_ordered_counts_for_nothing_even_if_its_record_could_not_be_closed() {
         let ordered = Exit { exit_code: "exited".into(), exit_status: "0".into(), ..exit("success") };
         check(Some(BOOT), after(ordered.clone()), "none");
-        check(Some("boot-before"), after(Exit { boot_id: "boot-before".into(), ..ordered }), "none");
+        check(Some("boot-before"), after(Exit { boot_id: "boot-before".into(), ..ordered.clone() }), "none");
+        // the watchdog was quicker than the exit
+        let late = Exit { result: "watchdog".into(), ..ordered };
+        check(Some(BOOT), after(late), "counted: the watchdog ended it, no loop is named");
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! A disk of durable files below `--dynamic-config-dir`.
+//! A disk of durable files below `--dynamic-config-dir`: what a process sees of it, and what of that is not durable yet.
 //!
-//! Always holds: a write is whole or not at all, and durable when it is reported (what lies between is the matter of the
-//! platform's own tests). Can be told to refuse writes, or to report one as failed that was made.
+//! A write is the platform's: a temporary file is made, filled and synced, renamed into place, and its directory synced. Always
+//! holds: when it is reported, it is durable; whoever stops it on the way leaves names and contents that a power cut may keep,
+//! lose or tear, each for itself. Can be told to refuse writes, or to be a disk that syncs nothing.
 
 use kedge_core::records::{Read, StateFile};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,43 @@ pub(crate) enum WriteFault {
     Once(usize),
     /// All fail, until told otherwise.
     All,
+    /// There is no room for a checkpoint; the reserve serves the records.
+    Checkpoints,
+    /// The file system is mounted read-only, as after an error of its own.
+    ReadOnly,
+}
+
+/// How far a write came before it was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// The temporary file has some of its content.
+    Partly,
+    /// It has all of it, and that is durable.
+    Synced,
+    /// It has its name; the directory is not synced.
+    Renamed,
+}
+
+impl Stage {
+    pub(crate) const ALL: [Self; 3] = [Self::Partly, Self::Synced, Self::Renamed];
+}
+
+/// A new name that is not durable yet.
+#[derive(Debug, Clone)]
+struct Unsynced {
+    path: String,
+    before: Option<Vec<u8>>,
+}
+
+/// What a power cut did to what was not durable.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Lost {
+    /// New names that it took back.
+    pub(crate) names: u32,
+    /// New names that survived although nobody ever said so.
+    pub(crate) kept: u32,
+    /// Contents that it tore.
+    pub(crate) torn: u32,
 }
 
 /// Files by path.
@@ -24,6 +62,15 @@ pub(crate) struct Disk {
     pub(crate) fault: WriteFault,
     /// Paths that cannot be read.
     pub(crate) unreadable: BTreeSet<String>,
+    /// Temporary files of writes that were stopped.
+    pub(crate) leftovers: Vec<Vec<u8>>,
+    /// A sync makes durable. A disk, or a program, for which that is not so can be tried.
+    pub(crate) syncs_files: bool,
+    pub(crate) syncs_directories: bool,
+    /// Names that are not durable, in the order they were made.
+    unsynced: Vec<Unsynced>,
+    /// Paths whose content is not durable.
+    dirty: BTreeSet<String>,
     /// Names of the records written, in order, since somebody looked.
     written: Vec<&'static str>,
     /// Writes that changed nothing, since somebody looked.
@@ -36,6 +83,11 @@ impl Disk {
             files: BTreeMap::new(),
             fault: WriteFault::None,
             unreadable: BTreeSet::new(),
+            leftovers: Vec::new(),
+            syncs_files: true,
+            syncs_directories: true,
+            unsynced: Vec::new(),
+            dirty: BTreeSet::new(),
             written: Vec::new(),
             needless: Vec::new(),
         }
@@ -54,34 +106,108 @@ impl Disk {
         }
     }
 
+    /// A whole durable write.
     pub(crate) fn write(&mut self, file: &StateFile, path: &str, bytes: &[u8]) -> Result<(), String> {
+        self.refusal(file)?;
+        if self.files.get(path).is_some_and(|there| there == bytes) {
+            self.needless.push(path.to_owned());
+        }
+        self.rename_into_place(path, bytes);
+        if self.syncs_directories {
+            let directory = directory_of(path);
+            self.unsynced.retain(|name| directory_of(&name.path) != directory);
+        }
+        self.written.push(name(file));
+        Ok(())
+    }
+
+    fn refusal(&mut self, file: &StateFile) -> Result<(), String> {
+        let full = Err("no space left on device".to_owned());
         match self.fault {
-            WriteFault::All => return Err("no space left on device".into()),
+            WriteFault::All => return full,
+            WriteFault::Checkpoints if matches!(file, StateFile::Checkpoint(_)) => return full,
+            WriteFault::ReadOnly => return Err("read-only file system".into()),
             WriteFault::Once(0) => {
                 self.fault = WriteFault::None;
                 return Err("input/output error".into());
             }
             WriteFault::Once(after) => self.fault = WriteFault::Once(after - 1),
-            WriteFault::None => {}
+            WriteFault::None | WriteFault::Checkpoints => {}
         }
-        if self.files.get(path).is_some_and(|there| there == bytes) {
-            self.needless.push(path.to_owned());
-        }
-        self.put(path, bytes);
-        self.written.push(name(file));
         Ok(())
+    }
+
+    /// A durable write that is stopped at a stage, by whatever ends the process.
+    pub(crate) fn write_until(&mut self, stage: Stage, file: &StateFile, path: &str, bytes: &[u8]) {
+        if self.refusal(file).is_err() {
+            return;
+        }
+        match stage {
+            Stage::Partly => self.leftovers.push(bytes[..bytes.len() / 2].to_vec()),
+            Stage::Synced => self.leftovers.push(bytes.to_vec()),
+            Stage::Renamed => self.rename_into_place(path, bytes),
+        }
+    }
+
+    fn rename_into_place(&mut self, path: &str, bytes: &[u8]) {
+        self.unsynced.push(Unsynced { path: path.to_owned(), before: self.files.get(path).cloned() });
+        self.unreadable.remove(path);
+        self.files.insert(path.to_owned(), bytes.to_vec());
+        if !self.syncs_files {
+            self.dirty.insert(path.to_owned());
+        }
+    }
+
+    /// The power goes: of what is not durable some is lost, some torn, some kept. `below` draws a number below another.
+    pub(crate) fn lose_power(&mut self, below: &mut dyn FnMut(u64) -> u64) -> Lost {
+        let mut lost = Lost::default();
+        // youngest first: an older name under a younger one comes back only with both lost
+        for Unsynced { path, before } in std::mem::take(&mut self.unsynced).into_iter().rev() {
+            if below(2) == 0 {
+                lost.kept += 1;
+                continue;
+            }
+            lost.names += 1;
+            self.leftovers.extend(self.files.remove(&path));
+            if let Some(before) = before {
+                self.files.insert(path, before);
+            }
+        }
+        for path in std::mem::take(&mut self.dirty) {
+            if let Some(content) = self.files.get_mut(&path).filter(|_| below(2) == 0) {
+                tear(content, below);
+                lost.torn += 1;
+            }
+        }
+        for leftover in &mut self.leftovers {
+            if below(2) == 0 {
+                tear(leftover, below);
+                lost.torn += 1;
+            }
+        }
+        lost
     }
 
     /// Places a file without anybody noticing.
     pub(crate) fn put(&mut self, path: &str, bytes: &[u8]) {
+        self.unsynced.retain(|name| name.path != path);
         self.unreadable.remove(path);
         self.files.insert(path.to_owned(), bytes.to_vec());
     }
 
+    /// Removes a file without anybody noticing.
+    pub(crate) fn remove(&mut self, path: &str) {
+        self.unsynced.retain(|name| name.path != path);
+        self.files.remove(path);
+    }
+
     pub(crate) fn set_aside(&mut self, path: &str) -> Result<(), String> {
-        if self.fault == WriteFault::All {
-            return Err("no space left on device".into());
+        match self.fault {
+            WriteFault::All => return Err("no space left on device".into()),
+            WriteFault::ReadOnly => return Err("read-only file system".into()),
+            _ => {}
         }
+        self.unsynced.retain(|name| name.path != path);
         self.unreadable.remove(path);
         let Some(bytes) = self.files.remove(path) else { return Ok(()) };
         let free = (1..).map(|n| format!("{path}.corrupt-{n}")).find(|to| !self.files.contains_key(to));
@@ -92,6 +218,20 @@ impl Disk {
     /// The records written since the last look, in order.
     pub(crate) fn take_written(&mut self) -> Vec<&'static str> {
         std::mem::take(&mut self.written)
+    }
+}
+
+fn directory_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(directory, _)| directory)
+}
+
+/// Cuts it short, or puts zeros where its end was.
+fn tear(content: &mut Vec<u8>, below: &mut dyn FnMut(u64) -> u64) {
+    let length = usize::try_from(below(content.len() as u64 + 1)).expect("at most a length");
+    if below(2) == 0 {
+        content.truncate(length);
+    } else {
+        content[length..].fill(0);
     }
 }
 

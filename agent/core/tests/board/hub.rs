@@ -51,6 +51,11 @@ impl Hub {
         self.counter = counter;
     }
 
+    /// What it has counted to.
+    pub(crate) fn counter(&self) -> u64 {
+        self.counter
+    }
+
     fn count(&mut self) -> u64 {
         self.counter += 1;
         self.counter

@@ -1,8 +1,11 @@
 //! The decision at start (architecture 4.5): how the previous run ended, and cases 1 to 5.
 
-use crate::board::World;
+use crate::board::disk::WriteFault;
+use crate::board::hub::Hub;
+use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
-use kedge_core::{Exit, Node, Options, PreviousRun};
+use kedge_core::records::StateFile;
+use kedge_core::{Exit, Node, Options, PreviousRun, Step};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -396,4 +399,69 @@ fn a_power_cut_before_the_evidence_of_an_adoption_is_consumed_is_no_crash() {
     world.power_cut();
     world.start();
     assert_eq!((world.used(), world.report().config.startups), (B, 0));
+}
+
+/// A config that the first crash condemns has crashed, and one write of the next start fails.
+fn first_crash_and_a_failed_write(failing: usize) -> (World, Value) {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &payload(B, "crashLoopThreshold: 0"));
+    let before = world.startups();
+    world.crash();
+    world.disk.fault = WriteFault::Once(failing);
+    world.advance(2 * SECOND);
+    world.start();
+    assert_eq!((world.used(), world.state()), (A, "fallback"));
+    (world, before)
+}
+
+#[test]
+fn counts_stay_on_disk_while_the_verdict_they_prove_does_not() {
+    let (world, before) = first_crash_and_a_failed_write(1);
+    assert_eq!(world.bad_configs(), Value::Null);
+    assert_eq!(world.startups()["id"], before["id"]);
+    assert_eq!(world.startups()["startups"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn counts_that_could_not_be_brought_up_to_date_stay_as_they_were() {
+    let (world, before) = first_crash_and_a_failed_write(0);
+    assert_eq!(world.startups(), before);
+}
+
+#[test]
+fn a_start_reads_a_checkpoint_that_two_records_name_once() {
+    let (mut world, _) = World::known_good();
+    world.stop();
+    world.seen.clear();
+    world.start();
+    let is_read = |seen: &&Seen| matches!(seen, Seen::Performed(Step::Read(StateFile::Checkpoint(_)), _));
+    assert_eq!(world.seen.iter().filter(is_read).count(), 1);
+}
+
+/// Whether a start without this checkpoint says that last-known-good could not be fallen back to.
+fn warns_without_the_checkpoint_of_last_known_good(world: &mut World) -> bool {
+    let record = world.file("last-known-good").expect("there is one");
+    let part = |name: &str| record[name].as_str().unwrap_or_default().to_owned();
+    world.stop();
+    world.disk.remove(&format!("checkpoints/{}/{}", part("uid"), part("resourceVersion")));
+    world.log.clear();
+    world.start();
+    world.log.iter().any(|line| line.contains("could not be fallen back to"))
+}
+
+#[test]
+fn a_last_known_good_that_is_lost_is_said_unless_it_is_what_is_assigned() {
+    let (mut world, _) = World::known_good();
+    assert!(!warns_without_the_checkpoint_of_last_known_good(&mut world), "the condition says it already");
+    let (mut world, _) = World::known_good();
+    world.hub.assign(Hub::following("a"));
+    world.turn();
+    world.hub.push("a", &payload(B, ""));
+    world.turn();
+    world.restart();
+    assert_eq!((world.used(), world.state()), (B, "trial"));
+    assert!(
+        warns_without_the_checkpoint_of_last_known_good(&mut world),
+        "another version of the same object"
+    );
 }
