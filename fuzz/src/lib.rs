@@ -11,6 +11,7 @@ mod config;
 mod exit_record;
 pub mod findings;
 mod host;
+mod hub_apply;
 mod hub_body;
 mod hub_patch;
 mod hub_selector;
@@ -59,6 +60,7 @@ pub const TARGETS: &[Target] = &[
     server::TARGET,
     node::TARGET,
     hub_body::TARGET,
+    hub_apply::TARGET,
     hub_patch::TARGET,
     hub_selector::TARGET,
 ];
