@@ -1,0 +1,44 @@
+//! `docs/limits.md` lists what is served: here it is compared with the table of kinds, row by row.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+use kedge_hub::kinds::{KINDS, Kind};
+
+/// The row of a kind as the document must have it.
+fn row(kind: &Kind) -> String {
+    let mut parts = Vec::new();
+    if kind.status {
+        parts.push("status (get patch update)".to_owned());
+    }
+    parts.extend(kind.subresources().iter().map(|part| format!("{} ({})", part.name, part.verbs.join(" "))));
+    let short = if kind.short_names.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", kind.short_names.join(" "))
+    };
+    let scope = if kind.namespaced { "namespace" } else { "cluster" };
+    let selectors: Vec<&str> = kind.selectable.iter().map(|selectable| selectable.label).collect();
+    format!(
+        "| {}{short} | {} | {scope} | {} | {} | {} |",
+        kind.plural,
+        kind.api_version(),
+        kind.verbs.join(" "),
+        parts.join(", "),
+        selectors.join(" "),
+    )
+    .replace("  ", " ")
+}
+
+#[test]
+fn the_document_lists_exactly_the_kinds_that_are_served() {
+    let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/limits.md");
+    let text = std::fs::read_to_string(document).unwrap();
+    let listed: Vec<&str> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("| resource |"))
+        .skip(2)
+        .take_while(|line| line.starts_with('|'))
+        .collect();
+    let served: Vec<String> = KINDS.iter().map(|kind| row(kind)).collect();
+    assert_eq!(listed, served, "the table of docs/limits.md must read:\n{}\n", served.join("\n"));
+}
