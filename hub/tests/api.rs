@@ -470,3 +470,17 @@ fn a_stop_ends_watches_and_a_start_goes_on_from_the_same_version() {
     let refused = client.get(&format!("{MAPS}?watch=true&resourceVersion={older}")).expect(410);
     assert_eq!(refused["reason"], "Expired");
 }
+
+#[test]
+fn a_refusal_is_read_by_who_sent_a_large_body() {
+    let (_folder, hub) = hub();
+    let mut node = hub.node("n");
+    // larger than what the sockets between hold: a hub that answers and closes would break the connection
+    let large = map("m", &"x".repeat(200 * 1024)).to_string();
+    for _ in 0..5 {
+        let refused = node.send("PUT", &format!("{MAPS}/m"), &[JSON], large.as_bytes()).expect(403);
+        assert_eq!(refused["reason"], "Forbidden");
+    }
+    // an honest request on the same connection is answered
+    node.post(NODES, &json!({"metadata": {"name": "n"}})).expect(201);
+}

@@ -71,7 +71,12 @@ async fn answer(
             let verb = verb(&parts.method, &target, &asked.parameters)?;
             let outcome = match authorize_target(&asked, verb, &target) {
                 Ok(()) => resource(&asked, verb, &target, body).await,
-                Err(refused) => Err(refused),
+                Err(refused) => {
+                    if asked.identity.is_some() {
+                        request::drain(body).await;
+                    }
+                    Err(refused)
+                }
             };
             audit(&asked, verb, &target, &outcome);
             outcome

@@ -14,6 +14,10 @@ use crate::status::ApiError;
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 /// A body must be complete in this time. At 3 MiB that is a link of 420 kbit/s; a ConfigMap of 64 KiB passes at 9 kbit/s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// What is taken in of a refused request: a whole Node or ConfigMap of usual size, not a flood.
+const DRAIN_BYTES: usize = 256 * 1024;
+/// And for how long.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Parameters of one query.
 const MAX_PARAMETERS: usize = 64;
 
@@ -155,6 +159,12 @@ pub(super) async fn body(body: Incoming) -> Result<Bytes, ApiError> {
         Ok(Err(error)) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
         Err(_) => Err(ApiError::timeout("the body took too long")),
     }
+}
+
+/// Takes in what a refused client still sends, so that it gets to read the answer instead of a broken connection. Bounded: who
+/// sends more, or slowly, is cut off.
+pub(super) async fn drain(body: Incoming) {
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, Limited::new(body, DRAIN_BYTES).collect()).await;
 }
 
 #[cfg(test)]
