@@ -42,7 +42,9 @@ impl Shell {
         }
         self.count += 1;
         let (begin, finish) = (format!("@begin-{}", self.count), format!("@end-{}", self.count));
-        self.send(&format!("echo {begin}; {{ {command}\n}} </dev/null 2>&1; echo; echo {finish} $?\n"))?;
+        self.send(&format!(
+            "echo {begin}; {{ {command}\n}} </dev/null 2>&1; code=$?; echo; echo {finish} $code\n"
+        ))?;
         let text = self.read_until(&format!("{finish} "), end, command)?;
         let output =
             text.rsplit_once(&format!("{begin}\r\n")).or_else(|| text.rsplit_once(&format!("{begin}\n")));
