@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 /// Counts by kind and name.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Coverage(BTreeMap<(&'static str, String), u64>);
+pub(crate) struct Coverage(BTreeMap<(&'static str, &'static str), u64>);
 
 /// Everything that a run of many seeds must reach, by kind.
-const MUST_REACH: [(&str, &[&str]); 9] = [
+const MUST_REACH: [(&str, &[&str]); 11] = [
     (
         "event",
         &[
@@ -20,6 +20,7 @@ const MUST_REACH: [(&str, &[&str]); 9] = [
             "NodeSeen",
             "NodeGone",
             "ConfigMapSeen",
+            "ConfigMapUnchanged",
             "ConfigMapGone",
             "ConfigMapUnreadable",
             "Contact",
@@ -55,6 +56,7 @@ const MUST_REACH: [(&str, &[&str]); 9] = [
     (
         "transition",
         &[
+            "start",
             "adopt",
             "readdress",
             "note-source",
@@ -70,6 +72,27 @@ const MUST_REACH: [(&str, &[&str]); 9] = [
             "clean-exit",
         ],
     ),
+    // a power cut before, in the middle of, or after one of its steps
+    (
+        "cut within",
+        &[
+            "start",
+            "adopt",
+            "readdress",
+            "note-source",
+            "unassign",
+            "trial-progress",
+            "promote",
+            "trial-over-without-contact",
+            "contact-under-fallback",
+            "contact-under-retry",
+            "try-assigned",
+            "record-verdict",
+            "forgive",
+            "clean-exit",
+        ],
+    ),
+    ("after a cut", &["lost names", "names that nobody acknowledged", "torn files"]),
     ("rule", &["a", "b", "c", "d", "e parse", "e validate", "f"]),
     (
         "obstacle",
@@ -102,20 +125,36 @@ const MUST_REACH: [(&str, &[&str]); 9] = [
         &[
             "cut before a step",
             "cut after a step",
+            "cut in the middle of a write",
             "crash before a step",
             "crash after a step",
+            "crash in the middle of a write",
             "write error",
             "error though written",
             "disk full",
+            "disk full but for the reserve",
+            "disk read-only",
             "answer lost",
             "answer 401",
+            "answer 410",
             "answer 429",
             "answer 500",
+            "answer 503",
+            "half-dead network",
+            "silent watches",
+            "watch expired",
+            "another node's Node",
+            "hub wiped",
+            "hub restored",
             "executed after a restart",
             "stale node",
             "stale config map",
             "wrong uid",
             "clock step",
+            "clock set right",
+            "boot without a clock",
+            "agent upgraded",
+            "agent downgraded",
             "link down",
             "damaged record",
             "removed record",
@@ -126,12 +165,8 @@ const MUST_REACH: [(&str, &[&str]); 9] = [
 ];
 
 impl Coverage {
-    pub(crate) fn hit(&mut self, kind: &'static str, name: &str) {
-        if let Some(count) = self.0.get_mut(&(kind, name.to_owned())) {
-            *count += 1;
-        } else {
-            self.0.insert((kind, name.to_owned()), 1);
-        }
+    pub(crate) fn hit(&mut self, kind: &'static str, name: &'static str) {
+        *self.0.entry((kind, name)).or_default() += 1;
     }
 
     pub(crate) fn add(&mut self, other: Self) {
@@ -140,8 +175,8 @@ impl Coverage {
         }
     }
 
-    pub(crate) fn count(&self, kind: &'static str, name: &str) -> u64 {
-        self.0.get(&(kind, name.to_owned())).copied().unwrap_or_default()
+    pub(crate) fn count(&self, kind: &'static str, name: &'static str) -> u64 {
+        self.0.get(&(kind, name)).copied().unwrap_or_default()
     }
 
     /// What was never reached.

@@ -61,6 +61,10 @@ pub(crate) struct Ghost {
     /// The last crash if nothing about it is on disk yet, and what the config had behind it before. The record of an end is
     /// the only proof then, and the next end replaces it: the crash may be held against nobody.
     last_crash: Option<(ConfigId, Past)>,
+    /// Contents that somebody asked to forgive.
+    pub(crate) forgiving: BTreeSet<ConfigId>,
+    /// Those whose verdicts are gone from the disk, and that had no chance to fail since.
+    pub(crate) forgiven: BTreeSet<ConfigId>,
 }
 
 impl Ghost {
@@ -68,6 +72,7 @@ impl Ghost {
     pub(crate) fn begins(&mut self, now: Duration, config: Option<Config>, recorded: bool) {
         if let Some(config) = config {
             self.past.entry(config.id).or_default();
+            self.forgiven.remove(&config.id);
         }
         self.run = Some(Run { config, since: now, recorded });
         self.fresh = true;
@@ -97,6 +102,11 @@ impl Ghost {
     pub(crate) fn ends(&mut self, now: Duration, designs: &[Design], crashed: bool, open: bool) {
         self.ran(now, designs);
         let run = self.run.take();
+        self.forgiving.clear();
+        if crashed {
+            // it may have been its start that crashed
+            self.forgiven.clear();
+        }
         (self.told, self.tampered) = (BTreeMap::new(), false);
         self.doubt_last_crash();
         if run.is_none() && crashed {
@@ -120,6 +130,23 @@ impl Ghost {
         }
     }
 
+    /// Counts are durable: those of any other config are gone with that. What a start writes is what it read, brought up to
+    /// date: it may not say less.
+    pub(crate) fn saved(&mut self, id: Option<ConfigId>, ran_ms: Option<u64>) {
+        let starting = self.run.is_none();
+        self.counts_are_of(id);
+        let Some(id) = id else { return };
+        let past = self.past.entry(id).or_default();
+        past.saved_ms = if starting { ran_ms.max(past.saved_ms) } else { ran_ms };
+    }
+
+    /// The counts on disk are those of this config: what was saved of any other is gone.
+    pub(crate) fn counts_are_of(&mut self, id: Option<ConfigId>) {
+        for (_, past) in self.past.iter_mut().filter(|(other, _)| Some(**other) != id) {
+            past.saved_ms = None;
+        }
+    }
+
     /// Counts or a verdict were written: the last crash is known for good.
     pub(crate) fn proven(&mut self) {
         self.last_crash = None;
@@ -135,6 +162,7 @@ impl Ghost {
     /// Another agent version begins.
     pub(crate) fn upgraded(&mut self, from: &str, to: &str) {
         self.doubt_last_crash();
+        self.forgiven.clear();
         let past = std::mem::take(&mut self.past);
         self.elsewhere.insert(from.to_owned(), past);
         self.past = self.elsewhere.remove(to).unwrap_or_default();
@@ -152,6 +180,7 @@ impl Ghost {
     pub(crate) fn forget_all(&mut self) {
         self.forget_crashes();
         self.condemned.clear();
+        (self.forgiving, self.forgiven) = (BTreeSet::new(), BTreeSet::new());
     }
 }
 

@@ -7,8 +7,9 @@
 use crate::designs::{Design, Nature, with_pods};
 use crate::ghost::{Config, banned, final_verdicts, text};
 use crate::life::{Check, Life, Mode};
+use crate::mutants::Mutant;
 use kedge_core::records::{BAD_CONTENTS, BAD_UIDS, Read, STARTUPS, StateFile};
-use kedge_core::{Report, Step};
+use kedge_core::{ConfigId, Report, Step};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -41,7 +42,8 @@ impl Life {
     fn invariant_the_agent_knows_its_disk(&self) -> Check {
         let running = self.world.process.as_ref().is_some_and(|process| process.step.is_none());
         // a mutant lies about the disk: what that leads to must be noticed, not the lie
-        if !running || self.ghost.tampered || self.mutant.is_some() {
+        let lied_to = self.mutant.is_some_and(|mutant| mutant != Mutant::ProgressNotWritten);
+        if !running || self.ghost.tampered || lied_to {
             return Ok(());
         }
         for (path, told) in &self.ghost.told {
@@ -69,11 +71,8 @@ impl Life {
         self.invariant_true_means_that_current_runs(report)?;
         let Some(config) = config else { return Ok(()) };
         let design = with_pods(&self.designs, config.max_pods).expect("it is no local config");
-        hold!(
-            design.nature(self.drop_in).is_valid(),
-            "invariant_what_runs_is_valid (i1): {config:?} runs, {:?}",
-            design.nature(self.drop_in)
-        );
+        let valid = design.nature(self.drop_in).is_valid() && self.mutant != Some(Mutant::EverythingInvalid);
+        hold!(valid, "invariant_what_runs_is_valid (i1): {config:?} runs, {:?}", design.nature(self.drop_in));
         self.invariant_a_bad_config_is_not_tried_again(config)?;
         self.invariant_a_crash_loop_ends(config, design)?;
         self.invariant_a_trial_is_recorded_before_it_begins(config, report)?;
@@ -185,7 +184,7 @@ impl Life {
 
     /// `status.config` and the condition, when they are sent.
     pub(crate) fn invariant_status_never_claims_what_is_not_on_disk(&self, sent: &Value) -> Check {
-        let report = self.world.report();
+        let report = self.report().expect("a config is in use");
         self.invariant_true_means_that_current_runs(&report)?;
         for (part, path) in [("assigned", "current"), ("lastKnownGood", "last-known-good")] {
             let Some(claimed) = sent.get(part).filter(|claimed| !claimed.is_null()) else { continue };
@@ -235,11 +234,46 @@ impl Life {
         Ok(())
     }
 
+    /// When one is set aside: nothing but damage makes a record unreadable, however its write ended.
+    pub(crate) fn invariant_no_record_is_torn(&self, file: &StateFile) -> Check {
+        let path = file.path(&self.world.version);
+        hold!(
+            self.damaged.contains(&path)
+                || self.mutant.is_some_and(|mutant| mutant != Mutant::ContentsNotSynced),
+            "invariant_no_record_is_torn: {path} cannot be read, and nobody damaged it: {:?}",
+            self.world.disk.files.get(&path).map(|bytes| String::from_utf8_lossy(bytes))
+        );
+        Ok(())
+    }
+
+    /// When verdicts are written: one that was forgiven is not condemned for what happened before.
+    pub(crate) fn invariant_a_forgiven_config_is_tried(&mut self, bad: &Value) -> Check {
+        let entries = bad.as_object().into_iter().flatten();
+        let contents = entries.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
+        let counted = contents.filter(|(_, verdict)| {
+            verdict["retry"] != true && (verdict["kind"] == "crashLoop" || verdict["kind"] == "cuts")
+        });
+        for (id, verdict) in counted {
+            hold!(
+                ConfigId::parse(id).is_none_or(|id| !self.ghost.forgiven.contains(&id)),
+                "invariant_a_forgiven_config_is_tried: it was forgiven and did not run since, now: {verdict}"
+            );
+        }
+        let banned = banned(bad);
+        let gone = self.ghost.forgiving.iter().filter(|id| !banned.contains(id)).copied();
+        let gone: Vec<ConfigId> = gone.collect();
+        for id in gone {
+            self.ghost.forgiving.remove(&id);
+            self.ghost.forgiven.insert(id);
+        }
+        Ok(())
+    }
+
     // ------------------------------------------------------------------------------------------ at rest
 
     /// No more faults, and nothing has happened for hours.
     pub(crate) fn invariants_at_rest(&self) -> Check {
-        let report = self.world.report();
+        let report = self.report().expect("a config is in use");
         if self.link() {
             self.invariant_the_heartbeat_resumes(&report)?;
             self.invariant_the_last_word_arrived(&report)?;
@@ -247,11 +281,13 @@ impl Life {
         self.invariant_a_trial_ends(&report)
     }
 
+    /// As the API server has it, and as the agent says.
     fn invariant_the_heartbeat_resumes(&self, report: &Report) -> Check {
-        let age = report.lease.seconds_since_renewal;
+        let there = (self.elapsed - self.renewed_at).as_secs();
+        let said = report.lease.seconds_since_renewal;
         hold!(
-            age.is_some_and(|age| age <= 160),
-            "invariant_the_heartbeat_resumes: the lease is due every 150 s and {age:?} s old"
+            there <= 160 && said.is_some_and(|said| said <= 160),
+            "invariant_the_heartbeat_resumes: the lease is due every 150 s, it is {there} s old, the agent says {said:?}"
         );
         let ready = self.world.hub.condition("Ready").map(|ready| ready["status"].clone());
         hold!(ready == Some(json!("True")), "invariant_the_heartbeat_resumes: Ready is {ready:?}");

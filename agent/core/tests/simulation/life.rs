@@ -4,18 +4,20 @@
 //! shown to the ghost, and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is compared
 //! with (`ghost`).
 
-use crate::board::disk::{WriteFault, name};
+use crate::board::disk::{Stage, WriteFault, name};
 use crate::board::hub::{Flavour, Hub, NAMESPACE, refused};
-use crate::board::{NODE, Seen, World, map_event, node_event};
+use crate::board::{NODE, Seen, WALL_MICROS, World, map_event, node_event};
 use crate::coverage::Coverage;
 use crate::designs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
 use crate::ghost::{Config, Ghost, text};
 use crate::mutants::Mutant;
 use crate::random::Random;
 use kedge_core::config::canonical_overrides;
-use kedge_core::records::{Read, StateFile};
-use kedge_core::{Action, Answer, ConfigId, Event, Exit, Outcome, Request, Step};
+use kedge_core::records::{Read, STARTUPS, StateFile};
+use kedge_core::{Action, Answer, ConfigId, Event, Exit, Outcome, Report, Request, Step};
 use serde_json::{Value, json};
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 pub(crate) type Check = Result<(), String>;
@@ -35,9 +37,37 @@ pub(crate) enum Mode {
 const CUTS: u32 = 28;
 /// More starts than the rules need to condemn all there is: crash loops and silent reboots of two configs.
 const MANY_STARTS: u64 = 200;
+/// Transitions that few lives come to.
+const RARE: [&str; 6] = [
+    "clean-exit",
+    "contact-under-fallback",
+    "contact-under-retry",
+    "forgive",
+    "record-verdict",
+    "trial-over-without-contact",
+];
+/// Fewest events before a life comes to its rest.
+const FEWEST_EVENTS: u64 = 200;
 const MAPS: [&str; 3] = ["x", "y", "z"];
+/// A ConfigMap that only another node's Node names.
+const ANOTHERS_MAP: &str = "another";
 const VERSIONS: [&str; 2] = ["0.1.0", "0.2.0"];
+/// A stretch without a start and without a write after which nothing more is expected: what a node waits for by itself, a save
+/// of progress or another try of a write or of a request, comes within five minutes.
+const CALM: Duration = Duration::from_secs(2400);
 const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
+
+/// What the network and the API server are like while the link is up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Weather {
+    Fine,
+    /// Requests arrive, and their answers do not.
+    HalfDead,
+    /// Watches are open, and say nothing.
+    Silent,
+    /// The server has no time for anybody.
+    Busy,
+}
 
 pub(crate) struct Life {
     pub(crate) world: World,
@@ -52,7 +82,7 @@ pub(crate) struct Life {
     pub(crate) story: Option<Vec<String>>,
     overrides: Vec<u8>,
     /// Time since the life began, whatever the board's clocks say.
-    elapsed: Duration,
+    pub(crate) elapsed: Duration,
     /// When the config in use ends its run.
     late: Option<Duration>,
     local_invalid: bool,
@@ -64,6 +94,21 @@ pub(crate) struct Life {
     orphans: Vec<Request>,
     cuts_left: u32,
     outages_left: u32,
+    weather: Weather,
+    /// The board keeps time while it has no power.
+    has_clock: bool,
+    /// The hub as somebody saved it.
+    backup: Option<Hub>,
+    /// Files that chance damaged: that others can be read is owed to how they were written.
+    pub(crate) damaged: BTreeSet<String>,
+    /// What the mutant puts in the place of the counts.
+    returning: Option<Vec<u8>>,
+    /// The transition that was under way when somebody last looked.
+    under_way: Option<&'static str>,
+    /// When the hub last took a renewal.
+    pub(crate) renewed_at: Duration,
+    /// Events handed to the agent.
+    pub(crate) events: u64,
     /// No more faults.
     pub(crate) settling: bool,
 }
@@ -76,12 +121,15 @@ impl Life {
             1 => Mode::OneOutage,
             _ => Mode::All,
         };
+        let mode = if mutant == Some(Mutant::ManyOutages) { Mode::OneOutage } else { mode };
         let flavour = if random.percent(25) { Flavour::Kubernetes } else { Flavour::Kedge };
         let mut world = World::with(flavour);
         world.seed = random.next();
         world.base(SLOWLY);
-        if mutant == Some(Mutant::TrialTooShort) {
-            world.hurry_percent = 150;
+        match mutant {
+            Some(Mutant::TrialTooShort) => world.hurry_percent = 150,
+            Some(Mutant::ClockCrawls) => world.hurry_percent = 1,
+            _ => {}
         }
         let designs = designs(&mut random, mode != Mode::All);
         let mut life = Self {
@@ -103,9 +151,21 @@ impl Life {
             old_maps: Vec::new(),
             orphans: Vec::new(),
             cuts_left: if mode == Mode::OneOutage { 1 } else { CUTS },
-            outages_left: 1,
+            outages_left: if mutant == Some(Mutant::ManyOutages) { 9 } else { 1 },
+            weather: Weather::Fine,
+            has_clock: true,
+            backup: None,
+            damaged: BTreeSet::new(),
+            returning: None,
+            under_way: None,
+            renewed_at: Duration::ZERO,
+            events: 0,
             settling: false,
         };
+        life.has_clock = life.random.percent(60);
+        life.world.disk.syncs_files = mutant != Some(Mutant::ContentsNotSynced);
+        life.world.disk.syncs_directories = mutant != Some(Mutant::NamesNotSynced);
+        life.world.version = (*life.random.pick(&VERSIONS)).into();
         if life.random.percent(20) {
             life.world.hub.node = None;
         }
@@ -134,10 +194,12 @@ impl Life {
         }
     }
 
-    /// Lives for some acts, then lets everything come to rest.
-    pub(crate) fn live(&mut self, acts: u32) -> Check {
-        for _ in 0..acts {
+    /// Lives for some acts, and as many more as make a life, then lets everything come to rest.
+    pub(crate) fn live(&mut self, acts: u64) -> Check {
+        let mut done = 0;
+        while done < acts || self.events < FEWEST_EVENTS {
             self.act()?;
+            done += 1;
         }
         self.settle()
     }
@@ -205,6 +267,11 @@ impl Life {
                 let version = self.world.version.clone();
                 let boot = self.world.boot_id();
                 self.tell(|| format!("START of {version} in {boot}"));
+                self.hit("transition", "start");
+                self.under_way = Some("start");
+                if self.mutant == Some(Mutant::StepForgotten) && self.random.percent(5) {
+                    self.world.process.as_mut().expect("it has just begun").step = None;
+                }
                 self.observe()
             }
             Err(why) => {
@@ -251,10 +318,18 @@ impl Life {
         let Some(step) = self.world.process.as_ref().and_then(|process| process.step.clone()) else {
             return Ok(());
         };
-        let is_write = !matches!(step, Step::Read(_));
+        let is_write = matches!(step, Step::Write(..));
+        let changes = !matches!(step, Step::Read(_));
         let about = about(&step);
         let faulty = self.mode == Mode::All && !self.settling;
-        match self.random.below(100) {
+        // what comes seldom is cut often, or nothing would be known of it
+        let rare = self.under_way.is_some_and(|transition| RARE.contains(&transition));
+        let chance = if rare && self.random.percent(20) {
+            *self.random.pick(&[2, 3, 7])
+        } else {
+            self.random.below(100)
+        };
+        match chance {
             0 if faulty => {
                 self.tell(|| format!("  about to {about}"));
                 self.hit("fault", "crash before a step");
@@ -271,27 +346,43 @@ impl Life {
             2 if self.may_cut() => {
                 self.tell(|| format!("  about to {about}"));
                 self.hit("fault", "cut before a step");
-                self.cut();
+                self.cut_within();
                 return self.observe();
             }
             3 if self.may_cut() => {
                 self.tell(|| format!("  {about}, not answered yet"));
                 self.hit("fault", "cut after a step");
                 self.perform(&step);
-                self.cut();
+                self.cut_within();
                 return self.observe();
             }
-            4 | 5 if faulty && is_write => {
+            4 | 5 if faulty && changes => {
                 self.hit("fault", "write error");
                 self.tell(|| format!("  {about}: fails"));
                 return self.step_done(step, Outcome::Done(Err("input/output error".into())));
             }
             6 if faulty && is_write => {
                 self.hit("fault", "error though written");
-                self.tell(|| format!("  {about}: done, but reported as failed"));
-                self.perform(&step);
+                self.tell(|| format!("  {about}: done, but its name could not be made durable"));
+                self.write_until(Stage::Renamed, &step);
                 self.ghost.tampered = true;
                 return self.step_done(step, Outcome::Done(Err("input/output error".into())));
+            }
+            7 | 8 if self.may_cut() && is_write => {
+                let stage = *self.random.pick(&Stage::ALL);
+                self.tell(|| format!("  in the middle of: {about} ({stage:?})"));
+                self.hit("fault", "cut in the middle of a write");
+                self.write_until(stage, &step);
+                self.cut_within();
+                return self.observe();
+            }
+            9 if faulty && is_write => {
+                let stage = *self.random.pick(&Stage::ALL);
+                self.tell(|| format!("  in the middle of: {about} ({stage:?})"));
+                self.hit("fault", "crash in the middle of a write");
+                self.write_until(stage, &step);
+                self.die_by_chance();
+                return self.observe();
             }
             _ => {}
         }
@@ -303,9 +394,22 @@ impl Life {
     fn step_done(&mut self, step: Step, outcome: Outcome) -> Check {
         self.world.process.as_mut().expect("it runs").step = None;
         self.world.seen.push(Seen::Performed(step, outcome.clone()));
-        self.hit("event", "StepDone");
-        self.world.handle(Event::StepDone(outcome));
+        self.handle("StepDone", Event::StepDone(outcome));
         self.observe()
+    }
+
+    /// A durable write that comes no further than this.
+    fn write_until(&mut self, stage: Stage, step: &Step) {
+        if let Step::Write(file, bytes) = step {
+            let path = file.path(&self.world.version);
+            self.world.disk.write_until(stage, file, &path, bytes);
+        }
+    }
+
+    fn handle(&mut self, name: &'static str, event: Event) {
+        self.hit("event", name);
+        self.events += 1;
+        self.world.handle(event);
     }
 
     /// Performs a step on the disk, faithfully or as the mutant has it.
@@ -315,6 +419,9 @@ impl Life {
             (Some(Mutant::StartNotRecorded), Step::Write(StateFile::Startups, _)) => starting,
             (Some(Mutant::VerdictNotWritten), Step::Write(StateFile::BadConfigs, _)) => true,
             (Some(Mutant::AssignmentNotWritten), Step::Write(StateFile::Current, _)) => true,
+            (Some(Mutant::CheckpointNotWritten), Step::Write(StateFile::Checkpoint(_), _)) => true,
+            (Some(Mutant::PromotionNotWritten), Step::Write(StateFile::LastKnownGood, _)) => true,
+            (Some(Mutant::ProgressNotWritten), Step::Write(StateFile::Startups, _)) => !starting,
             _ => false,
         };
         if lost && self.world.disk.fault == WriteFault::None {
@@ -342,6 +449,9 @@ impl Life {
                     record["id"] = json!(id);
                 }
                 Outcome::Read(Read::Content(record.to_string().into_bytes()))
+            }
+            (Some(Mutant::NeverForgiven), Step::Read(StateFile::Startups), _) => {
+                self.returning.take().map_or(outcome, |bytes| Outcome::Read(Read::Content(bytes)))
             }
             _ => outcome,
         }
@@ -375,6 +485,19 @@ impl Life {
         if self.mode != Mode::All || self.settling {
             return None;
         }
+        match self.weather {
+            Weather::HalfDead if self.random.percent(90) => {
+                self.hit("fault", "half-dead network");
+                return Some(Answer::Failed("timed out".into()));
+            }
+            Weather::Busy if self.random.percent(80) => {
+                self.hit("fault", "answer 503");
+                let retry_after = self.random.percent(50).then_some(Duration::from_secs(30));
+                let (reason, message) = ("ServiceUnavailable".to_owned(), "starting".to_owned());
+                return Some(Answer::Refused { status: 503, reason, message, retry_after });
+            }
+            _ => {}
+        }
         let (name, answer) = match self.random.below(40) {
             0 => ("answer lost", Answer::Failed("timed out".into())),
             1 => ("answer 401", refused(401, "Unauthorized", "Unauthorized")),
@@ -385,6 +508,7 @@ impl Life {
                 ("answer 429", Answer::Refused { status: 429, reason, message, retry_after })
             }
             3 => ("answer 500", refused(500, "InternalError", "etcdserver: request timed out")),
+            4 => ("answer 410", refused(410, "Expired", "too old resource version")),
             _ => return None,
         };
         self.hit("fault", name);
@@ -413,10 +537,16 @@ impl Life {
                 Answer::Failed(why)
             }
             Some(answer) => answer,
+            None if self.mutant == Some(Mutant::StatusDropped)
+                && matches!(request, Request::PatchStatus(_) | Request::PatchNode(_)) =>
+            {
+                Answer::Accepted(None)
+            }
             None => self.world.hub.answer(&request),
         };
         self.tell(|| format!("  {:?}: {answer}", request.kind()));
         self.hit("event", "Answered");
+        self.events += 1;
         self.world.do_request(Some(answer.clone()));
         self.heard(&answer);
         self.observe()
@@ -427,21 +557,30 @@ impl Life {
         else {
             return Ok(());
         };
-        let answer = self.fate().unwrap_or_else(|| self.world.hub.renew(&request));
+        let answer = match self.fate() {
+            Some(answer) => answer,
+            None if self.settling && self.mutant == Some(Mutant::RenewalsDropped) => Answer::Accepted(None),
+            None => {
+                self.renewed_at = self.elapsed;
+                self.world.hub.renew(&request)
+            }
+        };
         self.tell(|| format!("  renewal: {answer}"));
         self.hit("event", "Renewed");
+        self.events += 1;
         self.world.do_renewal(Some(answer.clone()));
         self.heard(&answer);
         self.observe()
     }
 
     fn do_watches(&mut self) -> Check {
-        if !self.link() || self.world.exited() {
+        if !self.shows_news() || self.world.exited() {
             return Ok(());
         }
         let node = self.world.hub.node.clone().unwrap_or(Value::Null);
         if self.world.do_watch_node() {
             self.hit("event", if node.is_null() { "NodeGone" } else { "NodeSeen" });
+            self.events += 1;
             self.tell(|| format!("  sees its Node: source {}", source_of(&node)));
             self.remember_node(node);
             self.ghost.contact();
@@ -449,8 +588,15 @@ impl Life {
         }
         let name = self.world.process.as_ref().and_then(|process| process.watched.clone());
         let map = name.as_ref().and_then(|(_, name)| self.world.hub.config_maps.get(name)).cloned();
+        let downloads = self.world.downloads;
         if !self.world.exited() && self.world.do_watch_map() {
-            self.hit("event", if map.is_none() { "ConfigMapGone" } else { "ConfigMapSeen" });
+            let name_of_event = match &map {
+                None => "ConfigMapGone",
+                Some(_) if self.world.downloads == downloads => "ConfigMapUnchanged",
+                Some(_) => "ConfigMapSeen",
+            };
+            self.hit("event", name_of_event);
+            self.events += 1;
             self.tell(|| {
                 format!(
                     "  sees ConfigMap {name:?}: {}",
@@ -478,6 +624,16 @@ impl Life {
     }
 
     fn change_link(&mut self) -> Check {
+        if self.mode == Mode::All && self.random.percent(50) {
+            let all = [Weather::Fine, Weather::HalfDead, Weather::Silent, Weather::Busy];
+            self.weather = *self.random.pick(&all);
+            if self.weather == Weather::Silent {
+                self.hit("fault", "silent watches");
+            }
+            let weather = self.weather;
+            self.tell(|| format!("THE NETWORK IS {weather:?}"));
+            return Ok(());
+        }
         if self.world.link {
             if self.mode == Mode::CutsOnly || (self.mode == Mode::OneOutage && self.outages_left == 0) {
                 return Ok(());
@@ -496,13 +652,13 @@ impl Life {
         if !self.link() {
             return Ok(());
         }
-        let contact = match self.random.below(12) {
+        let contact = match self.random.below(13) {
             0 | 1 if !self.old_nodes.is_empty() => {
                 let node = self.random.pick(&self.old_nodes).clone();
                 self.hit("fault", "stale node");
                 self.tell(|| format!("  STALE Node: source {}", source_of(&node)));
                 self.ghost.forget_crashes();
-                self.world.handle(node_event(&node));
+                self.handle("NodeSeen", node_event(&node));
                 self.world.forget_shown();
                 true
             }
@@ -511,7 +667,7 @@ impl Life {
                 self.hit("fault", "stale config map");
                 self.tell(|| format!("  STALE ConfigMap {name} {}", text(&map, "/metadata/resourceVersion")));
                 self.ghost.forget_crashes();
-                self.world.handle(map_event(NAMESPACE, &name, map));
+                self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
                 self.world.forget_shown();
                 true
             }
@@ -521,32 +677,26 @@ impl Life {
                 self.tell(|| format!("  ConfigMap {name} with a WRONG UID"));
                 self.ghost.forget_crashes();
                 map["metadata"]["uid"] = json!("no-such-uid");
-                self.world.handle(map_event(NAMESPACE, &name, map));
+                self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
                 self.world.forget_shown();
                 true
             }
             5 => {
                 let name = *self.random.pick(&MAPS);
-                self.hit("event", "ConfigMapUnreadable");
                 let (namespace, name) = (NAMESPACE.to_owned(), name.to_owned());
-                self.world.handle(Event::ConfigMapUnreadable {
-                    namespace,
-                    name,
-                    why: "403 forbidden".into(),
-                });
+                let why = "403 forbidden".to_owned();
+                self.handle("ConfigMapUnreadable", Event::ConfigMapUnreadable { namespace, name, why });
                 self.world.forget_shown();
                 false
             }
             6 => {
-                self.hit("event", "Contact");
-                self.world.handle(Event::Contact);
+                self.handle("Contact", Event::Contact);
                 true
             }
             7 => {
-                self.hit("event", "ServerChanged");
                 self.tell(|| "  ANOTHER SERVER".into());
                 let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
-                self.world.handle(Event::ServerChanged);
+                self.handle("ServerChanged", Event::ServerChanged);
                 // requests to the old server end, and say so late
                 for _ in 0..on_their_way {
                     self.world.do_request(Some(Answer::Failed("the old server is gone".into())));
@@ -554,8 +704,8 @@ impl Life {
                 false
             }
             8 => {
-                self.hit("event", "BadConfigsRead");
-                self.world.handle(Event::BadConfigsRead(self.world.read_bad_configs()));
+                let read = self.world.read_bad_configs();
+                self.handle("BadConfigsRead", Event::BadConfigsRead(read));
                 false
             }
             9 | 10 if !self.orphans.is_empty() => {
@@ -565,7 +715,26 @@ impl Life {
                 self.world.hub.answer(&request);
                 false
             }
+            11 if !self.old_nodes.is_empty() => {
+                let mut node = self.random.pick(&self.old_nodes).clone();
+                node["metadata"]["uid"] = json!("uid-of-edge-2");
+                if self.mutant != Some(Mutant::AnothersNode) {
+                    node["metadata"]["name"] = json!("edge-2");
+                }
+                match self.world.hub.flavour {
+                    Flavour::Kedge => node["spec"]["configSource"] = Hub::following(ANOTHERS_MAP),
+                    Flavour::Kubernetes => {
+                        let text = Hub::following(ANOTHERS_MAP).to_string();
+                        node["metadata"]["annotations"] = json!({kedge_api::CONFIG_SOURCE_ANNOTATION: text});
+                    }
+                }
+                self.hit("fault", "another node's Node");
+                self.tell(|| format!("  the Node of ANOTHER node: source {}", source_of(&node)));
+                self.handle("NodeSeen", node_event(&node));
+                true
+            }
             _ => {
+                self.hit("fault", "watch expired");
                 self.tell(|| "  lost its watches".into());
                 self.world.forget_shown();
                 false
@@ -612,8 +781,11 @@ impl Life {
             return self.observe();
         }
         self.pass_time(time);
-        self.hit("event", "Tick");
-        self.world.handle(Event::Tick);
+        if self.settling && self.mutant == Some(Mutant::Poltergeist) && self.random.percent(30) {
+            self.crash("exit code");
+            return self.observe();
+        }
+        self.handle("Tick", Event::Tick);
         self.observe()
     }
 
@@ -675,15 +847,16 @@ impl Life {
             self.do_renewal()?;
         } else {
             let before = self.world.seen.len();
-            let shown = self.link() && (self.shows_news());
+            let shown = self.shows_news();
             debug_assert_eq!(before, 0);
             return if shown { self.do_watches().map(|()| true) } else { Ok(false) };
         }
         Ok(true)
     }
 
+    /// Whether a watch has something to tell, and does.
     fn shows_news(&self) -> bool {
-        self.world.has_news()
+        self.link() && self.weather != Weather::Silent && self.world.has_news()
     }
 
     // ------------------------------------------------------------------------------------------ ends
@@ -720,9 +893,43 @@ impl Life {
         self.tell(|| "POWER CUT".into());
     }
 
+    /// A power cut while a transition is under way.
+    fn cut_within(&mut self) {
+        if let Some(transition) = self.under_way {
+            self.hit("cut within", transition);
+        }
+        self.cut();
+    }
+
+    /// The power goes, and comes back: of what was not durable, not all is there again.
+    fn power_goes(&mut self) {
+        let Self { world, random, .. } = self;
+        world.power_cut();
+        let lost = world.disk.lose_power(&mut |bound| random.below(bound));
+        for (name, count) in [
+            ("lost names", lost.names),
+            ("names that nobody acknowledged", lost.kept),
+            ("torn files", lost.torn),
+        ] {
+            if count > 0 {
+                self.hit("after a cut", name);
+                self.tell(|| format!("  after the cut: {count} {name}"));
+            }
+        }
+        if lost.names > 0 && self.mutant != Some(Mutant::NamesNotSynced) {
+            // A process that was killed before it could sync a name leaves the name to the next, which reads it like any other
+            // and cannot know that it is not durable: what was counted under it goes with it.
+            self.ghost.forget_crashes();
+        }
+        if !self.has_clock {
+            self.world.wall_micros = 0;
+            self.hit("fault", "boot without a clock");
+        }
+    }
+
     fn cut_power(&mut self) {
         self.leave(false);
-        self.world.power_cut();
+        self.power_goes();
         match self.mutant {
             Some(Mutant::CutResetsRunning) => {
                 let mut record = self.world.startups();
@@ -766,15 +973,15 @@ impl Life {
             }
             "crash, then reboot" => {
                 self.world.crash();
-                self.world.power_cut();
+                self.power_goes();
             }
             "hardware reset" => {
-                self.world.power_cut();
+                self.power_goes();
                 self.world.previous = Default::default();
                 self.world.previous.hardware_reset = true;
             }
             "kernel panic" => {
-                self.world.power_cut();
+                self.power_goes();
                 self.world.previous = Default::default();
                 self.world.previous.kernel_panic = true;
             }
@@ -799,10 +1006,9 @@ impl Life {
     fn end_by_chance(&mut self) -> Check {
         match self.random.below(8) {
             0..=2 => {
-                self.hit("event", "Stop");
                 self.tell(|| "asked to STOP".into());
                 self.world.process.as_mut().expect("it runs").stop_asked = true;
-                self.world.handle(Event::Stop("asked to stop".into()));
+                self.handle("Stop", Event::Stop("asked to stop".into()));
                 if self.random.percent(50) {
                     self.hit("end", "stop");
                     self.observe()?;
@@ -858,9 +1064,12 @@ impl Life {
     fn operate(&mut self) {
         let wild = self.mode == Mode::All;
         self.ghost.forget_crashes();
+        if wild && self.random.percent(25) && self.forgive() {
+            return;
+        }
         let (name, design) = (*self.random.pick(&MAPS), self.random.pick(&self.designs).clone());
         let (pods, hub) = (design.max_pods, &mut self.world.hub);
-        let told = match self.random.below(if wild { 26 } else { 12 }) {
+        let told = match self.random.below(if wild { 30 } else { 12 }) {
             0..=3 => {
                 hub.push(name, &design.payload);
                 hub.assign(hub.pinned(name));
@@ -919,20 +1128,16 @@ impl Life {
                 let counter = self.random.below(1 << 40);
                 self.world.hub = Hub::new(flavour);
                 self.world.hub.wiped(counter);
+                self.hit("fault", "hub wiped");
                 "WIPES THE HUB".into()
             }
             21 => {
                 hub.mark_unknown();
                 "hears nothing and marks the Node Unknown".into()
             }
-            22 => {
-                self.forgive();
-                return;
-            }
             23 if self.world.process.is_some() => {
-                self.hit("event", "Reset");
                 self.ghost.forget_all();
-                self.world.handle(Event::Reset);
+                self.handle("Reset", Event::Reset);
                 "resets on the node".into()
             }
             24 => {
@@ -941,15 +1146,33 @@ impl Life {
                 self.hit("fault", "clock step");
                 "the clock on the wall jumps by 20 years".into()
             }
+            25 => {
+                self.world.wall_micros =
+                    WALL_MICROS + i64::try_from(self.elapsed.as_micros()).expect("a life");
+                self.hit("fault", "clock set right");
+                "the clock on the wall is set right".into()
+            }
+            26 => {
+                self.backup = Some(hub.clone());
+                "saves the hub".into()
+            }
+            27 if self.backup.is_some() => {
+                let newest = self.world.hub.counter();
+                self.world.hub = self.backup.clone().expect("there is one");
+                self.world.hub.wiped(newest);
+                self.hit("fault", "hub restored");
+                "RESTORES THE HUB as it was saved".into()
+            }
             _ => return,
         };
         self.tell(|| format!("OPERATOR {told}"));
     }
 
-    fn forgive(&mut self) {
+    /// Says whether there was anything to forgive.
+    fn forgive(&mut self) -> bool {
         let bad = self.world.bad_configs();
-        let Some(uid) = bad.as_object().and_then(|bad| bad.keys().next().cloned()) else { return };
-        let by_hand = self.random.percent(50);
+        let Some(uid) = bad.as_object().and_then(|bad| bad.keys().next().cloned()) else { return false };
+        let by_hand = self.world.process.is_none() || self.random.percent(30);
         self.tell(|| format!("OPERATOR forgives {uid}{}", if by_hand { " by hand" } else { "" }));
         self.ghost.forget_all();
         if by_hand {
@@ -961,13 +1184,14 @@ impl Life {
             self.world.disk.put(&path, bad.to_string().as_bytes());
             self.ghost.tampered = true;
             if self.random.percent(70) {
-                self.hit("event", "BadConfigsRead");
-                self.world.handle(Event::BadConfigsRead(self.world.read_bad_configs()));
+                let read = self.world.read_bad_configs();
+                self.handle("BadConfigsRead", Event::BadConfigsRead(read));
             }
         } else {
-            self.hit("event", "Forgive");
-            self.world.handle(Event::Forgive(uid));
+            self.forgiven_ids(&bad, &uid);
+            self.handle("Forgive", Event::Forgive(uid));
         }
+        true
     }
 
     fn change_while_stopped(&mut self) {
@@ -978,6 +1202,11 @@ impl Life {
             0 | 1 => self.edit_drop_in(),
             2 => {
                 let version = *self.random.pick(&VERSIONS);
+                match version.cmp(&self.world.version) {
+                    Ordering::Greater => self.hit("fault", "agent upgraded"),
+                    Ordering::Less => self.hit("fault", "agent downgraded"),
+                    Ordering::Equal => {}
+                }
                 self.ghost.upgraded(&self.world.version, version);
                 self.world.version = version.into();
                 self.ghost.forget_crashes();
@@ -1018,12 +1247,16 @@ impl Life {
     /// Files are damaged, lost or made unreadable, or the disk fills up or is freed.
     fn touch_files(&mut self) {
         if self.random.percent(50) {
-            let full = self.world.disk.fault == WriteFault::None;
-            self.world.disk.fault = if full { WriteFault::All } else { WriteFault::None };
-            if full {
-                self.hit("fault", "disk full");
-            }
-            self.tell(|| if full { "THE DISK IS FULL".into() } else { "the disk has room".into() });
+            let works = self.world.disk.fault == WriteFault::None;
+            let (fault, name) = match self.random.below(4) {
+                0 | 1 if works => (WriteFault::All, "disk full"),
+                2 if works => (WriteFault::Checkpoints, "disk full but for the reserve"),
+                3 if works => (WriteFault::ReadOnly, "disk read-only"),
+                _ => (WriteFault::None, "disk mended"),
+            };
+            self.world.disk.fault = fault;
+            self.hit("fault", name);
+            self.tell(|| format!("THE DISK: {name}"));
             return;
         }
         let paths: Vec<String> =
@@ -1041,7 +1274,7 @@ impl Life {
                 "damaged record"
             }
             1 => {
-                self.world.disk.files.remove(&path);
+                self.world.disk.remove(&path);
                 "removed record"
             }
             _ => {
@@ -1050,6 +1283,7 @@ impl Life {
             }
         };
         self.hit("fault", kind);
+        self.damaged.insert(path.clone());
         self.tell(|| format!("FILE {path}: {kind}"));
         self.ghost.forget_all();
         self.ghost.tampered = true;
@@ -1057,7 +1291,7 @@ impl Life {
 
     // ------------------------------------------------------------------------------------------ observing
 
-    pub(crate) fn hit(&mut self, kind: &'static str, name: &str) {
+    pub(crate) fn hit(&mut self, kind: &'static str, name: &'static str) {
         self.coverage.hit(kind, name);
     }
 
@@ -1102,8 +1336,20 @@ impl Life {
         self.hit("action", what);
         match action {
             Action::Use(_) => self.used(),
+            Action::Step(Step::SetAside(file)) => self.invariant_no_record_is_torn(file),
+            Action::WatchConfigMap(Some((_, name))) if name == ANOTHERS_MAP => {
+                Err("invariant_only_its_own_node_is_obeyed: it watches what another node's Node names".into())
+            }
+            Action::Sweep { .. } => {
+                self.world.disk.leftovers.clear();
+                Ok(())
+            }
             Action::Request(Request::PatchStatus(body)) => {
-                self.invariant_status_never_claims_what_is_not_on_disk(&body["status"]["config"])
+                let mut sent = body["status"]["config"].clone();
+                if self.mutant == Some(Mutant::StatusClaims) && !sent["assigned"].is_null() {
+                    sent["assigned"]["configMap"]["resourceVersion"] = json!("1");
+                }
+                self.invariant_status_never_claims_what_is_not_on_disk(&sent)
             }
             Action::Request(Request::PatchNode(body)) => {
                 let mirrored = text(body, "/metadata/annotations/kedge.dev~1config-status");
@@ -1114,11 +1360,21 @@ impl Life {
         }
     }
 
+    /// What the agent says, or what the mutant says it says; None while it says nothing.
+    pub(crate) fn report(&self) -> Option<Report> {
+        let mut report = self.world.process.as_ref()?.node.report(self.world.now())?;
+        if self.mutant == Some(Mutant::AlwaysTrue) {
+            report.config.condition.status = "True";
+        }
+        Some(report)
+    }
+
     /// A config is used from now on.
     fn used(&mut self) -> Check {
-        let Some(report) =
-            self.world.process.as_ref().and_then(|process| process.node.report(self.world.now()))
-        else {
+        if let (Some(Mutant::AnotherConfigRuns), Some(process)) = (self.mutant, &mut self.world.process) {
+            process.used = Some(crate::board::DEFAULT_PODS);
+        }
+        let Some(report) = self.report() else {
             // it was asked to stop before it began, and is gone already
             self.ghost.begins(self.world.mono, None, false);
             return Ok(());
@@ -1128,7 +1384,13 @@ impl Life {
             None => None,
             Some(source) => {
                 let path = format!("checkpoints/{}/{}", source.uid, source.resource_version);
-                Some(self.checkpoint(&path).ok_or(format!("what runs has no checkpoint {path}"))?)
+                if self.mutant == Some(Mutant::CheckpointVanishes) {
+                    self.world.disk.remove(&path);
+                    self.ghost.told.remove(&path);
+                }
+                Some(self.checkpoint(&path).ok_or_else(|| {
+                    format!("invariant_what_runs_is_on_disk: {path} runs and has no checkpoint")
+                })?)
             }
         };
         let startups = self.world.startups();
@@ -1188,9 +1450,16 @@ impl Life {
         let path = |file: &StateFile| file.path(&self.world.version);
         match (step, outcome) {
             (Step::Read(file), Outcome::Read(read)) => {
-                if matches!(read, Read::Unreadable(_) | Read::SetAside) {
-                    // whatever it said is lost now, however long ago it was damaged
+                let checkpoint_is_gone = matches!(file, StateFile::Checkpoint(_)) && *read == Read::Absent;
+                if matches!(read, Read::Unreadable(_) | Read::SetAside) || checkpoint_is_gone {
+                    // whatever it said is lost now, however long ago it was damaged; and without its content nobody knows whose
+                    // the counts are
                     self.ghost.forget_all();
+                }
+                if let (StateFile::Startups, Read::Content(bytes)) = (file, read) {
+                    // a write that nobody acknowledged may have been made
+                    let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
+                    self.ghost.counts_are_of(ConfigId::parse(text(&record, "/id")));
                 }
                 match read {
                     Read::Content(bytes) => self.ghost.told.insert(path(file), Some(bytes.clone())),
@@ -1207,6 +1476,8 @@ impl Life {
             (Step::Write(StateFile::Startups | StateFile::BadConfigs, _), Outcome::Done(Err(_))) => {
                 // a crash that cannot be recorded now may never be
                 self.ghost.doubt_last_crash();
+                // nor what was forgiven
+                self.ghost.forgiven.clear();
                 Ok(())
             }
             (Step::SetAside(file), Outcome::Done(Ok(()))) => {
@@ -1219,29 +1490,37 @@ impl Life {
     }
 
     fn wrote(&mut self, file: &StateFile, bytes: &[u8]) -> Check {
-        let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        let mut record: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        self.damaged.remove(&file.path(&self.world.version));
+        if let (Some(Mutant::RecordsGrow), StateFile::Startups) = (self.mutant, file) {
+            record["startups"] = json!(vec!["2026-11-21T01:00:00Z"; STARTUPS + 1]);
+        }
         match file {
             StateFile::BadConfigs => {
                 self.ghost.proven();
                 self.verdict_now = true;
+                self.invariant_a_forgiven_config_is_tried(&record)?;
                 self.note_verdicts(&record);
                 self.invariants_of_verdicts(&record)
             }
             StateFile::Startups => {
                 self.ghost.proven();
-                // counts of any other are gone with this
-                self.ghost.past.values_mut().for_each(|past| past.saved_ms = None);
-                if let Some(id) = ConfigId::parse(text(&record, "/id")) {
-                    let past = self.ghost.past.entry(id).or_default();
-                    past.saved_ms = record["ran_ms"].as_u64();
-                }
+                self.ghost.saved(ConfigId::parse(text(&record, "/id")), record["ran_ms"].as_u64());
                 self.invariant_startups_are_bounded(&record)
             }
             StateFile::LastKnownGood => {
+                if self.mutant == Some(Mutant::CheckpointSwept) {
+                    self.world.disk.files.retain(|path, _| !path.starts_with("checkpoints/"));
+                    self.ghost.told.retain(|path, _| !path.starts_with("checkpoints/"));
+                }
                 self.ghost.ran(self.world.mono, &self.designs);
                 self.invariant_last_known_good_survived_a_trial(&record)
             }
             StateFile::Current => {
+                if self.under_way == Some("adopt") {
+                    // what runs next takes the place of what is counted now, however long ago it was assigned
+                    self.ghost.forget_crashes();
+                }
                 self.readdressed(&record);
                 Ok(())
             }
@@ -1264,6 +1543,22 @@ impl Life {
                 run.config = Some(config);
                 run.since = self.world.mono.max(since);
             }
+        }
+    }
+
+    /// The contents of this UID are about to be forgiven.
+    fn forgiven_ids(&mut self, bad: &Value, uid: &str) {
+        let contents = bad[uid]["contents"].as_object().into_iter().flatten();
+        self.ghost.forgiving.extend(contents.filter_map(|(id, _)| ConfigId::parse(id)));
+        if self.mutant == Some(Mutant::NeverForgiven) {
+            // counts that condemn come back from nowhere
+            let Some(id) = self.ghost.forgiving.iter().next().copied() else { return };
+            let stamps = vec!["2026-11-21T01:00:00Z"; STARTUPS];
+            let record = json!({
+                "id": id.to_string(), "ran_ms": 0, "contact": false, "startups": stamps, "cuts": 0, "open": null,
+                "threshold": 1, "trial_ms": 60_000,
+            });
+            self.returning = Some(record.to_string().into_bytes());
         }
     }
 
@@ -1296,10 +1591,15 @@ impl Life {
         let Some(process) = &self.world.process else { return };
         if process.step.is_some() && process.used.is_some() {
             let report = self.world.report();
-            if let Some(transition) = report.config.transition {
-                self.hit("transition", transition);
+            if report.config.transition != self.under_way {
+                self.under_way = report.config.transition;
+                if let Some(transition) = self.under_way {
+                    self.hit("transition", transition);
+                }
             }
             self.hit("state", report.config.state);
+        } else if process.step.is_none() {
+            self.under_way = None;
         }
         let used_now = self.ghost.run.as_ref().is_some_and(|run| run.since == self.world.mono);
         if used_now && self.late.is_none() && self.nature() != Nature::Good && self.ghost.fresh {
@@ -1316,6 +1616,7 @@ impl Life {
         self.tell(|| "NO MORE FAULTS".into());
         self.world.disk.fault = WriteFault::None;
         self.world.disk.unreadable.clear();
+        self.weather = Weather::Fine;
         if !self.world.dynamic && self.world.process.is_some() {
             self.leave(false);
             self.world.end(Exit { stop_asked: true, ..self.world.ending("success") });
@@ -1324,7 +1625,13 @@ impl Life {
         if self.local_invalid {
             self.mend_local();
         }
-        if self.mode != Mode::CutsOnly && self.random.percent(25) {
+        let may_be_down = match self.mode {
+            Mode::All => true,
+            Mode::CutsOnly => false,
+            // one outage is promised: it is under way, or has not begun
+            Mode::OneOutage => !self.world.link || self.outages_left > 0,
+        };
+        if may_be_down && (self.random.percent(25) || self.mutant == Some(Mutant::ManyOutages)) {
             self.world.link = false;
             self.come_to_rest("without a network")?;
         }
@@ -1334,17 +1641,16 @@ impl Life {
         self.invariants_at_rest()
     }
 
-    /// A stretch of three hours without a start and without a write must come.
+    /// A stretch without a start and without a write must come.
     fn come_to_rest(&mut self, how: &str) -> Check {
-        let calm = Duration::from_secs(3 * 3600);
-        for _ in 0..30 {
+        for _ in 0..120 {
             let (starts, writes) = (self.world.starts, self.ghost.writes);
-            self.prompt(calm, true)?;
+            self.prompt(CALM, true)?;
             if (starts, writes) == (self.world.starts, self.ghost.writes) {
                 return Ok(());
             }
         }
-        Err(format!("invariant_everything_comes_to_rest: {how}, still restarting or writing after 90 hours"))
+        Err(format!("invariant_everything_comes_to_rest: {how}, still restarting or writing after 80 hours"))
     }
 }
 

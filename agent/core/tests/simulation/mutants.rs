@@ -1,4 +1,5 @@
-//! Worlds that break one promise of the rules on the agent's behalf: each must be noticed, or the invariants are blind.
+//! Worlds that break one promise of the rules on the agent's behalf, and the invariant that must notice each: one that no
+//! world can break proves nothing.
 
 /// One broken promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,28 +18,89 @@ pub(crate) enum Mutant {
     CrashNotCounted,
     /// The trial's clock runs faster than time.
     TrialTooShort,
+    /// The trial's clock hardly moves.
+    ClockCrawls,
     /// Verdicts are forgotten over a restart.
     VerdictsForgotten,
     /// A verdict is reported written, and is not.
     VerdictNotWritten,
     /// What is assigned is reported written, and is not.
     AssignmentNotWritten,
+    /// A checkpoint is reported written, and is not.
+    CheckpointNotWritten,
+    /// What a running agent saves of its counts is reported written, and is not.
+    ProgressNotWritten,
+    /// A new last-known-good is reported written, and is not.
+    PromotionNotWritten,
     /// The counts of one config are read as those of whichever is judged.
     CountsWithoutOwner,
+    /// The disk syncs no directory: a cut takes back what was acknowledged.
+    NamesNotSynced,
+    /// The disk syncs no file before it is renamed: a cut tears what has its name already.
+    ContentsNotSynced,
+    /// A step of a start is never performed.
+    StepForgotten,
+    /// Another config runs than the one that is said to.
+    AnotherConfigRuns,
+    /// What is valid was not.
+    EverythingInvalid,
+    /// The condition says True, whatever runs.
+    AlwaysTrue,
+    /// Records grow without bounds.
+    RecordsGrow,
+    /// Renewals are answered, and come to nothing.
+    RenewalsDropped,
+    /// Status patches are answered, and come to nothing.
+    StatusDropped,
+    /// The network fails again and again where one outage was promised.
+    ManyOutages,
+    /// The agent is ended for ever, again and again, by nobody.
+    Poltergeist,
+    /// Counts of before come back after a config was forgiven.
+    NeverForgiven,
+    /// The status names another version than the record.
+    StatusClaims,
+    /// The checkpoint of what begins to run is not there.
+    CheckpointVanishes,
+    /// The checkpoint of a new last-known-good was swept away.
+    CheckpointSwept,
+    /// Another node's Node comes under this node's name.
+    AnothersNode,
 }
 
 impl Mutant {
-    pub(crate) const ALL: [Self; 11] = [
-        Self::StartNotRecorded,
-        Self::ContactWithoutAnswer,
-        Self::CutResetsRunning,
-        Self::CutCountsAsCrash,
-        Self::CurrentIsWhatIsActive,
-        Self::CrashNotCounted,
-        Self::TrialTooShort,
-        Self::VerdictsForgotten,
-        Self::VerdictNotWritten,
-        Self::AssignmentNotWritten,
-        Self::CountsWithoutOwner,
+    /// Each, and the invariant that notices it.
+    pub(crate) const ALL: [(Self, &str); 31] = [
+        (Self::StartNotRecorded, "invariant_a_trial_is_recorded_before_it_begins"),
+        (Self::ContactWithoutAnswer, "invariant_last_known_good_survived_a_trial"),
+        (Self::CutResetsRunning, "invariant_a_cut_never_resets_running_time"),
+        (Self::CutCountsAsCrash, "invariant_power_cuts_condemn_no_good_config"),
+        (Self::CurrentIsWhatIsActive, "invariant_everything_comes_to_rest"),
+        (Self::CrashNotCounted, "invariant_a_crash_loop_ends"),
+        (Self::TrialTooShort, "invariant_running_time_is_real"),
+        (Self::ClockCrawls, "invariant_a_trial_ends"),
+        (Self::VerdictsForgotten, "invariant_a_bad_config_is_not_tried_again"),
+        (Self::VerdictNotWritten, "invariant_a_bad_config_is_not_tried_again"),
+        (Self::AssignmentNotWritten, "invariant_everything_comes_to_rest"),
+        (Self::CheckpointNotWritten, "invariant_everything_comes_to_rest"),
+        (Self::CheckpointSwept, "invariant_records_name_checkpoints"),
+        (Self::ProgressNotWritten, "invariant_the_agent_knows_its_disk"),
+        (Self::PromotionNotWritten, "invariant_a_good_config_wins"),
+        (Self::CountsWithoutOwner, "invariant_running_time_is_real"),
+        (Self::NamesNotSynced, "invariant_a_cut_never_resets_running_time"),
+        (Self::ContentsNotSynced, "invariant_no_record_is_torn"),
+        (Self::StepForgotten, "invariant_some_config_always_runs"),
+        (Self::AnotherConfigRuns, "invariant_what_runs_is_what_is_said"),
+        (Self::EverythingInvalid, "invariant_what_runs_is_valid"),
+        (Self::AlwaysTrue, "invariant_true_means_that_current_runs"),
+        (Self::RecordsGrow, "invariant_records_are_bounded"),
+        (Self::RenewalsDropped, "invariant_the_heartbeat_resumes"),
+        (Self::StatusDropped, "invariant_the_last_word_arrived"),
+        (Self::ManyOutages, "invariant_one_outage_condemns_nothing"),
+        (Self::Poltergeist, "invariant_everything_comes_to_rest"),
+        (Self::StatusClaims, "invariant_status_never_claims_what_is_not_on_disk"),
+        (Self::CheckpointVanishes, "invariant_what_runs_is_on_disk"),
+        (Self::AnothersNode, "invariant_only_its_own_node_is_obeyed"),
+        (Self::NeverForgiven, "invariant_a_forgiven_config_is_tried"),
     ];
 }
