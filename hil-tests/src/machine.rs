@@ -287,10 +287,10 @@ impl Machine {
     }
 
     /// Sends a command that ends this boot.
-    pub(crate) fn run_last(&mut self, command: &str, limit: Duration) -> Result<(), HilError> {
+    pub(crate) fn run_last(&mut self, command: &str) -> Result<(), HilError> {
         self.monitor().forget_events();
         match &mut self.shell {
-            Some(shell) => shell.send_last(command, limit),
+            Some(shell) => shell.send_last(command),
             None => Err(HilError::Machine(format!("the machine is off, asked for {command:?}"))),
         }
     }

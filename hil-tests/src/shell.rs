@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::HilError;
 
+/// Longest wait for a shell to be there at all: a boot, which takes 30 to 90 s under emulation, several times that when others build.
+const BOOT: Duration = Duration::from_secs(400);
 /// How often a greeting is repeated until somebody answers.
 const GREET_EVERY: Duration = Duration::from_millis(500);
 /// Most bytes of one command's output.
@@ -34,12 +36,12 @@ impl Shell {
         self.is_greeted = false;
     }
 
-    /// Runs a command; returns its exit code and what it wrote.
+    /// Runs a command; returns its exit code and what it wrote. The limit begins when the shell is there.
     pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
-        let end = Instant::now() + limit;
         if !self.is_greeted {
-            self.greet(end)?;
+            self.greet(Instant::now() + BOOT)?;
         }
+        let end = Instant::now() + limit;
         self.count += 1;
         let (begin, finish) = (format!("@begin-{}", self.count), format!("@end-{}", self.count));
         self.send(&format!(
@@ -56,9 +58,9 @@ impl Shell {
     }
 
     /// Sends a command that ends the machine or this shell.
-    pub(crate) fn send_last(&mut self, command: &str, limit: Duration) -> Result<(), HilError> {
+    pub(crate) fn send_last(&mut self, command: &str) -> Result<(), HilError> {
         if !self.is_greeted {
-            self.greet(Instant::now() + limit)?;
+            self.greet(Instant::now() + BOOT)?;
         }
         self.is_greeted = false;
         self.send(&format!("{command}\n"))

@@ -243,7 +243,7 @@ impl Stage<'_> {
     /// An orderly reboot.
     pub(crate) fn reboot(&mut self) -> Result<(), HilError> {
         let boot = self.boot_id()?;
-        self.machine.run_last("systemctl reboot", COMMAND)?;
+        self.machine.run_last("systemctl reboot")?;
         self.machine.wait_event("RESET", PATIENCE)?;
         self.comes_back(&boot)
     }

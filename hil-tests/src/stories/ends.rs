@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::HilError;
-use crate::stage::{Counted, PATIENCE, Stage, payload};
+use crate::stage::{Counted, Stage, payload};
 
 /// Longest wait for the hardware watchdog: 30 s of the guest's time, which is slower than ours on a busy machine.
 const RESET: Duration = Duration::from_secs(300);
@@ -25,7 +25,7 @@ fn to_the_process(stage: &mut Stage<'_>, command: &str) -> Result<(), HilError> 
 /// A kernel that dies by itself; what it does then, the guest has been told.
 fn kernel_dies(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let boot = stage.boot_id()?;
-    stage.machine.run_last("echo c >/proc/sysrq-trigger", PATIENCE)?;
+    stage.machine.run_last("echo c >/proc/sysrq-trigger")?;
     stage.machine.wait_event("RESET", RESET)?;
     stage.comes_back(&boot)
 }

@@ -1,7 +1,7 @@
 //! Updates into the other slot: kept, rejected, refused. The update is the third disk of the machine.
 
 use crate::error::HilError;
-use crate::stage::{BOOT, PATIENCE, Stage};
+use crate::stage::{BOOT, Stage};
 
 /// The update, and one whose agent does not start, as disks.
 const GOOD: &str = "/dev/vdc";
@@ -43,7 +43,7 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
 pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     stage.guest(&format!("kedge-update {BROKEN}"))?;
-    stage.machine.run_last("systemctl reboot", PATIENCE)?;
+    stage.machine.run_last("systemctl reboot")?;
     for reset in ["to try slot b", "after the first try", "after the second try", "after the third try"] {
         stage.machine.wait_event("RESET", BOOT)?;
         stage.say(&format!("reset {reset}"));
