@@ -13,7 +13,9 @@ use crate::status::ApiError;
 
 /// Connections of one node. An agent has one for each of its handful of streams; a reboot may leave some half-open.
 const NODE_CONNECTIONS: usize = 64;
-/// Connections of anybody else, of all anonymous callers together, too.
+/// Connections of one administrator, under whom scripts and dashboards run.
+const ADMIN_CONNECTIONS: usize = 8192;
+/// Connections of anybody else; all anonymous callers together count as one.
 const OTHER_CONNECTIONS: usize = 2048;
 /// Requests of one node that are being answered; watches do not count once they stand.
 const NODE_IN_FLIGHT: usize = 32;
@@ -83,7 +85,11 @@ impl Limits {
 
     /// Counts a connection; 429 when the caller has too many.
     pub(crate) fn connect(self: &Arc<Self>, identity: Option<&Identity>) -> Result<Taken, ApiError> {
-        let most = if sort(identity) == Sort::Node { NODE_CONNECTIONS } else { OTHER_CONNECTIONS };
+        let most = match sort(identity) {
+            Sort::Admin => ADMIN_CONNECTIONS,
+            Sort::Node => NODE_CONNECTIONS,
+            Sort::Other => OTHER_CONNECTIONS,
+        };
         let mut inner = self.lock();
         let caller = inner.caller(name(identity), Instant::now());
         if caller.connections >= most {

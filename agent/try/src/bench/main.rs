@@ -6,6 +6,7 @@
 
 mod client;
 mod cost;
+mod fleet;
 mod idle;
 mod life;
 mod load;
@@ -32,10 +33,11 @@ Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table. Sections
   cost    instructions and allocations per renewal (under valgrind)
   idle    memory, threads, bytes and writes of a settled node (N seconds, 600 by default, and 2 minutes more)
   hub     1,000 nodes: renewals, status posts, the store's growth
+  fleet   the hub's start, 5,000 nodes in it, many writers, many watchers
 ";
 
 /// Every section, in the order of the table.
-const SECTIONS: [&str; 7] = ["size", "start", "push", "life", "cost", "idle", "hub"];
+const SECTIONS: [&str; 8] = ["size", "start", "push", "life", "cost", "idle", "hub", "fleet"];
 
 struct Options {
     idle: Duration,
@@ -107,6 +109,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, KitError> {
         "life" => life::writes(),
         "cost" => cost::measure(),
         "idle" => idle::measure(options.idle),
+        "fleet" => fleet::measure(),
         _ => load::measure(),
     }
 }
