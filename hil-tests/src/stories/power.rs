@@ -57,7 +57,7 @@ pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
                 Ok(if is_so { Ok(()) } else { Err(format!("{found:?}")) })
             })?;
         }
-        let aside = stage.guest("find /var/lib/kedge -name '*corrupt-*'")?;
+        let aside = stage.guest("ls -R /var/lib/kedge | grep corrupt- || true")?;
         stage.expect("files set aside as corrupt", aside.as_str(), "")?;
         stage.say(&format!(
             "cycle {cycle}: cut {millis} ms after the push; the node came back and did what it was told"
