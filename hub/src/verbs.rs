@@ -427,7 +427,8 @@ pub async fn edit(
         check_version(kind, &current, &wanted)?;
         let claim = apply::take_claim(&mut wanted);
         let mut new = merged_with_old(kind, part, &old, wanted)?;
-        let renewal = is_renewal(kind, &old, &new);
+        // asked only where it matters: a node's renewals, which are most writes, have no managers
+        let renewal = matches!(options.owner, Owner::Updates(_)) && is_renewal(kind, &old, &new);
         apply::track(kind, Some(&old), &mut new, claim, options.owner, (renewal, &now_text()));
         (options.admit)(Some(&old), &new)?;
         if same_but_version(&old, &new) {
