@@ -82,7 +82,7 @@ pub(super) fn hub(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 pub(super) fn state_full(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let good = super::config::good(stage)?;
-    stage.guest("head -c 1G /dev/zero >/var/tmp/full 2>/dev/null; for i in 1 2 3 4 5 6; do echo x >/var/tmp/full-$i; done; df -k /var | tail -1")?;
+    stage.guest("head -c 1G /dev/zero >/var/tmp/full 2>/dev/null; ! head -c 65536 /dev/zero >/var/tmp/full-probe 2>/dev/null")?;
     let uid = stage.push("edge-next", &payload("2s", 2, "nodeStatusReportFrequency: 2m\n"))?;
     stage.wait("ConfigOK Unknown, or the new config after all", PATIENCE, |stage| {
         let found = condition(&stage.node()?, "ConfigOK");
