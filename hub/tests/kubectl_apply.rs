@@ -125,3 +125,51 @@ fn managers_are_shown_only_when_asked_for() {
         contains(&managers(kubectl, "m").join("\n"), &["kubectl Apply", "kubectl-edit Update"]);
     });
 }
+
+const SET: &str = r#"apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent, labels: {app: agent}}
+spec:
+  selector: {matchLabels: {app: agent}}
+  template:
+    metadata: {labels: {app: agent}}
+    spec:
+      containers:
+      - {name: main, image: "registry.example.com/agent:1", env: [{name: MODE, value: a}], ports: [{containerPort: 80}]}
+"#;
+
+#[test]
+fn a_daemon_set_is_applied_restarted_and_kustomized() {
+    with_every_kubectl("ssa-daemonset", |_, kubectl| {
+        kubectl.file("ds.yaml", SET);
+        assert_eq!(kubectl.ok("apply --server-side -f ds.yaml"), "daemonset.apps/agent serverside-applied\n");
+        kubectl.file("other.yaml", SET.replace("agent:1", "agent:2"));
+        contains(
+            &kubectl.fails("apply --server-side --field-manager=x -f other.yaml"),
+            &["conflict with \"kubectl\": .spec.template.spec.containers[name=\"main\"].image"],
+        );
+        assert_eq!(kubectl.ok("rollout restart ds/agent"), "daemonset.apps/agent restarted\n");
+        contains(&kubectl.ok("set image ds/agent main=registry.example.com/agent:3"), &["image updated"]);
+        // what was set by hand since is a conflict for the next apply, what is only by hand stays
+        contains(&kubectl.fails("apply --server-side -f ds.yaml"), &["kubectl-set", ".image"]);
+        kubectl.ok("apply --server-side --force-conflicts -f ds.yaml");
+        let set: Value = serde_json::from_str(&kubectl.ok("get ds agent -o json")).unwrap();
+        let template = &set["spec"]["template"];
+        assert_eq!(template["spec"]["containers"][0]["image"], "registry.example.com/agent:1");
+        assert!(
+            template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"].is_string(),
+            "{set}"
+        );
+        assert_eq!(set["metadata"]["generation"], 4, "made, restarted, set, applied");
+        contains(&kubectl.run("rollout history ds/agent").out, &["daemonset.apps/agent"]);
+        kubectl.file("kustomization.yaml", "namePrefix: k-\nresources: [ds.yaml]\n");
+        assert_eq!(kubectl.ok("apply -k ."), "daemonset.apps/k-agent created\n");
+        if kubectl.version != "1.20" {
+            let met = kubectl.ok("wait --for=jsonpath={.metadata.name}=agent ds/agent --timeout=60s");
+            assert_eq!(met, "daemonset.apps/agent condition met\n");
+        }
+        contains(&kubectl.ok("get ds"), &["DESIRED", "NODE SELECTOR", "k-agent"]);
+        contains(&kubectl.ok("explain ds.spec.template"), &["DaemonSet", "template"]);
+        contains(&kubectl.ok("delete ds --all"), &["daemonset.apps \"agent\" deleted"]);
+    });
+}
