@@ -101,6 +101,8 @@ pub(crate) struct Life {
     backup: Option<Hub>,
     /// Files that chance damaged: that others can be read is owed to how they were written.
     pub(crate) damaged: BTreeSet<String>,
+    /// What is assigned, as it was last read or written.
+    assigned: Option<Vec<u8>>,
     /// What the mutant puts in the place of the counts.
     returning: Option<Vec<u8>>,
     /// The transition that was under way when somebody last looked.
@@ -156,6 +158,7 @@ impl Life {
             has_clock: true,
             backup: None,
             damaged: BTreeSet::new(),
+            assigned: None,
             returning: None,
             under_way: None,
             renewed_at: Duration::ZERO,
@@ -1456,6 +1459,13 @@ impl Life {
                     // the counts are
                     self.ghost.forget_all();
                 }
+                if let (StateFile::Current, Read::Content(bytes)) = (file, read)
+                    && self.assigned.as_ref() != Some(bytes)
+                {
+                    // an adoption that nobody acknowledged was made, or taken back
+                    self.assigned = Some(bytes.clone());
+                    self.ghost.forget_crashes();
+                }
                 if let (StateFile::Startups, Read::Content(bytes)) = (file, read) {
                     // a write that nobody acknowledged may have been made
                     let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
@@ -1517,6 +1527,7 @@ impl Life {
                 self.invariant_last_known_good_survived_a_trial(&record)
             }
             StateFile::Current => {
+                self.assigned = Some(bytes.to_vec());
                 if self.under_way == Some("adopt") {
                     // what runs next takes the place of what is counted now, however long ago it was assigned
                     self.ghost.forget_crashes();
