@@ -57,9 +57,9 @@ replayed! {
     any_kubeconfig_is_complete_or_refused: "kubeconfig",
     any_caller_on_the_node_is_answered: "local_endpoint",
     any_server_is_survived: "server",
-    any_apply_leaves_what_was_applied: "hub_apply",
     any_events_leave_a_node_with_a_configuration: "node",
     any_body_is_an_object_or_a_status: "hub_body",
+    any_apply_leaves_what_was_applied: "hub_apply",
     any_patch_gives_an_object_or_a_reason: "hub_patch",
     any_selector_selects_or_is_refused: "hub_selector",
 }
