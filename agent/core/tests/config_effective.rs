@@ -447,7 +447,7 @@ fn what_is_not_a_kubelet_configuration_is_refused_by_name() {
     check(
         "a: [1\n",
         &[
-            "config file /c.yaml: not YAML or JSON: while parsing a flow sequence, expected ',' or ']' (line 2)",
+            "config file /c.yaml: not YAML or JSON: neither a \",\" nor a closing bracket where one was expected (line 2)",
         ],
     );
     check("a: 1\n---\nb: 1\n", &["config file /c.yaml: a second document begins, expected one (line 2)"]);

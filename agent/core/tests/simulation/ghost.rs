@@ -113,6 +113,11 @@ impl Ghost {
             // it died at its start: the record of that replaced the record of how the last run ended
             self.past.values_mut().for_each(|past| past.saved_ms = None);
         }
+        if crashed && run.as_ref().is_some_and(|run| !run.recorded) {
+            // a verdict that cannot be written leaves the counts of the condemned one as they are, open, for they prove it; so
+            // a crash of the fallback that runs meanwhile is held against it
+            self.past.values_mut().for_each(|past| past.saved_ms = None);
+        }
         let Some((config, recorded)) = run.and_then(|run| Some((run.config?, run.recorded))) else { return };
         let past = self.past.entry(config.id).or_default();
         if crashed && open {
