@@ -194,7 +194,9 @@ impl Machine {
         add("-device virtio-serial-pci -chardev socket,id=console,path=console,server=on,wait=off");
         add("-device virtconsole,chardev=console");
         add("-drive if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap");
-        add("-device virtio-blk-pci,drive=disk,bootindex=0");
+        // where QEMU starts the kernel itself that has the first place, and a second holder of it is refused
+        let order = if self.starts_kernel(start) { "" } else { ",bootindex=0" };
+        add(&format!("-device virtio-blk-pci,drive=disk{order}"));
         for (number, file) in self.files.iter().enumerate() {
             add(&format!("-drive if=none,id=file{number},file={},format=raw,readonly=on", plain(file)?));
             add(&format!("-device virtio-blk-pci,drive=file{number}"));
@@ -248,8 +250,13 @@ impl Machine {
         Ok(options)
     }
 
+    /// Whether QEMU starts the kernel itself.
+    fn starts_kernel(&self, start: &Start) -> bool {
+        start.direct || self.board.firmware.is_none()
+    }
+
     fn firmware(&self, start: &Start, options: &str, words: &mut Vec<String>) -> Result<(), HilError> {
-        if let (Some((code, _)), false) = (&self.board.firmware, start.direct) {
+        if let (Some((code, _)), false) = (&self.board.firmware, self.starts_kernel(start)) {
             words.extend([
                 "-drive".into(),
                 format!("if=pflash,unit=0,format=raw,readonly=on,file={}", plain(code)?),

@@ -8,6 +8,8 @@ use crate::stage::{BOOT, PATIENCE, Stage, condition, payload};
 
 /// A time without network in which a heartbeat would have been due several times.
 const OUTAGE: Duration = Duration::from_secs(30);
+/// Most blocks that one command in the guest overwrites: each takes a process, 0.1 s of a busy machine.
+const BLOCKS_AT_ONCE: u32 = 200;
 
 pub(super) fn clock(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
@@ -152,10 +154,15 @@ pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
 pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     for blocks in [20, 200, 2000] {
-        stage.guest(&format!(
-            "d=/dev/disk/by-partlabel/state; n=$(($(blockdev --getsize64 $d) / 4096)); \
-             shuf -i 0-$n -n {blocks} | while read b; do dd if=/dev/urandom of=$d bs=4096 count=1 seek=$b oflag=direct conv=notrunc 2>/dev/null; done; true"
-        ))?;
+        let mut left: u32 = blocks;
+        while left > 0 {
+            let now = left.min(BLOCKS_AT_ONCE);
+            left -= now;
+            stage.guest(&format!(
+                "d=/dev/disk/by-partlabel/state; n=$(($(blockdev --getsize64 $d) / 4096 - 1)); \
+                 shuf -i 0-$n -n {now} | while read b; do dd if=/dev/urandom of=$d bs=4096 count=1 seek=$b oflag=direct conv=notrunc 2>/dev/null || exit 1; done"
+            ))?;
+        }
         stage.say(&format!("{blocks} random blocks overwritten"));
         comes_back_from_damage(stage, &uid)?;
     }
