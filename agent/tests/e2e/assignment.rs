@@ -322,3 +322,21 @@ fn a_new_version_of_the_agent_judges_afresh_and_keeps_the_assignment() {
     let status = stage.agent().kedge_json(&["config", "status"]).unwrap();
     assert_eq!(status["condition"]["status"], "False", "{status}");
 }
+
+#[test]
+fn a_new_version_of_the_same_payload_updates_the_record_and_restarts_nothing() {
+    let stage = Stage::new("same-payload", plain());
+    let uid = stage.cluster.create_config("edge-named", &payload(1, 2, "")).unwrap();
+    stage.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();
+    stage.runs(&uid);
+    stage.promotes(&uid);
+    let before = stage.record("current")["resourceVersion"].clone();
+    stage.cluster.kubectl().run(&["annotate", "configmap", "edge-named", "note=the payload stays"]).unwrap();
+    // last-known-good keeps its own copy: the content is the same, and nothing is written twice
+    let follows = kedge_try::scratch::poll(kedge_try::cluster::PATIENCE, || {
+        (stage.record("current")["resourceVersion"] != before).then_some(())
+    });
+    assert!(follows.is_some(), "the record stayed:\n{}", stage.agent().log_text());
+    stage.runs(&uid);
+    assert_eq!((stage.ends().len(), stage.unclean_ends()), (1, 0), "{}", stage.agent().log_text());
+}

@@ -218,6 +218,31 @@ fn a_power_cut_is_not_a_crash() {
 }
 
 #[test]
+fn a_config_in_whose_trial_the_power_fails_29_times_in_a_row_is_rolled_back() {
+    let mut stage = Stage::new("29-cuts", plain());
+    let good = stage.good("edge-good");
+    let uid = stage.pin("edge-next", &payload(300, 2, ""));
+    stage.runs(&uid);
+    // 27 that were, and two more; the agent that starts between them goes on with the trial
+    stage.agent_mut().cut();
+    let mut startups = stage.startups();
+    startups["cuts"] = 27.into();
+    stage.write_record(STARTUPS, &startups);
+    as_of_another_boot(&stage);
+    stage.agent_mut().start().unwrap();
+    assert_eq!(stage.counted_cuts(), 28, "{}", stage.agent().log_text());
+    stage.runs(&uid);
+    stage.agent_mut().cut();
+    as_of_another_boot(&stage);
+    stage.agent_mut().start().unwrap();
+    stage.config_ok(
+        "False",
+        &format!("using last known good: (UID: {good})"),
+        &format!("current failed trial period due to power cuts (UID: {uid})"),
+    );
+}
+
+#[test]
 fn a_crash_that_was_recorded_before_the_reboot_counts_after_it() {
     let record = json!({"version": 1, "record": {
         "bootId": "a-boot-that-is-over", "result": "watchdog", "exitCode": "killed", "exitStatus": "ABRT",
