@@ -30,6 +30,8 @@ pub(crate) struct Board {
     pub(crate) qemu: Vec<String>,
     /// Memory, in MiB.
     pub(crate) memory_mib: u32,
+    /// The least memory its image is shown with, in MiB: 64, or what its kernel needs to unpack itself and leave as much.
+    pub(crate) small_memory_mib: u32,
     /// UEFI code and the template of its variables; None: the kernel is started directly.
     pub(crate) firmware: Option<(PathBuf, PathBuf)>,
     /// QEMU's name of its hardware watchdog.
@@ -61,6 +63,7 @@ impl Board {
         let image = take("image");
         let qemu = take("qemu");
         let memory = take("memory_mib");
+        let small_memory = take("small_memory_mib");
         let firmware = take("firmware");
         let watchdog = take("watchdog").map(str::to_owned);
         let credentials = match take("credentials") {
@@ -82,13 +85,15 @@ impl Board {
         if let Some(key) = keys.keys().next() {
             return Err(format!("unknown key {key}"));
         }
+        let mib = |key: &str, value: Option<&str>| {
+            needed(key, value)?.parse::<u32>().map_err(|error| format!("{key}: {error}"))
+        };
         Ok(Board {
             name: name.to_owned(),
             image: needed("image", image)?,
             qemu: needed("qemu", qemu)?.split_whitespace().map(str::to_owned).collect(),
-            memory_mib: needed("memory_mib", memory)?
-                .parse()
-                .map_err(|error| format!("memory_mib: {error}"))?,
+            memory_mib: mib("memory_mib", memory)?,
+            small_memory_mib: mib("small_memory_mib", small_memory)?,
             firmware,
             watchdog,
             credentials,
@@ -117,12 +122,14 @@ mod tests {
             let problem = Board::parse("b", text).unwrap_err();
             assert!(problem.contains(expect), "{problem}");
         };
-        let good = "image = i\nqemu = q -M m\nmemory_mib = 64\ncredentials = partition\n";
+        let good =
+            "image = i\nqemu = q -M m\nmemory_mib = 64\nsmall_memory_mib = 32\ncredentials = partition\n";
         Board::parse("b", good).unwrap();
         check("image", "not KEY = VALUE");
         check(&format!("{good}image = j"), "twice");
         check(&format!("{good}colour = red"), "unknown key colour");
         check("qemu = q\nmemory_mib = 64\ncredentials = partition", "no image");
+        check("image = i\nqemu = q\nmemory_mib = 64\ncredentials = partition", "no small_memory_mib");
         check("image = i\nqemu = q\nmemory_mib = much\ncredentials = partition", "memory_mib");
         check(&format!("{good}firmware = a b"), "expected smbios");
     }

@@ -32,8 +32,8 @@ pub(crate) struct Start {
     pub(crate) from_snapshot: bool,
     /// What the machine's clock says, as `-rtc base=` takes it.
     pub(crate) clock: Option<String>,
-    /// Memory instead of the board's, MiB.
-    pub(crate) memory_mib: Option<u32>,
+    /// The board's small memory instead of its usual one.
+    pub(crate) is_small: bool,
     /// The network cable is not plugged in.
     pub(crate) unplugged: bool,
     /// Start the kernel directly, without firmware and boot loader.
@@ -188,7 +188,7 @@ impl Machine {
         let mut words = self.board.qemu.clone();
         let mut add = |text: &str| words.extend(text.split(' ').map(str::to_owned));
         add("-S -accel tcg,thread=multi -nodefaults -display none -no-user-config");
-        add(&format!("-m {}", start.memory_mib.unwrap_or(self.board.memory_mib)));
+        add(&format!("-m {}", self.memory_mib(start)));
         add("-chardev file,id=serial,path=serial.log,append=on -serial chardev:serial");
         add("-qmp unix:monitor,server=on,wait=off -device virtio-rng-pci");
         add("-device virtio-serial-pci -chardev socket,id=console,path=console,server=on,wait=off");
@@ -248,6 +248,11 @@ impl Machine {
             }
         }
         Ok(options)
+    }
+
+    /// How much memory such a start has, MiB.
+    pub(crate) fn memory_mib(&self, start: &Start) -> u32 {
+        if start.is_small { self.board.small_memory_mib } else { self.board.memory_mib }
     }
 
     /// Whether QEMU starts the kernel itself.

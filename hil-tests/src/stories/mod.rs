@@ -176,7 +176,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "small",
-        "64 MiB of memory are enough for the system and the agent",
+        "the board's small memory is enough for the system and the agent",
         false,
         Needs::Nothing,
         surroundings::small,

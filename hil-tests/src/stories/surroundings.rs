@@ -176,12 +176,13 @@ pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
 pub(super) fn small(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.machine.cut();
     // the firmware alone wants more than this, so the kernel is started directly
-    let start = Start { memory_mib: Some(64), direct: true, ..Start::default() };
+    let start = Start { is_small: true, direct: true, ..Start::default() };
+    let mib = stage.machine.memory_mib(&start);
     stage.power_on(&start)?;
     stage.renews()?;
     let memory = stage.guest("grep -E 'MemTotal|MemAvailable' /proc/meminfo")?;
     let memory = memory.split_whitespace().collect::<Vec<_>>().join(" ");
-    stage.say(&format!("64 MiB: the agent renews; {memory}"));
+    stage.say(&format!("{mib} MiB: the agent renews; {memory}"));
     let state = stage.machine.run("systemctl is-system-running --wait || true", BOOT)?.1;
     stage.say(&format!("the system says: {state}"));
     Ok(())
