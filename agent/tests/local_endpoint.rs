@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 
@@ -14,6 +15,10 @@ use kedge::local::client::{AskError, get, post};
 use kedge::local::server::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
 use kedge::local::{Call, Listener, Origin, Response, Verb, serve};
 use tokio::sync::{mpsc, oneshot};
+
+/// Held by who starts a child, and by who relies on a closed socket being closed: between fork and exec a child still has
+/// all of ours open.
+static NO_CHILDREN: Mutex<()> = Mutex::new(());
 
 struct Folder(PathBuf);
 
@@ -119,6 +124,7 @@ fn the_command_line_gets_its_answers() {
 
 #[test]
 fn the_socket_is_ours_alone_and_a_stale_one_is_replaced() {
+    let _no_children = NO_CHILDREN.lock();
     let folder = Folder::new();
     fs::create_dir_all(folder.socket().parent().unwrap()).unwrap();
     drop(UnixListener::bind(folder.socket()).unwrap());
@@ -241,6 +247,7 @@ fn an_answer_that_makes_no_sense_is_told_from_none() {
 fn config_show(answer: Option<fn(Call)>, form: &str) -> (Option<i32>, String, String) {
     let folder = Folder::new();
     let agent = answer.map(|answer| Agent::start(&folder.socket(), answer));
+    let _no_children = NO_CHILDREN.lock();
     let shown = std::process::Command::new(env!("CARGO_BIN_EXE_kedge"))
         .args(["config", "show", "--output", form, "--run-dir"])
         .arg(folder.0.join("run"))
