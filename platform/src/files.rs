@@ -2,7 +2,7 @@
 //! usable whatever is found in it.
 //!
 //! What always holds: after a cut at any moment a file has its old content or its new content, never a mixture; after
-//! `Ok` it has the new one. Nothing follows a symbolic link below the root, blocks on a FIFO, or opens a device. Every
+//! `Ok` it has the new one; what was read once, a later cut does not take back. Nothing follows a symbolic link below the root, blocks on a FIFO, or opens a device. Every
 //! walk is bounded. What is in the way is renamed, never lost; what is ours and left over is removed.
 //!
 //! How: temporary file in the same directory, write, fsync, read back, rename, fsync of the directory. The protocol is
@@ -32,7 +32,7 @@ pub const SET_ASIDE_KEPT: u32 = 5;
 pub const REMOVE_LIMIT: usize = 10_000;
 /// Deepest nesting walked: ours is three deep, and a loop of bind mounts must end.
 const DEPTH_LIMIT: usize = 16;
-/// Directories remembered as durable; beyond it all are forgotten and synced again on next use.
+/// Directories remembered as durable or settled; beyond it all are forgotten and synced again on next use.
 const DURABLE_DIRECTORIES_LIMIT: usize = 64;
 /// How often one interrupted call is repeated: a signal storm must not become an endless loop.
 const INTERRUPTION_LIMIT: u32 = 1000;
@@ -382,6 +382,8 @@ pub struct DurableFiles<D> {
     tag: u32,
     // One writer at a time: a sweep must not take the temporary file of a write in progress.
     state: Mutex<State>,
+    // Directories whose names were made durable before the first answer about one of them.
+    settled_directories: Mutex<BTreeSet<PathBuf>>,
 }
 
 #[derive(Debug, Default)]
@@ -400,7 +402,7 @@ impl<D: Operations> DurableFiles<D> {
 
     /// As `new`; temporary names carry `tag` instead of the process id, so that a test sees the same names every time.
     pub fn tagged(disk: D, tag: u32) -> Self {
-        Self { disk, tag, state: Mutex::default() }
+        Self { disk, tag, state: Mutex::default(), settled_directories: Mutex::default() }
     }
 
     /// The disk below.
@@ -411,6 +413,28 @@ impl<D: Operations> DurableFiles<D> {
     fn state(&self) -> MutexGuard<'_, State> {
         // The state is only a memory of what was synced; a panic elsewhere cannot make it wrong.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes durable what a name below `path`'s directories stands for, once in this process. A process killed between a
+    /// rename, or a removal, and its sync leaves what everybody sees and a power cut takes back: whoever answers for it
+    /// first makes it stay. A disk that cannot is read all the same.
+    fn settle(&self, path: &Path) {
+        let mut settled = self.settled_directories.lock().unwrap_or_else(PoisonError::into_inner);
+        for directory in path.ancestors().skip(1) {
+            if settled.contains(directory) {
+                continue;
+            }
+            match uninterrupted(|| self.disk.sync_directory(directory)) {
+                Ok(()) => {
+                    if settled.len() >= DURABLE_DIRECTORIES_LIMIT {
+                        settled.clear();
+                    }
+                    settled.insert(directory.to_path_buf());
+                }
+                Err(error) if is_absent(&error) => {}
+                Err(error) => log::warn!("cannot make durable the names in {directory:?}: {error}"),
+            }
+        }
     }
 
     fn write(&self, state: &mut State, path: &Path, content: &[u8]) -> Result<(), WriteError> {
@@ -696,6 +720,7 @@ impl<D: Operations> DurableFiles<D> {
 impl<D: Operations> Files for DurableFiles<D> {
     fn read(&self, path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> {
         let path = checked(path).map_err(|path| ReadError::BadPath { path })?;
+        self.settle(path);
         match uninterrupted(|| self.disk.read(path, limit)) {
             Ok(ReadOutcome::Content(content)) => Ok(content),
             Ok(ReadOutcome::TooLarge(size)) => {

@@ -8,13 +8,14 @@
 
 use std::path::Path;
 
-use kedge_platform::fake::{self, FakeDisk, Loss, Random};
+use kedge_platform::fake::{self, FakeDisk, Loss, Operation, Random};
 use kedge_platform::files::{Operations, RESERVE_BYTES, SET_ASIDE_KEPT, TEMPORARY_PREFIX};
 use kedge_platform::{Files, Kind, WriteError};
 
 /// Ways of losing by chance tried at each cut.
 const SEEDS: u64 = 50;
 const LIMIT: usize = 64 * 1024;
+const EIO: i32 = 5;
 
 /// What is done, and what may be found after a cut.
 struct Story {
@@ -410,6 +411,30 @@ fn two_cuts_in_a_row_are_no_worse_than_one() {
             }
         }
     }
+}
+
+#[test]
+fn what_a_start_has_read_is_not_taken_back_by_a_later_cut() {
+    type Act = fn(&dyn Files) -> Result<(), WriteError>;
+    let check = |act: Act| {
+        for loss in Loss::all(SEEDS) {
+            let disk = FakeDisk::new();
+            let files = fake::files(&disk);
+            files.write_durably(Path::new("v1/current"), &version(1)).unwrap();
+            // as if killed before the last sync: the name stands, and is not durable
+            disk.fail_every(Operation::SyncDirectory, EIO);
+            act(&*files).unwrap_err();
+            disk.heal();
+            let read = |disk: &FakeDisk| fake::files(disk).read(Path::new("v1/current"), LIMIT).ok();
+            let before = read(&disk);
+            disk.cut_power();
+            disk.reboot(loss);
+            assert_eq!(read(&disk), before, "{loss:?}");
+        }
+    };
+    check(|files| files.write_durably(Path::new("v1/current"), &version(2)));
+    check(|files| files.remove(Path::new("v1/current")));
+    check(|files| files.remove(Path::new("v1")));
 }
 
 /// What each name may hold: what was acknowledged last, and whatever was tried since without an answer.
