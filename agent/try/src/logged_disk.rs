@@ -374,7 +374,12 @@ pub struct Recording {
 }
 
 impl Recording {
-    fn new(base: Image, log: Vec<u8>) -> Result<Self, KitError> {
+    /// Of a disk that somebody else had logged, QEMU for a machine of its own: its content before, and the log in the format of
+    /// dm-log-writes with sectors of 512 bytes.
+    ///
+    /// # Errors
+    /// The log is none.
+    pub fn new(base: Image, log: Vec<u8>) -> Result<Self, KitError> {
         let entries = entries(&log)?;
         Ok(Self { base, log, entries })
     }
