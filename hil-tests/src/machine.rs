@@ -20,6 +20,8 @@ use crate::shell::Shell;
 
 /// Where the guest finds the hub.
 pub(crate) const HUB_IN_GUEST: &str = "10.0.2.100:6443";
+/// Where the guest finds the hub after it has moved.
+pub(crate) const MOVED_HUB_IN_GUEST: &str = "10.0.2.101:6443";
 /// The name of the snapshot that stories start from.
 const SNAPSHOT: &str = "ready";
 /// Longest wait for QEMU's sockets.
@@ -38,6 +40,12 @@ pub(crate) struct Start {
     pub(crate) unplugged: bool,
     /// Start the kernel directly, without firmware and boot loader.
     pub(crate) direct: bool,
+    /// The hub is at [`MOVED_HUB_IN_GUEST`] and no longer at its old address.
+    pub(crate) hub_moved: bool,
+    /// The address that DHCP gives the machine; None: QEMU's usual one, 10.0.2.15.
+    pub(crate) address: Option<&'static str>,
+    /// Every write and flush of the disk goes to [`Machine::writes`], too.
+    pub(crate) log_writes: bool,
 }
 
 /// A machine and its files.
@@ -84,6 +92,11 @@ impl Machine {
         Ok(())
     }
 
+    /// Whether what is handed later arrives at the next start, too.
+    pub(crate) fn is_handed_at_each_start(&self) -> bool {
+        self.board.credentials == Credentials::Smbios
+    }
+
     /// A file the guest sees as a read-only disk, in this order: `/dev/vdb`, `/dev/vdc`, ...
     pub(crate) fn lend(&mut self, file: &Path) {
         self.files.push(file.to_owned());
@@ -93,7 +106,7 @@ impl Machine {
     pub(crate) fn flash(&self) -> Result<(), HilError> {
         let image = self.image.join("disk.img");
         match self.board.credentials {
-            Credentials::Smbios => convert("raw", &image, &self.disk())?,
+            Credentials::Smbios => self.take_raw_disk(&image)?,
             Credentials::Partition => {
                 let own = self.dir.join("disk.img");
                 tool("cp", &["--sparse=always".as_ref(), image.as_os_str(), own.as_os_str()])?;
@@ -102,12 +115,12 @@ impl Machine {
                     let partition = format!("{}@@1M", own.display());
                     tool("mcopy", &["-i".as_ref(), partition.as_ref(), path.as_os_str(), file.as_ref()])?;
                 }
-                convert("raw", &own, &self.disk())?;
+                self.take_raw_disk(&own)?;
                 std::fs::remove_file(&own).map_err(HilError::io("remove", &own))?;
             }
         }
         match &self.board.firmware {
-            Some((_, variables)) => convert("raw", variables, &self.variables()),
+            Some((_, variables)) => convert("raw", variables, "qcow2", &self.variables()),
             None => Ok(()),
         }
     }
@@ -134,6 +147,23 @@ impl Machine {
 
     fn variables(&self) -> PathBuf {
         self.dir.join("variables.qcow2")
+    }
+
+    /// The log of a start with `log_writes`.
+    pub(crate) fn writes(&self) -> PathBuf {
+        self.dir.join("writes.log")
+    }
+
+    /// The disk of a machine that is off, as plain bytes, in a file of this name.
+    pub(crate) fn raw_disk(&self, name: &str) -> Result<PathBuf, HilError> {
+        let raw = self.dir.join(name);
+        convert("qcow2", &self.disk(), "raw", &raw)?;
+        Ok(raw)
+    }
+
+    /// Puts plain bytes in the place of the disk of a machine that is off.
+    pub(crate) fn take_raw_disk(&self, raw: &Path) -> Result<(), HilError> {
+        convert("raw", raw, "qcow2", &self.disk())
     }
 
     /// What the machine wrote to its serial port, over all starts.
@@ -193,7 +223,18 @@ impl Machine {
         add("-qmp unix:monitor,server=on,wait=off -device virtio-rng-pci");
         add("-device virtio-serial-pci -chardev socket,id=console,path=console,server=on,wait=off");
         add("-device virtconsole,chardev=console");
-        add("-drive if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap");
+        if start.log_writes {
+            let log = self.writes();
+            std::fs::File::create(&log).map_err(HilError::io("create", &log))?;
+            add(
+                "-blockdev driver=qcow2,node-name=own,file.driver=file,file.filename=disk.qcow2,discard=unmap",
+            );
+            add(
+                "-blockdev driver=blklogwrites,node-name=disk,file=own,log.driver=file,log.filename=writes.log,log-sector-size=512",
+            );
+        } else {
+            add("-drive if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap");
+        }
         // where QEMU starts the kernel itself that has the first place, and a second holder of it is refused
         let order = if self.starts_kernel(start) { "" } else { ",bootindex=0" };
         add(&format!("-device virtio-blk-pci,drive=disk{order}"));
@@ -204,8 +245,10 @@ impl Machine {
         let relay = std::env::current_exe()
             .map_err(|source| HilError::Io { tried: "find this program".into(), source })?;
         add("-device virtio-net-pci,netdev=net,romfile= -netdev");
+        let hub = if start.hub_moved { MOVED_HUB_IN_GUEST } else { HUB_IN_GUEST };
+        let address = start.address.map(|address| format!(",dhcpstart={address}")).unwrap_or_default();
         words.push(format!(
-            "user,id=net,restrict=on,guestfwd=tcp:{HUB_IN_GUEST}-cmd:{} relay {}",
+            "user,id=net,restrict=on{address},guestfwd=tcp:{hub}-cmd:{} relay {}",
             plain(&relay)?,
             self.hub_address
         ));
@@ -361,14 +404,14 @@ impl Drop for Machine {
     }
 }
 
-/// A disk image as one that holds snapshots.
-fn convert(format: &str, from: &Path, to: &Path) -> Result<(), HilError> {
-    let options = ["convert", "-f", format, "-O", "qcow2"].map(OsStr::new);
+/// A disk image in another format.
+fn convert(format: &str, from: &Path, new_format: &str, to: &Path) -> Result<(), HilError> {
+    let options = ["convert", "-f", format, "-O", new_format].map(OsStr::new);
     tool("qemu-img", &[&options[..], &[from.as_os_str(), to.as_os_str()]].concat())
 }
 
 /// Runs a program of this machine that must succeed.
-fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> {
+pub(crate) fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> {
     let shown = format!("{program} {}", arguments.join(OsStr::new(" ")).to_string_lossy());
     let failed = |source| HilError::Io { tried: format!("run {shown}"), source };
     let output = Command::new(program).args(arguments).output().map_err(failed)?;

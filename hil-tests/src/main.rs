@@ -1,7 +1,7 @@
 //! `kedge-hil`: boots the disk images of `images/` in QEMU and tells stories on them, with the hub and kubectl on this machine.
 //!
-//! The first boot of a run is a story itself: factory-new disk, firmware, identity, first Lease, Ready. It is saved as a snapshot, from
-//! which the others start, each with its own copy of the disk and of the hub's data. A story that fails leaves its serial log, the
+//! The first boot of a run is a story itself: factory-new disk, firmware, identity, first Lease, Ready. It is saved as a snapshot, with
+//! the agent stopped, from which the others start, each with its own copy of the disk and of the hub's data. A story that fails leaves its serial log, the
 //! guest's journal and the hub's log in the folder that is named, and the next one is told.
 
 mod board;
@@ -24,7 +24,7 @@ use lexopt::prelude::*;
 
 use crate::board::Board;
 use crate::error::HilError;
-use crate::machine::{HUB_IN_GUEST, Machine, Start};
+use crate::machine::{HUB_IN_GUEST, MOVED_HUB_IN_GUEST, Machine, Start};
 use crate::stage::{NODE, Stage};
 use crate::stories::{Needs, STORIES, Story};
 
@@ -141,11 +141,10 @@ impl<'a> Run<'a> {
         }
         let scratch = Scratch::new("hil")
             .map_err(|source| HilError::Io { tried: "make a temporary directory".into(), source })?;
-        let guest_host = HUB_IN_GUEST.split(':').next().unwrap_or(HUB_IN_GUEST);
-        let hub = Hub::start(
-            &scratch.path().join("hub"),
-            &["--advertise", "127.0.0.1", "--advertise", guest_host],
-        )?;
+        let host = |address: &'static str| address.split(':').next().unwrap_or(address);
+        let names = ["127.0.0.1", host(HUB_IN_GUEST), host(MOVED_HUB_IN_GUEST)];
+        let flags = names.map(|name| ["--advertise", name]);
+        let hub = Hub::start(&scratch.path().join("hub"), flags.as_flattened())?;
         Ok(Run { options, board, image, hub, scratch, teller: Teller::new(), passed: 0, failed: Vec::new() })
     }
 
@@ -249,7 +248,7 @@ impl<'a> Run<'a> {
         machine.start(&Start { from_snapshot: true, ..Start::default() })?;
         let start = Instant::now();
         let mut stage = Stage { hub: &mut self.hub, machine, teller: &mut self.teller };
-        let told = stage.renews().and_then(|()| (story.tell)(&mut stage));
+        let told = stage.wakes().and_then(|()| (story.tell)(&mut stage));
         let mut machine = stage.machine;
         match told {
             Ok(()) => {
@@ -312,7 +311,8 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
     stage.say(&format!("the agent's memory: {}", memory.split_whitespace().collect::<Vec<_>>().join(" ")));
     let kib =
         memory.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok()).unwrap_or(u64::MAX);
-    stage.expect("PSS of at most 3 MiB", kib <= 3 * 1024, true)
+    stage.expect("PSS of at most 3 MiB", kib <= 3 * 1024, true)?;
+    stage.sleeps()
 }
 
 /// Copies a directory with what is below it.

@@ -12,6 +12,8 @@ use serde_json::{Value, json};
 use crate::error::HilError;
 use crate::machine::{Machine, Start};
 
+/// What ConfigOK says while nothing is assigned.
+pub(crate) const LOCAL: &str = "using current (default)";
 /// The node's name.
 pub(crate) const NODE: &str = "edge-1";
 /// Longest wait for anything but a boot: the watchdog's and the agent's own limits together are under two minutes.
@@ -120,6 +122,18 @@ impl Stage<'_> {
         })
     }
 
+    /// Stops the agent, for a snapshot: the other ends of its connections do not outlive one, and a watch that only listens would find
+    /// out by the kernel's questions, after 75 s.
+    pub(crate) fn sleeps(&mut self) -> Result<(), HilError> {
+        self.guest("systemctl stop kedge").map(|_| ())
+    }
+
+    /// Starts the agent after [`Stage::sleeps`].
+    pub(crate) fn wakes(&mut self) -> Result<(), HilError> {
+        self.guest("systemctl start kedge")?;
+        self.renews()
+    }
+
     /// Waits until the node is Ready, by the API.
     pub(crate) fn ready(&mut self) -> Result<(), HilError> {
         self.wait("a Ready node", BOOT, |stage| {
@@ -133,15 +147,25 @@ impl Stage<'_> {
         })
     }
 
-    /// Makes a ConfigMap and assigns it; returns its UID.
-    pub(crate) fn push(&mut self, name: &str, payload: &str) -> Result<String, HilError> {
+    /// Makes a ConfigMap; returns its UID.
+    pub(crate) fn make(&mut self, name: &str, payload: &str) -> Result<String, HilError> {
         let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"kubelet": payload}});
         self.hub.kubectl().feed(&["create", "-f", "-"], &map.to_string())?;
         let object = self.hub.kubectl().json(&["get", "configmap", name])?;
-        let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+        Ok(object["metadata"]["uid"].as_str().unwrap_or_default().to_owned())
+    }
+
+    /// Assigns a ConfigMap.
+    pub(crate) fn assign_map(&mut self, name: &str, uid: &str) -> Result<(), HilError> {
         self.assign(
             &json!({"configMapRef": {"namespace": "default", "name": name, "uid": uid}, "configMap": null}),
-        )?;
+        )
+    }
+
+    /// Makes a ConfigMap and assigns it; returns its UID.
+    pub(crate) fn push(&mut self, name: &str, payload: &str) -> Result<String, HilError> {
+        let uid = self.make(name, payload)?;
+        self.assign_map(name, &uid)?;
         Ok(uid)
     }
 
@@ -256,8 +280,13 @@ impl Stage<'_> {
 
     /// The power goes, and comes back.
     pub(crate) fn power_cut(&mut self) -> Result<(), HilError> {
+        self.comes_back_as(&Start::default())
+    }
+
+    /// The power goes, and comes back to other surroundings.
+    pub(crate) fn comes_back_as(&mut self, start: &Start) -> Result<(), HilError> {
         self.machine.cut();
-        self.power_on(&Start::default())
+        self.power_on(start)
     }
 
     /// Fails the story unless both are the same.

@@ -3,9 +3,7 @@
 use serde_json::Value;
 
 use crate::error::HilError;
-use crate::stage::{Counted, NODE, PATIENCE, Stage, payload};
-
-const LOCAL: &str = "using current (default)";
+use crate::stage::{Counted, LOCAL, NODE, PATIENCE, Stage, payload};
 
 /// A config that has survived its trial.
 pub(super) fn good(stage: &mut Stage<'_>) -> Result<String, HilError> {
@@ -30,7 +28,7 @@ pub(super) fn lives(stage: &mut Stage<'_>) -> Result<(), HilError> {
 }
 
 /// From here to the next boot the agent is the one that can be asked for faults, from the second disk.
-fn take_faulty_agent(stage: &mut Stage<'_>) -> Result<(), HilError> {
+pub(super) fn take_faulty_agent(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let process = stage.running()?;
     stage.guest(
         "cat /dev/vdb >/run/faults-kedge && chmod 755 /run/faults-kedge && mount --bind /run/faults-kedge /usr/bin/kedge && \
@@ -40,7 +38,8 @@ fn take_faulty_agent(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.renews()
 }
 
-fn rolled_back(stage: &mut Stage<'_>, bad: &str, good: &str) -> Result<(), HilError> {
+/// Waits until the API shows that the one was rolled back to the other after crashes.
+pub(super) fn rolled_back(stage: &mut Stage<'_>, bad: &str, good: &str) -> Result<(), HilError> {
     stage.config_ok(
         "False",
         &format!("using last known good: (UID: {good})"),

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::config::{good, rolled_back, take_faulty_agent};
 use crate::error::HilError;
-use crate::stage::{Counted, Stage, payload};
+use crate::stage::{Counted, PATIENCE, Stage, payload};
 
 /// Longest wait for the hardware watchdog: 30 s of the guest's time, which is slower than ours on a busy machine.
 const RESET: Duration = Duration::from_secs(300);
@@ -56,6 +57,78 @@ pub(super) fn rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     counts(stage, "power cut", 3, 1)?;
     stage.renews()?;
     stage.runs(&uid)
+}
+
+/// systemd's word on the last end, as the agent's own unit recorded it: result, code and status.
+fn recorded_end(stage: &mut Stage<'_>) -> Result<String, HilError> {
+    stage.guest(
+        "tr -d ' \\n' </var/lib/kedge/last-exit.json | sed 's/.*\"result\":\"\\([^\"]*\\)\",\"exitCode\":\"\\([^\"]*\\)\",\"exitStatus\":\"\\([^\"]*\\)\".*/\\1 \\2 \\3/'",
+    )
+}
+
+/// What the unit says beside itself until the next boot.
+fn unit_says(stage: &mut Stage<'_>, lines: &str) -> Result<(), HilError> {
+    let dir = "/run/systemd/system/kedge.service.d";
+    stage.guest(&format!(
+        "mkdir -p {dir} && printf '[Service]\\n{lines}' >{dir}/story.conf && systemctl daemon-reload"
+    ))?;
+    Ok(())
+}
+
+pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    take_faulty_agent(stage)?;
+    let good = good(stage)?;
+    let next = stage.push("edge-next", &payload("10h", 10, ""))?;
+    stage.runs(&next)?;
+
+    // The agent ends with no code but 0 once its start is recorded, so a shell around it does.
+    unit_says(
+        stage,
+        "NotifyAccess=all\\nExecStart=\\nExecStart=/bin/sh -c \"/usr/bin/kedge agent --kubeconfig /etc/kedge/kubeconfig; exit 7\"\\n",
+    )?;
+    to_the_process(stage, "systemctl restart kedge")?;
+    counts(stage, "restarted with a shell around it", 0, 0)?;
+    unit_says(stage, "")?;
+    to_the_process(
+        stage,
+        "for p in $(cat /sys/fs/cgroup/system.slice/kedge.service/cgroup.procs); do \
+         [ $(cat /proc/$p/comm) != kedge ] || kill -KILL $p; done",
+    )?;
+    let end = recorded_end(stage)?;
+    stage.expect("the recorded end", end.as_str(), "exit-code exited 7")?;
+    counts(stage, "exit code 7", 1, 0)?;
+
+    stage.guest("echo 'nodeStatusUpdateFrequency: [' >/etc/kedge/config.d/90-broken.conf")?;
+    stage.guest("systemctl kill --signal=TERM kedge")?;
+    stage.wait("three refused starts", PATIENCE, |stage| {
+        let said =
+            stage.guest("journalctl -b -u kedge -o cat --no-pager | grep -c 'refusing to start' || true")?;
+        Ok(if said.parse::<u32>().unwrap_or_default() >= 3 { Ok(()) } else { Err(said) })
+    })?;
+    stage.guest("rm /etc/kedge/config.d/90-broken.conf")?;
+    stage.running()?;
+    counts(stage, "starts refused for an invalid local config", 1, 0)?;
+
+    unit_says(stage, "TimeoutStartSec=20\\n")?;
+    let hangs = "kedge:\n  faultInjection:\n    hangLoop: start\n    hangAfter: 0s\n";
+    let bad = stage.push("edge-start", &payload("1h", 0, hangs))?;
+    rolled_back(stage, &bad, &good)?;
+    let end = recorded_end(stage)?;
+    stage.expect("the recorded end", end.starts_with("timeout "), true)?;
+    stage.say(&format!("not ready in time ({end}): counted, and with a threshold of 0 rolled back"));
+
+    let hangs = "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 15s\n";
+    let hung = stage.push("edge-hang", &payload("1h", 10, hangs))?;
+    stage.runs(&hung)?;
+    stage.wait("the main loop's stop", PATIENCE, |stage| {
+        let said = stage
+            .guest("journalctl -b -u kedge -o cat --no-pager | grep -c 'loop main stops here' || true")?;
+        Ok(if said == "0" { Err(said) } else { Ok(()) })
+    })?;
+    to_the_process(stage, "systemctl restart kedge")?;
+    let end = recorded_end(stage)?;
+    stage.expect("the recorded end", end.starts_with("timeout "), true)?;
+    counts(stage, "asked to stop and killed at its time limit", 0, 0)
 }
 
 pub(super) fn dead_kernel(stage: &mut Stage<'_>) -> Result<(), HilError> {

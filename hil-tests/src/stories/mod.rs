@@ -3,8 +3,10 @@
 //! Always holds: a story starts on a node that has joined, Ready, without anything assigned, with a hub that knows nothing of other
 //! stories; it passes only if everything it waited for came.
 
+mod chance;
 mod config;
 mod ends;
+mod flushes;
 mod power;
 mod slots;
 mod surroundings;
@@ -96,6 +98,13 @@ pub(crate) const STORIES: &[Story] = &[
         ends::rows,
     ),
     story(
+        "rare-ends",
+        "an exit code, a refused start, a start and a stop that take too long count as the design says",
+        false,
+        Needs::Faults,
+        ends::rare_rows,
+    ),
+    story(
         "dead-kernel",
         "a dead kernel is reset by the hardware watchdog and comes back with its config",
         true,
@@ -132,6 +141,13 @@ pub(crate) const STORIES: &[Story] = &[
         power::first_boot_cuts,
     ),
     story(
+        "flushes",
+        "every flush of the state partition in a life of adoption, promotion, roll back: rebuilt and started",
+        false,
+        Needs::Nothing,
+        flushes::every,
+    ),
+    story(
         "no-clock",
         "the board's clock starts in 1970, then is stepped both ways",
         false,
@@ -145,7 +161,17 @@ pub(crate) const STORIES: &[Story] = &[
         Needs::Nothing,
         surroundings::network,
     ),
+    story("flapping", "the cable is bad for minutes", false, Needs::Nothing, surroundings::flapping),
+    story(
+        "long-outage",
+        "no network for so long that every timer has run, in the middle of a trial",
+        false,
+        Needs::Nothing,
+        surroundings::long_outage,
+    ),
+    story("address", "the node gets another address", false, Needs::Nothing, surroundings::address),
     story("no-hub", "the hub goes and comes back", false, Needs::Nothing, surroundings::hub),
+    story("moved-hub", "the hub moves to another address", false, Needs::Nothing, surroundings::moved_hub),
     story(
         "state-full",
         "the state partition is full, then has room again",

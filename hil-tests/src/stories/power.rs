@@ -1,33 +1,11 @@
-//! Power cuts at random moments. The seed of a run is printed; `KEDGE_HIL_SEED` repeats it, `KEDGE_HIL_CYCLES` sets how many.
+//! Power cuts at random moments; `KEDGE_HIL_CYCLES` sets how many.
 
 use std::time::Duration;
 
+use super::chance::{Chance, number};
 use crate::error::HilError;
 use crate::machine::Start;
 use crate::stage::{NODE, PATIENCE, Stage, payload};
-
-/// A small generator of our own: cut moments need no quality, only repetition (xorshift64*).
-struct Chance(u64);
-
-impl Chance {
-    fn from_environment(stage: &mut Stage<'_>) -> Chance {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let seed = number("KEDGE_HIL_SEED").unwrap_or(now.as_nanos() as u64) | 1;
-        stage.say(&format!("KEDGE_HIL_SEED={seed}"));
-        Chance(seed)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % limit
-    }
-}
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
 
 /// One boot is half a minute: a full run has this many cycles unless told otherwise.
 const CYCLES: u64 = 12;

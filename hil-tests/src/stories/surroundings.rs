@@ -2,12 +2,20 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
+use super::chance::{Chance, number};
 use crate::error::HilError;
-use crate::machine::Start;
-use crate::stage::{BOOT, PATIENCE, Stage, condition, payload};
+use crate::machine::{HUB_IN_GUEST, MOVED_HUB_IN_GUEST, Start};
+use crate::stage::{BOOT, NODE, PATIENCE, Stage, condition, payload};
 
 /// A time without network in which a heartbeat would have been due several times.
 const OUTAGE: Duration = Duration::from_secs(30);
+/// A long one, in seconds, unless `KEDGE_HIL_OUTAGE_SECS` says otherwise. An hour of it shows nothing that 12 minutes do not: the
+/// longest time the agent knows is 10 minutes (a connection's idle time, and the most that a server may ask it to wait).
+const LONG_OUTAGE_SECS: u64 = 720;
+/// How often the cable is pulled and plugged in again in a story of nothing else.
+const FLAPS: u64 = 20;
 /// Most blocks that one command in the guest overwrites: each takes a process, 0.1 s of a busy machine.
 const BLOCKS_AT_ONCE: u32 = 200;
 
@@ -64,6 +72,123 @@ pub(super) fn network(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.expect("the agent's process", same, process)?;
     stage.runs(&uid)?;
     stage.say("after five flaps and an outage: the same process renews");
+    Ok(())
+}
+
+pub(super) fn long_outage(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let good = super::config::good(stage)?;
+    let next = stage.push("edge-next", &payload("90s", 2, ""))?;
+    stage.runs(&next)?;
+    stage.machine.plug(false)?;
+    let secs = number("KEDGE_HIL_OUTAGE_SECS").unwrap_or(LONG_OUTAGE_SECS).max(240);
+    stage.say(&format!("edge-next is on trial for 90 s, and the cable is out for {secs} s"));
+    std::thread::sleep(Duration::from_secs(180));
+    let process = stage.running()?;
+    stage.guest("systemctl restart kedge")?;
+    stage.restarted(process)?;
+    let status = stage.guest("kedge config status --output json")?;
+    let status: Value = serde_json::from_str(&status).unwrap_or_default();
+    stage.say(&format!("restarted after its trial without contact: {}", status["condition"]));
+    let message = status["condition"]["message"].as_str().unwrap_or_default().to_owned();
+    stage.expect("what it falls back to", message.contains(&good), true)?;
+    let process = stage.running()?;
+    std::thread::sleep(Duration::from_secs(secs - 180));
+    let same = stage.running()?;
+    stage.expect("the agent's process", same, process)?;
+    stage.machine.plug(true)?;
+    stage.renews()?;
+    stage.runs(&next)?;
+    stage.promotes(&next)?;
+    stage.say("plugged in: renews, edge-next is tried once more and promoted: an outage condemns nothing");
+    Ok(())
+}
+
+pub(super) fn flapping(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let mut chance = Chance::from_environment(stage);
+    super::config::good(stage)?;
+    let mut next = String::new();
+    for flap in 0..FLAPS {
+        if flap == FLAPS / 2 {
+            next = stage.push("edge-next", &payload("2s", 2, ""))?;
+        }
+        for is_in in [false, true] {
+            stage.machine.plug(is_in)?;
+            std::thread::sleep(Duration::from_millis(200 + chance.below(6_000)));
+        }
+    }
+    stage.say(&format!(
+        "the cable was pulled {FLAPS} times for up to 6 s, and edge-next was assigned meanwhile"
+    ));
+    stage.renews()?;
+    stage.runs(&next)?;
+    stage.promotes(&next)?;
+    stage.ready()?;
+    let restarts = stage.guest("systemctl show -P NRestarts kedge")?;
+    // one restart to adopt each config
+    stage.expect("restarts by systemd", restarts.as_str(), "2")?;
+    stage.say("it renews, is Ready, and has adopted edge-next; the agent restarted for that only");
+    Ok(())
+}
+
+/// Waits until the API shows the node with this address and without that one.
+fn has_address(stage: &mut Stage<'_>, address: &str, not: &str) -> Result<(), HilError> {
+    stage.wait(&format!("the node's address {address}"), PATIENCE, |stage| {
+        let addresses = stage.node()?["status"]["addresses"].to_string();
+        let has = |address: &str| addresses.contains(&format!("\"{address}\""));
+        Ok(if has(address) && !has(not) { Ok(()) } else { Err(addresses) })
+    })
+}
+
+pub(super) fn address(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    has_address(stage, "10.0.2.15", "10.0.2.77")?;
+    let process = stage.running()?;
+    // of another length, so that it is not secondary to the one that goes
+    stage.guest("ip address add 10.0.2.77/16 dev eth0 && ip address del 10.0.2.15/24 dev eth0")?;
+    stage.renews()?;
+    has_address(stage, "10.0.2.77", "10.0.2.15")?;
+    let same = stage.running()?;
+    stage.expect("the agent's process", same, process)?;
+    stage.say("another address while it runs: the same process renews, and the Node shows it");
+    stage.comes_back_as(&Start { address: Some("10.0.2.50"), ..Start::default() })?;
+    stage.renews()?;
+    has_address(stage, "10.0.2.50", "10.0.2.77")?;
+    stage.runs(&uid)?;
+    stage.say("another address by DHCP at the next boot: the same");
+    Ok(())
+}
+
+pub(super) fn moved_hub(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    let moved = Start { hub_moved: true, ..Start::default() };
+    stage.comes_back_as(&moved)?;
+    stage.says_it_runs(&format!("using current (UID: {uid})"))?;
+    let process = stage.running()?;
+    let before = stage.renewed()?;
+    std::thread::sleep(OUTAGE);
+    let after = stage.renewed()?;
+    stage.expect("renewals at the old address", after, before)?;
+    stage.say("the hub is elsewhere: edge-good runs without it");
+    stage.guest(&format!(
+        "cd /etc/kedge && sed 's/{HUB_IN_GUEST}/{MOVED_HUB_IN_GUEST}/' kubeconfig >kubeconfig.new && \
+         ! cmp -s kubeconfig kubeconfig.new && mv kubeconfig.new kubeconfig"
+    ))?;
+    stage.renews()?;
+    let same = stage.running()?;
+    stage.expect("the agent's process", same, process)?;
+    stage.say("the new address was written into its kubeconfig: the same process renews there");
+    stage.comes_back_as(&moved)?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("and after a power cut: what was handed long ago does not undo it");
+    if stage.machine.is_handed_at_each_start() {
+        let kubeconfig = stage.hub.node_kubeconfig(NODE)?.replace(stage.hub.address(), HUB_IN_GUEST);
+        stage.machine.hand("kedge.kubeconfig", &kubeconfig)?;
+        stage.power_cut()?;
+        stage.renews()?;
+        stage.runs(&uid)?;
+        stage.say("the hub moved back and a new kubeconfig was handed over at boot: it renews there");
+    }
     Ok(())
 }
 
@@ -153,6 +278,15 @@ pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
+    // first, while all copies are still whole
+    stage.guest(
+        "dd if=/dev/urandom of=/dev/disk/by-partlabel/state bs=4096 count=16 oflag=direct conv=notrunc",
+    )?;
+    stage.say("the first 64 KiB overwritten");
+    comes_back_from_damage(stage, &uid)?;
+    let said = stage.guest("dmesg | grep kedge-image || true")?;
+    let is_taken = said.contains("a copy of it was taken");
+    stage.expect(&format!("a copy of the superblock was taken: {said}"), is_taken, true)?;
     for blocks in [20, 200, 2000] {
         let mut left: u32 = blocks;
         while left > 0 {
@@ -166,11 +300,7 @@ pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
         stage.say(&format!("{blocks} random blocks overwritten"));
         comes_back_from_damage(stage, &uid)?;
     }
-    stage.guest(
-        "dd if=/dev/urandom of=/dev/disk/by-partlabel/state bs=4096 count=16 oflag=direct conv=notrunc",
-    )?;
-    stage.say("the first 64 KiB overwritten");
-    comes_back_from_damage(stage, &uid)
+    Ok(())
 }
 
 pub(super) fn small(stage: &mut Stage<'_>) -> Result<(), HilError> {

@@ -1,0 +1,484 @@
+//! Every disk that a power cut could have left during a life of the booted image: adoption, promotion, two roll backs, unassignment.
+//!
+//! QEMU logs each write and flush of the guest's disk. The state partition is rebuilt as a cut at each flush would have left it, with
+//! nothing of what was on its way and once with a random part of it, is repaired and mounted on this machine, and the agent is started
+//! on it as another boot without a hub. A few are booted. Always holds: what the API had shown before the cut is not lost, and the
+//! agent runs what the node ran before or after the step that was cut. Needs root, loop devices, e2fsck and this machine's own agent.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use kedge_try::logged_disk::{Choice, Cut, Image, Recording};
+use kedge_try::programs;
+use kedge_try::scratch::poll;
+use serde_json::Value;
+
+use super::chance::number;
+use crate::error::HilError;
+use crate::machine::{Start, tool};
+use crate::stage::{LOCAL, NODE, PATIENCE, Stage, condition, payload};
+
+/// What QEMU's log is made of, and a disk's smallest unit.
+const SECTOR: u64 = 512;
+/// The flags of an entry in the log, as dm-log-writes numbers them.
+const FLUSH: u64 = 1;
+const DISCARD: u64 = 4;
+/// Random parts of what was on its way, for each flush.
+const SUBSETS: usize = 1;
+/// How many of the disks are booted: each takes half a minute.
+const BOOTED: usize = 3;
+/// Longest wait for the agent's answer, on this machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Runs the agent with another boot id than this machine's: a cut means another boot.
+const ANOTHER_BOOT: &str = r#"mount --bind "$1" /proc/sys/kernel/random/boot_id && shift && exec "$@""#;
+
+/// What an agent says about its configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Said {
+    message: String,
+    last_known_good: Option<String>,
+}
+
+impl Said {
+    fn new(message: &str, last_known_good: Option<&str>) -> Said {
+        Said { message: message.to_owned(), last_known_good: last_known_good.map(str::to_owned) }
+    }
+
+    fn of(condition_message: &str, config: &Value) -> Said {
+        let uid = config.pointer("/lastKnownGood/configMap/uid").and_then(Value::as_str);
+        Said::new(condition_message, uid)
+    }
+}
+
+/// A life: what is said one after the other, since when each may be so, and from when on it must have been.
+struct Life {
+    log: PathBuf,
+    moments: Vec<Moment>,
+}
+
+struct Moment {
+    said: Said,
+    /// The log's length when the step that leads here began.
+    begun: u64,
+    /// The log's length when the API had shown it.
+    shown: Option<u64>,
+}
+
+impl Life {
+    fn now(&self) -> Result<u64, HilError> {
+        Ok(fs::metadata(&self.log).map_err(HilError::io("look at", &self.log))?.len())
+    }
+
+    /// A step begins, to this.
+    fn begins(&mut self, said: Said) -> Result<(), HilError> {
+        let begun = self.now()?;
+        self.moments.push(Moment { said, begun, shown: None });
+        Ok(())
+    }
+
+    /// Waits until the API shows the last one.
+    fn arrives(&mut self, stage: &mut Stage<'_>) -> Result<(), HilError> {
+        let moment = self.moments.len() - 1;
+        let said = self.moments[moment].said.clone();
+        stage.wait(&format!("{said:?}"), PATIENCE, |stage| {
+            let node = stage.node()?;
+            let found = Said::of(&condition(&node, "ConfigOK").1, &node["status"]["config"]);
+            Ok(if found == said { Ok(()) } else { Err(format!("{found:?}")) })
+        })?;
+        self.moments[moment].shown = Some(self.now()?);
+        Ok(())
+    }
+
+    /// What may be said after a cut when the log was this long.
+    fn allowed(&self, at: u64) -> Vec<&Said> {
+        let first = self.moments.iter().rposition(|moment| moment.shown.is_some_and(|shown| shown <= at));
+        let last = self.moments.iter().rposition(|moment| moment.begun <= at);
+        let first = first.unwrap_or(0);
+        self.moments[first..=last.unwrap_or(0).max(first)].iter().map(|moment| &moment.said).collect()
+    }
+}
+
+/// Where the state partition lies on the disk, in sectors.
+#[derive(Debug, Clone, Copy)]
+struct Partition {
+    start: u64,
+    sectors: u64,
+}
+
+impl Partition {
+    /// The partition named `state`, as sfdisk has it.
+    fn find(disk: &Path) -> Result<Partition, HilError> {
+        let output = Command::new("sfdisk")
+            .arg("--json")
+            .arg(disk)
+            .output()
+            .map_err(|source| HilError::Io { tried: "run sfdisk".into(), source })?;
+        let table: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        let partitions = table["partitiontable"]["partitions"].as_array();
+        let state = partitions.and_then(|all| all.iter().find(|partition| partition["name"] == "state"));
+        let numbers = state.and_then(|state| Some((state["start"].as_u64()?, state["size"].as_u64()?)));
+        let (start, sectors) = numbers
+            .ok_or_else(|| HilError::Garbled(format!("{}: no partition \"state\"", disk.display())))?;
+        Ok(Partition { start, sectors })
+    }
+
+    fn copy(self, disk: &Path, to: &Path, is_back: bool) -> Result<(), HilError> {
+        let unit = 1 << 20;
+        let mib = |sectors: u64| (sectors * SECTOR / unit).to_string();
+        let offset = format!("{}={}", if is_back { "seek" } else { "skip" }, mib(self.start));
+        let (from, to) = if is_back { (to, disk) } else { (disk, to) };
+        let (from, to) = (format!("if={}", from.display()), format!("of={}", to.display()));
+        let count = format!("count={}", self.sectors * SECTOR / unit);
+        let words = [&*from, &*to, "bs=1M", &*offset, &*count, "conv=notrunc,sparse", "status=none"];
+        tool("dd", &words.map(AsRef::as_ref))
+    }
+
+    /// The log of the whole disk as one of this partition, and where what began there in the one begins in the other.
+    fn own_log(self, log: &[u8]) -> Result<(Vec<u8>, BTreeMap<u64, u64>), HilError> {
+        let number = |at: u64| {
+            let bytes = log.get(at as usize..at as usize + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map(u64::from_le_bytes).ok_or_else(|| HilError::Garbled("the log of writes ends".into()))
+        };
+        let head = log.get(..SECTOR as usize).ok_or_else(|| HilError::Garbled("no log of writes".into()))?;
+        let mut own = head.to_vec();
+        let mut places = BTreeMap::new();
+        let mut at = SECTOR;
+        while at + SECTOR <= log.len() as u64 {
+            let (sector, sectors, flags) = (number(at)?, number(at + 8)?, number(at + 16)?);
+            if [sector, sectors, flags] == [0; 3] {
+                break;
+            }
+            let data = if flags & DISCARD != 0 { 0 } else { sectors * SECTOR };
+            let end = at + SECTOR + data;
+            if end > log.len() as u64 {
+                break;
+            }
+            places.insert(at, own.len() as u64);
+            let is_ours = sector >= self.start && sector + sectors <= self.start + self.sectors;
+            if sectors == 0 || is_ours {
+                let entry = own.len();
+                own.extend_from_slice(&log[at as usize..end as usize]);
+                let moved = if sectors == 0 { 0 } else { sector - self.start };
+                own[entry..entry + 8].copy_from_slice(&moved.to_le_bytes());
+            } else if flags & FLUSH != 0 {
+                // what it flushes is ours, too
+                own.extend([0, 0, FLUSH, 0].iter().flat_map(|number: &u64| number.to_le_bytes()));
+                own.resize(own.len() + SECTOR as usize - 32, 0);
+            }
+            at = end;
+        }
+        places.insert(at, own.len() as u64);
+        Ok((own, places))
+    }
+}
+
+/// A position in the whole log as one in the partition's.
+fn place(places: &BTreeMap<u64, u64>, at: u64) -> u64 {
+    // an entry that began before it lies before it
+    places.range(at..).next().or_else(|| places.last_key_value()).map_or(0, |(_, own)| *own)
+}
+
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // it may have ended by itself
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A file system of a file, mounted here until it is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(file: &Path, place: &Path) -> Result<Mounted, HilError> {
+        tool("mount", &["-o".as_ref(), "loop".as_ref(), file.as_os_str(), place.as_os_str()])?;
+        Ok(Mounted(place.to_owned()))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let unmounted = poll(Duration::from_secs(10), || tool("umount", &[self.0.as_os_str()]).ok());
+        if unmounted.is_none() {
+            eprintln!("cannot unmount {}", self.0.display());
+        }
+    }
+}
+
+/// Starts this machine's agent on rebuilt partitions.
+struct Starter {
+    dir: PathBuf,
+    agent: PathBuf,
+    kubeconfig: PathBuf,
+    count: u64,
+}
+
+impl Starter {
+    fn new(stage: &Stage<'_>, dir: PathBuf) -> Result<Starter, HilError> {
+        for name in ["mount", "nothing"] {
+            let path = dir.join(name);
+            fs::create_dir_all(&path).map_err(HilError::io("create directory", &path))?;
+        }
+        let kubeconfig = dir.join("kubeconfig");
+        // nobody listens there
+        let text = stage.hub.node_kubeconfig(NODE)?.replace(stage.hub.address(), "127.0.0.1:1");
+        fs::write(&kubeconfig, text).map_err(HilError::io("write", &kubeconfig))?;
+        Ok(Starter { agent: programs::built("kedge")?, dir, kubeconfig, count: 0 })
+    }
+
+    /// What the agent says on this disk, which is repaired as the image does before it mounts.
+    fn ask(&mut self, image: &Image) -> Result<Said, HilError> {
+        let (file, mount, run) = (self.dir.join("image"), self.dir.join("mount"), self.dir.join("run"));
+        image.write_to(&file)?;
+        let checked = Command::new("e2fsck").arg("-p").arg(&file).output();
+        let checked = checked.map_err(|source| HilError::Io { tried: "run e2fsck".into(), source })?;
+        if checked.status.code().is_none_or(|code| code > 1) {
+            let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+            return Err(HilError::Wrong(format!("e2fsck -p: {}: {said}", checked.status)));
+        }
+        let _mounted = Mounted::new(&file, &mount)?;
+        let _ = fs::remove_dir_all(&run);
+        self.count += 1;
+        let boot = self.dir.join("boot_id");
+        let id = format!("{:08x}-0000-4000-8000-{:012x}\n", std::process::id(), self.count);
+        fs::write(&boot, id).map_err(HilError::io("write", &boot))?;
+        let root = mount.join("lib/kedge");
+        let said = self.answer(&root, &run, &boot)?;
+        let aside = names(&root.join("config")).into_iter().find(|name| name.contains(".corrupt-"));
+        match aside {
+            None => Ok(said),
+            Some(name) => Err(HilError::Wrong(format!("{name} was set aside"))),
+        }
+    }
+
+    fn answer(&self, root: &Path, run: &Path, boot: &Path) -> Result<Said, HilError> {
+        let log = self.dir.join("agent.log");
+        let output = fs::File::create(&log).map_err(HilError::io("create", &log))?;
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--", "unshare", "--mount", "--"]);
+        command.args(["sh", "-c", ANOTHER_BOOT, "sh"]);
+        command.arg(boot).arg(&self.agent).args(["agent", "--hostname-override", NODE, "--kubeconfig"]);
+        command.arg(&self.kubeconfig).arg("--config-dir").arg(self.dir.join("nothing"));
+        command.arg("--root-dir").arg(root).arg("--run-dir").arg(run).env_remove("NOTIFY_SOCKET");
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(output).spawn();
+        let child = child.map_err(|source| HilError::Io { tried: "start the agent".into(), source })?;
+        let process = std::cell::RefCell::new(Process(child));
+        let answer = poll(ANSWER_LIMIT, || {
+            let asked = Command::new(&self.agent)
+                .args(["config", "status", "--output", "json", "--root-dir"])
+                .arg(root)
+                .arg("--run-dir")
+                .arg(run)
+                .output();
+            let status = asked.ok().filter(|output| output.status.success())?;
+            let status: Value = serde_json::from_slice(&status.stdout).ok()?;
+            // it answers before it has judged
+            let message = status["condition"]["message"].as_str().filter(|message| !message.is_empty())?;
+            Some(Said::of(message, &status["status"]))
+        });
+        drop(process);
+        let log = || fs::read_to_string(&log).unwrap_or_default();
+        answer.ok_or_else(|| HilError::Never { awaited: "the agent's status".into(), found: log() })
+    }
+}
+
+/// Names of what lies in a directory and below it.
+fn names(directory: &Path) -> Vec<String> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        names.push(entry.file_name().to_string_lossy().into_owned());
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            names.extend(self::names(&entry.path()));
+        }
+    }
+    names
+}
+
+/// The life, on a machine whose writes are logged from its boot on.
+fn live(stage: &mut Stage<'_>) -> Result<Life, HilError> {
+    stage.machine.start(&Start { log_writes: true, ..Start::default() })?;
+    stage.running()?;
+    stage.renews()?;
+    stage.ready()?;
+    let mut life = Life { log: stage.machine.writes(), moments: Vec::new() };
+    life.begins(Said::new(LOCAL, None))?;
+    life.arrives(stage)?;
+
+    let good = stage.make("edge-good", &payload("2s", 2, ""))?;
+    life.begins(Said::new(&format!("using current (UID: {good})"), None))?;
+    life.begins(Said::new(&format!("using current (UID: {good})"), Some(&good)))?;
+    stage.assign_map("edge-good", &good)?;
+    life.arrives(stage)?;
+
+    let falls_back = Said::new(&format!("using last known good: (UID: {good})"), Some(&good));
+    let garbled = stage.make("edge-garbled", &payload("1h", 2, "nodeStatusUpdateFrequency: ["))?;
+    life.begins(falls_back.clone())?;
+    stage.assign_map("edge-garbled", &garbled)?;
+    life.arrives(stage)?;
+
+    let killed = stage.make("edge-killed", &payload("1h", 1, ""))?;
+    life.begins(Said::new(&format!("using current (UID: {killed})"), Some(&good)))?;
+    stage.assign_map("edge-killed", &killed)?;
+    life.arrives(stage)?;
+    life.begins(falls_back)?;
+    for _ in 0..2 {
+        let process = stage.running()?;
+        stage.guest(&format!("kill -KILL {process}"))?;
+        stage.restarted(process)?;
+    }
+    life.arrives(stage)?;
+
+    life.begins(Said::new(LOCAL, None))?;
+    stage.assign(&Value::Null)?;
+    life.arrives(stage)?;
+    Ok(life)
+}
+
+pub(super) fn every(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    stage.machine.cut();
+    let dir = stage.machine.dir().to_owned();
+    let before = stage.machine.raw_disk("before.raw")?;
+    let partition = Partition::find(&before)?;
+    let state = dir.join("state.raw");
+    partition.copy(&before, &state, false)?;
+    let life = live(stage)?;
+    stage.machine.cut();
+    stage.say(&format!("a life of {} moments was logged", life.moments.len()));
+
+    let log = fs::read(stage.machine.writes()).map_err(HilError::io("read", &stage.machine.writes()))?;
+    let (own, places) = partition.own_log(&log)?;
+    drop(log);
+    let life = Life {
+        moments: life
+            .moments
+            .into_iter()
+            .map(|moment| Moment {
+                begun: place(&places, moment.begun),
+                shown: moment.shown.map(|shown| place(&places, shown)),
+                said: moment.said,
+            })
+            .collect(),
+        ..life
+    };
+    let recording = Recording::new(Image::read(&state)?, own)?;
+    let choice = Choice {
+        subsets: SUBSETS,
+        seed: number("KEDGE_HIL_SEED").unwrap_or(1),
+        instants: life.moments.iter().filter_map(|moment| moment.shown).collect(),
+        ..Choice::default()
+    };
+    let cuts: Vec<Cut> = recording.cuts(&choice).collect();
+    let states = judge(stage, &life, &cuts, dir.join("starts"))?;
+    stage.say(&format!(
+        "{} writes and {} flushes of the state partition: {states} states rebuilt and started",
+        recording.writes(),
+        recording.flushes()
+    ));
+    for number in 1..=BOOTED {
+        let cut = &cuts[number * (cuts.len() - 1) / BOOTED];
+        cut.image.write_to(&state)?;
+        partition.copy(&before, &state, true)?;
+        boot(stage, &life, cut, &before)?;
+    }
+    Ok(())
+}
+
+/// Starts the agent on each; how many.
+fn judge(stage: &mut Stage<'_>, life: &Life, cuts: &[Cut], dir: PathBuf) -> Result<usize, HilError> {
+    let mut starter = Starter::new(stage, dir)?;
+    let mut seen = BTreeMap::<String, usize>::new();
+    for cut in cuts {
+        let told = starter.ask(&cut.image);
+        let at = format!("cut at flush {}, random part {}", cut.flush, cut.subset);
+        let said = told.map_err(|error| HilError::Wrong(format!("{at}: {error}")))?;
+        let allowed = life.allowed(cut.at);
+        if !allowed.contains(&&said) {
+            return Err(HilError::Wrong(format!("{at}: it says {said:?}, and may say {allowed:?}")));
+        }
+        *seen.entry(said.message).or_default() += 1;
+    }
+    for (message, states) in seen {
+        stage.say(&format!("{states} states: {message}"));
+    }
+    Ok(cuts.len())
+}
+
+fn boot(stage: &mut Stage<'_>, life: &Life, cut: &Cut, disk: &Path) -> Result<(), HilError> {
+    stage.machine.take_raw_disk(disk)?;
+    // without the hub, which would tell it what is assigned now
+    stage.power_on(&Start { unplugged: true, ..Start::default() })?;
+    let text = stage.guest("kedge config status --output json")?;
+    let status: Value = serde_json::from_str(&text).unwrap_or_default();
+    let message = status["condition"]["message"].as_str().unwrap_or_default();
+    let said = Said::of(message, &status["status"]);
+    stage.machine.cut();
+    let allowed = life.allowed(cut.at);
+    stage.expect(&format!("{said:?} is one of {allowed:?}"), allowed.contains(&&said), true)?;
+    stage.say(&format!("booted after a cut at flush {}: {}", cut.flush, said.message));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(sector: u64, sectors: u64, flags: u64, byte: u8) -> Vec<u8> {
+        let mut bytes: Vec<u8> =
+            [sector, sectors, flags, 0].iter().flat_map(|number| number.to_le_bytes()).collect();
+        bytes.resize(SECTOR as usize, 0);
+        let data = if flags & DISCARD != 0 { 0 } else { sectors * SECTOR };
+        bytes.extend(vec![byte; data as usize]);
+        bytes
+    }
+
+    #[test]
+    fn the_log_of_a_partition_has_its_writes_and_all_flushes() {
+        let partition = Partition { start: 100, sectors: 50 };
+        let head = vec![7; SECTOR as usize];
+        let whole = [
+            head.clone(),
+            entry(99, 1, 0, 1),
+            entry(100, 2, 0, 2),
+            entry(0, 0, FLUSH, 0),
+            entry(10, 1, FLUSH, 3),
+            entry(149, 1, 0, 4),
+            entry(150, 1, 0, 5),
+            entry(120, 3, DISCARD, 0),
+        ];
+        let expect = [
+            head,
+            entry(0, 2, 0, 2),
+            entry(0, 0, FLUSH, 0),
+            entry(0, 0, FLUSH, 0),
+            entry(49, 1, 0, 4),
+            entry(20, 3, DISCARD, 0),
+        ];
+        let (own, places) = partition.own_log(&whole.concat()).unwrap();
+        assert_eq!(own, expect.concat());
+        let first_flush = whole[..4].concat().len() as u64;
+        assert_eq!(place(&places, first_flush), expect[..3].concat().len() as u64);
+    }
+
+    #[test]
+    fn what_was_shown_is_not_lost_and_what_has_not_begun_is_not_there() {
+        let moment = |name: &str, begun, shown| Moment { said: Said::new(name, None), begun, shown };
+        let life = Life {
+            log: PathBuf::new(),
+            moments: vec![moment("a", 10, Some(20)), moment("b", 30, None), moment("c", 40, Some(60))],
+        };
+        let check = |at, expect: &[&str]| {
+            let allowed: Vec<_> = life.allowed(at).iter().map(|said| said.message.clone()).collect();
+            assert_eq!(allowed, expect, "at {at}");
+        };
+        check(5, &["a"]);
+        check(25, &["a"]);
+        check(35, &["a", "b"]);
+        check(50, &["a", "b", "c"]);
+        check(60, &["c"]);
+    }
+}
