@@ -9,7 +9,7 @@ import glob, os, re, sys
 
 ROOTS = """core/v1/Namespace core/v1/Node core/v1/ConfigMap core/v1/Event core/v1/Pod core/v1/Secret core/v1/ServiceAccount
 core/v1/Binding apps/v1/DaemonSet apps/v1/ControllerRevision coordination/v1/Lease policy/v1/Eviction
-certificates/v1/CertificateSigningRequest authorization/v1/SelfSubjectAccessReview
+certificates/v1/CertificateSigningRequest authorization/v1/SelfSubjectAccessReview authorization/v1/SelfSubjectRulesReview
 authentication/v1/SelfSubjectReview meta/v1/DeleteOptions meta/v1/Status""".split()
 # Fields that are ours: the form of the design document; upstream reserved its number for exactly this.
 OURS = {"core/v1/NodeConfigSource": [

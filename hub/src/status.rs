@@ -222,6 +222,14 @@ impl ApiError {
         ApiError::expired(format!("too old resource version: {asked} ({oldest})"))
     }
 
+    /// 500: upstream's answer when the kubelet cannot be reached, which is always the case here.
+    pub fn node_out_of_reach(node: &str) -> ApiError {
+        let message = format!(
+            "error dialing backend: the hub does not dial nodes, and node {node:?} has opened no stream to it"
+        );
+        ApiError::new(500, "", message)
+    }
+
     /// 504: the version asked for lies in the future.
     pub fn too_large_version(asked: u64, current: u64) -> ApiError {
         let message = format!("Too large resource version: {asked}, current: {current}");

@@ -11,7 +11,7 @@ mod node;
 
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::pki::{ADMIN_GROUP, NODE_GROUP, NODE_USER_PREFIX};
@@ -168,9 +168,51 @@ fn anyone_authenticated_may(attributes: &Attributes) -> bool {
         && attributes.subresource.is_empty()
         && matches!(
             (attributes.group, attributes.resource),
-            ("authorization.k8s.io", "selfsubjectaccessreviews")
+            ("authorization.k8s.io", "selfsubjectaccessreviews" | "selfsubjectrulesreviews")
                 | ("authentication.k8s.io", "selfsubjectreviews")
         )
+}
+
+/// What this caller may do, as the status of a SelfSubjectRulesReview. What a node may depends on the objects that there are, so
+/// for a node the list says of itself that it is incomplete, as upstream's does.
+pub fn rules(identity: &Identity) -> Value {
+    if identity.is_admin() {
+        return json!({
+            "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}],
+            "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+            "incomplete": false,
+        });
+    }
+    let question = |group: &str, resources: &[&str]| json!({"verbs": ["create"], "apiGroups": [group], "resources": resources});
+    let paths = [
+        "/api",
+        "/api/*",
+        "/apis",
+        "/apis/*",
+        "/healthz",
+        "/healthz/*",
+        "/livez",
+        "/livez/*",
+        "/openapi",
+        "/openapi/*",
+        "/readyz",
+        "/readyz/*",
+        "/version",
+        "/version/",
+    ];
+    let mut status = json!({
+        "resourceRules": [
+            question("authentication.k8s.io", &["selfsubjectreviews"]),
+            question("authorization.k8s.io", &["selfsubjectaccessreviews", "selfsubjectrulesreviews"]),
+        ],
+        "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": paths}],
+        "incomplete": false,
+    });
+    if identity.node().is_some() {
+        status["incomplete"] = true.into();
+        status["evaluationError"] = "node authorizer does not support user rule resolution".into();
+    }
+    status
 }
 
 fn is_read(verb: &str) -> bool {
@@ -328,6 +370,30 @@ mod tests {
         );
         let group = "authorization.k8s.io";
         check(Attributes { verb: "create", group, resource: "selfsubjectaccessreviews", ..attributes }, "");
+    }
+
+    #[test]
+    fn what_is_listed_as_allowed_is_allowed() {
+        let stranger = identity("jane", &["system:authenticated"]);
+        let listed = rules(&stranger);
+        assert_eq!(listed["incomplete"], false);
+        for url in listed["nonResourceRules"][0]["nonResourceURLs"].as_array().unwrap() {
+            let url = url.as_str().unwrap().replace('*', "x");
+            assert_eq!(authorize(Some(&stranger), &path("get", &url), &Empty), Ok(()), "{url}");
+        }
+        for rule in listed["resourceRules"].as_array().unwrap() {
+            for resource in rule["resources"].as_array().unwrap() {
+                let attributes = Attributes {
+                    verb: rule["verbs"][0].as_str().unwrap(),
+                    group: rule["apiGroups"][0].as_str().unwrap(),
+                    resource: resource.as_str().unwrap(),
+                    ..Attributes::default()
+                };
+                assert_eq!(authorize(Some(&stranger), &attributes, &Empty), Ok(()), "{resource}");
+            }
+        }
+        assert_eq!(rules(&identity("system:node:a", &["system:nodes"]))["incomplete"], true);
+        assert_eq!(rules(&identity("a", &["system:masters"]))["resourceRules"][0]["verbs"], json!(["*"]));
     }
 
     #[test]

@@ -128,6 +128,9 @@ pub struct Subresource {
     pub verbs: &'static [&'static str],
 }
 
+/// Streams are opened by GET (WebSocket) or POST (SPDY).
+const STREAM: &[&str] = &["create", "get"];
+
 impl Kind {
     /// `plural` or `plural.group`: how errors and the store name the kind.
     pub fn resource_name(&self) -> String {
@@ -154,6 +157,10 @@ impl Kind {
             "Pod" => &[
                 Subresource { name: "binding", of: ("", "v1", "Binding"), verbs: &["create"] },
                 Subresource { name: "eviction", of: ("policy", "v1", "Eviction"), verbs: &["create"] },
+                Subresource { name: "log", of: ("", "v1", "Pod"), verbs: &["get"] },
+                Subresource { name: "attach", of: ("", "v1", "PodAttachOptions"), verbs: STREAM },
+                Subresource { name: "exec", of: ("", "v1", "PodExecOptions"), verbs: STREAM },
+                Subresource { name: "portforward", of: ("", "v1", "PodPortForwardOptions"), verbs: STREAM },
             ],
             "CertificateSigningRequest" => &[Subresource {
                 name: "approval",

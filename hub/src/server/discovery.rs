@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::request::media_ranges;
 use super::respond::{self, Body};
-use super::route::REVIEW_GROUPS;
+use super::route::VIRTUAL_GROUPS;
 use crate::kinds::{self, KINDS, Kind};
 
 /// The aggregated version asked for, if any.
@@ -30,7 +30,7 @@ fn aggregated(accept: &str) -> Option<&'static str> {
 /// All groups but the core one, with their versions.
 fn named_groups() -> Vec<(&'static str, &'static str)> {
     let kinds = kinds::group_versions().into_iter().filter(|(group, _)| !group.is_empty());
-    kinds.chain(REVIEW_GROUPS).collect()
+    kinds.chain(VIRTUAL_GROUPS).collect()
 }
 
 /// `/api`.
@@ -72,13 +72,14 @@ pub(super) fn group(group: &str) -> Response<Body> {
 }
 
 /// Questions are resources too, as far as clients can tell.
-fn reviews_of(group: &str) -> Option<(&'static str, &'static str, &'static str)> {
+fn reviews_of(group: &str) -> &'static [(&'static str, &'static str, &'static str)] {
     match group {
-        "authorization.k8s.io" => {
-            Some(("selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview"))
-        }
-        "authentication.k8s.io" => Some(("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview")),
-        _ => None,
+        "authorization.k8s.io" => &[
+            ("selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview"),
+            ("selfsubjectrulesreviews", "selfsubjectrulesreview", "SelfSubjectRulesReview"),
+        ],
+        "authentication.k8s.io" => &[("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview")],
+        _ => &[],
     }
 }
 
@@ -116,7 +117,7 @@ pub(super) fn resources(group: &str, version: &str) -> Response<Body> {
             }));
         }
     }
-    if let Some((plural, singular, kind)) = reviews_of(group) {
+    for (plural, singular, kind) in reviews_of(group) {
         resources.push(json!({
             "name": plural, "singularName": singular, "namespaced": false, "kind": kind, "verbs": ["create"]}));
     }
@@ -182,7 +183,7 @@ fn aggregated_resources(group: &str, version: &str) -> Vec<Value> {
             resource
         })
         .collect();
-    if let Some((plural, singular, kind)) = reviews_of(group) {
+    for (plural, singular, kind) in reviews_of(group) {
         resources.push(json!({
             "resource": plural, "responseKind": response_kind(kind), "scope": "Cluster", "singularResource": singular,
             "verbs": ["create"]}));

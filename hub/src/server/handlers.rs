@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::request::{self, Form, Parameters, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
-use super::{Server, discovery, health, openapi, reviews, subresources, watch};
+use super::{Server, discovery, health, node_streams, openapi, reviews, subresources, watch};
 use crate::apply::{self, Apply, Manager, Owner};
 use crate::auth::{self, Attributes, Identity};
 use crate::decode::{self, FieldValidation};
@@ -81,7 +81,7 @@ async fn answer(
             audit(&asked, verb, &target, &outcome);
             outcome
         }
-        route @ (Route::AccessReview | Route::SelfReview) => {
+        route @ (Route::AccessReview | Route::RulesReview | Route::SelfReview) => {
             reviews::authorize(&asked, &route)?;
             if parts.method != Method::POST {
                 return Err(ApiError::method_not_allowed());
@@ -233,7 +233,7 @@ fn path(asked: &Asked<'_>, route: Route) -> Result<Response<Body>, ApiError> {
         Route::Version => Ok(health::version()),
         Route::Health(check) => health::health(asked, &check),
         Route::Metrics => Ok(health::metrics(asked.server)),
-        Route::Target(_) | Route::AccessReview | Route::SelfReview | Route::Unknown => {
+        Route::Target(_) | Route::AccessReview | Route::RulesReview | Route::SelfReview | Route::Unknown => {
             Err(ApiError::path_not_found())
         }
     }
@@ -252,6 +252,9 @@ async fn resource(
         name => match kind.subresources().iter().find(|known| known.name == name) {
             Some(known) if !known.verbs.contains(&verb) => return Err(ApiError::method_not_allowed()),
             Some(known) if known.name == "approval" => Part::Approval,
+            Some(known) if matches!(known.name, "log" | "attach" | "exec" | "portforward") => {
+                return node_streams::answer(asked, target, known);
+            }
             Some(known) => {
                 let body = request::body(body).await?;
                 return subresources::create(asked, target, known, &body).await;

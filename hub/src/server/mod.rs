@@ -8,6 +8,7 @@ mod discovery;
 mod handlers;
 mod health;
 mod limits;
+mod node_streams;
 mod openapi;
 mod request;
 mod respond;

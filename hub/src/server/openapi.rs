@@ -12,7 +12,7 @@ use http::Response;
 use serde_json::{Map, Value, json};
 
 use super::respond::{self, Body};
-use super::route::REVIEW_GROUPS;
+use super::route::VIRTUAL_GROUPS;
 use crate::kinds::schema::{self, Field, ListMerge, Shape};
 use crate::kinds::{self, KINDS, Kind};
 use crate::protobuf::Encoder;
@@ -22,7 +22,7 @@ use crate::status::ApiError;
 static DOCUMENTS: LazyLock<Vec<(String, Bytes, String)>> = LazyLock::new(|| {
     kinds::group_versions()
         .into_iter()
-        .chain(REVIEW_GROUPS)
+        .chain(VIRTUAL_GROUPS)
         .map(|(group, version)| {
             let path =
                 if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") };
@@ -81,8 +81,10 @@ fn document_value(group: &str, version: &str) -> Value {
     }
     match group {
         "authorization.k8s.io" => {
-            roots.push(("authorization/v1/SelfSubjectAccessReview", "SelfSubjectAccessReview"))
+            roots.push(("authorization/v1/SelfSubjectAccessReview", "SelfSubjectAccessReview"));
+            roots.push(("authorization/v1/SelfSubjectRulesReview", "SelfSubjectRulesReview"));
         }
+        "policy" => roots.push(("policy/v1/Eviction", "Eviction")),
         "authentication.k8s.io" => roots.push(("authentication/v1/SelfSubjectReview", "SelfSubjectReview")),
         _ => {}
     }
@@ -106,6 +108,9 @@ fn document_value(group: &str, version: &str) -> Value {
             }
         }
         schemas.insert(public_name(name), value);
+    }
+    for (name, of) in NAMED_SCALARS {
+        schemas.insert(name.to_owned(), of());
     }
     json!({
         "openapi": "3.0.0",
@@ -170,13 +175,29 @@ fn field_value(field: &Field) -> Value {
     value
 }
 
+const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
+const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
+/// Values of two types have a name of their own, by which `kubectl explain` shows them.
+const NAMED_SCALARS: [(&str, fn() -> Value); 2] = [
+    (QUANTITY, || {
+        json!({"description": "Quantity is a number with a unit, such as 100m or 1Gi.",
+            "oneOf": [{"type": "string"}, {"type": "number"}]})
+    }),
+    (INT_OR_STRING, || {
+        json!({"description": "IntOrString is a whole number, or a text such as 10%.",
+            "oneOf": [{"type": "integer"}, {"type": "string"}], "format": "int-or-string"})
+    }),
+];
+
+fn reference(name: &str) -> Value {
+    json!({"$ref": format!("#/components/schemas/{name}")})
+}
+
 fn shape_value(shape: &Shape) -> Value {
     match shape {
         Shape::String => json!({"type": "string"}),
-        Shape::Quantity => json!({"oneOf": [{"type": "string"}, {"type": "number"}]}),
-        Shape::IntOrString => {
-            json!({"oneOf": [{"type": "integer"}, {"type": "string"}], "format": "int-or-string"})
-        }
+        Shape::Quantity => json!({"allOf": [reference(QUANTITY)]}),
+        Shape::IntOrString => json!({"allOf": [reference(INT_OR_STRING)]}),
         Shape::Bool => json!({"type": "boolean"}),
         Shape::Int32 => json!({"type": "integer", "format": "int32"}),
         Shape::Int64 => json!({"type": "integer", "format": "int64"}),
@@ -186,7 +207,7 @@ fn shape_value(shape: &Shape) -> Value {
         Shape::Raw => json!({"type": "object"}),
         // allOf, as upstream: a $ref may have no siblings, and descriptions stand beside it
         Shape::Message(name) => {
-            json!({"allOf": [{"$ref": format!("#/components/schemas/{}", public_name(name))}], "default": {}})
+            json!({"allOf": [reference(&public_name(name))], "default": {}})
         }
         Shape::List(item) => json!({"type": "array", "items": shape_value(item)}),
         Shape::Map(item) => json!({"type": "object", "additionalProperties": shape_value(item)}),
@@ -407,7 +428,7 @@ mod tests {
                 _ => {}
             }
         }
-        for (group, version) in kinds::group_versions().into_iter().chain(REVIEW_GROUPS) {
+        for (group, version) in kinds::group_versions().into_iter().chain(VIRTUAL_GROUPS) {
             let document = document_value(group, version);
             let mut found = Vec::new();
             references(&document, &mut found);

@@ -1,4 +1,5 @@
-//! Questions about oneself: "may I?" (`kubectl auth can-i`) and "who am I?" (`kubectl auth whoami`). Nothing is stored.
+//! Questions about oneself: "may I?" (`kubectl auth can-i`), "what may I at all?" (`--list`) and "who am I?" (`kubectl auth
+//! whoami`). Nothing is stored.
 
 use http::Response;
 use serde_json::{Value, json};
@@ -16,6 +17,9 @@ fn place(route: &Route) -> (&'static str, &'static str, &'static str) {
     match route {
         Route::AccessReview => {
             ("authorization.k8s.io", "selfsubjectaccessreviews", "authorization/v1/SelfSubjectAccessReview")
+        }
+        Route::RulesReview => {
+            ("authorization.k8s.io", "selfsubjectrulesreviews", "authorization/v1/SelfSubjectRulesReview")
         }
         _ => ("authentication.k8s.io", "selfsubjectreviews", "authentication/v1/SelfSubjectReview"),
     }
@@ -42,6 +46,13 @@ pub(super) fn answer(asked: &Asked<'_>, route: &Route, body: &[u8]) -> Result<Re
             "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1",
             "metadata": {"creationTimestamp": crate::verbs::now_text()},
             "status": {"userInfo": {"username": identity.user, "groups": identity.groups}},
+        });
+        return Ok(respond::json(201, &review));
+    }
+    if *route == Route::RulesReview {
+        let review = json!({
+            "kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": {},
+            "status": auth::rules(identity),
         });
         return Ok(respond::json(201, &review));
     }

@@ -12,6 +12,8 @@ pub(super) enum Route {
     Target(Target),
     /// `POST` of a question about oneself.
     AccessReview,
+    /// `POST` of "what may I at all".
+    RulesReview,
     /// `POST` of "who am I".
     SelfReview,
     /// `/api`.
@@ -93,16 +95,17 @@ pub(super) fn parse(path: &str) -> Route {
     }
 }
 
-/// Groups that hold only questions, no objects.
-pub(super) const REVIEW_GROUPS: [(&str, &str); 2] =
-    [("authentication.k8s.io", "v1"), ("authorization.k8s.io", "v1")];
+/// Groups without stored objects: two of questions, and that of evictions. kubectl before 1.22 evicts only where it finds a
+/// group `policy`; without it `drain` deletes.
+pub(super) const VIRTUAL_GROUPS: [(&str, &str); 3] =
+    [("authentication.k8s.io", "v1"), ("authorization.k8s.io", "v1"), ("policy", "v1")];
 
 fn is_served(group: &str, version: &str) -> bool {
-    kinds::group_versions().contains(&(group, version)) || REVIEW_GROUPS.contains(&(group, version))
+    kinds::group_versions().contains(&(group, version)) || VIRTUAL_GROUPS.contains(&(group, version))
 }
 
 fn group_of(group: &str) -> Route {
-    let served = kinds::group_versions().iter().chain(&REVIEW_GROUPS).any(|(known, _)| *known == group);
+    let served = kinds::group_versions().iter().chain(&VIRTUAL_GROUPS).any(|(known, _)| *known == group);
     if served && !group.is_empty() { Route::Group(group.to_owned()) } else { Route::Unknown }
 }
 
@@ -116,6 +119,7 @@ fn resources(group: &str, version: &str) -> Route {
 fn target(group: &str, version: &str, rest: &[&str]) -> Route {
     match (group, version, rest) {
         ("authorization.k8s.io", "v1", ["selfsubjectaccessreviews"]) => return Route::AccessReview,
+        ("authorization.k8s.io", "v1", ["selfsubjectrulesreviews"]) => return Route::RulesReview,
         ("authentication.k8s.io", "v1", ["selfsubjectreviews"]) => return Route::SelfReview,
         _ => {}
     }
@@ -209,6 +213,8 @@ mod tests {
         check("/apis/coordination.k8s.io", "Group(\"coordination.k8s.io\")");
         check("/apis/coordination.k8s.io/v1", "Resources(\"coordination.k8s.io\", \"v1\")");
         check("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "AccessReview");
+        check("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", "RulesReview");
+        check("/apis/policy/v1", "Resources(\"policy\", \"v1\")");
         check("/readyz", "Health(\"readyz\")");
         check("/livez/ping", "Health(\"livez/ping\")");
         check("/openapi/v3/apis/coordination.k8s.io/v1", "OpenApi(\"coordination.k8s.io\", \"v1\")");
@@ -222,6 +228,7 @@ mod tests {
             "//",
             "/api/v2",
             "/apis/apps/v1/deployments",
+            "/apis/policy/v1/poddisruptionbudgets",
             "/api/v1/configmaps/c",
             "/api/v1/namespaces/a/nodes",
             "/api/v1/namespaces/a/configmaps/c/status/x",

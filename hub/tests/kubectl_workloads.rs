@@ -1,0 +1,314 @@
+//! DaemonSets and pods as people handle them with kubectl: rollouts, drains, cascades, waits, and what needs the node itself.
+//!
+//! The hub runs no DaemonSet controller and no kubelet here: each test plays the part of one, by the writes that upstream's
+//! would make. Holds: every answer of kubectl is checked, by the text of its version where they differ.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+
+mod kubectl;
+
+use kubectl::{Hub, Kubectl, contains, table, with_every_kubectl};
+use serde_json::{Value, json};
+
+const SET: &str = r#"apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent, labels: {app: agent}}
+spec:
+  selector: {matchLabels: {app: agent}}
+  template:
+    metadata: {labels: {app: agent}}
+    spec:
+      containers:
+      - {name: main, image: "registry.example.com/agent:1"}
+"#;
+const IMAGE: &str = "get ds agent -o jsonpath={.spec.template.spec.containers[0].image}";
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn owned_by_the_set(set: &Value) -> Value {
+    json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": set["metadata"]["uid"],
+        "controller": true, "blockOwnerDeletion": true}])
+}
+
+/// What upstream's controller leaves behind when it has seen the DaemonSet: a revision for its template with the highest
+/// number, and counts, `updated` of two pods being of that revision.
+fn controller(kubectl: &Kubectl, updated: u64) {
+    let mut set = json(&kubectl.ok("get ds agent -o json"));
+    let mut template = set["spec"]["template"].clone();
+    template["$patch"] = "replace".into();
+    if kubectl.version != "1.36" {
+        // so did controllers of their time: a revision is the text of what the controller's types write
+        template["metadata"]["creationTimestamp"] = Value::Null;
+    }
+    let data = json!({"spec": {"template": template}});
+    let known = json(&kubectl.ok("get controllerrevisions -l app=agent -o json"));
+    let known = known["items"].as_array().unwrap();
+    let newest = known.iter().filter_map(|revision| revision["revision"].as_u64()).max().unwrap_or(0);
+    match known.iter().find(|revision| revision["data"] == data) {
+        Some(found) if found["revision"] == newest => {}
+        Some(found) => {
+            let name = found["metadata"]["name"].as_str().unwrap();
+            let number = json!({"revision": newest + 1});
+            kubectl.ok(&format!("patch controllerrevision {name} --type=merge -p '{number}'"));
+        }
+        None => {
+            let revision = json!({
+                "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": newest + 1, "data": data,
+                "metadata": {"name": format!("agent-{}", known.len()), "labels": {"app": "agent"},
+                    "annotations": set["metadata"]["annotations"], "ownerReferences": owned_by_the_set(&set)},
+            });
+            kubectl.ok_with("create -f -", &revision.to_string());
+        }
+    }
+    set["status"] = json!({
+        "observedGeneration": set["metadata"]["generation"], "desiredNumberScheduled": 2, "currentNumberScheduled": 2,
+        "numberMisscheduled": 0, "numberReady": 2, "numberAvailable": 2, "updatedNumberScheduled": updated});
+    kubectl.file("status.json", set.to_string());
+    kubectl.ok("replace --raw /apis/apps/v1/namespaces/default/daemonsets/agent/status -f status.json");
+}
+
+#[test]
+fn a_rollout_is_followed_looked_up_and_undone() {
+    with_every_kubectl("rollout", |_, kubectl| {
+        kubectl.file("ds.yaml", SET);
+        kubectl.ok("apply -f ds.yaml");
+        let done = "daemon set \"agent\" successfully rolled out";
+        let unseen = kubectl.ok("rollout status ds/agent --watch=false");
+        assert_eq!(unseen, "Waiting for daemon set spec update to be observed...\n");
+        controller(kubectl, 2);
+        assert_eq!(kubectl.ok("rollout status ds/agent").lines().last(), Some(done));
+        assert_eq!(
+            kubectl.ok("set image ds/agent main=registry.example.com/agent:2"),
+            "daemonset.apps/agent image updated\n"
+        );
+        kubectl.ok("annotate ds/agent kubernetes.io/change-cause=second");
+        controller(kubectl, 1);
+        let mut followed = kubectl.start("rollout status ds/agent");
+        assert_eq!(
+            followed.line(),
+            "Waiting for daemon set \"agent\" rollout to finish: 1 out of 2 new pods have been updated..."
+        );
+        controller(kubectl, 2);
+        assert_eq!(followed.line(), done);
+        assert_eq!(followed.wait(), Some(0));
+
+        let history = || -> Vec<Vec<String>> {
+            let text = kubectl.ok("rollout history ds/agent");
+            table(&text).into_iter().skip(1).filter(|row| !row.is_empty()).collect()
+        };
+        assert_eq!(history(), [["REVISION", "CHANGE-CAUSE"], ["1", "<none>"], ["2", "second"]]);
+        let first = kubectl.ok("rollout history ds/agent --revision=1");
+        contains(&first, &["daemonset.apps/agent with revision #1", "registry.example.com/agent:1"]);
+        let missing = kubectl.fails("rollout history ds/agent --revision=9");
+        contains(&missing, &["error: unable to find the specified revision"]);
+
+        let shown = kubectl.ok("rollout undo ds/agent --dry-run=server");
+        assert_eq!(shown, "daemonset.apps/agent rolled back (server dry run)\n");
+        assert_eq!(kubectl.ok(IMAGE), "registry.example.com/agent:2", "a dry run stores nothing");
+        assert_eq!(kubectl.ok("rollout undo ds/agent"), "daemonset.apps/agent rolled back\n");
+        assert_eq!(kubectl.ok(IMAGE), "registry.example.com/agent:1");
+        controller(kubectl, 2);
+        assert_eq!(
+            history()[1..],
+            [["2", "second"], ["3", "<none>"]],
+            "an old revision comes back as the newest"
+        );
+        contains(
+            &kubectl.fails("rollout undo ds/agent --to-revision=1"),
+            &["error: unable to find specified revision 1 in history"],
+        );
+        contains(&kubectl.ok("rollout undo ds/agent --to-revision=3"), &["skipped rollback"]);
+        kubectl.ok("rollout undo ds/agent --to-revision=2");
+        assert_eq!(kubectl.ok(IMAGE), "registry.example.com/agent:2");
+
+        assert_eq!(kubectl.ok("rollout restart ds/agent"), "daemonset.apps/agent restarted\n");
+        assert_eq!(kubectl.ok("get ds agent -o jsonpath={.metadata.generation}"), "5", "each was one change");
+        contains(&kubectl.fails("rollout pause ds/agent"), &["pausing is not supported"]);
+        let rows = table(&kubectl.ok("get controllerrevisions"));
+        assert_eq!(rows[0], ["NAME", "CONTROLLER", "REVISION", "AGE"]);
+        assert_eq!(rows[1][..3], ["agent-0", "daemonset.apps/agent", "3"]);
+        let described = kubectl.ok("describe ds agent");
+        contains(&described, &["Selector:       app=agent", "Desired Number of Nodes Scheduled: 2"]);
+        contains(&described, &["Image:", "registry.example.com/agent:2", "restartedAt"]);
+    });
+}
+
+fn pod(name: &str, more: Value) -> Value {
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"app": "agent"}},
+        "spec": {"nodeName": "edge-1", "containers": [{"name": "main", "image": "registry.example.com/agent:1"}]}});
+    for (section, fields) in more.as_object().unwrap() {
+        for (field, value) in fields.as_object().unwrap() {
+            pod[section][field] = value.clone();
+        }
+    }
+    pod
+}
+
+/// Registers `edge-1` with its own credentials, which are returned: they play the kubelet.
+fn node(hub: &Hub, kubectl: &Kubectl) -> Kubectl {
+    let node = kubectl.as_node(hub, "edge-1");
+    node.ok_with("create -f -", r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#);
+    node
+}
+
+/// The kubelet's last word about pods that go away.
+fn confirm(node: &Kubectl, pods: &[&str]) {
+    for pod in pods {
+        let asked = "get pods -A --field-selector spec.nodeName=edge-1";
+        node.until(asked, |said| {
+            said.out.lines().any(|line| line.contains(pod) && line.contains("Terminating"))
+        });
+        node.ok(&format!("delete pod {pod} --grace-period=0 --force --wait=false"));
+    }
+}
+
+#[test]
+fn a_node_with_pods_is_drained_once_people_say_how() {
+    with_every_kubectl("drain", |hub, kubectl| {
+        let node = node(hub, kubectl);
+        let set = json(&kubectl.ok_with("create -f - -o json", SET));
+        let owned = json!({"metadata": {"ownerReferences": owned_by_the_set(&set)}});
+        kubectl.ok_with("create -f -", &pod("of-the-set", owned).to_string());
+        kubectl.ok_with("create -f -", &pod("bare", json!({})).to_string());
+        let volume = json!({"spec": {"volumes": [{"name": "scratch", "emptyDir": {}}]}});
+        kubectl.ok_with("create -f -", &pod("scratch", volume).to_string());
+
+        let refused = kubectl.fails("drain edge-1");
+        contains(&refused, &["cannot delete DaemonSet-managed Pods (use --ignore-daemonsets to ignore)"]);
+        contains(&refused, &["default/bare", "(use --force to override)", "default/of-the-set"]);
+        contains(
+            &refused,
+            &["cannot delete Pods with local storage (use --delete-emptydir-data to override)"],
+        );
+        contains(&kubectl.ok("get nodes"), &["SchedulingDisabled"]);
+        let forced = "drain edge-1 --ignore-daemonsets --force --delete-emptydir-data";
+        if kubectl.version != "1.20" {
+            // 1.20 waits for pods that its dry run does not evict
+            contains(&kubectl.ok(&format!("{forced} --dry-run=server")), &["drained (server dry run)"]);
+        }
+        assert!(!kubectl.ok("get pods").contains("Terminating"), "so far nothing was evicted");
+
+        let mut draining = kubectl.start(forced);
+        confirm(&node, &["bare", "scratch"]);
+        let mut lines = Vec::new();
+        while lines.last().map(String::as_str) != Some(drained(kubectl)) {
+            lines.push(draining.line());
+        }
+        assert_eq!(draining.wait(), Some(0), "{lines:?}");
+        let names = table(&kubectl.ok("get pods --no-headers"));
+        assert_eq!(names.iter().map(|row| row[0].as_str()).collect::<Vec<_>>(), ["of-the-set"]);
+        let log = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
+        let evictions =
+            log.lines().filter(|line| line.contains("\"eviction\"") && line.contains("201")).count();
+        assert!(evictions >= 2, "drain evicts, it does not delete:\n{log}");
+        assert_eq!(kubectl.ok("uncordon edge-1"), "node/edge-1 uncordoned\n");
+    });
+}
+
+fn drained(kubectl: &Kubectl) -> &'static str {
+    if kubectl.version == "1.20" { "node/edge-1 evicted" } else { "node/edge-1 drained" }
+}
+
+#[test]
+fn dependents_of_a_daemon_set_go_stay_or_go_first() {
+    with_every_kubectl("cascade", |hub, kubectl| {
+        let node = node(hub, kubectl);
+        let make = || {
+            let set = json(&kubectl.ok_with("create -f - -o json", SET));
+            controller(kubectl, 2);
+            let owned = json!({"metadata": {"ownerReferences": owned_by_the_set(&set)}});
+            kubectl.ok_with("create -f -", &pod("p", owned).to_string());
+        };
+        let owners = "get pod/p controllerrevision/agent-0 -o jsonpath={.items[*].metadata.ownerReferences}";
+        make();
+        assert_eq!(kubectl.ok("get pod p -o jsonpath={.metadata.ownerReferences[0].name}"), "agent");
+        kubectl.ok("delete ds agent --cascade=orphan");
+        assert_eq!(kubectl.ok(owners), "", "orphans stay, and nobody owns them");
+        kubectl.ok("delete pod p --grace-period=0 --force");
+        kubectl.ok("delete controllerrevision --all");
+
+        make();
+        // the pod is the node's until that says that it has ended, and the set waits for it
+        kubectl.ok("delete ds agent --cascade=foreground --wait=false");
+        assert_eq!(kubectl.ok("get ds agent -o jsonpath={.metadata.finalizers[*]}"), "foregroundDeletion");
+        kubectl.until("get controllerrevision agent-0", |said| said.err.contains("NotFound"));
+        kubectl.ok("get ds agent");
+        confirm(&node, &["p"]);
+        kubectl.until("get ds agent", |said| said.err.contains("(NotFound)"));
+
+        make();
+        kubectl.ok("delete ds agent --cascade=background");
+        contains(&kubectl.fails("get ds agent"), &["(NotFound)"]);
+        kubectl.until("get controllerrevision agent-0", |said| said.err.contains("NotFound"));
+        confirm(&node, &["p"]);
+        assert_eq!(kubectl.run("get pods").err, "No resources found in default namespace.\n");
+    });
+}
+
+#[test]
+fn people_wait_for_conditions_values_and_ends() {
+    with_every_kubectl("wait", |hub, kubectl| {
+        let node = node(hub, kubectl);
+        let late = kubectl.fails("wait --for=condition=Ready node/edge-1 --timeout=1s");
+        contains(&late, &["timed out waiting for the condition on nodes/edge-1"]);
+        let mut waiting = kubectl.start("wait --for=condition=Ready node/edge-1 --timeout=100s");
+        let mut object = json(&node.ok("get node edge-1 -o json"));
+        object["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+        node.file("status.json", object.to_string());
+        node.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json");
+        assert_eq!(waiting.line(), "node/edge-1 condition met");
+        assert_eq!(waiting.wait(), Some(0));
+        kubectl.ok("wait --for=condition=Ready nodes --all --timeout=100s");
+
+        kubectl.ok_with("create -f -", &pod("p", json!({})).to_string());
+        let mut ending = kubectl.start("wait --for=delete pod/p --timeout=100s");
+        let mut deleting = kubectl.start("delete pod p");
+        confirm(&node, &["p"]);
+        assert_eq!((ending.wait(), deleting.wait()), (Some(0), Some(0)));
+        if kubectl.version == "1.20" {
+            return;
+        }
+        kubectl.ok("create cm m --from-literal=a=1");
+        let mut value = kubectl.start("wait --for=jsonpath={.data.a}=2 cm/m --timeout=100s");
+        kubectl.ok(r#"patch cm m --type=merge -p '{"data":{"a":"2"}}'"#);
+        assert_eq!(value.line(), "configmap/m condition met");
+        assert_eq!(value.wait(), Some(0));
+        let mut made = kubectl.start("wait --for=create cm/later --timeout=100s");
+        kubectl.ok("create cm later --from-literal=a=1");
+        assert_eq!(made.line(), "configmap/later condition met");
+        assert_eq!(made.wait(), Some(0));
+    });
+}
+
+#[test]
+fn what_needs_the_node_is_answered_as_by_a_server_that_cannot_reach_it() {
+    with_every_kubectl("logs", |hub, kubectl| {
+        node(hub, kubectl);
+        kubectl.ok_with("create -f -", &pod("p", json!({})).to_string());
+        let two = json!({"spec": {"containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}});
+        kubectl.ok_with("create -f -", &pod("two", two).to_string());
+        kubectl.ok_with("create -f -", SET);
+        let unbound = json!({"spec": {"nodeName": null}});
+        kubectl.ok_with("create -f -", &pod("unbound", unbound).to_string());
+        let check = |line: &str, part: &str| contains(&kubectl.fails(line), &[part]);
+        let out_of_reach =
+            "error dialing backend: the hub does not dial nodes, and node \"edge-1\" has opened no stream";
+        check("logs p", out_of_reach);
+        check("logs p -c nothing", "container nothing is not valid for pod p");
+        check("logs nothing", "pods \"nothing\" not found");
+        check("exec p -- ls", out_of_reach);
+        check("exec nothing -- ls", "pods \"nothing\" not found");
+        check("exec unbound -- ls", "pod unbound does not have a host assigned");
+        check(
+            "get --raw /api/v1/namespaces/default/pods/two/log",
+            "must be specified for pod two, choose one of: [a b]",
+        );
+        check("attach p", out_of_reach);
+        assert_eq!(kubectl.ok("logs unbound"), "", "nothing has run");
+        check("port-forward p 0:80", "pod is not running. Current status=Pending");
+        check("top nodes", "Metrics API not available");
+        check("scale ds/agent --replicas=2", "could not find the requested resource");
+    });
+}
