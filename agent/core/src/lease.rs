@@ -274,4 +274,33 @@ mod tests {
         keeper.answered(at(0), &busy, &mut jitter);
         assert_eq!(keeper.next_deadline(), Some(Duration::from_secs(20)));
     }
+
+    /// The last of these answers, each to a request sent when it was due, is followed by a pause.
+    #[track_caller]
+    fn check_pause(answers: &[u16]) {
+        let (mut keeper, mut jitter) = keeper();
+        for status in answers {
+            assert!(keeper.poll(at(0)).is_some(), "asked again at once until the last");
+            keeper.answered(at(0), &refused(*status), &mut jitter);
+        }
+        assert!(keeper.next_deadline() >= Some(Duration::from_secs(1)), "{:?}", keeper.next_deadline());
+    }
+
+    #[test]
+    fn a_lease_that_is_missing_or_there_against_all_expectation_is_not_asked_for_in_a_loop() {
+        // neither patched nor created: its namespace is missing
+        check_pause(&[404, 404]);
+        // a patch that conflicts is not repaired by another patch
+        check_pause(&[409]);
+        check_pause(&[404, 409, 409]);
+    }
+
+    #[test]
+    fn a_single_failure_is_not_worth_a_line_neither_when_it_comes_nor_when_it_is_over() {
+        let (mut keeper, mut jitter) = keeper();
+        keeper.poll(at(0));
+        assert_eq!(keeper.answered(at(0), &Answer::Failed("no route".into()), &mut jitter), None);
+        keeper.poll(at(5_000));
+        assert_eq!(keeper.answered(at(5_000), &Answer::Accepted(None), &mut jitter), None);
+    }
 }

@@ -319,6 +319,16 @@ mod tests {
     }
 
     #[test]
+    fn a_name_is_as_long_as_kubernetes_allows_and_no_longer() {
+        let named =
+            |name: &str| json!({"configMap": {"namespace": "n", "name": name, "kubeletConfigKey": "k"}});
+        let longest = "m".repeat(253);
+        let expect = Source::Following { namespace: "n".into(), name: longest.clone(), key: "k".into() };
+        check(named(&longest), Ok(expect));
+        check(named(&"m".repeat(254)), Err("not a Kubernetes name"));
+    }
+
+    #[test]
     fn empty_is_nil() {
         assert_eq!(wanted(None, None, true), Wanted::Nil);
         assert_eq!(wanted(Some(&Value::Null), None, false), Wanted::Nil);

@@ -445,6 +445,15 @@ fn a_node_that_a_renewal_does_not_find_is_read_anew_and_registered() {
 }
 
 #[test]
+fn a_first_renewal_that_finds_no_lease_says_nothing_about_the_node() {
+    let mut world = World::new();
+    world.start();
+    world.run_for(MINUTE);
+    assert!(world.hub.lease.is_some(), "created");
+    assert_eq!(searches(&world), 1, "the watch that every start begins with");
+}
+
+#[test]
 fn a_server_that_never_finds_the_status_is_not_asked_for_the_node_again_and_again() {
     let mut world = settled();
     world.seen.clear();

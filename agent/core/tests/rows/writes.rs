@@ -84,6 +84,14 @@ fn progress_of_a_long_trial_is_saved_every_five_minutes() {
 }
 
 #[test]
+fn a_save_remembers_the_terms_that_the_next_start_goes_by_before_it_parses() {
+    let (mut world, _) = World::in_trial("a", &short(A, "24h", 3));
+    world.run_for(TRIAL);
+    assert_eq!(world.startups()["trial_ms"], json!(86_400_000));
+    assert_eq!(world.startups()["threshold"], json!(3));
+}
+
+#[test]
 fn settled_and_running_writes_nothing_and_a_restart_two() {
     let (mut world, _) = World::known_good();
     world.run_for(24 * HOUR);
@@ -339,6 +347,21 @@ fn last_known_good_and_local_run_though_nothing_can_be_recorded() {
     world.restart();
     assert_eq!(world.used(), crate::DEFAULT);
     assert_eq!(world.config_ok()[0], "True");
+}
+
+#[test]
+fn a_config_whose_whole_trial_is_on_disk_runs_though_its_start_cannot_be_recorded() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &payload(B, ""));
+    world.run_for(TRIAL - SECOND);
+    // the counts are saved, that it is last-known-good is not
+    world.disk.fault = WriteFault::Once(1);
+    world.run_for(SECOND);
+    assert_eq!((world.startups()["ran_ms"].clone(), world.state()), (json!(600_000), "trial"));
+    world.power_cut();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    assert_eq!(world.used(), B);
 }
 
 #[test]
