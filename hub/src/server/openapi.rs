@@ -175,10 +175,11 @@ fn field_value(field: &Field) -> Value {
     value
 }
 
+type NamedScalar = (&'static str, fn() -> Value);
 const QUANTITY: &str = "io.k8s.apimachinery.pkg.api.resource.Quantity";
 const INT_OR_STRING: &str = "io.k8s.apimachinery.pkg.util.intstr.IntOrString";
 /// Values of two types have a name of their own, by which `kubectl explain` shows them.
-const NAMED_SCALARS: [(&str, fn() -> Value); 2] = [
+const NAMED_SCALARS: [NamedScalar; 2] = [
     (QUANTITY, || {
         json!({"description": "Quantity is a number with a unit, such as 100m or 1Gi.",
             "oneOf": [{"type": "string"}, {"type": "number"}]})

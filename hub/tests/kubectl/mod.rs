@@ -288,6 +288,11 @@ impl Running {
         self.lines.recv_timeout(COMMAND_LIMIT).expect("a line in time")
     }
 
+    /// The next line it prints, if it comes within so many seconds.
+    pub(crate) fn line_within(&self, secs: u64) -> Option<String> {
+        self.lines.recv_timeout(Duration::from_secs(secs)).ok()
+    }
+
     /// Waits until it ends by itself.
     pub(crate) fn wait(&mut self) -> Option<i32> {
         wait(&mut self.child)

@@ -1,0 +1,374 @@
+//! Everything kubectl can print, make and compare, kind by kind: output forms, watches, generators, subresources, pruning,
+//! kustomize, and questions about the server.
+//!
+//! Holds: every kind of the table is made, listed, described, explained and put back with every kubectl, so a new kind that kubectl
+//! cannot handle fails here.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
+
+mod kubectl;
+
+use kedge_hub::kinds::KINDS;
+use kubectl::{Hub, Kubectl, contains, table, with_every_kubectl};
+use serde_json::{Value, json};
+
+const MAPS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p1, labels: {site: quarry}}\ndata: {a: \"1\"}\n---\n\
+                    apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p2, labels: {site: quarry}}\ndata: {a: \"2\"}\n";
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// A request for a client certificate of this name and organization, as a value of `spec.request`.
+fn certificate_request(name: &str, organization: &str) -> String {
+    use base64::Engine;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut parameters = rcgen::CertificateParams::default();
+    parameters.distinguished_name = rcgen::DistinguishedName::new();
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
+    parameters.distinguished_name.push(rcgen::DnType::OrganizationName, organization);
+    let pem = parameters.serialize_request(&key).unwrap().pem().unwrap();
+    base64::engine::general_purpose::STANDARD.encode(pem)
+}
+
+fn signing_request(name: &str) -> Value {
+    json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": name},
+        "spec": {"request": certificate_request("jane", "people"), "signerName": "example.com/people", "usages": ["client auth"]}})
+}
+
+#[test]
+fn objects_are_printed_in_every_form() {
+    with_every_kubectl("forms", |_, kubectl| {
+        kubectl.file("maps.yaml", MAPS);
+        kubectl.ok("apply -f maps.yaml");
+        kubectl.ok("create secret generic s --from-literal=a=b");
+        kubectl.file("names.jsonpath", "{.items[*].metadata.name}");
+        kubectl.file("names.template", "{{range .items}}<{{.metadata.name}}>{{end}}");
+        kubectl.file("columns", "NAME DATA\nmetadata.name data.a\n");
+        let cases = [
+            ("-o name", "configmap/p1\nconfigmap/p2\n"),
+            ("-o jsonpath={.items[*].data.a}", "1 2"),
+            ("-o jsonpath='{range .items[*]}{.metadata.name}={.data.a};{end}'", "p1=1;p2=2;"),
+            ("-o jsonpath={.items[?(@.data.a==\"2\")].metadata.name}", "p2"),
+            ("-o jsonpath-file=names.jsonpath", "p1 p2"),
+            ("-o jsonpath-as-json={.items[0].data.a}", "[\n    \"1\"\n]\n"),
+            ("-o go-template='{{len .items}}'", "2"),
+            ("-o go-template-file=names.template", "<p1><p2>"),
+            ("--no-headers -o custom-columns=N:.metadata.name --sort-by=.data.a", "p1\np2\n"),
+            ("--sort-by={.metadata.name} -o name", "configmap/p1\nconfigmap/p2\n"),
+            ("--chunk-size=1 -o name", "configmap/p1\nconfigmap/p2\n"),
+            ("--field-selector metadata.name=p2 -o name", "configmap/p2\n"),
+        ];
+        for (form, expect) in cases {
+            if kubectl.version == "1.20" && form.contains("as-json") {
+                continue;
+            }
+            assert_eq!(
+                kubectl.ok(&format!("get cm -l site=quarry {form}")),
+                expect,
+                "{} {form}",
+                kubectl.version
+            );
+        }
+        let rows = |line: &str| table(&kubectl.ok(line));
+        let columns = rows("get cm -l site=quarry -o custom-columns=N:.metadata.name,A:.data.a");
+        assert_eq!(columns, [["N", "A"], ["p1", "1"], ["p2", "2"]]);
+        let columns = rows("get cm -l site=quarry -o custom-columns-file=columns");
+        assert_eq!(columns, [["NAME", "DATA"], ["p1", "1"], ["p2", "2"]]);
+        let list = json(&kubectl.ok("get -f maps.yaml -o json"));
+        assert_eq!((&list["kind"], list["items"].as_array().map(Vec::len)), (&json!("List"), Some(2)));
+        contains(
+            &kubectl.ok("get -f maps.yaml -o yaml"),
+            &["- apiVersion: v1\n", "kind: List\n", "    a: \"2\"\n"],
+        );
+        assert_eq!(rows("get cm -o wide")[0], ["NAME", "DATA", "AGE"]);
+        let labels = rows("get cm p1 --show-labels");
+        assert_eq!((labels[0][3].as_str(), labels[1][3].as_str()), ("LABELS", "site=quarry"));
+        let columns = rows("get cm p1 -L site,none");
+        assert_eq!(columns[0][3..], ["SITE", "NONE"]);
+        assert_eq!(columns[1][3], "quarry");
+        contains(&kubectl.ok("get cm --show-kind --no-headers"), &["configmap/p1   1"]);
+        contains(&kubectl.ok("get cm -A"), &["NAMESPACE   NAME   DATA   AGE", "default     p1     1"]);
+        assert_eq!(kubectl.ok("get cm,secret -o name"), "configmap/p1\nconfigmap/p2\nsecret/s\n");
+        contains(&kubectl.ok("get cm/p1 secret/s"), &["configmap/p1   1", "secret/s", "Opaque"]);
+        assert_eq!(kubectl.run("get cm nothing --ignore-not-found").err, "");
+        assert_eq!(kubectl.run("get all").err, "No resources found in default namespace.\n");
+        contains(&kubectl.fails("get cm nothing p1"), &["configmaps \"nothing\" not found"]);
+        if kubectl.version != "1.20" {
+            contains(&kubectl.ok("get cm p1 -o yaml --show-managed-fields"), &["managedFields:", "f:site"]);
+        }
+    });
+}
+
+#[test]
+fn watches_tell_what_changes_in_every_form() {
+    with_every_kubectl("watches", |_, kubectl| {
+        kubectl.ok("create cm before --from-literal=a=1");
+        let only = kubectl.start("get cm --watch-only --no-headers -o custom-columns=N:.metadata.name");
+        let events = kubectl.start(
+            "get cm --watch --output-watch-events -o jsonpath='{.type} {.object.metadata.name}{\"\\n\"}'",
+        );
+        assert_eq!(events.line(), "ADDED before");
+        // a watch that shows only changes says nothing until there is one: they go on until it stands
+        let mut first = String::new();
+        for number in 0.. {
+            kubectl.ok(&format!("create cm later-{number} --from-literal=a=1"));
+            if let Some(line) = only.line_within(1) {
+                first = line;
+                break;
+            }
+        }
+        contains(&first, &["later-"]);
+        assert_eq!(events.line(), "ADDED later-0");
+        kubectl.ok("label cm later-0 x=y");
+        kubectl.ok("delete cm later-0");
+        let told: Vec<String> = std::iter::repeat_with(|| events.line())
+            .filter(|line| line.ends_with(" later-0"))
+            .take(2)
+            .collect();
+        assert_eq!(told, ["MODIFIED later-0", "DELETED later-0"]);
+        let whole = kubectl.start("get cm before --watch -o json");
+        assert_eq!(whole.line(), "{");
+    });
+}
+
+/// One object of every kind of the table.
+fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
+    let node = kubectl.as_node(hub, "edge-1");
+    node.ok_with("create -f -", r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#);
+    let template =
+        json!({"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let objects = vec![
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "one"}}),
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": {"a": "1"}}),
+        json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "one"}, "stringData": {"a": "1"}}),
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "one"}}),
+        json!({"apiVersion": "v1", "kind": "Event", "metadata": {"name": "one", "namespace": "default"}, "reason": "R", "message": "m",
+            "type": "Normal", "involvedObject": {"kind": "ConfigMap", "name": "one", "namespace": "default"},
+            "firstTimestamp": "2026-11-21T01:00:00Z", "lastTimestamp": "2026-11-21T01:00:00Z", "count": 1}),
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "one"}, "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}),
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": template["spec"]}),
+        json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "one"},
+            "spec": {"selector": {"matchLabels": {"app": "x"}}, "template": template}}),
+        json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": {"name": "one"}, "revision": 1, "data": {"a": 1}}),
+        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "one"}, "spec": {"holderIdentity": "me"}}),
+        signing_request("one"),
+    ];
+    for object in &objects {
+        kubectl.ok_with("create -f -", &object.to_string());
+    }
+    objects
+}
+
+#[test]
+fn every_kind_is_listed_described_explained_and_put_back() {
+    with_every_kubectl("kinds", |hub, kubectl| {
+        let objects = one_of_each(hub, kubectl);
+        assert_eq!(objects.len(), KINDS.len(), "an object of every kind stands above");
+        let all: Vec<String> = KINDS.iter().map(|kind| format!("{}/one", kind.resource_name())).collect();
+        let all = all.join(" ");
+        let tables = kubectl.ok(&format!("get {all} -o wide"));
+        let titles: Vec<Vec<String>> =
+            table(&tables).into_iter().filter(|row| row.iter().any(|cell| cell == "NAME")).collect();
+        let expect: Vec<Vec<String>> = KINDS
+            .iter()
+            .map(|kind| kind.columns.iter().map(|column| column.name.to_uppercase()).collect())
+            .collect();
+        assert_eq!(titles, expect, "{tables}");
+        let described = kubectl.ok(&format!("describe {all}"));
+        assert_eq!(
+            described.lines().filter(|line| line.starts_with("Name: ")).count(),
+            KINDS.len(),
+            "{described}"
+        );
+        let text = kubectl.ok(&format!("get {all} -o yaml"));
+        let replaced = kubectl.ok_with("replace -f -", &text);
+        assert_eq!(replaced.matches("/one replaced").count(), KINDS.len(), "{replaced}");
+        for kind in KINDS {
+            contains(&kubectl.ok(&format!("explain {}", kind.plural)), &[kind.kind, "metadata"]);
+        }
+        let short: Vec<String> =
+            KINDS.iter().flat_map(|kind| kind.short_names).map(|short| format!("{short}/one")).collect();
+        assert_eq!(kubectl.ok(&format!("get {} -o name", short.join(" "))).lines().count(), short.len());
+        let files: String = objects.iter().map(|object| format!("{object}\n")).collect();
+        let applied = kubectl.ok_with("apply -f -", &files);
+        assert_eq!(applied.lines().count(), KINDS.len(), "{applied}");
+        kubectl.ok_with("apply --server-side --force-conflicts -f -", &files);
+        let deleted = kubectl.ok_with("delete -f -", &files);
+        assert_eq!(deleted.lines().count(), KINDS.len(), "{deleted}");
+    });
+}
+
+#[test]
+fn generators_make_what_they_print() {
+    with_every_kubectl("generators", |_, kubectl| {
+        kubectl.file("settings.env", "A=1\nB=two\n");
+        kubectl.file("config.json", "{\"auths\": {}}");
+        let generated = [
+            ("namespace plant", "namespace/plant"),
+            ("configmap literal --from-literal=a=1 --from-literal=b=2", "configmap/literal"),
+            ("configmap env --from-env-file=settings.env", "configmap/env"),
+            ("configmap file --from-file=renamed=settings.env", "configmap/file"),
+            ("secret generic plain --from-literal=a=1", "secret/plain"),
+            ("secret generic typed --type=example.com/t --from-file=settings.env", "secret/typed"),
+            (
+                "secret docker-registry pull --docker-server=r --docker-username=u --docker-password=p",
+                "secret/pull",
+            ),
+            ("serviceaccount robot", "serviceaccount/robot"),
+        ];
+        for (line, made) in generated {
+            assert_eq!(kubectl.ok(&format!("create {line}")), format!("{made} created\n"));
+            // what it prints for a file is what it made
+            let printed = kubectl.ok(&format!("create {line} --dry-run=client -o yaml"));
+            contains(&kubectl.fails_with("create -f -", &printed), &["(AlreadyExists)"]);
+            contains(&kubectl.ok_with("apply -f -", &printed), &[made]);
+        }
+        assert_eq!(kubectl.ok("get secret pull -o jsonpath={.type}"), "kubernetes.io/dockerconfigjson");
+        assert_eq!(kubectl.ok("get cm env -o jsonpath={.data.B}"), "two");
+        assert_eq!(kubectl.ok("run once --image=i --restart=Never"), "pod/once created\n");
+        contains(&kubectl.fails("create deployment x --image=y"), &["could not find the requested resource"]);
+        if kubectl.version != "1.20" {
+            contains(&kubectl.fails("create token robot"), &["could not find the requested resource"]);
+        }
+    });
+}
+
+#[test]
+fn a_status_is_read_patched_replaced_and_edited_by_itself() {
+    with_every_kubectl("subresource", |hub, kubectl| {
+        if kubectl.version == "1.20" {
+            return;
+        }
+        let node = kubectl.as_node(hub, "edge-1");
+        node.ok_with(
+            "create -f -",
+            r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#,
+        );
+        let both = r#"{"status":{"phase":"Running"},"spec":{"unschedulable":true}}"#;
+        let phase = || kubectl.ok("get node edge-1 -o jsonpath={.status.phase}{.spec.unschedulable}");
+        kubectl.ok(&format!("patch node edge-1 --subresource=status --type=merge -p '{both}'"));
+        assert_eq!(phase(), "Running", "and the spec is not the status's");
+        kubectl.ok(r#"patch node edge-1 --subresource=status -p '{"status":{"phase":"Pending"}}'"#);
+        let operation = r#"[{"op":"replace","path":"/status/phase","value":"Terminated"}]"#;
+        kubectl.ok(&format!("patch node edge-1 --subresource=status --type=json -p '{operation}'"));
+        assert_eq!(phase(), "Terminated");
+        let object = kubectl.ok("get node edge-1 --subresource=status -o yaml");
+        kubectl.ok_with("replace --subresource=status -f -", &object.replace("Terminated", "Running"));
+        assert_eq!(phase(), "Running");
+        let said = kubectl.with_editor("sed -i s/Running/Pending/", "edit node edge-1 --subresource=status");
+        assert_eq!((said.code, said.out.as_str()), (Some(0), "node/edge-1 edited\n"), "{}", said.err);
+        assert_eq!(phase(), "Pending");
+        if kubectl.version == "1.36" {
+            let applied = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}, "status": {"phase": "Running"}}"#;
+            kubectl.ok_with("apply --server-side --force-conflicts --subresource=status -f -", applied);
+            assert_eq!(phase(), "Running");
+        }
+    });
+}
+
+#[test]
+fn what_a_file_no_longer_has_is_pruned_and_differences_are_told() {
+    with_every_kubectl("prune", |_, kubectl| {
+        kubectl.file("maps.yaml", MAPS);
+        kubectl.ok("apply -f maps.yaml");
+        kubectl.file("maps.yaml", MAPS.split("---").next().unwrap());
+        let list = if kubectl.version == "1.20" { "--prune-whitelist" } else { "--prune-allowlist" };
+        let pruned =
+            kubectl.ok(&format!("apply --prune -l site=quarry {list}=core/v1/ConfigMap -f maps.yaml"));
+        assert_eq!(pruned, "configmap/p1 unchanged\nconfigmap/p2 pruned\n");
+        contains(&kubectl.ok("apply view-last-applied cm/p1"), &["a: \"1\""]);
+
+        kubectl.file("maps.yaml", MAPS.replace("a: \"1\"", "a: one"));
+        let differs = kubectl.run("diff -f maps.yaml");
+        assert_eq!(differs.code, Some(1), "{}", differs.err);
+        contains(&differs.out, &["-  a: \"1\"", "+  a: one", "+  name: p2"]);
+        assert_eq!(kubectl.ok("get cm -l site=quarry -o name"), "configmap/p1\n", "a diff makes nothing");
+
+        let generator = "configMapGenerator:\n- name: g\n  literals: [a=1]\ncommonAnnotations: {by: kustomize}\nresources: [maps.yaml]\n";
+        kubectl.file("kustomization.yaml", generator);
+        contains(&kubectl.ok("apply -k ."), &["configmap/g-", " created", "configmap/p1 configured"]);
+        assert_eq!(kubectl.ok("diff -k ."), "");
+        assert_eq!(
+            kubectl.ok("get -k . -o jsonpath={.items[*].metadata.annotations.by}").split(' ').count(),
+            3
+        );
+        contains(&kubectl.ok("delete -k ."), &["configmap \"g-"]);
+    });
+}
+
+#[test]
+fn the_server_and_what_one_may_do_there_are_told_in_full() {
+    with_every_kubectl("server", |hub, kubectl| {
+        let node = kubectl.as_node(hub, "edge-1");
+        let all = table(&kubectl.ok("auth can-i --list"));
+        assert_eq!(all[0], ["Resources", "Non-Resource URLs", "Resource Names", "Verbs"]);
+        assert_eq!(all[1], ["*.*", "[]", "[]", "[*]"]);
+        assert_eq!(all[2], ["[*]", "[]", "[*]"]);
+        let own = node.run("auth can-i --list");
+        contains(&own.out, &["selfsubjectreviews.authentication.k8s.io", "/readyz"]);
+        contains(
+            &own.err,
+            &["the list may be incomplete", "node authorizer does not support user rule resolution"],
+        );
+        contains(&kubectl.ok("api-versions"), &["apps/v1\n", "certificates.k8s.io/v1\n", "policy/v1\n"]);
+        let wide = kubectl.ok("api-resources -o wide --namespaced=true");
+        contains(&wide, &["daemonsets", "controllerrevisions"]);
+        assert!(!wide.contains("nodes"), "{wide}");
+        assert_eq!(
+            kubectl.ok("api-resources --api-group=coordination.k8s.io -o name"),
+            "leases.coordination.k8s.io\n"
+        );
+        let deep = kubectl.ok("explain ds.spec.updateStrategy --recursive");
+        contains(&deep, &["rollingUpdate", "maxUnavailable", "type"]);
+        contains(&kubectl.ok("explain pod.spec.containers.resources.limits"), &["limits"]);
+        contains(&kubectl.fails("explain pod.spec.nothing"), &["field \"nothing\" does not exist"]);
+        if kubectl.version != "1.20" {
+            contains(&deep, &["maxUnavailable\t<IntOrString>"]);
+            contains(
+                &kubectl.ok("explain pod.spec.containers.resources"),
+                &["limits\t<map[string]Quantity>"],
+            );
+            contains(
+                &kubectl.ok("explain pod --output=plaintext-openapiv2"),
+                &["KIND:     Pod", "spec\t<Object>"],
+            );
+        }
+        let posted = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "raw"}});
+        kubectl.file("raw.json", posted.to_string());
+        kubectl.ok("create --raw /api/v1/namespaces/default/configmaps -f raw.json");
+        contains(
+            &kubectl.ok("get --raw '/api/v1/namespaces/default/configmaps?limit=1'"),
+            &["\"ConfigMapList\""],
+        );
+        kubectl.ok("delete --raw /api/v1/namespaces/default/configmaps/raw");
+        contains(&kubectl.fails("cluster-info"), &["the server doesn't have a resource type \"services\""]);
+        contains(&kubectl.ok("version"), &["+kedge"]);
+    });
+}
+
+#[test]
+fn taints_are_set_changed_and_taken_off() {
+    with_every_kubectl("taints", |hub, kubectl| {
+        let node = kubectl.as_node(hub, "edge-1");
+        node.ok_with(
+            "create -f -",
+            r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#,
+        );
+        let taints = || {
+            let line = "get node edge-1 -o jsonpath='{range .spec.taints[*]}{.key}={.value}:{.effect} {end}'";
+            let mut found: Vec<String> = kubectl.ok(line).split_whitespace().map(str::to_owned).collect();
+            found.sort();
+            found.retain(|taint| !taint.starts_with("node.kubernetes.io/"));
+            found.join(" ")
+        };
+        kubectl.ok("taint node edge-1 a=1:NoSchedule a=1:NoExecute b:PreferNoSchedule");
+        assert_eq!(taints(), "a=1:NoExecute a=1:NoSchedule b=:PreferNoSchedule");
+        contains(&kubectl.fails("taint node edge-1 a=2:NoSchedule"), &["already has a taint"]);
+        kubectl.ok("taint node edge-1 a=2:NoSchedule --overwrite");
+        kubectl.ok("taint node edge-1 a:NoExecute- b-");
+        assert_eq!(taints(), "a=2:NoSchedule");
+        contains(&kubectl.fails("taint node edge-1 c=d:Nothing"), &["invalid taint effect: Nothing"]);
+        contains(&kubectl.fails("taint node edge-1 c-"), &["taint \"c\" not found"]);
+    });
+}
