@@ -245,12 +245,12 @@ fn nobody_there_is_unreachable_and_says_who() {
 #[test]
 fn a_half_dead_server_costs_no_more_than_the_deadline() {
     let authority = Authority::new("ca");
-    let deadline = Duration::from_millis(80);
+    let deadline = Duration::from_millis(400);
     let check = |bench: &Bench, expect: &str| {
         let begun = Instant::now();
         let outcome = bench.client.request(&Request::get("/x", deadline));
         let took = begun.elapsed();
-        assert!(took >= deadline && took < deadline * 8, "{took:?}");
+        assert!(took >= deadline && took < PLENTY / 2, "{took:?}");
         assert_shown(&outcome, expect);
         assert!(matches!(outcome, Err(NetError::Unreachable { .. })));
         assert!(!is_contact(&outcome));
@@ -330,7 +330,7 @@ fn an_answer_that_breaks_off_is_garbled_and_still_contact() {
     // the same with a deadline instead of an end
     let server = Server::start(&authority, move |_| Reply::Raw(head()));
     let bench = Bench::new(&authority, server.address);
-    let outcome = bench.client.request(&Request::get("/x", Duration::from_millis(400)));
+    let outcome = bench.client.request(&Request::get("/x", Duration::from_secs(1)));
     assert_shown(&outcome, "the answer broke off: no answer in time");
     assert!(is_contact(&outcome));
 }
@@ -600,7 +600,7 @@ fn cancelling_ends_a_request_wherever_it_waits() {
         let (outcome, ended) = waiting.join().unwrap();
         assert_eq!(outcome.map(|response| response.status), Err(NetError::Cancelled));
         let took = ended.saturating_duration_since(cancelled);
-        assert!(took < Duration::from_millis(100), "{took:?}");
+        assert!(took < PLENTY / 2, "{took:?}");
         let again = bench.client.request(&get("/x"));
         assert_eq!(again.map(|response| response.status), Err(NetError::Cancelled));
     };

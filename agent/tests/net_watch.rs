@@ -191,13 +191,13 @@ fn cut_after(rest: &str) -> Vec<u8> {
 
 #[test]
 fn a_silent_watch_ends_after_the_idle_limit_and_a_talking_one_does_not() {
-    let idle = Duration::from_millis(200);
+    let idle = Duration::from_secs(1);
     let limits = WatchLimits { idle, ..WatchLimits::default() };
     let begun = Instant::now();
     let (events, end, _) = watched(version("5"), limits, 0, |_, _| {
         chunks(|body| {
             for version in 6..22 {
-                thread::sleep(Duration::from_millis(30));
+                thread::sleep(Duration::from_millis(150));
                 body.event("BOOKMARK", "", &version.to_string());
             }
             body.wait_for_end();
@@ -206,12 +206,12 @@ fn a_silent_watch_ends_after_the_idle_limit_and_a_talking_one_does_not() {
     assert_eq!(events, "open @6 @7 @8 @9 @10 @11 @12 @13 @14 @15 @16 @17 @18 @19 @20 @21");
     assert_failed(&end, "silent for too long", Some("21"));
     let took = begun.elapsed();
-    assert!(took > idle * 2 && took < Duration::from_secs(5), "the limit is not for the whole: {took:?}");
+    assert!(took > idle * 2, "the limit is not for the whole: {took:?}");
 }
 
 #[test]
 fn a_watch_that_is_never_answered_ends_after_the_limit_for_opening() {
-    let limits = WatchLimits { open: Duration::from_millis(80), ..WatchLimits::default() };
+    let limits = WatchLimits { open: Duration::from_millis(400), ..WatchLimits::default() };
     let (events, end, _) = watched(version("5"), limits, 0, |_, _| Reply::Silence);
     assert_eq!(events, "");
     assert_failed(&end, "no answer in time", Some("5"));
@@ -243,7 +243,7 @@ fn cancelling_ends_a_watch_at_once_on_a_small_stack() {
     let (end, ended) = watching.unwrap().join().unwrap();
     assert_eq!(end, WatchEnd::Cancelled);
     let took = ended - cancelled;
-    assert!(took < Duration::from_millis(100), "{took:?}");
+    assert!(took < PLENTY / 2, "{took:?}");
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn an_agent_that_starts_without_a_hub_runs_what_it_was_assigned() {
     stage.agent_mut().stop().unwrap();
     let start = Instant::now();
     stage.agent_mut().start().unwrap();
-    assert!(start.elapsed() < Duration::from_secs(10), "ready only after {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(60), "ready only after {:?}", start.elapsed());
     let status = stage.agent().kedge_json(&["config", "status"]).unwrap().to_string();
     assert!(status.contains(&next) && status.contains(&uid), "{status}");
     let shown = stage.agent().kedge_json(&["config", "show"]).unwrap().to_string();

@@ -23,8 +23,8 @@ fn puppet(scratch: &Scratch, steps: &str) -> Unit {
     unit.run_dir = Some(scratch.path().join("run"));
     unit.log = Some(scratch.path().join("log"));
     unit.limits.restart_after = Duration::from_millis(10);
-    unit.limits.watchdog = Some(Duration::from_millis(400));
-    unit.limits.start = Duration::from_millis(1500);
+    unit.limits.watchdog = Some(Duration::from_secs(2));
+    unit.limits.start = Duration::from_secs(4);
     unit.limits.stop = Duration::from_millis(800);
     unit.limits.abort = Duration::from_millis(800);
     unit
@@ -77,7 +77,7 @@ fn the_watchdog_variables_name_the_process_itself() {
 
 #[test]
 fn a_start_may_ask_for_more_time() {
-    check("sleep=1000 extend=3000 sleep=1500 ready exit=4", "exit-code exited 4");
+    check("sleep=2000 extend=6000 sleep=3000 ready exit=4", "exit-code exited 4");
 }
 
 #[test]
