@@ -289,7 +289,7 @@ impl<'a> Run<'a> {
 }
 
 fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilError> {
-    stage.wait("the first Lease", stage::BOOT, |stage| {
+    stage.wait("the first Lease", stage::patience(), |stage| {
         Ok(stage.renewed()?.ok_or_else(|| "no Lease".to_owned()))
     })?;
     let lease = start.elapsed();
@@ -300,7 +300,7 @@ fn measure_first_boot(stage: &mut Stage<'_>, start: Instant) -> Result<(), HilEr
         lease.as_secs_f32(),
         ready.as_secs_f32()
     ));
-    let state = stage.machine.run("systemctl is-system-running --wait || true", stage::BOOT)?.1;
+    let state = stage.machine.run("systemctl is-system-running --wait || true", stage::patience())?.1;
     let failed = stage.guest("systemctl --failed --no-legend")?;
     stage.expect(&format!("the system's state, failed units: {failed:?}"), state.as_str(), "running")?;
     let times = stage.guest("systemd-analyze | head -n 1")?;

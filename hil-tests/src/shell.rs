@@ -9,9 +9,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::HilError;
+use crate::stage::patience;
 
-/// Longest wait for a shell to be there at all: a boot, which takes 30 to 90 s under emulation, several times that when others build.
-const BOOT: Duration = Duration::from_secs(400);
 /// How often a greeting is repeated until somebody answers.
 const GREET_EVERY: Duration = Duration::from_millis(500);
 /// Most bytes of one command's output.
@@ -39,7 +38,7 @@ impl Shell {
     /// Runs a command; returns its exit code and what it wrote. The limit begins when the shell is there.
     pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
         if !self.is_greeted {
-            self.greet(Instant::now() + BOOT)?;
+            self.greet(Instant::now() + patience())?;
         }
         let end = Instant::now() + limit;
         self.count += 1;
@@ -60,7 +59,7 @@ impl Shell {
     /// Sends a command that ends the machine or this shell.
     pub(crate) fn send_last(&mut self, command: &str) -> Result<(), HilError> {
         if !self.is_greeted {
-            self.greet(Instant::now() + BOOT)?;
+            self.greet(Instant::now() + patience())?;
         }
         self.is_greeted = false;
         self.send(&format!("{command}\n"))

@@ -16,12 +16,10 @@ use crate::machine::{Machine, Start};
 pub(crate) const LOCAL: &str = "using current (default)";
 /// The node's name.
 pub(crate) const NODE: &str = "edge-1";
-/// Longest wait for anything but a boot: the watchdog's and the agent's own limits together are under two minutes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
-/// Longest wait for a boot: 30 to 90 s under emulation, several times that when others build.
-pub(crate) const BOOT: Duration = Duration::from_secs(400);
-/// Longest wait for one command in the guest.
-const COMMAND: Duration = Duration::from_secs(120);
+/// Longest wait for anything, unless `KEDGE_HIL_PATIENCE_SECS` says otherwise: a boot takes 15 to 90 s under emulation, the watchdog's
+/// and the agent's own limits together under two minutes, and all of it several times that on a busy machine. Only what never comes
+/// costs it.
+const PATIENCE_SECS: u64 = 600;
 /// How often something is looked at again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The first lines of every payload.
@@ -44,6 +42,12 @@ pub(crate) struct Stage<'a> {
     pub(crate) machine: Machine,
     /// Whoever listens.
     pub(crate) teller: &'a mut Teller,
+}
+
+/// Longest wait for anything.
+pub(crate) fn patience() -> Duration {
+    let told = std::env::var("KEDGE_HIL_PATIENCE_SECS").ok().and_then(|secs| secs.parse().ok());
+    Duration::from_secs(told.unwrap_or(PATIENCE_SECS))
 }
 
 /// A payload with these trial rules.
@@ -78,7 +82,7 @@ impl Stage<'_> {
 
     /// A command in the guest: its exit code and output.
     pub(crate) fn ask(&mut self, command: &str) -> Result<(i32, String), HilError> {
-        self.machine.run(command, COMMAND)
+        self.machine.run(command, patience())
     }
 
     /// A command in the guest that must succeed; its output.
@@ -116,7 +120,7 @@ impl Stage<'_> {
     /// Waits for a renewal that was not there before: the node has contact now.
     pub(crate) fn renews(&mut self) -> Result<(), HilError> {
         let before = self.renewed()?;
-        self.wait("a renewal of the Lease", PATIENCE, |stage| {
+        self.wait("a renewal of the Lease", patience(), |stage| {
             let now = stage.renewed()?;
             Ok(if now.is_some() && now != before { Ok(()) } else { Err(format!("{now:?}")) })
         })
@@ -136,7 +140,7 @@ impl Stage<'_> {
 
     /// Waits until the node is Ready, by the API.
     pub(crate) fn ready(&mut self) -> Result<(), HilError> {
-        self.wait("a Ready node", BOOT, |stage| {
+        self.wait("a Ready node", patience(), |stage| {
             let nodes = stage.hub.kubectl().json(&["get", "nodes"])?;
             let node = nodes["items"]
                 .as_array()
@@ -179,7 +183,7 @@ impl Stage<'_> {
     /// Waits until the API shows this condition ConfigOK.
     pub(crate) fn config_ok(&mut self, status: &str, message: &str, reason: &str) -> Result<(), HilError> {
         let expected = (status.to_owned(), message.to_owned(), reason.to_owned());
-        self.wait(&format!("ConfigOK {expected:?}"), PATIENCE, |stage| {
+        self.wait(&format!("ConfigOK {expected:?}"), patience(), |stage| {
             let found = condition(&stage.node()?, "ConfigOK");
             Ok(if found == expected { Ok(()) } else { Err(format!("{found:?}")) })
         })
@@ -192,7 +196,7 @@ impl Stage<'_> {
 
     /// Waits until the API shows this ConfigMap as last-known-good.
     pub(crate) fn promotes(&mut self, uid: &str) -> Result<(), HilError> {
-        self.wait("the promotion", PATIENCE, |stage| {
+        self.wait("the promotion", patience(), |stage| {
             let config = stage.node()?["status"]["config"].clone();
             let known = config.pointer("/lastKnownGood/configMap/uid").and_then(Value::as_str);
             Ok(if known == Some(uid) { Ok(()) } else { Err(config.to_string()) })
@@ -201,7 +205,7 @@ impl Stage<'_> {
 
     /// Waits until the agent itself says, on its own machine, that it runs this; the API need not be in reach.
     pub(crate) fn says_it_runs(&mut self, message: &str) -> Result<(), HilError> {
-        self.wait(&format!("the agent's own {message:?}"), BOOT, |stage| {
+        self.wait(&format!("the agent's own {message:?}"), patience(), |stage| {
             let (code, text) = stage.ask("kedge config status --output json")?;
             if code != 0 {
                 return Ok(Err(text));
@@ -238,7 +242,7 @@ impl Stage<'_> {
 
     /// Waits for another process of the agent's than this one, ready.
     pub(crate) fn restarted(&mut self, old: u32) -> Result<u32, HilError> {
-        self.wait("a new process of the agent", PATIENCE, |stage| {
+        self.wait("a new process of the agent", patience(), |stage| {
             let now = stage.process()?;
             Ok(now.filter(|now| *now != old).ok_or(format!("process {now:?}")))
         })
@@ -251,7 +255,7 @@ impl Stage<'_> {
 
     /// The kernel's name for this boot.
     pub(crate) fn boot_id(&mut self) -> Result<String, HilError> {
-        self.machine.run("cat /proc/sys/kernel/random/boot_id", BOOT).map(|(_, id)| id)
+        self.machine.run("cat /proc/sys/kernel/random/boot_id", patience()).map(|(_, id)| id)
     }
 
     /// Waits for the next boot after the machine was reset, and for its agent.
@@ -268,7 +272,7 @@ impl Stage<'_> {
     pub(crate) fn reboot(&mut self) -> Result<(), HilError> {
         let boot = self.boot_id()?;
         self.machine.run_last("systemctl reboot")?;
-        self.machine.wait_event("RESET", PATIENCE)?;
+        self.machine.wait_event("RESET", patience())?;
         self.comes_back(&boot)
     }
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::HilError;
-use crate::stage::{Counted, LOCAL, NODE, PATIENCE, Stage, payload};
+use crate::stage::{Counted, LOCAL, NODE, Stage, patience, payload};
 
 /// A config that has survived its trial.
 pub(super) fn good(stage: &mut Stage<'_>) -> Result<String, HilError> {
@@ -102,7 +102,7 @@ pub(super) fn stalled(stage: &mut Stage<'_>) -> Result<(), HilError> {
         &payload("1h", 0, "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 1s\n"),
     )?;
     rolled_back(stage, &bad, &good)?;
-    let named = stage.wait("the stalled loop's name in describe node", PATIENCE, |stage| {
+    let named = stage.wait("the stalled loop's name in describe node", patience(), |stage| {
         let text = stage.hub.kubectl().run(&["describe", "node", NODE])?;
         Ok(match text.lines().find(|line| line.contains("stalled: main")) {
             Some(line) => Ok(line.trim().to_owned()),

@@ -1,13 +1,8 @@
 //! How the previous run ended, row by row of the design's table, through real systemd and real resets.
 
-use std::time::Duration;
-
 use super::config::{good, rolled_back, take_faulty_agent};
 use crate::error::HilError;
-use crate::stage::{Counted, PATIENCE, Stage, payload};
-
-/// Longest wait for the hardware watchdog: 30 s of the guest's time, which is slower than ours on a busy machine.
-const RESET: Duration = Duration::from_secs(300);
+use crate::stage::{Counted, Stage, patience, payload};
 
 fn counts(stage: &mut Stage<'_>, row: &str, startups: usize, cuts: u64) -> Result<(), HilError> {
     let counted = stage.counted()?;
@@ -27,7 +22,7 @@ fn to_the_process(stage: &mut Stage<'_>, command: &str) -> Result<(), HilError> 
 fn kernel_dies(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let boot = stage.boot_id()?;
     stage.machine.run_last("echo c >/proc/sysrq-trigger")?;
-    stage.machine.wait_event("RESET", RESET)?;
+    stage.machine.wait_event("RESET", patience())?;
     stage.comes_back(&boot)
 }
 
@@ -100,7 +95,7 @@ pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
     stage.guest("echo 'nodeStatusUpdateFrequency: [' >/etc/kedge/config.d/90-broken.conf")?;
     stage.guest("systemctl kill --signal=TERM kedge")?;
-    stage.wait("three refused starts", PATIENCE, |stage| {
+    stage.wait("three refused starts", patience(), |stage| {
         let said =
             stage.guest("journalctl -b -u kedge -o cat --no-pager | grep -c 'refusing to start' || true")?;
         Ok(if said.parse::<u32>().unwrap_or_default() >= 3 { Ok(()) } else { Err(said) })
@@ -120,7 +115,7 @@ pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let hangs = "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 15s\n";
     let hung = stage.push("edge-hang", &payload("1h", 10, hangs))?;
     stage.runs(&hung)?;
-    stage.wait("the main loop's stop", PATIENCE, |stage| {
+    stage.wait("the main loop's stop", patience(), |stage| {
         let said = stage
             .guest("journalctl -b -u kedge -o cat --no-pager | grep -c 'loop main stops here' || true")?;
         Ok(if said == "0" { Err(said) } else { Ok(()) })

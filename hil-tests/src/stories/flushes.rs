@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use kedge_try::logged_disk::{Choice, Cut, Image, Recording};
+use kedge_try::logged_disk::{Choice, Cut, Image, Recording, fast_directory};
 use kedge_try::programs;
 use kedge_try::scratch::poll;
 use serde_json::Value;
@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::chance::number;
 use crate::error::HilError;
 use crate::machine::{Start, tool};
-use crate::stage::{LOCAL, NODE, PATIENCE, Stage, condition, payload};
+use crate::stage::{LOCAL, NODE, Stage, condition, patience, payload};
 
 /// What QEMU's log is made of, and a disk's smallest unit.
 const SECTOR: u64 = 512;
@@ -83,7 +83,7 @@ impl Life {
     fn arrives(&mut self, stage: &mut Stage<'_>) -> Result<(), HilError> {
         let moment = self.moments.len() - 1;
         let said = self.moments[moment].said.clone();
-        stage.wait(&format!("{said:?}"), PATIENCE, |stage| {
+        stage.wait(&format!("{said:?}"), patience(), |stage| {
             let node = stage.node()?;
             let found = Said::of(&condition(&node, "ConfigOK").1, &node["status"]["config"]);
             Ok(if found == said { Ok(()) } else { Err(format!("{found:?}")) })
@@ -210,7 +210,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Starts this machine's agent on rebuilt partitions.
+/// Starts this machine's agent on rebuilt partitions. What it makes goes with it.
 struct Starter {
     dir: PathBuf,
     agent: PathBuf,
@@ -282,8 +282,19 @@ impl Starter {
             Some(Said::of(message, &status["status"]))
         });
         drop(process);
-        let log = || fs::read_to_string(&log).unwrap_or_default();
-        answer.ok_or_else(|| HilError::Never { awaited: "the agent's status".into(), found: log() })
+        answer.ok_or_else(|| HilError::Never { awaited: "the agent's status".into(), found: self.last_log() })
+    }
+
+    fn last_log(&self) -> String {
+        fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Starter {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.dir) {
+            eprintln!("remove {}: {error}", self.dir.display());
+        }
     }
 }
 
@@ -373,7 +384,8 @@ pub(super) fn every(stage: &mut Stage<'_>) -> Result<(), HilError> {
         ..Choice::default()
     };
     let cuts: Vec<Cut> = recording.cuts(&choice).collect();
-    let states = judge(stage, &life, &cuts, dir.join("starts"))?;
+    let starts = fast_directory().join(format!("kedge-hil-starts-{}", std::process::id()));
+    let states = judge(stage, &life, &cuts, starts)?;
     stage.say(&format!(
         "{} writes and {} flushes of the state partition: {states} states rebuilt and started",
         recording.writes(),
@@ -398,7 +410,9 @@ fn judge(stage: &mut Stage<'_>, life: &Life, cuts: &[Cut], dir: PathBuf) -> Resu
         let said = told.map_err(|error| HilError::Wrong(format!("{at}: {error}")))?;
         let allowed = life.allowed(cut.at);
         if !allowed.contains(&&said) {
-            return Err(HilError::Wrong(format!("{at}: it says {said:?}, and may say {allowed:?}")));
+            let log = starter.last_log();
+            let why = format!("{at}: it says {said:?}, and may say {allowed:?}; its log: {log}");
+            return Err(HilError::Wrong(why));
         }
         *seen.entry(said.message).or_default() += 1;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::chance::{Chance, number};
 use crate::error::HilError;
 use crate::machine::Start;
-use crate::stage::{NODE, PATIENCE, Stage, payload};
+use crate::stage::{NODE, Stage, patience, payload};
 
 /// One boot is half a minute: a full run has this many cycles unless told otherwise.
 const CYCLES: u64 = 12;
@@ -29,7 +29,7 @@ pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
             expected.push(uid);
         } else {
             let last = expected.last().cloned().unwrap_or_default();
-            stage.wait("the roll back", PATIENCE, |stage| {
+            stage.wait("the roll back", patience(), |stage| {
                 let found = crate::stage::condition(&stage.node()?, "ConfigOK");
                 let is_so = found.0 == "False" && found.1 == format!("using last known good: (UID: {last})");
                 Ok(if is_so { Ok(()) } else { Err(format!("{found:?}")) })

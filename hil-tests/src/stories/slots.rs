@@ -1,7 +1,7 @@
 //! Updates into the other slot: kept, rejected, refused. The update is the third disk of the machine.
 
 use crate::error::HilError;
-use crate::stage::{BOOT, Stage};
+use crate::stage::{Stage, patience};
 
 /// The update, and one whose agent does not start, as disks.
 const GOOD: &str = "/dev/vdc";
@@ -16,7 +16,7 @@ fn entries(stage: &mut Stage<'_>) -> Result<String, HilError> {
 }
 
 fn blessed(stage: &mut Stage<'_>, awaited: &str) -> Result<(), HilError> {
-    stage.wait(&format!("boot entries {awaited}"), BOOT, |stage| {
+    stage.wait(&format!("boot entries {awaited}"), patience(), |stage| {
         let found = entries(stage)?;
         Ok(if found == awaited { Ok(()) } else { Err(found) })
     })
@@ -45,7 +45,7 @@ pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.guest(&format!("kedge-update {BROKEN}"))?;
     stage.machine.run_last("systemctl reboot")?;
     for reset in ["to try slot b", "after the first try", "after the second try", "after the third try"] {
-        stage.machine.wait_event("RESET", BOOT)?;
+        stage.machine.wait_event("RESET", patience())?;
         stage.say(&format!("reset {reset}"));
     }
     stage.machine.was_reset();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::chance::{Chance, number};
 use crate::error::HilError;
 use crate::machine::{HUB_IN_GUEST, MOVED_HUB_IN_GUEST, Start};
-use crate::stage::{BOOT, NODE, PATIENCE, Stage, condition, payload};
+use crate::stage::{NODE, Stage, condition, patience, payload};
 
 /// A time without network in which a heartbeat would have been due several times.
 const OUTAGE: Duration = Duration::from_secs(30);
@@ -132,7 +132,7 @@ pub(super) fn flapping(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 /// Waits until the API shows the node with this address and without that one.
 fn has_address(stage: &mut Stage<'_>, address: &str, not: &str) -> Result<(), HilError> {
-    stage.wait(&format!("the node's address {address}"), PATIENCE, |stage| {
+    stage.wait(&format!("the node's address {address}"), patience(), |stage| {
         let addresses = stage.node()?["status"]["addresses"].to_string();
         let has = |address: &str| addresses.contains(&format!("\"{address}\""));
         Ok(if has(address) && !has(not) { Ok(()) } else { Err(addresses) })
@@ -211,7 +211,7 @@ pub(super) fn state_full(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let good = super::config::good(stage)?;
     stage.guest("head -c 1G /dev/zero >/var/tmp/full 2>/dev/null; ! head -c 65536 /dev/zero >/var/tmp/full-probe 2>/dev/null")?;
     let uid = stage.push("edge-next", &payload("2s", 2, "nodeStatusReportFrequency: 2m\n"))?;
-    stage.wait("ConfigOK Unknown, or the new config after all", PATIENCE, |stage| {
+    stage.wait("ConfigOK Unknown, or the new config after all", patience(), |stage| {
         let found = condition(&stage.node()?, "ConfigOK");
         let adopted = found.1 == format!("using current (UID: {uid})");
         Ok(if found.0 == "Unknown" || adopted { Ok(()) } else { Err(format!("{found:?}")) })
@@ -235,7 +235,7 @@ pub(super) fn state_read_only(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.guest("systemctl stop systemd-journald.socket systemd-journald-dev-log.socket systemd-journald-audit.socket systemd-journald; \
                  echo u >/proc/sysrq-trigger; sleep 2; ! touch /var/lib/kedge/x")?;
     stage.push("edge-next", &payload("2s", 2, ""))?;
-    stage.wait("ConfigOK Unknown", PATIENCE, |stage| {
+    stage.wait("ConfigOK Unknown", patience(), |stage| {
         let found = condition(&stage.node()?, "ConfigOK");
         Ok(if found.0 == "Unknown" { Ok(()) } else { Err(format!("{found:?}")) })
     })?;
@@ -261,7 +261,7 @@ fn comes_back_from_damage(stage: &mut Stage<'_>, uid: &str) -> Result<(), HilErr
     for line in said.lines().take(4) {
         stage.say(line);
     }
-    stage.wait("edge-good, or the local config with a word about it", PATIENCE, |stage| {
+    stage.wait("edge-good, or the local config with a word about it", patience(), |stage| {
         let found = condition(&stage.node()?, "ConfigOK");
         Ok(if found.1.contains(uid) || found.0 != "True" { Ok(()) } else { Err(format!("{found:?}")) })
     })
@@ -313,7 +313,7 @@ pub(super) fn small(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let memory = stage.guest("grep -E 'MemTotal|MemAvailable' /proc/meminfo")?;
     let memory = memory.split_whitespace().collect::<Vec<_>>().join(" ");
     stage.say(&format!("{mib} MiB: the agent renews; {memory}"));
-    let state = stage.machine.run("systemctl is-system-running --wait || true", BOOT)?.1;
+    let state = stage.machine.run("systemctl is-system-running --wait || true", patience())?.1;
     stage.say(&format!("the system says: {state}"));
     Ok(())
 }
