@@ -305,11 +305,34 @@ fn a_silent_node_becomes_unknown_and_comes_back_by_its_own_word() {
     let events = kubectl.ok("get events --field-selector reason=NodeNotReady");
     contains(&events, &["node/edge-1", "Node edge-1 status is now: NodeNotReady"]);
     contains(&hub.log(), &["node edge-1 is lost"]);
+    let taint = &object["spec"]["taints"][0];
+    assert_eq!(
+        (&taint["key"], &taint["effect"]),
+        (&json!("node.kubernetes.io/unreachable"), &json!("NoSchedule"))
+    );
+    assert!(taint["timeAdded"].is_string(), "{taint}");
+    assert_eq!(
+        object["spec"]["taints"][1],
+        Value::Null,
+        "it is the only node: it is not told to empty itself"
+    );
     let back = kubectl.as_node(&hub, "edge-1");
+    // who is tainted does not untaint itself
+    for patch in [
+        r#"{"spec":{"taints":null}}"#,
+        r#"{"spec":{"taints":[]}}"#,
+        r#"{"spec":{"taints":[{"key":"node.kubernetes.io/unreachable","effect":"PreferNoSchedule"}]}}"#,
+    ] {
+        let said = back.fails(&format!("patch node edge-1 --type=merge -p '{patch}'"));
+        forbidden(&said, "nodes \"edge-1\"", "node \"edge-1\" is not allowed to modify taints");
+    }
     // its clock stands in 1970 by now, which is nobody's concern
     let mut object = json(&back.ok("get node edge-1 -o json"));
     object["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "m", "lastHeartbeatTime": "1970-01-01T00:00:10Z"}]);
     back.file("status.json", object.to_string());
     back.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json");
     contains(&kubectl.ok("get nodes"), &["edge-1   Ready"]);
+    kubectl.ok("cordon edge-1");
+    let taints = "get node edge-1 -o jsonpath={.spec.taints[*].key}";
+    kubectl.until(taints, |said| said.out == "node.kubernetes.io/unschedulable");
 }

@@ -3,10 +3,11 @@
 //! Holds: a node's silence is only the node's if the hub itself was able to hear. So a stall of this process (stopped,
 //! starved, suspended) gives every node a full grace period anew, and before many nodes are declared lost at once the
 //! hub makes a request to itself over TLS: if that fails, the fault is here and nobody is blamed.
-//! Upstream's taints follow when pods do: until then nothing would look at them.
+//! A node's taints say the same as its conditions (`taints`), at the price of one write for each turn that it takes.
 
 mod monitor;
 mod probe;
+mod taints;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -146,7 +147,9 @@ impl Performer {
         let mut writes = Vec::new();
         for action in actions {
             match action {
-                Action::MarkUnknown { .. } | Action::Event { .. } => writes.push(action),
+                Action::MarkUnknown { .. } | Action::Taint { .. } | Action::Event { .. } => {
+                    writes.push(action)
+                }
                 Action::Back { node } => log::info!("node {node} is heard again"),
                 Action::StatusOverdue { node } => log::warn!(
                     "node {node} renews its Lease but has not posted a status since it was lost: its Ready stays Unknown"
@@ -173,7 +176,13 @@ impl Performer {
 /// One action that writes. For a mark that was made: the node and the fingerprint of what was stored.
 async fn write(hub: Arc<Hub>, action: Action) -> Option<(String, u64)> {
     match action {
-        Action::MarkUnknown { node, uid, seen, was_ready } => mark(hub, node, uid, seen, was_ready).await,
+        Action::MarkUnknown { node, uid, seen, was_ready, disrupted } => {
+            mark(hub, node, uid, seen, was_ready, disrupted).await
+        }
+        Action::Taint { node, uid, disrupted } => {
+            taint(&hub, &node, &uid, disrupted).await;
+            None
+        }
         Action::Event { node, uid, reason, message } => {
             record(&hub, &node, &uid, reason, message).await;
             None
@@ -197,7 +206,14 @@ fn refreshed<T, F: FnOnce() -> T>(
 }
 
 /// Marks one node, unless it was heard in the meantime. Returns the node and the fingerprint of what was stored.
-async fn mark(hub: Arc<Hub>, node: String, uid: String, seen: u64, was_ready: bool) -> Option<(String, u64)> {
+async fn mark(
+    hub: Arc<Hub>,
+    node: String,
+    uid: String,
+    seen: u64,
+    was_ready: bool,
+    disrupted: bool,
+) -> Option<(String, u64)> {
     let wall = now_text();
     let mut marked = false;
     let stored = hub
@@ -207,6 +223,7 @@ async fn mark(hub: Arc<Hub>, node: String, uid: String, seen: u64, was_ready: bo
                 && monitor::fingerprint(&object["status"]) == seen;
             if marked {
                 monitor::mark(object, &wall);
+                taints::set(object, &wall, disrupted);
             }
         })
         .await;
@@ -224,6 +241,22 @@ async fn mark(hub: Arc<Hub>, node: String, uid: String, seen: u64, was_ready: bo
         record(&hub, &node, &uid, "NodeNotReady", message).await;
     }
     Some((node, stored.status))
+}
+
+/// Brings a node's taints to what it is now; a node that is gone has none.
+async fn taint(hub: &Hub, node: &str, uid: &str, disrupted: bool) {
+    let wall = now_text();
+    let stored = hub.update(&NODE, "", node, |object: &mut Value| {
+        if object["metadata"]["uid"].as_str() == Some(uid) {
+            taints::set(object, &wall, disrupted);
+        }
+    });
+    match stored.await {
+        Err(error) if error.code != 404 => {
+            log::warn!("cannot set the taints of node {node}, trying again: {}", error.message);
+        }
+        _ => {}
+    }
 }
 
 /// Records an event as upstream's node controller does. An event that cannot be written is only logged.
@@ -351,6 +384,45 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_lost_node_and_a_cordoned_one_carry_taints_in_the_store() {
+        let mut stage = Stage::with("taints", 3).await;
+        let heard = |stage: &Stage, node: &'static str, second: u64| {
+            let condition = json!({"type": "Ready", "status": "True", "lastHeartbeatTime": format!("2026-01-01T00:00:{second}Z")});
+            let hub = Arc::clone(&stage.hub);
+            async move {
+                let status = |object: &mut Value| object["status"] = json!({"conditions": [condition]});
+                hub.update(&NODE, "", node, status).await.unwrap();
+            }
+        };
+        for node in ["n1", "n2"] {
+            heard(&stage, node, 40).await;
+        }
+        stage.at(40).await;
+        let before = stage.hub.get(&NODE, "", "n0").unwrap().revision;
+        stage.at(60).await;
+        let lost = stage.hub.get(&NODE, "", "n0").unwrap();
+        let taints = lost.value()["spec"]["taints"].clone();
+        let keys: Vec<&Value> = taints.as_array().unwrap().iter().map(|taint| &taint["effect"]).collect();
+        assert_eq!(keys, ["NoSchedule", "NoExecute"]);
+        assert!(taints[0]["timeAdded"].as_str().is_some_and(|time| time.len() == 20), "{taints}");
+        assert!(lost.revision > before);
+        stage.at(65).await;
+        assert_eq!(
+            stage.hub.get(&NODE, "", "n0").unwrap().revision,
+            lost.revision,
+            "one write for all of it"
+        );
+        heard(&stage, "n0", 41).await;
+        let cordon = |object: &mut Value| object["spec"]["unschedulable"] = true.into();
+        stage.hub.update(&NODE, "", "n1", cordon).await.unwrap();
+        stage.at(70).await;
+        let spec = |node: &str| stage.hub.get(&NODE, "", node).unwrap().value()["spec"].clone();
+        assert_eq!(spec("n0")["taints"], Value::Null);
+        assert_eq!(spec("n1")["taints"][0]["key"], "node.kubernetes.io/unschedulable");
+        assert_eq!(spec("n2")["taints"], Value::Null);
+    }
+
+    #[tokio::test]
     async fn a_silent_node_is_marked_in_the_store_with_one_event() {
         let mut stage = Stage::with("marked", 1).await;
         stage.at(50).await;
@@ -429,13 +501,16 @@ mod tests {
         let stage = Stage::with("meantime", 1).await;
         let node = stage.hub.get(&NODE, "", "n0").unwrap();
         let seen = monitor::fingerprint(&json!({"conditions": []}));
-        let marked = mark(Arc::clone(&stage.hub), "n0".to_owned(), node.uid.to_string(), seen, true).await;
+        let marked =
+            mark(Arc::clone(&stage.hub), "n0".to_owned(), node.uid.to_string(), seen, true, false).await;
         assert_eq!(marked, None);
         let seen = monitor::fingerprint(&node.value()["status"]);
-        let other = mark(Arc::clone(&stage.hub), "n0".to_owned(), "another uid".to_owned(), seen, true).await;
+        let other =
+            mark(Arc::clone(&stage.hub), "n0".to_owned(), "another uid".to_owned(), seen, true, false).await;
         assert_eq!(other, None);
         assert_eq!(stage.ready("n0"), "True");
-        let gone = mark(Arc::clone(&stage.hub), "n1".to_owned(), node.uid.to_string(), seen, true).await;
+        let gone =
+            mark(Arc::clone(&stage.hub), "n1".to_owned(), node.uid.to_string(), seen, true, false).await;
         assert_eq!(gone, None);
         assert!(stage.events("NodeNotReady").is_empty());
     }

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::taints::Taints;
+
 /// Shortest silence after which a node is lost, whatever the flag says: upstream's default since 1.32, longer than
 /// any connection takes to be found dead.
 pub const MINIMUM_GRACE: Duration = Duration::from_secs(50);
@@ -61,6 +63,10 @@ pub(super) struct NodeSight {
     pub(super) ready: Ready,
     /// All conditions that the hub would set are Unknown already.
     pub(super) marked: bool,
+    /// The hub's taints that it carries.
+    pub(super) carried: Taints,
+    /// The hub's taints that its conditions and its spec ask for.
+    pub(super) due: Taints,
 }
 
 /// The condition Ready, as far as it matters.
@@ -99,6 +105,8 @@ impl NodeSight {
             status: fingerprint(status),
             ready,
             marked: CONDITIONS.into_iter().all(unknown),
+            carried: Taints::carried_by(node),
+            due: Taints::due_to(node),
         }
     }
 }
@@ -113,9 +121,11 @@ impl LeaseSight {
 /// What is to be done.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
-    /// Set the conditions of a silent node (`mark`), provided uid and fingerprint of what is stored are still these, and
-    /// tell `Monitor::wrote`. Repeated every pass until the store shows it.
-    MarkUnknown { node: String, uid: String, seen: u64, was_ready: bool },
+    /// Set the conditions of a silent node (`mark`) and its taints, provided uid and fingerprint of what is stored are still
+    /// these, and tell `Monitor::wrote`. Repeated every pass until the store shows it.
+    MarkUnknown { node: String, uid: String, seen: u64, was_ready: bool, disrupted: bool },
+    /// Bring a node's taints to what its conditions and spec ask for (`taints::set`). Repeated like a mark.
+    Taint { node: String, uid: String, disrupted: bool },
     /// Record an event about a node.
     Event { node: String, uid: String, reason: &'static str, message: String },
     /// A lost node was heard again.
@@ -182,8 +192,8 @@ impl Monitor {
     pub(super) fn reconcile(&mut self, now: Duration, world: &World) -> Decision {
         let mut decision = Decision::default();
         self.drop_removed(world, &mut decision.actions);
-        let mut marks = Vec::new();
-        let mut living = 0;
+        let (mut marks, mut taints) = (Vec::new(), Vec::new());
+        let (mut living, mut ready) = (0, 0);
         for (name, node) in &world.nodes {
             let lease = world.leases.get(name);
             let watched = self.nodes.entry(name.clone()).or_insert_with(|| {
@@ -195,24 +205,35 @@ impl Monitor {
             });
             watched.listen(now, name, node, lease, &mut decision.actions);
             let grace = grace_of(self.grace, node, lease);
-            if now.saturating_sub(watched.heard) <= grace {
-                living += 1;
+            watched.lost = now.saturating_sub(watched.heard) > grace;
+            living += usize::from(!watched.lost);
+            if watched.lost && !node.marked {
+                marks.push((name, node));
                 continue;
             }
-            watched.lost = true;
-            if !node.marked {
-                marks.push(Action::MarkUnknown {
-                    node: name.clone(),
-                    uid: node.uid.clone(),
-                    seen: node.status,
-                    was_ready: node.ready == Ready::True,
-                });
+            ready += usize::from(node.ready == Ready::True);
+            if node.due != node.carried {
+                taints.push((name, node));
             }
         }
         let newly = marks.len();
         decision.needs_proof = newly > MANY_AT_LEAST && newly * 100 > (living + newly) * MANY_PERCENT;
+        let disrupted = is_disrupted(ready, world.nodes.len() - ready);
+        taints.retain(|(_, node)| node.due.wanted(node.carried, disrupted) != node.carried);
         marks.truncate(MAX_MARKS_PER_PASS);
-        decision.actions.extend(marks);
+        taints.truncate(MAX_MARKS_PER_PASS);
+        decision.actions.extend(marks.into_iter().map(|(name, node)| Action::MarkUnknown {
+            node: name.clone(),
+            uid: node.uid.clone(),
+            seen: node.status,
+            was_ready: node.ready == Ready::True,
+            disrupted,
+        }));
+        decision.actions.extend(taints.into_iter().map(|(name, node)| Action::Taint {
+            node: name.clone(),
+            uid: node.uid.clone(),
+            disrupted,
+        }));
         self.first_pass = false;
         decision
     }
@@ -228,6 +249,12 @@ impl Monitor {
             kept
         });
     }
+}
+
+/// Upstream's full and partial disruption of a zone: no node is ready, or most are not.
+fn is_disrupted(ready: usize, not_ready: usize) -> bool {
+    let most = not_ready > MANY_AT_LEAST && not_ready * 100 >= (ready + not_ready) * MANY_PERCENT;
+    (ready == 0 && not_ready > 0) || most
 }
 
 fn grace_of(flag: Duration, node: &NodeSight, lease: Option<&LeaseSight>) -> Duration {
@@ -321,7 +348,8 @@ pub(super) fn mark(node: &mut Value, wall: &str) {
     }
 }
 
-fn condition<'a>(status: &'a Value, sort: &str) -> Option<&'a Value> {
+/// The condition of this type in a status.
+pub(super) fn condition<'a>(status: &'a Value, sort: &str) -> Option<&'a Value> {
     status["conditions"].as_array()?.iter().find(|condition| condition["type"] == sort)
 }
 
@@ -331,6 +359,7 @@ fn event(node: &str, uid: &str, reason: &'static str, message: String) -> Action
 
 #[cfg(test)]
 mod tests {
+    use super::super::taints;
     use super::*;
 
     /// A store with a clock, and the monitor under test. Time is in whole seconds.
@@ -427,16 +456,43 @@ mod tests {
             self.second += seconds;
             let decision = self.pass();
             for action in &decision.actions {
-                if let Action::MarkUnknown { node, .. } = action {
-                    let version = self.next_version();
-                    let wall = format!("second {}", self.second);
-                    let object = self.nodes.get_mut(node).unwrap();
-                    mark(object, &wall);
-                    object["metadata"]["resourceVersion"] = version;
-                    self.monitor.wrote(node, fingerprint(&object["status"]));
+                let version = self.next_version();
+                let wall = format!("second {}", self.second);
+                match action {
+                    Action::MarkUnknown { node, disrupted, .. } => {
+                        let object = self.nodes.get_mut(node).unwrap();
+                        mark(object, &wall);
+                        taints::set(object, &wall, *disrupted);
+                        object["metadata"]["resourceVersion"] = version;
+                        self.monitor.wrote(node, fingerprint(&object["status"]));
+                    }
+                    Action::Taint { node, disrupted, .. } => {
+                        let object = self.nodes.get_mut(node).unwrap();
+                        taints::set(object, &wall, *disrupted);
+                        object["metadata"]["resourceVersion"] = version;
+                    }
+                    _ => {}
                 }
             }
             decision
+        }
+
+        /// `key:effect` of a node's taints, without what all keys begin with.
+        fn taints(&self, node: &str) -> Vec<String> {
+            let taints = self.nodes[node]["spec"]["taints"].as_array().cloned().unwrap_or_default();
+            let text = |taint: &Value, field: &str| taint[field].as_str().unwrap().to_owned();
+            taints
+                .iter()
+                .map(|taint| format!("{}:{}", text(taint, "key"), text(taint, "effect")))
+                .map(|taint| taint.replace("node.kubernetes.io/", ""))
+                .collect()
+        }
+
+        /// How many writes a decision asks for.
+        fn writes(decision: &Decision) -> usize {
+            let writes =
+                |action: &&Action| matches!(action, Action::MarkUnknown { .. } | Action::Taint { .. });
+            decision.actions.iter().filter(writes).count()
         }
 
         /// The nodes a decision marks.
@@ -532,7 +588,8 @@ mod tests {
         assert_eq!(Story::lost(&story.after(60)), ["a"]);
         story.after(5);
         story.post("a", "True", "later");
-        assert_eq!(story.after(5).actions, [Action::Back { node: "a".to_owned() }]);
+        assert_eq!(story.after(5).actions[0], Action::Back { node: "a".to_owned() });
+        assert_eq!(story.after(5), quiet());
         assert_eq!(story.condition("a", "Ready")["status"], "True");
         assert_eq!(Story::lost(&story.after(60)), ["a"], "and can be lost again");
     }
@@ -590,6 +647,7 @@ mod tests {
         story.renew("a", "later");
         story.after(5);
         story.post("a", "True", "later");
+        story.after(0);
         for turn in 0..120 {
             story.renew("a", &format!("turn {turn}"));
             assert_eq!(story.after(10), quiet());
@@ -706,6 +764,65 @@ mod tests {
         story.renew("a", "anew");
         assert_eq!(story.after(5), quiet());
         assert_eq!(story.after(50), quiet());
+    }
+
+    #[test]
+    fn taints_follow_a_node_with_one_write_for_each_turn_it_takes() {
+        let mut story = Story::with(&["a", "b", "c"]);
+        let calm = |story: &mut Story| {
+            for node in ["b", "c"] {
+                story.renew(node, &story.second.to_string());
+            }
+        };
+        calm(&mut story);
+        story.second += 30;
+        calm(&mut story);
+        let lost = story.after(25);
+        assert_eq!(
+            (Story::lost(&lost), Story::writes(&lost)),
+            (vec!["a"], 1),
+            "conditions and taints at once"
+        );
+        assert_eq!(story.taints("a"), ["unreachable:NoSchedule", "unreachable:NoExecute"]);
+        let turn = |story: &mut Story, ready: &str, expect: &[&str]| {
+            story.post("a", ready, "t");
+            calm(story);
+            assert_eq!(Story::writes(&story.after(5)), 1, "{ready}");
+            assert_eq!(story.taints("a"), expect);
+            assert_eq!(Story::writes(&story.after(5)), 0, "{ready}");
+        };
+        turn(&mut story, "False", &["not-ready:NoSchedule", "not-ready:NoExecute"]);
+        turn(&mut story, "True", &[]);
+        story.nodes.get_mut("a").unwrap()["spec"]["unschedulable"] = true.into();
+        assert_eq!(Story::writes(&story.after(5)), 1);
+        assert_eq!(story.taints("a"), ["unschedulable:NoSchedule"]);
+        story.nodes.get_mut("a").unwrap()["spec"]["unschedulable"] = Value::Null;
+        assert_eq!((Story::writes(&story.after(5)), story.taints("a")), (1, Vec::new()));
+    }
+
+    #[test]
+    fn a_fleet_that_is_lost_as_a_whole_is_not_told_to_empty_itself() {
+        let mut story = Story::with(&["a", "b", "c"]);
+        story.after(60);
+        assert_eq!(story.taints("a"), ["unreachable:NoSchedule"]);
+        assert_eq!(story.after(5), quiet());
+        // most are ready again: what was held back of the third comes now
+        story.post("a", "True", "later");
+        story.post("b", "True", "later");
+        story.after(5);
+        assert_eq!((story.taints("a"), story.taints("b")), (Vec::new(), Vec::new()));
+        assert_eq!(story.taints("c"), ["unreachable:NoSchedule", "unreachable:NoExecute"]);
+        let check = |ready, not_ready, expect| {
+            assert_eq!(is_disrupted(ready, not_ready), expect, "{ready} {not_ready}")
+        };
+        check(0, 0, false);
+        check(1, 0, false);
+        check(0, 1, true);
+        check(1, 1, false);
+        check(1, 2, false);
+        check(1, 3, true);
+        check(9, 11, true);
+        check(46, 54, false);
     }
 
     #[test]

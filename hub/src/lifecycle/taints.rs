@@ -1,0 +1,198 @@
+//! The taints that say of a node what its conditions and `spec.unschedulable` say, so that schedulers and controllers need to look in
+//! one place only. Pure; the rule is upstream's node lifecycle controller's.
+//!
+//! Holds: only the taints of this table are ever touched, others and their order stay; what a Node carries already is not
+//! written again. Nodes cannot take them off themselves (`auth`). Different from upstream: a node that is lost gets all its
+//! taints in the write that marks it, not in three; so NoExecute is not rationed to one node in ten seconds, only held back
+//! while most nodes are not ready, which is upstream's full and partial disruption. Left to others: evicting pods.
+
+use serde_json::{Value, json};
+
+/// What makes a node carry a taint.
+enum Cause {
+    /// The condition has this status.
+    Condition(&'static str, &'static str),
+    /// `spec.unschedulable`.
+    Cordoned,
+}
+
+const NOT_READY: Cause = Cause::Condition("Ready", "False");
+const UNREACHABLE: Cause = Cause::Condition("Ready", "Unknown");
+const NO_SCHEDULE: &str = "NoSchedule";
+const NO_EXECUTE: &str = "NoExecute";
+
+/// Every taint the hub sets. The position in this table is the bit in [`Taints`].
+const TABLE: [(&str, &str, Cause); 9] = [
+    ("node.kubernetes.io/not-ready", NO_SCHEDULE, NOT_READY),
+    ("node.kubernetes.io/unreachable", NO_SCHEDULE, UNREACHABLE),
+    ("node.kubernetes.io/memory-pressure", NO_SCHEDULE, Cause::Condition("MemoryPressure", "True")),
+    ("node.kubernetes.io/disk-pressure", NO_SCHEDULE, Cause::Condition("DiskPressure", "True")),
+    ("node.kubernetes.io/network-unavailable", NO_SCHEDULE, Cause::Condition("NetworkUnavailable", "True")),
+    ("node.kubernetes.io/pid-pressure", NO_SCHEDULE, Cause::Condition("PIDPressure", "True")),
+    ("node.kubernetes.io/unschedulable", NO_SCHEDULE, Cause::Cordoned),
+    ("node.kubernetes.io/not-ready", NO_EXECUTE, NOT_READY),
+    ("node.kubernetes.io/unreachable", NO_EXECUTE, UNREACHABLE),
+];
+
+/// A set of taints of the table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Taints(u16);
+
+impl Taints {
+    fn of(is_in: impl Fn(usize) -> bool) -> Taints {
+        Taints((0..TABLE.len()).filter(|index| is_in(*index)).fold(0, |bits, index| bits | 1 << index))
+    }
+
+    fn has(self, index: usize) -> bool {
+        self.0 & (1 << index) != 0
+    }
+
+    /// Those that the Node carries.
+    pub(super) fn carried_by(node: &Value) -> Taints {
+        let carried = list(node);
+        Taints::of(|index| carried.iter().any(|taint| is_of(taint, index)))
+    }
+
+    /// Those that the Node should carry.
+    pub(super) fn due_to(node: &Value) -> Taints {
+        Taints::of(|index| match TABLE[index].2 {
+            Cause::Condition(sort, status) => super::monitor::condition(&node["status"], sort)
+                .is_some_and(|found| found["status"] == status),
+            Cause::Cordoned => node["spec"]["unschedulable"] == true,
+        })
+    }
+
+    /// What to have instead of `carried`, when this is due: while `disrupted`, no new NoExecute.
+    pub(super) fn wanted(self, carried: Taints, disrupted: bool) -> Taints {
+        Taints::of(|index| {
+            self.has(index) && (!disrupted || TABLE[index].1 != NO_EXECUTE || carried.has(index))
+        })
+    }
+}
+
+fn list(node: &Value) -> &[Value] {
+    node["spec"]["taints"].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn is_of(taint: &Value, index: usize) -> bool {
+    taint["key"] == TABLE[index].0 && taint["effect"] == TABLE[index].1
+}
+
+/// Brings the Node's taints to what its conditions and spec ask for. `wall` (RFC 3339) becomes `timeAdded` of new ones.
+pub(super) fn set(node: &mut Value, wall: &str, disrupted: bool) {
+    let carried = Taints::carried_by(node);
+    let wanted = Taints::due_to(node).wanted(carried, disrupted);
+    if wanted == carried {
+        return;
+    }
+    let mut taints = list(node).to_vec();
+    taints.retain(|taint| {
+        (0..TABLE.len()).find(|index| is_of(taint, *index)).is_none_or(|index| wanted.has(index))
+    });
+    for (index, (key, effect, _)) in TABLE.iter().enumerate() {
+        if wanted.has(index) && !carried.has(index) {
+            taints.push(json!({"key": key, "effect": effect, "timeAdded": wall}));
+        }
+    }
+    if taints.is_empty() {
+        if let Some(spec) = node["spec"].as_object_mut() {
+            spec.remove("taints");
+        }
+    } else {
+        node["spec"]["taints"] = taints.into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(conditions: &[(&str, &str)], cordoned: bool, taints: &[&str]) -> Value {
+        let conditions: Vec<Value> =
+            conditions.iter().map(|(sort, status)| json!({"type": sort, "status": status})).collect();
+        let taints: Vec<Value> = taints
+            .iter()
+            .map(|taint| taint.split_once(':').unwrap())
+            .map(|(key, effect)| json!({"key": key, "effect": effect, "timeAdded": "then"}))
+            .collect();
+        let mut node = json!({"spec": {"taints": taints}, "status": {"conditions": conditions}});
+        if cordoned {
+            node["spec"]["unschedulable"] = true.into();
+        }
+        node
+    }
+
+    fn shown(node: &Value) -> Vec<String> {
+        let short = |taint: &Value| {
+            let key = taint["key"].as_str().unwrap().replace("node.kubernetes.io/", "");
+            format!("{key}:{} {}", taint["effect"].as_str().unwrap(), taint["timeAdded"].as_str().unwrap())
+        };
+        list(node).iter().map(short).collect()
+    }
+
+    #[track_caller]
+    fn check(mut node: Value, disrupted: bool, expect: &[&str]) {
+        set(&mut node, "now", disrupted);
+        assert_eq!(shown(&node), expect);
+        let once = node.clone();
+        set(&mut node, "later", disrupted);
+        assert_eq!(node, once, "what is right is not written again");
+    }
+
+    #[test]
+    fn conditions_and_cordons_have_upstreams_taints() {
+        let calm = ["not-ready:NoSchedule now", "not-ready:NoExecute now"];
+        check(node(&[("Ready", "False")], false, &[]), false, &calm);
+        let lost = ["unreachable:NoSchedule now", "unreachable:NoExecute now"];
+        check(node(&[("Ready", "Unknown")], false, &[]), false, &lost);
+        check(node(&[("Ready", "True")], false, &[]), false, &[]);
+        check(node(&[], false, &[]), false, &[]);
+        check(node(&[("Ready", "True")], true, &[]), false, &["unschedulable:NoSchedule now"]);
+        let pressed = [
+            ("Ready", "True"),
+            ("MemoryPressure", "True"),
+            ("DiskPressure", "True"),
+            ("NetworkUnavailable", "True"),
+            ("PIDPressure", "True"),
+        ];
+        let all = [
+            "memory-pressure:NoSchedule now",
+            "disk-pressure:NoSchedule now",
+            "network-unavailable:NoSchedule now",
+            "pid-pressure:NoSchedule now",
+        ];
+        check(node(&pressed, false, &[]), false, &all);
+        check(node(&[("Ready", "True"), ("MemoryPressure", "Unknown")], false, &[]), false, &[]);
+    }
+
+    #[test]
+    fn taints_come_and_go_beside_those_of_others() {
+        let own = "example.com/x:NoSchedule";
+        let same_key = "node.kubernetes.io/unreachable:PreferNoSchedule";
+        let gone = ["node.kubernetes.io/unreachable:NoSchedule", "node.kubernetes.io/unreachable:NoExecute"];
+        check(
+            node(&[("Ready", "True")], false, &[gone[0], own, gone[1], same_key]),
+            false,
+            &["example.com/x:NoSchedule then", "unreachable:PreferNoSchedule then"],
+        );
+        // from unreachable to not ready: one pair for the other
+        check(
+            node(&[("Ready", "False")], false, &[own, gone[0], gone[1]]),
+            false,
+            &["example.com/x:NoSchedule then", "not-ready:NoSchedule now", "not-ready:NoExecute now"],
+        );
+        check(node(&[("Ready", "True")], false, &gone), false, &[]);
+    }
+
+    #[test]
+    fn no_execute_is_held_back_while_most_nodes_are_lost_and_not_taken_back() {
+        check(node(&[("Ready", "Unknown")], false, &[]), true, &["unreachable:NoSchedule now"]);
+        let carried = ["node.kubernetes.io/unreachable:NoExecute"];
+        check(
+            node(&[("Ready", "Unknown")], false, &carried),
+            true,
+            &["unreachable:NoExecute then", "unreachable:NoSchedule now"],
+        );
+        check(node(&[("Ready", "True")], false, &carried), true, &[]);
+    }
+}
