@@ -402,3 +402,121 @@ fn bytes(value: u64) -> String {
 fn milli(value: u64) -> String {
     if value.is_multiple_of(1000) { (value / 1000).to_string() } else { format!("{value}m") }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_written_as_the_api_server_would_write_them() {
+        for (value, expect) in [
+            (0, "0"),
+            (1, "1"),
+            (1023, "1023"),
+            (1024, "1Ki"),
+            (1025, "1025"),
+            (1536 << 10, "1536Ki"),
+            (1 << 20, "1Mi"),
+            (1 << 30, "1Gi"),
+            (1 << 40, "1Ti"),
+            (1 << 50, "1Pi"),
+            (3 << 60, "3Ei"),
+        ] {
+            assert_eq!(bytes(value), expect);
+        }
+        for (value, expect) in [(0, "0"), (1, "1m"), (999, "999m"), (4000, "4"), (3250, "3250m")] {
+            assert_eq!(milli(value), expect);
+        }
+    }
+
+    #[test]
+    fn pressure_is_held_for_its_period_after_it_was_last_seen_and_no_longer() {
+        let at = |secs| Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+        let hold = Duration::from_secs(300);
+        let mut pressure = Pressure::default();
+        for (secs, low, expect) in [
+            (0, false, false),
+            (10, true, true),
+            (20, true, true),
+            (319, false, true),
+            (320, false, false),
+            (330, false, false),
+        ] {
+            assert_eq!(pressure.observe(at(secs), low, hold), expect, "after {secs} s");
+        }
+    }
+
+    /// Memory, disk and pid pressure of a host with 1,000 of everything, thresholds of 100 each, and so much available.
+    #[track_caller]
+    fn check_low(memory: u64, storage: u64, inodes_free: u64, pids_in_use: u64, expect: [bool; 3]) {
+        let least = crate::config::quantity::Threshold::parse("100").expect("a number");
+        let hard = EvictionHard {
+            memory_available: least,
+            nodefs_available: least,
+            nodefs_inodes_free: least,
+            pid_available: least,
+        };
+        let facts = HostFacts {
+            memory_bytes: 1000,
+            storage_bytes: 1000,
+            inodes: 1000,
+            pids: 1000,
+            memory_available_bytes: memory,
+            storage_available_bytes: storage,
+            inodes_free,
+            pids_in_use,
+            ..HostFacts::default()
+        };
+        assert_eq!(low(&facts, &hard), expect);
+        // what could not be read says nothing
+        let unknown = HostFacts { memory_bytes: 0, storage_bytes: 0, inodes: 0, pids: 0, ..facts };
+        assert_eq!(low(&unknown, &hard), [false; 3]);
+    }
+
+    #[test]
+    fn pressure_begins_below_the_threshold_not_at_it() {
+        check_low(100, 100, 100, 900, [false, false, false]);
+        check_low(99, 100, 100, 900, [true, false, false]);
+        check_low(100, 99, 100, 900, [false, true, false]);
+        check_low(100, 100, 99, 900, [false, true, false]);
+        check_low(100, 100, 100, 901, [false, false, true]);
+        check_low(100, 100, 100, 2000, [false, false, true]);
+    }
+
+    #[test]
+    fn a_patch_knows_whether_it_tells_of_a_change_or_is_the_report_that_is_due() {
+        let config =
+            crate::config::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let ok = ConfigOk { status: "True", ..ConfigOk::default() };
+        let at = |secs| Now {
+            mono: Duration::from_secs(secs),
+            wall: Timestamp::from_micros(secs as i64 * 1_000_000),
+        };
+        let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
+        let host =
+            HostFacts { memory_bytes: 1 << 30, memory_available_bytes: 1 << 29, ..HostFacts::default() };
+        let moved = HostFacts { addresses: vec!["192.0.2.9".into()], ..host.clone() };
+        let pressed = HostFacts { memory_available_bytes: 1, ..moved.clone() };
+        keeper.node_seen(&Node::default());
+        let frequency = Duration::from_secs(300);
+        for (secs, host, expect) in [
+            (0, &host, Some(true)),
+            (10, &host, None),
+            (320, &host, Some(false)),
+            (330, &moved, Some(true)),
+            (340, &pressed, Some(true)),
+            (350, &pressed, None),
+        ] {
+            keeper.observe(at(secs), host.clone(), &config);
+            let patch = keeper.patch(at(secs), &config, &ok, "0.1.0");
+            assert_eq!(patch.as_ref().map(|patch| patch.changed), expect, "at {secs} s");
+            if let Some(patch) = patch {
+                keeper.accepted(at(secs), patch, frequency, &mut jitter);
+                let wait = keeper.report_due().expect("there is a next one") - at(secs).mono;
+                // nodes that changed together drift apart
+                assert_eq!(wait < frequency, expect == Some(true), "{wait:?} after {secs} s");
+                assert!(wait >= frequency / 2, "{wait:?} after {secs} s");
+            }
+        }
+    }
+}

@@ -12,6 +12,7 @@ mod heartbeats;
 mod records;
 mod sources;
 mod starts;
+mod status;
 mod verdicts;
 mod writes;
 

@@ -1,0 +1,112 @@
+//! What a Node says of the machine it is on: facts, labels, capacity and what is left of it for pods, and the error that
+//! goes with a verdict.
+
+use crate::board::hub::{Flavour, Hub};
+use crate::board::{NODE, World};
+use crate::{A, B, HOUR, MINUTE, payload, short};
+use serde_json::{Value, json};
+
+/// A field of the Node as the API server has it.
+#[track_caller]
+fn said(world: &World, pointer: &str) -> Value {
+    let node = world.hub.node.as_ref().expect("there is one");
+    node.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {node}")).clone()
+}
+
+fn running(fields: &str) -> World {
+    let mut world = World::new();
+    world.base(fields);
+    world.start();
+    world
+}
+
+#[test]
+fn the_node_says_what_its_machine_is_and_which_agent_runs_there() {
+    let world = running("");
+    let expect = json!({
+        "machineID": "5f3c",
+        "systemUUID": "a-uuid",
+        "bootID": "boot-1",
+        "kernelVersion": "6.1.0",
+        "osImage": "Debian GNU/Linux 12",
+        "containerRuntimeVersion": "kedge://0.1.0",
+        "kubeletVersion": "v1.35.0+kedge-0.1.0",
+        "kubeProxyVersion": "",
+        "operatingSystem": "linux",
+        "architecture": "arm64",
+    });
+    assert_eq!(said(&world, "/status/nodeInfo"), expect);
+}
+
+#[test]
+fn the_labels_of_a_node_agent_are_put_on_a_node_that_was_there_and_on_one_it_creates() {
+    let expect = json!({
+        "kubernetes.io/hostname": NODE, "kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64",
+    });
+    assert_eq!(said(&running(""), "/metadata/labels"), expect);
+    let mut world = World::new();
+    world.hub = Hub::new(Flavour::Kedge);
+    world.start();
+    world.run_for(MINUTE);
+    assert_eq!(said(&world, "/metadata/labels"), expect);
+}
+
+/// `capacity` and `allocatable` of a node of 4 CPUs, 1 GiB of memory and 8 GiB of storage with these fields.
+#[track_caller]
+fn check_resources(fields: &str, capacity: [&str; 4], allocatable: [&str; 4]) {
+    let world = running(fields);
+    let object = |values: [&str; 4]| {
+        let [cpu, memory, storage, pods] = values;
+        json!({"cpu": cpu, "memory": memory, "ephemeral-storage": storage, "pods": pods})
+    };
+    assert_eq!(said(&world, "/status/capacity"), object(capacity), "{fields}");
+    assert_eq!(said(&world, "/status/allocatable"), object(allocatable), "{fields}");
+}
+
+#[test]
+fn what_is_reserved_and_what_eviction_keeps_free_is_not_for_pods() {
+    let all = |pods| ["4", "1Gi", "8Gi", pods];
+    check_resources(
+        "evictionHard: {memory.available: 100Mi, nodefs.available: 1Gi}",
+        all("110"),
+        ["4", "924Mi", "7Gi", "110"],
+    );
+    check_resources(
+        "maxPods: 12\n\
+         evictionHard: {memory.available: 100Mi, nodefs.available: 1Gi}\n\
+         systemReserved: {cpu: 500m, memory: 200Mi, ephemeral-storage: 1Gi}\n\
+         kubeReserved: {cpu: 250m, memory: 24Mi, ephemeral-storage: 2Gi}",
+        all("12"),
+        ["3250m", "700Mi", "4Gi", "12"],
+    );
+    check_resources(
+        "systemReserved: {cpu: \"5\", memory: 2Gi, ephemeral-storage: 9Gi}",
+        all("110"),
+        ["0", "0", "0", "110"],
+    );
+}
+
+#[test]
+fn a_report_comes_on_time_though_nothing_else_wakes_the_agent() {
+    let mut world = running(
+        "nodeStatusUpdateFrequency: 2h\nnodeStatusReportFrequency: 5m\nnodeLeaseDurationSeconds: 86400",
+    );
+    world.run_for(MINUTE);
+    world.hub.status_patches.clear();
+    world.run_for(HOUR);
+    assert!((11..=13).contains(&world.hub.status_patches.len()), "{}", world.hub.status_patches.len());
+}
+
+#[test]
+fn the_error_goes_on_with_the_details_of_a_verdict_and_ends_where_there_are_none() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", &short(B, "10m", 0));
+    world.crash_and_start();
+    assert_eq!(world.used(), A);
+    let error = format!("current failed trial period due to crash loop (UID: {uid})");
+    assert_eq!(world.config_status()["error"], json!(error));
+    let uid = world.adopt("c", &payload(B, "crashLoopThreshold: 11"));
+    let error = format!("failed to validate current (UID: {uid}): config c (uid {uid}): ");
+    let said = world.config_status()["error"].as_str().unwrap_or_default().to_owned();
+    assert!(said.starts_with(&error) && said.len() > error.len(), "{said}");
+}
