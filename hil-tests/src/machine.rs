@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::board::{Board, Credentials};
 use crate::error::HilError;
 use crate::qmp::Qmp;
+use crate::relay;
 use crate::shell::Shell;
 
 /// Where the guest finds the hub.
@@ -242,8 +243,7 @@ impl Machine {
             add(&format!("-drive if=none,id=file{number},file={},format=raw,readonly=on", plain(file)?));
             add(&format!("-device virtio-blk-pci,drive=file{number}"));
         }
-        let relay = std::env::current_exe()
-            .map_err(|source| HilError::Io { tried: "find this program".into(), source })?;
+        let relay = relay::program()?;
         add("-device virtio-net-pci,netdev=net,romfile= -netdev");
         let hub = if start.hub_moved { MOVED_HUB_IN_GUEST } else { HUB_IN_GUEST };
         let address = start.address.map(|address| format!(",dhcpstart={address}")).unwrap_or_default();

@@ -13,6 +13,7 @@ mod shell;
 mod stage;
 mod stories;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -29,7 +30,8 @@ use crate::stage::{NODE, Stage};
 use crate::stories::{Needs, STORIES, Story};
 
 const HELP: &str = "\
-kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update FILE] [--logs DIR] [STORY...]
+kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update FILE] [--logs DIR]
+          [--sabotage FILE] [STORY...]
 kedge-hil --list
 
 Boots the image of a board in QEMU and tells the stories named, or the core ones, or all (--full).
@@ -38,6 +40,7 @@ Boots the image of a board in QEMU and tells the stories named, or the core ones
   --board NAME          a file of hil-tests/boards [x86_64-uefi]
   --faults FILE         an agent with fault injection that runs on the board
   --broken-update FILE  an update for the board whose agent does not start
+  --sabotage FILE       what is done to the node before each story, see hil-tests/sabotage: a story passes if it then fails
   --logs DIR            where a failing story leaves its logs [target/hil]
 ";
 
@@ -49,6 +52,7 @@ struct Options {
     faults: Option<PathBuf>,
     broken_update: Option<PathBuf>,
     logs: PathBuf,
+    sabotage: Option<PathBuf>,
     stories: Vec<String>,
 }
 
@@ -98,6 +102,7 @@ fn parse() -> Result<Options, lexopt::Error> {
         faults: None,
         broken_update: None,
         logs: root.join("target/hil"),
+        sabotage: None,
         stories: Vec::new(),
     };
     let mut parser = lexopt::Parser::from_env();
@@ -108,6 +113,7 @@ fn parse() -> Result<Options, lexopt::Error> {
             Long("full") => options.is_full = true,
             Long("faults") => options.faults = Some(parser.value()?.into()),
             Long("broken-update") => options.broken_update = Some(parser.value()?.into()),
+            Long("sabotage") => options.sabotage = Some(parser.value()?.into()),
             Long("logs") => options.logs = parser.value()?.into(),
             Value(name) => options.stories.push(name.string()?),
             other => return Err(other.unexpected()),
@@ -124,6 +130,8 @@ struct Run<'a> {
     hub: Hub,
     scratch: Scratch,
     teller: Teller,
+    /// Commands by the story that they must make fail; None: nothing is sabotaged.
+    sabotage: Option<BTreeMap<String, String>>,
     passed: usize,
     failed: Vec<&'static str>,
 }
@@ -139,13 +147,15 @@ impl<'a> Run<'a> {
                 return Err(HilError::Garbled(format!("no story {name}; see kedge-hil --list")));
             }
         }
+        let sabotage = options.sabotage.as_deref().map(read_sabotage).transpose()?;
         let scratch = Scratch::new("hil")
             .map_err(|source| HilError::Io { tried: "make a temporary directory".into(), source })?;
         let host = |address: &'static str| address.split(':').next().unwrap_or(address);
         let names = ["127.0.0.1", host(HUB_IN_GUEST), host(MOVED_HUB_IN_GUEST)];
         let flags = names.map(|name| ["--advertise", name]);
         let hub = Hub::start(&scratch.path().join("hub"), flags.as_flattened())?;
-        Ok(Run { options, board, image, hub, scratch, teller: Teller::new(), passed: 0, failed: Vec::new() })
+        let teller = Teller::new();
+        Ok(Run { options, board, image, hub, scratch, teller, sabotage, passed: 0, failed: Vec::new() })
     }
 
     /// Tells everything that was asked for; false if anything failed.
@@ -189,6 +199,9 @@ impl<'a> Run<'a> {
 
     fn why_not(&self, story: &Story) -> Option<&'static str> {
         let is_slotted = self.board.firmware.is_some();
+        if self.sabotage.as_ref().is_some_and(|sabotage| !sabotage.contains_key(story.name)) {
+            return Some("nothing is known to sabotage it with");
+        }
         match story.needs {
             Needs::Faults if self.options.faults.is_none() => {
                 Some("no agent with faults was given (--faults)")
@@ -248,7 +261,11 @@ impl<'a> Run<'a> {
         machine.start(&Start { from_snapshot: true, ..Start::default() })?;
         let start = Instant::now();
         let mut stage = Stage { hub: &mut self.hub, machine, teller: &mut self.teller };
-        let told = stage.wakes().and_then(|()| (story.tell)(&mut stage));
+        let sabotage = self.sabotage.as_ref().and_then(|sabotage| sabotage.get(story.name));
+        let told = stage.wakes().and_then(|()| match sabotage {
+            None => (story.tell)(&mut stage),
+            Some(command) => tell_sabotaged(&mut stage, story, command),
+        });
         let mut machine = stage.machine;
         match told {
             Ok(()) => {
@@ -285,6 +302,33 @@ impl<'a> Run<'a> {
             let _ = std::fs::write(to.join("journal.log"), journal);
         }
         self.teller.say(Tone::Bad, &format!("logs: {}", to.display()));
+    }
+}
+
+/// Reads lines of STORY: COMMAND.
+fn read_sabotage(path: &Path) -> Result<BTreeMap<String, String>, HilError> {
+    let text = std::fs::read_to_string(path).map_err(HilError::io("read", path))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|line| match line.split_once(": ") {
+            Some((name, command)) if STORIES.iter().any(|story| story.name == name) => {
+                Ok((name.to_owned(), command.to_owned()))
+            }
+            _ => Err(HilError::Garbled(format!("{}: {line:?} is not STORY: COMMAND", path.display()))),
+        })
+        .collect()
+}
+
+/// A story that must fail, because of this.
+fn tell_sabotaged(stage: &mut Stage<'_>, story: &Story, command: &str) -> Result<(), HilError> {
+    stage.say(&format!("sabotage: {command}"));
+    stage.guest(command)?;
+    match (story.tell)(stage) {
+        Err(error) => {
+            stage.say(&format!("it fails, as it must: {error}"));
+            Ok(())
+        }
+        Ok(()) => Err(HilError::Wrong("it passes all the same".into())),
     }
 }
 

@@ -4,8 +4,21 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use crate::error::HilError;
+
+/// This program, where it lay when this was first asked: a build during a run of stories puts another in its place.
+pub(crate) fn program() -> Result<PathBuf, HilError> {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(path) = PROGRAM.get() {
+        return Ok(path.clone());
+    }
+    let path = std::env::current_exe()
+        .map_err(|source| HilError::Io { tried: "find this program".into(), source })?;
+    Ok(PROGRAM.get_or_init(|| path).clone())
+}
 
 /// Runs until one side closes.
 pub(crate) fn run(address: &str) -> Result<(), HilError> {

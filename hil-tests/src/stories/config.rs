@@ -16,11 +16,14 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<String, HilError> {
 
 pub(super) fn lives(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = good(stage)?;
+    // what runs then comes from its own disk
+    stage.machine.plug(false)?;
     stage.reboot()?;
     stage.says_it_runs(&format!("using current (UID: {uid})"))?;
+    stage.machine.plug(true)?;
     stage.renews()?;
     stage.runs(&uid)?;
-    stage.say("rebooted: edge-good is still active");
+    stage.say("rebooted without a network: edge-good is still active");
     stage.assign(&Value::Null)?;
     stage.config_ok("True", LOCAL, "current is set to the local default, and no init config was provided")?;
     stage.say("unassigned: the local configuration runs");

@@ -234,6 +234,8 @@ impl Starter {
     /// What the agent says on this disk, which is repaired as the image does before it mounts.
     fn ask(&mut self, image: &Image) -> Result<Said, HilError> {
         let (file, mount, run) = (self.dir.join("image"), self.dir.join("mount"), self.dir.join("run"));
+        // never the file of an earlier one: that may still be mounted in the name space of an agent that is ending
+        let _ = fs::remove_file(&file);
         image.write_to(&file)?;
         let checked = Command::new("e2fsck").arg("-p").arg(&file).output();
         let checked = checked.map_err(|source| HilError::Io { tried: "run e2fsck".into(), source })?;
