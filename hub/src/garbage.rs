@@ -115,7 +115,12 @@ async fn release_lost_pods(hub: &Hub) {
 }
 
 async fn delete(hub: &Hub, kind: &'static Kind, object: &Object) {
-    let options = crate::verbs::DeleteOptions { uid: Some(object.uid.to_string()), ..Default::default() };
+    delete_as(hub, kind, object, Propagation::Unset).await;
+}
+
+async fn delete_as(hub: &Hub, kind: &'static Kind, object: &Object, propagation: Propagation) {
+    let uid = Some(object.uid.to_string());
+    let options = crate::verbs::DeleteOptions { uid, propagation, ..Default::default() };
     let internal = crate::verbs::WriteOptions::internal();
     let outcome = crate::verbs::delete(hub, kind, &object.namespace, &object.name, &options, &internal).await;
     match outcome {
@@ -202,20 +207,37 @@ async fn finish(hub: &Hub, kind: &'static Kind, object: &Object) {
         remove_finalizer(hub, kind, object, ORPHAN).await;
     }
     if has_finalizer(&value, FOREGROUND) {
-        for (kind, dependent) in &hub.memory().dependents(&object.uid) {
-            // who has another owner stays with that one
-            let shared = references(&dependent.value()).iter().any(|owner| {
-                text(owner, &["uid"]) != &*object.uid && owner_exists(hub, &dependent.namespace, owner)
-            });
-            match shared {
-                true => disown(hub, KINDS[*kind], dependent, &object.uid).await,
-                false => delete(hub, KINDS[*kind], dependent).await,
-            }
+        for (kind, dependent) in blocking(hub, &object.uid) {
+            delete_first(hub, KINDS[kind], &dependent, &object.uid).await;
         }
-        if hub.memory().dependents(&object.uid).is_empty() {
+        if blocking(hub, &object.uid).is_empty() {
             remove_finalizer(hub, kind, object, FOREGROUND).await;
         }
     }
+}
+
+/// The dependents whose reference says that the owner waits for them. Others go when the owner is gone, as upstream.
+fn blocking(hub: &Hub, owner: &str) -> Vec<(usize, Arc<Object>)> {
+    let blocks = |dependent: &Object| {
+        references(&dependent.value())
+            .iter()
+            .any(|reference| text(reference, &["uid"]) == owner && reference["blockOwnerDeletion"] == true)
+    };
+    let mut dependents = hub.memory().dependents(owner);
+    dependents.retain(|(_, dependent)| blocks(dependent));
+    dependents
+}
+
+/// Deletes what an owner waits for, and that in turn waits for its own dependents. Who has another owner stays with that one.
+async fn delete_first(hub: &Hub, kind: &'static Kind, dependent: &Object, owner: &str) {
+    let shared = references(&dependent.value()).iter().any(|reference| {
+        text(reference, &["uid"]) != owner && owner_exists(hub, &dependent.namespace, reference)
+    });
+    if shared {
+        return disown(hub, kind, dependent, owner).await;
+    }
+    let leaf = hub.memory().dependents(&dependent.uid).is_empty();
+    delete_as(hub, kind, dependent, if leaf { Propagation::Unset } else { Propagation::Foreground }).await;
 }
 
 async fn disown(hub: &Hub, kind: &'static Kind, dependent: &Object, owner: &str) {

@@ -407,6 +407,32 @@ fn owners_are_orphaned_or_foreground_deleted_as_asked() {
     owned(&mut client, "o2", "d2");
     finish(&mut client, "o2", "Foreground");
     client.get(&format!("{MAPS}/d2")).expect(404);
+    // whom the owner need not wait for goes after it
+    let owner = client.post(MAPS, &map("o3", "1")).expect(201);
+    let held = json!({"metadata": {"name": "d3", "finalizers": ["example.com/hold"], "ownerReferences": [{
+        "apiVersion": "v1", "kind": "ConfigMap", "name": "o3", "uid": owner["metadata"]["uid"]}]}});
+    client.post(MAPS, &held).expect(201);
+    finish(&mut client, "o3", "Foreground");
+    let mut watch = client.watch(&format!("{MAPS}?watch=true&fieldSelector=metadata.name%3Dd3"));
+    while watch.next().is_some_and(|event| event["object"]["metadata"]["deletionTimestamp"].is_null()) {}
+    // and whom it waits for waits for its own
+    owned(&mut client, "o4", "d4");
+    let middle = client.get(&format!("{MAPS}/d4")).expect(200);
+    let mut last = held.clone();
+    last["metadata"]["name"] = "e4".into();
+    last["metadata"]["ownerReferences"][0]["name"] = "d4".into();
+    last["metadata"]["ownerReferences"][0]["uid"] = middle["metadata"]["uid"].clone();
+    last["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = true.into();
+    client.post(MAPS, &last).expect(201);
+    let mut gone = client.watch(&format!("{MAPS}?watch=true&fieldSelector=metadata.name%3Do4"));
+    let mut ends = client.watch(&format!("{MAPS}?watch=true&fieldSelector=metadata.name%3De4"));
+    client.delete(&format!("{MAPS}/o4?propagationPolicy=Foreground")).expect(200);
+    while ends.next().is_some_and(|event| event["object"]["metadata"]["deletionTimestamp"].is_null()) {}
+    client.get(&format!("{MAPS}/o4")).expect(200);
+    let middle = client.get(&format!("{MAPS}/d4")).expect(200);
+    assert_eq!(middle["metadata"]["finalizers"], json!(["foregroundDeletion"]));
+    client.patch("merge", &format!("{MAPS}/e4"), &json!({"metadata": {"finalizers": null}})).expect(200);
+    while gone.told() != "DELETED o4" {}
     assert_eq!(client.delete(&format!("{MAPS}/d1?propagationPolicy=Nonsense")).code, 422);
 }
 
@@ -483,4 +509,22 @@ fn a_refusal_is_read_by_who_sent_a_large_body() {
     }
     // an honest request on the same connection is answered
     node.post(NODES, &json!({"metadata": {"name": "n"}})).expect(201);
+    // wherever it goes, and whoever sends it
+    let (mut admin, mut nobody) = (hub.admin(), Client::anonymous(&hub));
+    for (method, path, code) in [
+        ("POST", "/api/v1/gizmos", 404),
+        ("POST", &*format!("{MAPS}/m/nothing"), 404),
+        ("PUT", MAPS, 405),
+        ("PUT", "/api/v1/namespaces/default/bindings", 405),
+        ("POST", "/version", 405),
+        ("POST", &*format!("{MAPS}?dryRun=Some"), 422),
+        ("POST", &*format!("{MAPS}?watch=%zz"), 400),
+    ] {
+        assert_eq!(admin.send(method, path, &[JSON], large.as_bytes()).code, code, "{method} {path}");
+        let refused = nobody.send(method, path, &[JSON], large.as_bytes());
+        assert!((400..500).contains(&refused.code), "{method} {path}: {}", refused.code);
+    }
+    assert_eq!(nobody.send("POST", MAPS, &[JSON], large.as_bytes()).code, 401);
+    admin.get(NODES).expect(200);
+    nobody.get("/readyz");
 }

@@ -138,10 +138,11 @@ fn every_write_says_who_it_was() {
     let nonsense =
         json!({"metadata": {"managedFields": [{"manager": "x", "operation": "Own", "fieldsV1": {"x": 1}}]}});
     let kept = client.patch("merge", &path, &nonsense).expect(200);
-    assert_eq!(managers(&kept), [r#"one Apply: {"f:data":{"f:a":{}}}"#]);
+    let before = r#"before-first-apply Update: {"f:data":{"f:a":{}},"f:metadata":{"f:labels":{"f:l":{}}}}"#;
+    assert_eq!(managers(&kept), [before, r#"one Apply: {"f:data":{"f:a":{}}}"#]);
     let given = json!([{"op": "replace", "path": "/metadata/managedFields/0/manager", "value": "heir"}]);
     let heir = client.patch("json", &path, &given).expect(200);
-    assert_eq!(managers(&heir), [r#"heir Apply: {"f:data":{"f:a":{}}}"#]);
+    assert_eq!(managers(&heir), [before, r#"heir Apply: {"f:data":{"f:a":{}}}"#]);
 }
 
 #[test]
@@ -302,4 +303,37 @@ fn two_who_apply_at_once_both_have_their_fields() {
         (0..CLIENTS).map(|number| (format!("k{number}"), "4".into())).collect();
     assert_eq!(stored["data"], Value::Object(expect));
     assert_eq!(managers(&stored).len(), CLIENTS);
+}
+
+#[test]
+fn what_nobody_manages_is_somebodys_before_the_first_apply() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let mut node = hub.node("n");
+    let labels =
+        json!({"metadata": {"name": "n", "labels": {"site": "quarry"}}, "status": {"phase": "Running"}});
+    node.post("/api/v1/nodes", &labels).expect(201);
+    let path = "/api/v1/nodes/n";
+    let wanted = |site: &str| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"site": site}}, "spec": {"unschedulable": true}});
+    let refused = apply(&mut client, path, "team", &wanted("mill")).expect(409);
+    assert_eq!(
+        refused["message"],
+        "Apply failed with 1 conflict: conflict with \"before-first-apply\" using v1: .metadata.labels.site"
+    );
+    // the same value is shared, and the status is not the object's to own
+    let shared = apply(&mut client, path, "team", &wanted("quarry")).expect(200);
+    let entries = shared["metadata"]["managedFields"].as_array().unwrap();
+    let of = |name: &str| entries.iter().find(|entry| entry["manager"] == name).unwrap()["fieldsV1"].clone();
+    let site = json!({"f:labels": {"f:site": {}}});
+    assert_eq!(of("team"), json!({"f:metadata": site, "f:spec": {"f:unschedulable": {}}}));
+    assert!(of("before-first-apply")["f:metadata"]["f:labels"]["f:site"].is_object(), "{shared}");
+    assert!(of("before-first-apply").get("f:status").is_none(), "{shared}");
+    let taken = apply(&mut client, path, "team&force=true", &wanted("mill")).expect(200);
+    assert_eq!(taken["metadata"]["labels"]["site"], "mill");
+    // who asks to forget all managers begins anew
+    let map_path = "/api/v1/namespaces/default/configmaps/m";
+    client.post("/api/v1/namespaces/default/configmaps", &map(json!({"a": "1"}))).expect(201);
+    client.patch("merge", map_path, &json!({"metadata": {"managedFields": [{}]}})).expect(200);
+    let reply = apply(&mut client, map_path, "team", &map(json!({"a": "2"})));
+    assert_eq!(reply.expect(409)["details"]["causes"][0]["field"], ".data.a");
 }

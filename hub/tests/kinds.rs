@@ -88,6 +88,20 @@ fn a_bound_pod_ends_when_its_node_says_so_and_an_unbound_one_at_once() {
     client.send("DELETE", &path, &[JSON], &options(json!({"gracePeriodSeconds": 0}))).expect(200);
     client.get(&path).expect(404);
 
+    // the older door for bindings: the pod is named in the body
+    client.post(PODS, &pod("q", "")).expect(201);
+    let bindings = "/api/v1/namespaces/default/bindings";
+    let binding = |name: &str| json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "n"}});
+    client.post(&format!("{bindings}?dryRun=All"), &binding("q")).expect(201);
+    assert_eq!(client.get(&format!("{PODS}/q")).expect(200)["spec"]["nodeName"], Value::Null);
+    client.post(bindings, &binding("q")).expect(201);
+    assert_eq!(client.get(&format!("{PODS}/q")).expect(200)["spec"]["nodeName"], "n");
+    client.post(bindings, &binding("q")).expect(409);
+    client.post(bindings, &binding("nothing")).refused(404, "pods \"nothing\" not found");
+    client.post(bindings, &binding("")).expect(400);
+    assert_eq!(client.get(bindings).code, 405);
+    assert_eq!(hub.node("n").post(bindings, &binding("q")).code, 403);
+
     client.post(PODS, &pod("evicted", "n")).expect(201);
     let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "evicted"}, "deleteOptions": {"gracePeriodSeconds": 7}});
     client.post(&format!("{PODS}/evicted/eviction"), &eviction).expect(201);

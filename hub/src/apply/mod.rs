@@ -24,6 +24,8 @@ pub use fields::FieldSet;
 pub const MAX_NAME_BYTES: usize = 128;
 /// What client-side apply remembers in.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// Upstream's name for whoever set the fields of an object that has no managers.
+const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// The manager that takes over from client-side apply.
 const KUBECTL: &str = "kubectl";
 
@@ -173,6 +175,9 @@ impl Apply {
         let of = self.kind.schema();
         let known = take_claim(&mut live);
         let mut entries = known.as_ref().and_then(managers::decode).unwrap_or_default();
+        if entries.is_empty() {
+            entries.push(self.before_first_apply(&live, now));
+        }
         let mut own = Entry::of(self.kind, &self.manager, Operation::Apply);
         let index = entries.iter().position(|entry| entry.is_of(&own));
         let last = index.map(|index| entries.remove(index));
@@ -203,6 +208,20 @@ impl Apply {
         self.remember_for_client_side_apply(&live, &mut new);
         put(&mut new, entries);
         Ok(new)
+    }
+
+    /// Who owns what stood in an object without managers: somebody, so that the first apply does not take it unasked. Of the parts
+    /// with a door of their own only that belongs to it through which is applied.
+    fn before_first_apply(&self, live: &Value, now: &str) -> Entry {
+        let manager = Manager { name: BEFORE_FIRST_APPLY.to_owned(), subresource: String::new() };
+        let mut entry = Entry::of(self.kind, &manager, Operation::Update);
+        entry.time = now.to_owned();
+        entry.fields = typed::fields_of(self.kind.schema(), live).without_identity();
+        let other_part = if self.manager.subresource.is_empty() { "status" } else { "spec" };
+        if self.kind.status {
+            entry.fields = entry.fields.without_field(other_part);
+        }
+        entry
     }
 
     fn check_conflicts(&self, entries: &[Entry], set: &FieldSet, live: &Value) -> Result<(), ApiError> {

@@ -128,6 +128,10 @@ pub struct Subresource {
     pub verbs: &'static [&'static str],
 }
 
+/// What gives a pod its node; also posted to `bindings` of its namespace.
+pub const BINDING: Subresource =
+    Subresource { name: "binding", of: ("", "v1", "Binding"), verbs: &["create"] };
+
 /// Streams are opened by GET (WebSocket) or POST (SPDY).
 const STREAM: &[&str] = &["create", "get"];
 
@@ -155,7 +159,7 @@ impl Kind {
     pub fn subresources(&self) -> &'static [Subresource] {
         match self.kind {
             "Pod" => &[
-                Subresource { name: "binding", of: ("", "v1", "Binding"), verbs: &["create"] },
+                BINDING,
                 Subresource { name: "eviction", of: ("policy", "v1", "Eviction"), verbs: &["create"] },
                 Subresource { name: "log", of: ("", "v1", "Pod"), verbs: &["get"] },
                 Subresource { name: "attach", of: ("", "v1", "PodAttachOptions"), verbs: STREAM },

@@ -71,14 +71,16 @@ pub(super) fn group(group: &str) -> Response<Body> {
     respond::json(200, &value)
 }
 
-/// Questions are resources too, as far as clients can tell.
-fn reviews_of(group: &str) -> &'static [(&'static str, &'static str, &'static str)] {
+/// Questions and bindings are resources too, as far as clients can tell: plural, singular, kind, and whether it is posted to a
+/// namespace.
+fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &'static str, bool)] {
     match group {
+        "" => &[("bindings", "binding", "Binding", true)],
         "authorization.k8s.io" => &[
-            ("selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview"),
-            ("selfsubjectrulesreviews", "selfsubjectrulesreview", "SelfSubjectRulesReview"),
+            ("selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview", false),
+            ("selfsubjectrulesreviews", "selfsubjectrulesreview", "SelfSubjectRulesReview", false),
         ],
-        "authentication.k8s.io" => &[("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview")],
+        "authentication.k8s.io" => &[("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview", false)],
         _ => &[],
     }
 }
@@ -117,9 +119,9 @@ pub(super) fn resources(group: &str, version: &str) -> Response<Body> {
             }));
         }
     }
-    for (plural, singular, kind) in reviews_of(group) {
+    for (plural, singular, kind, namespaced) in posted_to(group) {
         resources.push(json!({
-            "name": plural, "singularName": singular, "namespaced": false, "kind": kind, "verbs": ["create"]}));
+            "name": plural, "singularName": singular, "namespaced": namespaced, "kind": kind, "verbs": ["create"]}));
     }
     let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
     let list = json!({
@@ -183,9 +185,9 @@ fn aggregated_resources(group: &str, version: &str) -> Vec<Value> {
             resource
         })
         .collect();
-    for (plural, singular, kind) in reviews_of(group) {
+    for (plural, singular, kind, namespaced) in posted_to(group) {
         resources.push(json!({
-            "resource": plural, "responseKind": response_kind(kind), "scope": "Cluster", "singularResource": singular,
+            "resource": plural, "responseKind": response_kind(kind), "scope": scope(*namespaced), "singularResource": singular,
             "verbs": ["create"]}));
     }
     resources

@@ -51,32 +51,39 @@ pub(super) async fn handle(
     identity: Arc<Option<Identity>>,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    match answer(server, identity, request).await {
-        Ok(response) => response,
-        Err(error) => respond::error(&error),
+    let (parts, body) = request.into_parts();
+    let mut body = Some(body);
+    let outcome = answer(server, identity, &parts, &mut body).await;
+    if let Some(unread) = body.filter(|_| outcome.is_err()) {
+        // who is refused while it still sends would see a broken connection instead of the answer
+        request::drain(unread).await;
+    }
+    outcome.unwrap_or_else(|error| respond::error(&error))
+}
+
+/// The request's body, which is read once.
+async fn read(body: &mut Option<Incoming>) -> Result<Bytes, ApiError> {
+    match body.take() {
+        Some(body) => request::body(body).await,
+        None => Ok(Bytes::new()),
     }
 }
 
 async fn answer(
     server: &Arc<Server>,
     identity: Arc<Option<Identity>>,
-    request: Request<Incoming>,
+    parts: &Parts,
+    body: &mut Option<Incoming>,
 ) -> Result<Response<Body>, ApiError> {
-    let (parts, body) = request.into_parts();
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
-    let identity = impersonated(&parts, (*identity).clone())?;
-    let asked = Asked { server, identity, parts: &parts, parameters };
+    let identity = impersonated(parts, (*identity).clone())?;
+    let asked = Asked { server, identity, parts, parameters };
     match route::parse(parts.uri.path()) {
         Route::Target(target) => {
             let verb = verb(&parts.method, &target, &asked.parameters)?;
             let outcome = match authorize_target(&asked, verb, &target) {
                 Ok(()) => resource(&asked, verb, &target, body).await,
-                Err(refused) => {
-                    if asked.identity.is_some() {
-                        request::drain(body).await;
-                    }
-                    Err(refused)
-                }
+                Err(refused) => Err(refused),
             };
             audit(&asked, verb, &target, &outcome);
             outcome
@@ -86,14 +93,36 @@ async fn answer(
             if parts.method != Method::POST {
                 return Err(ApiError::method_not_allowed());
             }
-            let body = request::body(body).await?;
+            let body = read(body).await?;
             reviews::answer(&asked, &route, &body)
         }
+        Route::Bindings(namespace) => bindings(&asked, namespace, body).await,
         route => {
             authorize_path(&asked)?;
             path(&asked, route)
         }
     }
+}
+
+/// `POST` to `bindings` of a namespace: the pod is named in the body.
+async fn bindings(
+    asked: &Asked<'_>,
+    namespace: String,
+    body: &mut Option<Incoming>,
+) -> Result<Response<Body>, ApiError> {
+    let verb = "create";
+    if asked.parts.method != Method::POST {
+        return Err(ApiError::method_not_allowed());
+    }
+    let attributes =
+        Attributes { verb, resource: "bindings", namespace: &namespace, ..Attributes::default() };
+    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)?;
+    let body = read(body).await?;
+    let (name, binding) = subresources::named_binding(asked, &body)?;
+    let target = Target { kind: &kinds::POD, namespace, name, subresource: "binding".to_owned() };
+    let outcome = subresources::bind_named(asked, &target, &binding).await;
+    audit(asked, verb, &target, &outcome);
+    outcome
 }
 
 /// Administrators may act as somebody else (`kubectl --as`), to see what that one may do.
@@ -233,9 +262,12 @@ fn path(asked: &Asked<'_>, route: Route) -> Result<Response<Body>, ApiError> {
         Route::Version => Ok(health::version()),
         Route::Health(check) => health::health(asked, &check),
         Route::Metrics => Ok(health::metrics(asked.server)),
-        Route::Target(_) | Route::AccessReview | Route::RulesReview | Route::SelfReview | Route::Unknown => {
-            Err(ApiError::path_not_found())
-        }
+        Route::Target(_)
+        | Route::AccessReview
+        | Route::RulesReview
+        | Route::SelfReview
+        | Route::Bindings(_)
+        | Route::Unknown => Err(ApiError::path_not_found()),
     }
 }
 
@@ -243,7 +275,7 @@ async fn resource(
     asked: &Asked<'_>,
     verb: &str,
     target: &Target,
-    body: Incoming,
+    body: &mut Option<Incoming>,
 ) -> Result<Response<Body>, ApiError> {
     let kind = target.kind;
     let part = match &*target.subresource {
@@ -256,7 +288,7 @@ async fn resource(
                 return node_streams::answer(asked, target, known);
             }
             Some(known) => {
-                let body = request::body(body).await?;
+                let body = read(body).await?;
                 return subresources::create(asked, target, known, &body).await;
             }
             None => return Err(ApiError::path_not_found()),
@@ -276,7 +308,7 @@ async fn resource(
         "list" => list(asked, target, writer),
         "watch" => watch_collection(asked, target, form),
         _ => {
-            let body = request::body(body).await?;
+            let body = read(body).await?;
             write(asked, verb, target, part, writer, &body).await
         }
     }

@@ -10,6 +10,8 @@ const MAX_PATH_BYTES: usize = 2048;
 pub(super) enum Route {
     /// A collection or an object of a served kind.
     Target(Target),
+    /// `POST` of a Binding to a namespace.
+    Bindings(String),
     /// `POST` of a question about oneself.
     AccessReview,
     /// `POST` of "what may I at all".
@@ -147,6 +149,7 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
         ["namespaces", name, subresource @ ("status" | "finalize")] => {
             found("", "namespaces", &[name, subresource])
         }
+        ["namespaces", namespace, "bindings"] if group.is_empty() => Route::Bindings((*namespace).to_owned()),
         ["namespaces", namespace, plural, rest @ ..] => found(namespace, plural, rest),
         [plural, rest @ ..] => match found("", plural, rest) {
             // an object of a namespaced kind is only found in its namespace
@@ -207,6 +210,8 @@ mod tests {
             "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n",
             "leases|kube-node-lease|n|",
         );
+        check("/api/v1/namespaces/a/bindings", "Bindings(\"a\")");
+        check("/api/v1/bindings", "Unknown");
         check("/api", "CoreVersions");
         check("/apis", "Groups");
         check("/api/v1", "Resources(\"\", \"v1\")");

@@ -10,7 +10,7 @@ use super::respond::{self, Body};
 use super::route::Target;
 use crate::auth;
 use crate::decode;
-use crate::kinds::{POD, Subresource, pod, schema, text};
+use crate::kinds::{BINDING, POD, Subresource, pod, schema, text};
 use crate::status::{ApiError, FieldError};
 use crate::verbs::{self, Part, WriteOptions};
 
@@ -32,9 +32,32 @@ pub(super) async fn create(
         "binding" => bind(asked, target, &value).await?,
         _ => evict(asked, target, value).await?,
     }
+    Ok(done())
+}
+
+fn done() -> Response<Body> {
     let status =
         json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
-    Ok(respond::json(201, &status))
+    respond::json(201, &status)
+}
+
+/// The Binding of a `POST .../bindings`, and the name of its pod.
+pub(super) fn named_binding(asked: &Asked<'_>, body: &Bytes) -> Result<(String, Value), ApiError> {
+    let binding = read(asked, &BINDING, body)?;
+    match text(&binding, &["metadata", "name"]) {
+        "" => Err(ApiError::bad_request("name is required: the binding names its pod")),
+        name => Ok((name.to_owned(), binding)),
+    }
+}
+
+/// What [`create`] does for a binding; the body has been read.
+pub(super) async fn bind_named(
+    asked: &Asked<'_>,
+    target: &Target,
+    binding: &Value,
+) -> Result<Response<Body>, ApiError> {
+    bind(asked, target, binding).await?;
+    Ok(done())
 }
 
 fn read(asked: &Asked<'_>, subresource: &Subresource, body: &Bytes) -> Result<Value, ApiError> {
