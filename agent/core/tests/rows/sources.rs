@@ -477,6 +477,7 @@ fn dynamic_config_off_means_the_local_config_and_leaves_the_records_alone() {
     world.disk.take_written();
     let before = world.disk.files.clone();
     world.dynamic = false;
+    let downloads = world.downloads;
     world.start();
     world.hub.assign(Value::Null);
     world.run_for(HOUR);
@@ -493,6 +494,7 @@ fn dynamic_config_off_means_the_local_config_and_leaves_the_records_alone() {
     world.stop();
     world.check_written(&[]);
     assert_eq!(world.disk.files, before);
+    assert_eq!(world.downloads, downloads, "nor is anything read that would not be used");
     world.dynamic = true;
     world.start();
     assert_eq!(world.used(), B, "as it was left");
@@ -576,4 +578,65 @@ fn another_source_for_the_config_map_on_disk_has_it_read_whole() {
     assert_eq!(std::mem::take(&mut world.downloads), 1);
     assert_eq!(world.config_ok()[0], "True");
     assert_eq!(world.disk.take_written(), ["checkpoint", "current"]);
+}
+
+/// Running what it follows, whose newest version it has read whole.
+fn following_read_whole() -> World {
+    let mut world = World::new();
+    world.start();
+    world.assign_following("a", &payload(A, ""));
+    world.turn();
+    world.restart();
+    world.hub.push("a", &payload(A, ""));
+    world.turn();
+    world
+}
+
+/// The word that ConfigMap a did not change since this version.
+fn unchanged(world: &World, resource_version: &Value) -> Event {
+    Event::ConfigMapUnchanged {
+        namespace: NAMESPACE.into(),
+        name: "a".into(),
+        uid: world.hub.uid_of("a"),
+        resource_version: resource_version.as_str().unwrap_or_default().into(),
+    }
+}
+
+#[test]
+fn an_object_read_whole_is_not_read_again_for_the_word_that_it_did_not_change() {
+    let mut world = following_read_whole();
+    let mut source = Hub::following("a");
+    source["configMap"]["kubeletConfigKey"] = json!("other");
+    world.hub.assign(source);
+    world.turn();
+    let (downloads, said) = (world.downloads, world.config_ok());
+    assert!(said[2].contains("it has no text under key \"other\""), "{said:?}");
+    // asked for while the key was another one
+    world.handle(unchanged(&world, &world.hub.config_maps["a"]["metadata"]["resourceVersion"].clone()));
+    world.turn();
+    assert_eq!((world.downloads, world.config_ok()), (downloads, said));
+}
+
+#[test]
+fn the_word_that_the_recorded_version_is_back_ends_what_was_said_of_an_edit() {
+    let (mut world, _) = World::known_good();
+    let recorded = world.file("current").expect("there")["resourceVersion"].clone();
+    world.hub.push("a", &payload(B, ""));
+    world.turn();
+    assert!(world.config_ok()[2].contains("was edited"), "{:?}", world.config_ok());
+    // a hub restored from its backup
+    world.handle(unchanged(&world, &recorded));
+    while world.do_step() || world.do_request(None) {}
+    assert_eq!(world.config_ok()[2], "all checks passed");
+}
+
+#[test]
+fn a_late_word_about_another_object_changes_nothing() {
+    let mut world = following_read_whole();
+    let said = world.config_ok();
+    for (namespace, name) in [(NAMESPACE, "b"), ("elsewhere", "a")] {
+        world.handle(Event::ConfigMapGone { namespace: namespace.into(), name: name.into() });
+        world.turn();
+        assert_eq!(world.config_ok(), said, "{namespace}/{name}");
+    }
 }

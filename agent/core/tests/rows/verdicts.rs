@@ -5,7 +5,7 @@ use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::StateFile;
 use kedge_core::{Action, Event};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn rule_a_a_config_with_a_bad_entry_is_not_run_and_nothing_is_written_about_it() {
@@ -464,4 +464,38 @@ fn what_was_consumed_is_said_after_it_was_recorded() {
         at(&|seen| matches!(seen, Seen::Performed(kedge_core::Step::Write(StateFile::Startups, _), _)));
     let consumed = at(&|seen| matches!(seen, Seen::Asked(Action::ConsumeEvidence)));
     assert!(written < consumed);
+}
+
+#[test]
+fn an_edit_of_the_list_that_cannot_be_read_changes_nothing_of_what_is_known() {
+    let (mut world, good) = World::known_good();
+    let uid = world.adopt("b", "broken: [");
+    world.disk.put("0.1.0/bad-configs.json", b"{ half an edit");
+    world.handle(Event::BadConfigsRead(world.read_bad_configs()));
+    world.run_for(MINUTE);
+    let bad = world.report().config.bad;
+    assert_eq!(bad.iter().map(|entry| entry.uid.as_str()).collect::<Vec<_>>(), [uid.as_str()]);
+    world.check_config_ok(
+        "False",
+        &format!("using last known good: (UID: {good})"),
+        &format!("failed to parse current (UID: {uid})"),
+    );
+}
+
+#[test]
+fn at_most_eight_wait_to_be_forgiven() {
+    let mut world = World::new();
+    let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
+    let uids: Vec<String> = (1..=9).map(|number| format!("uid-{number}")).collect();
+    let list: Value = uids.iter().map(|uid| (uid.clone(), entry.clone())).collect();
+    world.disk.put("0.1.0/bad-configs.json", list.to_string().as_bytes());
+    world.start();
+    for uid in &uids {
+        world.handle(Event::Forgive(uid.clone()));
+    }
+    world.turn();
+    assert_eq!(
+        world.bad_configs().as_object().map(|left| left.keys().cloned().collect()),
+        Some(vec!["uid-9".to_owned()])
+    );
 }

@@ -36,6 +36,18 @@ fn adopting_writes_the_checkpoint_then_current_then_the_closed_counts_and_exits(
 }
 
 #[test]
+fn a_report_names_the_transition_that_waits_for_the_disk() {
+    let (mut world, _) = World::known_good();
+    assert_eq!(world.report().config.transition, None);
+    world.assign("b", &payload(B, ""));
+    while world.do_watch_node() || world.do_watch_map() {}
+    assert_eq!(world.report().config.transition, Some("adopt"));
+    world.turn();
+    world.restart();
+    assert_eq!(world.report().config.transition, None);
+}
+
+#[test]
 fn a_start_records_itself_before_the_payload_is_parsed_and_writes_nothing_else() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));
     world.check_written(&["checkpoint", "current", "startups", "startups"]);
@@ -270,6 +282,21 @@ fn an_adoption_that_cannot_be_written_is_said_and_not_made_and_made_when_the_dis
         assert_eq!(world.used(), B, "write {failing}");
         assert_eq!(world.state(), "trial");
     }
+}
+
+#[test]
+fn a_write_that_fails_is_told_once_with_the_transition_it_belonged_to() {
+    let (mut world, _) = World::known_good();
+    world.take_events();
+    world.disk.fault = WriteFault::All;
+    world.assign("b", &payload(B, ""));
+    world.run_for(HOUR);
+    let told = "ConfigNotRecorded: adopt: a write failed (no space left on device); nothing was changed, trying again \
+                later";
+    assert_eq!(world.take_events(), [told]);
+    world.hub.assign(Value::Null);
+    world.run_for(HOUR);
+    assert_eq!(world.take_events(), Vec::<String>::new(), "the disk is still the same");
 }
 
 #[test]
