@@ -98,18 +98,32 @@ impl Hub {
     }
 
     /// Makes what a fresh hub lacks before anybody asks: so a version that a client sees at the start stays the latest one
-    /// until somebody changes something.
+    /// until somebody changes something. All of it is handed over before any of it is waited for: one commit or two, not eight.
     fn make_namespaces(&self) -> Result<(), OpenError> {
+        let mut awaited = Vec::new();
         for name in kinds::namespace::SYSTEM {
-            self.make_missing(&NAMESPACE, "", name)?;
-            self.make_missing(&SERVICE_ACCOUNT, name, accounts::NAME)?;
+            awaited.extend(self.make_missing(&NAMESPACE, "", name)?);
+            awaited.extend(self.make_missing(&SERVICE_ACCOUNT, name, accounts::NAME)?);
+        }
+        for answered in awaited {
+            match answered.recv() {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return Err(engine_error(&format!("{error:?}"))),
+                Err(_) => return Err(engine_error("the writer ended")),
+            }
         }
         Ok(())
     }
 
-    fn make_missing(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<(), OpenError> {
+    /// Hands an object over to be made; the outcome comes later. `None`: it is there.
+    fn make_missing(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<std::sync::mpsc::Receiver<Outcome>>, OpenError> {
         if self.get(kind, namespace, name).is_some() {
-            return Ok(());
+            return Ok(None);
         }
         let mut value = json!({"metadata": {"name": name}});
         if kind.namespaced {
@@ -126,11 +140,7 @@ impl Hub {
             volatile: false,
             answer: Box::new(move |outcome| drop(answer.send(outcome))),
         });
-        match answered.recv() {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(engine_error(&format!("{error:?}"))),
-            Err(_) => Err(engine_error("the writer ended")),
-        }
+        Ok(Some(answered))
     }
 
     /// One object; `namespace` is empty for cluster-scoped kinds.

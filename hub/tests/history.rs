@@ -316,16 +316,15 @@ struct BrokenStore {
 
 impl Store for BrokenStore {
     fn load(&mut self, each: &mut dyn FnMut(Stored)) -> Result<Marks, StoreError> {
-        let mut highest = 0;
-        let marks = self.real.load(&mut |record| {
-            highest = highest.max(record.revision);
-            each(record);
-        })?;
-        match &*self.how {
-            // as a store would that reserves nothing: it goes on from what it finds
-            "goes-back" => Ok(Marks { reserved: highest.saturating_sub(20), clean: None }),
-            _ => Ok(marks),
+        if self.how != "goes-back" {
+            return self.real.load(each);
         }
+        let mut highest: u64 = 0;
+        self.real.load(&mut |record| highest = highest.max(record.revision))?;
+        // as a store would that reserves nothing and loses the last revisions: it goes on from what it finds
+        let found = highest.saturating_sub(20);
+        self.real.load(&mut |record| each(Stored { revision: record.revision.min(found), ..record }))?;
+        Ok(Marks { reserved: found, clean: None })
     }
 
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {

@@ -22,6 +22,7 @@ use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+use super::durable::Flush;
 use super::{PkiError, durable};
 
 /// Start of every certificate's validity; see the module's words on time.
@@ -80,9 +81,9 @@ impl Credential {
     }
 
     /// Key and certificate in one file, secret from its first byte.
-    pub(super) fn save(&self, path: &Path) -> Result<(), PkiError> {
+    pub(super) fn save(&self, path: &Path, flush: Flush) -> Result<(), PkiError> {
         let content = format!("{}{}", self.key_pem(), self.certificate_pem());
-        durable::write(path, content.as_bytes(), durable::SECRET)
+        durable::write(path, content.as_bytes(), durable::SECRET, flush)
             .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
     }
 
@@ -157,8 +158,9 @@ impl Authority {
         Ok(Authority { own })
     }
 
+    /// Durable once it returns: from then on things are signed that must go on being trusted.
     pub(super) fn save(&self, path: &Path) -> Result<(), PkiError> {
-        self.own.save(path)
+        self.own.save(path, Flush::Now)
     }
 
     pub(super) fn certificate(&self) -> &CertificateDer<'static> {

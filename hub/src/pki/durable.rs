@@ -1,6 +1,6 @@
-//! Small files that must survive a power cut: written beside, flushed, renamed, and the directory flushed.
+//! Small files: written beside and renamed, and, where a power cut must not take them, flushed before anybody relies on them.
 //!
-//! Holds: a reader sees the old content or the new one, never a mixture, and after `write` returned the new one
+//! Holds: a reader sees the old content or the new one, never a mixture, and after a `Flush::Now` returned the new one
 //! stays. A leftover of an interrupted write is overwritten by the next. Objects are not kept here: the store does that.
 
 use std::fs::{self, File, OpenOptions};
@@ -15,9 +15,19 @@ pub(super) const PUBLIC: u32 = 0o644;
 /// No file of this module comes near this; a larger one is not ours and is not read into memory.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Replaces `path` durably; the file has `mode` from its first byte on. One writer at a time (the data directory's
-/// lock sees to that).
-pub(super) fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+/// Whether a write waits for the disk: a first start writes six files, and a memory card takes 10 to 50 ms for each of the two
+/// flushes of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flush {
+    /// Once it returns, a power cut takes nothing away.
+    Now,
+    /// The system flushes it in its own time, half a minute on Linux; a power cut before may leave an empty or a spoilt file. Only
+    /// for what the next start finds out and makes anew.
+    Later,
+}
+
+/// Replaces `path`; the file has `mode` from its first byte on. One writer at a time (the data directory's lock sees to that).
+pub(super) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io::Result<()> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a file in a directory"));
     };
@@ -30,18 +40,24 @@ pub(super) fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     // the umask may have taken bits away, it never adds any
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(content)?;
-    file.sync_all()?;
+    if flush == Flush::Now {
+        file.sync_all()?;
+    }
     drop(file);
     fs::rename(&temporary, path)?;
-    File::open(directory)?.sync_all()
+    if flush == Flush::Now {
+        File::open(directory)?.sync_all()?;
+    }
+    Ok(())
 }
 
-/// Writes only if the content differs, so that a restart costs the disk nothing. Says whether it wrote.
+/// Writes only if the content differs, so that a restart costs the disk nothing; flushed later, because whoever calls this again
+/// finds a spoilt file different. Says whether it wrote.
 pub(super) fn write_if_changed(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
     let same_mode = || Ok::<_, io::Error>(fs::metadata(path)?.permissions().mode() & 0o777 == mode);
     match read(path) {
         Ok(old) if old == content && same_mode()? => Ok(false),
-        _ => write(path, content, mode).map(|()| true),
+        _ => write(path, content, mode, Flush::Later).map(|()| true),
     }
 }
 
@@ -76,8 +92,8 @@ mod tests {
         let directory = test_directory("durable");
         let path = directory.join("key");
         fs::write(directory.join(".key.tmp"), "left over by a power cut").unwrap();
-        write(&path, b"one", SECRET).unwrap();
-        write(&path, b"two", SECRET).unwrap();
+        write(&path, b"one", SECRET, Flush::Now).unwrap();
+        write(&path, b"two", SECRET, Flush::Later).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert!(!directory.join(".key.tmp").exists());

@@ -3,8 +3,8 @@
 //! Holds: a CA is made at the first start of an empty data directory and never again; a CA that is missing or damaged
 //! later is an error with a way out, because a silent new one would lock out every device at once. Everything else
 //! here can be issued anew from the CA, so a damaged serving certificate or admin credential is replaced and said so.
-//! Every file is written durably. TLS asks for a client certificate without demanding one: who may do what without
-//! one is `auth`'s word.
+//! The CA is on the disk before anything is signed with it; what can be issued anew is flushed in the system's own
+//! time. TLS asks for a client certificate without demanding one: who may do what without one is `auth`'s word.
 //!
 //! On disk, below the data directory: `pki/ca.pem` (key and certificate, the truth), `ca.crt` (the certificate for
 //! anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `admin.kubeconfig`, `server-url` (what node credentials name).
@@ -27,6 +27,7 @@ use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};
 
 use authority::{Authority, Credential};
+use durable::Flush;
 
 pub use authority::{ADMIN_GROUP, ADMIN_USER, NODE_GROUP, NODE_USER_PREFIX};
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
@@ -236,7 +237,7 @@ impl Pki {
         let credential = self.authority.issue_serving(&self.names, now)?;
         let certified = Arc::new(certified(&credential)?);
         *self.serving.current.write().unwrap_or_else(PoisonError::into_inner) = certified;
-        credential.save(&path)?;
+        credential.save(&path, Flush::Now)?;
         Ok(true)
     }
 
@@ -362,7 +363,8 @@ fn open_credential(
         log::info!("{} is issued anew: {fault}", path.display());
     }
     let credential = issue()?;
-    credential.save(path)?;
+    // a spoilt one is found by this very function at the next start
+    credential.save(path, Flush::Later)?;
     Ok(credential)
 }
 
@@ -495,12 +497,26 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_serving_certificate_is_issued_anew() {
-        let data = test_directory("serving-damaged");
-        Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
-        fs::write(data.join("pki/serving.pem"), "nonsense").unwrap();
-        Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
-        Credential::load(&data.join("pki/serving.pem")).unwrap();
+    fn what_a_power_cut_after_the_first_start_spoils_is_made_anew() {
+        let made_anew = ["pki/serving.pem", "pki/admin.pem", "ca.crt", "admin.kubeconfig", "server-url"];
+        for content in ["", "nonsense", "\0\0\0\0"] {
+            let data = test_directory("spoilt");
+            let open =
+                || Pki::open(&data, &names(&["localhost"]), NOW).unwrap().publish(URL, URL, NOW).unwrap();
+            open();
+            let authority = read(data.join("pki/ca.pem"));
+            for file in made_anew {
+                fs::write(data.join(file), content).unwrap();
+            }
+            open();
+            Credential::load(&data.join("pki/serving.pem")).unwrap();
+            let admin = Credential::load(&data.join("pki/admin.pem")).unwrap();
+            assert!(read(data.join("admin.kubeconfig")).contains("client-certificate-data: "), "{content:?}");
+            assert!(Authority::load(&data.join("pki/ca.pem")).unwrap().signed(&admin).unwrap());
+            assert_eq!(read(data.join("pki/ca.pem")), authority);
+            assert!(authority.contains(&read(data.join("ca.crt"))));
+            assert_eq!(read(data.join("server-url")), format!("{URL}\n"));
+        }
     }
 
     #[test]

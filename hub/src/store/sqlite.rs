@@ -54,23 +54,12 @@ impl Sqlite {
     pub fn open(directory: &Path) -> Result<Sqlite, OpenError> {
         let lock = lock(directory)?;
         let path = directory.join("state.db");
-        let fresh = !path.exists();
-        // SQLite would make it readable for others; the log beside it takes the mode over
-        File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .map_err(|error| OpenError::Directory(directory.to_owned(), error))?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
-            | OpenFlags::SQLITE_OPEN_CREATE
-            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(&path, flags)
-            .map_err(|error| OpenError::Engine(failed("open", &path, &error)))?;
-        let store = Sqlite { connection, path, _lock: lock };
+        if std::fs::metadata(&path).map_or(true, |metadata| metadata.len() == 0) {
+            create(directory, &path)?;
+        }
+        let store = Sqlite { connection: connect(&path)?, path, _lock: lock };
         store.set_pragmas()?;
-        if fresh || store.is_empty()? {
+        if store.is_empty()? {
             store.make()?;
         }
         store.check()?;
@@ -115,12 +104,9 @@ impl Sqlite {
             .map_err(|error| self.open_failed("read", &error))
     }
 
+    /// In place: a start of an older hub may have ended between making the file and the tables.
     fn make(&self) -> Result<(), OpenError> {
-        let statements = format!(
-            "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {TABLES} \
-             INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('reserved', 0); COMMIT;"
-        );
-        self.connection.execute_batch(&statements).map_err(|error| self.open_failed("make", &error))
+        self.connection.execute_batch(&schema()).map_err(|error| self.open_failed("make", &error))
     }
 
     fn check(&self) -> Result<(), OpenError> {
@@ -138,6 +124,9 @@ impl Sqlite {
             .ok_or_else(|| damaged("it has no schema version".to_owned()))?;
         if version > SCHEMA_VERSION {
             return Err(OpenError::TooNew(self.path.clone(), version));
+        }
+        if version < 1 {
+            return Err(damaged(format!("it has schema version {version}, expected 1 or more")));
         }
         let verdict: String = self
             .connection
@@ -202,12 +191,12 @@ impl Sqlite {
                 resource: row.get(0)?,
                 namespace: row.get(1)?,
                 name: row.get(2)?,
-                revision: row.get::<_, i64>(3)?.unsigned_abs(),
+                revision: unsigned(row.get(3)?)?,
                 json: row.get(4)?,
             });
         }
-        let reserved = self.mark("reserved")?.unwrap_or(0).unsigned_abs();
-        Ok(Marks { reserved, clean: self.mark("clean")?.map(i64::unsigned_abs) })
+        let reserved = unsigned(self.mark("reserved")?.unwrap_or(0))?;
+        Ok(Marks { reserved, clean: self.mark("clean")?.map(unsigned).transpose()? })
     }
 
     fn commit_all(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> rusqlite::Result<()> {
@@ -250,6 +239,55 @@ impl Store for Sqlite {
             .map(|_| ())
             .map_err(|error| failed("close", &self.path, &error))
     }
+}
+
+/// Makes an empty store beside its place and moves it there whole, with one flush of its own. Made in place, SQLite flushes each
+/// step, nine times in all, and a memory card takes 10 to 50 ms for one. The caller makes the directory durable.
+fn create(directory: &Path, path: &Path) -> Result<(), OpenError> {
+    let cannot = |error| OpenError::Directory(directory.to_owned(), error);
+    let beside = |ending: &str| directory.join(format!("state.db{ending}"));
+    // an unfinished one, and logs of a store that is gone, which would be read into the new one
+    for ending in [".new", ".new-wal", ".new-shm", "-wal", "-shm"] {
+        match std::fs::remove_file(beside(ending)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(cannot(error)),
+            _ => {}
+        }
+    }
+    let new = beside(".new");
+    // SQLite would make it readable for others; the log beside it takes the mode over
+    File::options().create_new(true).write(true).mode(0o600).open(&new).map_err(cannot)?;
+    let store = connect(&new)?;
+    let failed = |error| OpenError::Engine(failed("make", &new, &error));
+    store
+        .pragma_update(None, "synchronous", "OFF")
+        .and_then(|()| store.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())))
+        .and_then(|()| store.execute_batch(&schema()))
+        .map_err(failed)?;
+    // folds the log into the file
+    store.close().map_err(|(_, error)| failed(error))?;
+    File::open(&new)
+        .and_then(|file| file.sync_all())
+        .and_then(|()| std::fs::rename(&new, path))
+        .map_err(cannot)
+}
+
+fn connect(path: &Path) -> Result<Connection, OpenError> {
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    Connection::open_with_flags(path, flags).map_err(|error| OpenError::Engine(failed("open", path, &error)))
+}
+
+/// A revision as it is stored; no hub writes a negative one.
+fn unsigned(number: i64) -> rusqlite::Result<u64> {
+    u64::try_from(number).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(0, number))
+}
+
+/// What makes an empty file a store.
+fn schema() -> String {
+    format!(
+        "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {TABLES} \
+         INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('reserved', 0); COMMIT;"
+    )
 }
 
 pub(super) fn failed(tried: &str, path: &Path, error: &rusqlite::Error) -> StoreError {
@@ -372,6 +410,42 @@ mod tests {
         assert_eq!(names(&mut store).1, Marks { reserved: 100, clean: Some(3) });
         store.commit(&[], Some(200)).unwrap();
         assert_eq!(names(&mut store).1, Marks { reserved: 200, clean: None });
+    }
+
+    #[test]
+    fn a_start_that_was_cut_while_it_made_the_store_leaves_a_first_start() {
+        let check = |left: &[(&str, &[u8])]| {
+            let folder = Folder::new("cut");
+            std::fs::create_dir_all(&folder.0).unwrap();
+            for (name, content) in left {
+                std::fs::write(folder.0.join(name), content).unwrap();
+            }
+            let mut store = Sqlite::open(&folder.0).unwrap_or_else(|error| panic!("{left:?}: {error}"));
+            store.commit(&[put("a", 1)], Some(10)).unwrap();
+            drop(store);
+            let mut store = Sqlite::open(&folder.0).unwrap();
+            assert_eq!(names(&mut store).0, ["a@1"], "{left:?}");
+            assert!(!folder.0.join("state.db.new").exists(), "{left:?}");
+        };
+        check(&[("state.db.new", b"half")]);
+        check(&[("state.db.new", b""), ("state.db.new-wal", b"log")]);
+        check(&[("state.db", b"")]);
+        // somebody removed the store and not its log
+        check(&[("state.db-wal", b"of another store"), ("state.db-shm", b"x")]);
+    }
+
+    #[test]
+    fn the_log_of_a_removed_store_is_not_read_into_a_new_one() {
+        let folder = Folder::new("stale-log");
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        store.commit(&[put("old", 5)], Some(100)).unwrap();
+        let log = std::fs::read(folder.0.join("state.db-wal")).unwrap();
+        assert!(!log.is_empty());
+        drop(store);
+        std::fs::remove_file(folder.0.join("state.db")).unwrap();
+        std::fs::write(folder.0.join("state.db-wal"), log).unwrap();
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        assert_eq!(names(&mut store), (vec![], Marks::default()));
     }
 
     #[test]

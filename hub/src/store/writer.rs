@@ -21,6 +21,9 @@ use crate::object::{Event, Object};
 
 /// Revisions reserved at a time: at 500 writes a second a new reservation is due every three minutes.
 pub const RESERVE: u64 = 100_000;
+/// The highest revision to start from: SQLite and clients count in signed 64 bits, and a thousand changes a second for a million years
+/// do not come near it. A store that names a higher one was not written by us.
+const MAX_REVISION: u64 = 1 << 62;
 /// A new range is reserved when fewer than this are left; more than any batch uses.
 const RESERVE_LOW: u64 = 10_000;
 /// Changes in one commit.
@@ -117,8 +120,14 @@ impl Writer {
     pub fn start(mut store: Box<dyn Store>) -> Result<(Writer, Arc<Memory>), StoreError> {
         let mut loaded = Vec::new();
         let marks = store.load(&mut |record| loaded.push(record))?;
+        // no object may be newer than the marks say; if one is, versions still must not go back
+        let newest = loaded.iter().map(|record| record.revision).max().unwrap_or(0);
         // 0 means "any version" to clients, so revisions start above it
-        let start = marks.clean.unwrap_or(marks.reserved).max(1);
+        let start = marks.clean.unwrap_or(marks.reserved).max(newest).max(1);
+        if start > MAX_REVISION {
+            let message = format!("the store's latest revision is {start}, expected at most {MAX_REVISION}");
+            return Err(StoreError { message });
+        }
         let memory = Memory::new(start);
         for record in loaded {
             let Some(kind) = KINDS.iter().position(|kind| kind.resource_name() == record.resource) else {
