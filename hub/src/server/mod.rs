@@ -1,6 +1,6 @@
 //! HTTP over TLS: connections, their limits, and the way of one request through route, authorization and handler.
 //!
-//! HTTP/1.1 only: every client falls back to it, and an idle watch stays small. Always holds: no connection is served without
+//! HTTP/1.1 only: every client falls back to it, and an idle watch stays small (`standing`). Always holds: no connection is served without
 //! TLS; a request ends in exactly one answer, and every refusal is a `Status` object; a panic in one request answers 500 and
 //! ends nothing else. Everything a stranger can make grow has a limit with a name.
 
@@ -14,6 +14,7 @@ mod request;
 mod respond;
 mod reviews;
 mod route;
+mod standing;
 mod stream;
 mod subresources;
 mod watch;
@@ -21,8 +22,10 @@ mod watch;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::{Request, Response};
@@ -30,9 +33,11 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch as signal};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use crate::Hub;
 use crate::auth::Identity;
@@ -176,40 +181,111 @@ impl Drop for Leave<'_> {
 
 type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
+/// One caller who is in this process, over any stream: what a connection's caller gets once TLS is done, without sockets and
+/// certificates. Ends when the caller leaves. For those who bring the hub any bytes: fuzzing.
+///
+/// # Errors
+/// The stream broke, or what came over it was no HTTP.
+pub async fn serve_one<S>(
+    hub: Arc<Hub>,
+    identity: Option<Identity>,
+    stream: S,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let server = Arc::new(Server { hub, counters: Counters::default(), limits: Arc::default() });
+    let (_stop, stopped) = signal::channel(false);
+    converse(standing::Link::new(stream), &server, &Arc::new(identity), stopped).await
+}
+
 async fn connection(
     socket: TcpStream,
     tls: TlsAcceptor,
     server: &Arc<Server>,
-    mut stopped: signal::Receiver<bool>,
+    stopped: signal::Receiver<bool>,
 ) -> Result<(), ConnectionError> {
     // answers are small and wait for nothing: no delay for the sake of fuller packets
     socket.set_nodelay(true)?;
-    let socket = stream::Stalling::new(socket);
-    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(socket)).await;
-    let socket = match handshake {
-        Ok(Ok(socket)) => socket,
-        Ok(Err(error)) => {
-            server.counters.refused_handshakes.fetch_add(1, Ordering::Relaxed);
-            return Err(error.into());
-        }
-        Err(_) => {
-            server.counters.refused_handshakes.fetch_add(1, Ordering::Relaxed);
-            return Err("the TLS handshake took too long".into());
-        }
-    };
-    let certificate = socket.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    // boxed: what only the handshake needs is not kept with the connection
+    let socket = Box::pin(shake_hands(socket, tls, server)).await?;
+    let certificate = socket.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = Arc::new(certificate.and_then(|der| Identity::from_client_certificate(der)));
+    converse(socket, server, &identity, stopped).await
+}
+
+/// All that is said with one caller.
+async fn converse<S>(
+    mut link: standing::Link<S>,
+    server: &Arc<Server>,
+    identity: &Arc<Option<Identity>>,
+    mut stopped: signal::Receiver<bool>,
+) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
     // the refusal is an answer, so that the caller learns why
     let admitted = server.limits.connect(identity.as_ref().as_ref());
     let refusal = admitted.as_ref().err();
+    loop {
+        // boxed for the same reason as the handshake: nothing of it is kept while a watch stands
+        let next = Box::pin(requests(link, server, identity, refusal, &mut stopped)).await?;
+        let Some((given_back, answer)) = next else { return Ok(()) };
+        link = given_back;
+        if !link.tell(answer).await? {
+            return Ok(());
+        }
+        if *stopped.borrow() {
+            return Ok(link.shut_down().await?);
+        }
+    }
+}
+
+async fn shake_hands(
+    socket: TcpStream,
+    tls: TlsAcceptor,
+    server: &Server,
+) -> Result<standing::Link<TlsStream<stream::Stalling>>, ConnectionError> {
+    let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream::Stalling::new(socket))).await;
+    let refused = match handshake {
+        Ok(Ok(socket)) => return Ok(standing::Link::new(socket)),
+        Ok(Err(error)) => error.into(),
+        Err(_) => "the TLS handshake took too long".into(),
+    };
+    server.counters.refused_handshakes.fetch_add(1, Ordering::Relaxed);
+    Err(refused)
+}
+
+/// Answers requests until the connection ends, or until one of them is a watch that can stand by itself.
+async fn requests<S>(
+    link: standing::Link<S>,
+    server: &Arc<Server>,
+    identity: &Arc<Option<Identity>>,
+    refusal: Option<&ApiError>,
+    stopped: &mut signal::Receiver<bool>,
+) -> Result<Option<(standing::Link<S>, standing::Answer)>, ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let waiting = Arc::new(standing::Waiting::default());
+    let clean = link.clean();
     let service = service_fn(|request: Request<Incoming>| {
-        let (server, identity) = (server.clone(), identity.clone());
+        let (server, identity, waiting) = (server.clone(), identity.clone(), waiting.clone());
         let refused = refusal.map(|error| respond::hang_up(respond::error(error)));
+        let stands = clean.is_clean() && standing::may_stand(&request);
         async move {
-            Ok::<_, Infallible>(match refused {
-                Some(refused) => refused,
-                None => guarded(server, identity, request).await,
-            })
+            if let Some(refused) = refused {
+                return Ok::<_, Infallible>(refused);
+            }
+            let response = guarded(server, identity, request).await;
+            if !stands {
+                return Ok(response);
+            }
+            match waiting.keep(response) {
+                Some(other) => Ok(other),
+                // the connection is taken away from under this
+                None => std::future::pending().await,
+            }
         }
     });
     let mut builder = http1::Builder::new();
@@ -220,17 +296,40 @@ async fn connection(
         .max_headers(MAX_HEADERS)
         // every byte counts on a metered link, and clients have no use for our date
         .auto_date_header(false);
-    let mut serving = std::pin::pin!(builder.serve_connection(TokioIo::new(socket), service));
-    let stop = async {
+    let mut serving = builder.serve_connection(TokioIo::new(link), service);
+    let mut stop = std::pin::pin!(async {
         // an error means that the sender is gone, which is a stop too
         drop(stopped.wait_for(|stopped| *stopped).await);
+    });
+    let mut stopping = false;
+    let answer = loop {
+        let served = std::future::poll_fn(|context| match Pin::new(&mut serving).poll(context) {
+            Poll::Ready(ended) => Poll::Ready(Served::Ended(ended)),
+            Poll::Pending => {
+                waiting.take().map_or(Poll::Pending, |answer| Poll::Ready(Served::Watch(answer)))
+            }
+        });
+        tokio::select! {
+            served = served => match served {
+                Served::Ended(ended) => return Ok(ended.map(|()| None)?),
+                Served::Watch(answer) => break answer,
+            },
+            () = stop.as_mut(), if !stopping => {
+                stopping = true;
+                Pin::new(&mut serving).graceful_shutdown();
+            }
+        }
     };
-    tokio::select! {
-        result = serving.as_mut() => return Ok(result?),
-        () = stop => {}
-    }
-    serving.as_mut().graceful_shutdown();
-    Ok(serving.await?)
+    let parts = serving.into_parts();
+    let mut link = parts.io.into_inner();
+    link.give_back(&parts.read_buf);
+    Ok(Some((link, answer)))
+}
+
+/// How a connection leaves the HTTP library.
+enum Served {
+    Ended(hyper::Result<()>),
+    Watch(standing::Answer),
 }
 
 /// Runs a request in a task of its own, so that a panic in it is one client's 500.

@@ -33,7 +33,11 @@ const DEFAULT_WATCH: Duration = Duration::from_secs(30 * 60);
 /// Time between bookmarks, give or take a quarter.
 const BOOKMARK: Duration = Duration::from_secs(60);
 
+/// Places that an idle watch's queue keeps.
+const IDLE_QUEUE: usize = 4;
+
 /// See the module.
+#[derive(Debug)]
 pub(super) struct WatchStream {
     watch: Watch,
     writer: Writer,
@@ -48,6 +52,7 @@ pub(super) struct WatchStream {
     ended: bool,
 }
 
+#[derive(Debug)]
 enum Told {
     Present(Arc<Object>),
     Change(Arc<Event>),
@@ -161,6 +166,10 @@ impl WatchStream {
                     Some(line) => return Poll::Ready(Some(line)),
                     None => continue,
                 }
+            }
+            // what the initial events took is not kept for the hours in which one comes at a time
+            if self.queue.capacity() > IDLE_QUEUE {
+                self.queue = VecDeque::new();
             }
             if self.ended {
                 return Poll::Ready(None);

@@ -211,18 +211,41 @@ impl Client {
             None => self.connect()?,
         };
         write_request(&mut stream, &self.address, method, path, headers, body)?;
-        let head = read_head(&mut stream)?;
-        let mut reply = Reply { code: head[9..12].parse().unwrap(), head, body: Vec::new() };
-        if !reply.header("transfer-encoding").is_empty() {
-            while let Some(chunk) = read_chunk(&mut stream)? {
-                reply.body.extend(chunk);
-            }
-        } else if let Some(length) = reply.header("content-length").first() {
-            reply.body = vec![0; length.parse().unwrap()];
-            stream.read_exact(&mut reply.body)?;
-        }
+        let reply = read_reply(&mut stream)?;
         self.stream = Some(stream);
         Ok(reply)
+    }
+
+    /// A request on the connection of the last one; an error if that is gone.
+    pub(crate) fn try_on_the_same(&mut self, method: &str, path: &str) -> std::io::Result<Reply> {
+        assert!(self.stream.is_some(), "there was no request before");
+        self.try_send(method, path, &[], b"")
+    }
+
+    /// Sends bytes as they are.
+    pub(crate) fn write_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        let mut stream = match self.stream.take() {
+            Some(stream) => stream,
+            None => self.connect()?,
+        };
+        stream.get_mut().write_all(bytes)?;
+        stream.get_mut().flush()?;
+        self.stream = Some(stream);
+        Ok(())
+    }
+
+    /// The next answer to what was sent so.
+    pub(crate) fn read_reply(&mut self) -> std::io::Result<Reply> {
+        read_reply(self.stream.as_mut().expect("something was sent"))
+    }
+
+    /// All that comes until the connection's end.
+    pub(crate) fn read_to_end(&mut self) -> String {
+        let mut text = Vec::new();
+        let stream = self.stream.as_mut().expect("something was sent");
+        // an end without TLS's goodbye is one too
+        let _ = stream.read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
     }
 
     #[track_caller]
@@ -304,6 +327,20 @@ fn write_request(
     let out = stream.get_mut();
     out.write_all(&[text.as_bytes(), body].concat())?;
     out.flush()
+}
+
+fn read_reply(stream: &mut Stream) -> std::io::Result<Reply> {
+    let head = read_head(stream)?;
+    let mut reply = Reply { code: head[9..12].parse().unwrap(), head, body: Vec::new() };
+    if !reply.header("transfer-encoding").is_empty() {
+        while let Some(chunk) = read_chunk(stream)? {
+            reply.body.extend(chunk);
+        }
+    } else if let Some(length) = reply.header("content-length").first() {
+        reply.body = vec![0; length.parse().unwrap()];
+        stream.read_exact(&mut reply.body)?;
+    }
+    Ok(reply)
 }
 
 fn read_head(stream: &mut Stream) -> std::io::Result<String> {

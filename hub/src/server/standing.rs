@@ -1,0 +1,376 @@
+//! Watches that stand: written here, so that an idle one holds nothing of the HTTP library, whose buffers for the next request and
+//! the next head are 16 KiB a connection. A fleet is thousands of idle watches.
+//!
+//! The connection is taken over between two bytes and given back: it is [`Link::is_clean`] when it is taken, which means that every
+//! byte of earlier answers has left; what the client says meanwhile is kept for the next request. Always holds: the answer is one
+//! HTTP/1.1 response in chunks, and after its last chunk the connection is where it would be had the library written it.
+//! What is told, and when it ends, is `watch`'s word.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use http::{Response, header};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+
+use super::respond::Body;
+use super::watch::WatchStream;
+
+/// What a client may say while it is told, kept for later: a whole request fits. Beyond it is read no more until the watch has ended.
+const EARLY_BYTES: usize = 1024;
+/// Lines that are ready are written together, about as many as fit a TLS record.
+const RECORD_BYTES: usize = 16 * 1024;
+
+/// A connection that passes from the library to a watch and back.
+pub(super) struct Link<S> {
+    stream: S,
+    /// Read already, and not yet by the library.
+    early: Vec<u8>,
+    clean: Clean,
+}
+
+/// Whether everything that was written is flushed. The library flushes after each answer it encodes, so a clean link means that it
+/// holds back nothing.
+#[derive(Debug, Clone)]
+pub(super) struct Clean(Arc<AtomicBool>);
+
+impl Clean {
+    pub(super) fn is_clean(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
+    pub(super) fn new(stream: S) -> Link<S> {
+        Link { stream, early: Vec::new(), clean: Clean(Arc::new(AtomicBool::new(true))) }
+    }
+
+    /// For who must know while the library has the link.
+    pub(super) fn clean(&self) -> Clean {
+        self.clean.clone()
+    }
+
+    pub(super) fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// Takes back what the library had read ahead.
+    pub(super) fn give_back(&mut self, read: &[u8]) {
+        self.early.splice(0..0, read.iter().copied());
+    }
+
+    /// Writes a watch until its end; says whether the connection can go on.
+    pub(super) async fn tell(&mut self, answer: Answer) -> io::Result<bool> {
+        let Answer { head, mut watch } = answer;
+        let mut text = head_of(&head);
+        drop(head);
+        loop {
+            let next = std::future::poll_fn(|context| self.poll_next(&mut watch, &mut text, context)).await?;
+            match next {
+                Next::Gone => return Ok(false),
+                Next::Write => self.write(std::mem::take(&mut text)).await?,
+                Next::Last => {
+                    text.extend_from_slice(b"0\r\n\r\n");
+                    self.write(text).await?;
+                    return Ok(true);
+                }
+            }
+        }
+    }
+
+    /// Says goodbye, so that the client knows that nothing is missing.
+    pub(super) async fn shut_down(&mut self) -> io::Result<()> {
+        self.stream.shutdown().await
+    }
+
+    async fn write(&mut self, text: Vec<u8>) -> io::Result<()> {
+        self.stream.write_all(&text).await?;
+        self.stream.flush().await
+    }
+
+    fn poll_next(
+        &mut self,
+        watch: &mut WatchStream,
+        text: &mut Vec<u8>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Next>> {
+        while text.len() < RECORD_BYTES {
+            match watch.poll_next(context) {
+                Poll::Ready(Some(line)) => chunk(text, &line),
+                Poll::Ready(None) => return Poll::Ready(Ok(Next::Last)),
+                Poll::Pending => break,
+            }
+        }
+        if !text.is_empty() {
+            return Poll::Ready(Ok(Next::Write));
+        }
+        self.poll_gone(context).map_ok(|()| Next::Gone)
+    }
+
+    /// Resolves when the client has left.
+    fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.early.len() < EARLY_BYTES {
+            let mut space = [0; EARLY_BYTES];
+            let mut read = ReadBuf::new(&mut space);
+            ready!(Pin::new(&mut self.stream).poll_read(context, &mut read))?;
+            if read.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            self.early.extend_from_slice(read.filled());
+        }
+        Poll::Pending
+    }
+}
+
+enum Next {
+    /// There is something to write.
+    Write,
+    /// There is, and it is the last.
+    Last,
+    /// Nobody listens any more.
+    Gone,
+}
+
+/// The head of an answer in chunks.
+fn head_of(head: &http::response::Parts) -> Vec<u8> {
+    let mut text = b"HTTP/1.1 ".to_vec();
+    text.extend_from_slice(head.status.as_str().as_bytes());
+    text.push(b' ');
+    text.extend_from_slice(head.status.canonical_reason().unwrap_or_default().as_bytes());
+    text.extend_from_slice(b"\r\n");
+    for (name, value) in &head.headers {
+        text.extend_from_slice(name.as_str().as_bytes());
+        text.extend_from_slice(b": ");
+        text.extend_from_slice(value.as_bytes());
+        text.extend_from_slice(b"\r\n");
+    }
+    text.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
+    text
+}
+
+fn chunk(text: &mut Vec<u8>, line: &[u8]) {
+    // an empty chunk would be the last
+    if line.is_empty() {
+        return;
+    }
+    text.extend_from_slice(format!("{:x}\r\n", line.len()).as_bytes());
+    text.extend_from_slice(line);
+    text.extend_from_slice(b"\r\n");
+}
+
+/// Whether this request's connection may be taken over: an older client, one that wants the connection closed, and one whose body is
+/// still on its way are the library's.
+pub(super) fn may_stand<B: hyper::body::Body>(request: &http::Request<B>) -> bool {
+    request.version() == http::Version::HTTP_11
+        && request.body().is_end_stream()
+        && !request.headers().contains_key(header::CONNECTION)
+        && !request.headers().contains_key(header::UPGRADE)
+}
+
+/// The answer to a watch.
+#[derive(Debug)]
+pub(super) struct Answer {
+    head: http::response::Parts,
+    watch: Box<WatchStream>,
+}
+
+/// An answer that waits to be taken over, beside its connection.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Mutex<Option<Answer>>);
+
+impl Waiting {
+    fn lock(&self) -> MutexGuard<'_, Option<Answer>> {
+        // one value is put in or taken out: a panic beside it leaves it whole
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the answer if it is a watch; gives any other back.
+    pub(super) fn keep(&self, response: Response<Body>) -> Option<Response<Body>> {
+        let (head, body) = response.into_parts();
+        match body {
+            Body::Watch(watch) => {
+                *self.lock() = Some(Answer { head, watch });
+                None
+            }
+            body => Some(Response::from_parts(head, body)),
+        }
+    }
+
+    pub(super) fn take(&self) -> Option<Answer> {
+        self.lock().take()
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Link<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.early.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let fits = buffer.remaining().min(self.early.len());
+        buffer.put_slice(&self.early[..fits]);
+        self.early.drain(..fits);
+        if self.early.is_empty() {
+            self.early = Vec::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.clean.0.store(false, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.clean.0.store(false, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        self.clean.0.store(true, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::CONFIG_MAP;
+    use crate::memory::{Memory, index_of};
+    use crate::object::{Event, Object};
+    use crate::selector::Selection;
+    use crate::server::request::{Form, Parameters};
+    use crate::server::{respond, watch};
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, DuplexStream};
+
+    fn run<T>(story: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(story)
+    }
+
+    fn answer(memory: &Arc<Memory>) -> Answer {
+        let stream =
+            watch::start(memory, &CONFIG_MAP, Selection::default(), &Parameters::default(), Form::Whole);
+        let (mut head, _) = respond::bytes(200, "application/json", "").into_parts();
+        head.headers.insert("x-b", "c".parse().unwrap());
+        Answer { head, watch: Box::new(stream.unwrap()) }
+    }
+
+    fn publish(memory: &Memory, revision: u64) {
+        let map = json!({"metadata": {"name": "a", "namespace": "n"}});
+        let new = Object::new(&CONFIG_MAP, &map, revision).map(Arc::new);
+        let event = Event { revision, old: None, new, last: None };
+        memory.publish(vec![(index_of(&CONFIG_MAP), Arc::new(event))]);
+    }
+
+    async fn read_until(stream: &mut DuplexStream, end: &str) -> String {
+        let mut text = Vec::new();
+        while !text.ends_with(end.as_bytes()) {
+            text.push(stream.read_u8().await.unwrap());
+        }
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn a_watch_is_one_answer_in_chunks_and_leaves_the_connection_as_it_was() {
+        run(async {
+            let (mut client, server) = tokio::io::duplex(4096);
+            let memory = Arc::new(Memory::new(1));
+            let mut link = Link::new(server);
+            link.give_back(b"GET");
+            let answer = answer(&memory);
+            let telling = async { (link.tell(answer).await.unwrap(), link) };
+            let asking = async {
+                publish(&memory, 2);
+                let head = read_until(&mut client, "\r\n\r\n").await;
+                let chunk = read_until(&mut client, "\n\r\n").await;
+                let expected = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-b: c\r\n\
+                                transfer-encoding: chunked";
+                assert_eq!(head.trim_end(), expected);
+                let (length, line) = chunk.split_once("\r\n").unwrap();
+                assert_eq!(usize::from_str_radix(length, 16).unwrap() + 2, line.len());
+                assert!(line.starts_with("{\"type\":\"ADDED\",\"object\":{"), "{line}");
+                // the next request comes early
+                client.write_all(b" /next").await.unwrap();
+                tokio::task::yield_now().await;
+                memory.close();
+                assert_eq!(read_until(&mut client, "\r\n\r\n").await, "0\r\n\r\n");
+                client.shutdown().await.unwrap();
+            };
+            let ((goes_on, mut link), ()) = tokio::join!(telling, asking);
+            assert!(goes_on);
+            let mut rest = String::new();
+            link.read_to_string(&mut rest).await.unwrap();
+            assert_eq!(rest, "GET /next", "what was read before and meanwhile, in order");
+        });
+    }
+
+    #[test]
+    fn a_client_that_leaves_ends_its_watch_and_one_that_talks_on_is_not_heard_for_ever() {
+        run(async {
+            let (mut client, server) = tokio::io::duplex(64);
+            let memory = Arc::new(Memory::new(1));
+            let mut link = Link::new(server);
+            let answer = answer(&memory);
+            assert_eq!(memory.watches(), 1);
+            let talking = async {
+                read_until(&mut client, "\r\n\r\n").await;
+                let mut sent = 0;
+                let limit = std::time::Duration::from_millis(50);
+                while let Ok(wrote) = tokio::time::timeout(limit, client.write(&[b'x'; 64])).await {
+                    sent += wrote.unwrap();
+                    assert!(sent <= 2 * EARLY_BYTES + 64, "{sent}");
+                }
+                memory.close();
+            };
+            let (goes_on, ()) = tokio::join!(link.tell(answer), talking);
+            assert!(goes_on.unwrap(), "its requests are answered once the watch is over");
+
+            let (client, server) = tokio::io::duplex(4096);
+            let memory = Arc::new(Memory::new(1));
+            let answer = self::answer(&memory);
+            drop(client);
+            // the head may be written to nobody, or refused
+            assert!(!Link::new(server).tell(answer).await.unwrap_or(false));
+            assert_eq!(memory.watches(), 0);
+        });
+    }
+
+    #[test]
+    fn a_link_is_clean_when_all_that_was_written_is_flushed() {
+        run(async {
+            let (_client, server) = tokio::io::duplex(8);
+            let mut link = Link::new(server);
+            let clean = link.clean();
+            assert!(clean.is_clean());
+            link.write_all(b"1234").await.unwrap();
+            assert!(!clean.is_clean());
+            link.flush().await.unwrap();
+            assert!(clean.is_clean());
+        });
+    }
+}
