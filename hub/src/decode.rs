@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::apply;
 use crate::kinds::{Kind, schema};
 use crate::protobuf::{self, ProtobufError};
-use crate::status::ApiError;
+use crate::status::{ApiError, FieldError};
 use crate::yaml;
 
 /// Media types of objects that clients may send.
@@ -33,15 +33,19 @@ pub enum FieldValidation {
 }
 
 impl FieldValidation {
-    /// From the query parameter; empty is the default.
-    pub fn parse(text: &str) -> Result<FieldValidation, ApiError> {
+    /// From the query parameter of a verb; empty is the default.
+    pub fn parse(verb: &str, text: &str) -> Result<FieldValidation, ApiError> {
         match text {
             "" | "Warn" => Ok(FieldValidation::Warn),
             "Strict" => Ok(FieldValidation::Strict),
             "Ignore" => Ok(FieldValidation::Ignore),
-            other => Err(ApiError::unprocessable(format!(
-                "fieldValidation: Unsupported value: {other:?}: supported values: \"Ignore\", \"Strict\", \"Warn\""
-            ))),
+            other => {
+                let supported = &["Ignore", "Strict", "Warn"];
+                Err(ApiError::invalid_options(
+                    verb,
+                    &FieldError::unsupported("fieldValidation", other, supported),
+                ))
+            }
         }
     }
 }
@@ -63,16 +67,40 @@ pub fn object(
     validation: FieldValidation,
 ) -> Result<Decoded, ApiError> {
     let (mut value, duplicates) = parse(content_type, body)?;
-    let cannot = |why: &str| {
-        let version = kind.version;
-        ApiError::bad_request(format!(
-            "{0} in version {version:?} cannot be handled as a {0}: {why}",
-            kind.kind
-        ))
-    };
     check_type(kind, &value)?;
     apply::mark_reset(&mut value);
-    let mut findings = schema::conform(kind.schema(), &mut value);
+    judged(kind.schema(), kind.version, kind.kind, (value, duplicates), validation)
+}
+
+/// Reads what is posted and never stored: a question, a binding, an eviction.
+pub fn posted(
+    of: &'static schema::Type,
+    version: &str,
+    content_type: &str,
+    body: &[u8],
+    validation: FieldValidation,
+) -> Result<Decoded, ApiError> {
+    let kind = of.name.rsplit('/').next().unwrap_or(of.name);
+    let read = parse(content_type, body)?;
+    let given = read.0.get("kind").and_then(Value::as_str).unwrap_or("");
+    if !given.is_empty() && given != kind {
+        return Err(ApiError::bad_request(format!("the body is a {given}, expected a {kind}")));
+    }
+    judged(of, version, kind, read, validation)
+}
+
+/// What follows from fields that the type does not have and from those that stand twice.
+fn judged(
+    of: &'static schema::Type,
+    version: &str,
+    kind: &str,
+    (mut value, duplicates): (Value, Vec<String>),
+    validation: FieldValidation,
+) -> Result<Decoded, ApiError> {
+    let cannot = |why: &str| {
+        ApiError::bad_request(format!("{kind} in version {version:?} cannot be handled as a {kind}: {why}"))
+    };
+    let mut findings = schema::conform(of, &mut value);
     for path in duplicates {
         findings.add_duplicate(path);
     }
@@ -85,6 +113,50 @@ pub fn object(
     }
     let warnings = if validation == FieldValidation::Warn { complaints } else { Vec::new() };
     Ok(Decoded { value, warnings })
+}
+
+/// Reads what is applied to the object at `place` (namespace and name). Fields that the type does not have are refused
+/// whatever the client asks for, as upstream does: nobody can own them.
+pub fn applied(
+    kind: &Kind,
+    place: (&str, &str),
+    body: &[u8],
+    validation: FieldValidation,
+) -> Result<Decoded, ApiError> {
+    let (mut value, duplicates) = parse(APPLY, body)?;
+    check_type(kind, &value)?;
+    apply::mark_reset(&mut value);
+    let findings = schema::conform(kind.schema(), &mut value);
+    if let Some(wrong) = findings.wrong {
+        return Err(ApiError::bad_request(untyped(kind, place, &wrong)));
+    }
+    let unknown: Vec<String> =
+        findings.unknown.iter().map(|path| format!(".{path}: field not declared in schema")).collect();
+    match unknown.as_slice() {
+        [] => {}
+        [one] => return Err(ApiError::bad_request(untyped(kind, place, one))),
+        all => {
+            let why = format!("errors:\n  {}", all.join("\n  "));
+            return Err(ApiError::bad_request(untyped(kind, place, &why)));
+        }
+    }
+    let key = |path: &String| path.rsplit('.').next().unwrap_or(path).to_owned();
+    let twice: Vec<String> =
+        duplicates.iter().map(|path| format!("key {:?} already set in map", key(path))).collect();
+    if validation == FieldValidation::Strict && !twice.is_empty() {
+        return Err(ApiError::bad_request(format!(
+            "error strict decoding YAML: error converting YAML to JSON: yaml: unmarshal errors:\n  {}",
+            twice.join("\n  ")
+        )));
+    }
+    let warnings = if validation == FieldValidation::Warn { twice } else { Vec::new() };
+    Ok(Decoded { value, warnings })
+}
+
+/// Upstream's words for a body that its types cannot hold.
+pub fn untyped(kind: &Kind, (namespace, name): (&str, &str), why: &str) -> String {
+    let Kind { group, version, kind, .. } = kind;
+    format!("failed to create typed patch object ({namespace}/{name}; {group}/{version}, Kind={kind}): {why}")
 }
 
 /// A body may leave out apiVersion and kind; if it names them they must be those of the path.

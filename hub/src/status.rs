@@ -105,6 +105,10 @@ impl fmt::Display for FieldError {
     }
 }
 
+fn cause(error: &FieldError) -> Value {
+    json!({"reason": error.reason, "message": error.text, "field": error.field})
+}
+
 impl ApiError {
     fn new(code: u16, reason: &'static str, message: impl Into<String>) -> ApiError {
         ApiError { code, reason, message: message.into(), details: Value::Null, retry_after_secs: None }
@@ -256,11 +260,30 @@ impl ApiError {
         let mut error = ApiError::new(422, "Invalid", format!("{qualified} {name:?} is invalid: {all}"))
             .about(kind, name);
         error.details["kind"] = kind.kind.into();
-        error.details["causes"] = errors
-            .iter()
-            .map(|cause| json!({"reason": cause.reason, "message": cause.text, "field": cause.field}))
-            .collect();
+        error.details["causes"] = errors.iter().map(cause).collect();
         error
+    }
+
+    /// 422 of the options of a write with this verb, for example `dryRun`.
+    pub fn invalid_options(verb: &str, error: &FieldError) -> ApiError {
+        let kind = match verb {
+            "create" => "CreateOptions",
+            "update" => "UpdateOptions",
+            "patch" => "PatchOptions",
+            _ => "DeleteOptions",
+        };
+        let mut refused =
+            ApiError::new(422, "Invalid", format!("{kind}.meta.k8s.io \"\" is invalid: {error}"));
+        refused.details = json!({"group": "meta.k8s.io", "kind": kind, "causes": [cause(error)]});
+        refused
+    }
+
+    /// 422 of a patch whose result cannot be an object; upstream names neither kind nor object here.
+    pub fn invalid_patch(shown: impl Into<Value>, why: &str) -> ApiError {
+        let error = FieldError::invalid("patch", shown, why);
+        let mut refused = ApiError::new(422, "Invalid", format!(" \"\" is invalid: {error}"));
+        refused.details = json!({"causes": [cause(&error)]});
+        refused
     }
 
     /// 422 without an object, for example a patch that cannot be applied.

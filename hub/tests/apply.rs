@@ -234,8 +234,22 @@ fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
         r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"managedFields": [{"manager": "x"}]}}"#;
     send("fieldManager=x", claims).refused(400, "metadata.managedFields must be nil");
     let unknown = r#"{"apiVersion": "v1", "kind": "ConfigMap", "spec": {}, "data": {"a": "1"}}"#;
-    send("fieldManager=x&fieldValidation=Strict", unknown).expect(400);
-    assert_eq!(send("fieldManager=x", unknown).header("warning"), ["299 - \"unknown field \\\"spec\\\"\""]);
+    for validation in ["Strict", "Warn", "Ignore"] {
+        send(&format!("fieldManager=x&fieldValidation={validation}"), unknown).refused(
+            400,
+            "failed to create typed patch object (default/m; /v1, Kind=ConfigMap): .spec: field not declared in schema",
+        );
+    }
+    let double = r#"{"apiVersion": "v1", "kind": "ConfigMap", "data": {"text": "1", "text": "1"}}"#;
+    send("fieldManager=x&fieldValidation=Strict", double).refused(
+        400,
+        "error strict decoding YAML: error converting YAML to JSON: yaml: unmarshal errors:\n  key \"text\" already set in map",
+    );
+    assert_eq!(
+        send("fieldManager=x", double).header("warning"),
+        ["299 - \"key \\\"text\\\" already set in map\""]
+    );
+    assert_eq!(send("fieldManager=x&fieldValidation=Ignore", double).header("warning"), [""; 0]);
     let stale = r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"resourceVersion": "1"}, "data": {"a": "2"}}"#;
     send("fieldManager=x", stale).expect(409);
     let twice =

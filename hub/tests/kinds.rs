@@ -382,3 +382,235 @@ fn a_backup_taken_while_the_hub_runs_brings_everything_back() {
         }
     }
 }
+
+fn signing_request() -> String {
+    use base64::Engine;
+    let key = rcgen::KeyPair::generate().unwrap();
+    let pem = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
+    base64::engine::general_purpose::STANDARD.encode(pem)
+}
+
+/// Collection, and an object of every kind in it; `name` is its name.
+fn samples(name: &str) -> Vec<(&'static str, Value)> {
+    let named = |more: Value| {
+        let mut object = more;
+        object["metadata"]["name"] = name.into();
+        object
+    };
+    vec![
+        ("/api/v1/namespaces", named(json!({"apiVersion": "v1", "kind": "Namespace"}))),
+        ("/api/v1/nodes", named(json!({"apiVersion": "v1", "kind": "Node"}))),
+        (MAPS, named(json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}}))),
+        ("/api/v1/namespaces/default/secrets", named(json!({"apiVersion": "v1", "kind": "Secret"}))),
+        (
+            "/api/v1/namespaces/default/serviceaccounts",
+            named(json!({"apiVersion": "v1", "kind": "ServiceAccount"})),
+        ),
+        (
+            "/api/v1/namespaces/default/events",
+            named(json!({"apiVersion": "v1", "kind": "Event",
+            "metadata": {"namespace": "default"}, "involvedObject": {"kind": "ConfigMap", "namespace": "default"}})),
+        ),
+        (PODS, {
+            let mut object = pod(name, "");
+            object["apiVersion"] = "v1".into();
+            object["kind"] = "Pod".into();
+            object
+        }),
+        (SETS, {
+            let mut object = set(name);
+            object["apiVersion"] = "apps/v1".into();
+            object["kind"] = "DaemonSet".into();
+            object
+        }),
+        (
+            "/apis/apps/v1/namespaces/default/controllerrevisions",
+            named(
+                json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1, "data": {"a": 1}}),
+            ),
+        ),
+        (
+            "/apis/coordination.k8s.io/v1/namespaces/default/leases",
+            named(
+                json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "spec": {"holderIdentity": "me"}}),
+            ),
+        ),
+        (
+            REQUESTS,
+            named(json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
+            "spec": {"request": signing_request(), "signerName": "example.com/x", "usages": ["client auth"]}})),
+        ),
+    ]
+}
+
+#[test]
+fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored_by_every_write() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    // a field that stands twice is lost on the way through a value
+    let twice = |object: &Value| {
+        let double = r#""metadata":{"labels":{"l":"1","l":"1"},"#;
+        object.to_string().replacen(r#""metadata":{"#, double, 1)
+    };
+    for (collection, object) in samples("one") {
+        let kind = object["kind"].as_str().unwrap().to_owned();
+        let mut stored = client.post(collection, &object).expect(201);
+        let path = format!("{collection}/one");
+        let mut other = object.clone();
+        other["metadata"]["name"] = "two".into();
+        stored["metadata"].as_object_mut().unwrap().remove("labels");
+        for sent in [&mut stored, &mut other] {
+            sent["dota"] = json!({});
+        }
+        let (put, post) = (twice(&stored), twice(&other));
+        let merge = r#"{"dota": {}, "metadata": {"labels": {"l": "1", "l": "1"}}}"#;
+        let json = r#"[{"op": "add", "path": "/dota", "value": {"a": 1, "a": 2}}]"#;
+        let unknown = "unknown field \"dota\"";
+        let double = "duplicate field \"metadata.labels.l\"";
+        let writes: [(&str, &str, &str, &str, [&str; 2]); 5] = [
+            ("POST", collection, "application/json", &post, [unknown, double]),
+            ("PUT", &path, "application/json", &put, [unknown, double]),
+            ("PATCH", &path, "application/merge-patch+json", merge, [double, unknown]),
+            ("PATCH", &path, "application/strategic-merge-patch+json", merge, [double, unknown]),
+            (
+                "PATCH",
+                &path,
+                "application/json-patch+json",
+                json,
+                ["json patch duplicate field \"[0].value.a\"", unknown],
+            ),
+        ];
+        for (method, path, media, body, complaints) in writes {
+            let mut send = |validation: &str| {
+                let path = format!("{path}?dryRun=All&fieldValidation={validation}");
+                client.send(method, &path, &[("content-type", media)], body.as_bytes())
+            };
+            let strict = send("Strict");
+            let code = if method == "PATCH" { 422 } else { 400 };
+            let message = strict.expect(code)["message"].as_str().unwrap().to_owned();
+            let told = format!("strict decoding error: {}", complaints.join(", "));
+            assert!(message.ends_with(&told), "{kind} {method} {media}: {message}");
+            let begin = match method {
+                "PATCH" => " \"\" is invalid: patch: Invalid value: ".to_owned(),
+                _ => {
+                    let version = object["apiVersion"].as_str().unwrap().rsplit('/').next().unwrap();
+                    format!("{kind} in version {version:?} cannot be handled as a {kind}: ")
+                }
+            };
+            assert!(message.starts_with(&begin), "{kind} {method} {media}: {message}");
+            for validation in ["Warn", ""] {
+                let reply = send(validation);
+                assert!(reply.code < 300, "{kind} {method} {media}: {}", reply.code);
+                let expect = complaints.map(|complaint| format!("299 - {complaint:?}"));
+                assert_eq!(reply.header("warning"), expect, "{kind} {method} {media}");
+            }
+            let ignored = send("Ignore");
+            assert!(ignored.code < 300 && ignored.header("warning").is_empty(), "{kind} {method} {media}");
+            assert_eq!(ignored.json()["dota"], Value::Null, "what is unknown is dropped");
+        }
+    }
+    client.post(&format!("{MAPS}?fieldValidation=Maybe"), &json!({})).refused(
+        422,
+        "CreateOptions.meta.k8s.io \"\" is invalid: fieldValidation: Unsupported value: \"Maybe\": supported values: \"Ignore\", \"Strict\", \"Warn\"",
+    );
+    client.patch("merge", &format!("{MAPS}/one?dryRun=None"), &json!({})).refused(
+        422,
+        "PatchOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: \"None\": supported values: \"All\"",
+    );
+    // what is posted and not stored is read by the same rule
+    let eviction =
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "one"}, "dota": 1});
+    let path = format!("{PODS}/one/eviction?dryRun=All");
+    client.post(&format!("{path}&fieldValidation=Strict"), &eviction).refused(
+        400,
+        "Eviction in version \"v1\" cannot be handled as a Eviction: strict decoding error: unknown field \"dota\"",
+    );
+    assert_eq!(client.post(&path, &eviction).header("warning"), ["299 - \"unknown field \\\"dota\\\"\""]);
+    let whoami = json!({"spec": {}});
+    let path = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    client.post(&format!("{path}?fieldValidation=Strict"), &whoami).expect(400);
+    client.post(&format!("{path}?fieldValidation=Ignore"), &whoami).expect(201);
+}
+
+#[test]
+fn a_dry_run_of_anything_stores_nothing() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    for (collection, object) in samples("one") {
+        client.post(&format!("{collection}?fieldValidation=Ignore"), &object).expect(201);
+    }
+    client.post(PODS, &pod("bound", "n")).expect(201);
+    // what the hub writes by itself: the arrival of a node, the account of a namespace
+    becomes(&mut client, "/api/v1/namespaces/one/serviceaccounts/default", 200);
+    let everything = |client: &mut Client| -> Vec<Value> {
+        let mut lists: Vec<Value> = samples("one")
+            .iter()
+            .flat_map(|(collection, _)| {
+                client.get(collection).expect(200)["items"].as_array().unwrap().clone()
+            })
+            .collect();
+        lists.retain(|object| object["source"]["component"] != "node-controller");
+        lists
+    };
+    let before = everything(&mut client);
+    let dry = |path: &str| format!("{path}?dryRun=All&fieldValidation=Ignore");
+    for ((collection, object), (_, other)) in samples("one").into_iter().zip(samples("two")) {
+        let path = format!("{collection}/one");
+        let label = json!({"metadata": {"labels": {"x": "y"}}});
+        let mut changed = client.get(&path).expect(200);
+        changed["metadata"]["labels"] = json!({"x": "y"});
+        client.post(&dry(collection), &other).expect(201);
+        let generated = json!({"apiVersion": other["apiVersion"], "kind": other["kind"], "spec": other["spec"],
+            "data": other["data"], "revision": other["revision"], "involvedObject": other["involvedObject"],
+            "metadata": {"generateName": "g-", "namespace": other["metadata"]["namespace"]}});
+        client.post(&dry(collection), &generated).expect(201);
+        let shown = client.put(&dry(&path), &changed).expect(200);
+        assert_eq!(shown["metadata"]["labels"]["x"], "y", "{path}: it shows what would be");
+        for of in ["merge", "strategic-merge"] {
+            client.patch(of, &dry(&path), &label).expect(200);
+        }
+        let add = json!([{"op": "add", "path": "/metadata/labels", "value": {"x": "y"}}]);
+        client.patch("json", &dry(&path), &add).expect(200);
+        for name in ["one", "two"] {
+            let applied = json!({"apiVersion": object["apiVersion"], "kind": object["kind"], "metadata": {"name": name, "labels": {"x": "y"}},
+                "spec": object["spec"], "data": object["data"], "involvedObject": object["involvedObject"], "revision": object["revision"]});
+            let applied = without_nulls(applied);
+            let path = format!("{}&fieldManager=x&force=true", dry(&format!("{collection}/{name}")));
+            let media = [("content-type", "application/apply-patch+yaml")];
+            let reply = client.send("PATCH", &path, &media, applied.to_string().as_bytes());
+            assert!(reply.code < 300, "{path}: {}", String::from_utf8_lossy(&reply.body));
+        }
+        for policy in ["Background", "Foreground", "Orphan"] {
+            client.delete(&format!("{path}?dryRun=All&propagationPolicy={policy}")).expect(200);
+            client
+                .send(
+                    "DELETE",
+                    &path,
+                    &[JSON],
+                    &options(json!({"dryRun": ["All"], "propagationPolicy": policy})),
+                )
+                .expect(200);
+        }
+        if client.get(&format!("{path}/status")).code == 200 {
+            let status = json!({"status": {"phase": "Terminating", "numberReady": 1}, "metadata": {"labels": {"x": "y"}}});
+            client.patch("merge", &dry(&format!("{path}/status")), &status).expect(200);
+        }
+        if collection != "/api/v1/namespaces" {
+            client.delete(&format!("{collection}?dryRun=All")).expect(200);
+            client.send("DELETE", collection, &[JSON], &options(json!({"dryRun": ["All"]}))).expect(200);
+        }
+    }
+    let binding = json!({"metadata": {"name": "one"}, "target": {"kind": "Node", "name": "one"}});
+    client.post(&dry(&format!("{PODS}/one/binding")), &binding).expect(201);
+    let in_the_body = json!({"metadata": {"name": "bound"}, "deleteOptions": {"dryRun": ["All"]}});
+    client.post(&format!("{PODS}/bound/eviction"), &in_the_body).expect(201);
+    client.post(&dry(&format!("{PODS}/bound/eviction")), &json!({"metadata": {"name": "bound"}})).expect(201);
+    let approval = json!({"status": {"conditions": [{"type": "Approved", "status": "True"}]}});
+    client.patch("merge", &dry(&format!("{REQUESTS}/one/approval")), &approval).expect(200);
+    assert_eq!(everything(&mut client), before);
+}
+
+fn without_nulls(mut object: Value) -> Value {
+    object.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+    object
+}

@@ -130,7 +130,7 @@ pub struct Apply {
 }
 
 impl Apply {
-    /// From a body that passed the schema. Only what belongs to this part of the object is applied.
+    /// From a body that passed the schema, with its name. Only what belongs to this part of the object is applied.
     ///
     /// # Errors
     /// Lists that name an item twice or not at all, and `managedFields` in the body (400).
@@ -151,8 +151,10 @@ impl Apply {
                     .retain(|name, _| name == part || matches!(&**name, "apiVersion" | "kind" | "metadata")),
             }
         }
-        typed::check_lists(kind.schema(), &applied)
-            .map_err(|why| ApiError::bad_request(format!("failed to create typed patch object: {why}")))?;
+        typed::check_lists(kind.schema(), &applied).map_err(|why| {
+            let place = (text(&applied, &["metadata", "namespace"]), text(&applied, &["metadata", "name"]));
+            ApiError::bad_request(crate::decode::untyped(kind, place, &why))
+        })?;
         let fields = typed::fields_of(kind.schema(), &applied).without_identity();
         Ok(Apply { kind, applied, fields, manager, force })
     }

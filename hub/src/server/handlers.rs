@@ -451,7 +451,7 @@ async fn write(
         Some(identity) if identity.node().is_some() && !identity.is_admin() => Owner::Nobody,
         _ => Owner::Updates(&manager),
     };
-    let options = WriteOptions { dry_run: asked.parameters.dry_run()?, admit: &admit, owner };
+    let options = WriteOptions { dry_run: asked.parameters.dry_run(verb)?, admit: &admit, owner };
     match verb {
         "delete" => delete(asked, target, writer, body, options).await,
         "deletecollection" => delete_collection(asked, target, writer, body, options).await,
@@ -498,8 +498,9 @@ async fn apply_patch(
         return Err(ApiError::unprocessable(message));
     }
     let force = asked.parameters.flag("force")?;
-    let validation = FieldValidation::parse(asked.parameters.text("fieldValidation"))?;
-    let mut read = decode::object(kind, decode::APPLY, body, validation)?;
+    let validation = FieldValidation::parse("patch", asked.parameters.text("fieldValidation"))?;
+    let place = (namespace.as_str(), name.as_str());
+    let mut read = decode::applied(kind, place, body, validation)?;
     match kinds::text(&read.value, &["apiVersion"]) {
         version if version == kind.api_version() => {}
         version => {
@@ -523,7 +524,6 @@ async fn apply_patch(
         let attributes = Attributes { name: "", ..attributes("create", target, &asked.parameters) };
         auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
     };
-    let place = (namespace.as_str(), name.as_str());
     let answer = verbs::apply(&asked.server.hub, kind, part, place, &applied, options, &may_create).await?;
     Ok((answer, read.warnings))
 }
@@ -539,7 +539,7 @@ async fn change(
 ) -> Result<Response<Body>, ApiError> {
     let Target { kind, namespace, name, .. } = target;
     let hub = &asked.server.hub;
-    let validation = FieldValidation::parse(asked.parameters.text("fieldValidation"))?;
+    let validation = FieldValidation::parse(verb, asked.parameters.text("fieldValidation"))?;
     let content_type = header(&asked.parts.headers, "content-type");
     let (answer, mut warnings) = match verb {
         "create" => {
@@ -570,7 +570,7 @@ async fn change(
             let patch = Patch::read(kind, content_type, body)?;
             let found = Mutex::new(Vec::new());
             let compute = |_: &Object, old: Value| {
-                let (value, complaints) = patch.apply(name, old, validation)?;
+                let (value, complaints) = patch.apply(old, validation)?;
                 if let Ok(mut found) = found.lock() {
                     *found = complaints;
                 }
@@ -604,6 +604,8 @@ struct Patch {
     kind: &'static Kind,
     of: PatchOf,
     body: Value,
+    /// Fields that stand twice in it, in upstream's words.
+    complaints: Vec<String>,
 }
 
 #[derive(Clone, Copy)]
@@ -621,20 +623,17 @@ impl Patch {
             "application/strategic-merge-patch+json" => PatchOf::Strategic,
             _ => return Err(ApiError::unsupported_media_type(PATCHES)),
         };
-        let (body, _) = decode::json(body)?;
+        let (body, duplicates) = decode::json(body)?;
         if matches!(of, PatchOf::Merge) && !body.is_object() {
             return Err(ApiError::bad_request("a merge patch is a JSON object"));
         }
-        Ok(Patch { kind, of, body })
+        let mark = if matches!(of, PatchOf::Json) { "json patch " } else { "" };
+        let complaints = duplicates.iter().map(|path| format!("{mark}duplicate field {path:?}")).collect();
+        Ok(Patch { kind, of, body, complaints })
     }
 
     /// The patched object, and complaints about unknown fields to warn of.
-    fn apply(
-        &self,
-        name: &str,
-        mut value: Value,
-        validation: FieldValidation,
-    ) -> Result<(Value, Vec<String>), ApiError> {
+    fn apply(&self, mut value: Value, validation: FieldValidation) -> Result<(Value, Vec<String>), ApiError> {
         let kind = self.kind;
         match self.of {
             PatchOf::Json => patch::json::apply(&mut value, &self.body).map_err(refused)?,
@@ -650,12 +649,18 @@ impl Patch {
         apply::mark_reset(&mut value);
         let findings = schema::conform(kind.schema(), &mut value);
         let refuse = |why: &str| {
-            ApiError::invalid(kind, name, &[FieldError::invalid("patch", self.body.to_string(), why)])
+            // upstream shows what was to become of the object, or the patch where it does not write that as text
+            let shown = match self.of {
+                PatchOf::Strategic => self.body.to_string(),
+                PatchOf::Json | PatchOf::Merge => value.to_string(),
+            };
+            ApiError::invalid_patch(shown, why)
         };
-        if let Some(wrong) = findings.wrong {
-            return Err(refuse(&wrong));
+        if let Some(wrong) = &findings.wrong {
+            return Err(refuse(wrong));
         }
-        let complaints = findings.complaints();
+        let mut complaints = self.complaints.clone();
+        complaints.extend(findings.complaints());
         match validation {
             FieldValidation::Strict if !complaints.is_empty() => {
                 Err(refuse(&format!("strict decoding error: {}", complaints.join(", "))))
@@ -696,12 +701,13 @@ pub(super) fn read_delete_options(
         return Err(ApiError::bad_request(format!("DeleteOptions: {wrong}")));
     }
     let dry_run = match value["dryRun"].as_array().map(Vec::as_slice) {
-        None | Some([]) => asked.parameters.dry_run()?,
-        Some(all) if all.iter().all(|value| value == "All") => true,
-        Some(_) => {
-            let message = "dryRun: Unsupported value: supported values: \"All\"";
-            return Err(ApiError::unprocessable(message));
-        }
+        None | Some([]) => asked.parameters.dry_run("delete")?,
+        Some(all) => match all.iter().find(|value| *value != "All") {
+            None => true,
+            Some(other) => {
+                return Err(request::unsupported_dry_run("delete", other.as_str().unwrap_or_default()));
+            }
+        },
     };
     let text =
         |path: &[&str]| Some(kinds::text(&value, path)).filter(|text| !text.is_empty()).map(str::to_owned);

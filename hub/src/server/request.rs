@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 
 use super::route::percent_decode;
-use crate::status::ApiError;
+use crate::status::{ApiError, FieldError};
 
 /// Largest request body; upstream's limit.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
@@ -66,17 +66,19 @@ impl Parameters {
         }
     }
 
-    /// `dryRun=All`.
-    pub(super) fn dry_run(&self) -> Result<bool, ApiError> {
+    /// `dryRun=All` of a write with this verb.
+    pub(super) fn dry_run(&self, verb: &str) -> Result<bool, ApiError> {
         match self.text("dryRun") {
             "" => Ok(false),
             "All" => Ok(true),
-            other => {
-                let message = format!("dryRun: Unsupported value: {other:?}: supported values: \"All\"");
-                Err(ApiError::unprocessable(message))
-            }
+            other => Err(unsupported_dry_run(verb, other)),
         }
     }
+}
+
+/// There is one way to run dry.
+pub(super) fn unsupported_dry_run(verb: &str, found: &str) -> ApiError {
+    ApiError::invalid_options(verb, &FieldError::unsupported("dryRun", found, &["All"]))
 }
 
 /// The form of an answer.

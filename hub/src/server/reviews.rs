@@ -9,7 +9,7 @@ use super::request::header;
 use super::respond::{self, Body};
 use super::route::Route;
 use crate::auth::{self, Attributes};
-use crate::decode;
+use crate::decode::{self, Decoded, FieldValidation};
 use crate::kinds::{schema, text};
 use crate::status::ApiError;
 
@@ -34,12 +34,16 @@ pub(super) fn authorize(asked: &Asked<'_>, route: &Route) -> Result<(), ApiError
 
 pub(super) fn answer(asked: &Asked<'_>, route: &Route, body: &[u8]) -> Result<Response<Body>, ApiError> {
     let (_, _, type_name) = place(route);
-    let (mut value, _) = decode::parse(header(&asked.parts.headers, "content-type"), body)?;
-    if let Some(of) = schema::find(type_name)
-        && let Some(wrong) = schema::conform(of, &mut value).wrong
-    {
-        return Err(ApiError::bad_request(format!("the review cannot be read: {wrong}")));
-    }
+    let of = schema::find(type_name).ok_or_else(ApiError::path_not_found)?;
+    let validation = FieldValidation::parse("create", asked.parameters.text("fieldValidation"))?;
+    let content_type = header(&asked.parts.headers, "content-type");
+    let Decoded { value, warnings } = decode::posted(of, "v1", content_type, body, validation)?;
+    let mut response = respond::json(201, &review(asked, route, &value)?);
+    respond::warn(&mut response, &warnings);
+    Ok(response)
+}
+
+fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiError> {
     let Some(identity) = &asked.identity else { return Err(ApiError::unauthorized()) };
     if *route == Route::SelfReview {
         let review = json!({
@@ -47,14 +51,14 @@ pub(super) fn answer(asked: &Asked<'_>, route: &Route, body: &[u8]) -> Result<Re
             "metadata": {"creationTimestamp": crate::verbs::now_text()},
             "status": {"userInfo": {"username": identity.user, "groups": identity.groups}},
         });
-        return Ok(respond::json(201, &review));
+        return Ok(review);
     }
     if *route == Route::RulesReview {
         let review = json!({
             "kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": {},
             "status": auth::rules(identity),
         });
-        return Ok(respond::json(201, &review));
+        return Ok(review);
     }
     let spec = value["spec"].clone();
     let decision = decide(asked, &spec)?;
@@ -66,7 +70,7 @@ pub(super) fn answer(asked: &Asked<'_>, route: &Route, body: &[u8]) -> Result<Re
         "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
         "spec": spec, "status": status,
     });
-    Ok(respond::json(201, &review))
+    Ok(review)
 }
 
 fn decide(asked: &Asked<'_>, spec: &Value) -> Result<Result<(), auth::Denied>, ApiError> {

@@ -9,7 +9,7 @@ use super::request::header;
 use super::respond::{self, Body};
 use super::route::Target;
 use crate::auth;
-use crate::decode;
+use crate::decode::{self, Decoded, FieldValidation};
 use crate::kinds::{BINDING, POD, Subresource, pod, schema, text};
 use crate::status::{ApiError, FieldError};
 use crate::verbs::{self, Part, WriteOptions};
@@ -21,7 +21,7 @@ pub(super) async fn create(
     subresource: &Subresource,
     body: &Bytes,
 ) -> Result<Response<Body>, ApiError> {
-    let value = read(asked, subresource, body)?;
+    let Decoded { value, warnings } = read(asked, subresource, body)?;
     let named = text(&value, &["metadata", "name"]);
     if !named.is_empty() && named != target.name {
         let message =
@@ -32,19 +32,21 @@ pub(super) async fn create(
         "binding" => bind(asked, target, &value).await?,
         _ => evict(asked, target, value).await?,
     }
-    Ok(done())
+    Ok(done(&warnings))
 }
 
-fn done() -> Response<Body> {
+fn done(warnings: &[String]) -> Response<Body> {
     let status =
         json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
-    respond::json(201, &status)
+    let mut response = respond::json(201, &status);
+    respond::warn(&mut response, warnings);
+    response
 }
 
 /// The Binding of a `POST .../bindings`, and the name of its pod.
-pub(super) fn named_binding(asked: &Asked<'_>, body: &Bytes) -> Result<(String, Value), ApiError> {
+pub(super) fn named_binding(asked: &Asked<'_>, body: &Bytes) -> Result<(String, Decoded), ApiError> {
     let binding = read(asked, &BINDING, body)?;
-    match text(&binding, &["metadata", "name"]) {
+    match text(&binding.value, &["metadata", "name"]) {
         "" => Err(ApiError::bad_request("name is required: the binding names its pod")),
         name => Ok((name.to_owned(), binding)),
     }
@@ -54,26 +56,18 @@ pub(super) fn named_binding(asked: &Asked<'_>, body: &Bytes) -> Result<(String, 
 pub(super) async fn bind_named(
     asked: &Asked<'_>,
     target: &Target,
-    binding: &Value,
+    binding: &Decoded,
 ) -> Result<Response<Body>, ApiError> {
-    bind(asked, target, binding).await?;
-    Ok(done())
+    bind(asked, target, &binding.value).await?;
+    Ok(done(&binding.warnings))
 }
 
-fn read(asked: &Asked<'_>, subresource: &Subresource, body: &Bytes) -> Result<Value, ApiError> {
+fn read(asked: &Asked<'_>, subresource: &Subresource, body: &Bytes) -> Result<Decoded, ApiError> {
     let (group, version, kind) = subresource.of;
-    let (mut value, _) = decode::parse(header(&asked.parts.headers, "content-type"), body)?;
-    let given = text(&value, &["kind"]);
-    if !given.is_empty() && given != kind {
-        return Err(ApiError::bad_request(format!("the body is a {given}, expected a {kind}")));
-    }
     let group = if group.is_empty() { "core" } else { group };
-    if let Some(of) = schema::find(&format!("{group}/{version}/{kind}"))
-        && let Some(wrong) = schema::conform(of, &mut value).wrong
-    {
-        return Err(ApiError::bad_request(format!("{kind} in version {version:?} cannot be read: {wrong}")));
-    }
-    Ok(value)
+    let of = schema::find(&format!("{group}/{version}/{kind}")).ok_or_else(ApiError::path_not_found)?;
+    let validation = FieldValidation::parse("create", asked.parameters.text("fieldValidation"))?;
+    decode::posted(of, version, header(&asked.parts.headers, "content-type"), body, validation)
 }
 
 async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(), ApiError> {
@@ -91,7 +85,7 @@ async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(),
     }
     let attributes = handlers::attributes("create", target, &asked.parameters);
     let admit = admission(asked, &attributes);
-    let dry_run = asked.parameters.dry_run()?;
+    let dry_run = asked.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &asked.server.hub;
     let compute = |_: &crate::Object, mut found: Value| {
@@ -107,7 +101,7 @@ async fn evict(asked: &Asked<'_>, target: &Target, mut eviction: Value) -> Resul
     let (wanted, dry_run) = handlers::read_delete_options(asked, eviction["deleteOptions"].take())?;
     let attributes = handlers::attributes("create", target, &asked.parameters);
     let admit = admission(asked, &attributes);
-    let dry_run = dry_run || asked.parameters.dry_run()?;
+    let dry_run = dry_run || asked.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     verbs::delete(&asked.server.hub, &POD, &target.namespace, &target.name, &wanted, &options).await?;
     Ok(())
