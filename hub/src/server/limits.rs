@@ -1,10 +1,13 @@
-//! How much of the hub one caller may take: connections, requests at once, and requests a second, counted by identity.
+//! How much of the hub one caller may take: connections, requests at once, and requests a second, counted by identity; those
+//! without one by their address.
 //!
 //! Always holds: what one caller is refused was its own excess, or the whole hub's ([`MAX_IN_FLIGHT`]); so a node that goes mad slows
 //! itself down and nobody else. Administrators have no rate: they are few, trusted, and load the hub on purpose when they
 //! measure it. A refusal is 429 (the caller's own limit) or 503 (everybody's), with Retry-After.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,8 +18,15 @@ use crate::status::ApiError;
 const NODE_CONNECTIONS: usize = 64;
 /// Connections of one administrator, under whom scripts and dashboards run.
 const ADMIN_CONNECTIONS: usize = 8192;
-/// Connections of anybody else; all anonymous callers together count as one.
+/// Connections of anybody else with a certificate.
 const OTHER_CONNECTIONS: usize = 2048;
+/// Anonymous connections from one address: load balancers that ask for health, a site's nodes behind one router.
+const STRANGER_CONNECTIONS: usize = 256;
+/// Anonymous connections in all, a quarter of what the hub has: whoever has many addresses locks out strangers only.
+const ALL_STRANGERS_CONNECTIONS: usize = 4096;
+/// Callers remembered; more strangers share one entry. A stranger's IPv6 addresses are worth nothing, but this many networks
+/// take a while to come by, and a few MiB to remember.
+const MAX_CALLERS: usize = 32_768;
 /// Requests of one node that are being answered; watches do not count once they stand.
 const NODE_IN_FLIGHT: usize = 32;
 /// Requests that are being answered in all. Each holds a body of up to 3 MiB; above it the hub says so at once.
@@ -38,6 +48,8 @@ pub(crate) struct Limits {
 struct Inner {
     callers: HashMap<Box<str>, Caller>,
     in_flight: usize,
+    /// Anonymous connections.
+    strangers: usize,
     swept: Option<Instant>,
 }
 
@@ -55,18 +67,40 @@ enum Sort {
     Admin,
     Node,
     Other,
+    Stranger,
+}
+
+impl Sort {
+    fn connections(self) -> usize {
+        match self {
+            Sort::Admin => ADMIN_CONNECTIONS,
+            Sort::Node => NODE_CONNECTIONS,
+            Sort::Other => OTHER_CONNECTIONS,
+            Sort::Stranger => STRANGER_CONNECTIONS,
+        }
+    }
 }
 
 fn sort(identity: Option<&Identity>) -> Sort {
     match identity {
         Some(identity) if identity.is_admin() => Sort::Admin,
         Some(identity) if identity.node().is_some() => Sort::Node,
-        _ => Sort::Other,
+        Some(_) => Sort::Other,
+        None => Sort::Stranger,
     }
 }
 
-fn name(identity: Option<&Identity>) -> &str {
-    identity.map_or("", |identity| &identity.user)
+/// Strangers are told apart by where they come from: an IPv4 address, or the network of an IPv6 one, which its owner has whole.
+/// No user's name begins with a blank.
+fn name(identity: Option<&Identity>, from: IpAddr) -> Cow<'_, str> {
+    match (identity, from.to_canonical()) {
+        (Some(identity), _) => Cow::Borrowed(&identity.user),
+        (None, IpAddr::V4(address)) => format!(" {address}").into(),
+        (None, IpAddr::V6(address)) => {
+            let [a, b, c, d, ..] = address.segments();
+            format!(" {a:x}:{b:x}:{c:x}:{d:x}").into()
+        }
+    }
 }
 
 /// Gives back a connection or a request when dropped.
@@ -74,7 +108,14 @@ fn name(identity: Option<&Identity>) -> &str {
 pub(crate) struct Taken {
     limits: Arc<Limits>,
     caller: Box<str>,
-    request: bool,
+    of: Of,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Of {
+    Connection,
+    StrangersConnection,
+    Request,
 }
 
 impl Limits {
@@ -83,28 +124,36 @@ impl Limits {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a connection; 429 when the caller has too many.
-    pub(crate) fn connect(self: &Arc<Self>, identity: Option<&Identity>) -> Result<Taken, ApiError> {
-        let most = match sort(identity) {
-            Sort::Admin => ADMIN_CONNECTIONS,
-            Sort::Node => NODE_CONNECTIONS,
-            Sort::Other => OTHER_CONNECTIONS,
-        };
+    /// Counts a connection from an address; 429 when the caller has too many.
+    pub(crate) fn connect(
+        self: &Arc<Self>,
+        identity: Option<&Identity>,
+        from: IpAddr,
+    ) -> Result<Taken, ApiError> {
+        let sort = sort(identity);
         let mut inner = self.lock();
-        let caller = inner.caller(name(identity), Instant::now());
-        if caller.connections >= most {
+        if sort == Sort::Stranger && inner.strangers >= ALL_STRANGERS_CONNECTIONS {
+            return Err(ApiError::too_many_requests(
+                "too many anonymous connections, please try again later",
+            ));
+        }
+        let (name, caller) = inner.caller(&name(identity, from), sort, Instant::now());
+        if caller.connections >= sort.connections() {
             return Err(ApiError::too_many_requests(
                 "too many connections of this identity, please try again later",
             ));
         }
         caller.connections += 1;
-        Ok(Taken { limits: Arc::clone(self), caller: name(identity).into(), request: false })
+        let of = if sort == Sort::Stranger { Of::StrangersConnection } else { Of::Connection };
+        inner.strangers += usize::from(of == Of::StrangersConnection);
+        Ok(Taken { limits: Arc::clone(self), caller: name, of })
     }
 
     /// Counts a request until the answer begins.
     pub(crate) fn request(
         self: &Arc<Self>,
         identity: Option<&Identity>,
+        from: IpAddr,
         now: Instant,
     ) -> Result<Taken, ApiError> {
         let sort = sort(identity);
@@ -114,7 +163,7 @@ impl Limits {
                 "too many requests are being answered, please try again later",
             ));
         }
-        let caller = inner.caller(name(identity), now);
+        let (name, caller) = inner.caller(&name(identity, from), sort, now);
         if sort == Sort::Node && caller.in_flight >= NODE_IN_FLIGHT {
             return Err(ApiError::too_many_requests(
                 "too many requests of this identity at once, please try again later",
@@ -133,12 +182,13 @@ impl Limits {
         }
         caller.in_flight += 1;
         inner.in_flight += 1;
-        Ok(Taken { limits: Arc::clone(self), caller: name(identity).into(), request: true })
+        Ok(Taken { limits: Arc::clone(self), caller: name, of: Of::Request })
     }
 }
 
 impl Inner {
-    fn caller(&mut self, name: &str, now: Instant) -> &mut Caller {
+    /// The entry that counts a caller, and its key.
+    fn caller(&mut self, name: &str, sort: Sort, now: Instant) -> (Box<str>, &mut Caller) {
         if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) > REMEMBERED) {
             self.swept = Some(now);
             self.callers.retain(|_, caller| {
@@ -147,24 +197,24 @@ impl Inner {
                     || now.saturating_duration_since(caller.counted) < REMEMBERED
             });
         }
-        // only verified names get here, so nobody can fill the table
-        self.callers.entry(name.into()).or_insert(Caller {
-            connections: 0,
-            in_flight: 0,
-            tokens: BURST,
-            counted: now,
-        })
+        // verified names are as many as the hub signed; the addresses of strangers are not
+        let full = sort == Sort::Stranger && self.callers.len() >= MAX_CALLERS;
+        let name = if full && !self.callers.contains_key(name) { "" } else { name };
+        let new = Caller { connections: 0, in_flight: 0, tokens: BURST, counted: now };
+        (name.into(), self.callers.entry(name.into()).or_insert(new))
     }
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
         let mut inner = self.limits.lock();
-        if self.request {
-            inner.in_flight = inner.in_flight.saturating_sub(1);
+        match self.of {
+            Of::Connection => {}
+            Of::StrangersConnection => inner.strangers = inner.strangers.saturating_sub(1),
+            Of::Request => inner.in_flight = inner.in_flight.saturating_sub(1),
         }
         if let Some(caller) = inner.callers.get_mut(&self.caller) {
-            let count = if self.request { &mut caller.in_flight } else { &mut caller.connections };
+            let count = if self.of == Of::Request { &mut caller.in_flight } else { &mut caller.connections };
             *count = count.saturating_sub(1);
         }
     }
@@ -174,6 +224,8 @@ impl Drop for Taken {
 mod tests {
     use super::*;
 
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
     fn node(name: &str) -> Identity {
         Identity { user: format!("system:node:{name}"), groups: vec!["system:nodes".to_owned()] }
     }
@@ -182,7 +234,8 @@ mod tests {
     fn a_node_that_goes_mad_is_slowed_down_alone() {
         let (limits, start) = (Arc::new(Limits::default()), Instant::now());
         let (mad, calm) = (node("mad"), node("calm"));
-        let ask = |who: &Identity, now| limits.request(Some(who), now).map(drop).map_err(|error| error.code);
+        let ask =
+            |who: &Identity, now| limits.request(Some(who), HERE, now).map(drop).map_err(|error| error.code);
         for _ in 0..1000 {
             assert_eq!(ask(&mad, start), Ok(()));
         }
@@ -202,23 +255,72 @@ mod tests {
     fn what_is_taken_is_given_back() {
         let (limits, now) = (Arc::new(Limits::default()), Instant::now());
         let node = node("n");
-        let held: Vec<_> = (0..NODE_CONNECTIONS).map(|_| limits.connect(Some(&node)).unwrap()).collect();
-        assert_eq!(limits.connect(Some(&node)).unwrap_err().code, 429);
-        limits.connect(None).unwrap();
+        let held: Vec<_> =
+            (0..NODE_CONNECTIONS).map(|_| limits.connect(Some(&node), HERE).unwrap()).collect();
+        assert_eq!(limits.connect(Some(&node), HERE).unwrap_err().code, 429);
+        limits.connect(None, HERE).unwrap();
         drop(held);
-        limits.connect(Some(&node)).unwrap();
-        let held: Vec<_> = (0..NODE_IN_FLIGHT).map(|_| limits.request(Some(&node), now).unwrap()).collect();
-        assert_eq!(limits.request(Some(&node), now).unwrap_err().code, 429);
+        limits.connect(Some(&node), HERE).unwrap();
+        let held: Vec<_> =
+            (0..NODE_IN_FLIGHT).map(|_| limits.request(Some(&node), HERE, now).unwrap()).collect();
+        assert_eq!(limits.request(Some(&node), HERE, now).unwrap_err().code, 429);
         drop(held);
-        limits.request(Some(&node), now).unwrap();
+        limits.request(Some(&node), HERE, now).unwrap();
         let admin = Identity { user: "admin".to_owned(), groups: vec!["system:masters".to_owned()] };
-        let all: Vec<_> = (0..MAX_IN_FLIGHT).map(|_| limits.request(Some(&admin), now).unwrap()).collect();
-        let refused = limits.request(Some(&node), now).unwrap_err();
+        let all: Vec<_> =
+            (0..MAX_IN_FLIGHT).map(|_| limits.request(Some(&admin), HERE, now).unwrap()).collect();
+        let refused = limits.request(Some(&node), HERE, now).unwrap_err();
         assert_eq!((refused.code, refused.retry_after_secs.is_some()), (503, true));
         drop(all);
         assert_eq!(limits.lock().in_flight, 0);
         // who has nothing open is forgotten
-        limits.request(Some(&node), now + REMEMBERED * 3).unwrap();
+        limits.request(Some(&node), HERE, now + REMEMBERED * 3).unwrap();
         assert_eq!(limits.lock().callers.len(), 1);
+    }
+    #[test]
+    fn strangers_are_counted_by_where_they_come_from() {
+        let (limits, now) = (Arc::new(Limits::default()), Instant::now());
+        let from = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let asks = |from: IpAddr| limits.request(None, from, now).map(drop).map_err(|error| error.code);
+        while asks(from("192.0.2.1")).is_ok() {}
+        for (same, expect) in [
+            ("192.0.2.1", Err(429)),
+            ("::ffff:192.0.2.1", Err(429)),
+            ("192.0.2.2", Ok(())),
+            ("2001:db8::1", Ok(())),
+        ] {
+            assert_eq!(asks(from(same)), expect, "{same}");
+        }
+        while asks(from("2001:db8::1")).is_ok() {}
+        assert_eq!(asks(from("2001:db8::ffff:0:0:2")), Err(429), "a network of one owner");
+        assert_eq!(asks(from("2001:db8:0:1::1")), Ok(()));
+        let identified = node("n");
+        limits.request(Some(&identified), from("192.0.2.1"), now).unwrap();
+
+        let held: Vec<_> =
+            (0..STRANGER_CONNECTIONS).map(|_| limits.connect(None, from("192.0.2.1")).unwrap()).collect();
+        assert_eq!(limits.connect(None, from("192.0.2.1")).unwrap_err().code, 429);
+        limits.connect(None, from("192.0.2.2")).unwrap();
+        drop(held);
+        let all: Vec<_> = (0..ALL_STRANGERS_CONNECTIONS)
+            .map(|number| limits.connect(None, IpAddr::from((number as u32).to_be_bytes())).unwrap())
+            .collect();
+        assert_eq!(limits.connect(None, from("198.51.100.1")).unwrap_err().code, 429);
+        limits.connect(Some(&identified), from("198.51.100.1")).unwrap();
+        drop(all);
+        assert_eq!(limits.lock().strangers, 0);
+        limits.connect(None, from("198.51.100.1")).unwrap();
+    }
+
+    #[test]
+    fn a_flood_of_addresses_is_remembered_as_one() {
+        let (limits, now) = (Arc::new(Limits::default()), Instant::now());
+        for number in 0..MAX_CALLERS + 100 {
+            let from = IpAddr::from((number as u32).to_be_bytes());
+            limits.request(None, from, now).unwrap();
+        }
+        assert_eq!(limits.lock().callers.len(), MAX_CALLERS + 1);
+        limits.request(Some(&node("n")), HERE, now).unwrap();
+        assert_eq!(limits.lock().callers.len(), MAX_CALLERS + 2, "who is known has an entry of its own");
     }
 }

@@ -22,6 +22,7 @@ mod watch;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -153,7 +154,7 @@ async fn accept(
                 tokio::spawn(async move {
                     server.counters.connections.fetch_add(1, Ordering::AcqRel);
                     let _guard = Leave(&server.counters.connections);
-                    if let Err(error) = connection(socket, tls, &server, stopped).await {
+                    if let Err(error) = connection(socket, peer.ip(), tls, &server, stopped).await {
                         log::debug!("connection from {peer}: {error}");
                     }
                     drop(permit);
@@ -196,11 +197,13 @@ where
 {
     let server = Arc::new(Server { hub, counters: Counters::default(), limits: Arc::default() });
     let (_stop, stopped) = signal::channel(false);
-    converse(standing::Link::new(stream), &server, &Arc::new(identity), stopped).await
+    let caller = Caller { identity: Arc::new(identity), from: IpAddr::V4(Ipv4Addr::LOCALHOST) };
+    converse(standing::Link::new(stream), &server, caller, stopped).await
 }
 
 async fn connection(
     socket: TcpStream,
+    from: IpAddr,
     tls: TlsAcceptor,
     server: &Arc<Server>,
     stopped: signal::Receiver<bool>,
@@ -211,25 +214,33 @@ async fn connection(
     let socket = Box::pin(shake_hands(socket, tls, server)).await?;
     let certificate = socket.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = Arc::new(certificate.and_then(|der| Identity::from_client_certificate(der)));
-    converse(socket, server, &identity, stopped).await
+    converse(socket, server, Caller { identity, from }, stopped).await
+}
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone)]
+struct Caller {
+    /// From the certificate; none is anonymous.
+    identity: Arc<Option<Identity>>,
+    from: IpAddr,
 }
 
 /// All that is said with one caller.
 async fn converse<S>(
     mut link: standing::Link<S>,
     server: &Arc<Server>,
-    identity: &Arc<Option<Identity>>,
+    caller: Caller,
     mut stopped: signal::Receiver<bool>,
 ) -> Result<(), ConnectionError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     // the refusal is an answer, so that the caller learns why
-    let admitted = server.limits.connect(identity.as_ref().as_ref());
+    let admitted = server.limits.connect((*caller.identity).as_ref(), caller.from);
     let refusal = admitted.as_ref().err();
     loop {
         // boxed for the same reason as the handshake: nothing of it is kept while a watch stands
-        let next = Box::pin(requests(link, server, identity, refusal, &mut stopped)).await?;
+        let next = Box::pin(requests(link, server, &caller, refusal, &mut stopped)).await?;
         let Some((given_back, answer)) = next else { return Ok(()) };
         link = given_back;
         if !link.tell(answer).await? {
@@ -260,7 +271,7 @@ async fn shake_hands(
 async fn requests<S>(
     link: standing::Link<S>,
     server: &Arc<Server>,
-    identity: &Arc<Option<Identity>>,
+    caller: &Caller,
     refusal: Option<&ApiError>,
     stopped: &mut signal::Receiver<bool>,
 ) -> Result<Option<(standing::Link<S>, standing::Answer)>, ConnectionError>
@@ -270,14 +281,14 @@ where
     let waiting = Arc::new(standing::Waiting::default());
     let clean = link.clean();
     let service = service_fn(|request: Request<Incoming>| {
-        let (server, identity, waiting) = (server.clone(), identity.clone(), waiting.clone());
+        let (server, caller, waiting) = (server.clone(), caller.clone(), waiting.clone());
         let refused = refusal.map(|error| respond::hang_up(respond::error(error)));
         let stands = clean.is_clean() && standing::may_stand(&request);
         async move {
             if let Some(refused) = refused {
                 return Ok::<_, Infallible>(refused);
             }
-            let response = guarded(server, identity, request).await;
+            let response = guarded(server, caller, request).await;
             if !stands {
                 return Ok(response);
             }
@@ -333,18 +344,14 @@ enum Served {
 }
 
 /// Runs a request in a task of its own, so that a panic in it is one client's 500.
-async fn guarded(
-    server: Arc<Server>,
-    identity: Arc<Option<Identity>>,
-    request: Request<Incoming>,
-) -> Response<Body> {
+async fn guarded(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> Response<Body> {
     let line = format!("{} {}", request.method(), request.uri().path());
     let counting = server.clone();
     counting.counters.in_flight.fetch_add(1, Ordering::AcqRel);
     let _guard = Leave(&counting.counters.in_flight);
     let response = tokio::spawn(async move {
-        match server.limits.request(identity.as_ref().as_ref(), Instant::now()) {
-            Ok(_taken) => handlers::handle(&server, identity, request).await,
+        match server.limits.request((*caller.identity).as_ref(), caller.from, Instant::now()) {
+            Ok(_taken) => handlers::handle(&server, caller.identity, request).await,
             Err(error) => respond::error(&error),
         }
     })
