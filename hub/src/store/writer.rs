@@ -1,8 +1,9 @@
 //! The one thread that writes: it orders changes, gives them revisions, makes them durable in groups, and publishes them.
 //!
 //! Two classes. A *durable* change is acknowledged and becomes visible after the commit that holds it was flushed. A
-//! *volatile* one (a Lease renewal) is visible and acknowledged at once and rides along with the next commit, or one of its own
-//! within [`FLUSH`]: a crash may lose the last seconds of renewals, never more.
+//! *volatile* one (a Lease renewal) is visible and acknowledged at once and is written with all others of the same [`FLUSH`], not with
+//! whatever is committed meanwhile: a fleet always commits something, and each renewal would cost the flash a page. A crash may lose
+//! the renewals of that time, never more.
 //! Always holds: revisions rise, also over crashes, because ranges are reserved durably before they are used and an
 //! unclean start begins above the reserved mark; nothing visible or acknowledged as durable is ever taken back.
 
@@ -289,7 +290,7 @@ impl State {
         }
         if !self.unsaved.is_empty() {
             // a failure is logged there; what is lost are renewals
-            let _ = self.commit(&[]);
+            let _ = self.commit(&[], true);
         }
         match self.store.close(self.revision) {
             Ok(()) => log::info!("store closed at revision {}", self.revision),
@@ -307,7 +308,7 @@ impl State {
         if staged.is_empty() && !due && self.reserved - self.revision > RESERVE_LOW {
             return;
         }
-        match self.commit(&staged) {
+        match self.commit(&staged, due) {
             Ok(()) => self.finish(staged),
             Err(error) => {
                 for staged in staged {
@@ -364,13 +365,15 @@ impl State {
         Some(Staged { kind: write.kind, event: Arc::new(event), answer: write.answer })
     }
 
-    /// One durable commit: the staged changes, all renewals that are only in memory, and a new reservation when due.
-    fn commit(&mut self, staged: &[Staged]) -> Result<(), String> {
+    /// One durable commit: the staged changes, all renewals that are only in memory if they are `due`, and a new reservation when
+    /// that is.
+    fn commit(&mut self, staged: &[Staged], due: bool) -> Result<(), String> {
         let started = Instant::now();
         let reserved = (self.reserved - self.revision <= RESERVE_LOW).then(|| self.revision + RESERVE);
         let renewed: Vec<(usize, Arc<Object>)> = self
             .unsaved
             .iter()
+            .filter(|_| due)
             .filter_map(|(kind, place)| {
                 let (namespace, name) = place.split_once('/')?;
                 Some((*kind, self.memory.get(*kind, namespace, name)?))
@@ -398,8 +401,10 @@ impl State {
                 self.counters.commits.fetch_add(1, Ordering::Relaxed);
                 self.counters.changes.fetch_add(changes.len() as u64, Ordering::Relaxed);
                 self.reserved = reserved.unwrap_or(self.reserved);
-                self.unsaved.clear();
-                self.flush_at = None;
+                if due {
+                    self.unsaved.clear();
+                    self.flush_at = None;
+                }
                 Ok(())
             }
             Err(error) => {
@@ -409,7 +414,9 @@ impl State {
                     staged.len(),
                     self.unsaved.len()
                 );
-                self.flush_at = Some(Instant::now() + FLUSH_RETRY);
+                if due {
+                    self.flush_at = Some(Instant::now() + FLUSH_RETRY);
+                }
                 Err(error.message)
             }
         }
@@ -589,10 +596,11 @@ mod tests {
     }
 
     #[test]
-    fn renewals_are_acknowledged_from_memory_and_ride_with_the_next_commit() {
+    fn renewals_are_acknowledged_from_memory_and_cost_no_commit_of_others() {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
-        let mut lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
+        let made = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
+        let mut lease = made.clone();
         let commits = disk.0.lock().unwrap().commits;
         for _ in 0..5 {
             lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
@@ -600,12 +608,30 @@ mod tests {
         assert_eq!(disk.0.lock().unwrap().commits, commits);
         assert_eq!(memory.revision(), lease.revision);
         write(&writer, &NODE, "n", Expect::Absent, object("n"), false).unwrap();
-        let stored = disk.0.lock().unwrap().objects.values().map(|(revision, _)| *revision).min();
-        assert_eq!(stored, Some(lease.revision));
-        let gone = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
-        write(&writer, &LEASE, "l", Expect::Revision(gone.revision), None, false).unwrap();
+        let stored = || disk.0.lock().unwrap().objects.values().map(|(revision, _)| *revision).min();
+        assert_eq!(stored(), Some(made.revision));
         writer.close();
-        assert_eq!(disk.0.lock().unwrap().objects.len(), 1);
+        assert_eq!(stored(), Some(lease.revision));
+    }
+
+    #[test]
+    fn a_renewed_object_that_is_changed_or_deleted_stays_so() {
+        let disk = Fake::default();
+        let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
+        let lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
+        let lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
+        let changed =
+            write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), false).unwrap();
+        write(&writer, &NODE, "n", Expect::Absent, object("n"), false).unwrap();
+        let other = write(&writer, &LEASE, "m", Expect::Absent, object("m"), false).unwrap();
+        let other = write(&writer, &LEASE, "m", Expect::Revision(other.revision), object("m"), true).unwrap();
+        write(&writer, &LEASE, "m", Expect::Revision(other.revision), None, false).unwrap();
+        writer.close();
+        let disk = disk.0.lock().unwrap();
+        let mut stored: Vec<_> =
+            disk.objects.iter().map(|(place, (revision, _))| (&*place.2, *revision)).collect();
+        stored.sort_unstable();
+        assert_eq!(stored, [("l", changed.revision), ("n", changed.revision + 1)]);
     }
 
     #[test]
