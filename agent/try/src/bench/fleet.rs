@@ -1,29 +1,42 @@
-//! The hub with 5,000 nodes in it, with many writers, and with many watchers.
+//! The hub with 5,000 nodes in it, with many writers, and with many watchers; and an etcd that takes the same writes.
 //!
 //! Always holds: one administrator's connections over real TLS make the load, from threads of this process on the same machine,
 //! so rates are lower bounds. Every write that counts was answered after it was on disk. Memory is the hub's own, from the kernel.
+//! etcd stands on the same disk and is loaded in turn with the hub, never at once; where it was not fetched the hub stands alone.
 
+use std::io::BufRead as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kedge_try::error::KitError;
-use kedge_try::process::Process;
-use kedge_try::table::{Figure, Goal};
+use kedge_try::process::{Process, files_below};
+use kedge_try::programs;
+use kedge_try::table::{Figure, Goal, quantile};
 use serde_json::{Value, json};
 
 use crate::client::{Connection, Identity};
-use crate::stage::{LEASES, PATIENCE, Stage, io};
+use crate::etcd::{self, Etcd};
+use crate::load::{FLUSHED, JSON, MERGE, STRATEGIC, status};
+use crate::stage::{Helper, LEASES, PATIENCE, Stage, io};
+use crate::trace;
 
 const NODES: usize = 5000;
 /// Connections that make the nodes.
 const MAKERS: usize = 32;
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-const JSON: &str = "content-type: application/json\r\nprefer: return=minimal\r\n";
-const MERGE: &str = "content-type: application/merge-patch+json\r\nprefer: return=minimal\r\n";
 /// How long each number of writers writes.
 const WRITING: Duration = Duration::from_secs(5);
 const WATCHERS: usize = 1000;
+/// First starts; the middle one counts.
+const STARTS: usize = 9;
 /// Time for the hub to become idle.
 const SETTLED: Duration = Duration::from_secs(3);
+/// Updates whose bytes are counted: enough to fold the store's log back more than once.
+const COUNTED: usize = 1500;
+/// Nodes that report and renew for that, each with its own certificate: every Lease three times within the time that a renewal stays
+/// in memory, as an agent that renews every ten seconds does.
+const RENEWED: usize = 500;
 const START_MS: f64 = 200.0;
 const IDLE_KIB: f64 = 15.0 * 1024.0;
 const FLEET_KIB: f64 = 150.0 * 1024.0;
@@ -31,28 +44,72 @@ const WATCH_KIB: f64 = 22.0;
 
 /// See the module.
 pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
-    let begun = Instant::now();
-    let stage = Stage::open("bench-fleet")?;
-    let started = begun.elapsed();
+    let mut stage = Stage::open("bench-fleet")?;
     let pid = stage.hub.pid().ok_or_else(|| other("the hub has no process"))?;
     let process = Process::new(pid);
     std::thread::sleep(SETTLED);
     let empty = process.memory()?.rss;
-    let mut figures = vec![
-        Figure::new(
-            "hub: first start to ready",
-            started.as_secs_f64() * 1000.0,
-            "ms",
-            "until it says that it listens; makes its authority and its store",
-        )
-        .with_goal(Goal::AtMost(START_MS)),
+    let mut figures = first_starts(stage.scratch.path())?;
+    figures.push(
         Figure::new("hub: RSS, idle", empty, "KiB", "a real control plane: 503 MiB")
             .with_goal(Goal::AtMost(IDLE_KIB)),
-    ];
+    );
     figures.extend(watching(&stage, &process)?);
-    figures.extend(writing(&stage, pid)?);
+    let etcd = match etcd::program() {
+        Some(program) => Some(Etcd::start(&program, stage.scratch.path())?),
+        None => {
+            eprintln!("kedge-bench: no etcd to put beside the hub: agent/try/fetch-etcd gets Debian's");
+            None
+        }
+    };
+    figures.extend(writing(&stage, etcd.as_ref())?);
     figures.extend(full(&stage, &process)?);
+    figures.extend(flash(&stage, pid, etcd.as_ref())?);
+    drop(etcd);
+    figures.push(restart(&mut stage)?);
     Ok(figures)
+}
+
+/// From the start of the program to its word that it listens, in an empty directory each time.
+fn first_starts(dir: &Path) -> Result<Vec<Figure>, KitError> {
+    let program = programs::built("kedge-hub")?;
+    let mut took = Vec::new();
+    for number in 0..STARTS {
+        let begun = Instant::now();
+        let mut child = Command::new(&program)
+            .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
+            .arg(dir.join(format!("first-{number}")))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(KitError::io("start", &program))?;
+        let mut line = String::new();
+        let told = child.stdout.take().map(|out| std::io::BufReader::new(out).read_line(&mut line));
+        took.push(begun.elapsed().as_secs_f64() * 1000.0);
+        // its directory is thrown away
+        let _ = child.kill();
+        let _ = child.wait();
+        if !matches!(told, Some(Ok(_))) || !line.starts_with("listening: ") {
+            return Err(other("the hub did not say that it listens"));
+        }
+    }
+    let how = format!(
+        "p50 of {STARTS}, the slowest {:.0} ms; makes its authority and its store",
+        quantile(&took, 1.0)
+    );
+    Ok(vec![
+        Figure::new("hub: first start to ready", quantile(&took, 0.5), "ms", how)
+            .with_goal(Goal::AtMost(START_MS)),
+    ])
+}
+
+/// The same of a hub that knows its nodes.
+fn restart(stage: &mut Stage) -> Result<Figure, KitError> {
+    stage.hub.stop()?;
+    let begun = Instant::now();
+    stage.hub.start_again()?;
+    let took = begun.elapsed().as_secs_f64() * 1000.0;
+    Ok(Figure::new("hub: start to ready, 5,000 nodes", took, "ms", "checks the store and loads it"))
 }
 
 fn other(why: &str) -> KitError {
@@ -78,17 +135,23 @@ fn together(
     Ok(sum)
 }
 
+/// Of one of the fleet's nodes.
+fn name(number: usize) -> String {
+    format!("fleet-{number:05}")
+}
+
 fn full(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
     together(&stage.admin, MAKERS, |index, mut connection| {
         for number in (index..NODES).step_by(MAKERS) {
-            let name = format!("fleet-{number:05}");
+            let name = name(number);
             let node = json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
                 "status": {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
                     "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}],
                     "nodeInfo": {"kernelVersion": "6.12.20", "osImage": "Debian GNU/Linux 12", "kubeletVersion": "v1.35.0"}}});
             connection.accepted("POST", "/api/v1/nodes", JSON, &node)?;
             let lease = json!({"metadata": {"name": name, "namespace": "kube-node-lease"},
-                "spec": {"holderIdentity": name, "leaseDurationSeconds": 40}});
+                "spec": {"holderIdentity": name, "leaseDurationSeconds": 40,
+                    "renewTime": "2026-10-31T00:00:00.000000Z"}});
             connection.accepted("POST", LEASES, JSON, &lease)?;
         }
         Ok(0)
@@ -121,22 +184,15 @@ fn full(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
     ])
 }
 
-/// Bytes that a process handed to write calls on files and sockets.
-fn written(pid: i32) -> Result<f64, KitError> {
-    let path = format!("/proc/{pid}/io");
-    let text = std::fs::read_to_string(&path).map_err(KitError::io("read", std::path::Path::new(&path)))?;
-    let line = text.lines().find_map(|line| line.strip_prefix("wchar: "));
-    line.and_then(|number| number.parse().ok()).ok_or_else(|| other("no wchar in /proc/PID/io"))
-}
-
-fn writing(stage: &Stage, pid: i32) -> Result<Vec<Figure>, KitError> {
-    let mut figures = Vec::new();
+fn writing(stage: &Stage, etcd: Option<&Etcd>) -> Result<Vec<Figure>, KitError> {
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let mut written = 0;
     for writers in [1, 16, 256] {
         together(&stage.admin, writers, move |index, mut connection| {
-            let map = json!({"metadata": {"name": format!("w-{writers}-{index}")}});
+            let map = json!({"metadata": {"name": format!("w-{writers}-{index}")}, "data": {"count": "0"}});
             connection.accepted("POST", MAPS, JSON, &map).map(|_| 0)
         })?;
-        let (before, begun) = (written(pid)?, Instant::now());
+        let begun = Instant::now();
         let count = together(&stage.admin, writers, move |index, mut connection| {
             let (path, mut count) = (format!("{MAPS}/w-{writers}-{index}"), 0);
             while begun.elapsed() < WRITING {
@@ -146,12 +202,194 @@ fn writing(stage: &Stage, pid: i32) -> Result<Vec<Figure>, KitError> {
             }
             Ok(count)
         })?;
-        let (secs, bytes) = (begun.elapsed().as_secs_f64(), written(pid)? - before);
+        let rate = count as f64 / begun.elapsed().as_secs_f64();
         let name = format!("hub: durable writes, {writers} at once");
-        let how = format!("{:.0} bytes written for each, answers too", bytes / count as f64);
-        figures.push(Figure::new(&name, count as f64 / secs, "/s", how));
+        ours.push(Figure::new(&name, rate, "/s", "merge patches of ConfigMaps over TLS, one each"));
+        let Some(etcd) = etcd else { continue };
+        let value = stored(stage, &format!("{MAPS}/w-{writers}-0"))?;
+        let (put, rate) = putting(etcd, writers, &value)?;
+        written += put;
+        let name = format!("etcd: durable writes, {writers} at once");
+        theirs.push(Figure::new(
+            &name,
+            rate,
+            "/s",
+            "puts of the same objects, gRPC without TLS, nothing read or checked",
+        ));
+    }
+    if let Some(etcd) = etcd {
+        let (_, bytes) = files_below(etcd.data_dir());
+        let how = format!(
+            "after {written} puts; its log is laid out ahead, its history stays until it is compacted"
+        );
+        theirs.push(Figure::new("etcd: store", bytes as f64 / f64::from(1 << 20), "MiB", how));
+        let memory = Process::new(etcd.pid()).memory()?;
+        theirs.push(Figure::new("etcd: RSS", memory.rss / 1024.0, "MiB", "then"));
+        let pid = stage.hub.pid().ok_or_else(|| other("the hub has no process"))?;
+        let (_, bytes) = files_below(&stage.scratch.path().join("hub/data"));
+        let how = "then, all files; the store's log and the audit log among them";
+        ours.push(Figure::new("hub: store", bytes as f64 / f64::from(1 << 20), "MiB", how));
+        ours.push(Figure::new("hub: RSS", Process::new(pid).memory()?.rss / 1024.0, "MiB", "then"));
+    }
+    ours.extend(theirs);
+    Ok(ours)
+}
+
+/// An object's text as it is stored.
+fn stored(stage: &Stage, path: &str) -> Result<Vec<u8>, KitError> {
+    let answer = stage.connect()?.request("GET", path, "", b"").map_err(io(&format!("get {path}")))?;
+    if answer.status == 200 { Ok(answer.body) } else { Err(other("an object that was made is not there")) }
+}
+
+/// So many clients put a value each, again and again with another end; how many puts, and how many a second.
+fn putting(etcd: &Etcd, clients: usize, value: &[u8]) -> Result<(usize, f64), KitError> {
+    let begun = Instant::now();
+    let workers: Vec<_> = (0..clients)
+        .map(|index| {
+            let (address, mut value) = (etcd.address(), value.to_vec());
+            std::thread::spawn(move || {
+                let mut connection = etcd::Connection::open(address)?;
+                let (key, mut count) = (format!("/registry/configmaps/default/w-{clients}-{index}"), 0);
+                while begun.elapsed() < WRITING {
+                    count += 1;
+                    renumber(&mut value, count);
+                    connection.put(key.as_bytes(), &value)?;
+                }
+                Ok(count)
+            })
+        })
+        .collect();
+    let mut sum = 0;
+    for worker in workers {
+        sum += worker.join().map_err(|_| other("a worker panicked"))?.map_err(io("load etcd"))?;
+    }
+    Ok((sum, sum as f64 / begun.elapsed().as_secs_f64()))
+}
+
+/// Makes the value another one of the same length.
+fn renumber(value: &mut [u8], count: usize) {
+    let end = format!("{count:010}");
+    if let Some(start) = value.len().checked_sub(end.len()) {
+        value[start..].copy_from_slice(end.as_bytes());
+    }
+}
+
+/// What an update costs the flash: bytes handed to the file system, seen by strace. The fleet's nodes must be there.
+fn flash(stage: &Stage, pid: i32, etcd: Option<&Etcd>) -> Result<Vec<Figure>, KitError> {
+    let mut nodes = (0..RENEWED)
+        .map(|number| {
+            let kubeconfig = stage.hub.node_kubeconfig(&name(number))?;
+            let node = Identity::read(&kubeconfig).and_then(|identity| identity.connect());
+            node.map_err(io("connect as a node"))
+        })
+        .collect::<Result<Vec<_>, KitError>>()?;
+    let mut admin = stage.connect()?;
+    let accepted = |by: &mut Connection, method: &str, path: &str, headers: &str, body: &Value| {
+        by.accepted(method, path, headers, body).map(drop).map_err(io("load the hub"))
+    };
+    accepted(
+        &mut admin,
+        "POST",
+        MAPS,
+        JSON,
+        &json!({"metadata": {"name": "flash"}, "data": {"count": "0"}}),
+    )?;
+    let map = format!("{MAPS}/flash");
+    let maps = bytes_each(stage, "maps", pid, Duration::ZERO, |count| {
+        accepted(&mut admin, "PATCH", &map, MERGE, &json!({"data": {"count": count.to_string()}}))
+    })?;
+    let post = |number: usize| format!("/api/v1/nodes/{}/status", name(number));
+    for (number, node) in nodes.iter_mut().enumerate() {
+        accepted(node, "PATCH", &post(number), STRATEGIC, &status(&name(number), 0))?;
+    }
+    let statuses = bytes_each(stage, "statuses", pid, Duration::ZERO, |count| {
+        let number = count % RENEWED;
+        accepted(&mut nodes[number], "PATCH", &post(number), STRATEGIC, &status(&name(number), count))
+    })?;
+    // nothing is left in memory from before, and what is renewed now is written in the end
+    std::thread::sleep(FLUSHED);
+    let lease = |number: usize| format!("{LEASES}/{}", name(number));
+    let leases = bytes_each(stage, "leases", pid, FLUSHED, |count| {
+        let renew_time = format!("2026-11-01T00:{:02}:{:02}.000001Z", count / 60 % 60, count % 60);
+        let renewal = json!({"spec": {"renewTime": renew_time}});
+        let number = count % RENEWED;
+        accepted(&mut nodes[number], "PATCH", &lease(number), MERGE, &renewal)
+    })?;
+    let mut figures = Vec::new();
+    for (what, path, ours, how) in [
+        ("ConfigMap update", map, maps, format!("{COUNTED} of one object, one after the other")),
+        (
+            "NodeStatus",
+            format!("/api/v1/nodes/{}", name(0)),
+            statuses,
+            format!("{COUNTED}, of {RENEWED} nodes in turn"),
+        ),
+        (
+            "Lease renewal",
+            lease(0),
+            leases,
+            format!("{COUNTED}, each of {RENEWED} Leases {} times within 30 s", COUNTED / RENEWED),
+        ),
+    ] {
+        let how = format!("{how}; all calls that write files");
+        figures.push(Figure::new(&format!("hub: bytes written per {what}"), ours, "B", how));
+        let Some(etcd) = etcd else { continue };
+        let mut value = stored(stage, &path)?;
+        let mut connection = etcd.connect().map_err(io("connect to etcd"))?;
+        // longer than it keeps what its log has out of its tables: 100 ms
+        let theirs = bytes_each(stage, &format!("etcd-{ours:.0}"), etcd.pid(), SETTLED, |count| {
+            renumber(&mut value, count);
+            let key = format!("/registry/{what}/{}", count % RENEWED);
+            connection.put(key.as_bytes(), &value).map(drop).map_err(io("load etcd"))
+        })?;
+        let how = format!("{COUNTED} puts of {} bytes, {RENEWED} keys in turn", value.len());
+        figures.push(Figure::new(&format!("etcd: bytes written per {what}"), theirs, "B", how));
     }
     Ok(figures)
+}
+
+/// Bytes that a process wrote to files for each of [`COUNTED`] acts, until so long after the last.
+fn bytes_each(
+    stage: &Stage,
+    name: &str,
+    pid: i32,
+    after: Duration,
+    mut act: impl FnMut(usize) -> Result<(), KitError>,
+) -> Result<f64, KitError> {
+    let prefix = stage.scratch.path().join(format!("{name}.strace"));
+    let (prefix_text, pid_text) = (prefix.display().to_string(), pid.to_string());
+    let strace = Helper::start(
+        "strace",
+        &["-f", "-ff", "-ttt", "-y", "-e", trace::CALLS, "-o", &prefix_text, "-p", &pid_text],
+    )?;
+    traced(pid)?;
+    for count in 1..=COUNTED {
+        act(count)?;
+    }
+    std::thread::sleep(after);
+    strace.stop()?;
+    let written = trace::read(&trace::collect(&prefix)?, &[]);
+    if written.bytes == 0 {
+        return Err(other("strace saw no file written"));
+    }
+    Ok(written.bytes as f64 / COUNTED as f64)
+}
+
+/// Waits until every thread of a process is traced.
+fn traced(pid: i32) -> Result<(), KitError> {
+    let tasks = format!("/proc/{pid}/task");
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let entries = std::fs::read_dir(&tasks).map_err(KitError::io("read", Path::new(&tasks)))?;
+        let mut texts = entries.flatten().map(|task| std::fs::read_to_string(task.path().join("status")));
+        if texts.all(|text| {
+            text.is_ok_and(|text| text.contains("TracerPid:") && !text.contains("TracerPid:\t0\n"))
+        }) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(other("strace does not attach: may this user trace other processes?"))
 }
 
 fn watching(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {

@@ -26,8 +26,8 @@ const UNMEASURED_POSTS_EACH: usize = 3;
 const CPU_SECS_PER_1000: f64 = 1.9 / 40.0;
 /// "About 0": growth that no number of renewals adds to.
 const GROWTH_MIB: f64 = 0.1;
-/// Longer than the hub keeps a renewal in memory only.
-const FLUSHED: Duration = Duration::from_secs(12);
+/// Longer than the hub keeps a renewal in memory only: 30 s.
+pub(crate) const FLUSHED: Duration = Duration::from_secs(32);
 
 /// One simulated node.
 struct Node {
@@ -182,9 +182,10 @@ fn each<T: Send + 'static, U: Send + 'static>(
     Ok(results)
 }
 
-const JSON: &str = "content-type: application/json\r\nprefer: return=minimal\r\n";
-const MERGE: &str = "content-type: application/merge-patch+json\r\nprefer: return=minimal\r\n";
-const STRATEGIC: &str = "content-type: application/strategic-merge-patch+json\r\nprefer: return=minimal\r\n";
+pub(crate) const JSON: &str = "content-type: application/json\r\nprefer: return=minimal\r\n";
+pub(crate) const MERGE: &str = "content-type: application/merge-patch+json\r\nprefer: return=minimal\r\n";
+pub(crate) const STRATEGIC: &str =
+    "content-type: application/strategic-merge-patch+json\r\nprefer: return=minimal\r\n";
 
 /// Registers Node and Lease as an agent does.
 fn join(name: String, identity: &Identity) -> std::io::Result<Node> {
@@ -206,7 +207,7 @@ fn renew(node: &mut Node, time: usize) -> std::io::Result<()> {
 }
 
 /// All that a node can say about itself: what an agent's first post has, larger than what follows.
-fn post(node: &mut Node, time: usize) -> std::io::Result<()> {
+pub(crate) fn status(name: &str, time: usize) -> Value {
     let at = format!("2026-11-01T01:{:02}:{:02}Z", time / 60 % 60, time % 60);
     let condition = |name: &str, status: &str, reason: &str, message: &str| {
         json!({"type": name, "status": status, "reason": reason, "message": message,
@@ -233,8 +234,8 @@ fn post(node: &mut Node, time: usize) -> std::io::Result<()> {
         json!({"cpu": "4", "memory": memory, "pods": "110", "ephemeral-storage": "28Gi",
             "hugepages-2Mi": "0", "hugepages-1Gi": "0"})
     };
-    let patch = json!({"status": {
-        "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": node.name}],
+    json!({"status": {
+        "addresses": [{"type": "InternalIP", "address": "10.0.0.1"}, {"type": "Hostname", "address": name}],
         "capacity": resources("3884364Ki"), "allocatable": resources("3781964Ki"),
         "conditions": conditions,
         "nodeInfo": {"architecture": "arm64", "bootID": "8c1de7c3-7f4c-4a1e-9a6c-9b5a3c1d2e4f", "operatingSystem": "linux",
@@ -242,7 +243,11 @@ fn post(node: &mut Node, time: usize) -> std::io::Result<()> {
             "kubeletVersion": "v0.1.0", "machineID": "5f8c2c4c3c3d4cbb8f7e2d1c0b9a8f7e",
             "osImage": "Debian GNU/Linux 12 (bookworm)", "systemUUID": "100000007c4d3e2f"},
         "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
-    }});
+    }})
+}
+
+fn post(node: &mut Node, time: usize) -> std::io::Result<()> {
+    let patch = status(&node.name, time);
     node.connection
         .accepted("PATCH", &format!("/api/v1/nodes/{}/status", node.name), STRATEGIC, &patch)
         .map(drop)
