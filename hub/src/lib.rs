@@ -5,7 +5,7 @@
 //! | `kinds` | the table of served kinds: names, rules, columns; everything else is generic over it |
 //! | `store`, `memory`, `object` | the durable copy behind one group-commit writer; all reads and watches from memory |
 //! | `verbs`, `patch`, `apply`, `selector`, `decode`, `protobuf`, `yaml` | what create, update, patch, apply, delete, list and watch mean |
-//! | `garbage`, `accounts` | owner references, namespace deletion, old events; default service accounts |
+//! | `garbage`, `accounts`, `signer` | owner references, namespace deletion, old events; default service accounts; client certificates |
 //! | `audit` | who changed what |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki`, `auth`, `lifecycle`, `flags`, `logging` | certificates, who may do what, node liveness, the command line |
@@ -34,6 +34,7 @@ pub mod pki;
 pub mod protobuf;
 pub mod selector;
 pub mod server;
+pub mod signer;
 pub mod status;
 pub mod store;
 pub mod verbs;

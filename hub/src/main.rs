@@ -14,7 +14,7 @@ use std::time::Duration;
 use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
 use kedge_hub::store::backup;
-use kedge_hub::{Hub, lifecycle, logging, server};
+use kedge_hub::{Hub, lifecycle, logging, server, signer};
 use time::OffsetDateTime;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
@@ -96,6 +96,8 @@ async fn serve(options: Serve) -> Result<(), String> {
 
     let mut controllers = tokio::task::JoinSet::new();
     controllers.spawn(lifecycle::run(Arc::clone(&hub), options.node_monitor_grace_period, probe));
+    let pki = Arc::new(pki);
+    controllers.spawn(signer::run(Arc::clone(&hub), Arc::clone(&pki)));
     controllers.spawn(renew(pki));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
     log::info!("kedge-hub {} listens on {address}", env!("CARGO_PKG_VERSION"));
@@ -180,7 +182,7 @@ fn urls(options: &Serve, address: SocketAddr) -> (String, String) {
     (admin, node)
 }
 
-async fn renew(pki: Pki) {
+async fn renew(pki: Arc<Pki>) {
     loop {
         tokio::time::sleep(RENEWAL_CHECK).await;
         match pki.renew(OffsetDateTime::now_utc()) {

@@ -19,21 +19,24 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// A request for a client certificate of this name and organization, as a value of `spec.request`.
-fn certificate_request(name: &str, organization: &str) -> String {
-    use base64::Engine;
+/// A request for a client certificate of this name and organization, as a value of `spec.request`, and its key (PEM).
+fn certificate_request(name: &str, organization: &str) -> (String, String) {
     let key = rcgen::KeyPair::generate().unwrap();
     let mut parameters = rcgen::CertificateParams::default();
     parameters.distinguished_name = rcgen::DistinguishedName::new();
-    parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
     parameters.distinguished_name.push(rcgen::DnType::OrganizationName, organization);
-    let pem = parameters.serialize_request(&key).unwrap().pem().unwrap();
-    base64::engine::general_purpose::STANDARD.encode(pem)
+    parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
+    (base64(&parameters.serialize_request(&key).unwrap().pem().unwrap()), key.serialize_pem())
 }
 
-fn signing_request(name: &str) -> Value {
+fn base64(text: &str) -> String {
+    kedge_hub::kinds::schema::base64_encode(text.as_bytes())
+}
+
+fn signing_request(name: &str, signer: &str, request: &str) -> Value {
+    let usages = ["client auth", "digital signature"];
     json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": name},
-        "spec": {"request": certificate_request("jane", "people"), "signerName": "example.com/people", "usages": ["client auth"]}})
+        "spec": {"request": request, "signerName": signer, "usages": usages}})
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
             "spec": {"selector": {"matchLabels": {"app": "x"}}, "template": template}}),
         json!({"apiVersion": "apps/v1", "kind": "ControllerRevision", "metadata": {"name": "one"}, "revision": 1, "data": {"a": 1}}),
         json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "one"}, "spec": {"holderIdentity": "me"}}),
-        signing_request("one"),
+        signing_request("one", "example.com/people", &certificate_request("jane", "people").0),
     ];
     for object in &objects {
         kubectl.ok_with("create -f -", &object.to_string());
@@ -370,5 +373,89 @@ fn taints_are_set_changed_and_taken_off() {
         assert_eq!(taints(), "a=2:NoSchedule");
         contains(&kubectl.fails("taint node edge-1 c=d:Nothing"), &["invalid taint effect: Nothing"]);
         contains(&kubectl.fails("taint node edge-1 c-"), &["taint \"c\" not found"]);
+    });
+}
+
+const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+const NODE_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const CERTIFICATE: &str = "-o jsonpath={.status.certificate}";
+
+/// The administrator's kubeconfig with another credential.
+fn kubeconfig(hub: &Hub, certificate: &str, key: &str) -> String {
+    let admin = std::fs::read_to_string(hub.data_dir.join("admin.kubeconfig")).unwrap();
+    let line = |line: &str| {
+        let (name, _) = line.split_once(':').unwrap_or((line, ""));
+        match name.trim() {
+            "client-certificate-data" => format!("{name}: {certificate}"),
+            "client-key-data" => format!("{name}: {}", base64(key)),
+            _ => line.to_owned(),
+        }
+    };
+    admin.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn certificates_are_asked_for_approved_denied_and_used() {
+    with_every_kubectl("certificates", |hub, kubectl| {
+        let (request, key) = certificate_request("jane", "people");
+        kubectl.ok_with("create -f -", &signing_request("jane", CLIENT_SIGNER, &request).to_string());
+        contains(&kubectl.ok("get csr jane"), &["Pending", CLIENT_SIGNER, "admin"]);
+        let approved = kubectl.ok("certificate approve jane");
+        assert_eq!(approved, "certificatesigningrequest.certificates.k8s.io/jane approved\n");
+        kubectl.until("get csr jane", |said| said.out.contains("Approved,Issued"));
+        let jane = kubectl.with_kubeconfig(
+            "jane",
+            &kubeconfig(hub, &kubectl.ok(&format!("get csr jane {CERTIFICATE}")), &key),
+        );
+        contains(&jane.fails("get nodes"), &["(Forbidden)", "User \"jane\" cannot list resource \"nodes\""]);
+        contains(&jane.ok("api-versions"), &["apps/v1"]);
+
+        // a node asks for its next certificate itself, and sees what became of it
+        let node = kubectl.as_node(hub, "edge-1");
+        let (request, key) = certificate_request("system:node:edge-1", "system:nodes");
+        node.ok_with("create -f -", &signing_request("edge-1", NODE_SIGNER, &request).to_string());
+        contains(&node.fails("certificate approve edge-1"), &["(Forbidden)"]);
+        contains(
+            &node.fails("get csr jane"),
+            &["(Forbidden)", "no relationship found between node 'edge-1'"],
+        );
+        contains(&node.fails("get csr"), &["(Forbidden)"]);
+        contains(&node.fails("delete csr edge-1"), &["(Forbidden)"]);
+        kubectl.ok("certificate approve edge-1");
+        let issued = node.until(&format!("get csr edge-1 {CERTIFICATE}"), |said| !said.out.is_empty());
+        let renewed = kubectl.with_kubeconfig("renewed", &kubeconfig(hub, &issued.out, &key));
+        renewed.ok_with(
+            "create -f -",
+            r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#,
+        );
+        contains(&renewed.fails("get node edge-2"), &["only its own Node object"]);
+        let (other, _) = certificate_request("system:node:edge-2", "system:nodes");
+        contains(
+            &node.fails_with("create -f -", &signing_request("edge-2", NODE_SIGNER, &other).to_string()),
+            &["(Forbidden)", "can only create a node CSR with CN=system:node:edge-1"],
+        );
+
+        // what is denied, asks for too much, or is for somebody else's signer is not signed
+        kubectl.ok_with("create -f -", &signing_request("denied", NODE_SIGNER, &other).to_string());
+        contains(&kubectl.ok("certificate deny denied"), &["denied\n"]);
+        contains(&kubectl.ok("get csr denied"), &["Denied"]);
+        contains(&kubectl.fails("certificate approve denied"), &["denied"]);
+        let (masters, _) = certificate_request("jane", "system:masters");
+        for line in ["create -f -", "apply --server-side -f -"] {
+            contains(
+                &kubectl.fails_with(line, &signing_request("masters", CLIENT_SIGNER, &masters).to_string()),
+                &["signer with system:masters group is not allowed"],
+            );
+        }
+        kubectl.ok_with(
+            "create -f -",
+            &signing_request("odd", NODE_SIGNER, &certificate_request("jane", "people").0).to_string(),
+        );
+        kubectl.ok("certificate approve odd");
+        kubectl.until("get csr odd", |said| said.out.contains("Approved,Failed"));
+        contains(
+            &kubectl.ok("get csr odd -o yaml"),
+            &["SignerValidationFailure", "subject organization is not system:nodes"],
+        );
     });
 }

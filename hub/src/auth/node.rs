@@ -8,6 +8,8 @@
 use serde_json::Value;
 
 use super::{Attributes, ClusterView, requested_name, required_field};
+use crate::kinds::schema;
+use crate::pki::{NODE_SIGNER, NODE_USER_PREFIX, Request};
 
 /// Where node Leases live; the only namespace a node may write Leases in.
 const LEASE_NAMESPACE: &str = "kube-node-lease";
@@ -16,6 +18,9 @@ const EVENT_NAMESPACE: &str = "default";
 /// The annotation that stands for `spec.configSource` on servers that drop that field. A node must not write it: an
 /// operator who moves to such a server would carry the node's own word over as an assignment.
 const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
+
+/// Signs serving certificates of kubelets; the hub has no such signer, others may bring one.
+const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 
 /// `spec` fields a kubelet may set when it registers itself; none may be changed later.
 const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
@@ -54,6 +59,25 @@ pub(super) fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView
         },
         ("", "pods", "eviction") if request.verb == "create" => own_pod(node, request, view),
         ("", "events", "") if matches!(request.verb, "create" | "update" | "patch") => Ok(()),
+        ("certificates.k8s.io", "certificatesigningrequests", "") => {
+            authorize_signing_request(node, request, view)
+        }
+        _ => Err(String::new()),
+    }
+}
+
+/// A node asks for certificates, and sees what became of its own requests. Narrower than upstream, where it sees all.
+fn authorize_signing_request(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
+    let own = || {
+        view.object(request.resource, "", requested_name(request)).is_some_and(|found| {
+            found["spec"]["username"].as_str().and_then(|user| user.strip_prefix(NODE_USER_PREFIX))
+                == Some(node)
+        })
+    };
+    match request.verb {
+        "create" => Ok(()),
+        "get" | "list" | "watch" if own() => Ok(()),
+        "get" | "list" | "watch" => Err(unrelated(node)),
         _ => Err(String::new()),
     }
 }
@@ -228,6 +252,7 @@ pub(super) fn admit(
         ("", "nodes") => admit_node(node, old, new),
         ("", "pods") => admit_pod(node, request, old, new),
         ("coordination.k8s.io", "leases") => admit_lease(node, new),
+        ("certificates.k8s.io", "certificatesigningrequests") => admit_signing_request(node, new),
         ("", "events") => {
             old.map_or(Ok(()), |old| admit_event(node, old, view)).and_then(|()| admit_event(node, new, view))
         }
@@ -404,6 +429,21 @@ fn admit_lease(node: &str, new: &Value) -> Result<(), String> {
     Ok(())
 }
 
+/// To the signers of node certificates a node names itself.
+fn admit_signing_request(node: &str, new: &Value) -> Result<(), String> {
+    let signer = new["spec"]["signerName"].as_str().unwrap_or_default();
+    if !matches!(signer, NODE_SIGNER | SERVING_SIGNER) {
+        return Ok(());
+    }
+    let user = format!("{NODE_USER_PREFIX}{node}");
+    let body = schema::base64_decode(new["spec"]["request"].as_str().unwrap_or_default()).unwrap_or_default();
+    match Request::from_pem(&body) {
+        Ok(asked) if asked.common_name == user => Ok(()),
+        Ok(_) => Err(format!("can only create a node CSR with CN={user}")),
+        Err(why) => Err(format!("unable to parse csr: {why}")),
+    }
+}
+
 /// An event must be about the node itself or a pod bound to it. Its uid is not looked at: kubelets send the node's name there.
 fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), String> {
     let about = &event["involvedObject"];
@@ -483,6 +523,50 @@ mod tests {
     #[track_caller]
     fn check(view: &Objects, request: &str, expect: Result<(), &str>) {
         assert_eq!(ask(view, request), expect.map_err(str::to_owned), "{request}");
+    }
+
+    #[test]
+    fn a_node_asks_for_certificates_and_sees_its_own_requests() {
+        let asked_by = |user: &str| json!({"spec": {"username": user}});
+        let requests = "certificatesigningrequests";
+        let view = Objects::default()
+            .with(requests, "", "own", asked_by("system:node:a"))
+            .with(requests, "", "other", asked_by("system:node:b"))
+            .with(requests, "", "admins", asked_by("a"));
+        let of = "certificatesigningrequests.certificates.k8s.io";
+        for allowed in
+            ["create X -", "get X own", "list X - metadata.name=own", "watch X - metadata.name=own"]
+        {
+            check(&view, &allowed.replace('X', of), Ok(()));
+        }
+        let unrelated = "no relationship found between node 'a' and this object";
+        for refused in
+            ["get X other", "get X admins", "get X nothing", "list X -", "watch X - metadata.name=other"]
+        {
+            check(&view, &refused.replace('X', of), Err(unrelated));
+        }
+        for refused in [
+            "update X own",
+            "patch X own",
+            "delete X own",
+            "deletecollection X -",
+            "update X/approval own",
+            "update X/status own",
+        ] {
+            check(&view, &refused.replace('X', of), Err(""));
+        }
+        let asks = |signer: &str, name: &str| {
+            let pem = crate::pki::request_pem(name, &["system:nodes"], &[]);
+            let request =
+                json!({"spec": {"signerName": signer, "request": schema::base64_encode(pem.as_bytes())}});
+            admit_signing_request("a", &request)
+        };
+        assert_eq!(asks(NODE_SIGNER, "system:node:a"), Ok(()));
+        assert_eq!(asks("example.com/x", "anything"), Ok(()));
+        for signer in [NODE_SIGNER, SERVING_SIGNER] {
+            let refused = asks(signer, "system:node:b");
+            assert_eq!(refused, Err("can only create a node CSR with CN=system:node:a".to_owned()));
+        }
     }
 
     #[test]

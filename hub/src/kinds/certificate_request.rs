@@ -1,12 +1,13 @@
 //! CertificateSigningRequest: asked by anyone who may, approved through `/approval`, answered through `/status`.
 //!
 //! Who asks is written by the hub, never by the client. The spec never changes; Approved and Denied are set through the
-//! approval subresource only, the certificate and Failed through status only. The signer is not in this file.
+//! approval subresource only, the certificate and Failed through status only. Signing is `signer`'s.
 
 use serde_json::Value;
 
 use super::table::{Column, age, human_duration};
 use super::{ALL_VERBS, Kind, Selectable, at, meta, no_warnings, schema, text};
+use crate::pki::{ADMIN_GROUP, CLIENT_SIGNER, Request};
 use crate::status::FieldError;
 
 /// Shortest life of a certificate that may be asked for; upstream's limit.
@@ -60,6 +61,20 @@ pub fn stamp_requester(request: &mut Value, user: &str, groups: &[String]) {
         request["spec"]["username"] = user.into();
         request["spec"]["groups"] = groups.into();
     }
+}
+
+/// Why nobody may ask for this subject, if so: an approval must not make an administrator of everything.
+pub fn forbidden_subject(request: &Value) -> Option<String> {
+    if text(request, &["spec", "signerName"]) != CLIENT_SIGNER {
+        return None;
+    }
+    let body = schema::base64_decode(text(request, &["spec", "request"]))?;
+    let asked = Request::from_pem(&body).ok()?;
+    asked
+        .organizations
+        .iter()
+        .any(|group| group == ADMIN_GROUP)
+        .then(|| format!("use of {CLIENT_SIGNER} signer with {ADMIN_GROUP} group is not allowed"))
 }
 
 fn conditions(request: &Value) -> impl Iterator<Item = &Value> {

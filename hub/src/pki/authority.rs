@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SubjectPublicKeyInfo,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -23,6 +23,7 @@ use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::durable::Flush;
+use super::request::Request;
 use super::{PkiError, durable};
 
 /// Start of every certificate's validity; see the module's words on time.
@@ -207,6 +208,27 @@ impl Authority {
         let mut params = params(user, &[group], not_after);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(what, params)
+    }
+
+    /// A client certificate (PEM) for the key of a request that was checked.
+    pub(super) fn sign_client(
+        &self,
+        asked: &Request,
+        enciphers: bool,
+        now: OffsetDateTime,
+        life: Duration,
+    ) -> Result<String, PkiError> {
+        let signing = |source| PkiError::Signing { what: "client", source };
+        let groups: Vec<&str> = asked.organizations.iter().map(String::as_str).collect();
+        let mut params = params(&asked.common_name, &groups, expiry(now, life));
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if enciphers {
+            params.key_usages.push(KeyUsagePurpose::KeyEncipherment);
+        }
+        let key = SubjectPublicKeyInfo::from_der(&asked.key).map_err(signing)?;
+        let issuer = Issuer::from_ca_cert_der(&self.own.certificate, &self.own.key).map_err(signing)?;
+        let certificate = params.signed_by(&key, &issuer).map_err(signing)?;
+        Ok(certificate_pem(certificate.der()))
     }
 
     fn sign(&self, what: &'static str, params: CertificateParams) -> Result<Credential, PkiError> {

@@ -14,6 +14,7 @@ mod durable;
 #[cfg(test)]
 mod handshakes;
 mod kubeconfig;
+mod request;
 
 use std::fmt;
 use std::fs;
@@ -31,6 +32,9 @@ use durable::Flush;
 
 pub use authority::{ADMIN_GROUP, ADMIN_USER, NODE_GROUP, NODE_USER_PREFIX};
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
+#[cfg(test)]
+pub(crate) use request::tests::pem as request_pem;
+pub use request::{CLIENT_SIGNER, NODE_SIGNER, Request};
 
 /// A serving certificate with less than this left is replaced: one a year, decades before it would expire.
 const SERVING_RENEWED_BELOW: Duration = Duration::days(24 * 365);
@@ -223,6 +227,18 @@ impl Pki {
             .with_root_certificates(roots)
             .with_no_client_auth();
         Ok(Arc::new(config))
+    }
+
+    /// A client certificate (PEM) for a request that was checked, valid for `life` from `now` on. `enciphers`: its key may
+    /// also encipher keys, which RSA of old needs.
+    pub fn sign_client(
+        &self,
+        asked: &Request,
+        enciphers: bool,
+        now: OffsetDateTime,
+        life: Duration,
+    ) -> Result<String, PkiError> {
+        self.authority.sign_client(asked, enciphers, now, life)
     }
 
     /// Replaces the serving certificate when its time has come; says whether it did. Cheap: call it every hour. The

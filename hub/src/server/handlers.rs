@@ -36,6 +36,8 @@ const PATCHES: &[&str] = &[
 ];
 /// Objects of one page; a client that asks for more gets a continue token. Upstream has no such limit, its clients cope.
 const MAX_PAGE: u64 = 10_000;
+/// Certificate requests kept of one caller who is no administrator. They go by themselves; a node needs one at a time.
+const MAX_SIGNING_REQUESTS: usize = 16;
 
 /// What every handler needs of a request.
 pub(super) struct Asked<'a> {
@@ -484,6 +486,30 @@ fn manager(asked: &Asked<'_>, target: &Target) -> Result<Manager, ApiError> {
     Ok(Manager { name, subresource: target.subresource.clone() })
 }
 
+/// A new certificate request says who made it, asks for no power that approval must not give (upstream's
+/// CertificateSubjectRestriction), and is one of not too many.
+fn stamp_requester(asked: &Asked<'_>, target: &Target, request: &mut Value) -> Result<(), ApiError> {
+    let kind = target.kind;
+    let Some(identity) = asked.identity.as_ref().filter(|_| kind.kind == kinds::CERTIFICATE_REQUEST.kind)
+    else {
+        return Ok(());
+    };
+    if let Some(why) = kinds::certificate_request::forbidden_subject(request) {
+        let name = kinds::text(request, &["metadata", "name"]);
+        return Err(ApiError::forbidden_object(kind, name, &why));
+    }
+    let own = |request: &&Arc<Object>| request.value()["spec"]["username"] == *identity.user;
+    if !identity.is_admin()
+        && asked.server.hub.list(kind, "").iter().filter(own).count() >= MAX_SIGNING_REQUESTS
+    {
+        return Err(ApiError::too_many_requests(
+            "too many certificate requests of this identity are kept, please try again later",
+        ));
+    }
+    kinds::certificate_request::stamp_requester(request, &identity.user, &identity.groups);
+    Ok(())
+}
+
 /// Server-side apply.
 async fn apply_patch(
     asked: &Asked<'_>,
@@ -519,6 +545,9 @@ async fn apply_patch(
         }
         _ => {}
     }
+    if asked.server.hub.get(kind, namespace, name).is_none() {
+        stamp_requester(asked, target, &mut read.value)?;
+    }
     let applied = Apply::new(kind, read.value, manager(asked, target)?, force)?;
     let may_create = || {
         let attributes = Attributes { name: "", ..attributes("create", target, &asked.parameters) };
@@ -544,15 +573,7 @@ async fn change(
     let (answer, mut warnings) = match verb {
         "create" => {
             let mut read = decode::object(kind, content_type, body, validation)?;
-            if let Some(identity) =
-                asked.identity.as_ref().filter(|_| kind.kind == kinds::CERTIFICATE_REQUEST.kind)
-            {
-                kinds::certificate_request::stamp_requester(
-                    &mut read.value,
-                    &identity.user,
-                    &identity.groups,
-                );
-            }
+            stamp_requester(asked, target, &mut read.value)?;
             (verbs::create(hub, kind, namespace, read.value, options).await?, read.warnings)
         }
         "update" => {

@@ -1,0 +1,211 @@
+//! Requests for client certificates (PKCS 10): what one asks for, and whether the hub signs such a thing at all.
+//!
+//! Holds: a request is believed only when its own key signed it, and only its name, its organizations and its key are taken over;
+//! whatever else it carries is either refused here or left out. The rules and texts are upstream's signers'. Whether a request is
+//! approved, and what becomes of it, is `signer`'s.
+
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::extensions::ParsedExtension;
+use x509_parser::pem::Pem;
+use x509_parser::prelude::{FromDer, GeneralName};
+
+use super::{ADMIN_GROUP, NODE_GROUP, NODE_USER_PREFIX};
+
+/// Signs for anybody, except that nobody becomes an administrator of everything this way.
+pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+/// Signs for nodes.
+pub const NODE_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+
+/// What a request asks for.
+#[derive(Debug)]
+pub struct Request {
+    /// The user, from the subject's common name.
+    pub common_name: String,
+    /// The groups, from the subject's organizations.
+    pub organizations: Vec<String>,
+    /// Sorts of alternative names it wants: none of them means anything in a client certificate.
+    alternative: Vec<&'static str>,
+    /// The public key (DER of SubjectPublicKeyInfo).
+    pub(super) key: Vec<u8>,
+}
+
+impl Request {
+    /// From PEM. An error says what is wrong with it, for people.
+    pub fn from_pem(pem: &[u8]) -> Result<Request, String> {
+        let read = Pem::read(std::io::Cursor::new(pem));
+        let (pem, _) = read.map_err(|error| format!("expected a PEM certificate request: {error}"))?;
+        if pem.label != "CERTIFICATE REQUEST" {
+            return Err("PEM block type must be CERTIFICATE REQUEST".to_owned());
+        }
+        let (_, parsed) = X509CertificationRequest::from_der(&pem.contents)
+            .map_err(|error| format!("expected a certificate request: {error}"))?;
+        parsed
+            .verify_signature()
+            .map_err(|error| format!("unable to verify certificate request signature: {error}"))?;
+        let subject = &parsed.certification_request_info.subject;
+        let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
+            attribute.as_str().map(str::to_owned).map_err(|error| format!("the subject is no text: {error}"))
+        };
+        let mut names = subject.iter_common_name().map(text).collect::<Result<Vec<_>, _>>()?;
+        if names.len() > 1 {
+            return Err("the subject has more than one common name".to_owned());
+        }
+        Ok(Request {
+            common_name: names.pop().unwrap_or_default(),
+            organizations: subject.iter_organization().map(text).collect::<Result<_, _>>()?,
+            alternative: alternative_names(&parsed),
+            key: parsed.certification_request_info.subject_pki.raw.to_vec(),
+        })
+    }
+
+    /// Whether this signer signs such a request for these usages.
+    ///
+    /// # Errors
+    /// Upstream's reason why not.
+    pub fn check(&self, signer: &str, usages: &[&str]) -> Result<(), String> {
+        match signer {
+            NODE_SIGNER => self.check_node(usages),
+            _ => self.check_client(usages),
+        }
+    }
+
+    fn check_client(&self, usages: &[&str]) -> Result<(), String> {
+        if self.organizations.iter().any(|group| group == ADMIN_GROUP) {
+            return Err(format!("use of {CLIENT_SIGNER} signer with {ADMIN_GROUP} group is not allowed"));
+        }
+        if self.common_name.is_empty() {
+            return Err("the subject has no common name, which is the user's name".to_owned());
+        }
+        let odd = usages
+            .iter()
+            .find(|usage| !matches!(**usage, "digital signature" | "key encipherment" | "client auth"));
+        if let Some(odd) = odd {
+            return Err(format!("invalid usage for client certificate: {odd}"));
+        }
+        if !usages.contains(&"client auth") {
+            return Err("missing required usage for client certificate: client auth".to_owned());
+        }
+        Ok(())
+    }
+
+    fn check_node(&self, usages: &[&str]) -> Result<(), String> {
+        if self.organizations != [NODE_GROUP] {
+            return Err(format!("subject organization is not {NODE_GROUP}"));
+        }
+        if let Some(sort) = self.alternative.first() {
+            return Err(format!("{sort} subjectAltNames are not allowed"));
+        }
+        if !self.common_name.starts_with(NODE_USER_PREFIX) {
+            return Err(format!("subject common name does not begin with {NODE_USER_PREFIX}"));
+        }
+        let mut sorted = usages.to_vec();
+        sorted.sort_unstable();
+        match sorted.as_slice() {
+            ["client auth", "digital signature"]
+            | ["client auth", "digital signature", "key encipherment"] => Ok(()),
+            _ => Err("usages did not match [client auth digital signature key encipherment]".to_owned()),
+        }
+    }
+}
+
+fn alternative_names(request: &X509CertificationRequest<'_>) -> Vec<&'static str> {
+    let extensions = request.requested_extensions().into_iter().flatten();
+    let names = extensions.filter_map(|extension| match extension {
+        ParsedExtension::SubjectAlternativeName(names) => Some(&names.general_names),
+        _ => None,
+    });
+    names
+        .flatten()
+        .map(|name| match name {
+            GeneralName::DNSName(_) => "DNS",
+            GeneralName::RFC822Name(_) => "Email",
+            GeneralName::IPAddress(_) => "IP",
+            GeneralName::URI(_) => "URI",
+            _ => "Other",
+        })
+        .collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+
+    /// PEM of a request by a new key.
+    pub(crate) fn pem(name: &str, groups: &[&str], alternative: &[&str]) -> String {
+        let key = KeyPair::generate().unwrap();
+        let names: Vec<String> = alternative.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = CertificateParams::new(names).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        for group in groups {
+            params.distinguished_name.push(DnType::OrganizationName, *group);
+        }
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.serialize_request(&key).unwrap().pem().unwrap()
+    }
+
+    const FULL: &[&str] = &["digital signature", "key encipherment", "client auth"];
+
+    #[track_caller]
+    fn check(signer: &str, pem: &str, usages: &[&str], expect: Result<(), &str>) {
+        let found = Request::from_pem(pem.as_bytes()).and_then(|request| request.check(signer, usages));
+        assert_eq!(found, expect.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn nodes_get_node_certificates_and_nothing_else() {
+        let check = |pem: &str, usages: &[&str], expect| check(NODE_SIGNER, pem, usages, expect);
+        let good = pem("system:node:a", &["system:nodes"], &[]);
+        check(&good, FULL, Ok(()));
+        check(&good, &["client auth", "digital signature"], Ok(()));
+        let usages = "usages did not match [client auth digital signature key encipherment]";
+        check(&good, &["client auth"], Err(usages));
+        check(&good, &["client auth", "digital signature", "server auth"], Err(usages));
+        let organization = "subject organization is not system:nodes";
+        check(&pem("system:node:a", &[], &[]), FULL, Err(organization));
+        check(&pem("system:node:a", &["system:nodes", "x"], &[]), FULL, Err(organization));
+        check(&pem("system:node:a", &["system:masters"], &[]), FULL, Err(organization));
+        let name = "subject common name does not begin with system:node:";
+        check(&pem("a", &["system:nodes"], &[]), FULL, Err(name));
+        let dns = "DNS subjectAltNames are not allowed";
+        check(&pem("system:node:a", &["system:nodes"], &["hub.example"]), FULL, Err(dns));
+        let address = "IP subjectAltNames are not allowed";
+        check(&pem("system:node:a", &["system:nodes"], &["192.0.2.1"]), FULL, Err(address));
+    }
+
+    #[test]
+    fn people_get_any_name_but_not_all_power() {
+        let check = |pem: &str, usages: &[&str], expect| check(CLIENT_SIGNER, pem, usages, expect);
+        check(&pem("jane", &["people"], &[]), &["client auth"], Ok(()));
+        check(&pem("jane", &[], &[]), FULL, Ok(()));
+        let masters =
+            "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed";
+        check(&pem("jane", &["people", "system:masters"], &[]), FULL, Err(masters));
+        check(
+            &pem("jane", &[], &[]),
+            &["server auth"],
+            Err("invalid usage for client certificate: server auth"),
+        );
+        let missing = "missing required usage for client certificate: client auth";
+        check(&pem("jane", &[], &[]), &["digital signature"], Err(missing));
+    }
+
+    #[test]
+    fn a_request_that_its_key_did_not_sign_is_refused() {
+        use base64::Engine as _;
+        let engine = base64::engine::general_purpose::STANDARD;
+        let honest = pem("jane", &[], &[]);
+        let body: String = honest.lines().filter(|line| !line.starts_with('-')).collect();
+        let mut der = engine.decode(body).unwrap();
+        let at = der.windows(4).position(|bytes| bytes == b"jane").unwrap();
+        der[at] = b'J';
+        let text = engine.encode(der);
+        let forged =
+            format!("-----BEGIN CERTIFICATE REQUEST-----\n{text}\n-----END CERTIFICATE REQUEST-----\n");
+        let why = Request::from_pem(forged.as_bytes()).unwrap_err();
+        assert!(why.starts_with("unable to verify certificate request signature"), "{why}");
+        for broken in ["", "x", "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"] {
+            assert!(Request::from_pem(broken.as_bytes()).is_err(), "{broken}");
+        }
+    }
+}
