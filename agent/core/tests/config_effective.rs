@@ -411,6 +411,9 @@ fn a_payload_takes_the_place_of_the_base_and_drop_ins_and_flags_stay_above_it() 
     assert_eq!(source("registerWithTaints").unwrap(), "flag --register-with-taints");
     assert_eq!(source("healthzPort").unwrap(), "default");
     assert_eq!(source("port"), None);
+    let set =
+        ["maxPods", "registerWithTaints", "healthzPort", "port"].map(|path| found.provenance.is_set(path));
+    assert_eq!(set, [true, true, false, false], "by a layer, by a flag, by default, by nobody");
 }
 
 #[test]
@@ -592,6 +595,10 @@ fn overrides_are_known_by_what_they_change() {
         r#"{"logging":[{"verbosity":1}]}"#
     );
     assert_eq!(canonical(&["featureGates: {B: no}"]).unwrap(), r#"{"featureGates":{"B":false}}"#);
+    assert_eq!(
+        canonical(&["clusterDNS: [10.0.0.1, 10.0.0.2, 10.0.0.3]"]).unwrap(),
+        r#"{"clusterDNS":["10.0.0.1","10.0.0.2","10.0.0.3"]}"#
+    );
     assert_eq!(canonical(&["maxPods: many"]).expect_err("not a number").kind, ErrorKind::Parse);
 
     let with_flag = LocalLayers { flags: vec![("x", json!({"maxPods": 2}))], ..LocalLayers::default() };
@@ -616,6 +623,71 @@ fn the_shown_text_names_each_fields_layer_and_reads_back_as_the_same_object() {
     assert_eq!(line("maxPods"), format!("{:48}# from drop-in /etc/kedge/config.d/00.conf:4", "maxPods: 7"));
     assert_eq!(line("crashLoop"), format!("{:48}# from default", "crashLoopThreshold: 10"));
     assert_eq!(line("memory.available"), format!("{:48}# from default", "  memory.available: 100Mi"));
+}
+
+#[test]
+fn lists_are_shown_an_item_a_line_and_what_is_empty_as_such() {
+    let text = local("clusterDNS: [10.0.0.1, 10.0.0.2]\nregisterWithTaints: []\n").to_text();
+    let lines: Vec<&str> = text.lines().collect();
+    let at = lines.iter().position(|line| line.starts_with("clusterDNS:")).expect("it was set");
+    assert_eq!(lines[at + 1..at + 3], ["- \"10.0.0.1\"", "- \"10.0.0.2\""]);
+    assert!(lines.iter().any(|line| line.starts_with("registerWithTaints: [] ")), "{text}");
+}
+
+#[test]
+fn text_is_shown_bare_only_where_no_reader_could_take_it_for_anything_else() {
+    for (text, shown) in [
+        ("aws:///zone/i-1", "\"aws:///zone/i-1\""),
+        ("/dev/disk", "/dev/disk"),
+        ("edge_1.site-2/50%", "edge_1.site-2/50%"),
+        ("yes", "\"yes\""),
+        ("1", "\"1\""),
+        ("2001-12-14", "\"2001-12-14\""),
+        ("10m0s", "10m0s"),
+        ("-x", "\"-x\""),
+        ("~x", "\"~x\""),
+        ("a b", "\"a b\""),
+        ("a#b", "\"a#b\""),
+    ] {
+        let found = local(&format!("providerID: {}\n", Value::from(text)));
+        let start = format!("providerID: {shown} ");
+        assert!(found.to_text().lines().any(|line| line.starts_with(&start)), "{text}: {}", found.to_text());
+    }
+}
+
+#[test]
+fn an_unknown_field_is_told_the_nearest_known_one_if_it_is_near() {
+    for (key, near) in [
+        ("maxpods", Some("maxPods")),
+        ("maxPod", Some("maxPods")),
+        ("maxPo", Some("maxPods")),
+        ("maxP", None),
+        ("xmaxPods", Some("maxPods")),
+        ("xxmaxPods", Some("maxPods")),
+        ("xxxmaxPods", None),
+        ("maxPodsxx", Some("maxPods")),
+        ("maxPodsxxx", None),
+        ("mxaPods", Some("maxPods")),
+        ("pxxt", None),
+    ] {
+        let hint = near.map(|name| format!(" (did you mean {name}?)")).unwrap_or_default();
+        let expect = format!("config file /etc/kedge/config.yaml: unknown field {key}{hint} (line 3)");
+        check_error(&layers(&format!("{key}: 1"), &[]), ErrorKind::Parse, &[&expect]);
+    }
+}
+
+#[test]
+fn as_many_taints_as_allowed_are_taken() {
+    let taint = |number: usize| format!("- {{key: t{number}, effect: NoExecute}}\n");
+    let taints = |count: usize| format!("registerWithTaints:\n{}", (0..count).map(taint).collect::<String>());
+    assert_eq!(local(&taints(100)).config.register_with_taints.len(), 100);
+    check_error(
+        &layers(&taints(101), &[]),
+        ErrorKind::Validate,
+        &[
+            "config file /etc/kedge/config.yaml: registerWithTaints has 101 taints, expected at most 100 (line 4)",
+        ],
+    );
 }
 
 #[test]

@@ -174,6 +174,8 @@ mod tests {
         for (text, expect) in table {
             assert_eq!(parse(text), expect, "{text}");
         }
+        assert_eq!(parse(&format!("{:0>64}", "1s")), Some(second), "the longest text read");
+        assert_eq!(parse(&format!("{:0>65}", "1s")), None);
         assert_eq!(parse(&"1s".repeat(40)), None);
     }
 

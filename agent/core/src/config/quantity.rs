@@ -220,6 +220,9 @@ mod tests {
             ("0e9999", Some((0, 0))),
             ("16Ei", Some((i64::MAX, i64::MAX))),
             ("+1", Some((1, 1000))),
+            ("-16Ei", Some((-i64::MAX, i64::MIN))),
+            ("1500u", Some((1, 2))),
+            ("12345678901234567890e-13", Some((1_234_568, 1_234_567_891))),
             ("-1500m", Some((-1, -1500))),
             (".5", Some((1, 500))),
             ("1.", Some((1, 1000))),
@@ -240,7 +243,11 @@ mod tests {
         for (text, expect) in table {
             let found = Quantity::parse(text).map(|quantity| (quantity.units(), quantity.milli_units()));
             assert_eq!(found, expect, "{text}");
+            let is_zero = Quantity::parse(text).is_some_and(Quantity::is_zero);
+            assert_eq!(is_zero, expect == Some((0, 0)), "{text}");
         }
+        assert_eq!(Quantity::parse(&format!("{:0>64}", 1)), Quantity::parse("1"), "the longest text read");
+        assert_eq!(Quantity::parse(&format!("{:0>65}", 1)), None);
         assert_eq!(Quantity::parse(&"1".repeat(40)), None);
         assert_eq!(Quantity::parse(&"1".repeat(100)), None);
     }

@@ -340,3 +340,51 @@ fn is_label_name(name: &str) -> bool {
     let bytes = name.as_bytes();
     bytes.len() <= 63 && outer(bytes.first()) && outer(bytes.last()) && name.bytes().all(inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_key_is_a_name_with_an_optional_dns_prefix() {
+        let longest_name = "n".repeat(63);
+        let label = "d".repeat(63);
+        // 253 bytes
+        let longest_prefix = format!("{label}.{label}.{label}.{}", "d".repeat(61));
+        for key in [
+            "a",
+            "A-b_c.9",
+            "example.com/dedicated",
+            "my-site.example.com/x",
+            "9.example/x",
+            &longest_name,
+            &format!("{longest_prefix}/{longest_name}"),
+        ] {
+            assert!(is_label_key(key), "{key:?}");
+        }
+        for key in [
+            "",
+            "-a",
+            "a-",
+            ".a",
+            "a_",
+            "a b",
+            "\u{e9}",
+            "/a",
+            "a/",
+            "a/b/c",
+            "example..com/a",
+            ".example.com/a",
+            "-example.com/a",
+            "example-.com/a",
+            "example.com-/a",
+            "Example.com/a",
+            "exa_mple.com/a",
+            &format!("{longest_name}n"),
+            &format!("d{longest_prefix}/a"),
+            &format!("example.com/{longest_name}n"),
+        ] {
+            assert!(!is_label_key(key), "{key:?}");
+        }
+    }
+}

@@ -731,6 +731,8 @@ mod tests {
         for text in ["false", "False", "FALSE", "no", "No", "NO", "off", "Off", "OFF", "n", "N"] {
             check(&format!("a: {text}"), json!({"a": false}));
         }
+        let bool_of = |text: &str| parse(text.as_bytes()).expect("YAML").bool();
+        assert_eq!(["yes", "no", "1", "'no'"].map(bool_of), [Some(true), Some(false), None, None]);
         for text in ["", "~", "null", "Null", "NULL"] {
             check(&format!("a: {text}"), json!({"a": null}));
         }

@@ -4,6 +4,7 @@ use crate::board::hub::{Flavour, Hub, NAMESPACE};
 use crate::board::{NODE, World, map_event};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL, payload};
 use kedge_api::{CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION};
+use kedge_core::records::CHECKPOINT_BYTES;
 use kedge_core::{Action, Event, Request};
 use serde_json::{Value, json};
 
@@ -638,5 +639,76 @@ fn a_late_word_about_another_object_changes_nothing() {
         world.handle(Event::ConfigMapGone { namespace: namespace.into(), name: name.into() });
         world.turn();
         assert_eq!(world.config_ok(), said, "{namespace}/{name}");
+    }
+}
+
+#[test]
+fn what_a_re_created_node_asks_for_is_recorded_as_its_own_also_while_it_is_invalid() {
+    let (mut world, _) = re_created();
+    world.hub.assign(json!({}));
+    world.turn();
+    assert_eq!(world.file("current").expect("there")["nodeUID"], json!(world.hub.node_uid()));
+    // and so a nil that is read only by the next run is obeyed
+    world.stop();
+    world.hub.assign(Value::Null);
+    world.start();
+    assert!(world.exited());
+    world.restart();
+    assert_eq!(world.used(), DEFAULT);
+}
+
+#[test]
+fn a_reset_keeps_the_node_that_is_known_though_it_cannot_be_seen() {
+    for link in [true, false] {
+        let (mut world, _) = World::known_good();
+        world.stop();
+        world.link = link;
+        world.start();
+        world.handle(Event::Reset);
+        world.turn();
+        assert!(world.exited());
+        let current = world.file("current").expect("there");
+        assert_eq!((&current["local"], &current["nodeUID"]), (&json!(true), &json!(world.hub.node_uid())));
+    }
+}
+
+#[test]
+fn what_came_with_the_image_is_preloaded_under_a_new_name_and_not_with_a_new_payload() {
+    let preloaded = || {
+        let (mut world, _) = World::known_good();
+        world.stop();
+        let mut current = world.file("current").expect("there");
+        current["downloaded"] = json!(false);
+        world.disk.put("current", current.to_string().as_bytes());
+        world.start();
+        world
+    };
+    let mut world = preloaded();
+    world.assign("copy", &payload(A, ""));
+    world.turn();
+    assert_eq!(world.file("current").expect("there")["uid"], json!(world.hub.uid_of("copy")));
+    assert_eq!(world.file("current").expect("there")["downloaded"], json!(false));
+    let mut world = preloaded();
+    world.assign("b", &payload(B, ""));
+    world.turn();
+    assert_eq!(world.file("current").expect("there")["downloaded"], json!(true));
+}
+
+#[test]
+fn an_object_as_large_as_a_checkpoint_may_be_is_taken_and_a_larger_one_is_not() {
+    for (more, taken) in [(0, true), (1, false)] {
+        let (mut world, _) = World::known_good();
+        let data = |filler: usize| json!({"kubelet": payload(B, ""), "filler": "x".repeat(filler)});
+        world.hub.push_data("b", data(0));
+        let empty = serde_json::to_vec(&world.hub.config_maps["b"]).expect("an object").len();
+        // the next version is as long as this one, for the counter has three digits
+        world.hub.push_data("b", data(CHECKPOINT_BYTES - empty + more));
+        let bytes = serde_json::to_vec(&world.hub.config_maps["b"]).expect("an object").len();
+        assert_eq!(bytes, CHECKPOINT_BYTES + more);
+        world.hub.assign(world.hub.pinned("b"));
+        world.turn();
+        assert_eq!(world.exited(), taken, "{bytes} bytes");
+        let refused = world.config_ok()[2].contains(&format!("expected at most {CHECKPOINT_BYTES}"));
+        assert_eq!(refused, !taken, "{bytes} bytes");
     }
 }

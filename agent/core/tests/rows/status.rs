@@ -98,6 +98,16 @@ fn a_report_comes_on_time_though_nothing_else_wakes_the_agent() {
 }
 
 #[test]
+fn a_node_that_nobody_configured_sleeps_until_its_next_heartbeat() {
+    let fields =
+        "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400";
+    let mut world = running(fields);
+    world.run_for(MINUTE);
+    let slept = world.deadline().map(|at| at - world.mono);
+    assert!(slept > Some(HOUR), "{slept:?}");
+}
+
+#[test]
 fn the_error_goes_on_with_the_details_of_a_verdict_and_ends_where_there_are_none() {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", &short(B, "10m", 0));

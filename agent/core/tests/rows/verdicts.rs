@@ -1,6 +1,7 @@
 //! The rules a to f (architecture 4.5) and what leads back from a verdict: a forgiving hand, a returning network, another
 //! object.
 
+use crate::board::disk::WriteFault;
 use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::StateFile;
@@ -498,4 +499,52 @@ fn at_most_eight_wait_to_be_forgiven() {
         world.bad_configs().as_object().map(|left| left.keys().cloned().collect()),
         Some(vec!["uid-9".to_owned()])
     );
+}
+
+/// A followed config is condemned by its first crash, and the verdict cannot be written; then the disk works again.
+fn condemned_unrecorded(payload: &str) -> World {
+    let (mut world, _) = World::known_good();
+    world.assign_following("b", payload);
+    world.turn();
+    world.restart();
+    world.run_for(TRIAL / 4);
+    world.crash();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    assert_eq!(world.used(), A);
+    world.disk.fault = WriteFault::None;
+    world
+}
+
+#[test]
+fn a_verdict_not_written_yet_holds_for_a_new_version_of_its_object_and_not_for_another_object() {
+    let bad = short(B, "10m", 0);
+    let mut world = condemned_unrecorded(&bad);
+    world.hub.push("b", &bad);
+    world.run_for(TRIAL);
+    assert!(!world.exited(), "the same object with the same payload");
+    assert!(world.bad_configs().get(world.hub.uid_of("b")).is_some());
+
+    let mut world = condemned_unrecorded(&bad);
+    world.assign("copy", &bad);
+    world.run_for(TRIAL);
+    world.restart();
+    assert_eq!((world.used(), world.state()), (B, "trial"));
+    assert_eq!(world.report().config.startups, 0);
+}
+
+#[test]
+fn a_source_that_was_invalid_in_between_does_not_lift_what_else_stands_in_the_way() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &payload(B, ""));
+    world.stop();
+    world.disk.put("0.1.0/bad-configs.json", b"{ unreadable");
+    world.start();
+    assert_eq!(world.used(), A, "it may be a bad one");
+    world.hub.assign(json!({}));
+    world.turn();
+    world.hub.assign(world.hub.pinned("b"));
+    world.run_for(HOUR);
+    assert!(!world.exited());
+    assert!(world.config_ok()[2].contains("the list of bad configs is unknown"), "{:?}", world.config_ok());
 }

@@ -3,6 +3,7 @@
 use crate::board::World;
 use crate::board::disk::WriteFault;
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload, short};
+use kedge_core::Event;
 use serde_json::{Value, json};
 
 #[test]
@@ -447,4 +448,166 @@ fn evidence_of_a_crash_is_kept_until_what_it_proved_is_on_disk() {
     world.run_for(2 * MINUTE);
     assert!(world.bad_configs().get(world.hub.uid_of("b")).is_some());
     assert_eq!(world.previous, kedge_core::PreviousRun::default(), "and then no longer needed");
+}
+
+#[test]
+fn a_clean_exit_leaves_counts_that_prove_an_unwritten_verdict_as_they_are() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &short(B, "10m", 0));
+    world.run_for(TRIAL / 4);
+    let proof = world.startups();
+    world.crash();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    assert_eq!(world.used(), A);
+    // the disk works again, and the agent is stopped before it tries
+    world.disk.fault = WriteFault::None;
+    world.stop();
+    assert_eq!(world.startups(), proof);
+}
+
+#[test]
+fn cuts_stay_counted_over_a_clean_exit_until_a_whole_trial_has_run() {
+    let cut_three_times = || {
+        let (mut world, _) = World::in_trial("a", &payload(A, ""));
+        for _ in 0..3 {
+            world.cut_and_start();
+        }
+        world
+    };
+    let mut world = cut_three_times();
+    world.run_for(10 * SECOND);
+    world.stop();
+    assert_eq!(world.startups()["cuts"], json!(3), "ten seconds are no progress");
+
+    let mut world = cut_three_times();
+    world.disk.fault = WriteFault::All;
+    world.run_for(TRIAL);
+    world.disk.fault = WriteFault::None;
+    world.stop();
+    assert_eq!(world.startups()["cuts"], json!(0), "a whole trial, though nothing of it could be saved");
+}
+
+#[test]
+fn an_edit_of_the_list_of_bad_configs_during_a_write_is_taken_after_it() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", "broken: [");
+    world.advance(TRIAL / 4);
+    world.handle(Event::Tick);
+    assert_eq!(world.report().config.transition, Some("trial-progress"));
+    world.disk.put("0.1.0/bad-configs.json", b"{}");
+    world.handle(Event::BadConfigsRead(world.read_bad_configs()));
+    world.turn();
+    assert!(world.exited(), "to try what nothing is held against any more");
+}
+
+#[test]
+fn contact_under_a_retry_is_a_save_like_any_other() {
+    let (mut world, _) = World::known_good();
+    world.assign("b", &payload(B, ""));
+    world.turn();
+    world.link = false;
+    world.restart();
+    world.run_until_exit(2 * TRIAL);
+    world.start();
+    world.link = true;
+    world.run_until_exit(HOUR);
+    world.link = false;
+    world.start();
+    world.run_for(MINUTE);
+    assert_eq!((world.used(), world.state()), (B, "trial"));
+    world.disk.take_written();
+    world.link = true;
+    world.run_for(MINUTE);
+    world.check_written(&["startups", "bad-configs"]);
+    world.run_for(MINUTE);
+    world.check_written(&[]);
+    world.run_for(2 * MINUTE);
+    world.check_written(&["startups"]);
+}
+
+#[test]
+fn forgiveness_that_cannot_be_written_is_said_and_has_to_be_asked_for_again() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", "broken: [");
+    world.run_for(TRIAL);
+    world.take_events();
+    world.disk.fault = WriteFault::All;
+    world.handle(Event::Forgive(uid.clone()));
+    world.run_for(HOUR);
+    assert_eq!(
+        world.take_events(),
+        [
+            "ConfigNotRecorded: forgive: a write failed (no space left on device); nothing was changed, ask again when \
+          the disk works"
+        ]
+    );
+    world.disk.fault = WriteFault::None;
+    world.run_for(HOUR);
+    assert!(world.bad_configs().get(&uid).is_some());
+    world.handle(Event::Forgive(uid));
+    world.turn();
+    assert_eq!(world.bad_configs(), json!({}));
+}
+
+#[test]
+fn a_save_that_fails_is_made_when_the_next_is_due() {
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    world.disk.take_written();
+    world.disk.fault = WriteFault::Once(0);
+    world.run_for(TRIAL / 2 - SECOND);
+    world.check_written(&[]);
+    world.run_for(SECOND);
+    world.check_written(&["startups"]);
+    assert_eq!(world.startups()["ran_ms"], json!(300_000));
+}
+
+/// The same payload under another name, while one of the writes fails: which of the two names is said.
+#[track_caller]
+fn check_readdressing(failing: usize, said: &str) {
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    world.run_for(MINUTE);
+    world.disk.fault = WriteFault::Once(failing);
+    world.assign("copy", &payload(A, ""));
+    world.turn();
+    assert!(!world.exited());
+    let [status, message, _] = world.config_ok();
+    // the counts alone are no reason to doubt what is assigned
+    assert_eq!(status, if said == "copy" { "True" } else { "Unknown" });
+    assert_eq!(message, format!("using current (UID: {})", world.hub.uid_of(said)));
+    assert_eq!(world.file("current").expect("there")["uid"], json!(world.hub.uid_of(said)));
+    world.run_for(TRIAL / 4 + MINUTE);
+    world.check_config_ok(
+        "True",
+        &format!("using current (UID: {})", world.hub.uid_of("copy")),
+        "all checks passed",
+    );
+    // the counts go on under the other id
+    world.crash_and_start();
+    assert_eq!((world.used(), world.report().config.startups), (A, 1), "write {failing}");
+}
+
+#[test]
+fn a_new_name_of_the_same_payload_is_said_when_it_is_recorded_and_the_counts_follow() {
+    check_readdressing(0, "a");
+    check_readdressing(1, "a");
+    check_readdressing(2, "copy");
+}
+
+#[test]
+fn contact_made_while_a_save_is_under_way_is_kept() {
+    let (mut world, _) = World::known_good();
+    world.assign("b", &payload(B, ""));
+    world.turn();
+    world.link = false;
+    world.restart();
+    world.advance(TRIAL / 4);
+    world.handle(Event::Tick);
+    assert_eq!(world.report().config.transition, Some("trial-progress"));
+    world.handle(Event::Contact);
+    world.turn();
+    assert_eq!(world.startups()["contact"], json!(false), "as it was when the write began");
+    assert!(world.report().config.contact);
+    world.run_for(TRIAL);
+    assert_eq!(world.state(), "known-good");
 }
