@@ -44,8 +44,13 @@ pub(crate) fn io(tried: &str) -> impl FnOnce(std::io::Error) -> KitError {
 impl Stage {
     /// Starts the hub.
     pub(crate) fn open(purpose: &str) -> Result<Stage, KitError> {
+        Stage::open_with(purpose, &[])
+    }
+
+    /// The same with more on its command line.
+    pub(crate) fn open_with(purpose: &str, flags: &[&str]) -> Result<Stage, KitError> {
         let scratch = Scratch::new(purpose).map_err(io("make a temporary directory"))?;
-        let hub = Hub::start(&scratch.path().join("hub"), &[])?;
+        let hub = Hub::start(&scratch.path().join("hub"), flags)?;
         let path = hub.kubectl().kubeconfig().to_owned();
         let kubeconfig = std::fs::read_to_string(&path).map_err(KitError::io("read", &path))?;
         let admin = Identity::read(&kubeconfig).map_err(io("read the administrator's kubeconfig"))?;
