@@ -20,7 +20,7 @@ const RING_EVENTS: usize = 4096;
 const RING_BYTES: usize = 16 * 1024 * 1024;
 /// Changes that wait for one watcher; when it is further behind it is dropped and must watch again.
 pub const WATCH_BACKLOG: usize = 1024;
-/// Open watches of all clients together. At about 20 KiB each this bounds them to a few hundred MiB.
+/// Open watches of all clients together. At about 14 KiB each this bounds them to 280 MiB.
 pub const MAX_WATCHES: usize = 20_000;
 
 /// See the module.
