@@ -36,6 +36,12 @@ pub const FINDINGS: &[Finding] = &[
         input: b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x11\x01\x11\x01",
     },
     Finding {
+        target: "hub_store",
+        story: "an object newer than the store's marks: the hub counted on from the marks, and a version meant two things; it \
+                counts on from the newest object",
+        input: b"r\0\0\0\0\0\0\0\0nodes\x1e\x1ea\x1e\x7f\x1e{\"metadata\":{\"name\":\"a\"}}",
+    },
+    Finding {
         target: "local_endpoint",
         story: "a GET with a body was handed on with it, though a GET has none; it is read and dropped",
         input: b"GET /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\nab",

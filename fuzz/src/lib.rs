@@ -14,7 +14,9 @@ mod host;
 mod hub_apply;
 mod hub_body;
 mod hub_patch;
+mod hub_request;
 mod hub_selector;
+mod hub_store;
 mod input;
 mod kubeconfig;
 mod local_endpoint;
@@ -63,6 +65,8 @@ pub const TARGETS: &[Target] = &[
     hub_apply::TARGET,
     hub_patch::TARGET,
     hub_selector::TARGET,
+    hub_request::TARGET,
+    hub_store::TARGET,
 ];
 
 /// The target of that name.

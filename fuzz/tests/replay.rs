@@ -62,6 +62,8 @@ replayed! {
     any_apply_leaves_what_was_applied: "hub_apply",
     any_patch_gives_an_object_or_a_reason: "hub_patch",
     any_selector_selects_or_is_refused: "hub_selector",
+    any_request_to_the_hub_is_answered: "hub_request",
+    any_store_is_opened_or_refused: "hub_store",
 }
 
 #[test]
