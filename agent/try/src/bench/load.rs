@@ -59,7 +59,8 @@ impl Cost {
 
 /// See the module.
 pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
-    let stage = Stage::open("bench-hub")?;
+    // between the loads nobody renews: that nodes are lost then is not what is measured
+    let stage = Stage::open_with("bench-hub", &["--node-monitor-grace-period", "1h"])?;
     let data_dir = stage.scratch.path().join("hub").join("data");
     let process = hub_process(&stage)?;
     let empty = process.memory()?;
