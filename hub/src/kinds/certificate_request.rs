@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::table::{Column, age, human_duration};
-use super::{ALL_VERBS, Kind, Selectable, at, meta, no_warnings, schema, text};
+use super::{Kind, Selectable, at, meta, schema, text};
 use crate::pki::{ADMIN_GROUP, CLIENT_SIGNER, Request};
 use crate::status::FieldError;
 
@@ -16,22 +16,13 @@ const MINIMUM_SECS: i64 = 600;
 /// certificates.k8s.io/v1 CertificateSigningRequest.
 pub static CERTIFICATE_REQUEST: Kind = Kind {
     group: "certificates.k8s.io",
-    version: "v1",
     kind: "CertificateSigningRequest",
     plural: "certificatesigningrequests",
     singular: "certificatesigningrequest",
     short_names: &["csr"],
-    categories: &[],
     namespaced: false,
-    verbs: ALL_VERBS,
     status: true,
-    status_on_create: false,
-    generation: false,
-    unconditional_update: true,
-    create_on_update: false,
     type_name: "certificates/v1/CertificateSigningRequest",
-    name_rule: meta::NameRule::Subdomain,
-    volatile: &[],
     selectable: &[Selectable {
         label: "spec.signerName",
         value: |request| text(request, &["spec", "signerName"]).to_owned(),
@@ -47,7 +38,7 @@ pub static CERTIFICATE_REQUEST: Kind = Kind {
     cells,
     prepare,
     validate,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 /// Writes who asks into a new request; whatever the client wrote there goes.

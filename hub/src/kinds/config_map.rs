@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::table::{Column, age, count};
-use super::{ALL_VERBS, Kind, at, meta, no_defaults, no_warnings, schema, text};
+use super::{Kind, at, meta, schema, text};
 use crate::status::FieldError;
 
 /// All keys and values of one ConfigMap together; upstream's limit.
@@ -11,29 +11,15 @@ const TOTAL_BYTES: usize = 1024 * 1024;
 
 /// core/v1 ConfigMap.
 pub static CONFIG_MAP: Kind = Kind {
-    group: "",
-    version: "v1",
     kind: "ConfigMap",
     plural: "configmaps",
     singular: "configmap",
     short_names: &["cm"],
-    categories: &[],
-    namespaced: true,
-    verbs: ALL_VERBS,
-    status: false,
-    status_on_create: false,
-    generation: false,
-    unconditional_update: true,
-    create_on_update: false,
     type_name: "core/v1/ConfigMap",
-    name_rule: meta::NameRule::Subdomain,
-    volatile: &[],
-    selectable: &[],
     columns: &[Column::NAME, Column::integer("Data"), Column::AGE],
     cells,
-    prepare: no_defaults,
     validate,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 fn cells(object: &Value, now: time::OffsetDateTime) -> Vec<Value> {

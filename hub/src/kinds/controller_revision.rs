@@ -3,34 +3,20 @@
 use serde_json::Value;
 
 use super::table::{Column, age};
-use super::{ALL_VERBS, Kind, meta, no_defaults, no_warnings, text};
+use super::{Kind, text};
 use crate::status::FieldError;
 
 /// apps/v1 ControllerRevision.
 pub static CONTROLLER_REVISION: Kind = Kind {
     group: "apps",
-    version: "v1",
     kind: "ControllerRevision",
     plural: "controllerrevisions",
     singular: "controllerrevision",
-    short_names: &[],
-    categories: &[],
-    namespaced: true,
-    verbs: ALL_VERBS,
-    status: false,
-    status_on_create: false,
-    generation: false,
-    unconditional_update: true,
-    create_on_update: false,
     type_name: "apps/v1/ControllerRevision",
-    name_rule: meta::NameRule::Subdomain,
-    volatile: &[],
-    selectable: &[],
     columns: &[Column::NAME, Column::text("Controller"), Column::integer("Revision"), Column::AGE],
     cells,
-    prepare: no_defaults,
     validate,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 fn cells(revision: &Value, now: time::OffsetDateTime) -> Vec<Value> {

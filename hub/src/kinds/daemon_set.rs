@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::table::{Column, age};
-use super::{ALL_VERBS, Kind, at, meta, no_warnings, pod_spec, text};
+use super::{Kind, at, meta, pod_spec, text};
 use crate::status::FieldError;
 
 /// Where apps/v1 keeps what older versions had as a field.
@@ -15,23 +15,14 @@ const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 /// apps/v1 DaemonSet.
 pub static DAEMON_SET: Kind = Kind {
     group: "apps",
-    version: "v1",
     kind: "DaemonSet",
     plural: "daemonsets",
     singular: "daemonset",
     short_names: &["ds"],
     categories: &["all"],
-    namespaced: true,
-    verbs: ALL_VERBS,
     status: true,
-    status_on_create: false,
     generation: true,
-    unconditional_update: true,
-    create_on_update: false,
     type_name: "apps/v1/DaemonSet",
-    name_rule: meta::NameRule::Subdomain,
-    volatile: &[],
-    selectable: &[],
     columns: &[
         Column::NAME,
         Column::integer("Desired"),
@@ -48,7 +39,7 @@ pub static DAEMON_SET: Kind = Kind {
     cells,
     prepare,
     validate,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 fn cells(set: &Value, now: time::OffsetDateTime) -> Vec<Value> {

@@ -3,28 +3,17 @@
 use serde_json::Value;
 
 use super::table::{Column, since};
-use super::{ALL_VERBS, Kind, Selectable, meta, no_defaults, no_warnings, text};
+use super::{Kind, Selectable, text};
 use crate::status::FieldError;
 
 /// core/v1 Event.
 pub static EVENT: Kind = Kind {
-    group: "",
-    version: "v1",
     kind: "Event",
     plural: "events",
     singular: "event",
     short_names: &["ev"],
-    categories: &[],
-    namespaced: true,
-    verbs: ALL_VERBS,
-    status: false,
-    status_on_create: false,
-    generation: false,
-    unconditional_update: true,
     create_on_update: true,
     type_name: "core/v1/Event",
-    name_rule: meta::NameRule::Subdomain,
-    volatile: &[],
     selectable: SELECTABLE,
     columns: &[
         Column::text("Last Seen"),
@@ -39,9 +28,8 @@ pub static EVENT: Kind = Kind {
         Column::NAME.wide(),
     ],
     cells,
-    prepare: no_defaults,
     validate,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 static SELECTABLE: &[Selectable] = &[

@@ -3,34 +3,23 @@
 use serde_json::Value;
 
 use super::table::{Column, age};
-use super::{ALL_VERBS, Kind, meta, no_defaults, no_warnings, text};
+use super::{Kind, text};
 use crate::status::FieldError;
 
 /// coordination.k8s.io/v1 Lease. A PUT of a missing one creates it and a PUT without resourceVersion is refused, as upstream.
 pub static LEASE: Kind = Kind {
     group: "coordination.k8s.io",
-    version: "v1",
     kind: "Lease",
     plural: "leases",
     singular: "lease",
-    short_names: &[],
-    categories: &[],
-    namespaced: true,
-    verbs: ALL_VERBS,
-    status: false,
-    status_on_create: false,
-    generation: false,
     unconditional_update: false,
     create_on_update: true,
     type_name: "coordination/v1/Lease",
-    name_rule: meta::NameRule::Subdomain,
     volatile: &[&["spec", "renewTime"]],
-    selectable: &[],
     columns: &[Column::NAME, Column::text("Holder"), Column::AGE],
     cells,
-    prepare: no_defaults,
     validate,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 fn cells(lease: &Value, now: time::OffsetDateTime) -> Vec<Value> {

@@ -136,6 +136,33 @@ pub const BINDING: Subresource =
 const STREAM: &[&str] = &["create", "get"];
 
 impl Kind {
+    /// What most kinds have in common; an entry names where it differs, and its own names. It is no kind itself.
+    pub const USUAL: Kind = Kind {
+        group: "",
+        version: "v1",
+        kind: "",
+        plural: "",
+        singular: "",
+        short_names: &[],
+        categories: &[],
+        namespaced: true,
+        verbs: ALL_VERBS,
+        status: false,
+        status_on_create: false,
+        generation: false,
+        unconditional_update: true,
+        create_on_update: false,
+        type_name: "",
+        name_rule: meta::NameRule::Subdomain,
+        volatile: &[],
+        selectable: &[],
+        columns: &[table::Column::NAME, table::Column::AGE],
+        cells: |object, now| vec![text(object, &["metadata", "name"]).into(), table::age(object, now)],
+        prepare: no_defaults,
+        validate: no_rules,
+        warnings: no_warnings,
+    };
+
     /// `plural` or `plural.group`: how errors and the store name the kind.
     pub fn resource_name(&self) -> String {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
@@ -237,6 +264,9 @@ mod tests {
     #[test]
     fn every_kind_has_its_type_and_cells_for_its_columns() {
         for kind in KINDS {
+            for name in [kind.kind, kind.plural, kind.singular] {
+                assert!(!name.is_empty(), "{}", kind.type_name);
+            }
             assert!(schema::find(kind.type_name).is_some(), "{}", kind.type_name);
             let cells = (kind.cells)(&serde_json::json!({}), time::OffsetDateTime::UNIX_EPOCH);
             assert_eq!(cells.len(), kind.columns.len(), "{}", kind.kind);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::table::{Column, age};
-use super::{Kind, meta, no_rules, no_warnings, text};
+use super::{Kind, meta, text};
 
 /// Namespaces that the hub makes by itself.
 pub const SYSTEM: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
@@ -14,23 +14,15 @@ const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// core/v1 Namespace.
 pub static NAMESPACE: Kind = Kind {
-    group: "",
-    version: "v1",
     kind: "Namespace",
     plural: "namespaces",
     singular: "namespace",
     short_names: &["ns"],
-    categories: &[],
     namespaced: false,
     verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
     status: true,
-    status_on_create: false,
-    generation: false,
-    unconditional_update: true,
-    create_on_update: false,
     type_name: "core/v1/Namespace",
     name_rule: meta::NameRule::Label,
-    volatile: &[],
     selectable: &[super::Selectable {
         label: "status.phase",
         value: |namespace| text(namespace, &["status", "phase"]).to_owned(),
@@ -38,8 +30,7 @@ pub static NAMESPACE: Kind = Kind {
     columns: &[Column::NAME, Column::text("Status"), Column::AGE],
     cells,
     prepare,
-    validate: no_rules,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 fn cells(namespace: &Value, now: time::OffsetDateTime) -> Vec<Value> {

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::table::{Column, age};
-use super::{ALL_VERBS, Kind, Selectable, at, meta, no_defaults, text};
+use super::{Kind, Selectable, at, meta, text};
 use crate::status::FieldError;
 
 /// Longest `configSource` text that makes sense; a bound on what a Node can carry there.
@@ -14,23 +14,14 @@ const REFERENCE_BYTES: usize = 253;
 
 /// core/v1 Node.
 pub static NODE: Kind = Kind {
-    group: "",
-    version: "v1",
     kind: "Node",
     plural: "nodes",
     singular: "node",
     short_names: &["no"],
-    categories: &[],
     namespaced: false,
-    verbs: ALL_VERBS,
     status: true,
     status_on_create: true,
-    generation: false,
-    unconditional_update: true,
-    create_on_update: false,
     type_name: "core/v1/Node",
-    name_rule: meta::NameRule::Subdomain,
-    volatile: &[],
     selectable: &[Selectable {
         label: "spec.unschedulable",
         value: |node| node["spec"]["unschedulable"].as_bool().unwrap_or(false).to_string(),
@@ -48,9 +39,9 @@ pub static NODE: Kind = Kind {
         Column::text("Container-Runtime").wide(),
     ],
     cells,
-    prepare: no_defaults,
     validate,
     warnings,
+    ..Kind::USUAL
 };
 
 fn cells(node: &Value, now: time::OffsetDateTime) -> Vec<Value> {

@@ -7,7 +7,7 @@
 use serde_json::{Map, Value, json};
 
 use super::table::{Column, age, since};
-use super::{ALL_VERBS, Kind, Selectable, at, meta, no_warnings, pod_spec, text};
+use super::{Kind, Selectable, at, pod_spec, text};
 use crate::status::FieldError;
 
 /// How long a pod stays on a node that is not ready or not reachable, when it does not say itself; upstream's default.
@@ -15,23 +15,14 @@ const TOLERATED_SECS: i64 = 300;
 
 /// core/v1 Pod.
 pub static POD: Kind = Kind {
-    group: "",
-    version: "v1",
     kind: "Pod",
     plural: "pods",
     singular: "pod",
     short_names: &["po"],
     categories: &["all"],
-    namespaced: true,
-    verbs: ALL_VERBS,
     status: true,
-    status_on_create: false,
     generation: true,
-    unconditional_update: true,
-    create_on_update: false,
     type_name: "core/v1/Pod",
-    name_rule: meta::NameRule::Subdomain,
-    volatile: &[],
     selectable: &[
         Selectable { label: "spec.nodeName", value: |pod| text(pod, &["spec", "nodeName"]).to_owned() },
         Selectable {
@@ -67,7 +58,7 @@ pub static POD: Kind = Kind {
     cells,
     prepare,
     validate,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 /// Position of `spec.nodeName` among the selectable fields: what relates pods to nodes.

@@ -6,7 +6,7 @@
 use serde_json::Value;
 
 use super::table::{Column, age, count};
-use super::{ALL_VERBS, Kind, Selectable, at, meta, no_warnings, schema, text};
+use super::{Kind, Selectable, at, meta, schema, text};
 use crate::status::FieldError;
 
 /// All values of one Secret together; upstream's limit.
@@ -16,29 +16,16 @@ const OPAQUE: &str = "Opaque";
 
 /// core/v1 Secret.
 pub static SECRET: Kind = Kind {
-    group: "",
-    version: "v1",
     kind: "Secret",
     plural: "secrets",
     singular: "secret",
-    short_names: &[],
-    categories: &[],
-    namespaced: true,
-    verbs: ALL_VERBS,
-    status: false,
-    status_on_create: false,
-    generation: false,
-    unconditional_update: true,
-    create_on_update: false,
     type_name: "core/v1/Secret",
-    name_rule: meta::NameRule::Subdomain,
-    volatile: &[],
     selectable: &[Selectable { label: "type", value: |secret| text(secret, &["type"]).to_owned() }],
     columns: &[Column::NAME, Column::text("Type"), Column::integer("Data"), Column::AGE],
     cells,
     prepare,
     validate,
-    warnings: no_warnings,
+    ..Kind::USUAL
 };
 
 fn cells(secret: &Value, now: time::OffsetDateTime) -> Vec<Value> {
