@@ -42,6 +42,9 @@ pub const PANIC_RECORDS_LIMIT: usize = 256;
 pub struct ExitRecord {
     /// The boot in which the run ended.
     pub boot_id: String,
+    /// Which of that boot's runs it was, counted from 1; 0: not known.
+    #[serde(default)]
+    pub run: u64,
     /// systemd's `$SERVICE_RESULT`, or `unknown`.
     pub result: String,
     /// `$EXIT_CODE`: `exited`, `killed` or `dumped`; empty when unknown.
@@ -151,7 +154,7 @@ pub trait PreviousExit: Send + Sync {
 
     /// From now on, and durably, the evidence that exists is old. Call it at every start, right *after* what was made
     /// of the evidence is on disk: a cut in between lets the hardware's evidence be believed twice, while the other
-    /// order would lose a crash; the exit record names its boot and cannot be mistaken then.
+    /// order would lose a crash; the exit record names its run and cannot be mistaken then.
     fn consume(&self) -> Result<(), WriteError>;
 }
 
@@ -337,6 +340,7 @@ impl RunDirectory {
     const READY: &str = "ready";
     const STOPPING: &str = "stopping";
     const STALLED: &str = "stalled";
+    const RUN: &str = "run";
 
     /// Marks in `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
@@ -348,14 +352,27 @@ impl RunDirectory {
         &self.path
     }
 
-    /// A new run begins: makes the directory and removes the marks of the last.
+    /// A new run begins: makes the directory, removes the marks of the last, and counts this one.
     pub fn begin(&self) {
         if let Err(error) = fs::create_dir_all(&self.path) {
             log::warn!("cannot create {}: {error}", self.path.display());
         }
-        for mark in [Self::READY, Self::STOPPING, Self::STALLED] {
+        let run = self.next_run();
+        // its number, too: better none than that of another run, should there be no room for the next
+        for mark in [Self::READY, Self::STOPPING, Self::STALLED, Self::RUN] {
             self.clear(mark);
         }
+        self.mark(Self::RUN, &run.to_string());
+    }
+
+    /// Which of this boot's runs of the agent the next to begin is, counted from 1.
+    pub fn next_run(&self) -> u64 {
+        self.run().saturating_add(1)
+    }
+
+    /// Which of this boot's runs began last; 0 if that is not known.
+    fn run(&self) -> u64 {
+        self.read(Self::RUN, TEXT_LIMIT).parse().unwrap_or_default()
     }
 
     /// The run is ready.
@@ -401,17 +418,21 @@ impl RunDirectory {
         self.path.join(name).symlink_metadata().is_ok()
     }
 
-    fn stalled(&self) -> Vec<String> {
+    /// What a mark says. Unreadable is as if there were no mark.
+    fn read(&self, name: &str, limit: usize) -> String {
         let mut text = Vec::new();
         let file = fs::OpenOptions::new()
             .read(true)
             .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(self.path.join(Self::STALLED));
+            .open(self.path.join(name));
         if let Ok(file) = file {
-            // Unreadable means that no loop is named, as if there were no mark.
-            let _ = file.take((STALLED_LIMIT * TEXT_LIMIT) as u64).read_to_end(&mut text);
+            let _ = file.take(limit as u64).read_to_end(&mut text);
         }
-        String::from_utf8_lossy(&text)
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    fn stalled(&self) -> Vec<String> {
+        self.read(Self::STALLED, STALLED_LIMIT * TEXT_LIMIT)
             .lines()
             .filter(|line| !line.is_empty())
             .take(STALLED_LIMIT)
@@ -432,6 +453,7 @@ pub fn record_exit(
     let result = Some(variable("SERVICE_RESULT")).filter(|result| !result.is_empty());
     let record = ExitRecord {
         boot_id: short(boot_id),
+        run: run.run(),
         result: result.unwrap_or_else(|| "unknown".to_string()),
         exit_code: variable("EXIT_CODE"),
         exit_status: variable("EXIT_STATUS"),

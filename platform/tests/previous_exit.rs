@@ -126,6 +126,26 @@ fn the_marks_of_the_run_are_part_of_the_record() {
 }
 
 #[test]
+fn the_runs_of_a_boot_are_counted() {
+    let (_, record) = recorded("SERVICE_RESULT=success", |run| assert_eq!(run.next_run(), 2));
+    assert_eq!(record.run, 1);
+    let (_, record) = recorded("SERVICE_RESULT=success", |run| {
+        run.begin();
+        run.begin();
+        assert_eq!(run.next_run(), 4);
+    });
+    assert_eq!(record.run, 3);
+    // the run directory went with the boot, and nobody began
+    let (_, record) = recorded("SERVICE_RESULT=success", |run| fs::remove_dir_all(run.path()).expect("there"));
+    assert_eq!(record.run, 0);
+    let (_, record) = recorded("SERVICE_RESULT=success", |run| {
+        fs::write(run.path().join("run"), "-7 \u{fffd}").expect("writable");
+        assert_eq!(run.next_run(), 1);
+    });
+    assert_eq!(record.run, 0);
+}
+
+#[test]
 fn what_comes_from_outside_is_cut_short() {
     let (disk, record) = recorded(&format!("SERVICE_RESULT={}\n\u{1b}[31m", "x".repeat(100_000)), |run| {
         let names: Vec<_> = (0..10_000).map(|n| format!("loop{n}")).collect();
