@@ -147,6 +147,7 @@ impl Agent {
         crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
 
         let previous = linux::previous_exit(linux::files(&options.places.root_dir), roots);
+        let marks = RunDirectory::new(&options.places.run_dir);
         let seed = seed(&clocks);
         let node = Node::new(
             Options {
@@ -156,14 +157,13 @@ impl Agent {
                 dynamic_config: options.dynamic_config,
                 node_labels: options.node_labels,
                 boot_id: clocks.boot_id().to_owned(),
-                previous_run: previous_run(&previous),
+                previous_run: previous_run(&previous, marks.next_run()),
                 seed,
             },
             now(&clocks, &faults),
         )
         .map_err(|error| AgentError::InvalidConfig(error.report()))?;
 
-        let marks = RunDirectory::new(&options.places.run_dir);
         let handled = now(&clocks, &faults);
         let ready = Arc::new(AtomicBool::new(false));
         let (event_sender, events) = mpsc::channel(EVENTS);
@@ -403,7 +403,7 @@ fn seed(clocks: &impl Clocks) -> u64 {
     hasher.finish()
 }
 
-fn previous_run(previous: &impl PreviousExit) -> PreviousRun {
+fn previous_run(previous: &impl PreviousExit, runs: u64) -> PreviousRun {
     let evidence = previous.read();
     for problem in &evidence.problems {
         log::warn!("evidence of the previous run: {problem}");
@@ -411,6 +411,7 @@ fn previous_run(previous: &impl PreviousExit) -> PreviousRun {
     PreviousRun {
         exit: evidence.exit_record.map(|record| Exit {
             boot_id: record.boot_id,
+            run: record.run,
             result: record.result,
             exit_code: record.exit_code,
             exit_status: record.exit_status,
@@ -418,6 +419,7 @@ fn previous_run(previous: &impl PreviousExit) -> PreviousRun {
             stop_asked: record.stop_asked,
             stalled: record.stalled,
         }),
+        runs,
         hardware_reset: evidence.hardware_watchdog_reset,
         kernel_panic: evidence.kernel_panic,
     }

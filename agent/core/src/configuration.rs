@@ -100,7 +100,7 @@ enum Transition {
     ContactUnderRetry { startups: Startups, bad: BadConfigs },
     TryAssigned { startups: Startups },
     RecordVerdict { bad: BadConfigs },
-    Forgive { uid: String, bad: BadConfigs },
+    Forgive { uid: String, bad: BadConfigs, counts: Option<Startups> },
     CleanExit { why: String, progress: Option<Startups> },
 }
 
@@ -494,7 +494,12 @@ impl Configuration {
                     durable!(disk.rewrite_startups(steps, startups.clone()));
                     exit = Some("the assigned config can be tried now, restarting".into());
                 }
-                Transition::RecordVerdict { bad } | Transition::Forgive { bad, .. } => {
+                Transition::RecordVerdict { bad } => durable!(disk.put_bad_configs(steps, bad.clone())),
+                Transition::Forgive { bad, counts, .. } => {
+                    // before the verdict, or a cut in between would leave what led to it, and the next start would judge by it
+                    if let Some(counts) = counts {
+                        durable!(disk.put_startups(steps, counts.clone()));
+                    }
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                 }
                 Transition::CleanExit { why, progress } => {
@@ -561,6 +566,7 @@ impl Configuration {
                 | Transition::Promote { .. }
                 | Transition::ContactUnderRetry { .. }
                 | Transition::RecordVerdict { .. }
+                | Transition::Readdress { rekeyed: Some(_), .. }
         ) {
             self.unproven = false;
         }
@@ -742,7 +748,19 @@ impl Configuration {
             _ => BadConfigs::default(),
         };
         bad.forgive(&uid);
-        Some(Transition::Forgive { uid, bad })
+        let counts = self.counts_of_forgiven(&uid);
+        Some(Transition::Forgive { uid, bad, counts })
+    }
+
+    /// What replaces the counts that led to a verdict on this UID, if they are still on disk: the start of what runs instead
+    /// could not be recorded.
+    fn counts_of_forgiven(&self, uid: &str) -> Option<Startups> {
+        let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
+        let ran_as = RanAs::Config(self.assigned.as_ref()?.id);
+        let recorded = self.disk.startups.known()?;
+        let forgiven =
+            config.uid == uid && self.in_use.active != Active::Assigned && recorded.ran_as == ran_as;
+        forgiven.then(|| Startups::fresh(ran_as))
     }
 
     fn node_uid_or_recorded(&self) -> String {

@@ -61,6 +61,8 @@ impl Terms {
 pub struct Exit {
     /// Boot in which it ended.
     pub boot_id: String,
+    /// Which of that boot's runs it was, counted from 1; 0: nobody counted.
+    pub run: u64,
     /// `$SERVICE_RESULT`: success, exit-code, signal, core-dump, watchdog, oom-kill, timeout, ...
     pub result: String,
     /// `$EXIT_CODE`: exited, killed, dumped.
@@ -81,8 +83,10 @@ pub const DISK_LOOP: &str = "disk";
 /// What is known about the previous run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PreviousRun {
-    /// The record of its exit, if there is one.
+    /// The record of its exit, if there is one. It may be of an older run: one that a power cut ended leaves none.
     pub exit: Option<Exit>,
+    /// Runs that began in this boot, the one that begins now included; 0: nobody counted.
+    pub runs: u64,
     /// The board was reset by its hardware watchdog, not yet held against anything.
     pub hardware_reset: bool,
     /// The kernel left a panic in pstore, not yet held against anything.
@@ -101,10 +105,13 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// Reads the table of architecture 4.5. `open` is the boot id that the run under judgement left open.
-    pub(crate) fn read(open: Option<&str>, boot_id: &str, previous: &PreviousRun) -> Self {
-        let Some(open) = open else { return Self::Clean };
-        let exit = previous.exit.as_ref().filter(|exit| exit.boot_id == open);
+    /// Reads the table of architecture 4.5 for the run that left this record.
+    pub(crate) fn read(startups: &Startups, boot_id: &str, previous: &PreviousRun) -> Self {
+        let Some(open) = startups.open.as_deref() else { return Self::Clean };
+        // "fresh evidence": the end of a run before the one that left this record open says nothing about it. Such a record
+        // is still there after a cut between the start that made this one and the consumption of the evidence.
+        let exit =
+            previous.exit.as_ref().filter(|exit| exit.boot_id == open && !exit.is_before(startups.run));
         match exit {
             Some(exit) => exit.ended(),
             // a boot id that cannot be read is nobody's: two of them say nothing about a power cut between
@@ -117,6 +124,11 @@ impl Ended {
 }
 
 impl Exit {
+    /// Whether it is about a run before that one of the same boot. One that nobody counted may be any.
+    fn is_before(&self, run: u64) -> bool {
+        self.run != 0 && self.run < run
+    }
+
     fn ended(&self) -> Ended {
         // A start timeout asks to stop, too; but it never was ready, and that is the config's doing. An agent that was ready
         // has no other time limit than that of a stop, even if it hung too deep to note that it was asked.
@@ -125,8 +137,7 @@ impl Exit {
         if stop_timeout || (self.stop_asked && !start_timeout && self.result != "watchdog") {
             return Ended::Clean;
         }
-        // Code 0 is an exit that core ordered, even if its record could not be closed. And this record may be older than
-        // the run under judgement: one that a power cut ended before the evidence of the run before it was consumed.
+        // code 0 is an exit that core ordered, even if its record could not be closed
         if self.result == "success" && self.exit_code == "exited" && self.exit_status == "0" {
             return Ended::Clean;
         }
@@ -151,8 +162,14 @@ impl Exit {
 }
 
 /// The counts of a config that is about to start: those of `startups.json` brought up to date by how its run ended, and
-/// open in this boot.
-pub(crate) fn counted(mut startups: Startups, ended: &Ended, boot_id: &str, wall: Timestamp) -> Startups {
+/// open in this boot by the run that begins, the boot's `run`th.
+pub(crate) fn counted(
+    mut startups: Startups,
+    ended: &Ended,
+    boot_id: &str,
+    run: u64,
+    wall: Timestamp,
+) -> Startups {
     match ended {
         Ended::Clean => {}
         Ended::Counted(_) => {
@@ -166,7 +183,13 @@ pub(crate) fn counted(mut startups: Startups, ended: &Ended, boot_id: &str, wall
             }
         }
     }
-    startups.open = Some(boot_id.to_owned());
+    // A clean end whose record could not be closed leaves it as this start would write it, by an older run. There is nothing
+    // to write for that, perhaps on a full disk: what is older than that run is older than this one.
+    let still_open = *ended == Ended::Clean && startups.open.as_deref() == Some(boot_id);
+    if !still_open {
+        startups.open = Some(boot_id.to_owned());
+        startups.run = run;
+    }
     startups
 }
 
@@ -251,9 +274,13 @@ mod tests {
         PreviousRun { exit: Some(exit), ..PreviousRun::default() }
     }
 
+    fn left_open(open: Option<&str>, run: u64) -> Startups {
+        Startups { open: open.map(str::to_owned), run, ..startups() }
+    }
+
     #[track_caller]
     fn check(open: Option<&str>, previous: PreviousRun, expect: &str) {
-        let got = match Ended::read(open, BOOT, &previous) {
+        let got = match Ended::read(&left_open(open, 0), BOOT, &previous) {
             Ended::Clean => "none".to_owned(),
             Ended::Cut => "cut".to_owned(),
             Ended::Counted(how) => format!("counted: {how}"),
@@ -265,7 +292,11 @@ mod tests {
     fn a_run_that_closed_its_record_counts_for_nothing() {
         check(None, PreviousRun::default(), "none");
         check(None, after(exit("watchdog")), "none");
-        check(None, PreviousRun { hardware_reset: true, kernel_panic: true, exit: None }, "none");
+        check(
+            None,
+            PreviousRun { hardware_reset: true, kernel_panic: true, ..PreviousRun::default() },
+            "none",
+        );
     }
 
     #[test]
@@ -351,30 +382,62 @@ mod tests {
 
     #[test]
     fn two_boots_without_an_id_are_not_one_boot() {
-        assert_eq!(Ended::read(Some(""), "", &PreviousRun::default()), Ended::Cut);
+        let open = left_open(Some(""), 0);
+        assert_eq!(Ended::read(&open, "", &PreviousRun::default()), Ended::Cut);
         let crashed = Exit { boot_id: String::new(), ..exit("signal") };
-        assert!(matches!(Ended::read(Some(""), "", &after(crashed)), Ended::Counted(_)));
+        assert!(matches!(Ended::read(&open, "", &after(crashed)), Ended::Counted(_)));
     }
 
     #[test]
     fn a_counted_startup_sets_the_running_time_to_zero_and_a_cut_never_does() {
         let wall = Timestamp::from_micros(9);
         let ran = Startups { ran_ms: 300_000, cuts: 3, ..startups() };
-        let crashed = counted(ran.clone(), &Ended::Counted("x".into()), BOOT, wall);
+        let crashed = counted(ran.clone(), &Ended::Counted("x".into()), BOOT, 7, wall);
         assert_eq!((crashed.ran_ms, crashed.startups.len(), crashed.cuts), (0, 1, 3));
-        let cut = counted(ran.clone(), &Ended::Cut, BOOT, wall);
+        let cut = counted(ran.clone(), &Ended::Cut, BOOT, 7, wall);
         assert_eq!((cut.ran_ms, cut.startups.len(), cut.cuts), (300_000, 0, 4));
-        let clean = counted(ran.clone(), &Ended::Clean, BOOT, wall);
-        assert_eq!(clean, Startups { open: Some(BOOT.into()), ..ran });
+        let clean = counted(ran.clone(), &Ended::Clean, BOOT, 7, wall);
+        assert_eq!(clean, Startups { open: Some(BOOT.into()), run: 7, ..ran });
+    }
+
+    #[test]
+    fn the_end_of_an_older_run_is_not_held_against_the_one_that_left_its_record_open() {
+        let before = "boot-before";
+        let end =
+            |run| after(Exit { boot_id: before.into(), run, exit_status: "101".into(), ..exit("exit-code") });
+        let counted = Ended::Counted("exit code 101".into());
+        for (open, ended, expect) in [
+            (3, 2, Ended::Cut),
+            (3, 3, counted.clone()),
+            // it ended before a later one did, whose end is the only one known
+            (3, 4, counted.clone()),
+            // by an agent that did not count, or in a run directory that kept nothing
+            (3, 0, counted.clone()),
+            (0, 2, counted.clone()),
+        ] {
+            let open = left_open(Some(before), open);
+            assert_eq!(Ended::read(&open, BOOT, &end(ended)), expect, "{} {ended}", open.run);
+        }
+        let older = after(Exit { run: 2, ..exit("success") });
+        let ended = Ended::read(&left_open(Some(BOOT), 3), BOOT, &older);
+        assert_eq!(ended, Ended::Counted("nobody recorded how".into()));
+    }
+
+    #[test]
+    fn a_record_that_a_clean_end_could_not_close_needs_no_write() {
+        let open = left_open(Some(BOOT), 3);
+        assert_eq!(counted(open.clone(), &Ended::Clean, BOOT, 4, Timestamp::default()), open);
+        let other_boot = counted(open.clone(), &Ended::Clean, "next-boot", 1, Timestamp::default());
+        assert_eq!(other_boot, Startups { open: Some("next-boot".into()), run: 1, ..open });
     }
 
     #[test]
     fn a_cut_counts_only_while_the_trial_lasts() {
         let settled = Startups { ran_ms: 600_000, ..startups() };
-        assert_eq!(counted(settled, &Ended::Cut, BOOT, Timestamp::default()).cuts, 0);
+        assert_eq!(counted(settled, &Ended::Cut, BOOT, 7, Timestamp::default()).cuts, 0);
         let short = Startups { ran_ms: 20_000, trial_ms: Some(0), ..startups() };
         assert_eq!(
-            counted(short, &Ended::Cut, BOOT, Timestamp::default()).cuts,
+            counted(short, &Ended::Cut, BOOT, 7, Timestamp::default()).cuts,
             1,
             "a trial of 0 protects for a minute"
         );

@@ -207,6 +207,8 @@ pub struct Startups {
     pub cuts: u32,
     /// Boot id of the run that has not ended cleanly; None after a clean end.
     pub open: Option<String>,
+    /// Which of that boot's runs opened it, counted from 1; 0: nobody counted.
+    pub run: u64,
     /// `crashLoopThreshold` of the config, as last parsed; None before it ever was.
     pub threshold: Option<u8>,
     /// `configTrialDuration` of the config in ms, as last parsed.
@@ -223,6 +225,7 @@ impl Startups {
             startups: heapless::Vec::new(),
             cuts: 0,
             open: None,
+            run: 0,
             threshold: None,
             trial_ms: None,
         }
@@ -517,8 +520,15 @@ struct StartupsJson {
     startups: heapless::Vec<Timestamp, STARTUPS>,
     cuts: u32,
     open: Option<String>,
+    // absent from what older agents wrote, who leave it alone in turn
+    #[serde(default, skip_serializing_if = "is_zero")]
+    run: u64,
     threshold: Option<u8>,
     trial_ms: Option<u64>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A record of one agent version: there are no newer forms to leave alone.
@@ -551,6 +561,7 @@ impl Startups {
                 startups: json.startups,
                 cuts: json.cuts,
                 open: json.open,
+                run: json.run,
                 threshold: json.threshold,
                 trial_ms: json.trial_ms,
             })
@@ -569,6 +580,7 @@ impl Startups {
             startups: self.startups.clone(),
             cuts: self.cuts,
             open: self.open.clone(),
+            run: self.run,
             threshold: self.threshold,
             trial_ms: self.trial_ms,
         })
@@ -666,6 +678,7 @@ mod tests {
         let mut startups = Startups::fresh(RanAs::Config(ConfigId::of("u", b"p", b"")));
         startups.startups.push(Timestamp::from_micros(5_000_000)).unwrap();
         startups.open = Some("boot".into());
+        startups.run = 3;
         startups.trial_ms = Some(600_000);
         for startups in [startups, Startups::fresh(RanAs::Local)] {
             assert_eq!(Startups::read(&content(&startups.to_bytes())), Known::Is(startups));

@@ -280,7 +280,13 @@ fn fall_back(
         let candidate = Candidate { config, content, standing, what: "last-known-good" };
         match try_to_run(steps, facts, parsed, &mut started, candidate, may_write)? {
             Ok(in_use) => return Ok(Started { in_use, ..started }),
-            Err(obstacle) => started.fallback_obstacle = Some(obstacle),
+            Err(obstacle) => {
+                let is_proven_by_counts = matches!(obstacle, Obstacle::Marked { recorded: false, .. });
+                started.fallback_obstacle = Some(obstacle);
+                if is_proven_by_counts {
+                    return Ok(started);
+                }
+            }
         }
     } else if let Some(why) = started.disk.last_known_good.unknown() {
         started.fallback_obstacle = Some(Obstacle::Missing(format!("the record of it is unreadable: {why}")));
@@ -334,7 +340,8 @@ fn try_to_run(
         started.changed = first.then(|| format!("Kubelet restarted to use {}", config.describe()));
         started.assigned_counts = Some(startups.clone());
     }
-    let mut court = Court { facts, config: &config, id: content.id, what, entry, detail: String::new() };
+    let mut court =
+        Court { facts, config: &config, id: content.id, what, entry, detail: String::new(), opened: None };
     // c, d by what is remembered of its terms
     if let Some(kind) = judge::condemned_by_counts(&startups, Terms::remembered(&startups)) {
         return court.condemn(steps, started, kind).map(Err);
@@ -345,6 +352,8 @@ fn try_to_run(
         if standing.assigned && !standing.last_known_good && in_trial {
             return Ok(Err(Obstacle::NotRecorded(why)));
         }
+    } else if may_write {
+        court.opened = Some(startups.clone());
     }
     // e
     let effective = match parsed.effective(&content, &facts.local) {
@@ -381,7 +390,7 @@ fn counts(facts: &Facts, started: &mut Started, id: ConfigId) -> Startups {
     let ran_as = RanAs::Config(id);
     let startups = started.disk.startups.known().filter(|startups| startups.ran_as == ran_as).cloned();
     let startups = startups.unwrap_or_else(|| Startups::fresh(ran_as));
-    let ended = Ended::read(startups.open.as_deref(), &facts.boot_id, &facts.previous);
+    let ended = Ended::read(&startups, &facts.boot_id, &facts.previous);
     if started.ended.is_none() {
         started.ended = match &ended {
             Ended::Clean => None,
@@ -389,7 +398,7 @@ fn counts(facts: &Facts, started: &mut Started, id: ConfigId) -> Startups {
             Ended::Cut => Some("the power went, or the disk stood still".into()),
         };
     }
-    judge::counted(startups, &ended, &facts.boot_id, facts.wall)
+    judge::counted(startups, &ended, &facts.boot_id, facts.previous.runs, facts.wall)
 }
 
 struct Court<'a> {
@@ -399,6 +408,8 @@ struct Court<'a> {
     what: &'static str,
     entry: Option<Verdict>,
     detail: String,
+    /// The record of its start, if this start made it.
+    opened: Option<Startups>,
 }
 
 impl Court<'_> {
@@ -419,6 +430,7 @@ impl Court<'_> {
             // adding to a list that could not be read would make the rest of it read as empty
             Known::Unknown { .. } => {
                 started.unproven = true;
+                self.close_opened(steps, started)?;
                 return Ok(Obstacle::Marked { verdict, recorded: false });
             }
         };
@@ -427,6 +439,18 @@ impl Court<'_> {
         bad.mark(uid, self.id, verdict.clone(), &in_use);
         let recorded = started.disk.put_bad_configs(steps, bad)?.is_ok();
         started.unproven |= !recorded;
+        if !recorded {
+            self.close_opened(steps, started)?;
+        }
         Ok(Obstacle::Marked { verdict, recorded })
+    }
+
+    /// The counts stay, for they prove the verdict that could not be written; but what does not run is not left open: the end
+    /// of the fallback that runs instead would be held against it. A disk that refuses this, too, leaves it as it is.
+    fn close_opened(&mut self, steps: &mut Steps, started: &mut Started) -> Result<(), Suspend> {
+        if let Some(startups) = self.opened.take() {
+            let _ = started.disk.put_startups(steps, Startups { open: None, ..startups })?;
+        }
+        Ok(())
     }
 }

@@ -1,8 +1,9 @@
 //! A disk of durable files below `--dynamic-config-dir`: what a process sees of it, and what of that is not durable yet.
 //!
-//! A write is the platform's: a temporary file is made, filled and synced, renamed into place, and its directory synced. Always
-//! holds: when it is reported, it is durable; whoever stops it on the way leaves names and contents that a power cut may keep,
-//! lose or tear, each for itself. Can be told to refuse writes, or to be a disk that syncs nothing.
+//! A write is the platform's: a temporary file is made, filled and synced, renamed into place, and its directory synced; and
+//! a process syncs each directory before it first reads there. Always holds: what is reported or read is durable; whoever
+//! stops a write on the way leaves names and contents that a power cut may keep, lose or tear, each for itself. Can be told to
+//! refuse writes, or to be a disk that syncs nothing.
 
 use kedge_core::records::{Read, StateFile};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,10 +46,10 @@ struct Unsynced {
 }
 
 /// What a power cut did to what was not durable.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Lost {
     /// New names that it took back.
-    pub(crate) names: u32,
+    pub(crate) names: Vec<String>,
     /// New names that survived although nobody ever said so.
     pub(crate) kept: u32,
     /// Contents that it tore.
@@ -67,8 +68,12 @@ pub(crate) struct Disk {
     /// A sync makes durable. A disk, or a program, for which that is not so can be tried.
     pub(crate) syncs_files: bool,
     pub(crate) syncs_directories: bool,
+    /// What a process reads is durable. A program for which that is not so can be tried.
+    pub(crate) settles_directories: bool,
     /// Names that are not durable, in the order they were made.
     unsynced: Vec<Unsynced>,
+    /// Directories that the process has read in: what it found there is durable.
+    settled: BTreeSet<String>,
     /// Paths whose content is not durable.
     dirty: BTreeSet<String>,
     /// Names of the records written, in order, since somebody looked.
@@ -86,7 +91,9 @@ impl Disk {
             leftovers: Vec::new(),
             syncs_files: true,
             syncs_directories: true,
+            settles_directories: true,
             unsynced: Vec::new(),
+            settled: BTreeSet::new(),
             dirty: BTreeSet::new(),
             written: Vec::new(),
             needless: Vec::new(),
@@ -113,12 +120,28 @@ impl Disk {
             self.needless.push(path.to_owned());
         }
         self.rename_into_place(path, bytes);
-        if self.syncs_directories {
-            let directory = directory_of(path);
-            self.unsynced.retain(|name| directory_of(&name.path) != directory);
-        }
+        self.sync_directory(directory_of(path));
         self.written.push(name(file));
         Ok(())
+    }
+
+    fn sync_directory(&mut self, directory: &str) {
+        if self.syncs_directories {
+            self.unsynced.retain(|name| directory_of(&name.path) != directory);
+        }
+    }
+
+    /// A process is about to read this.
+    pub(crate) fn settle(&mut self, path: &str) {
+        let directory = directory_of(path);
+        if self.settled.insert(directory.to_owned()) && self.settles_directories {
+            self.sync_directory(directory);
+        }
+    }
+
+    /// Another process begins.
+    pub(crate) fn forget_settled(&mut self) {
+        self.settled.clear();
     }
 
     fn refusal(&mut self, file: &StateFile) -> Result<(), String> {
@@ -167,11 +190,11 @@ impl Disk {
                 lost.kept += 1;
                 continue;
             }
-            lost.names += 1;
             self.leftovers.extend(self.files.remove(&path));
             if let Some(before) = before {
-                self.files.insert(path, before);
+                self.files.insert(path.clone(), before);
             }
+            lost.names.push(path);
         }
         for path in std::mem::take(&mut self.dirty) {
             if let Some(content) = self.files.get_mut(&path).filter(|_| below(2) == 0) {

@@ -68,6 +68,8 @@ pub(crate) struct World {
     pub(crate) mono: Duration,
     pub(crate) wall_micros: i64,
     pub(crate) boots: u32,
+    /// Runs of the agent that began in this boot.
+    pub(crate) runs: u64,
     pub(crate) version: String,
     pub(crate) local: LocalLayers,
     pub(crate) dynamic: bool,
@@ -100,6 +102,7 @@ impl World {
             mono: Duration::from_secs(20),
             wall_micros: WALL_MICROS,
             boots: 1,
+            runs: 0,
             version: "0.1.0".into(),
             local: LocalLayers::default(),
             dynamic: true,
@@ -163,11 +166,13 @@ impl World {
             dynamic_config: self.dynamic,
             node_labels: BTreeMap::new(),
             boot_id: self.boot_id(),
-            previous_run: self.previous.clone(),
+            previous_run: PreviousRun { runs: self.runs + 1, ..self.previous.clone() },
             seed: self.seed.wrapping_add(self.starts),
         };
         let node = Node::new(options, self.now()).map_err(|error| error.report())?;
         self.starts += 1;
+        self.runs += 1;
+        self.disk.forget_settled();
         self.process = Some(Process {
             node,
             step: None,
@@ -257,7 +262,11 @@ impl World {
     pub(crate) fn perform(&mut self, step: &Step) -> Outcome {
         let path = |file: &StateFile| file.path(&self.version);
         match step {
-            Step::Read(file) => Outcome::Read(self.disk.read(&path(file))),
+            Step::Read(file) => {
+                let path = path(file);
+                self.disk.settle(&path);
+                Outcome::Read(self.disk.read(&path))
+            }
             Step::Write(file, bytes) => {
                 let path = path(file);
                 Outcome::Done(self.disk.write(file, &path, bytes))
@@ -446,7 +455,8 @@ impl World {
     }
 
     pub(crate) fn ending(&self, result: &str) -> Exit {
-        Exit { boot_id: self.boot_id(), result: result.into(), was_ready: true, ..Exit::default() }
+        let (boot_id, run) = (self.boot_id(), self.runs);
+        Exit { boot_id, run, result: result.into(), was_ready: true, ..Exit::default() }
     }
 
     /// The process ends, and the supervisor records how.
@@ -478,7 +488,9 @@ impl World {
     /// The power goes and comes back.
     pub(crate) fn power_cut(&mut self) {
         self.process = None;
-        self.boots += 1;
+        (self.boots, self.runs) = (self.boots + 1, 0);
+        // what the hardware says of how a boot began, it says in that boot
+        self.previous.hardware_reset = false;
         self.mono = Duration::from_secs(20);
     }
 

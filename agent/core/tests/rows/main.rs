@@ -9,6 +9,7 @@ mod board;
 
 mod condition;
 mod heartbeats;
+mod proofs;
 mod records;
 mod sources;
 mod starts;

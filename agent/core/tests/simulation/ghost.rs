@@ -39,6 +39,8 @@ pub(crate) struct Run {
     pub(crate) since: Duration,
     /// Its start is on disk.
     pub(crate) recorded: bool,
+    /// Something else is assigned since: the counts of that take the place of its own, whatever becomes of this run.
+    pub(crate) superseded: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -51,6 +53,8 @@ pub(crate) struct Ghost {
     pub(crate) run: Option<Run>,
     /// What the agent was told of its files in this run: read, or reported written.
     pub(crate) told: BTreeMap<String, Option<Vec<u8>>>,
+    /// The same in the run that ended last.
+    pub(crate) told_last: BTreeMap<String, Option<Vec<u8>>>,
     /// The same before the transition under way.
     pub(crate) told_before: BTreeMap<String, Option<Vec<u8>>>,
     /// Files were changed behind the agent's back in this run.
@@ -61,6 +65,13 @@ pub(crate) struct Ghost {
     /// The last crash if nothing about it is on disk yet, and what the config had behind it before. The record of an end is
     /// the only proof then, and the next end replaces it: the crash may be held against nobody.
     last_crash: Option<(ConfigId, Past)>,
+    /// Crashes that only a verdict proves, and what the configs had behind them before: the counts on disk do not know of them
+    /// yet, and who removes the verdict by hand removes the proof.
+    judged: BTreeMap<ConfigId, Past>,
+    /// Ends that count, of whatever ran.
+    ends: u64,
+    /// Startups that were counted, as last acknowledged or read, and the ends there had been by then.
+    counted: BTreeMap<ConfigId, (u64, u64)>,
     /// Contents that somebody asked to forgive.
     pub(crate) forgiving: BTreeSet<ConfigId>,
     /// Those whose verdicts are gone from the disk, and that had no chance to fail since.
@@ -74,7 +85,7 @@ impl Ghost {
             self.past.entry(config.id).or_default();
             self.forgiven.remove(&config.id);
         }
-        self.run = Some(Run { config, since: now, recorded });
+        self.run = Some(Run { config, since: now, recorded, superseded: false });
         self.fresh = true;
     }
 
@@ -98,33 +109,46 @@ impl Ghost {
         }
     }
 
-    /// The run is over. `crashed`: in a way that counts, and `open` says whether the disk knows that it ran.
-    pub(crate) fn ends(&mut self, now: Duration, designs: &[Design], crashed: bool, open: bool) {
+    /// The run is over. `crashed`: in a way that counts, and `open` says whether the disk knows that it ran. `left_open` is the
+    /// config whose record is open on disk, whatever runs.
+    pub(crate) fn ends(
+        &mut self,
+        now: Duration,
+        designs: &[Design],
+        crashed: bool,
+        open: bool,
+        left_open: Option<ConfigId>,
+    ) {
         self.ran(now, designs);
+        self.ends += u64::from(crashed);
         let run = self.run.take();
         self.forgiving.clear();
         if crashed {
             // it may have been its start that crashed
             self.forgiven.clear();
         }
-        (self.told, self.tampered) = (BTreeMap::new(), false);
+        // after a write that failed half-way, or a change by hand, nobody knows what a cut leaves
+        self.told_last = std::mem::take(&mut self.told);
+        if std::mem::take(&mut self.tampered) {
+            self.told_last.clear();
+        }
         self.doubt_last_crash();
-        if run.is_none() && crashed {
-            // it died at its start: the record of that replaced the record of how the last run ended
-            self.past.values_mut().for_each(|past| past.saved_ms = None);
+        if crashed && run.as_ref().is_none_or(|run| !run.recorded) {
+            // It died at its start, or what ran could not be recorded: all that is known of this end is its boot, so it is
+            // held against the record that is still open there. That of a config which was condemned is, if the disk
+            // refused its verdict and the closing of its record.
+            if let Some(past) = left_open.and_then(|id| self.past.get_mut(&id)) {
+                past.saved_ms = None;
+            }
         }
-        if crashed && run.as_ref().is_some_and(|run| !run.recorded) {
-            // a verdict that cannot be written leaves the counts of the condemned one as they are, open, for they prove it; so
-            // a crash of the fallback that runs meanwhile is held against it
-            self.past.values_mut().for_each(|past| past.saved_ms = None);
-        }
-        let Some((config, recorded)) = run.and_then(|run| Some((run.config?, run.recorded))) else { return };
+        let counts = run.as_ref().is_some_and(|run| run.recorded && !run.superseded);
+        let Some(config) = run.and_then(|run| run.config) else { return };
         let past = self.past.entry(config.id).or_default();
         if crashed && open {
             self.last_crash = Some((config.id, past.clone()));
             past.ran = Duration::ZERO;
             past.saved_ms = None;
-            past.crashes += u32::from(recorded);
+            past.crashes += u32::from(counts);
         }
     }
 
@@ -152,9 +176,49 @@ impl Ghost {
         }
     }
 
-    /// Counts or a verdict were written: the last crash is known for good.
-    pub(crate) fn proven(&mut self) {
+    /// Counts were written: what led to them is known for good.
+    pub(crate) fn proven_by_counts(&mut self) {
         self.last_crash = None;
+        self.judged.clear();
+    }
+
+    /// Verdicts were written: the last crash is known as long as they stay.
+    pub(crate) fn proven_by_verdict(&mut self) {
+        self.judged.extend(self.last_crash.take());
+    }
+
+    /// What proved the crashes behind verdicts may be gone from the disk: they may be held against nobody from now on.
+    fn doubt_judged(&mut self) {
+        for (id, before) in std::mem::take(&mut self.judged) {
+            self.past.insert(id, Past { saved_ms: None, ..before });
+        }
+    }
+
+    /// Startups of a config are durable, this many. Says how many there can be at most, each end counted once.
+    pub(crate) fn startups_written(&mut self, id: Option<ConfigId>, count: u64) -> u64 {
+        let before = id.and_then(|id| self.counted.get(&id).copied());
+        self.startups_of(id);
+        let Some(id) = id else { return 0 };
+        self.counted.insert(id, (count, self.ends));
+        before.map_or(count, |(count, ends)| count + self.ends - ends)
+    }
+
+    /// Startups of a config were read, this many. What nobody acknowledged changes nothing about what can be.
+    pub(crate) fn startups_read(&mut self, id: Option<ConfigId>, count: u64) {
+        self.startups_of(id);
+        if let Some(id) = id {
+            // the last end may not be among them
+            self.counted.entry(id).or_insert((count, self.ends.saturating_sub(1)));
+        }
+    }
+
+    fn startups_of(&mut self, id: Option<ConfigId>) {
+        self.counted.retain(|other, _| Some(*other) == id);
+    }
+
+    /// Evidence that was believed already may be believed once more.
+    pub(crate) fn evidence_stays(&mut self) {
+        self.ends += 1;
     }
 
     /// The last crash may be held against nobody; or it is, and then the running time is zero, and that is right, too.
@@ -167,7 +231,9 @@ impl Ghost {
     /// Another agent version begins.
     pub(crate) fn upgraded(&mut self, from: &str, to: &str) {
         self.doubt_last_crash();
+        self.doubt_judged();
         self.forgiven.clear();
+        self.counted.clear();
         let past = std::mem::take(&mut self.past);
         self.elsewhere.insert(from.to_owned(), past);
         self.past = self.elsewhere.remove(to).unwrap_or_default();
@@ -175,7 +241,8 @@ impl Ghost {
 
     /// Somebody did something after which earlier crashes need not be remembered.
     pub(crate) fn forget_crashes(&mut self) {
-        for past in self.past.values_mut() {
+        let doubted = self.last_crash.iter_mut().map(|(_, past)| past).chain(self.judged.values_mut());
+        for past in self.past.values_mut().chain(doubted) {
             past.crashes = 0;
             past.saved_ms = None;
         }
@@ -184,6 +251,8 @@ impl Ghost {
     /// The counts on disk, or what they belong to, changed behind the agent's back.
     pub(crate) fn forget_all(&mut self) {
         self.forget_crashes();
+        self.doubt_judged();
+        self.counted.clear();
         self.condemned.clear();
         (self.forgiving, self.forgiven) = (BTreeSet::new(), BTreeSet::new());
     }

@@ -25,6 +25,7 @@ impl Life {
     /// After every step.
     pub(crate) fn check(&self) -> Check {
         self.invariant_some_config_always_runs()?;
+        self.invariant_a_cut_takes_nothing_back()?;
         self.invariant_the_agent_knows_its_disk()
     }
 
@@ -34,6 +35,16 @@ impl Life {
         hold!(
             process.used.is_some() || process.step.is_some(),
             "invariant_some_config_always_runs: the agent waits for something before it runs any config"
+        );
+        Ok(())
+    }
+
+    /// What a start has read, and what was reported written, is there after any power cut.
+    fn invariant_a_cut_takes_nothing_back(&self) -> Check {
+        hold!(
+            self.taken_back.is_empty(),
+            "invariant_a_cut_takes_nothing_back: an agent acted on {:?} as it was before the last power cut",
+            self.taken_back
         );
         Ok(())
     }
@@ -234,6 +245,16 @@ impl Life {
         Ok(())
     }
 
+    /// When startups are written: no more of them were counted than there were ends that count.
+    pub(crate) fn invariant_an_end_counts_once(&mut self, id: Option<ConfigId>, count: u64) -> Check {
+        let most = self.ghost.startups_written(id, count);
+        hold!(
+            count <= most,
+            "invariant_an_end_counts_once: {count} startups are counted against {id:?}, there can be {most}"
+        );
+        Ok(())
+    }
+
     /// When one is set aside: nothing but damage makes a record unreadable, however its write ended.
     pub(crate) fn invariant_no_record_is_torn(&self, file: &StateFile) -> Check {
         let path = file.path(&self.world.version);
@@ -327,6 +348,10 @@ impl Life {
                 .is_some_and(|process| process.step.is_none() || matches!(process.step, Some(Step::Read(_)))),
             "invariant_everything_comes_to_rest: a step is still under way"
         );
+        if self.ghost.tampered && !self.knows("current") {
+            // what it is not told of a record, because a failed write changed it, the next start will read
+            return Ok(());
+        }
         let Some(assigned) = self.recorded("current") else {
             hold!(state != "trial", "invariant_a_trial_ends: nothing is assigned, the state is {state}");
             return Ok(());
@@ -383,6 +408,12 @@ impl Life {
             "invariant_power_cuts_condemn_no_good_config (i5): {assigned:?}"
         );
         Ok(())
+    }
+
+    /// Whether the agent was told of this record what it says.
+    fn knows(&self, path: &str) -> bool {
+        let told = self.ghost.told.get(path).and_then(Option::as_ref);
+        told == self.world.disk.files.get(path)
     }
 
     /// Whether the source that the API server has explains that nothing clear is assigned.

@@ -101,6 +101,8 @@ pub(crate) struct Life {
     backup: Option<Hub>,
     /// Files that chance damaged: that others can be read is owed to how they were written.
     pub(crate) damaged: BTreeSet<String>,
+    /// What an agent had read, or was told to be written, and a cut took back.
+    pub(crate) taken_back: Vec<String>,
     /// What is assigned, as it was last read or written.
     assigned: Option<Vec<u8>>,
     /// What the mutant puts in the place of the counts.
@@ -158,6 +160,7 @@ impl Life {
             has_clock: true,
             backup: None,
             damaged: BTreeSet::new(),
+            taken_back: Vec::new(),
             assigned: None,
             returning: None,
             under_way: None,
@@ -168,6 +171,7 @@ impl Life {
         life.has_clock = life.random.percent(60);
         life.world.disk.syncs_files = mutant != Some(Mutant::ContentsNotSynced);
         life.world.disk.syncs_directories = mutant != Some(Mutant::NamesNotSynced);
+        life.world.disk.settles_directories = mutant != Some(Mutant::NamesNotSettled);
         life.world.version = (*life.random.pick(&VERSIONS)).into();
         if life.random.percent(20) {
             life.world.hub.node = None;
@@ -265,6 +269,9 @@ impl Life {
         self.verdict_now = false;
         self.overrides = canonical_overrides(&self.world.local).unwrap_or_default();
         self.hit("event", "Start");
+        if let (Some(Mutant::RunsNotCounted), Some(exit)) = (self.mutant, &mut self.world.previous.exit) {
+            exit.run = 0;
+        }
         match self.world.try_launch() {
             Ok(()) => {
                 let version = self.world.version.clone();
@@ -332,6 +339,7 @@ impl Life {
         } else {
             self.random.below(100)
         };
+        let chance = self.mutants_chance(&step).unwrap_or(chance);
         match chance {
             0 if faulty => {
                 self.tell(|| format!("  about to {about}"));
@@ -381,6 +389,7 @@ impl Life {
             }
             9 if faulty && is_write => {
                 let stage = *self.random.pick(&Stage::ALL);
+                let stage = if self.mutant == Some(Mutant::NamesNotSettled) { Stage::Renamed } else { stage };
                 self.tell(|| format!("  in the middle of: {about} ({stage:?})"));
                 self.hit("fault", "crash in the middle of a write");
                 self.write_until(stage, &step);
@@ -392,6 +401,20 @@ impl Life {
         let outcome = self.perform(&step);
         self.tell(|| format!("  {about}: {}", short(&outcome)));
         self.step_done(step, outcome)
+    }
+
+    /// What a mutant needs to be noticed comes seldom by chance.
+    fn mutants_chance(&mut self, step: &Step) -> Option<u64> {
+        match (self.mutant?, step) {
+            // a start is recorded, and the power goes before the evidence is consumed
+            (Mutant::RunsNotCounted, Step::Write(StateFile::Startups, _)) if self.ghost.run.is_none() => {
+                self.random.percent(20).then_some(3)
+            }
+            // a process is killed between a name and its sync; the next is cut off after it has read
+            (Mutant::NamesNotSettled, Step::Write(..)) => self.random.percent(10).then_some(9),
+            (Mutant::NamesNotSettled, Step::Read(_)) => self.random.percent(10).then_some(3),
+            _ => None,
+        }
     }
 
     fn step_done(&mut self, step: Step, outcome: Outcome) -> Check {
@@ -878,7 +901,9 @@ impl Life {
 
     fn leave(&mut self, crashed: bool) {
         let open = self.open();
-        self.ghost.ends(self.world.mono, &self.designs, crashed, open);
+        let startups = self.world.startups();
+        let left_open = ConfigId::parse(text(&startups, "/id")).filter(|_| startups["open"].is_string());
+        self.ghost.ends(self.world.mono, &self.designs, crashed, open, left_open);
         self.late = None;
         if let Some(process) = &mut self.world.process {
             self.orphans.append(&mut process.requests);
@@ -906,11 +931,15 @@ impl Life {
 
     /// The power goes, and comes back: of what was not durable, not all is there again.
     fn power_goes(&mut self) {
+        if self.world.previous.kernel_panic {
+            // it lies where the kernel left it until somebody notes that it was seen
+            self.ghost.evidence_stays();
+        }
         let Self { world, random, .. } = self;
         world.power_cut();
         let lost = world.disk.lose_power(&mut |bound| random.below(bound));
         for (name, count) in [
-            ("lost names", lost.names),
+            ("lost names", u32::try_from(lost.names.len()).expect("few")),
             ("names that nobody acknowledged", lost.kept),
             ("torn files", lost.torn),
         ] {
@@ -919,11 +948,13 @@ impl Life {
                 self.tell(|| format!("  after the cut: {count} {name}"));
             }
         }
-        if lost.names > 0 && self.mutant != Some(Mutant::NamesNotSynced) {
-            // A process that was killed before it could sync a name leaves the name to the next, which reads it like any other
-            // and cannot know that it is not durable: what was counted under it goes with it.
-            self.ghost.forget_crashes();
-        }
+        let taken_back = |path: &String| {
+            self.ghost
+                .told_last
+                .get(path)
+                .is_some_and(|told| self.world.disk.files.get(path) != told.as_ref())
+        };
+        self.taken_back.extend(lost.names.into_iter().filter(taken_back));
         if !self.has_clock {
             self.world.wall_micros = 0;
             self.hit("fault", "boot without a clock");
@@ -1469,7 +1500,9 @@ impl Life {
                 if let (StateFile::Startups, Read::Content(bytes)) = (file, read) {
                     // a write that nobody acknowledged may have been made
                     let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
-                    self.ghost.counts_are_of(ConfigId::parse(text(&record, "/id")));
+                    let id = ConfigId::parse(text(&record, "/id"));
+                    self.ghost.counts_are_of(id);
+                    self.ghost.startups_read(id, startups_in(&record));
                 }
                 match read {
                     Read::Content(bytes) => self.ghost.told.insert(path(file), Some(bytes.clone())),
@@ -1507,16 +1540,18 @@ impl Life {
         }
         match file {
             StateFile::BadConfigs => {
-                self.ghost.proven();
+                self.ghost.proven_by_verdict();
                 self.verdict_now = true;
                 self.invariant_a_forgiven_config_is_tried(&record)?;
                 self.note_verdicts(&record);
                 self.invariants_of_verdicts(&record)
             }
             StateFile::Startups => {
-                self.ghost.proven();
-                self.ghost.saved(ConfigId::parse(text(&record, "/id")), record["ran_ms"].as_u64());
-                self.invariant_startups_are_bounded(&record)
+                let id = ConfigId::parse(text(&record, "/id"));
+                self.ghost.proven_by_counts();
+                self.ghost.saved(id, record["ran_ms"].as_u64());
+                self.invariant_startups_are_bounded(&record)?;
+                self.invariant_an_end_counts_once(id, startups_in(&record))
             }
             StateFile::LastKnownGood => {
                 if self.mutant == Some(Mutant::CheckpointSwept) {
@@ -1531,6 +1566,9 @@ impl Life {
                 if self.under_way == Some("adopt") {
                     // what runs next takes the place of what is counted now, however long ago it was assigned
                     self.ghost.forget_crashes();
+                    if let Some(run) = &mut self.ghost.run {
+                        run.superseded = true;
+                    }
                 }
                 self.readdressed(&record);
                 Ok(())
@@ -1663,6 +1701,10 @@ impl Life {
         }
         Err(format!("invariant_everything_comes_to_rest: {how}, still restarting or writing after 80 hours"))
     }
+}
+
+fn startups_in(record: &Value) -> u64 {
+    record["startups"].as_array().map_or(0, |startups| startups.len() as u64)
 }
 
 fn source_of(node: &Value) -> String {

@@ -4,7 +4,8 @@
 //! board down.
 //!
 //! A failing seed prints its story and the command that lives it again. `KEDGE_SIM_SEEDS=n` lives n seeds, at most
-//! `KEDGE_SIM_SECONDS` long, `KEDGE_SIM_SEED=s` one. Each invariant must notice a world that breaks it (`mutants`).
+//! `KEDGE_SIM_SECONDS` long and until `KEDGE_SIM_FAILURES` of them failed, `KEDGE_SIM_SEED=s` one. Each invariant must notice
+//! a world that breaks it (`mutants`).
 
 #[allow(dead_code, reason = "each test program uses its part of the board")]
 #[path = "../board/mod.rs"]
@@ -91,6 +92,8 @@ struct Lives {
     watch: Stopwatch,
     taken: AtomicU64,
     failed: AtomicU64,
+    /// Failures after which no other life begins.
+    failures: u64,
 }
 
 /// What many lives came to.
@@ -109,7 +112,7 @@ impl Lives {
     fn next(&self) -> Option<u64> {
         let taken = self.taken.fetch_add(1, Ordering::Relaxed);
         let in_time = taken < ENOUGH || self.limit.is_none_or(|limit| self.watch.elapsed() < limit);
-        let go_on = taken < self.seeds && in_time && self.failed.load(Ordering::Relaxed) == 0;
+        let go_on = taken < self.seeds && in_time && self.failed.load(Ordering::Relaxed) < self.failures;
         go_on.then_some(self.first + taken)
     }
 
@@ -119,6 +122,7 @@ impl Lives {
             let lived = live(seed, None, false);
             if let Some(failure) = lived.failure {
                 self.failed.fetch_add(1, Ordering::Relaxed);
+                println!("seed {seed} failed: {failure}");
                 own.failures.push((seed, failure));
             }
             own.coverage.add(lived.coverage);
@@ -169,6 +173,7 @@ fn every_life_keeps_the_invariants_and_together_they_reach_every_rule() {
         watch: Stopwatch::start(),
         taken: AtomicU64::new(0),
         failed: AtomicU64::new(0),
+        failures: number_from_environment("KEDGE_SIM_FAILURES").unwrap_or(1),
     };
     let sum = Mutex::new(Sum::default());
     std::thread::scope(|scope| {

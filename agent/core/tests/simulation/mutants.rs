@@ -64,13 +64,17 @@ pub(crate) enum Mutant {
     CheckpointVanishes,
     /// The checkpoint of a new last-known-good was swept away.
     CheckpointSwept,
+    /// The record of an end does not say of which run it is.
+    RunsNotCounted,
+    /// What a start reads is not made durable first: a cut takes back what it acted on.
+    NamesNotSettled,
     /// Another node's Node comes under this node's name.
     AnothersNode,
 }
 
 impl Mutant {
     /// Each, and the invariant that notices it.
-    pub(crate) const ALL: [(Self, &str); 31] = [
+    pub(crate) const ALL: [(Self, &str); 33] = [
         (Self::StartNotRecorded, "invariant_a_trial_is_recorded_before_it_begins"),
         (Self::ContactWithoutAnswer, "invariant_last_known_good_survived_a_trial"),
         (Self::CutResetsRunning, "invariant_a_cut_never_resets_running_time"),
@@ -87,7 +91,7 @@ impl Mutant {
         (Self::ProgressNotWritten, "invariant_the_agent_knows_its_disk"),
         (Self::PromotionNotWritten, "invariant_a_good_config_wins"),
         (Self::CountsWithoutOwner, "invariant_running_time_is_real"),
-        (Self::NamesNotSynced, "invariant_a_cut_never_resets_running_time"),
+        (Self::NamesNotSynced, "invariant_a_cut_takes_nothing_back"),
         (Self::ContentsNotSynced, "invariant_no_record_is_torn"),
         (Self::StepForgotten, "invariant_some_config_always_runs"),
         (Self::AnotherConfigRuns, "invariant_what_runs_is_what_is_said"),
@@ -100,6 +104,8 @@ impl Mutant {
         (Self::Poltergeist, "invariant_everything_comes_to_rest"),
         (Self::StatusClaims, "invariant_status_never_claims_what_is_not_on_disk"),
         (Self::CheckpointVanishes, "invariant_what_runs_is_on_disk"),
+        (Self::RunsNotCounted, "invariant_an_end_counts_once"),
+        (Self::NamesNotSettled, "invariant_a_cut_takes_nothing_back"),
         (Self::AnothersNode, "invariant_only_its_own_node_is_obeyed"),
         (Self::NeverForgiven, "invariant_a_forgiven_config_is_tried"),
     ];
