@@ -353,8 +353,47 @@ fn a_trial_start_that_cannot_be_recorded_is_not_made_and_is_made_when_the_disk_w
     assert!(!world.exited());
     world.disk.fault = WriteFault::None;
     world.run_until_exit(2 * MINUTE);
+    assert_eq!(
+        world.startups()["open"],
+        Value::Null,
+        "an exit, and a power cut after it, are nobody's fault"
+    );
     world.start();
     assert_eq!(world.used(), B);
+}
+
+/// A node whose heartbeats are hours apart: what it does within minutes, its own deadlines woke it for.
+fn rarely_woken() -> World {
+    let mut world = World::new();
+    world.drop_in(
+        "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400",
+    );
+    world.start();
+    world.adopt("a", &payload(A, ""));
+    world.run_for(TRIAL);
+    world
+}
+
+#[test]
+fn a_disk_that_refused_is_tried_again_though_nothing_else_wakes_the_agent() {
+    let mut world = rarely_woken();
+    world.disk.fault = WriteFault::Once(0);
+    world.assign("b", &payload(B, ""));
+    world.turn();
+    assert_eq!(world.deadline(), Some(world.mono + MINUTE));
+    world.run_for(MINUTE);
+    assert!(world.exited(), "adopted");
+
+    let mut world = rarely_woken();
+    let bad = world.adopt("b", &short(B, "10m", 0));
+    world.run_for(TRIAL / 4);
+    world.crash();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    world.disk.fault = WriteFault::None;
+    assert_eq!(world.deadline(), Some(world.mono + MINUTE));
+    world.run_for(MINUTE);
+    assert!(world.bad_configs().get(&bad).is_some(), "the verdict");
 }
 
 #[test]
