@@ -17,9 +17,9 @@ pub(crate) const LOCAL: &str = "using current (default)";
 /// The node's name.
 pub(crate) const NODE: &str = "edge-1";
 /// Longest wait for anything, unless `KEDGE_HIL_PATIENCE_SECS` says otherwise: a boot takes 15 to 90 s under emulation, the watchdog's
-/// and the agent's own limits together under two minutes, and all of it several times that on a busy machine. Only what never comes
-/// costs it.
-const PATIENCE_SECS: u64 = 600;
+/// and the agent's own limits together under two minutes, and all of it several times that on a busy machine: with a load of 30 on two
+/// cores boots took 400 s. Only what never comes costs it.
+const PATIENCE_SECS: u64 = 900;
 /// How often something is looked at again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The first lines of every payload.
