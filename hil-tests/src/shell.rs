@@ -44,7 +44,9 @@ impl Shell {
         self.count += 1;
         let (begin, finish) = (format!("@begin-{}", self.count), format!("@end-{}", self.count));
         self.send(&format!(
-            "echo {begin}; {{ {command}\n}} </dev/null 2>&1; code=$?; echo; echo {finish} $code\n"
+            "echo {}; {{ {command}\n}} </dev/null 2>&1; code=$?; echo; echo {} $code\n",
+            unlike_its_echo(&begin),
+            unlike_its_echo(&finish)
         ))?;
         let text = self.read_until(&format!("{finish} "), end, command)?;
         let output =
@@ -69,7 +71,7 @@ impl Shell {
         loop {
             self.count += 1;
             let word = format!("@here-{}", self.count);
-            self.send(&format!("\nPS1=; PS2=; echo {word} 0\n"))?;
+            self.send(&format!("\nPS1=; PS2=; echo {} 0\n", unlike_its_echo(&word)))?;
             let wait = (Instant::now() + GREET_EVERY).min(end);
             match self.read_until(&format!("{word} "), wait, "greeting") {
                 Ok(_) => break,
@@ -108,5 +110,45 @@ impl Shell {
                 Err(error) => return Err(failed(error)),
             }
         }
+    }
+}
+
+/// A mark as it is sent, which the shell makes whole: a console that still echoes what it is sent, because the shell has not begun, must
+/// not look like an answer.
+fn unlike_its_echo(mark: &str) -> String {
+    mark.replacen('@', "@\"\"", 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A shell on a console; one that echoes says each line that it is sent.
+    fn shell(echoes: bool) -> Shell {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let end = || std::os::fd::OwnedFd::from(theirs.try_clone().unwrap());
+        let mut command = std::process::Command::new("sh");
+        command.args(echoes.then_some("-v")).stdin(end()).stdout(end()).stderr(end());
+        // it ends with our end of the console
+        let mut child = command.spawn().unwrap();
+        std::thread::spawn(move || child.wait());
+        Shell { stream: ours, is_greeted: false, count: 0 }
+    }
+
+    fn check(echoes: bool) {
+        let mut shell = shell(echoes);
+        let limit = Duration::from_secs(60);
+        assert_eq!(shell.run("echo one; echo two; false", limit).unwrap(), (1, "one\ntwo".to_owned()));
+        assert_eq!(shell.run("echo three", limit).unwrap(), (0, "three".to_owned()));
+    }
+
+    #[test]
+    fn a_command_gives_its_output_and_exit_code() {
+        check(false);
+    }
+
+    #[test]
+    fn the_echo_of_a_console_is_no_answer() {
+        check(true);
     }
 }
