@@ -948,6 +948,10 @@ impl Life {
                 self.tell(|| format!("  after the cut: {count} {name}"));
             }
         }
+        if lost.names.iter().any(|path| path.ends_with("/startups.json")) {
+            // what nobody had acknowledged is gone, and with it that the run which crashed was open
+            self.ghost.doubt_last_crash();
+        }
         let taken_back = |path: &String| {
             self.ghost
                 .told_last
