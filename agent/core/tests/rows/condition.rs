@@ -151,6 +151,11 @@ fn its_heartbeat_is_set_at_every_start_and_its_transition_when_it_changes() {
     let third = times(&world);
     assert_eq!(third.0, second.0, "no start");
     assert!(third.1 > second.1, "it changed");
+    world.advance(SECOND);
+    world.hub.assign(json!({"configMapRef": {}}));
+    world.turn();
+    assert_eq!(world.config_ok()[0], "Unknown", "as before");
+    assert!(times(&world).1 > third.1, "another reason is a change, too");
 }
 
 #[test]

@@ -200,6 +200,7 @@ fn a_change_is_sent_when_it_is_seen_and_moves_the_transition_of_that_condition_a
     assert_eq!(pressure["status"], "True");
     assert_eq!(pressure["reason"], "KubeletHasInsufficientMemory");
     assert!(pressure["lastTransitionTime"].as_str() > before["lastTransitionTime"].as_str());
+    assert_eq!(pressure["lastTransitionTime"], pressure["lastHeartbeatTime"], "when it was seen");
     assert_eq!(
         world.hub.condition("Ready").expect("reported")["lastTransitionTime"],
         before["lastTransitionTime"]
