@@ -136,7 +136,8 @@ fn the_runs_of_a_boot_are_counted() {
     });
     assert_eq!(record.run, 3);
     // the run directory went with the boot, and nobody began
-    let (_, record) = recorded("SERVICE_RESULT=success", |run| fs::remove_dir_all(run.path()).expect("there"));
+    let (_, record) =
+        recorded("SERVICE_RESULT=success", |run| fs::remove_dir_all(run.path()).expect("there"));
     assert_eq!(record.run, 0);
     let (_, record) = recorded("SERVICE_RESULT=success", |run| {
         fs::write(run.path().join("run"), "-7 \u{fffd}").expect("writable");
