@@ -25,6 +25,9 @@ use std::time::Duration;
 /// After a failed write the next try waits this long: the disk is likely full, and a full disk is not freed by asking.
 const RETRY_WRITE: Duration = Duration::from_secs(60);
 
+/// UIDs that wait to be forgiven: each is asked for by a person at the node, and a disk that stands still must not gather them.
+const WAITING_TO_BE_FORGIVEN: usize = 8;
+
 /// Time as handed to core: running time since some fixed start, and wall time for stamps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
@@ -132,6 +135,17 @@ pub(crate) enum Next {
     Step(Step),
     /// Exit with code 0: everything that must survive is written.
     Exit(String),
+}
+
+/// What becomes of a request to forget the verdicts on a UID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Forgiveness {
+    /// They are removed as soon as the disk takes it.
+    Taken,
+    /// There are none.
+    NothingKnown,
+    /// [`WAITING_TO_BE_FORGIVEN`] others wait for the disk: this one is dropped, and can be asked for again.
+    TooMany,
 }
 
 /// Something worth telling people: becomes a log line and an Event.
@@ -301,17 +315,21 @@ impl Configuration {
         self.stop.get_or_insert_with(|| why.to_owned());
     }
 
-    /// Somebody asked to forget the verdicts on a UID. Says whether there is anything to forget.
-    pub(crate) fn forgive(&mut self, uid: &str) -> bool {
+    /// Somebody asked to forget the verdicts on a UID.
+    pub(crate) fn forgive(&mut self, uid: &str) -> Forgiveness {
         let known = match &self.disk.bad_configs {
             Known::Is(bad) => bad.entries().any(|(other, ..)| other == uid),
             Known::Absent => false,
             Known::Unknown { .. } => true,
         };
-        if known && self.forgive.len() < 8 {
-            self.forgive.push(uid.to_owned());
+        if !known {
+            return Forgiveness::NothingKnown;
         }
-        known
+        if self.forgive.len() >= WAITING_TO_BE_FORGIVEN {
+            return Forgiveness::TooMany;
+        }
+        self.forgive.push(uid.to_owned());
+        Forgiveness::Taken
     }
 
     /// Somebody asked for the local config, whatever the records say.
@@ -666,7 +684,8 @@ impl Configuration {
             }
             Transition::Readdress { current, rekeyed, .. } if self.disk.current.known() == Some(current) => {
                 self.readdressed(current, rekeyed.as_ref());
-                // the counts are on disk under the old id only: the next save is due at once
+                // the counts are on disk under the old id only, so nothing is saved under the new one: the next save is due
+                // when the first quarter of the trial has run, which it may have
                 self.saved_at_ms = 0;
             }
             _ => {}

@@ -7,7 +7,7 @@
 
 use crate::condition::{self, ConfigOk};
 use crate::config::{self, ConfigError, Effective, LocalLayers};
-use crate::configuration::{Configuration, News, Next, Now, Object};
+use crate::configuration::{Configuration, Forgiveness, News, Next, Now, Object};
 use crate::disk::AssignedNow;
 use crate::judge::PreviousRun;
 use crate::lease::{LeaseKeeper, LeaseRequest};
@@ -641,9 +641,14 @@ impl Running {
             Event::Contact => self.configuration.contact(),
             Event::BadConfigsRead(read) => self.configuration.bad_configs_edited(BadConfigs::read(&read)),
             Event::Forgive(uid) => {
-                let known = self.configuration.forgive(&uid);
-                let what = if known { "removing the verdicts on it" } else { "there is no verdict on it" };
-                actions.push(Action::Log(Level::Info, format!("asked to forgive UID {uid}: {what}")));
+                let (level, what) = match self.configuration.forgive(&uid) {
+                    Forgiveness::Taken => (Level::Info, "removing the verdicts on it"),
+                    Forgiveness::NothingKnown => (Level::Info, "there is no verdict on it"),
+                    Forgiveness::TooMany => {
+                        (Level::Warn, "not done, too many others wait for the disk; ask again later")
+                    }
+                };
+                actions.push(Action::Log(level, format!("asked to forgive UID {uid}: {what}")));
             }
             Event::Reset => self.configuration.reset(),
             Event::ServerChanged => {

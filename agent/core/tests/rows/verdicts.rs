@@ -4,7 +4,7 @@
 use crate::board::disk::WriteFault;
 use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
-use kedge_core::records::StateFile;
+use kedge_core::records::{BAD_UIDS, StateFile};
 use kedge_core::{Action, Event};
 use serde_json::{Value, json};
 
@@ -359,6 +359,8 @@ fn forgiving_what_is_not_banned_changes_nothing() {
     let (mut world, uid) = World::known_good();
     world.handle(Event::Forgive(uid));
     world.handle(Event::Forgive("nobody".into()));
+    let said = "  asked to forgive UID nobody: there is no verdict on it";
+    assert_eq!(world.log.last().map(String::as_str), Some(said));
     world.run_for(MINUTE);
     assert!(!world.exited());
     world.check_written(&[]);
@@ -494,11 +496,42 @@ fn at_most_eight_wait_to_be_forgiven() {
     for uid in &uids {
         world.handle(Event::Forgive(uid.clone()));
     }
+    assert_eq!(
+        world.log[world.log.len() - 2..],
+        [
+            "  asked to forgive UID uid-8: removing the verdicts on it",
+            "W asked to forgive UID uid-9: not done, too many others wait for the disk; ask again later",
+        ]
+    );
     world.turn();
     assert_eq!(
         world.bad_configs().as_object().map(|left| left.keys().cloned().collect()),
         Some(vec!["uid-9".to_owned()])
     );
+}
+
+#[test]
+fn the_oldest_verdict_goes_when_there_are_too_many_and_never_that_on_a_config_in_use() {
+    let (mut world, good) = World::known_good();
+    let entry = |second: usize| {
+        let time = format!("2026-01-01T00:00:{second:02}Z");
+        // another content of that object: what runs is not banned by it
+        let verdict = json!({"time": time, "reason": "tried", "kind": "validate"});
+        json!({"time": time, "reason": "tried", "contents": {"0".repeat(64): verdict}})
+    };
+    let mut list: serde_json::Map<String, Value> =
+        (1..BAD_UIDS).map(|number| (format!("uid-{number:02}"), entry(number))).collect();
+    list.insert(good.clone(), entry(0));
+    world.stop();
+    world.disk.put("0.1.0/bad-configs.json", Value::Object(list).to_string().as_bytes());
+    world.start();
+    let uid = world.adopt("b", "broken: [");
+    assert_eq!(world.used(), A);
+    let left = world.bad_configs();
+    assert_eq!(left.as_object().map(|left| left.len()), Some(BAD_UIDS));
+    for (uid, stays) in [(good.as_str(), true), ("uid-01", false), ("uid-02", true), (&uid, true)] {
+        assert_eq!(left.get(uid).is_some(), stays, "{uid}");
+    }
 }
 
 /// A followed config is condemned by its first crash, and the verdict cannot be written; then the disk works again.

@@ -634,6 +634,31 @@ fn a_new_name_of_the_same_payload_is_said_when_it_is_recorded_and_the_counts_fol
 }
 
 #[test]
+fn counts_that_did_not_follow_a_new_name_are_saved_once_a_quarter_of_the_trial_has_run() {
+    let readdressed_after = |ran| {
+        let (mut world, _) = World::in_trial("a", &payload(A, ""));
+        world.run_for(ran);
+        world.disk.fault = WriteFault::Once(2);
+        world.assign("copy", &payload(A, ""));
+        world.disk.take_written();
+        world.turn();
+        world.check_written(&["checkpoint", "current"]);
+        world
+    };
+    let mut world = readdressed_after(MINUTE);
+    world.run_for(TRIAL / 4 - MINUTE - SECOND);
+    world.check_written(&[]);
+    world.run_for(SECOND);
+    world.check_written(&["startups"]);
+    // a quarter has run: as soon as a disk that refused is asked again
+    let mut world = readdressed_after(TRIAL / 4 + MINUTE);
+    world.run_for(MINUTE - SECOND);
+    world.check_written(&[]);
+    world.run_for(SECOND);
+    world.check_written(&["startups"]);
+}
+
+#[test]
 fn contact_made_while_a_save_is_under_way_is_kept() {
     let (mut world, _) = World::known_good();
     world.assign("b", &payload(B, ""));
