@@ -3,9 +3,9 @@
 //!
 //! `every-mutant LIST.json PRISTINE WORK PACKAGE SOURCES FILE...`: LIST is what `cargo mutants --list --json` says of the
 //! repository's copy PRISTINE, WORK a directory to build in, FILEs those below SOURCES that are asked about (a name ending
-//! in `/` is a folder; none means all). What compiles is found by compiling: what the compiler complains of is left out, and the
-//! rest tried again. What no switch fits (constants, functions that return `impl Trait`, `||` in a chain of `let`) is
-//! listed, not run.
+//! in `/` is a folder; none means all); with `ONLY_NAMED_IN=FILE`, only mutants whose name a line of this FILE ends in. What
+//! compiles is found by compiling: what the compiler complains of is left out, and the rest tried again. What no switch
+//! fits (constants, functions that return `impl Trait`, `||` in a chain of `let`) is listed, not run.
 
 mod compile;
 mod run;
@@ -67,12 +67,19 @@ fn all(
     let values: Vec<Value> =
         serde_json::from_str(&text).map_err(|error| format!("{}: {error}", list.display()))?;
     let listed: Vec<Listed> = values.iter().filter_map(listed).collect();
+    // what a run before this one printed, or some lines of it
+    let named = match std::env::var("ONLY_NAMED_IN") {
+        Ok(path) => Some(std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?),
+        Err(_) => None,
+    };
+    let is_named = |mutant: &Listed| {
+        named.as_ref().is_none_or(|text| text.lines().any(|line| line.ends_with(&mutant.name)))
+    };
     let wanted = |mutant: &Listed| {
         let file = mutant.file.strip_prefix(sources).unwrap_or(&mutant.file).trim_start_matches('/');
-        files.is_empty()
-            || files
-                .iter()
-                .any(|wanted| file == wanted || (wanted.ends_with('/') && file.starts_with(wanted)))
+        let is_below =
+            |wanted: &String| file == wanted || (wanted.ends_with('/') && file.starts_with(wanted));
+        is_named(mutant) && (files.is_empty() || files.iter().any(is_below))
     };
     let asked: BTreeSet<usize> = (0..listed.len()).filter(|number| wanted(&listed[*number])).collect();
     let mut became = Became::new();

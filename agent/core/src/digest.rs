@@ -94,6 +94,7 @@ mod tests {
     fn a_digest_is_read_back_as_written_and_anything_else_is_refused() {
         let digest = Digest::of(b"");
         assert_eq!(digest.to_string(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+        assert_eq!(format!("{digest:?}"), "e3b0c442", "enough to tell two apart");
         assert_eq!(Digest::parse(&digest.to_string()), Some(digest));
         for wrong in ["", "e3", &"g".repeat(64), &"0".repeat(65), &"é".repeat(32)] {
             assert_eq!(Digest::parse(wrong), None, "{wrong}");

@@ -250,3 +250,47 @@ pub(crate) fn content(bytes: &[u8], source: &Source, uid: &str, overrides: &[u8]
     let origin = Origin::ConfigMap { namespace: namespace.into(), name: name.into(), uid: uid.into() };
     Ok(Content { id, payload: Rc::new(LayerText { origin, text: text.clone().into_bytes() }) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// The payload under key `kubelet`, or what is said instead.
+    #[track_caller]
+    fn check(object: Value, expect: Result<&str, &str>) {
+        let source = Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u".into() };
+        let found = content(object.to_string().as_bytes(), &source, "u", b"");
+        let found = found.map(|content| String::from_utf8_lossy(&content.payload.text).into_owned());
+        assert_eq!(found, expect.map(str::to_owned).map_err(str::to_owned), "{object}");
+    }
+
+    fn with_keys(keys: &[&str]) -> Value {
+        let data: Value = keys.iter().map(|key| ((*key).to_owned(), json!("x"))).collect();
+        json!({"metadata": {"uid": "u"}, "data": data})
+    }
+
+    #[test]
+    fn what_there_is_instead_of_the_key_is_said_up_to_five_keys() {
+        check(with_keys(&["kubelet", "a"]), Ok("x"));
+        let nothing = "nor under any other (a file that is not UTF-8 becomes binaryData)";
+        check(with_keys(&[]), Err(&format!("it has no text under key \"kubelet\", {nothing}")));
+        let five = r#"it has no text under key "kubelet", its keys are "a", "b", "c", "d", "e""#;
+        check(with_keys(&["a", "b", "c", "d", "e"]), Err(five));
+        check(with_keys(&["a", "b", "c", "d", "e", "f"]), Err(&format!("{five}, 1 more")));
+        check(with_keys(&["a", "b", "c", "d", "e", "f", "g", "h"]), Err(&format!("{five}, 3 more")));
+    }
+
+    #[test]
+    fn an_object_of_another_uid_and_what_is_no_object_are_refused() {
+        check(json!({"metadata": {"uid": "v"}}), Err("it has UID v, expected u"));
+        let found = content(
+            b"[",
+            &Source::parse(&json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "u"}}))
+                .expect("a source"),
+            "u",
+            b"",
+        );
+        assert!(found.is_err_and(|why| why.starts_with("it is no ConfigMap: EOF while parsing")));
+    }
+}

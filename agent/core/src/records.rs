@@ -686,6 +686,59 @@ mod tests {
     }
 
     #[test]
+    fn both_parts_of_a_checkpoints_name_must_be_file_names() {
+        let longest = "x".repeat(64);
+        assert!(
+            CheckpointName::new("u-1", "7").is_some() && CheckpointName::new(&longest, &longest).is_some()
+        );
+        for (uid, version) in [("..", "7"), ("u", "/x"), ("", "7"), ("u", ""), (&"x".repeat(65), "7")] {
+            assert_eq!(CheckpointName::new(uid, version), None, "{uid:?} {version:?}");
+        }
+    }
+
+    #[test]
+    fn a_record_is_of_one_version_of_one_object() {
+        let found =
+            [("u-1", "7"), ("u-1", "8"), ("u-2", "7")].map(|(uid, version)| record().is(uid, version));
+        assert_eq!(found, [true, false, false]);
+        assert_eq!(record().checkpoint(), CheckpointName::new("u-1", "7"));
+        assert_eq!(
+            record().describe(),
+            "/api/v1/namespaces/n/configmaps/m, UID: u-1, ResourceVersion: 7, KubeletConfigKey: kubelet"
+        );
+    }
+
+    #[test]
+    fn counts_are_written_as_every_version_of_the_agent_reads_them() {
+        let mut startups = Startups::fresh(RanAs::Local);
+        let text = |startups: &Startups| String::from_utf8(startups.to_bytes()).expect("JSON");
+        assert_eq!(
+            text(&startups),
+            "{\"id\":\"local\",\"ran_ms\":0,\"contact\":false,\"startups\":[],\"cuts\":0,\"open\":null,\
+             \"threshold\":null,\"trial_ms\":null}\n"
+        );
+        startups.run = 1;
+        assert!(text(&startups).contains("\"run\":1,"), "{}", text(&startups));
+    }
+
+    #[test]
+    fn a_text_is_cut_where_it_is_longer_than_its_limit_and_not_again() {
+        for (cut, bytes) in
+            [(shortened as fn(&str) -> String, REASON_BYTES), (shortened_detail, DETAIL_BYTES)]
+        {
+            let longest = "x".repeat(bytes);
+            let once = format!("{longest}...");
+            assert_eq!(cut(&longest), longest);
+            assert_eq!(cut(&format!("{longest}x")), once);
+            assert_eq!(cut(&once), once);
+            assert_eq!(
+                cut(&format!("{}\u{e9}x", "x".repeat(bytes - 1))),
+                format!("{}\u{e9}...", "x".repeat(bytes - 1))
+            );
+        }
+    }
+
+    #[test]
     fn an_empty_current_or_last_known_good_means_local() {
         for empty in [&b""[..], b" \n"] {
             assert_eq!(Current::read(&content(empty)), Known::Is(Current::local("")));
@@ -774,7 +827,7 @@ mod tests {
         let (a, b) = (ConfigId::of("u", b"a", b""), ConfigId::of("u", b"b", b""));
         let mut bad = BadConfigs::default();
         bad.mark("u", a, verdict(1), &[]);
-        assert!(bad.verdict("u", Some(a)).is_some());
+        assert!(bad.verdict("u", Some(a)).is_some() && !bad.is_empty());
         assert_eq!(bad.verdict("u", Some(b)), None);
         assert_eq!(BadConfigs::read(&content(&bad.to_bytes())), Known::Is(bad.clone()));
         assert!(bad.clear("u", a) && bad.is_empty() && !bad.clear("u", a));
@@ -799,6 +852,24 @@ mod tests {
         }
         assert!((12..20).all(|n| bad.verdict("u-0", Some(id(n))).is_some()));
         assert!((0..12).all(|n| bad.verdict("u-0", Some(id(n))).is_none()));
+    }
+
+    #[test]
+    fn the_verdict_just_made_stays_though_a_clock_set_back_makes_it_look_like_the_oldest() {
+        let mut bad = BadConfigs::default();
+        let id = |n: u8| ConfigId::of("u", &[n], b"");
+        for n in 0..8 {
+            bad.mark("u", id(n), verdict(100 + i64::from(n)), &[]);
+        }
+        bad.mark("u", id(8), verdict(0), &[]);
+        assert_eq!([0, 1, 8].map(|n| bad.verdict("u", Some(id(n))).is_some()), [false, true, true]);
+        let mut bad = BadConfigs::default();
+        for n in 0..32 {
+            bad.mark(&format!("u-{n}"), id(n), verdict(100 + i64::from(n)), &[]);
+        }
+        bad.mark("late", id(32), verdict(0), &[]);
+        let known = |wanted: &str| bad.entries().any(|(uid, ..)| uid == wanted);
+        assert_eq!(["u-0", "u-1", "late"].map(known), [false, true, true]);
     }
 
     #[test]

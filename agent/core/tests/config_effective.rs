@@ -276,6 +276,7 @@ fn reports_are_as_frequent_as_computations_unless_somebody_says_otherwise() {
     };
     check("", 300);
     check("nodeStatusUpdateFrequency: 20s", 20);
+    check("nodeStatusUpdateFrequency: 1s", 1);
     check("nodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 1m", 60);
     check("nodeStatusReportFrequency: 1m", 60);
     let frequency =
@@ -541,6 +542,39 @@ fn a_wrong_value_is_laid_to_the_layer_that_wrote_it() {
             "healthzBindAddress is \"x\", expected an IP address (line 5)",
         ],
     );
+}
+
+#[test]
+fn values_and_pairs_of_values_are_right_up_to_their_limits() {
+    for (fields, is_right) in [
+        ("nodeStatusUpdateFrequency: 1s", true),
+        ("nodeStatusUpdateFrequency: 999ms", false),
+        ("healthzPort: 65535", true),
+        ("imageGCLowThresholdPercent: 0\nimageGCHighThresholdPercent: 100", true),
+        ("imageGCLowThresholdPercent: -1\nimageGCHighThresholdPercent: 100", false),
+        ("imageGCLowThresholdPercent: 0\nimageGCHighThresholdPercent: 101", false),
+        ("imageGCLowThresholdPercent: 50\nimageGCHighThresholdPercent: 51", true),
+        ("imageGCLowThresholdPercent: 50\nimageGCHighThresholdPercent: 50", false),
+        // beside the other's default
+        ("imageGCLowThresholdPercent: 84", true),
+        ("imageGCLowThresholdPercent: 85", false),
+        ("imageGCHighThresholdPercent: 81", true),
+        ("imageGCHighThresholdPercent: 80", false),
+        ("shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 10s", true),
+        ("shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 11s", false),
+        ("shutdownGracePeriodCriticalPods: 1s", false),
+        ("shutdownGracePeriodByPodPriority: [{priority: 1}]\nshutdownGracePeriod: 0s", true),
+        ("shutdownGracePeriodByPodPriority: []\nshutdownGracePeriod: 10s", true),
+        ("shutdownGracePeriodByPodPriority: [{priority: 1}]\nshutdownGracePeriod: 10s", false),
+        ("imageMinimumGCAge: 2m\nimageMaximumGCAge: 121s", true),
+        ("imageMinimumGCAge: 2m\nimageMaximumGCAge: 120s", false),
+        ("imageMinimumGCAge: 2m\nimageMaximumGCAge: 119s", false),
+        ("imageMinimumGCAge: 2m\nimageMaximumGCAge: 0s", true),
+        ("imageMaximumGCAge: 1s", true),
+    ] {
+        let found = effective(&layers(fields, &[]), None).map(drop).map_err(|error| error.kind);
+        assert_eq!(found, if is_right { Ok(()) } else { Err(ErrorKind::Validate) }, "{fields}");
+    }
 }
 
 #[test]

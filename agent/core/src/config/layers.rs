@@ -501,6 +501,22 @@ mod tests {
         assert_eq!(resolved(sum), json!({"x": {"y": 1}}));
     }
 
+    #[test]
+    fn canonical_text_has_sorted_keys_and_nothing_that_has_no_effect() {
+        let check = |patches: &[Value], expect: &str| assert_eq!(canonical(&merged(patches)), expect);
+        check(
+            &[json!({"b": [1, [2, {"y": 1, "x": "\"", "z": {}}], []], "a": null, "c": {}})],
+            r#"{"a":null,"b":[1,[2,{"x":"\"","y":1,"z":{}}],[]],"c":{}}"#,
+        );
+        // below what replaces there is nothing to remove, and nothing more to replace
+        let replaced = [json!({"x": null}), json!({"x": {"y": null, "z": {"w": null, "v": 1}}})];
+        check(&replaced, r#"{"x":[{"z":{"v":1}}]}"#);
+        check(
+            &[json!({"x": null}), json!({"x": {"z": null}}), json!({"x": {"z": {"a": 1}}})],
+            r#"{"x":[{"z":{"a":1}}]}"#,
+        );
+    }
+
     /// A small generator: what matters is that the cases are many and the same every time.
     struct Dice(u64);
 

@@ -768,6 +768,23 @@ mod tests {
         check("featureGates: {A: true, B: maybe}", &["featureGates.B is \"maybe\", expected true or false"]);
         check("authentication: [x509]", &["authentication is a list, expected an object"]);
         check("systemPartition: {memoryLimit: 100}", &[]);
+        check("systemPartition: {memoryLimit: 1Gi}", &[]);
+        check(
+            "systemPartition: {memoryLimit: lots}",
+            &["systemPartition.memoryLimit is \"lots\", expected a quantity such as \"200Mi\" or \"1500m\""],
+        );
+        check(
+            "evictionHard: {memory.available: 5}",
+            &["evictionHard[\"memory.available\"] is 5, expected a quantity (put it in quotes)"],
+        );
+        check("oomScoreAdj: -999", &[]);
+        check("podPidsLimit: 18446744073709551615", &[]);
+        check(
+            "logging: {flushFrequency: 1.5}",
+            &[
+                "logging.flushFrequency is 1.5, expected a duration such as \"10s\" or \"1h30m\", or nanoseconds",
+            ],
+        );
         check("logging: {flushFrequency: 5000000000}", &[]);
         check("logging: {flushFrequency: 5s}", &[]);
     }
@@ -791,11 +808,31 @@ mod tests {
         check("evictionHard: {memory.avail: 1Mi}", &["unknown field evictionHard[\"memory.avail\"]"]);
         check("systemReserved: {gpu: 1}", &["unknown field systemReserved.gpu (did you mean cpu?)"]);
         check("flux: 1", &["unknown field flux"]);
+        check("pert: 1", &["unknown field pert (did you mean port?)"]);
+        check("past: 1", &["unknown field past"]);
         check(
             "registerWithTaints: [{key: a, effekt: b}]",
             &["unknown field registerWithTaints[0].effekt (did you mean effect?)"],
         );
         check(&format!("{}: 1", "x".repeat(500)), &[&format!("unknown field {}...", "x".repeat(60))]);
+    }
+
+    #[test]
+    fn a_distance_is_the_number_of_letters_to_insert_remove_or_replace() {
+        for (one, other, edits) in [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("abc", "", 3),
+            ("abc", "ABC", 0),
+            ("xabc", "abc", 1),
+            ("abc", "xabc", 1),
+            ("abc", "abxc", 1),
+            ("flaw", "lawn", 2),
+            ("kitten", "sitting", 3),
+            ("abcdef", "ghijkl", 6),
+        ] {
+            assert_eq!(distance(one, other), edits, "{one} {other}");
+        }
     }
 
     #[test]

@@ -752,6 +752,14 @@ mod tests {
             "0b2",
             "2001-12-14",
             "1e999",
+            ".",
+            "-.",
+            "+",
+            ".e1",
+            "+e1",
+            "+-1.",
+            "+-1.5",
+            "+-1e1",
         ] {
             check(&format!("a: {text}"), json!({"a": text}));
         }
@@ -786,6 +794,13 @@ mod tests {
             ("-0.25", json!(-0.25)),
             ("00.50", json!(0.5)),
             ("0.", json!(0)),
+            ("1.E1", json!(10)),
+            ("+0x1F", json!(31)),
+            ("-0x10", json!(-16)),
+            ("+18446744073709551615", json!(u64::MAX)),
+            // the last whole number that every smaller one is a float, too
+            ("9007199254740992.0", json!(9_007_199_254_740_992_i64)),
+            ("9007199254740994.0", json!(9_007_199_254_740_994.0)),
         ];
         for (text, expect) in table {
             check(&format!("a: {text}"), json!({"a": expect}));
@@ -799,6 +814,7 @@ mod tests {
             json!({"a": "10", "b": "yes", "c": "7\n", "d": "no"}),
         );
         check("a: !!str 10", json!({"a": "10"}));
+        check("!!str e: !!seq [1]\nf: !!map {g: 2}\n\"<<\": 3\n", json!({"e": [1], "f": {"g": 2}, "<<": 3}));
     }
 
     #[test]
@@ -813,6 +829,7 @@ mod tests {
         for text in ["", "\n\n", "# only a comment\n", "---\n", "---\n# nothing\n...\n", "\u{feff}"] {
             check(text, Value::Null);
         }
+        check("\u{feff}a: 1", json!({"a": 1}));
     }
 
     #[test]
@@ -848,6 +865,73 @@ mod tests {
         check_error("a: &x\n  b: *x\n", "alias stands inside the value it refers to (line 2, column 6)");
         let error = parse(b"a: \xff\xfe").expect_err("no UTF-8");
         assert_eq!(error.to_string(), "text is not UTF-8 (line 1, column 4)");
+    }
+
+    #[test]
+    fn a_byte_that_no_text_has_is_named_with_its_place() {
+        for (byte, shown) in [('\u{1}', "0x01"), ('\u{1f}', "0x1f"), ('\u{7f}', "0x7f")] {
+            let expect = format!("text holds the byte {shown}, expected YAML or JSON in UTF-8");
+            check_error(&format!("a: 1\nb: 2\nc:{byte} 3\n"), &format!("{expect} (line 3, column 3)"));
+        }
+        check("a: ' ~\t'\r\nb: 2\r\n", json!({"a": " ~\t", "b": 2}));
+        let error = parse(b"a: 1\nb: \xe9\n").expect_err("Latin-1");
+        assert_eq!(error.to_string(), "text is not UTF-8 (line 2, column 4)");
+    }
+
+    #[test]
+    fn a_line_without_a_colon_is_the_one_named_and_no_comment_or_blank_after_it() {
+        let expect = "not YAML or JSON: a line without \": \" (a colon and a space) (line 2, column 1)";
+        check_error("a: 1\nbroken\nb: 2\n", expect);
+        check_error("a: 1\nbroken\n\n# a comment\n  # another\n\nb: 2\n", expect);
+    }
+
+    #[test]
+    fn the_parsers_words_are_put_into_an_operators() {
+        for (info, words) in [
+            ("simple key expected", "a line without \": \" (a colon and a space)"),
+            ("unexpected character: `@'", "a value that begins with one of @ ` %, expected quotes around it"),
+            ("what nobody has met", "what nobody has met"),
+        ] {
+            assert_eq!(in_plain_words(info), words);
+        }
+    }
+
+    #[test]
+    fn a_line_announces_as_many_tokens_as_it_can_hold() {
+        for (line, tokens) in [
+            ("", 0),
+            ("word", 0),
+            ("a: 1", 2),
+            ("{a: [b, c]}", 12),
+            ("? &a *b !c", 8),
+            ("a: \"b\"", 4),
+            ("it's", 1),
+            ("a # b", 1),
+            ("# a", 0),
+            ("  # a, b", 2),
+            ("---", 1),
+            ("...", 1),
+            ("--- # a", 2),
+        ] {
+            assert_eq!(announced_tokens(line.as_bytes()), tokens, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_extent_of_a_tree_is_its_values_the_bytes_of_its_texts_and_its_levels() {
+        for (text, expect) in [
+            ("~", (1, 0, 0)),
+            ("17", (1, 0, 0)),
+            ("xyz", (1, 3, 0)),
+            ("[]", (1, 0, 1)),
+            ("[xx, yyy]", (3, 5, 1)),
+            ("[[[]]]", (3, 0, 3)),
+            // a key counts with its colon
+            ("{a: {b: [xx, yyy], cc: []}}", (6, 12, 3)),
+        ] {
+            let found = extent(&parse(text.as_bytes()).expect(text));
+            assert_eq!((found.nodes, found.bytes, found.depth), expect, "{text}");
+        }
     }
 
     #[test]
@@ -905,6 +989,31 @@ mod tests {
         );
         let error = parse(&vec![b'#'; 2_000_000]).expect_err("large");
         assert_eq!(error.to_string(), "text has 2000000 bytes, expected at most 1572864");
+    }
+
+    #[track_caller]
+    fn check_limit(longest: &str, longer: &str, expect: &str) {
+        let found = |text: &str| parse(text.as_bytes()).map(drop).map_err(|error| error.message);
+        assert_eq!(found(longest), Ok(()));
+        assert_eq!(found(longer), Err(expect.to_owned()));
+    }
+
+    #[test]
+    fn what_is_at_a_limit_is_read_and_what_is_one_beyond_it_is_not() {
+        let comment = format!("#{}", "x".repeat(MAX_TEXT_BYTES - 1));
+        check_limit(&comment, &format!("{comment}x"), "text has 1572865 bytes, expected at most 1572864");
+        let commas = format!("#{}", ",".repeat(MAX_TOKENS / 2));
+        check_limit(&commas, &format!("{commas}\""), "more than 10000 values, by its punctuation");
+        // copied once for the anchor and once for each alias
+        let copied = "anchors and aliases repeat more than 5000 values or 262144 bytes";
+        let half = format!("[{}]", vec!["1"; MAX_COPIED_NODES / 2 - 1].join(","));
+        let all = format!("a: &a {half}\nb: *a\n");
+        check_limit(&all, &format!("{all}c: &c 1\n"), copied);
+        let all = format!("a: &a {}\nb: *a\n", "x".repeat(MAX_COPIED_BYTES / 2));
+        check_limit(&all, &format!("{all}c: &c x\n"), copied);
+        let nested =
+            |levels: usize| format!("a: &a [1]\nb: {}*a{}\n", "[".repeat(levels), "]".repeat(levels));
+        check_limit(&nested(MAX_DEPTH - 2), &nested(MAX_DEPTH - 1), "nested more than 64 levels deep");
     }
 
     #[test]

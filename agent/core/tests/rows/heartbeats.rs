@@ -469,7 +469,12 @@ fn a_server_that_never_finds_the_status_is_not_asked_for_the_node_again_and_agai
         world.advance(30 * SECOND);
     }
     assert_eq!(searches(&world), 1);
-    world.advance(30 * SECOND);
+    world.handle(Event::Answered(RequestKind::PatchStatus, not_found.clone()));
+    assert_eq!(searches(&world), 2, "five minutes later");
+    // what the watch said to be gone is not looked for
+    let mut world = settled();
+    world.handle(Event::NodeGone);
+    world.seen.clear();
     world.handle(Event::Answered(RequestKind::PatchStatus, not_found));
-    assert_eq!(searches(&world), 2);
+    assert_eq!(searches(&world), 0);
 }

@@ -1,7 +1,7 @@
 //! The tables of the architecture, row by row, through the core's one door: events in, actions out.
 //!
 //! Each module is one table: where a config comes from, what is written when, how a start decides, what is reported, how
-//! records are lost, how heartbeats go on. Each test is one row, told as a sentence; each looks at what the node did next.
+//! records are lost, how heartbeats go on, what is asked of the API server. Each test is one row, told as a sentence; each looks at what the node did next.
 
 #[allow(dead_code, reason = "each test program uses its part of the board")]
 #[path = "../board/mod.rs"]
@@ -11,6 +11,7 @@ mod condition;
 mod heartbeats;
 mod proofs;
 mod records;
+mod requests;
 mod sources;
 mod starts;
 mod status;

@@ -83,6 +83,22 @@ fn a_missing_current_beside_a_last_known_good_is_unknown_and_not_local() {
 }
 
 #[test]
+fn a_missing_current_beside_a_last_known_good_that_cannot_be_read_is_unknown_and_not_local() {
+    let (mut world, _, _) = stopped();
+    world.disk.files.remove("current");
+    world.disk.put("last-known-good", b"\0");
+    world.link = false;
+    world.start();
+    let condition = world.report().config.condition;
+    assert_eq!((world.used(), condition.status), (DEFAULT, "Unknown"));
+    assert!(condition.reason.contains("the record of it is missing"), "{}", condition.reason);
+    world.link = true;
+    world.run_for(MINUTE);
+    world.restart();
+    assert_eq!((world.used(), world.state()), (B, "trial"));
+}
+
+#[test]
 fn nothing_at_all_on_disk_is_local_and_the_assignment_comes_with_the_network() {
     let (mut world, _, _) = stopped();
     world.disk.files.clear();
@@ -167,13 +183,17 @@ fn a_record_of_a_newer_agent_is_unknown_left_alone_and_replaced_when_the_assignm
 
 #[test]
 fn nothing_is_swept_while_a_record_that_might_name_it_is_unknown() {
-    let (mut world, _, uid) = stopped();
-    world.disk.put("current", b"\0");
-    world.link = false;
-    world.seen.clear();
-    world.start();
-    assert!(world.seen.contains(&Seen::Asked(Action::Sweep { keep: None })));
-    assert!(world.disk.files.keys().any(|path| path.contains(&uid)));
+    for record in ["current", "last-known-good"] {
+        let (mut world, good, uid) = stopped();
+        world.disk.put(record, b"\0");
+        world.link = false;
+        world.seen.clear();
+        world.start();
+        assert!(world.seen.contains(&Seen::Asked(Action::Sweep { keep: None })), "{record}");
+        for uid in [&good, &uid] {
+            assert!(world.disk.files.keys().any(|path| path.contains(uid)), "{record}");
+        }
+    }
 }
 
 #[test]

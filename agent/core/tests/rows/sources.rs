@@ -581,6 +581,39 @@ fn another_source_for_the_config_map_on_disk_has_it_read_whole() {
     assert_eq!(world.disk.take_written(), ["checkpoint", "current"]);
 }
 
+/// What is to be watched from a new list on, since somebody looked.
+fn lists(world: &World) -> usize {
+    let list = |seen: &&Seen| matches!(seen, Seen::Asked(Action::WatchConfigMap(Some(_))));
+    world.seen.iter().filter(list).count()
+}
+
+#[test]
+fn a_config_map_is_listed_anew_for_a_re_created_node_and_not_for_every_change_of_it() {
+    let (mut world, _) = World::known_good();
+    world.seen.clear();
+    world.run_for(HOUR);
+    assert_eq!(lists(&world), 0);
+    // the server may have begun anew: a watch that goes on where it was would hear nothing
+    world.hub.create_node(NODE);
+    world.hub.assign(world.hub.pinned("a"));
+    world.turn();
+    assert_eq!(lists(&world), 1);
+}
+
+#[test]
+fn another_source_on_a_re_created_node_has_the_config_map_read_whole_too() {
+    let (mut world, _) = World::known_good();
+    world.stop();
+    world.start();
+    world.turn();
+    world.downloads = 0;
+    world.hub.create_node(NODE);
+    world.hub.assign(Hub::following("a"));
+    world.turn();
+    assert_eq!(std::mem::take(&mut world.downloads), 1);
+    assert_eq!(world.config_ok()[0], "True");
+}
+
 /// Running what it follows, whose newest version it has read whole.
 fn following_read_whole() -> World {
     let mut world = World::new();

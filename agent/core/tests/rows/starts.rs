@@ -5,7 +5,7 @@ use crate::board::hub::Hub;
 use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::StateFile;
-use kedge_core::{Exit, Node, Options, PreviousRun, Step};
+use kedge_core::{Action, Event, Exit, Node, Options, PreviousRun, Step};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -464,4 +464,55 @@ fn a_last_known_good_that_is_lost_is_said_unless_it_is_what_is_assigned() {
         warns_without_the_checkpoint_of_last_known_good(&mut world),
         "another version of the same object"
     );
+}
+
+#[test]
+fn an_agent_that_is_told_to_start_twice_starts_once() {
+    let (mut world, _) = World::known_good();
+    world.stop();
+    world.launch();
+    assert!(world.do_step(), "the first record is read");
+    world.handle(Event::Start);
+    world.turn();
+    world.handle(Event::Start);
+    world.turn();
+    assert_eq!((world.used(), world.state()), (A, "known-good"));
+}
+
+#[test]
+fn evidence_is_consumed_once() {
+    let (mut world, _) = World::known_good();
+    world.crash();
+    world.seen.clear();
+    world.start();
+    world.run_for(HOUR);
+    let consumed = world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::ConsumeEvidence)));
+    assert_eq!(consumed.count(), 1);
+}
+
+#[test]
+fn there_is_no_configuration_before_the_start_is_decided() {
+    let (mut world, _) = World::known_good();
+    world.stop();
+    let max_pods = |world: &World| {
+        let node = &world.process.as_ref().expect("it runs").node;
+        node.effective().map(|effective| effective.config.max_pods)
+    };
+    world.launch();
+    assert_eq!(max_pods(&world), None);
+    world.turn();
+    assert_eq!(max_pods(&world), Some(A));
+}
+
+#[test]
+fn what_is_set_and_does_nothing_is_said_once() {
+    for (fields, said) in [("port: 1\naddress: ::1", 1), ("", 0)] {
+        let mut world = World::new();
+        world.base(fields);
+        world.start();
+        world.run_for(HOUR);
+        let line = "  set but without effect here: address, port";
+        assert_eq!(world.log.iter().filter(|other| *other == line).count(), said, "{fields}");
+        assert_eq!(world.log.iter().filter(|other| other.contains("without effect")).count(), said);
+    }
 }

@@ -1,0 +1,384 @@
+//! What is asked of the API server besides renewals: when, with which body, what is asked again after which failure, and
+//! what people are told of it.
+//!
+//! Always holds, by the board: one request of a kind at a time.
+
+use crate::board::hub::{Flavour, Hub, refused};
+use crate::board::{NODE, Seen, World, node_event};
+use crate::{A, HOUR, MINUTE, SECOND, TRIAL, payload};
+use kedge_api::CONFIG_STATUS_ANNOTATION;
+use kedge_core::{Action, Answer, Event, Request, RequestKind};
+use serde_json::{Value, json};
+
+/// Requests of a kind that were asked for, since somebody looked.
+fn asked(world: &World, kind: RequestKind) -> usize {
+    let is_one = |seen: &&Seen| matches!(seen, Seen::Asked(Action::Request(other)) if other.kind() == kind);
+    world.seen.iter().filter(is_one).count()
+}
+
+/// Everything is performed, until a request of this kind is the next to be answered.
+#[track_caller]
+fn run_up_to(world: &mut World, kind: RequestKind) {
+    for _ in 0..100 {
+        let first = world.process.as_ref().and_then(|process| process.requests.first());
+        if first.is_some_and(|request| request.kind() == kind) {
+            return;
+        }
+        let moved = world.do_step()
+            || world.do_facts()
+            || world.do_request(None)
+            || world.do_renewal(None)
+            || world.do_watch_node()
+            || world.do_watch_map();
+        assert!(moved, "{kind:?} is not asked for");
+    }
+    panic!("{kind:?} is not asked for");
+}
+
+fn running(fields: &str) -> World {
+    let mut world = World::new();
+    world.base(fields);
+    world.start();
+    world.run_for(MINUTE);
+    world.seen.clear();
+    world.log.clear();
+    world
+}
+
+/// Nothing but what a test is about wakes the agent.
+const RARELY_WOKEN: &str =
+    "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400";
+
+#[test]
+fn a_request_that_fails_is_repeated_ever_more_rarely_though_nothing_else_wakes_the_agent_and_is_said_once() {
+    let mut world = World::new();
+    world.base(RARELY_WOKEN);
+    world.link = false;
+    world.start();
+    world.run_for(10 * MINUTE);
+    let tries = asked(&world, RequestKind::Version);
+    // after 1, 2, 4, 8 and 16 seconds, then every 30; each stretched by up to a quarter
+    assert!((20..=25).contains(&tries), "{tries} tries");
+    let said: Vec<&String> = world.log.iter().filter(|line| line.contains("/version")).collect();
+    assert_eq!(said, ["W GET /version: connection refused; trying on"]);
+}
+
+#[test]
+fn what_failed_is_said_by_name_when_it_begins_to_fail() {
+    for (kind, what) in [
+        (RequestKind::Version, "GET /version"),
+        (RequestKind::Register, "creating Node edge-1"),
+        (RequestKind::PatchStatus, "patching the status of Node edge-1"),
+        (RequestKind::PatchNode, "patching Node edge-1"),
+        (RequestKind::PostEvent, "posting an event about Node edge-1"),
+    ] {
+        let mut world = running("");
+        let line = format!("W {what}: the API server answered 500: no leader; trying on");
+        let failed = Event::Answered(kind, refused(500, "InternalError", "no leader"));
+        world.handle(failed.clone());
+        world.handle(failed.clone());
+        assert_eq!(world.log, [line.as_str()]);
+        world.handle(Event::Answered(kind, Answer::Accepted(Some(json!({"gitVersion": "v1.0.0+kedge-1"})))));
+        world.handle(failed);
+        assert_eq!(world.log, [line.as_str(), &line], "another outage");
+    }
+}
+
+#[test]
+fn an_event_that_the_server_will_never_take_is_dropped_and_any_other_is_posted_later() {
+    for (status, is_dropped) in [
+        (302, false),
+        (400, true),
+        (401, false),
+        (403, true),
+        (404, true),
+        (422, true),
+        (429, false),
+        (499, true),
+        (500, false),
+        (503, false),
+    ] {
+        let mut world = World::new();
+        world.start();
+        world.assign("a", &payload(A, ""));
+        world.turn();
+        world.exit();
+        world.launch();
+        run_up_to(&mut world, RequestKind::PostEvent);
+        world.do_request(Some(refused(status, "", "no")));
+        world.run_for(MINUTE);
+        let line = format!("W event dropped: the API server answered {status}: no");
+        assert_eq!(world.log.contains(&line), is_dropped, "{status}");
+        let posted = world.take_events();
+        assert_eq!(posted.len(), usize::from(!is_dropped), "{status}: {posted:?}");
+    }
+}
+
+/// A node with verdicts on twenty UIDs, each of which can be forgiven: a piece of news.
+fn with_much_to_forgive() -> World {
+    let mut world = World::new();
+    let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
+    let list: Value = (1..=20).map(|number| (format!("uid-{number}"), entry.clone())).collect();
+    world.disk.put("0.1.0/bad-configs.json", list.to_string().as_bytes());
+    world
+}
+
+/// Forgives them; performs nothing but the writes.
+fn forgive(world: &mut World, uids: impl IntoIterator<Item = u32>) {
+    for number in uids {
+        world.handle(Event::Forgive(format!("uid-{number}")));
+        while world.do_step() {}
+    }
+}
+
+/// Which of the twenty the Events posted are about.
+fn told(world: &World) -> Vec<u32> {
+    let number = |event: &Value| {
+        let message = event["message"].as_str().expect("a text");
+        let number = message.strip_prefix("the verdicts on UID uid-");
+        let number = number.and_then(|text| text.strip_suffix(" were removed on request"));
+        number.expect(message).parse().expect("a number")
+    };
+    world.hub.events.iter().map(number).collect()
+}
+
+#[test]
+fn of_much_news_the_last_sixteen_are_posted_in_order_each_under_its_own_name() {
+    let mut world = with_much_to_forgive();
+    world.link = false;
+    world.start();
+    forgive(&mut world, 1..=20);
+    let wall = world.wall_micros;
+    world.link = true;
+    world.run_for(MINUTE);
+    assert_eq!(told(&world), (5..=20).collect::<Vec<u32>>());
+    let name = |event: &Value| event["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let names: Vec<String> = world.hub.events.iter().map(name).collect();
+    let expect: Vec<String> = (5..=20).map(|number| format!("{NODE}.{wall:x}{number:02x}")).collect();
+    assert_eq!(names, expect);
+}
+
+#[test]
+fn the_news_being_posted_stays_and_the_oldest_after_it_goes() {
+    let mut world = with_much_to_forgive();
+    world.start();
+    forgive(&mut world, 1..=20);
+    assert_eq!(asked(&world, RequestKind::PostEvent), 1, "not answered yet");
+    world.turn();
+    assert_eq!(told(&world), [vec![1], (6..=20).collect()].concat());
+}
+
+/// What a node without a Node asks to be created.
+#[track_caller]
+fn registered(fields: &str) -> Value {
+    let mut world = World::new();
+    world.base(fields);
+    world.hub = Hub::new(Flavour::Kedge);
+    world.launch();
+    run_up_to(&mut world, RequestKind::Register);
+    let process = world.process.as_ref().expect("it runs");
+    let Some(Request::Register(body)) = process.requests.first() else { unreachable!("it is the first") };
+    body.clone()
+}
+
+#[test]
+fn a_node_is_created_with_its_labels_provider_and_taints() {
+    let labels = json!({
+        "kubernetes.io/hostname": NODE, "kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64",
+    });
+    let node = |spec: Value| {
+        let metadata = json!({"name": NODE, "labels": labels});
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
+    };
+    assert_eq!(registered(""), node(json!({})));
+    let taints = "[{key: a, value: b, effect: NoSchedule}, {key: a, effect: NoExecute}]";
+    let spec = json!({
+        "providerID": "board://7",
+        "taints": [
+            {"key": "a", "value": "b", "effect": "NoSchedule"},
+            {"key": "a", "effect": "NoExecute"},
+        ],
+    });
+    assert_eq!(registered(&format!("providerID: board://7\nregisterWithTaints: {taints}")), node(spec));
+}
+
+#[test]
+fn a_node_that_was_created_and_is_not_seen_is_created_again_after_half_a_minute() {
+    for answer in [Answer::Accepted(None), refused(409, "AlreadyExists", "node already exists")] {
+        let mut world = World::new();
+        world.base(RARELY_WOKEN);
+        world.hub = Hub::new(Flavour::Kedge);
+        world.launch();
+        run_up_to(&mut world, RequestKind::Register);
+        world.do_request(Some(answer));
+        while world.do_step() || world.do_facts() || world.do_request(None) {}
+        assert_eq!(asked(&world, RequestKind::Register), 1);
+        assert_eq!(world.deadline(), Some(world.mono + 30 * SECOND), "nothing else wakes it");
+        world.advance(30 * SECOND);
+        world.handle(Event::Tick);
+        assert_eq!(asked(&world, RequestKind::Register), 2);
+    }
+}
+
+#[test]
+fn the_machine_is_looked_at_every_ten_seconds_though_nothing_else_wakes_the_agent() {
+    let mut world = running("nodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400");
+    world.run_for(HOUR);
+    let looks = world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::ReadHostFacts))).count();
+    // every 10 s, stretched by up to 4 %
+    assert!((346..=361).contains(&looks), "{looks}");
+}
+
+#[test]
+fn nothing_is_said_of_a_node_before_its_machine_was_looked_at() {
+    for is_registered in [true, false] {
+        let mut world = World::new();
+        if !is_registered {
+            world.hub = Hub::new(Flavour::Kedge);
+        }
+        world.launch();
+        while world.do_step() || world.do_request(None) || world.do_renewal(None) || world.do_watch_node() {}
+        assert_eq!(world.report().registered, is_registered);
+        for kind in [RequestKind::Register, RequestKind::PatchStatus, RequestKind::PatchNode] {
+            assert_eq!(asked(&world, kind), 0, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_settled_node_asks_for_nothing_but_its_reports() {
+    let mut world = running("");
+    world.run_for(HOUR);
+    for kind in [RequestKind::Version, RequestKind::Register, RequestKind::PatchNode, RequestKind::PostEvent]
+    {
+        assert_eq!(asked(&world, kind), 0, "{kind:?}");
+    }
+    assert_eq!(world.log, [""; 0]);
+}
+
+/// The parts of `status.config` that status patches had, since somebody looked.
+fn config_parts(world: &mut World) -> Vec<Value> {
+    let patches = std::mem::take(&mut world.hub.status_patches);
+    patches.iter().filter_map(|patch| patch["status"].get("config").cloned()).collect()
+}
+
+#[test]
+fn of_the_status_of_the_config_only_what_changed_is_sent_and_what_is_gone_as_null() {
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    config_parts(&mut world);
+    world.run_for(TRIAL);
+    let parts = config_parts(&mut world);
+    assert_eq!(parts.len(), 1, "{parts:?}");
+    let names: Vec<&String> = parts[0].as_object().into_iter().flat_map(|fields| fields.keys()).collect();
+    assert_eq!(names, ["lastKnownGood"]);
+    world.hub.assign(json!({}));
+    world.turn();
+    let parts = config_parts(&mut world);
+    assert!(parts.iter().all(|part| part.as_object().is_some_and(|fields| fields.len() == 1)), "{parts:?}");
+    assert!(parts.iter().any(|part| part["error"].is_string()), "{parts:?}");
+    world.hub.assign(world.hub.pinned("a"));
+    world.turn();
+    let parts = config_parts(&mut world);
+    assert_eq!(parts.last(), Some(&json!({"error": null})), "{parts:?}");
+}
+
+fn mirrored(world: &World) -> Option<Value> {
+    let node = world.hub.node.as_ref().expect("there");
+    let text = node["metadata"]["annotations"][CONFIG_STATUS_ANNOTATION].as_str()?;
+    Some(serde_json::from_str(text).expect("JSON"))
+}
+
+#[test]
+fn a_mirrored_status_that_was_refused_is_sent_again() {
+    let mut world = World::with(Flavour::Kubernetes);
+    world.launch();
+    run_up_to(&mut world, RequestKind::PatchNode);
+    world.do_request(Some(refused(500, "InternalError", "no leader")));
+    world.turn();
+    assert_eq!(mirrored(&world), None);
+    world.run_for(MINUTE);
+    assert_eq!(mirrored(&world), Some(json!({})));
+}
+
+#[test]
+fn a_mirrored_status_changes_as_often_as_what_it_says() {
+    let mut world = World::with(Flavour::Kubernetes);
+    world.start();
+    // labels alone are followed by a pause
+    world.run_for(MINUTE);
+    for _ in 0..2 {
+        world.hub.assign(json!({"neither": "form"}));
+        world.turn();
+        assert!(mirrored(&world).is_some_and(|status| status["error"].is_string()));
+        world.advance(SECOND);
+        world.hub.assign(Value::Null);
+        world.turn();
+        assert_eq!(mirrored(&world), Some(json!({})));
+        world.advance(SECOND);
+    }
+}
+
+#[test]
+fn a_mirrored_status_is_not_sent_for_a_restart_nor_to_a_server_that_dropped_it() {
+    let mut world = World::with(Flavour::Kubernetes);
+    world.start();
+    world.run_for(HOUR);
+    world.stop();
+    world.seen.clear();
+    world.start();
+    world.run_for(MINUTE);
+    assert_eq!(asked(&world, RequestKind::PatchNode), 0, "it is there");
+    world.hub.assign(json!({"neither": "form"}));
+    world.turn();
+    world.seen.clear();
+    for _ in 0..10 {
+        world.hub.edit_node(|node| {
+            let annotations = node.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut);
+            annotations.expect("there are some").remove(CONFIG_STATUS_ANNOTATION);
+        });
+        world.run_for(MINUTE);
+    }
+    assert_eq!(asked(&world, RequestKind::PatchNode), 0);
+}
+
+#[test]
+fn another_nodes_node_is_contact_and_nothing_else_and_that_is_said_once() {
+    let mut world = World::new();
+    world.link = false;
+    world.start();
+    let source = json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "u"}});
+    let other = json!({"metadata": {"name": "edge-2", "uid": "u-2"}, "spec": {"configSource": source}});
+    world.log.clear();
+    for _ in 0..2 {
+        world.handle(node_event(&other));
+    }
+    let report = world.report();
+    assert!(report.config.contact && !report.registered);
+    let said = "W the API server answered with the Node of \"edge-2\", expected \"edge-1\"; what it asks for is ignored";
+    assert_eq!(world.log, [said]);
+}
+
+#[test]
+fn a_report_counts_what_was_done() {
+    let (mut world, _) = World::in_trial("a", &payload(A, ""));
+    world.crash();
+    world.advance(SECOND);
+    (world.hub.renewals, world.hub.status_patches) = (0, Vec::new());
+    world.start();
+    world.run_for(90 * SECOND);
+    let report = world.report();
+    let config = &report.config;
+    assert_eq!((config.state, config.startups, config.cuts, config.contact), ("trial", 1, 0, true));
+    assert_eq!((config.ran_seconds, config.trial_remaining_seconds), (90, Some(510)));
+    assert_eq!((config.transition, config.obstacle), (None, None));
+    assert_eq!((report.registered, report.server_is_hub), (true, Some(true)));
+    assert_eq!((report.node.as_str(), report.version.as_str()), (NODE, "0.1.0"));
+    world.run_for(HOUR);
+    let report = world.report();
+    assert_eq!(report.config.trial_remaining_seconds, None);
+    assert_eq!(report.status_posts, world.hub.status_patches.len() as u64);
+    assert!(report.status_posts > 2, "{}", report.status_posts);
+    assert_eq!(report.lease.renewals, world.hub.renewals);
+    world.adopt("b", "broken: [");
+    assert_eq!(world.report().config.obstacle, Some("marked"));
+}
