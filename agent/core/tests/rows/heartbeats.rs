@@ -397,13 +397,13 @@ fn a_mirrored_status_that_somebody_overwrote_is_sent_again_and_not_in_a_loop() {
     let before = mirrored(&world);
     assert!(before.is_some());
     world.seen.clear();
-    for _ in 0..30 {
-        world.hub.edit_node(|node| *node.pointer_mut(annotation).expect("there") = json!("{}"));
+    for _ in 0..70 {
+        world.hub.edit_node(|node| *node.pointer_mut(annotation).expect("there") = json!("another's word"));
         world.run_for(SECOND);
     }
     let sent =
         requests(&world).into_iter().filter(|request| matches!(request, Request::PatchNode(_))).count();
-    assert!(sent <= 2, "{sent} times");
+    assert_eq!(sent, 2, "once in half a minute");
     world.run_for(2 * MINUTE);
     assert_eq!(mirrored(&world), before);
 }

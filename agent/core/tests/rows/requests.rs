@@ -64,6 +64,20 @@ fn a_request_that_fails_is_repeated_ever_more_rarely_though_nothing_else_wakes_t
 }
 
 #[test]
+fn a_report_that_is_refused_when_it_is_due_is_tried_again_after_a_second_and_not_all_the_time() {
+    let mut world = running(
+        "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 5m\nnodeLeaseDurationSeconds: 86400",
+    );
+    while asked(&world, RequestKind::PatchStatus) == 0 {
+        world.advance(world.deadline().expect("a report is due") - world.mono);
+        world.handle(Event::Tick);
+    }
+    world.do_request(Some(refused(500, "InternalError", "no leader")));
+    let wait = world.deadline().expect("to try again") - world.mono;
+    assert!(wait >= SECOND && wait <= SECOND.mul_f64(1.25), "{wait:?}");
+}
+
+#[test]
 fn what_failed_is_said_by_name_when_it_begins_to_fail() {
     for (kind, what) in [
         (RequestKind::Version, "GET /version"),
@@ -349,7 +363,7 @@ fn another_nodes_node_is_contact_and_nothing_else_and_that_is_said_once() {
     let source = json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "u"}});
     let other = json!({"metadata": {"name": "edge-2", "uid": "u-2"}, "spec": {"configSource": source}});
     world.log.clear();
-    for _ in 0..2 {
+    for _ in 0..3 {
         world.handle(node_event(&other));
     }
     let report = world.report();

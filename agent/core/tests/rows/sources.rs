@@ -745,3 +745,13 @@ fn an_object_as_large_as_a_checkpoint_may_be_is_taken_and_a_larger_one_is_not() 
         assert_eq!(refused, !taken, "{bytes} bytes");
     }
 }
+
+#[test]
+fn a_config_map_as_large_as_kubernetes_takes_is_adopted_whatever_its_text_costs_in_json() {
+    let (mut world, _) = World::known_good();
+    // in JSON a line end is two bytes
+    let mut text = payload(B, "");
+    text.push_str(&"\n".repeat((1 << 20) - text.len()));
+    let uid = world.adopt("b", &text);
+    world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
+}
