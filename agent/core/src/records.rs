@@ -873,9 +873,9 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_of_any_length_is_kept_within_bounds() {
+    fn a_reason_and_a_detail_of_any_length_are_kept_within_bounds() {
         let mut bad = BadConfigs::default();
-        let long = Verdict { reason: "é".repeat(100_000), ..verdict(1) };
+        let long = Verdict { reason: "é".repeat(100_000), detail: "é".repeat(100_000), ..verdict(1) };
         bad.mark("u", ConfigId::of("u", b"", b""), long, &[]);
         assert!(bad.to_bytes().len() < 4096);
     }
