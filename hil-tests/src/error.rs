@@ -50,6 +50,12 @@ impl HilError {
     }
 }
 
+/// Whether a read that failed is to be made again, if there is time left. One with a time limit is interrupted whatever a handler of
+/// signals says.
+pub(crate) fn is_no_end(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
 impl fmt::Display for HilError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -3,14 +3,14 @@
 //! Always holds: every wait has a limit; events that arrive while an answer is awaited are kept, in order.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::error::HilError;
+use crate::error::{HilError, is_no_end};
 
 /// Longest wait for one answer; saving a machine's memory to a busy disk takes seconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
@@ -110,7 +110,7 @@ impl Qmp {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(HilError::Machine("QEMU has ended".into())),
                 Ok(length) => self.buffer.extend_from_slice(&chunk[..length]),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) if is_no_end(error.kind()) => {}
                 Err(error) => return Err(failed(error)),
             }
             if self.buffer.len() > MESSAGE_BYTES {

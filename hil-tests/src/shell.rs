@@ -3,12 +3,12 @@
 //! Always holds: a command is sent only after the shell has answered a greeting since the machine was started or was last seen to
 //! reboot, so it runs once; every wait has a limit. The shell is the image's own unit, woken by a credential.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::error::HilError;
+use crate::error::{HilError, is_no_end};
 use crate::stage::patience;
 
 /// How often a greeting is repeated until somebody answers.
@@ -106,7 +106,7 @@ impl Shell {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(HilError::Machine("QEMU has ended".into())),
                 Ok(length) => bytes.extend_from_slice(&chunk[..length]),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error) if is_no_end(error.kind()) => {}
                 Err(error) => return Err(failed(error)),
             }
         }
