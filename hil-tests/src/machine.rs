@@ -172,6 +172,13 @@ impl Machine {
         self.dir.join("serial.log")
     }
 
+    /// A directory for what a story wants kept should it fail.
+    pub(crate) fn kept(&self) -> Result<PathBuf, HilError> {
+        let kept = self.dir.join("kept");
+        std::fs::create_dir_all(&kept).map_err(HilError::io("create directory", &kept))?;
+        Ok(kept)
+    }
+
     /// Switches it on.
     pub(crate) fn start(&mut self, start: &Start) -> Result<(), HilError> {
         for socket in ["monitor", "console"] {

@@ -294,6 +294,7 @@ impl<'a> Run<'a> {
         let _ = std::fs::create_dir_all(&to);
         let _ = std::fs::copy(machine.serial(), to.join("serial.log"));
         let _ = std::fs::copy(self.hub.log(), to.join("hub.log"));
+        let _ = machine.kept().and_then(|kept| copy_tree(&kept, &to));
         let journal = machine.run(
             "journalctl --no-pager -o short-monotonic -n 2000; dmesg | tail -100",
             Duration::from_secs(60),

@@ -3,7 +3,8 @@
 //! QEMU logs each write and flush of the guest's disk. The state partition is rebuilt as a cut at each flush would have left it, with
 //! nothing of what was on its way and once with a random part of it, is repaired and mounted on this machine, and the agent is started
 //! on it as another boot without a hub. A few are booted. Always holds: what the API had shown before the cut is not lost, and the
-//! agent runs what the node ran before or after the step that was cut. Needs root, loop devices, e2fsck and this machine's own agent.
+//! agent runs what the node ran before or after the step that was cut. What breaks this is kept, disk and agent's log, and the rest is
+//! looked at all the same. Needs root, loop devices, e2fsck and this machine's own agent.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,6 +31,8 @@ const DISCARD: u64 = 4;
 const SUBSETS: usize = 1;
 /// How many of the disks are booted: each takes half a minute.
 const BOOTED: usize = 3;
+/// Of the disks on which something is wrong so many are kept: they have the size of the partition.
+const KEPT: usize = 4;
 /// Longest wait for the agent's answer, on this machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Runs the agent with another boot id than this machine's: a cut means another boot.
@@ -191,11 +194,22 @@ impl Drop for Process {
     }
 }
 
-/// A file system of a file, mounted here until it is dropped.
+/// A disk in a file, mounted here until it is dropped.
 struct Mounted(PathBuf);
 
 impl Mounted {
-    fn new(file: &Path, place: &Path) -> Result<Mounted, HilError> {
+    /// Writes the disk to a file of its own, and repairs it as the image does before it mounts.
+    fn new(image: &Image, file: &Path, place: &Path) -> Result<Mounted, HilError> {
+        // Never the file of an earlier one. Whatever process got a mount name space of its own in the meantime, any program's, still
+        // has the earlier one mounted; mount takes the loop device that a file has already, and shows that one again.
+        let _ = fs::remove_file(file);
+        image.write_to(file)?;
+        let checked = Command::new("e2fsck").arg("-p").arg(file).output();
+        let checked = checked.map_err(|source| HilError::Io { tried: "run e2fsck".into(), source })?;
+        if checked.status.code().is_none_or(|code| code > 1) {
+            let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+            return Err(HilError::Wrong(format!("e2fsck -p: {}: {said}", checked.status)));
+        }
         tool("mount", &["-o".as_ref(), "loop".as_ref(), file.as_os_str(), place.as_os_str()])?;
         Ok(Mounted(place.to_owned()))
     }
@@ -231,19 +245,10 @@ impl Starter {
         Ok(Starter { agent: programs::built("kedge")?, dir, kubeconfig, count: 0 })
     }
 
-    /// What the agent says on this disk, which is repaired as the image does before it mounts.
+    /// What the agent says on this disk.
     fn ask(&mut self, image: &Image) -> Result<Said, HilError> {
         let (file, mount, run) = (self.dir.join("image"), self.dir.join("mount"), self.dir.join("run"));
-        // never the file of an earlier one: that may still be mounted in the name space of an agent that is ending
-        let _ = fs::remove_file(&file);
-        image.write_to(&file)?;
-        let checked = Command::new("e2fsck").arg("-p").arg(&file).output();
-        let checked = checked.map_err(|source| HilError::Io { tried: "run e2fsck".into(), source })?;
-        if checked.status.code().is_none_or(|code| code > 1) {
-            let said = String::from_utf8_lossy(&checked.stdout).into_owned();
-            return Err(HilError::Wrong(format!("e2fsck -p: {}: {said}", checked.status)));
-        }
-        let _mounted = Mounted::new(&file, &mount)?;
+        let _mounted = Mounted::new(image, &file, &mount)?;
         let _ = fs::remove_dir_all(&run);
         self.count += 1;
         let boot = self.dir.join("boot_id");
@@ -402,26 +407,49 @@ pub(super) fn every(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// Starts the agent on each; how many.
+/// Starts the agent on each; how many. All are looked at before anything that was wrong ends the story.
 fn judge(stage: &mut Stage<'_>, life: &Life, cuts: &[Cut], dir: PathBuf) -> Result<usize, HilError> {
     let mut starter = Starter::new(stage, dir)?;
     let mut seen = BTreeMap::<String, usize>::new();
+    let mut wrong = Vec::new();
     for cut in cuts {
-        let told = starter.ask(&cut.image);
         let at = format!("cut at flush {}, random part {}", cut.flush, cut.subset);
-        let said = told.map_err(|error| HilError::Wrong(format!("{at}: {error}")))?;
-        let allowed = life.allowed(cut.at);
-        if !allowed.contains(&&said) {
-            let log = starter.last_log();
-            let why = format!("{at}: it says {said:?}, and may say {allowed:?}; its log: {log}");
-            return Err(HilError::Wrong(why));
+        match verdict(&mut starter, life, cut) {
+            Ok(message) => *seen.entry(message).or_default() += 1,
+            Err(why) => {
+                stage.say(&format!("{at}: {why}"));
+                if wrong.len() < KEPT {
+                    keep(&starter, cut, &stage.machine.kept()?)?;
+                }
+                wrong.push(at);
+            }
         }
-        *seen.entry(said.message).or_default() += 1;
     }
     for (message, states) in seen {
         stage.say(&format!("{states} states: {message}"));
     }
-    Ok(cuts.len())
+    match wrong.is_empty() {
+        true => Ok(cuts.len()),
+        false => Err(HilError::Wrong(format!("{} of {} states: {wrong:?}", wrong.len(), cuts.len()))),
+    }
+}
+
+/// What the agent says on this disk, or what is wrong with it.
+fn verdict(starter: &mut Starter, life: &Life, cut: &Cut) -> Result<String, String> {
+    let said = starter.ask(&cut.image).map_err(|error| error.to_string())?;
+    let allowed = life.allowed(cut.at);
+    match allowed.contains(&&said) {
+        true => Ok(said.message),
+        false => Err(format!("it says {said:?}, and may say {allowed:?}")),
+    }
+}
+
+/// The disk as the cut left it, and what the agent's log says of it.
+fn keep(starter: &Starter, cut: &Cut, kept: &Path) -> Result<(), HilError> {
+    let name = format!("flush-{}-part-{}", cut.flush, cut.subset);
+    cut.image.write_to(&kept.join(format!("{name}.raw")))?;
+    let log = kept.join(format!("{name}.log"));
+    fs::write(&log, starter.last_log()).map_err(HilError::io("write", &log))
 }
 
 fn boot(stage: &mut Stage<'_>, life: &Life, cut: &Cut, disk: &Path) -> Result<(), HilError> {
@@ -441,6 +469,11 @@ fn boot(stage: &mut Stage<'_>, life: &Life, cut: &Cut, disk: &Path) -> Result<()
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
+    use kedge_try::logged_disk;
+    use kedge_try::scratch::Scratch;
+
     use super::*;
 
     fn entry(sector: u64, sectors: u64, flags: u64, byte: u8) -> Vec<u8> {
@@ -496,5 +529,47 @@ mod tests {
         check(35, &["a", "b"]);
         check(50, &["a", "b", "c"]);
         check(60, &["c"]);
+    }
+
+    /// A program in a mount name space of its own, which has a copy of every mount there was.
+    fn bystander() -> Process {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--mount", "--", "sh", "-c", "echo; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = [0];
+        child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
+        Process(child)
+    }
+
+    #[test]
+    fn each_disk_is_its_own_while_the_one_before_is_still_mounted_elsewhere() {
+        if let Some(lacks) = logged_disk::missing(&logged_disk::EXT4) {
+            assert!(std::env::var("CI").as_deref() != Ok("true"), "cannot be shown here, lacks {lacks}");
+            eprintln!("left out, lacks {lacks}");
+            return;
+        }
+        let scratch = Scratch::new("hil-mounted").unwrap();
+        let [file, place] = ["file", "place"].map(|name| scratch.path().join(name));
+        fs::create_dir(&place).unwrap();
+        fs::File::create(&file).and_then(|file| file.set_len(logged_disk::EXT4.mib << 20)).unwrap();
+        tool("mkfs.ext4", &["-q".as_ref(), "-F".as_ref(), file.as_os_str()]).unwrap();
+        let empty = Image::read(&file).unwrap();
+        let with = |content: &str| {
+            let _mounted = Mounted::new(&empty, &file, &place).unwrap();
+            fs::write(place.join("name"), content).unwrap();
+            for path in [place.join("name"), place.clone()] {
+                fs::File::open(path).and_then(|opened| opened.sync_all()).unwrap();
+            }
+            Image::read(&file).unwrap()
+        };
+        let (first, second) = (with("first"), with("second"));
+        let mounted = Mounted::new(&first, &file, &place).unwrap();
+        let _bystander = bystander();
+        drop(mounted);
+        let _mounted = Mounted::new(&second, &file, &place).unwrap();
+        assert_eq!(fs::read_to_string(place.join("name")).unwrap(), "second");
     }
 }
