@@ -33,6 +33,8 @@ const SUBSETS: usize = 1;
 const BOOTED: usize = 3;
 /// Of the disks on which something is wrong so many are kept: they have the size of the partition.
 const KEPT: usize = 4;
+/// e2fsck's exit codes below this one: there were no errors, or they are corrected.
+const UNCORRECTED: i32 = 4;
 /// Longest wait for the agent's answer, on this machine.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Runs the agent with another boot id than this machine's: a cut means another boot.
@@ -204,14 +206,32 @@ impl Mounted {
         // has the earlier one mounted; mount takes the loop device that a file has already, and shows that one again.
         let _ = fs::remove_file(file);
         image.write_to(file)?;
-        let checked = Command::new("e2fsck").arg("-p").arg(file).output();
-        let checked = checked.map_err(|source| HilError::Io { tried: "run e2fsck".into(), source })?;
-        if checked.status.code().is_none_or(|code| code > 1) {
-            let said = String::from_utf8_lossy(&checked.stdout).into_owned();
-            return Err(HilError::Wrong(format!("e2fsck -p: {}: {said}", checked.status)));
-        }
+        repair(file)?;
         tool("mount", &["-o".as_ref(), "loop".as_ref(), file.as_os_str(), place.as_os_str()])?;
         Ok(Mounted(place.to_owned()))
+    }
+}
+
+/// What the image's `open-state` does before it mounts: takes a copy of a superblock that cannot be read, corrects small errors, or
+/// repairs all there is.
+fn repair(file: &Path) -> Result<(), HilError> {
+    let ends = |program: &str, words: &[&str]| {
+        let output = Command::new(program).args(words).arg(file).output();
+        let output = output.map_err(|source| HilError::Io { tried: format!("run {program}"), source })?;
+        let code = output.status.code().unwrap_or(i32::MAX);
+        Ok::<_, HilError>((code, String::from_utf8_lossy(&output.stdout).into_owned()))
+    };
+    if ends("dumpe2fs", &["-h"])?.0 != 0
+        && ends("e2fsck", &["-f", "-y", "-b", "8193", "-B", "1024"])?.0 >= UNCORRECTED
+    {
+        ends("e2fsck", &["-f", "-y", "-b", "32768", "-B", "4096"])?;
+    }
+    if ends("e2fsck", &["-p"])?.0 < UNCORRECTED {
+        return Ok(());
+    }
+    match ends("e2fsck", &["-f", "-y"])? {
+        (code, _) if code < UNCORRECTED => Ok(()),
+        (code, said) => Err(HilError::Wrong(format!("e2fsck -f -y: exit code {code}: {said}"))),
     }
 }
 
