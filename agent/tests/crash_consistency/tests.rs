@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
+use kedge_try::careless::{self, Skips};
 use kedge_try::logged_disk::{self, BTRFS, Choice, Cuts, EXT4, EXT4_WRITEBACK, FileSystem, Image};
 
 use crate::harness::{Outcome, Test};
@@ -19,9 +19,6 @@ pub(crate) const ALL: [Test; 5] = [
     ("an_agent_that_does_not_sync_its_files_is_caught", without_file_sync),
     ("an_agent_that_does_not_sync_its_directories_is_caught", without_directory_sync),
 ];
-
-/// Makes fsync and fdatasync of files, or of directories, do nothing.
-const SHIM: &str = include_str!("shim.c");
 
 /// Violations spelt out; further ones are only counted.
 const TOLD: usize = 3;
@@ -208,21 +205,22 @@ fn keep(image: &Image, directory: &Path, number: usize) -> String {
 fn without_file_sync() -> Outcome {
     // ext4 saves careless programs from themselves, unless told not to
     let careless = FileSystem { options: "data=writeback,noauto_da_alloc", ..EXT4_WRITEBACK };
-    catch("files", &careless)
+    catch(Skips::Files, &careless)
 }
 
 fn without_directory_sync() -> Outcome {
-    catch("directories", &EXT4)
+    catch(Skips::Directories, &EXT4)
 }
 
 /// Lets an agent live that skips the sync of these, and expects the checks to find fault.
-fn catch(what: &str, file_system: &FileSystem) -> Outcome {
+fn catch(skips: Skips, file_system: &FileSystem) -> Outcome {
+    let what = skips.name();
     if let Some(skipped) = skipped(file_system) {
         return skipped;
     }
     let files = Files::new(&format!("without-{what}"));
     let agent = life::agent_with_faults();
-    let careless = careless_agent(&files.below("careless"), &agent, what);
+    let careless = careless::program(&files.below("careless"), &agent, skips).unwrap();
     let purpose = format!("crash-without-{what}");
     let lived = life::live(&purpose, file_system, Length::Short, &files.below("disk"), &careless, &agent);
     let enough = if full() { None } else { Some(3) };
@@ -232,26 +230,4 @@ fn catch(what: &str, file_system: &FileSystem) -> Outcome {
     let first =
         found.told.first().map(|told| told.lines().take(3).collect::<Vec<_>>().join(" ")).unwrap_or_default();
     Outcome::Passed(format!("{counted}\n  as it must be; the first: {first}"))
-}
-
-/// A program that runs the agent with the shim.
-fn careless_agent(directory: &Path, agent: &Path, what: &str) -> PathBuf {
-    let (source, library) = (directory.join("shim.c"), directory.join("shim.so"));
-    std::fs::write(&source, SHIM).unwrap();
-    let compiled = Command::new("cc")
-        .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-        .arg(&library)
-        .arg(&source)
-        .status();
-    assert!(compiled.is_ok_and(|status| status.success()), "cc does not compile {}", source.display());
-    let program = directory.join("kedge");
-    let script = format!(
-        "#!/bin/sh\nKEDGE_SHIM_SKIPS={what} LD_PRELOAD={} exec {} \"$@\"\n",
-        library.display(),
-        agent.display()
-    );
-    std::fs::write(&program, script).unwrap();
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    program
 }

@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod babysitter;
+pub mod careless;
 pub mod cluster;
 pub mod error;
 pub mod hub;

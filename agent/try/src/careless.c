@@ -1,4 +1,4 @@
-/* Preloaded into an agent that must be caught: fsync and fdatasync of files, or of directories, do nothing and say that all
+/* Preloaded into a program that must be caught: fsync and fdatasync of files, or of directories, do nothing and say that all
  * is well. $KEDGE_SHIM_SKIPS says which: "files" or "directories". All others reach the kernel. */
 #define _GNU_SOURCE
 #include <stdlib.h>
