@@ -172,6 +172,11 @@ impl Machine {
         self.dir.join("serial.log")
     }
 
+    /// What QEMU itself said since the last start.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.dir.join("qemu.log")
+    }
+
     /// A directory for what a story wants kept should it fail.
     pub(crate) fn kept(&self) -> Result<PathBuf, HilError> {
         let kept = self.dir.join("kept");
@@ -184,7 +189,7 @@ impl Machine {
         for socket in ["monitor", "console"] {
             let _ = std::fs::remove_file(self.dir.join(socket));
         }
-        let said = self.dir.join("qemu.log");
+        let said = self.log();
         let log = std::fs::File::create(&said).map_err(HilError::io("create", &said))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).args(self.command(start)?).current_dir(&self.dir);
@@ -212,7 +217,7 @@ impl Machine {
         let ended =
             process.try_wait().map_err(|source| HilError::Io { tried: "wait for QEMU".into(), source })?;
         if let Some(status) = ended {
-            let said = std::fs::read_to_string(self.dir.join("qemu.log")).unwrap_or_default();
+            let said = std::fs::read_to_string(self.log()).unwrap_or_default();
             return Err(HilError::Machine(format!("QEMU ended with {status}: {}", said.trim())));
         }
         if Instant::now() > end {

@@ -9,6 +9,7 @@ mod error;
 mod machine;
 mod qmp;
 mod relay;
+mod sabotage;
 mod shell;
 mod stage;
 mod stories;
@@ -26,6 +27,7 @@ use lexopt::prelude::*;
 use crate::board::Board;
 use crate::error::HilError;
 use crate::machine::{HUB_IN_GUEST, MOVED_HUB_IN_GUEST, Machine, Start};
+use crate::sabotage::Sabotage;
 use crate::stage::{NODE, Stage};
 use crate::stories::{Needs, STORIES, Story};
 
@@ -40,7 +42,8 @@ Boots the image of a board in QEMU and tells the stories named, or the core ones
   --board NAME          a file of hil-tests/boards [x86_64-uefi]
   --faults FILE         an agent with fault injection that runs on the board
   --broken-update FILE  an update for the board whose agent does not start
-  --sabotage FILE       what is done to the node before each story, see hil-tests/sabotage: a story passes if it then fails
+  --sabotage FILE       what is done to the node in each story, see hil-tests/sabotage: a story passes if it then fails, and
+                        for the reason that the file gives
   --logs DIR            where a failing story leaves its logs [target/hil]
 ";
 
@@ -130,9 +133,10 @@ struct Run<'a> {
     hub: Hub,
     scratch: Scratch,
     teller: Teller,
-    /// Commands by the story that they must make fail; None: nothing is sabotaged.
-    sabotage: Option<BTreeMap<String, String>>,
+    /// By the story that it must make fail; None: nothing is sabotaged.
+    sabotage: Option<BTreeMap<String, Sabotage>>,
     passed: usize,
+    left_out: usize,
     failed: Vec<&'static str>,
 }
 
@@ -147,7 +151,7 @@ impl<'a> Run<'a> {
                 return Err(HilError::Garbled(format!("no story {name}; see kedge-hil --list")));
             }
         }
-        let sabotage = options.sabotage.as_deref().map(read_sabotage).transpose()?;
+        let sabotage = options.sabotage.as_deref().map(sabotage::read).transpose()?;
         let scratch = Scratch::new("hil")
             .map_err(|source| HilError::Io { tried: "make a temporary directory".into(), source })?;
         let host = |address: &'static str| address.split(':').next().unwrap_or(address);
@@ -155,7 +159,18 @@ impl<'a> Run<'a> {
         let flags = names.map(|name| ["--advertise", name]);
         let hub = Hub::start(&scratch.path().join("hub"), flags.as_flattened())?;
         let teller = Teller::new();
-        Ok(Run { options, board, image, hub, scratch, teller, sabotage, passed: 0, failed: Vec::new() })
+        Ok(Run {
+            options,
+            board,
+            image,
+            hub,
+            scratch,
+            teller,
+            sabotage,
+            passed: 0,
+            left_out: 0,
+            failed: Vec::new(),
+        })
     }
 
     /// Tells everything that was asked for; false if anything failed.
@@ -177,7 +192,10 @@ impl<'a> Run<'a> {
         for story in STORIES {
             if self.is_wanted(story) {
                 match self.why_not(story) {
-                    Some(why) => self.teller.say(Tone::Open, &format!("{}: left out: {why}", story.name)),
+                    Some(why) => {
+                        self.left_out += 1;
+                        self.teller.say(Tone::Open, &format!("{}: left out: {why}", story.name));
+                    }
                     None => self.tell_one(story, machine.dir())?,
                 }
             }
@@ -186,7 +204,11 @@ impl<'a> Run<'a> {
         for name in &self.failed {
             self.teller.say(Tone::Bad, &format!("failed: {name}"));
         }
-        println!("\n{} in {secs} s:\n{} passed, {} failed", self.board.name, self.passed, self.failed.len());
+        let (passed, failed) = (self.passed, self.failed.len());
+        println!(
+            "\n{} in {secs} s:\n{passed} passed, {failed} failed, {} left out",
+            self.board.name, self.left_out
+        );
         Ok(self.failed.is_empty())
     }
 
@@ -243,7 +265,7 @@ impl<'a> Run<'a> {
         let placeholder =
             Machine::new(&self.board, &self.scratch.path().join("none"), &self.image, self.hub.address())?;
         let machine_now = std::mem::replace(machine, placeholder);
-        let mut stage = Stage { hub: &mut self.hub, machine: machine_now, teller: &mut self.teller };
+        let mut stage = Stage::new(&mut self.hub, machine_now, &mut self.teller);
         let told = measure_first_boot(&mut stage, start);
         *machine = stage.machine;
         told
@@ -256,15 +278,15 @@ impl<'a> Run<'a> {
         std::fs::remove_dir_all(&data).map_err(HilError::io("remove", &data))?;
         copy_tree(&self.scratch.path().join("hub-ready"), &data)?;
         self.hub.start_again()?;
-        let mut machine = self.machine(story.name)?;
+        let machine = self.machine(story.name)?;
         machine.copy_disks(first)?;
-        machine.start(&Start { from_snapshot: true, ..Start::default() })?;
         let start = Instant::now();
-        let mut stage = Stage { hub: &mut self.hub, machine, teller: &mut self.teller };
+        let mut stage = Stage::new(&mut self.hub, machine, &mut self.teller);
         let sabotage = self.sabotage.as_ref().and_then(|sabotage| sabotage.get(story.name));
-        let told = stage.wakes().and_then(|()| match sabotage {
+        let begun = stage.machine.start(&Start { from_snapshot: true, ..Start::default() });
+        let told = begun.and_then(|()| stage.wakes()).and_then(|()| match sabotage {
             None => (story.tell)(&mut stage),
-            Some(command) => tell_sabotaged(&mut stage, story, command),
+            Some(sabotage) => tell_sabotaged(&mut stage, story, sabotage),
         });
         let mut machine = stage.machine;
         match told {
@@ -291,8 +313,11 @@ impl<'a> Run<'a> {
     /// What a person needs to find out why. What cannot be had is left out: the story's own error is the news.
     fn keep_logs(&mut self, name: &str, machine: &mut Machine) {
         let to = self.options.logs.join(&self.board.name).join(name);
+        // what an earlier failure left would be taken for this one's
+        let _ = std::fs::remove_dir_all(&to);
         let _ = std::fs::create_dir_all(&to);
         let _ = std::fs::copy(machine.serial(), to.join("serial.log"));
+        let _ = std::fs::copy(machine.log(), to.join("qemu.log"));
         let _ = std::fs::copy(self.hub.log(), to.join("hub.log"));
         let _ = machine.kept().and_then(|kept| copy_tree(&kept, &to));
         let journal = machine.run(
@@ -306,28 +331,23 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Reads lines of STORY: COMMAND.
-fn read_sabotage(path: &Path) -> Result<BTreeMap<String, String>, HilError> {
-    let text = std::fs::read_to_string(path).map_err(HilError::io("read", path))?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines
-        .map(|line| match line.split_once(": ") {
-            Some((name, command)) if STORIES.iter().any(|story| story.name == name) => {
-                Ok((name.to_owned(), command.to_owned()))
-            }
-            _ => Err(HilError::Garbled(format!("{}: {line:?} is not STORY: COMMAND", path.display()))),
-        })
-        .collect()
-}
-
 /// A story that must fail, because of this.
-fn tell_sabotaged(stage: &mut Stage<'_>, story: &Story, command: &str) -> Result<(), HilError> {
-    stage.say(&format!("sabotage: {command}"));
-    stage.guest(command)?;
+fn tell_sabotaged(stage: &mut Stage<'_>, story: &Story, sabotage: &Sabotage) -> Result<(), HilError> {
+    stage.after_each_boot.clone_from(&sabotage.after_each_boot);
+    if let Some(command) = &sabotage.after_each_boot {
+        stage.say(&format!("sabotage after each boot: {command}"));
+    }
+    if let Some(command) = &sabotage.before {
+        stage.say(&format!("sabotage: {command}"));
+        stage.guest(command)?;
+    }
     match (story.tell)(stage) {
-        Err(error) => {
+        Err(error) if error.to_string().contains(&sabotage.fails_with) => {
             stage.say(&format!("it fails, as it must: {error}"));
             Ok(())
+        }
+        Err(error) => {
+            Err(HilError::Wrong(format!("it fails, but not with {:?}: {error}", sabotage.fails_with)))
         }
         Ok(()) => Err(HilError::Wrong("it passes all the same".into())),
     }

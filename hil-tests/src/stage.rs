@@ -42,6 +42,8 @@ pub(crate) struct Stage<'a> {
     pub(crate) machine: Machine,
     /// Whoever listens.
     pub(crate) teller: &'a mut Teller,
+    /// A command that is run on the node after each boot; only to make a story fail, see [`crate::sabotage`].
+    pub(crate) after_each_boot: Option<String>,
 }
 
 /// Longest wait for anything.
@@ -53,6 +55,13 @@ pub(crate) fn patience() -> Duration {
 /// A payload with these trial rules.
 pub(crate) fn payload(trial: &str, threshold: u32, fields: &str) -> String {
     format!("{HEADER}configTrialDuration: {trial}\ncrashLoopThreshold: {threshold}\n{fields}")
+}
+
+impl<'a> Stage<'a> {
+    /// With this machine, on which nothing is sabotaged.
+    pub(crate) fn new(hub: &'a mut Hub, machine: Machine, teller: &'a mut Teller) -> Stage<'a> {
+        Stage { hub, machine, teller, after_each_boot: None }
+    }
 }
 
 impl Stage<'_> {
@@ -265,6 +274,14 @@ impl Stage<'_> {
         if boot == old_boot {
             return Err(HilError::Wrong(format!("the machine was to be reset and is still in boot {boot}")));
         }
+        self.comes_up()
+    }
+
+    /// Waits for the agent of a boot that has begun.
+    fn comes_up(&mut self) -> Result<(), HilError> {
+        if let Some(command) = self.after_each_boot.clone() {
+            self.guest(&command)?;
+        }
         self.running().map(|_| ())
     }
 
@@ -279,7 +296,7 @@ impl Stage<'_> {
     /// Switches on after a cut, and waits for the agent.
     pub(crate) fn power_on(&mut self, start: &Start) -> Result<(), HilError> {
         self.machine.start(start)?;
-        self.running().map(|_| ())
+        self.comes_up()
     }
 
     /// The power goes, and comes back.

@@ -226,7 +226,7 @@ pub(super) fn state_full(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.say("killed on the full disk: it starts and renews");
     stage.guest("rm -f /var/tmp/full*")?;
     stage.runs(&uid)?;
-    stage.say("with room again edge-next is adopted");
+    stage.say("with room again: edge-next runs");
     Ok(())
 }
 
@@ -240,7 +240,7 @@ pub(super) fn state_read_only(stage: &mut Stage<'_>) -> Result<(), HilError> {
         Ok(if found.0 == "Unknown" { Ok(()) } else { Err(format!("{found:?}")) })
     })?;
     let found = condition(&stage.node()?, "ConfigOK");
-    stage.expect("what runs", found.1.contains(&good) || found.1.contains("using current"), true)?;
+    stage.expect("what runs", found.1.clone(), format!("using current (UID: {good})"))?;
     stage.say(&format!("read-only: {found:?}"));
     let process = stage.running()?;
     stage.guest(&format!("kill -KILL {process}"))?;

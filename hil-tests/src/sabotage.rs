@@ -1,0 +1,96 @@
+//! What makes a story fail on purpose: the lines of `hil-tests/sabotage`, so that each story is known to notice something.
+//!
+//! Always holds: a story that is sabotaged has at least one command, and the text which it must then fail with; a failure for another
+//! reason proves nothing. The commands run as root on the node, in [`crate::stage`].
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::error::HilError;
+use crate::stories::STORIES;
+
+/// How one story is made to fail.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Sabotage {
+    /// Done before the story begins.
+    pub(crate) before: Option<String>,
+    /// Done after each boot in the story, before anything is asked of the agent.
+    pub(crate) after_each_boot: Option<String>,
+    /// What the story's failure must say.
+    pub(crate) fails_with: String,
+}
+
+/// Reads the file: by the name of the story.
+pub(crate) fn read(path: &Path) -> Result<BTreeMap<String, Sabotage>, HilError> {
+    let text = std::fs::read_to_string(path).map_err(HilError::io("read", path))?;
+    parse(&text).map_err(|problem| HilError::Garbled(format!("{}: {problem}", path.display())))
+}
+
+fn parse(text: &str) -> Result<BTreeMap<String, Sabotage>, String> {
+    let mut all = BTreeMap::<String, Sabotage>::new();
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    for line in lines {
+        let not_one = || format!("{line:?} is not STORY: COMMAND or STORY fails with: TEXT");
+        let (key, value) = line.split_once(": ").ok_or_else(not_one)?;
+        let (name, kind) = key.split_once(' ').unwrap_or((key, ""));
+        if !STORIES.iter().any(|story| story.name == name) {
+            return Err(not_one());
+        }
+        let one = all.entry(name.to_owned()).or_default();
+        let is_first = match kind {
+            "" => one.before.replace(value.to_owned()).is_none(),
+            "after each boot" => one.after_each_boot.replace(value.to_owned()).is_none(),
+            "fails with" => std::mem::replace(&mut one.fails_with, value.to_owned()).is_empty(),
+            _ => return Err(not_one()),
+        };
+        if !is_first {
+            return Err(format!("{key} stands there twice"));
+        }
+    }
+    for (name, one) in &all {
+        if one.fails_with.is_empty() || (one.before.is_none() && one.after_each_boot.is_none()) {
+            return Err(format!("{name} needs a command and what it fails with"));
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_story_has_a_sabotage() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("sabotage");
+        let all = read(&path).unwrap();
+        for story in STORIES {
+            assert!(all.contains_key(story.name), "{}", story.name);
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_no_sabotage_is_named() {
+        let check = |text: &str, expect: &str| {
+            let problem = parse(text).unwrap_err();
+            assert!(problem.contains(expect), "{problem}");
+        };
+        check("config", "is not STORY: COMMAND");
+        check("confg: true", "is not STORY: COMMAND");
+        check("config at dawn: true", "is not STORY: COMMAND");
+        check("config: true\nconfig: false", "config stands there twice");
+        check("config fails with: x\nconfig fails with: y", "config fails with stands there twice");
+        check("config: true", "config needs a command and what it fails with");
+        check("config fails with: x", "config needs a command and what it fails with");
+    }
+
+    #[test]
+    fn a_story_has_commands_for_two_times_and_a_reason() {
+        let text = "# why\nconfig: a: b\n\nconfig after each boot: c\nconfig fails with: never came: d\n";
+        let expect = Sabotage {
+            before: Some("a: b".into()),
+            after_each_boot: Some("c".into()),
+            fails_with: "never came: d".into(),
+        };
+        assert_eq!(parse(text).unwrap()["config"], expect);
+    }
+}
