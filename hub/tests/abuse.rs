@@ -54,6 +54,8 @@ fn oversized_and_malformed_requests_cost_the_sender_only() {
     let patch = [("content-type", "application/json-patch+json")];
     hub.admin().post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
     check("PATCH", &format!("{MAPS}/a"), &patch, many.to_string().as_bytes(), &[400]);
+    // all of it is sent before the answer is read
+    check("POST", MAPS, &[("content-type", "application/json")], &vec![b'x'; 8 << 20], &[413]);
     let annotations: Value = json!({"metadata": {"annotations": {"a": "x".repeat(300 * 1024)}}});
     let merge = [("content-type", "application/merge-patch+json")];
     check("PATCH", &format!("{MAPS}/a"), &merge, annotations.to_string().as_bytes(), &[422]);

@@ -319,6 +319,8 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
     .expect(200);
     node.patch("merge", "/api/v1/nodes/edge/status", &json!({"status": {"phase": "Running"}})).expect(200);
     node.patch("merge", "/api/v1/nodes/edge", &json!({"spec": {"unschedulable": true}})).expect(403);
+    let binding = json!({"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "edge"}});
+    node.post("/api/v1/namespaces/default/bindings", &binding).expect(403);
     node.get("/api/v1/nodes/edge").expect(200);
     admin.post(MAPS, &json!({"metadata": {"generateName": "x-"}, "data": {"secret": "word"}})).expect(201);
     admin.delete("/api/v1/nodes/edge").expect(200);
@@ -339,11 +341,12 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
         [
             "system:node:edge create nodes edge 201".to_owned(),
             "system:node:edge patch nodes edge 403".to_owned(),
-            format!("{admin} create configmaps {} 201", &lines[2]["name"].as_str().unwrap()[..4]),
+            "system:node:edge create pods  403".to_owned(),
+            format!("{admin} create configmaps {} 201", &lines[3]["name"].as_str().unwrap()[..4]),
             format!("{admin} delete nodes edge 200"),
         ]
     );
-    assert!(lines[2]["name"].as_str().unwrap().starts_with("x-") && !text.contains("word"));
+    assert!(lines[3]["name"].as_str().unwrap().starts_with("x-") && !text.contains("word"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{Method, Response};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
@@ -47,35 +47,21 @@ pub(super) struct Asked<'a> {
     pub(super) parameters: Parameters,
 }
 
-/// Answers a request, whatever it is.
+/// Answers a request, whatever it is. Of the body some may be left unread, all of it when the request is refused early.
 pub(super) async fn handle(
     server: &Arc<Server>,
     identity: Arc<Option<Identity>>,
-    request: Request<Incoming>,
+    parts: &Parts,
+    body: &mut Incoming,
 ) -> Response<Body> {
-    let (parts, body) = request.into_parts();
-    let mut body = Some(body);
-    let outcome = answer(server, identity, &parts, &mut body).await;
-    if let Some(unread) = body.filter(|_| outcome.is_err()) {
-        // who is refused while it still sends would see a broken connection instead of the answer
-        request::drain(unread).await;
-    }
-    outcome.unwrap_or_else(|error| respond::error(&error))
-}
-
-/// The request's body, which is read once.
-async fn read(body: &mut Option<Incoming>) -> Result<Bytes, ApiError> {
-    match body.take() {
-        Some(body) => request::body(body).await,
-        None => Ok(Bytes::new()),
-    }
+    answer(server, identity, parts, body).await.unwrap_or_else(|error| respond::error(&error))
 }
 
 async fn answer(
     server: &Arc<Server>,
     identity: Arc<Option<Identity>>,
     parts: &Parts,
-    body: &mut Option<Incoming>,
+    body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
     let identity = impersonated(parts, (*identity).clone())?;
@@ -95,7 +81,7 @@ async fn answer(
             if parts.method != Method::POST {
                 return Err(ApiError::method_not_allowed());
             }
-            let body = read(body).await?;
+            let body = request::body(body).await?;
             reviews::answer(&asked, &route, &body)
         }
         Route::Bindings(namespace) => bindings(&asked, namespace, body).await,
@@ -110,21 +96,31 @@ async fn answer(
 async fn bindings(
     asked: &Asked<'_>,
     namespace: String,
-    body: &mut Option<Incoming>,
+    body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
-    let verb = "create";
     if asked.parts.method != Method::POST {
         return Err(ApiError::method_not_allowed());
     }
-    let attributes =
-        Attributes { verb, resource: "bindings", namespace: &namespace, ..Attributes::default() };
-    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)?;
-    let body = read(body).await?;
-    let (name, binding) = subresources::named_binding(asked, &body)?;
-    let target = Target { kind: &kinds::POD, namespace, name, subresource: "binding".to_owned() };
-    let outcome = subresources::bind_named(asked, &target, &binding).await;
-    audit(asked, verb, &target, &outcome);
+    let mut target =
+        Target { kind: &kinds::POD, namespace, name: String::new(), subresource: "binding".to_owned() };
+    let outcome = bind(asked, &mut target, body).await;
+    audit(asked, "create", &target, &outcome);
     outcome
+}
+
+/// Binds the pod that the body names, and completes the target with its name.
+async fn bind(
+    asked: &Asked<'_>,
+    target: &mut Target,
+    body: &mut Incoming,
+) -> Result<Response<Body>, ApiError> {
+    let namespace = &*target.namespace;
+    let attributes = Attributes { verb: "create", resource: "bindings", namespace, ..Attributes::default() };
+    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)?;
+    let body = request::body(body).await?;
+    let (name, binding) = subresources::named_binding(asked, &body)?;
+    target.name = name;
+    subresources::bind_named(asked, target, &binding).await
 }
 
 /// Administrators may act as somebody else (`kubectl --as`), to see what that one may do.
@@ -277,7 +273,7 @@ async fn resource(
     asked: &Asked<'_>,
     verb: &str,
     target: &Target,
-    body: &mut Option<Incoming>,
+    body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
     let kind = target.kind;
     let part = match &*target.subresource {
@@ -290,7 +286,7 @@ async fn resource(
                 return node_streams::answer(asked, target, known);
             }
             Some(known) => {
-                let body = read(body).await?;
+                let body = request::body(body).await?;
                 return subresources::create(asked, target, known, &body).await;
             }
             None => return Err(ApiError::path_not_found()),
@@ -310,7 +306,7 @@ async fn resource(
         "list" => list(asked, target, writer),
         "watch" => watch_collection(asked, target, form),
         _ => {
-            let body = read(body).await?;
+            let body = request::body(body).await?;
             write(asked, verb, target, part, writer, &body).await
         }
     }

@@ -25,12 +25,12 @@ use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::{Request, Response};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -279,20 +279,27 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     let waiting = Arc::new(standing::Waiting::default());
+    let unread = Arc::new(AtomicBool::new(false));
     let clean = link.clean();
     let service = service_fn(|request: Request<Incoming>| {
-        let (server, caller, waiting) = (server.clone(), caller.clone(), waiting.clone());
+        let (server, caller, waiting, unread) =
+            (server.clone(), caller.clone(), waiting.clone(), unread.clone());
         let refused = refusal.map(|error| respond::hang_up(respond::error(error)));
-        let stands = clean.is_clean() && standing::may_stand(&request);
+        let manner = standing::manner(&request).filter(|_| clean.is_clean());
         async move {
             if let Some(refused) = refused {
+                unread.store(!request.body().is_end_stream(), Ordering::Relaxed);
                 return Ok::<_, Infallible>(refused);
             }
-            let response = guarded(server, caller, request).await;
-            if !stands {
-                return Ok(response);
-            }
-            match waiting.keep(response) {
+            let response = match guarded(server, caller, request).await {
+                (response, Sent::Read) => response,
+                (response, Sent::Unread) => {
+                    unread.store(true, Ordering::Relaxed);
+                    respond::hang_up(response)
+                }
+            };
+            let Some(manner) = manner else { return Ok(response) };
+            match waiting.keep(response, manner) {
                 Some(other) => Ok(other),
                 // the connection is taken away from under this
                 None => std::future::pending().await,
@@ -322,8 +329,11 @@ where
         });
         tokio::select! {
             served = served => match served {
-                Served::Ended(ended) => return Ok(ended.map(|()| None)?),
-                Served::Watch(answer) => break answer,
+                Served::Ended(ended) => {
+                    ended?;
+                    break None;
+                }
+                Served::Watch(answer) => break Some(answer),
             },
             () = stop.as_mut(), if !stopping => {
                 stopping = true;
@@ -333,8 +343,26 @@ where
     };
     let parts = serving.into_parts();
     let mut link = parts.io.into_inner();
-    link.give_back(&parts.read_buf);
-    Ok(Some((link, answer)))
+    if let Some(answer) = answer {
+        link.give_back(&parts.read_buf);
+        return Ok(Some((link, answer)));
+    }
+    if unread.load(Ordering::Relaxed) && !stopping {
+        tokio::select! {
+            () = stream::linger(&mut link) => {}
+            () = stop => {}
+        }
+    }
+    Ok(None)
+}
+
+/// What became of a request's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// Nothing of it is on its way any more.
+    Read,
+    /// Some of it may be: the connection cannot go on, and must not be closed under it.
+    Unread,
 }
 
 /// How a connection leaves the HTTP library.
@@ -344,27 +372,168 @@ enum Served {
 }
 
 /// Runs a request in a task of its own, so that a panic in it is one client's 500.
-async fn guarded(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> Response<Body> {
+async fn guarded(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let line = format!("{} {}", request.method(), request.uri().path());
     let counting = server.clone();
     counting.counters.in_flight.fetch_add(1, Ordering::AcqRel);
     let _guard = Leave(&counting.counters.in_flight);
-    let response = tokio::spawn(async move {
-        match server.limits.request((*caller.identity).as_ref(), caller.from, Instant::now()) {
-            Ok(_taken) => handlers::handle(&server, caller.identity, request).await,
-            Err(error) => respond::error(&error),
-        }
-    })
-    .await;
-    let response = response.unwrap_or_else(|error| {
+    let answered = tokio::spawn(answered(server, caller, request)).await;
+    let (response, sent) = answered.unwrap_or_else(|error| {
         counting.counters.panics.fetch_add(1, Ordering::Relaxed);
         log::error!("{line}: {error}");
-        respond::error(&ApiError::internal(
-            "an error on the server has prevented the request from succeeding",
-        ))
+        let error = ApiError::internal("an error on the server has prevented the request from succeeding");
+        (respond::error(&error), Sent::Unread)
     });
     let class = usize::from(response.status().as_u16() / 100).min(5);
     counting.counters.answers[class].fetch_add(1, Ordering::Relaxed);
     log::debug!("{line} {}", response.status().as_u16());
-    response
+    (response, sent)
+}
+
+/// Answers a request, or refuses it by the limits. Who is answered while it still sends would see a broken connection instead of the
+/// answer: so what is left of the body is taken in first, if it is little.
+async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
+    let (parts, mut body) = request.into_parts();
+    let response = match server.limits.request((*caller.identity).as_ref(), caller.from, Instant::now()) {
+        Ok(_taken) => handlers::handle(&server, caller.identity, &parts, &mut body).await,
+        Err(error) => respond::error(&error),
+    };
+    let sent = if request::drain(&parts.headers, &mut body).await { Sent::Read } else { Sent::Unread };
+    (response, sent)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+    /// A pipe that holds an answer, and no body.
+    const PIPE_BYTES: usize = 4096;
+
+    /// A server without sockets.
+    struct Stage {
+        data_dir: PathBuf,
+        server: Arc<Server>,
+        stop: signal::Sender<bool>,
+    }
+
+    impl Drop for Stage {
+        fn drop(&mut self) {
+            self.server.hub.close();
+            let _ = std::fs::remove_dir_all(&self.data_dir);
+        }
+    }
+
+    fn identity(user: &str, group: &str) -> Identity {
+        Identity { user: user.to_owned(), groups: vec![group.to_owned()] }
+    }
+
+    fn admin() -> Option<Identity> {
+        Some(identity("admin", "system:masters"))
+    }
+
+    impl Stage {
+        fn new(name: &str) -> Stage {
+            let data_dir =
+                std::env::temp_dir().join(format!("kedge-hub-server-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&data_dir);
+            let hub = Hub::open(&data_dir).unwrap();
+            let server = Arc::new(Server { hub, counters: Counters::default(), limits: Arc::default() });
+            Stage { data_dir, server, stop: signal::channel(false).0 }
+        }
+
+        fn connect(&self, identity: Option<Identity>) -> DuplexStream {
+            let (client, ours) = tokio::io::duplex(PIPE_BYTES);
+            let (server, stopped) = (self.server.clone(), self.stop.subscribe());
+            let caller = Caller { identity: Arc::new(identity), from: HERE };
+            tokio::spawn(async move { converse(standing::Link::new(ours), &server, caller, stopped).await });
+            client
+        }
+    }
+
+    fn head(method: &str, path: &str, fields: &str) -> Vec<u8> {
+        format!("{method} {path} HTTP/1.1\r\nhost: h\r\n{fields}\r\n").into_bytes()
+    }
+
+    /// The status of the next answer, and whether it is the connection's last.
+    async fn answer(client: &mut DuplexStream) -> (u16, bool) {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(client.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
+        let mut body = vec![0; field("content-length: ").unwrap().parse().unwrap()];
+        client.read_exact(&mut body).await.unwrap();
+        (head[9..12].parse().unwrap(), field("connection: close").is_some())
+    }
+
+    /// Sends all of a request before it reads, as simple clients do, then asks again.
+    async fn check(
+        stage: &Stage,
+        identity: Option<Identity>,
+        fields: &str,
+        body: &[u8],
+        expect: (u16, bool),
+    ) {
+        let mut client = stage.connect(identity);
+        client.write_all(&head("POST", MAPS, fields)).await.unwrap();
+        client.write_all(body).await.expect("nobody hangs up on who still sends");
+        assert_eq!(answer(&mut client).await, expect, "{fields}");
+        if expect.1 {
+            assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "{fields}");
+        } else {
+            client.write_all(&head("GET", "/healthz", "")).await.unwrap();
+            answer(&mut client).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn who_is_refused_while_it_sends_learns_why() {
+        let stage = Stage::new("refused");
+        let length = |bytes: usize| format!("content-length: {bytes}\r\n");
+        let (little, much) = (vec![b'x'; 100_000], vec![b'x'; 5_000_000]);
+        let chunked = [b"4c4b40\r\n".as_slice(), &much, b"\r\n0\r\n\r\n"].concat();
+        // too large for anybody, said before it comes or only noticed
+        check(&stage, admin(), &length(much.len()), &much, (413, true)).await;
+        check(&stage, admin(), "transfer-encoding: chunked\r\n", &chunked, (413, true)).await;
+        // who may not
+        check(&stage, None, &length(little.len()), &little, (401, false)).await;
+        check(&stage, None, &length(much.len()), &much, (401, true)).await;
+        // who has asked too often; in an hour, so that no time passes before it asks again
+        let hasty = identity("hasty", "others");
+        let later = Instant::now() + Duration::from_secs(3600);
+        while stage.server.limits.request(Some(&hasty), HERE, later).is_ok() {}
+        check(&stage, Some(hasty.clone()), &length(little.len()), &little, (429, false)).await;
+        check(&stage, Some(hasty), &length(much.len()), &much, (429, true)).await;
+        // the hub answers enough already
+        let limits = &stage.server.limits;
+        let mut held = Vec::new();
+        while let Ok(request) = limits.request(admin().as_ref(), HERE, later) {
+            held.push(request);
+        }
+        check(&stage, admin(), &length(little.len()), &little, (503, false)).await;
+        check(&stage, admin(), &length(much.len()), &much, (503, true)).await;
+        drop(held);
+        // too many connections
+        let mut held = Vec::new();
+        while let Ok(connection) = limits.connect(None, HERE) {
+            held.push(connection);
+        }
+        check(&stage, None, &length(much.len()), &much, (429, true)).await;
+    }
+
+    #[tokio::test]
+    async fn who_asks_before_it_sends_is_not_asked_for_what_is_refused() {
+        let stage = Stage::new("expect");
+        let mut client = stage.connect(None);
+        let fields = "content-length: 10\r\nexpect: 100-continue\r\n";
+        client.write_all(&head("POST", MAPS, fields)).await.unwrap();
+        assert_eq!(answer(&mut client).await, (401, true));
+    }
 }

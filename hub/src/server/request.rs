@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 
 use super::route::percent_decode;
 use crate::status::{ApiError, FieldError};
@@ -14,7 +14,8 @@ use crate::status::{ApiError, FieldError};
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 /// A body must be complete in this time. At 3 MiB that is a link of 420 kbit/s; a ConfigMap of 64 KiB passes at 9 kbit/s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// What is taken in of a refused request: a whole Node or ConfigMap of usual size, not a flood.
+/// What is taken in of a body that nobody wants, so that its connection can go on: a whole Node or ConfigMap of usual size, not a
+/// flood.
 const DRAIN_BYTES: usize = 256 * 1024;
 /// And for how long.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -150,23 +151,42 @@ pub(super) fn wanted_form(headers: &HeaderMap, is_write: bool) -> Result<Form, A
     Err(ApiError::not_acceptable())
 }
 
-/// The whole body.
-pub(super) async fn body(body: Incoming) -> Result<Bytes, ApiError> {
+/// The whole body. After an error some of it may be unread.
+pub(super) async fn body(body: &mut Incoming) -> Result<Bytes, ApiError> {
+    let too_large = || ApiError::too_large(format!("Request entity too large: limit is {MAX_BODY_BYTES}"));
+    if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
+        return Err(too_large());
+    }
     let collecting = Limited::new(body, MAX_BODY_BYTES).collect();
     match tokio::time::timeout(BODY_TIMEOUT, collecting).await {
         Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            Err(ApiError::too_large(format!("Request entity too large: limit is {MAX_BODY_BYTES}")))
-        }
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(error)) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
         Err(_) => Err(ApiError::timeout("the body took too long")),
     }
 }
 
-/// Takes in what a refused client still sends, so that it gets to read the answer instead of a broken connection. Bounded: who
-/// sends more, or slowly, is cut off.
-pub(super) async fn drain(body: Incoming) {
-    let _ = tokio::time::timeout(DRAIN_TIMEOUT, Limited::new(body, DRAIN_BYTES).collect()).await;
+/// Takes in what is left of a body, keeping none of it; says whether that was all. Bounded: for who sends more, or slowly, the
+/// connection has to end. Who first asks whether to send at all (`Expect`) is not asked for it.
+pub(super) async fn drain(headers: &HeaderMap, body: &mut Incoming) -> bool {
+    if body.is_end_stream() {
+        return true;
+    }
+    if headers.contains_key(http::header::EXPECT) || body.size_hint().lower() > DRAIN_BYTES as u64 {
+        return false;
+    }
+    let draining = async {
+        let mut room = DRAIN_BYTES;
+        while let Some(frame) = body.frame().await {
+            let taken = frame.ok().map(|frame| frame.data_ref().map_or(0, Bytes::len));
+            match taken.and_then(|taken| room.checked_sub(taken)) {
+                Some(rest) => room = rest,
+                None => return false,
+            }
+        }
+        true
+    };
+    tokio::time::timeout(DRAIN_TIMEOUT, draining).await.unwrap_or(false)
 }
 
 #[cfg(test)]

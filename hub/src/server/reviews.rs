@@ -4,7 +4,7 @@
 use http::Response;
 use serde_json::{Value, json};
 
-use super::handlers::Asked;
+use super::handlers::{Asked, denied};
 use super::request::header;
 use super::respond::{self, Body};
 use super::route::Route;
@@ -28,8 +28,7 @@ fn place(route: &Route) -> (&'static str, &'static str, &'static str) {
 pub(super) fn authorize(asked: &Asked<'_>, route: &Route) -> Result<(), ApiError> {
     let (group, resource, _) = place(route);
     let attributes = Attributes { verb: "create", group, resource, ..Attributes::default() };
-    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub)
-        .map_err(|denied| ApiError::from_status(denied.status, denied.message))
+    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
 }
 
 pub(super) fn answer(asked: &Asked<'_>, route: &Route, body: &[u8]) -> Result<Response<Body>, ApiError> {
@@ -54,6 +53,9 @@ fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiE
         return Ok(review);
     }
     if *route == Route::RulesReview {
+        if text(value, &["spec", "namespace"]).is_empty() {
+            return Err(ApiError::bad_request("no namespace on request"));
+        }
         let review = json!({
             "kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": {},
             "status": auth::rules(identity),

@@ -1,9 +1,9 @@
 //! Watches that stand: written here, so that an idle one holds nothing of the HTTP library, whose buffers for the next request and
 //! the next head are 16 KiB a connection. A fleet is thousands of idle watches.
 //!
-//! The connection is taken over between two bytes and given back: it is [`Link::is_clean`] when it is taken, which means that every
+//! The connection is taken over between two bytes and given back: it is [`Clean`] when it is taken, which means that every
 //! byte of earlier answers has left; what the client says meanwhile is kept for the next request. Always holds: the answer is one
-//! HTTP/1.1 response in chunks, and after its last chunk the connection is where it would be had the library written it.
+//! HTTP response, in chunks where the client knows chunks, and after it the connection is where it would be had the library written it.
 //! What is told, and when it ends, is `watch`'s word.
 
 use std::io;
@@ -63,21 +63,26 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
 
     /// Writes a watch until its end; says whether the connection can go on.
     pub(super) async fn tell(&mut self, answer: Answer) -> io::Result<bool> {
-        let Answer { head, mut watch } = answer;
-        let mut text = head_of(&head);
+        let Answer { head, mut watch, manner } = answer;
+        let mut text = head_of(&head, manner);
         drop(head);
         loop {
-            let next = std::future::poll_fn(|context| self.poll_next(&mut watch, &mut text, context)).await?;
+            let next = std::future::poll_fn(|context| self.poll_next(&mut watch, manner, &mut text, context))
+                .await?;
             match next {
                 Next::Gone => return Ok(false),
                 Next::Write => self.write(std::mem::take(&mut text)).await?,
-                Next::Last => {
-                    text.extend_from_slice(b"0\r\n\r\n");
-                    self.write(text).await?;
-                    return Ok(true);
-                }
+                Next::Last => break,
             }
         }
+        if manner.chunks {
+            text.extend_from_slice(b"0\r\n\r\n");
+        }
+        self.write(text).await?;
+        if manner.closes {
+            self.shut_down().await?;
+        }
+        Ok(!manner.closes)
     }
 
     /// Says goodbye, so that the client knows that nothing is missing.
@@ -93,12 +98,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     fn poll_next(
         &mut self,
         watch: &mut WatchStream,
+        manner: Manner,
         text: &mut Vec<u8>,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Next>> {
         while text.len() < RECORD_BYTES {
             match watch.poll_next(context) {
-                Poll::Ready(Some(line)) => chunk(text, &line),
+                Poll::Ready(Some(line)) if manner.chunks => chunk(text, &line),
+                Poll::Ready(Some(line)) => text.extend_from_slice(&line),
                 Poll::Ready(None) => return Poll::Ready(Ok(Next::Last)),
                 Poll::Pending => break,
             }
@@ -106,19 +113,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         if !text.is_empty() {
             return Poll::Ready(Ok(Next::Write));
         }
-        self.poll_gone(context).map_ok(|()| Next::Gone)
+        self.poll_gone(manner, context).map_ok(|()| Next::Gone)
     }
 
-    /// Resolves when the client has left.
-    fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.early.len() < EARLY_BYTES {
+    /// Resolves when the client has left. What it says before a connection that closes is for nobody.
+    fn poll_gone(&mut self, manner: Manner, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while manner.closes || self.early.len() < EARLY_BYTES {
             let mut space = [0; EARLY_BYTES];
             let mut read = ReadBuf::new(&mut space);
             ready!(Pin::new(&mut self.stream).poll_read(context, &mut read))?;
             if read.filled().is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            self.early.extend_from_slice(read.filled());
+            if !manner.closes {
+                self.early.extend_from_slice(read.filled());
+            }
         }
         Poll::Pending
     }
@@ -133,9 +142,9 @@ enum Next {
     Gone,
 }
 
-/// The head of an answer in chunks.
-fn head_of(head: &http::response::Parts) -> Vec<u8> {
-    let mut text = b"HTTP/1.1 ".to_vec();
+/// The head of an answer whose length nobody knows.
+fn head_of(head: &http::response::Parts, manner: Manner) -> Vec<u8> {
+    let mut text = if manner.chunks { b"HTTP/1.1 " } else { b"HTTP/1.0 " }.to_vec();
     text.extend_from_slice(head.status.as_str().as_bytes());
     text.push(b' ');
     text.extend_from_slice(head.status.canonical_reason().unwrap_or_default().as_bytes());
@@ -146,7 +155,13 @@ fn head_of(head: &http::response::Parts) -> Vec<u8> {
         text.extend_from_slice(value.as_bytes());
         text.extend_from_slice(b"\r\n");
     }
-    text.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
+    if manner.chunks {
+        text.extend_from_slice(b"transfer-encoding: chunked\r\n");
+    }
+    if manner.closes {
+        text.extend_from_slice(b"connection: close\r\n");
+    }
+    text.extend_from_slice(b"\r\n");
     text
 }
 
@@ -160,13 +175,28 @@ fn chunk(text: &mut Vec<u8>, line: &[u8]) {
     text.extend_from_slice(b"\r\n");
 }
 
-/// Whether this request's connection may be taken over: an older client, one that wants the connection closed, and one whose body is
-/// still on its way are the library's.
-pub(super) fn may_stand<B: hyper::body::Body>(request: &http::Request<B>) -> bool {
-    request.version() == http::Version::HTTP_11
-        && request.body().is_end_stream()
-        && !request.headers().contains_key(header::CONNECTION)
-        && !request.headers().contains_key(header::UPGRADE)
+/// How a watch is told to its client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Manner {
+    /// In chunks; an older client reads until the connection's end.
+    chunks: bool,
+    /// The connection ends with it.
+    closes: bool,
+}
+
+/// How this request would be answered by a watch that stands; `None` leaves it to the library: a body that is still on its way, a client
+/// that wants another protocol, and what else may stand in `Connection`.
+pub(super) fn manner<B: hyper::body::Body>(request: &http::Request<B>) -> Option<Manner> {
+    if !request.body().is_end_stream() || request.headers().contains_key(header::UPGRADE) {
+        return None;
+    }
+    let connection = request.headers().get(header::CONNECTION);
+    let closes = connection.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"close"));
+    match request.version() {
+        http::Version::HTTP_10 => Some(Manner { chunks: false, closes: true }),
+        http::Version::HTTP_11 if closes || connection.is_none() => Some(Manner { chunks: true, closes }),
+        _ => None,
+    }
 }
 
 /// The answer to a watch.
@@ -174,6 +204,7 @@ pub(super) fn may_stand<B: hyper::body::Body>(request: &http::Request<B>) -> boo
 pub(super) struct Answer {
     head: http::response::Parts,
     watch: Box<WatchStream>,
+    manner: Manner,
 }
 
 /// An answer that waits to be taken over, beside its connection.
@@ -187,11 +218,11 @@ impl Waiting {
     }
 
     /// Keeps the answer if it is a watch; gives any other back.
-    pub(super) fn keep(&self, response: Response<Body>) -> Option<Response<Body>> {
+    pub(super) fn keep(&self, response: Response<Body>, manner: Manner) -> Option<Response<Body>> {
         let (head, body) = response.into_parts();
         match body {
             Body::Watch(watch) => {
-                *self.lock() = Some(Answer { head, watch });
+                *self.lock() = Some(Answer { head, watch, manner });
                 None
             }
             body => Some(Response::from_parts(head, body)),
@@ -277,7 +308,7 @@ mod tests {
             watch::start(memory, &CONFIG_MAP, Selection::default(), &Parameters::default(), Form::Whole);
         let (mut head, _) = respond::bytes(200, "application/json", "").into_parts();
         head.headers.insert("x-b", "c".parse().unwrap());
-        Answer { head, watch: Box::new(stream.unwrap()) }
+        Answer { head, watch: Box::new(stream.unwrap()), manner: Manner { chunks: true, closes: false } }
     }
 
     fn publish(memory: &Memory, revision: u64) {
@@ -358,6 +389,67 @@ mod tests {
             assert!(!Link::new(server).tell(answer).await.unwrap_or(false));
             assert_eq!(memory.watches(), 0);
         });
+    }
+
+    #[test]
+    fn who_wants_an_end_gets_one_and_is_heard_to_leave_whatever_it_has_sent() {
+        run(async {
+            for (chunks, head) in [
+                (
+                    false,
+                    "HTTP/1.0 200 OK\r\ncontent-type: application/json\r\nx-b: c\r\nconnection: close\r\n\r\n",
+                ),
+                (
+                    true,
+                    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-b: c\r\n\
+                     transfer-encoding: chunked\r\nconnection: close\r\n\r\n",
+                ),
+            ] {
+                let manner = Manner { chunks, closes: true };
+                let (mut client, server) = tokio::io::duplex(64);
+                let memory = Arc::new(Memory::new(1));
+                let told = Answer { manner, ..answer(&memory) };
+                let mut link = Link::new(server);
+                let leaving = async {
+                    assert_eq!(read_until(&mut client, "\r\n\r\n").await, head);
+                    client.write_all(&[b'x'; 4 * EARLY_BYTES]).await.unwrap();
+                    client.shutdown().await.unwrap();
+                };
+                let (goes_on, ()) = tokio::join!(link.tell(told), leaving);
+                assert!(!goes_on.unwrap());
+                assert_eq!(memory.watches(), 0);
+
+                let (mut client, server) = tokio::io::duplex(4096);
+                let memory = Arc::new(Memory::new(1));
+                let told = Answer { manner, ..answer(&memory) };
+                publish(&memory, 2);
+                memory.close();
+                assert!(!Link::new(server).tell(told).await.unwrap());
+                let mut text = String::new();
+                client.read_to_string(&mut text).await.unwrap();
+                let body = text.strip_prefix(head).unwrap();
+                assert!(body.ends_with(if chunks { "}\n\r\n0\r\n\r\n" } else { "}\n" }), "{body}");
+                assert_eq!(body.starts_with("{\"type\":\"ADDED\""), !chunks, "{body}");
+            }
+        });
+    }
+
+    #[test]
+    fn only_what_can_be_told_here_is_taken_over() {
+        let check = |version: http::Version, name: &str, value: &str, expect: Option<(bool, bool)>| {
+            let mut request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
+            *request.version_mut() = version;
+            let name: http::HeaderName = name.parse().unwrap();
+            request.headers_mut().insert(name, value.parse().unwrap());
+            let expect = expect.map(|(chunks, closes)| Manner { chunks, closes });
+            assert_eq!(manner(&request), expect, "{version:?} {value}");
+        };
+        check(http::Version::HTTP_11, "accept", "*/*", Some((true, false)));
+        check(http::Version::HTTP_11, "connection", "Close", Some((true, true)));
+        check(http::Version::HTTP_11, "connection", "upgrade", None);
+        check(http::Version::HTTP_11, "upgrade", "websocket", None);
+        check(http::Version::HTTP_10, "accept", "*/*", Some((false, true)));
+        check(http::Version::HTTP_10, "connection", "keep-alive", Some((false, true)));
     }
 
     #[test]

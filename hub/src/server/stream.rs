@@ -1,4 +1,4 @@
-//! A socket that gives up on a peer that stops reading.
+//! A socket that gives up on a peer that stops reading, and how to part from one that still sends.
 //!
 //! Reads may wait for ever (an idle watch reads nothing); a write that makes no progress for [`STALL`] fails, so a client that
 //! vanished or never reads holds its buffers for a minute, not until the kernel's timeout of a quarter of an hour.
@@ -8,12 +8,37 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
 /// A write must make progress in this time. Well above the pauses of a bad radio link.
 const STALL: Duration = Duration::from_secs(60);
+
+/// What a refused caller may go on sending before it is cut off: five times the largest body.
+const LINGER_BYTES: usize = 16 * 1024 * 1024;
+/// And for how long, and with which pauses; the time and the pause are nginx's `lingering_time` and `lingering_timeout`.
+const LINGER_TIME: Duration = Duration::from_secs(30);
+const LINGER_PAUSE: Duration = Duration::from_secs(5);
+/// What is thrown away at once.
+const LINGER_BUFFER: usize = 8 * 1024;
+
+/// Takes in what the peer goes on sending after our last word, until it is done or the patience is over. A socket that is closed with
+/// something unread resets the connection, and a reset takes away what the peer has not read yet: the answer.
+pub(super) async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
+    let mut space = vec![0; LINGER_BUFFER];
+    let reading = async {
+        let mut room = LINGER_BYTES;
+        while room > 0 {
+            match tokio::time::timeout(LINGER_PAUSE, stream.read(&mut space)).await {
+                Ok(Ok(read @ 1..)) => room = room.saturating_sub(read),
+                _ => return,
+            }
+        }
+    };
+    // who is not done by then has had its time
+    let _ = tokio::time::timeout(LINGER_TIME, reading).await;
+}
 
 /// See the module.
 pub(super) struct Stalling {
