@@ -387,8 +387,7 @@ pub async fn apply(
             let to = |_: &Object, live: Value| applied.to(live, &now_text());
             edit(hub, kind, part, namespace, name, &options, to).await
         } else {
-            may_create()?;
-            create(hub, kind, namespace, applied.created(&now_text()), &options).await
+            create_applied(hub, kind, place, applied, &options, may_create).await
         };
         match outcome {
             Err(error) if error.reason == "AlreadyExists" => {}
@@ -398,13 +397,43 @@ pub async fn apply(
                     && hub.get(kind, namespace, name).is_none() =>
             {
                 // gone meanwhile, or its namespace is missing: creating says which
-                may_create()?;
-                return create(hub, kind, namespace, applied.created(&now_text()), &options).await;
+                return create_applied(hub, kind, place, applied, &options, may_create).await;
             }
             outcome => return outcome,
         }
     }
     Err(crowded(kind, name))
+}
+
+/// Creates what is applied to nothing. What it says of an object that there was is judged as upstream judges it (apiserver's
+/// `patcher.applyPatch`): a UID is a conflict; a resourceVersion says "no newer object of this name", which holds
+/// (kubernetes/kubernetes#106745).
+async fn create_applied(
+    hub: &Hub,
+    kind: &'static Kind,
+    (namespace, name): (&str, &str),
+    applied: &apply::Apply,
+    options: &WriteOptions<'_>,
+    may_create: &(dyn Fn() -> Result<(), ApiError> + Send + Sync),
+) -> Result<Answer, ApiError> {
+    may_create()?;
+    let mut value = applied.created(&now_text());
+    match text(&value, &["metadata", "uid"]) {
+        "" => {}
+        uid => {
+            let why = format!(
+                "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+            );
+            return Err(ApiError::conflict_because(kind, name, &why));
+        }
+    }
+    if text(&value, &["metadata", "name"]).is_empty() {
+        return Err(ApiError::bad_request(format!(
+            "the name of the object ({name} based on URL) was undeterminable: name must be provided"
+        )));
+    }
+    metadata(&mut value).remove("resourceVersion");
+    create(hub, kind, namespace, value, options).await
 }
 
 /// Reads, computes, writes; from the start again when somebody was quicker and the client named no version.

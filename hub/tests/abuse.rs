@@ -53,7 +53,7 @@ fn oversized_and_malformed_requests_cost_the_sender_only() {
     let many: Value = (0..10_001).map(|_| json!({"op": "test", "path": "", "value": 1})).collect();
     let patch = [("content-type", "application/json-patch+json")];
     hub.admin().post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
-    check("PATCH", &format!("{MAPS}/a"), &patch, many.to_string().as_bytes(), &[400]);
+    check("PATCH", &format!("{MAPS}/a"), &patch, many.to_string().as_bytes(), &[413]);
     // all of it is sent before the answer is read
     check("POST", MAPS, &[("content-type", "application/json")], &vec![b'x'; 8 << 20], &[413]);
     let annotations: Value = json!({"metadata": {"annotations": {"a": "x".repeat(300 * 1024)}}});

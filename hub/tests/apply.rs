@@ -209,7 +209,7 @@ fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
     let (_folder, hub) = hub();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
-    let yaml = "# by hand\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  labels: {site: quarry}\ndata:\n  text: |\n    one\n    two\n";
+    let yaml = "# by hand\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labels: {site: quarry}\ndata:\n  text: |\n    one\n    two\n";
     let mut send = |parameters: &str, body: &str| {
         client.send("PATCH", &format!("{path}?{parameters}"), &[APPLY], body.as_bytes())
     };
@@ -227,7 +227,17 @@ fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
         "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
     );
     send(&format!("fieldManager={}", "x".repeat(129)), yaml).expect(422);
-    send("fieldManager=x", r#"{"kind": "ConfigMap"}"#).expect(400);
+    let type_of = |version: &str, kind: &str| json!({"apiVersion": version, "kind": kind}).to_string();
+    for (version, kind, named) in [
+        ("", "ConfigMap", "/, Kind=ConfigMap"),
+        ("v1", "", "/v1, Kind="),
+        ("v1", "Secret", "/v1, Kind=Secret"),
+        ("apps/v1", "ConfigMap", "apps/v1, Kind=ConfigMap"),
+        ("a/b/c", "ConfigMap", "/, Kind="),
+    ] {
+        send("fieldManager=x", &type_of(version, kind))
+            .refused(400, &format!("invalid object type: {named}"));
+    }
     send("fieldManager=x", r#"{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other"}}"#)
         .expect(400);
     let claims =
@@ -260,6 +270,38 @@ fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
     let forced = client.patch("merge", &format!("{path}?force=true"), &json!({}));
     assert_eq!(forced.code, 422);
     apply(&mut client, "/api/v1/namespaces/nosuch/configmaps/m", "x", &map(json!({}))).expect(404);
+}
+
+#[test]
+fn what_is_applied_to_nothing_says_what_it_makes() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let path = format!("{MAPS}/m");
+    let nameless = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}});
+    apply(&mut client, &path, "one", &nameless)
+        .refused(400, "the name of the object (m based on URL) was undeterminable: name must be provided");
+    let mut other = map(json!({"a": "1"}));
+    other["metadata"]["uid"] = "u".into();
+    apply(&mut client, &path, "one", &other).refused(
+        409,
+        "Operation cannot be fulfilled on configmaps \"m\": uid mismatch: the provided object specified uid u, and no existing object was found",
+    );
+    // "nobody has taken the name since": it is free, so it is made; once taken, the version is an old one
+    let mut since = map(json!({"a": "1"}));
+    since["metadata"]["resourceVersion"] = "1".into();
+    let made = apply(&mut client, &path, "one", &since).expect(201);
+    assert_eq!(made["data"], json!({"a": "1"}));
+    apply(&mut client, &path, "one", &since).refused(
+        409,
+        "Operation cannot be fulfilled on configmaps \"m\": the object has been modified; please apply your changes to the latest version and try again",
+    );
+    let changed = apply(
+        &mut client,
+        &path,
+        "one",
+        &json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "2"}}),
+    );
+    assert_eq!(changed.expect(200)["data"], json!({"a": "2"}), "of what is there the name is known");
 }
 
 #[test]

@@ -30,6 +30,10 @@ impl Spent {
 }
 
 /// Applies the patch; on an error `target` is in an unspecified state and must be thrown away.
+///
+/// # Errors
+/// As upstream's: what is no list of objects is malformed, all else that is wrong with an operation, too costly ones included, is one that
+/// does not apply.
 pub fn apply(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     let operations = patch.as_array().ok_or_else(|| malformed("a JSON patch is a list of operations"))?;
     if operations.len() > OPERATIONS {
@@ -49,6 +53,10 @@ fn malformed(why: &str) -> PatchError {
     PatchError::Malformed(why.to_owned())
 }
 
+fn does_not_apply(why: &str) -> PatchError {
+    PatchError::DoesNotApply(why.to_owned())
+}
+
 fn fails(operation: &str, path: &str, why: &str) -> PatchError {
     PatchError::DoesNotApply(format!(
         "{operation} operation does not apply: doc is missing path {path:?}: {why}"
@@ -57,13 +65,16 @@ fn fails(operation: &str, path: &str, why: &str) -> PatchError {
 
 fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(), PatchError> {
     let word = |field: &str| operation.get(field).and_then(Value::as_str);
-    let name = word("op").ok_or_else(|| malformed("an operation needs \"op\""))?;
-    let path = word("path").ok_or_else(|| malformed("an operation needs \"path\""))?;
+    if !operation.is_object() {
+        return Err(malformed("an operation of a JSON patch is an object"));
+    }
+    let name = word("op").ok_or_else(|| does_not_apply("an operation needs \"op\""))?;
+    let path = word("path").ok_or_else(|| does_not_apply("an operation needs \"path\""))?;
     let tokens = parse_pointer(path)?;
     let value =
-        || operation.get("value").cloned().ok_or_else(|| malformed(&format!("{name} needs \"value\"")));
+        || operation.get("value").cloned().ok_or_else(|| does_not_apply(&format!("{name} needs \"value\"")));
     let from = || {
-        let from = word("from").ok_or_else(|| malformed(&format!("{name} needs \"from\"")))?;
+        let from = word("from").ok_or_else(|| does_not_apply(&format!("{name} needs \"from\"")))?;
         parse_pointer(from).map(|tokens| (from, tokens))
     };
     match name {
@@ -77,7 +88,7 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
         "move" => {
             let (from, from_tokens) = from()?;
             if tokens.len() > from_tokens.len() && tokens.starts_with(&from_tokens) {
-                return Err(malformed("a value cannot be moved into itself"));
+                return Err(does_not_apply("a value cannot be moved into itself"));
             }
             let moved = remove(target, &from_tokens, spent).map_err(|why| fails(name, from, why))?;
             add(target, &tokens, moved, spent).map_err(|why| fails(name, path, why))
@@ -87,7 +98,7 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
             let value = find(target, &from_tokens).ok_or_else(|| fails(name, from, "no such place"))?.clone();
             spent.copied += value.to_string().len();
             if spent.copied > COPIED_BYTES {
-                return Err(malformed(&format!("copy operations add more than {COPIED_BYTES} bytes")));
+                return Err(does_not_apply(&format!("copy operations add more than {COPIED_BYTES} bytes")));
             }
             add(target, &tokens, value, spent).map_err(|why| fails(name, path, why))
         }
@@ -96,7 +107,7 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
             found if found.as_deref().unwrap_or(&Value::Null) == &value()? => Ok(()),
             _ => Err(PatchError::DoesNotApply(format!("testing path {path} failed"))),
         },
-        other => Err(malformed(&format!("unexpected operation {other:?}"))),
+        other => Err(does_not_apply(&format!("unexpected operation {other:?}"))),
     }
 }
 
@@ -104,8 +115,9 @@ fn parse_pointer(path: &str) -> Result<Vec<String>, PatchError> {
     if path.is_empty() {
         return Ok(Vec::new());
     }
-    let rest =
-        path.strip_prefix('/').ok_or_else(|| malformed(&format!("path {path:?} must start with '/'")))?;
+    let rest = path
+        .strip_prefix('/')
+        .ok_or_else(|| does_not_apply(&format!("path {path:?} must start with '/'")))?;
     Ok(rest.split('/').map(|token| token.replace("~1", "/").replace("~0", "~")).collect())
 }
 
@@ -163,7 +175,7 @@ mod tests {
         let shown = patch.to_string();
         match (apply(&mut target, &patch), expect) {
             (Ok(()), Some(expect)) => assert_eq!(target, expect, "{shown}"),
-            (Err(_), None) => {}
+            (Err(PatchError::DoesNotApply(_)), None) => {}
             (outcome, expect) => panic!("{shown}: {outcome:?}, expected {expect:?}"),
         }
     }
@@ -233,11 +245,13 @@ mod tests {
             json!({"op": "nonsense", "path": "/s"}),
             json!({"op": "add", "path": "a", "value": 1}),
             json!({"path": "/a"}),
-            json!(1),
         ] {
             check(doc(), json!([operation]), None);
         }
-        check(doc(), json!({}), None);
+        for no_patch in [json!({}), json!("x"), json!([1]), json!([[]])] {
+            let refused = apply(&mut doc(), &no_patch);
+            assert!(matches!(refused, Err(PatchError::Malformed(_))), "{no_patch}: {refused:?}");
+        }
     }
 
     #[test]
@@ -247,6 +261,7 @@ mod tests {
         let insert = json!({"op": "add", "path": "/a/0", "value": 1});
         check(json!({"a": vec![0; 5000]}), Value::Array(vec![insert; 5000]), None);
         let test = json!({"op": "test", "path": "/a", "value": 1});
-        check(json!({"a": 1}), Value::Array(vec![test; OPERATIONS + 1]), None);
+        let many = apply(&mut json!({"a": 1}), &Value::Array(vec![test; OPERATIONS + 1]));
+        assert!(matches!(many, Err(PatchError::Malformed(_))), "{many:?}");
     }
 }

@@ -523,23 +523,13 @@ async fn apply_patch(
     let validation = FieldValidation::parse("patch", asked.parameters.text("fieldValidation"))?;
     let place = (namespace.as_str(), name.as_str());
     let mut read = decode::applied(kind, place, body, validation)?;
-    match kinds::text(&read.value, &["apiVersion"]) {
-        version if version == kind.api_version() => {}
-        version => {
-            return Err(ApiError::bad_request(format!(
-                "Incorrect version specified in apply patch. Specified patch version: {version}, expected: {}",
-                kind.api_version()
-            )));
-        }
-    }
     match kinds::text(&read.value, &["metadata", "name"]) {
-        "" => read.value["metadata"]["name"] = name.as_str().into(),
-        given if given != name => {
+        given if given.is_empty() || given == name => {}
+        given => {
             return Err(ApiError::bad_request(format!(
                 "the name of the object ({given}) does not match the name on the URL ({name})"
             )));
         }
-        _ => {}
     }
     if asked.server.hub.get(kind, namespace, name).is_none() {
         stamp_requester(asked, target, &mut read.value)?;
@@ -641,6 +631,13 @@ impl Patch {
             _ => return Err(ApiError::unsupported_media_type(PATCHES)),
         };
         let (body, duplicates) = decode::json(body)?;
+        let operations = body.as_array().map_or(0, Vec::len);
+        if matches!(of, PatchOf::Json) && operations > patch::json::OPERATIONS {
+            return Err(ApiError::too_large(format!(
+                "The allowed maximum operations in a JSON patch is {}, got {operations}",
+                patch::json::OPERATIONS
+            )));
+        }
         if matches!(of, PatchOf::Merge) && !body.is_object() {
             return Err(ApiError::bad_request("a merge patch is a JSON object"));
         }
