@@ -205,9 +205,11 @@ impl Monitor {
             });
             watched.listen(now, name, node, lease, &mut decision.actions);
             let grace = grace_of(self.grace, node, lease);
-            watched.lost = now.saturating_sub(watched.heard) > grace;
-            living += usize::from(!watched.lost);
-            if watched.lost && !node.marked {
+            let silent = now.saturating_sub(watched.heard) > grace;
+            // until it is heard: that the hub could not hear says nothing of the node
+            watched.lost |= silent;
+            living += usize::from(!silent);
+            if silent && !node.marked {
                 marks.push((name, node));
                 continue;
             }
@@ -691,6 +693,17 @@ mod tests {
     }
 
     #[test]
+    fn a_stall_of_the_hub_brings_no_lost_node_back() {
+        let mut story = Story::with(&["a"]);
+        story.after(60);
+        let now = story.now();
+        story.monitor.forgive(now);
+        assert_eq!(story.after(5), quiet());
+        story.renew("a", "later");
+        assert_eq!(story.after(5).actions, [Action::Back { node: "a".to_owned() }]);
+    }
+
+    #[test]
     fn the_grace_period_follows_the_lease_and_the_flag() {
         let check = |flag: u64, duration: Value, expect: u64| {
             let mut story = Story::with(&["a"]);
@@ -825,11 +838,17 @@ mod tests {
         check(46, 54, false);
     }
 
+    /// So many nodes, and their names.
+    fn crowd(nodes: usize) -> (Vec<String>, Story) {
+        let names: Vec<String> = (0..nodes).map(|number| format!("n{number}")).collect();
+        let story = Story::with(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        (names, story)
+    }
+
     #[test]
     fn many_at_once_need_a_proof_and_a_few_do_not() {
         let check = |nodes: usize, silent: usize, expect: bool| {
-            let names: Vec<String> = (0..nodes).map(|number| format!("n{number}")).collect();
-            let mut story = Story::with(&names.iter().map(String::as_str).collect::<Vec<_>>());
+            let (names, mut story) = crowd(nodes);
             story.after(30);
             for name in &names[silent..] {
                 story.renew(name, "later");
@@ -849,8 +868,7 @@ mod tests {
 
     #[test]
     fn marks_of_one_pass_are_bounded_and_the_rest_follow() {
-        let names: Vec<String> = (0..MAX_MARKS_PER_PASS + 20).map(|number| format!("n{number}")).collect();
-        let mut story = Story::with(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        let (_, mut story) = crowd(MAX_MARKS_PER_PASS + 20);
         assert_eq!(Story::lost(&story.after(60)).len(), MAX_MARKS_PER_PASS);
         assert_eq!(Story::lost(&story.after(5)).len(), 20);
         assert_eq!(story.after(5), quiet());
