@@ -4,6 +4,7 @@
 //! start and then now and again, so that nothing it missed stays. An owner is gone when no object of its UID exists; owners of
 //! kinds that are not served are never judged gone. Everything is deleted through the same verbs as a client's request.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,8 +25,17 @@ const MAX_EVENTS: usize = 20_000;
 /// Wait before subscriptions are made again.
 const RESUBSCRIBE: Duration = Duration::from_millis(200);
 
+/// What was done is said this often: an owner with ten thousand dependents is a line, not ten thousand.
+const TOLD_EVERY: Duration = Duration::from_secs(5);
+/// Owners named each time; the rest is a number.
+const OWNERS_NAMED: usize = 10;
+
+/// Of an owner's name, which nobody checked in a reference, so much is said: the longest name there can be.
+const OWNER_NAME_CHARS: usize = 253;
+
 /// Runs until the hub closes.
 pub async fn run(hub: Arc<Hub>) {
+    let mut collector = Collector { hub: Arc::clone(&hub), tally: Tally::default() };
     loop {
         let (changes, mut heard) = tokio::sync::mpsc::channel::<(usize, Arc<Event>)>(1024);
         let mut listeners = tokio::task::JoinSet::new();
@@ -41,19 +51,23 @@ pub async fn run(hub: Arc<Hub>) {
             });
         }
         drop(changes);
-        sweep(&hub).await;
+        collector.sweep().await;
         let mut next_sweep = tokio::time::interval_at(tokio::time::Instant::now() + SWEEP, SWEEP);
+        let mut next_telling = tokio::time::interval(TOLD_EVERY);
+        next_telling.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 change = heard.recv() => match change {
-                    Some((kind, event)) => react(&hub, KINDS[kind], &event).await,
+                    Some((kind, event)) => collector.react(KINDS[kind], &event).await,
                     None => break,
                 },
-                _ = next_sweep.tick() => sweep(&hub).await,
+                _ = next_sweep.tick() => collector.sweep().await,
+                _ = next_telling.tick() => collector.tally.tell(),
                 // a listener that ended fell behind or the hub closes
                 _ = listeners.join_next() => break,
             }
         }
+        collector.tally.tell();
         drop(listeners);
         tokio::time::sleep(RESUBSCRIBE).await;
     }
@@ -66,107 +80,296 @@ fn matters(event: &Event) -> bool {
     }
 }
 
-async fn react(hub: &Hub, kind: &'static Kind, event: &Event) {
-    match &event.new {
-        None => {
-            let gone = event.object();
-            delete_dependents(hub, &gone.uid).await;
-            finish_owners(hub, gone).await;
-            if kind.namespaced {
-                finish_namespace(hub, &gone.namespace).await;
-            }
-        }
-        Some(new) if new.terminating => finish(hub, kind, new).await,
-        Some(new) => check_owners(hub, kind, new).await,
-    }
+/// Who collects, and what there is to say of it.
+struct Collector {
+    hub: Arc<Hub>,
+    tally: Tally,
 }
 
-/// Looks at everything.
-async fn sweep(hub: &Hub) {
-    for kind in KINDS {
-        for object in hub.list(kind, "") {
-            if object.terminating {
-                finish(hub, kind, &object).await;
-            } else if !object.owners.is_empty() {
-                check_owners(hub, kind, &object).await;
+impl Collector {
+    async fn react(&mut self, kind: &'static Kind, event: &Event) {
+        match &event.new {
+            None => {
+                let gone = event.object();
+                self.delete_dependents(&gone.uid).await;
+                self.finish_owners(gone).await;
+                if kind.namespaced {
+                    self.finish_namespace(&gone.namespace).await;
+                }
             }
+            Some(new) if new.terminating => self.finish(kind, new).await,
+            Some(new) => self.check_owners(kind, new).await,
         }
     }
-    release_lost_pods(hub).await;
-    expire_events(hub).await;
-}
 
-/// A pod that goes away waits for its node to say that it has ended; a node that is no more never will.
-async fn release_lost_pods(hub: &Hub) {
-    for pod in hub.list(&POD, "") {
-        let node = pod.field(NODE_NAME_FIELD);
-        if !pod.terminating || node.is_empty() || hub.get(&NODE, "", node).is_some() {
-            continue;
+    /// Looks at everything.
+    async fn sweep(&mut self) {
+        for kind in KINDS {
+            for object in self.hub.list(kind, "") {
+                if object.terminating {
+                    self.finish(kind, &object).await;
+                } else if !object.owners.is_empty() {
+                    self.check_owners(kind, &object).await;
+                }
+            }
         }
-        let asked = crate::verbs::DeleteOptions {
-            uid: Some(pod.uid.to_string()),
-            grace_secs: Some(0),
-            ..Default::default()
-        };
+        self.release_lost_pods().await;
+        self.expire_events().await;
+    }
+
+    /// A pod that goes away waits for its node to say that it has ended; a node that is no more never will.
+    async fn release_lost_pods(&mut self) {
+        for pod in self.hub.list(&POD, "") {
+            let node = pod.field(NODE_NAME_FIELD);
+            if !pod.terminating || node.is_empty() || self.hub.get(&NODE, "", node).is_some() {
+                continue;
+            }
+            let asked = crate::verbs::DeleteOptions {
+                uid: Some(pod.uid.to_string()),
+                grace_secs: Some(0),
+                ..Default::default()
+            };
+            let internal = crate::verbs::WriteOptions::internal();
+            let outcome =
+                crate::verbs::delete(&self.hub, &POD, &pod.namespace, &pod.name, &asked, &internal).await;
+            self.report(&POD, &pod, outcome.map(drop));
+        }
+    }
+
+    async fn delete(&mut self, kind: &'static Kind, object: &Object) -> bool {
+        self.delete_as(kind, object, Propagation::Unset).await
+    }
+
+    /// Says whether it was this that deleted it.
+    async fn delete_as(&mut self, kind: &'static Kind, object: &Object, propagation: Propagation) -> bool {
+        let uid = Some(object.uid.to_string());
+        let options = crate::verbs::DeleteOptions { uid, propagation, ..Default::default() };
         let internal = crate::verbs::WriteOptions::internal();
-        let outcome = crate::verbs::delete(hub, &POD, &pod.namespace, &pod.name, &asked, &internal).await;
-        report(&POD, &pod, outcome.map(drop));
+        let outcome =
+            crate::verbs::delete(&self.hub, kind, &object.namespace, &object.name, &options, &internal).await;
+        match outcome {
+            Ok(_) => true,
+            Err(error) if matches!(error.code, 404 | 409) => false,
+            Err(error) => {
+                let place = format!("{}/{}", object.namespace, object.name);
+                self.tally.failed(format!("cannot delete {} {place}: {error}", kind.plural));
+                false
+            }
+        }
     }
-}
 
-async fn delete(hub: &Hub, kind: &'static Kind, object: &Object) {
-    delete_as(hub, kind, object, Propagation::Unset).await;
-}
+    async fn delete_dependents(&mut self, uid: &str) {
+        for (kind, object) in self.hub.memory().dependents(uid) {
+            self.check_owners(KINDS[kind], &object).await;
+        }
+    }
 
-async fn delete_as(hub: &Hub, kind: &'static Kind, object: &Object, propagation: Propagation) {
-    let uid = Some(object.uid.to_string());
-    let options = crate::verbs::DeleteOptions { uid, propagation, ..Default::default() };
-    let internal = crate::verbs::WriteOptions::internal();
-    let outcome = crate::verbs::delete(hub, kind, &object.namespace, &object.name, &options, &internal).await;
-    match outcome {
-        Ok(_) => {}
-        Err(error) if matches!(error.code, 404 | 409) => {}
-        Err(error) => {
-            log::warn!("cannot delete {} {}/{}: {error}", kind.plural, object.namespace, object.name)
+    /// An owner that waits for its dependents may have waited for this one.
+    async fn finish_owners(&mut self, gone: &Object) {
+        for owner in references(&gone.value()) {
+            let Some((kind, found)) = find_owner(&self.hub, &gone.namespace, &owner) else { continue };
+            if found.terminating && &*found.uid == text(&owner, &["uid"]) {
+                self.finish(kind, &found).await;
+            }
+        }
+    }
+
+    /// Deletes an object when all its owners are gone; while one is left, only the references to the others go.
+    async fn check_owners(&mut self, kind: &'static Kind, object: &Object) {
+        let (alive, gone): (Vec<Value>, Vec<Value>) = references(&object.value())
+            .into_iter()
+            .partition(|owner| owner_exists(&self.hub, &object.namespace, owner));
+        if gone.is_empty() || object.terminating {
+            return;
+        }
+        if alive.is_empty() {
+            if self.delete(kind, object).await {
+                self.tally.collected(&gone[0], kind);
+            }
+            return;
+        }
+        for owner in gone {
+            self.disown(kind, object, text(&owner, &["uid"])).await;
+        }
+    }
+
+    /// Does what a marked object waits for.
+    async fn finish(&mut self, kind: &'static Kind, object: &Object) {
+        let value = object.value();
+        if kind.kind == NAMESPACE.kind {
+            self.empty_namespace(&object.name).await;
+        }
+        if has_finalizer(&value, ORPHAN) {
+            for (kind, dependent) in self.hub.memory().dependents(&object.uid) {
+                self.disown(KINDS[kind], &dependent, &object.uid).await;
+            }
+            self.remove_finalizer(kind, object, ORPHAN).await;
+        }
+        if has_finalizer(&value, FOREGROUND) {
+            for (kind, dependent) in blocking(&self.hub, &object.uid) {
+                self.delete_first(KINDS[kind], &dependent, &object.uid).await;
+            }
+            if blocking(&self.hub, &object.uid).is_empty() {
+                self.remove_finalizer(kind, object, FOREGROUND).await;
+            }
+        }
+    }
+
+    /// Deletes what an owner waits for, and that in turn waits for its own dependents. Who has another owner stays with that one.
+    async fn delete_first(&mut self, kind: &'static Kind, dependent: &Object, owner: &str) {
+        let shared = references(&dependent.value()).iter().any(|reference| {
+            text(reference, &["uid"]) != owner && owner_exists(&self.hub, &dependent.namespace, reference)
+        });
+        if shared {
+            return self.disown(kind, dependent, owner).await;
+        }
+        let leaf = self.hub.memory().dependents(&dependent.uid).is_empty();
+        let propagation = if leaf { Propagation::Unset } else { Propagation::Foreground };
+        self.delete_as(kind, dependent, propagation).await;
+    }
+
+    async fn disown(&mut self, kind: &'static Kind, dependent: &Object, owner: &str) {
+        let outcome = self.hub.update(kind, &dependent.namespace, &dependent.name, |value| {
+            if let Some(owners) = value["metadata"]["ownerReferences"].as_array_mut() {
+                owners.retain(|reference| reference["uid"] != owner);
+            }
+        });
+        self.report(kind, dependent, outcome.await.map(drop));
+    }
+
+    async fn remove_finalizer(&mut self, kind: &'static Kind, object: &Object, finalizer: &str) {
+        let outcome = self.hub.update(kind, &object.namespace, &object.name, |value| {
+            if value["metadata"]["uid"] == *object.uid
+                && let Some(finalizers) = value["metadata"]["finalizers"].as_array_mut()
+            {
+                finalizers.retain(|known| known != finalizer);
+            }
+        });
+        self.report(kind, object, outcome.await.map(drop));
+    }
+
+    fn report(&mut self, kind: &Kind, object: &Object, outcome: Result<(), crate::ApiError>) {
+        match outcome {
+            Ok(()) => {}
+            Err(error) if error.code == 404 => {}
+            Err(error) => {
+                let place = format!("{}/{}", object.namespace, object.name);
+                self.tally.failed(format!("cannot update {} {place}: {error}", kind.plural));
+            }
+        }
+    }
+
+    /// Deletes what is in a terminating namespace, then lets the namespace go.
+    async fn empty_namespace(&mut self, namespace: &str) {
+        for (kind, object) in self.hub.memory().in_namespace(namespace) {
+            if !object.terminating {
+                let options = crate::verbs::DeleteOptions {
+                    propagation: Propagation::Background,
+                    ..Default::default()
+                };
+                let internal = crate::verbs::WriteOptions::internal();
+                let kind = KINDS[kind];
+                let outcome =
+                    crate::verbs::delete(&self.hub, kind, namespace, &object.name, &options, &internal).await;
+                self.report(kind, &object, outcome.map(drop));
+            }
+        }
+        self.finish_namespace(namespace).await;
+    }
+
+    async fn finish_namespace(&mut self, namespace: &str) {
+        let terminating = self.hub.get(&NAMESPACE, "", namespace).is_some_and(|found| found.terminating);
+        if !terminating || !self.hub.memory().in_namespace(namespace).is_empty() {
+            return;
+        }
+        let internal = crate::verbs::WriteOptions::internal();
+        let outcome = crate::verbs::finalize_namespace(&self.hub, namespace, &internal).await;
+        match outcome {
+            Ok(_) => log::info!("namespace {namespace} is empty and gone"),
+            Err(error) if error.code == 404 => {}
+            Err(error) => log::warn!("cannot finish namespace {namespace}: {error}"),
+        }
+    }
+
+    async fn expire_events(&mut self) {
+        let now = time::OffsetDateTime::now_utc();
+        let mut events = self.hub.list(&EVENT, "");
+        // an event that is counted up is written again: its revision tells its age among the others
+        events.sort_by_key(|event| event.revision);
+        let surplus = events.len().saturating_sub(MAX_EVENTS);
+        for (index, event) in events.iter().enumerate() {
+            let old = made_at(&event.value()).is_some_and(|made| now - made > EVENT_LIFE);
+            if index < surplus || old {
+                self.delete(&EVENT, event).await;
+            }
         }
     }
 }
 
-async fn delete_dependents(hub: &Hub, uid: &str) {
-    for (kind, object) in hub.memory().dependents(uid) {
-        check_owners(hub, KINDS[kind], &object).await;
-    }
+/// What there is to say at the next telling; bounded, whatever happens until then.
+#[derive(Debug, Default)]
+struct Tally {
+    /// How many objects of which kind were deleted because this owner is gone, for the first [`OWNERS_NAMED`] owners.
+    collected: BTreeMap<String, BTreeMap<&'static str, usize>>,
+    /// And those of more owners.
+    of_others: usize,
+    /// The first thing that went wrong, and how many did.
+    failure: String,
+    failures: usize,
 }
 
-/// An owner that waits for its dependents may have waited for this one.
-async fn finish_owners(hub: &Hub, gone: &Object) {
-    for owner in references(&gone.value()) {
-        let Some((kind, found)) = find_owner(hub, &gone.namespace, &owner) else { continue };
-        if found.terminating && &*found.uid == text(&owner, &["uid"]) {
-            finish(hub, kind, &found).await;
+impl Tally {
+    fn collected(&mut self, owner: &Value, kind: &Kind) {
+        let name: String = text(owner, &["name"]).chars().take(OWNER_NAME_CHARS).collect();
+        let owner = format!("{} {name:?}", text(owner, &["kind"]));
+        if self.collected.len() < OWNERS_NAMED || self.collected.contains_key(&owner) {
+            *self.collected.entry(owner).or_default().entry(kind.plural).or_default() += 1;
+        } else {
+            self.of_others += 1;
         }
+    }
+
+    fn failed(&mut self, why: String) {
+        if self.failures == 0 {
+            self.failure = why;
+        }
+        self.failures += 1;
+    }
+
+    /// Says it, and begins anew.
+    fn tell(&mut self) {
+        for (level, line) in std::mem::take(self).lines() {
+            log::log!(level, "{line}");
+        }
+    }
+
+    fn lines(self) -> Vec<(log::Level, String)> {
+        let mut lines: Vec<_> = self
+            .collected
+            .iter()
+            .map(|(owner, counts)| {
+                let counts: Vec<String> =
+                    counts.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+                (log::Level::Info, format!("{owner} is gone, and with it: {}", counts.join(", ")))
+            })
+            .collect();
+        if self.of_others > 0 {
+            let line = format!("and {} more objects whose owners are gone", self.of_others);
+            lines.push((log::Level::Info, line));
+        }
+        if self.failures > 0 {
+            let more = match self.failures - 1 {
+                0 => String::new(),
+                more => format!(", and {more} more failures like it"),
+            };
+            lines.push((log::Level::Warn, format!("{}{more}; trying again", self.failure)));
+        }
+        lines
     }
 }
 
 fn references(value: &Value) -> Vec<Value> {
     at(value, &["metadata", "ownerReferences"]).and_then(Value::as_array).cloned().unwrap_or_default()
-}
-
-/// Deletes an object when all its owners are gone; while one is left, only the references to the others go.
-async fn check_owners(hub: &Hub, kind: &'static Kind, object: &Object) {
-    let (alive, gone): (Vec<Value>, Vec<Value>) = references(&object.value())
-        .into_iter()
-        .partition(|owner| owner_exists(hub, &object.namespace, owner));
-    if gone.is_empty() || object.terminating {
-        return;
-    }
-    if alive.is_empty() {
-        log::info!("{} {}/{}: its owners are gone, deleted", kind.plural, object.namespace, object.name);
-        return delete(hub, kind, object).await;
-    }
-    for owner in gone {
-        disown(hub, kind, object, text(&owner, &["uid"])).await;
-    }
 }
 
 /// The kind of a reference, if it is served, and what stands under its name now.
@@ -194,28 +397,6 @@ fn has_finalizer(value: &Value, finalizer: &str) -> bool {
     finalizers.is_some_and(|finalizers| finalizers.iter().any(|known| known == finalizer))
 }
 
-/// Does what a marked object waits for.
-async fn finish(hub: &Hub, kind: &'static Kind, object: &Object) {
-    let value = object.value();
-    if kind.kind == NAMESPACE.kind {
-        empty_namespace(hub, &object.name).await;
-    }
-    if has_finalizer(&value, ORPHAN) {
-        for (kind, dependent) in hub.memory().dependents(&object.uid) {
-            disown(hub, KINDS[kind], &dependent, &object.uid).await;
-        }
-        remove_finalizer(hub, kind, object, ORPHAN).await;
-    }
-    if has_finalizer(&value, FOREGROUND) {
-        for (kind, dependent) in blocking(hub, &object.uid) {
-            delete_first(hub, KINDS[kind], &dependent, &object.uid).await;
-        }
-        if blocking(hub, &object.uid).is_empty() {
-            remove_finalizer(hub, kind, object, FOREGROUND).await;
-        }
-    }
-}
-
 /// The dependents whose reference says that the owner waits for them. Others go when the owner is gone, as upstream.
 fn blocking(hub: &Hub, owner: &str) -> Vec<(usize, Arc<Object>)> {
     let blocks = |dependent: &Object| {
@@ -228,92 +409,43 @@ fn blocking(hub: &Hub, owner: &str) -> Vec<(usize, Arc<Object>)> {
     dependents
 }
 
-/// Deletes what an owner waits for, and that in turn waits for its own dependents. Who has another owner stays with that one.
-async fn delete_first(hub: &Hub, kind: &'static Kind, dependent: &Object, owner: &str) {
-    let shared = references(&dependent.value()).iter().any(|reference| {
-        text(reference, &["uid"]) != owner && owner_exists(hub, &dependent.namespace, reference)
-    });
-    if shared {
-        return disown(hub, kind, dependent, owner).await;
-    }
-    let leaf = hub.memory().dependents(&dependent.uid).is_empty();
-    delete_as(hub, kind, dependent, if leaf { Propagation::Unset } else { Propagation::Foreground }).await;
-}
-
-async fn disown(hub: &Hub, kind: &'static Kind, dependent: &Object, owner: &str) {
-    let outcome = hub.update(kind, &dependent.namespace, &dependent.name, |value| {
-        if let Some(owners) = value["metadata"]["ownerReferences"].as_array_mut() {
-            owners.retain(|reference| reference["uid"] != owner);
-        }
-    });
-    report(kind, dependent, outcome.await.map(drop));
-}
-
-async fn remove_finalizer(hub: &Hub, kind: &'static Kind, object: &Object, finalizer: &str) {
-    let outcome = hub.update(kind, &object.namespace, &object.name, |value| {
-        if value["metadata"]["uid"] == *object.uid
-            && let Some(finalizers) = value["metadata"]["finalizers"].as_array_mut()
-        {
-            finalizers.retain(|known| known != finalizer);
-        }
-    });
-    report(kind, object, outcome.await.map(drop));
-}
-
-fn report(kind: &Kind, object: &Object, outcome: Result<(), crate::ApiError>) {
-    match outcome {
-        Ok(()) => {}
-        Err(error) if error.code == 404 => {}
-        Err(error) => {
-            log::warn!("cannot update {} {}/{}: {error}", kind.plural, object.namespace, object.name)
-        }
-    }
-}
-
-/// Deletes what is in a terminating namespace, then lets the namespace go.
-async fn empty_namespace(hub: &Hub, namespace: &str) {
-    for (kind, object) in hub.memory().in_namespace(namespace) {
-        if !object.terminating {
-            let options =
-                crate::verbs::DeleteOptions { propagation: Propagation::Background, ..Default::default() };
-            let internal = crate::verbs::WriteOptions::internal();
-            let kind = KINDS[kind];
-            let outcome = crate::verbs::delete(hub, kind, namespace, &object.name, &options, &internal).await;
-            report(kind, &object, outcome.map(drop));
-        }
-    }
-    finish_namespace(hub, namespace).await;
-}
-
-async fn finish_namespace(hub: &Hub, namespace: &str) {
-    let terminating = hub.get(&NAMESPACE, "", namespace).is_some_and(|found| found.terminating);
-    if !terminating || !hub.memory().in_namespace(namespace).is_empty() {
-        return;
-    }
-    let internal = crate::verbs::WriteOptions::internal();
-    let outcome = crate::verbs::finalize_namespace(hub, namespace, &internal).await;
-    match outcome {
-        Ok(_) => log::info!("namespace {namespace} is empty and gone"),
-        Err(error) if error.code == 404 => {}
-        Err(error) => log::warn!("cannot finish namespace {namespace}: {error}"),
-    }
-}
-
 /// When an event was made, by our own clock; what it says of its times is by a node's, which may be years off.
 fn made_at(value: &Value) -> Option<time::OffsetDateTime> {
     schema::parse_time(text(value, &["metadata", "creationTimestamp"]))
 }
 
-async fn expire_events(hub: &Hub) {
-    let now = time::OffsetDateTime::now_utc();
-    let mut events = hub.list(&EVENT, "");
-    // an event that is counted up is written again: its revision tells its age among the others
-    events.sort_by_key(|event| event.revision);
-    let surplus = events.len().saturating_sub(MAX_EVENTS);
-    for (index, event) in events.iter().enumerate() {
-        let old = made_at(&event.value()).is_some_and(|made| now - made > EVENT_LIFE);
-        if index < surplus || old {
-            delete(hub, &EVENT, event).await;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::{CONFIG_MAP, LEASE};
+    use serde_json::json;
+
+    #[test]
+    fn what_was_collected_is_a_line_for_each_owner() {
+        let owner = |name: &str| json!({"kind": "Node", "name": name, "uid": "u"});
+        let mut tally = Tally::default();
+        for _ in 0..10_000 {
+            tally.collected(&owner("a"), &POD);
         }
+        tally.collected(&owner("a"), &LEASE);
+        for number in 0..OWNERS_NAMED + 5 {
+            tally.collected(&owner(&format!("n\n{number:02}")), &CONFIG_MAP);
+        }
+        for _ in 0..3 {
+            tally.failed("cannot delete pods default/p: the disk is full".to_owned());
+        }
+        let lines = std::mem::take(&mut tally).lines();
+        assert_eq!(lines.len(), OWNERS_NAMED + 2);
+        assert_eq!(lines[0].1, "Node \"a\" is gone, and with it: 1 leases, 10000 pods");
+        assert_eq!(lines[1].1, "Node \"n\\n00\" is gone, and with it: 1 configmaps");
+        assert_eq!(lines[OWNERS_NAMED].1, "and 6 more objects whose owners are gone");
+        let failure =
+            "cannot delete pods default/p: the disk is full, and 2 more failures like it; trying again";
+        assert_eq!(lines[OWNERS_NAMED + 1], (log::Level::Warn, failure.to_owned()));
+        tally.failed("cannot delete pods default/p: the disk is full".to_owned());
+        assert_eq!(
+            tally.lines(),
+            [(log::Level::Warn, "cannot delete pods default/p: the disk is full; trying again".to_owned())]
+        );
     }
 }
