@@ -14,7 +14,7 @@ use std::path::Path;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SubjectPublicKeyInfo,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SubjectPublicKeyInfo,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -218,25 +218,33 @@ impl Authority {
         now: OffsetDateTime,
         life: Duration,
     ) -> Result<String, PkiError> {
-        let signing = |source| PkiError::Signing { what: "client", source };
+        let what = "client";
         let groups: Vec<&str> = asked.organizations.iter().map(String::as_str).collect();
         let mut params = params(&asked.common_name, &groups, expiry(now, life));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         if enciphers {
             params.key_usages.push(KeyUsagePurpose::KeyEncipherment);
         }
-        let key = SubjectPublicKeyInfo::from_der(&asked.key).map_err(signing)?;
-        let issuer = Issuer::from_ca_cert_der(&self.own.certificate, &self.own.key).map_err(signing)?;
-        let certificate = params.signed_by(&key, &issuer).map_err(signing)?;
-        Ok(certificate_pem(certificate.der()))
+        let key = SubjectPublicKeyInfo::from_der(&asked.key)
+            .map_err(|source| PkiError::Signing { what, source })?;
+        Ok(certificate_pem(&self.certify(what, params, &key)?))
     }
 
     fn sign(&self, what: &'static str, params: CertificateParams) -> Result<Credential, PkiError> {
-        let signing = |source| PkiError::Signing { what, source };
         let key = new_key()?;
+        Ok(Credential { certificate: self.certify(what, params, &key)?, key })
+    }
+
+    fn certify(
+        &self,
+        what: &'static str,
+        params: CertificateParams,
+        key: &impl PublicKeyData,
+    ) -> Result<CertificateDer<'static>, PkiError> {
+        let signing = |source| PkiError::Signing { what, source };
         let issuer = Issuer::from_ca_cert_der(&self.own.certificate, &self.own.key).map_err(signing)?;
-        let certificate = params.signed_by(&key, &issuer).map_err(signing)?;
-        Ok(Credential { certificate: certificate.der().clone(), key })
+        let certificate = params.signed_by(key, &issuer).map_err(signing)?;
+        Ok(certificate.der().clone())
     }
 
     /// Whether this CA signed the credential: one left by an older CA must not be served.
