@@ -1,7 +1,8 @@
 //! The hub killed in the middle of writes, again and again: nothing acknowledged is lost, no version goes back.
 //!
 //! Four clients create and update ConfigMaps over TLS and note every answer; the process is killed without warning and started
-//! again on the same directory. A renewal of a Lease alone may be lost, but never its Lease.
+//! again on the same directory. A renewal of a Lease alone may be lost, but never its Lease. And a directory of an older hub, whose
+//! first start under this one is killed at one moment after the other, has everything in it as it was.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -141,4 +142,54 @@ fn a_lost_renewal_is_only_late_and_versions_do_not_go_back() {
     let found = Hub::start(&folder.0).admin().get(path).expect(200);
     assert_eq!(found["spec"]["renewTime"], "2026-01-01T00:00:30.000000Z");
     assert_eq!(version(&found), version(&renewed));
+}
+
+/// Makes the store one of version 1 again, with that version's own statements.
+fn turn_back(data_dir: &std::path::Path) {
+    let store = rusqlite::Connection::open(data_dir.join("state.db")).unwrap();
+    let statements = "BEGIN; ALTER TABLE objects RENAME TO present;
+        CREATE TABLE objects (
+            resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+            revision INTEGER NOT NULL, json BLOB NOT NULL,
+            PRIMARY KEY (resource, namespace, name)
+        ) WITHOUT ROWID;
+        INSERT INTO objects SELECT resource, namespace, name, revision, json FROM present;
+        DROP TABLE present; UPDATE meta SET value = 1 WHERE key = 'schema'; COMMIT;";
+    store.execute_batch(statements).unwrap();
+}
+
+#[test]
+fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_killed() {
+    let folder = Folder::new();
+    let hub = Hub::start(&folder.0);
+    let mut client = hub.admin();
+    for number in 0..100 {
+        let text = "x".repeat(if number % 10 == 0 { 20_000 } else { 100 + number });
+        let map = json!({"metadata": {"name": format!("m{number}")}, "data": {"text": text}});
+        client.post(MAPS, &map).expect(201);
+    }
+    let before = client.get(MAPS).expect(200);
+    drop(client);
+    hub.kill();
+    turn_back(&folder.0);
+    for kill in 0..KILLS {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&folder.0);
+        command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let mut starting = command.spawn().unwrap();
+        // wherever it is by then: each state in between is a unit test of the store
+        let until = Instant::now() + Duration::from_millis(15 * kill as u64);
+        while Instant::now() < until {
+            std::thread::yield_now();
+        }
+        starting.kill().unwrap();
+        starting.wait().unwrap();
+    }
+    let hub = Hub::start(&folder.0);
+    let mut client = hub.admin();
+    let after = client.get(MAPS).expect(200);
+    assert_eq!(after["items"], before["items"]);
+    assert!(version(&after) >= version(&before), "the list's version went back");
+    let made = client.post(MAPS, &json!({"metadata": {"name": "new"}})).expect(201);
+    assert!(version(&made) > version(&before), "a version was handed out twice");
 }

@@ -132,6 +132,12 @@ fn judge(store: &Connection, path: &Path) -> Result<Content, OpenError> {
     if version > SCHEMA_VERSION {
         return Err(OpenError::TooNew(path.to_owned(), version));
     }
+    let twice = "SELECT name FROM objects GROUP BY resource, namespace, name HAVING count(*) > 1";
+    if let Some(name) =
+        store.query_row(twice, [], |row| row.get::<_, String>(0)).optional().map_err(unreadable)?
+    {
+        return Err(damaged(format!("{name:?} is there twice")));
+    }
     let mut objects = 0;
     let mut statement = store.prepare("SELECT resource, name, json FROM objects").map_err(unreadable)?;
     let mut rows = statement.query([]).map_err(unreadable)?;
@@ -282,7 +288,7 @@ fn replace(data_dir: &Path, state: &Path, part: &Path) -> Result<(), OpenError> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::sqlite::Sqlite;
+    use super::super::sqlite::{Sqlite, version_1};
     use super::super::{Change, Marks, Store};
     use super::*;
 
@@ -351,6 +357,29 @@ mod tests {
         assert!(matches!(Sqlite::open(&data), Err(OpenError::Damaged(..))));
         assert!(restore(&data, &file).unwrap().reserved > UNKNOWN_RAISE);
         assert_eq!(found(&data).0, ["a"]);
+    }
+
+    #[test]
+    fn a_backup_of_version_1_is_restored_and_one_of_a_newer_hub_is_not() {
+        let folder = Folder::new("versions");
+        let (old, file, data) = (folder.0.join("old"), folder.0.join("b"), folder.0.join("data"));
+        // the old hub runs while the new program makes the backup
+        let hub = version_1::make(&old, 900, None);
+        assert_eq!(backup(&old, &file).unwrap(), Content { objects: 60, reserved: 900 });
+        drop(hub);
+        assert!(restore(&data, &file).unwrap().reserved > 900);
+        let (names, marks) = found(&data);
+        assert_eq!((names.len(), marks.clean), (60, None));
+        assert!(marks.reserved > 900);
+        // over a store that has gone on since
+        assert_eq!(found(&old).0.len(), 60);
+        restore(&old, &file).unwrap();
+        assert_eq!(found(&old).0.len(), 60);
+        let newer = Connection::open(&file).unwrap();
+        newer.execute("UPDATE meta SET value = ?1 WHERE key = 'schema'", [SCHEMA_VERSION + 1]).unwrap();
+        drop(newer);
+        assert!(matches!(restore(&data, &file), Err(OpenError::TooNew(_, 3))));
+        assert_eq!(found(&data).0.len(), 60);
     }
 
     #[test]

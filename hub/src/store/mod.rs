@@ -6,6 +6,7 @@
 //! handed out) and, after a clean close, the exact one.
 
 pub mod backup;
+mod rows;
 pub mod sqlite;
 pub mod writer;
 

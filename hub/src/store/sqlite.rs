@@ -3,6 +3,9 @@
 //! `state.db` in the data directory holds current objects only, no history. `lock` beside it is held with an advisory lock
 //! for the life of the process, so that two hubs never write one directory; the operating system drops it when we die.
 //! At open the whole file is checked (`quick_check`): a damaged store is an error that names the way out, never a start with less.
+//! An update costs the disk what it changes: objects are rows of a table by number ([`Rows`]), where one that fits a page of 4 KiB is one
+//! page, and of a larger one only the pages that differ are written. Pages are not smaller than a file system's blocks on
+//! purpose: a power cut that spoils the block being written must spoil no page but the one that the log still has.
 //! Another process may read it meanwhile: that is how a backup is made while the hub runs (`backup`).
 
 use std::fs::File;
@@ -11,13 +14,14 @@ use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, OpenFlags, params};
 
+use super::rows::Rows;
 use super::{Change, Marks, OpenError, Record, Store, StoreError};
 
 /// The layout that this code reads and writes.
-pub const SCHEMA_VERSION: i64 = 1;
+pub const SCHEMA_VERSION: i64 = 2;
 /// How a file of each older version becomes one of the next: the first brings 1 to 2. All that a file needs run in one
 /// transaction, so a crash leaves the old version or the new one.
-const UPGRADES: &[&str] = &[];
+const UPGRADES: &[Upgrade] = &[number_rows];
 /// Pages of 4 KiB that the file may have: 2 GiB. Changes that need more are refused, reads and deletes go on.
 const MAX_PAGES: i64 = 512 * 1024;
 /// The write-ahead log is cut back to this when it was folded back after a long backup.
@@ -26,25 +30,33 @@ const LOG_BYTES: i64 = 16 * 1024 * 1024;
 const COMPACT_PAGES: i64 = 4096;
 /// Marks a file as ours in its header (`kedg`), so that a stranger's database is not mistaken for a store.
 pub(super) const APPLICATION_ID: i64 = 0x6b65_6467;
-/// Pages of the write-ahead log after which it is folded back: 4 MiB, bounding the file and the work at open.
+/// Pages of the write-ahead log after which it is folded back: 4 MiB, bounding the file, the work at open, and how long writes stand
+/// still meanwhile on a slow card. 16 MiB would save a status of one of 500 nodes a quarter of its bytes, of one of 5,000 a tenth.
 const CHECKPOINT_PAGES: i64 = 1000;
 /// Page cache. The engine's reads hardly matter, memory answers them.
 const CACHE_KIB: i64 = 1024;
 
-const TABLES: &str = "
-    CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+const META: &str = "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID";
+/// Version 1 had no `id` and `PRIMARY KEY (resource, namespace, name)) WITHOUT ROWID`: there a row of more than a kilobyte
+/// takes an overflow page, so that a Node was two pages, and three when its size changed.
+const OBJECTS: &str = "
     CREATE TABLE objects (
+        id INTEGER PRIMARY KEY,
         resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
-        revision INTEGER NOT NULL, json BLOB NOT NULL,
-        PRIMARY KEY (resource, namespace, name)
-    ) WITHOUT ROWID;
-";
+        revision INTEGER NOT NULL, json BLOB NOT NULL
+    )";
+
+const INSERT: &str = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+
+type Upgrade = fn(&Connection) -> rusqlite::Result<()>;
 
 /// See the module.
 #[derive(Debug)]
 pub struct Sqlite {
     connection: Connection,
     path: PathBuf,
+    /// `None` after a commit that failed: they are read again, from what the file has then.
+    rows: Option<Rows>,
     // held, never read: closing it releases the lock
     _lock: File,
 }
@@ -57,33 +69,38 @@ impl Sqlite {
         if std::fs::metadata(&path).map_or(true, |metadata| metadata.len() == 0) {
             create(directory, &path)?;
         }
-        let store = Sqlite { connection: connect(&path)?, path, _lock: lock };
+        let mut store = Sqlite { connection: connect(&path)?, path, rows: None, _lock: lock };
         store.set_pragmas()?;
         if store.is_empty()? {
             store.make()?;
         }
         store.check()?;
         store.upgrade(UPGRADES)?;
+        store.set_limit()?;
         store.compact()?;
+        store.rows = Some(store.read_rows()?);
         sync_directory(directory)?;
         Ok(store)
     }
 
     fn open_failed(&self, tried: &str, error: &rusqlite::Error) -> OpenError {
+        use rusqlite::Error::{FromSqlConversionFailure, InvalidColumnType, Utf8Error};
         use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+        let strange = matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..) | Utf8Error(..));
         match error.sqlite_error_code() {
             Some(DatabaseCorrupt | NotADatabase) => OpenError::Damaged(self.path.clone(), error.to_string()),
+            // a value that is not of its column's type: no hub wrote it
+            None if strange => OpenError::Damaged(self.path.clone(), error.to_string()),
             _ => OpenError::Engine(failed(tried, &self.path, error)),
         }
     }
 
     fn set_pragmas(&self) -> Result<(), OpenError> {
-        let pragmas: [(&str, &dyn rusqlite::ToSql); 6] = [
+        let pragmas: [(&str, &dyn rusqlite::ToSql); 5] = [
             ("journal_mode", &"WAL"),
             ("synchronous", &"FULL"),
             ("wal_autocheckpoint", &CHECKPOINT_PAGES),
             ("cache_size", &-CACHE_KIB),
-            ("max_page_count", &MAX_PAGES),
             ("journal_size_limit", &LOG_BYTES),
         ];
         for (name, value) in pragmas {
@@ -102,6 +119,13 @@ impl Sqlite {
             .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0))
             .map(|tables| tables == 0)
             .map_err(|error| self.open_failed("read", &error))
+    }
+
+    /// After an upgrade, which has room for two of each object.
+    fn set_limit(&self) -> Result<(), OpenError> {
+        self.connection
+            .pragma_update_and_check(None, "max_page_count", MAX_PAGES, |_| Ok(()))
+            .map_err(|error| self.open_failed("set max_page_count on", &error))
     }
 
     /// In place: a start of an older hub may have ended between making the file and the tables.
@@ -136,7 +160,7 @@ impl Sqlite {
     }
 
     /// Brings an older file to the present version; `steps[0]` makes version 2 of version 1.
-    fn upgrade(&self, steps: &[&str]) -> Result<(), OpenError> {
+    fn upgrade(&self, steps: &[Upgrade]) -> Result<(), OpenError> {
         let failed = |error| self.open_failed("upgrade", &error);
         let version = self.mark("schema").map_err(failed)?.unwrap_or(1);
         let done = usize::try_from(version - 1).unwrap_or(0).min(steps.len());
@@ -144,17 +168,15 @@ impl Sqlite {
         if missing.is_empty() {
             return Ok(());
         }
-        let newest = steps.len() + 1;
+        let newest = 1 + i64::try_from(steps.len()).unwrap_or(i64::MAX - 1);
         log::info!("upgrading store {} from version {version} to {newest}", self.path.display());
-        let statements = format!(
-            "BEGIN; {}; UPDATE meta SET value = {newest} WHERE key = 'schema'; COMMIT;",
-            missing.join(";")
-        );
-        self.connection.execute_batch(&statements).map_err(|error| {
-            // the file stays as it was; the error that matters is the first
-            let _ = self.connection.execute_batch("ROLLBACK");
-            self.open_failed("upgrade", &error)
-        })
+        let all_or_nothing = || {
+            let transaction = self.connection.unchecked_transaction()?;
+            missing.iter().try_for_each(|step| step(&transaction))?;
+            transaction.execute("UPDATE meta SET value = ?1 WHERE key = 'schema'", [newest])?;
+            transaction.commit()
+        };
+        all_or_nothing().map_err(failed)
     }
 
     /// Gives unused pages back, when there are many. Needs as much free disk as the store has content.
@@ -174,6 +196,28 @@ impl Sqlite {
             log::warn!("cannot compact store {}: {error}", self.path.display());
         }
         Ok(())
+    }
+
+    fn read_rows(&self) -> Result<Rows, OpenError> {
+        let (mut rows, mut wrong) = (Rows::default(), None);
+        let mut read = || {
+            let sql = "SELECT id, resource, namespace, name FROM objects ORDER BY id";
+            let mut statement = self.connection.prepare(sql)?;
+            let mut found = statement.query([])?;
+            while let Some(row) = found.next()? {
+                let [resource, namespace, name]: [String; 3] = [row.get(1)?, row.get(2)?, row.get(3)?];
+                if let Err(error) = rows.read(row.get(0)?, &resource, &namespace, &name) {
+                    wrong = Some(format!("{resource} {namespace}/{name}: {error}"));
+                    break;
+                }
+            }
+            Ok(())
+        };
+        read().map_err(|error| self.open_failed("read", &error))?;
+        match wrong {
+            None => Ok(rows),
+            Some(what) => Err(OpenError::Damaged(self.path.clone(), what)),
+        }
     }
 
     fn mark(&self, key: &str) -> rusqlite::Result<Option<i64>> {
@@ -199,21 +243,15 @@ impl Sqlite {
         Ok(Marks { reserved, clean: self.mark("clean")?.map(unsigned).transpose()? })
     }
 
-    fn commit_all(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> rusqlite::Result<()> {
+    fn commit_all(
+        &mut self,
+        rows: &mut Rows,
+        changes: &[Change<'_>],
+        reserved: Option<u64>,
+    ) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
         for change in changes {
-            match *change {
-                Change::Put { resource, namespace, name, revision, json } => {
-                    let sql = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO UPDATE \
-                               SET revision = excluded.revision, json = excluded.json";
-                    let parameters = params![resource, namespace, name, revision.cast_signed(), json];
-                    transaction.prepare_cached(sql)?.execute(parameters)?;
-                }
-                Change::Delete { resource, namespace, name } => {
-                    let sql = "DELETE FROM objects WHERE resource = ?1 AND namespace = ?2 AND name = ?3";
-                    transaction.prepare_cached(sql)?.execute([resource, namespace, name])?;
-                }
-            }
+            make(&transaction, rows, change)?;
         }
         if let Some(reserved) = reserved {
             let sql = "INSERT OR REPLACE INTO meta VALUES ('reserved', ?1)";
@@ -230,7 +268,13 @@ impl Store for Sqlite {
     }
 
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
-        self.commit_all(changes, reserved).map_err(|error| failed("write", &self.path, &error))
+        let mut rows = match self.rows.take() {
+            Some(rows) => rows,
+            None => self.read_rows().map_err(|error| StoreError { message: error.to_string() })?,
+        };
+        self.commit_all(&mut rows, changes, reserved).map_err(|error| failed("write", &self.path, &error))?;
+        self.rows = Some(rows);
+        Ok(())
     }
 
     fn close(&mut self, revision: u64) -> Result<(), StoreError> {
@@ -239,6 +283,56 @@ impl Store for Sqlite {
             .map(|_| ())
             .map_err(|error| failed("close", &self.path, &error))
     }
+}
+
+/// One change, in a transaction.
+fn make(transaction: &Connection, rows: &mut Rows, change: &Change<'_>) -> rusqlite::Result<()> {
+    let one =
+        |changed| if changed == 1 { Ok(()) } else { Err(rusqlite::Error::StatementChangedRows(changed)) };
+    match *change {
+        Change::Put { resource, namespace, name, revision, json } => {
+            let revision = revision.cast_signed();
+            if let Some(id) = rows.find(resource, namespace, name) {
+                let sql = "UPDATE objects SET revision = ?2, json = ?3 WHERE id = ?1";
+                return one(transaction.prepare_cached(sql)?.execute(params![id, revision, json])?);
+            }
+            let id = rows.add(resource, namespace, name).ok_or_else(no_number)?;
+            let parameters = params![id, resource, namespace, name, revision, json];
+            one(transaction.prepare_cached(INSERT)?.execute(parameters)?)
+        }
+        Change::Delete { resource, namespace, name } => match rows.remove(resource, namespace, name) {
+            Some(id) => {
+                one(transaction.prepare_cached("DELETE FROM objects WHERE id = ?1")?.execute([id])?)
+            }
+            None => Ok(()),
+        },
+    }
+}
+
+/// As SQLite itself answers when it has no row number left.
+fn no_number() -> rusqlite::Error {
+    let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
+    rusqlite::Error::SqliteFailure(full, Some("no row number is left".to_owned()))
+}
+
+/// From version 1 to 2. Copies row by row, so that memory does not hold them all.
+fn number_rows(store: &Connection) -> rusqlite::Result<()> {
+    store.execute_batch(&format!("ALTER TABLE objects RENAME TO objects_1; {OBJECTS}"))?;
+    copy_rows(store)?;
+    store.execute_batch("DROP TABLE objects_1")
+}
+
+fn copy_rows(store: &Connection) -> rusqlite::Result<()> {
+    let sql = "SELECT resource, namespace, name, revision, json FROM objects_1 ORDER BY 1, 2, 3";
+    let (mut old, mut insert) = (store.prepare(sql)?, store.prepare(INSERT)?);
+    let (mut rows, mut found) = (Rows::default(), old.query([])?);
+    while let Some(row) = found.next()? {
+        let [resource, namespace, name]: [String; 3] = [row.get(0)?, row.get(1)?, row.get(2)?];
+        let (revision, json): (i64, Vec<u8>) = (row.get(3)?, row.get(4)?);
+        let id = rows.add(&resource, &namespace, &name).ok_or_else(no_number)?;
+        insert.execute(params![id, resource, namespace, name, revision, json])?;
+    }
+    Ok(())
 }
 
 /// Makes an empty store beside its place and moves it there whole, with one flush of its own. Made in place, SQLite flushes each
@@ -285,7 +379,7 @@ fn unsigned(number: i64) -> rusqlite::Result<u64> {
 /// What makes an empty file a store.
 fn schema() -> String {
     format!(
-        "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {TABLES} \
+        "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {META}; {OBJECTS}; \
          INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('reserved', 0); COMMIT;"
     )
 }
@@ -311,6 +405,63 @@ pub(super) fn sync_directory(directory: &Path) -> Result<(), OpenError> {
     File::open(directory)
         .and_then(|directory| directory.sync_all())
         .map_err(|error| OpenError::Directory(directory.to_owned(), error))
+}
+
+/// A store as a hub of version 1 left it, made with that version's own statements.
+#[cfg(test)]
+pub(super) mod version_1 {
+    use super::*;
+
+    const TABLES: &str = "
+        BEGIN; PRAGMA application_id = 1801806951;
+        CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+        CREATE TABLE objects (
+            resource TEXT NOT NULL, namespace TEXT NOT NULL, name TEXT NOT NULL,
+            revision INTEGER NOT NULL, json BLOB NOT NULL,
+            PRIMARY KEY (resource, namespace, name)
+        ) WITHOUT ROWID;
+        INSERT INTO meta VALUES ('schema', 1), ('reserved', 0);
+        COMMIT;";
+
+    /// Holds some objects of all sizes, revisions up to 60, and these marks. While it is open its log is not folded back.
+    pub(crate) fn make(directory: &Path, reserved: i64, clean: Option<i64>) -> Connection {
+        std::fs::create_dir_all(directory).unwrap();
+        let store = Connection::open(directory.join("state.db")).unwrap();
+        store.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(())).unwrap();
+        store.execute_batch(TABLES).unwrap();
+        for (resource, namespace, name, revision, json) in objects() {
+            let sql = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT DO UPDATE \
+                       SET revision = excluded.revision, json = excluded.json";
+            store.execute(sql, params![resource, namespace, name, revision, json]).unwrap();
+        }
+        store.execute("INSERT OR REPLACE INTO meta VALUES ('reserved', ?1)", [reserved]).unwrap();
+        if let Some(clean) = clean {
+            store.execute("INSERT OR REPLACE INTO meta VALUES ('clean', ?1)", [clean]).unwrap();
+        }
+        store
+    }
+
+    /// Resource, namespace, name, revision and text.
+    pub(crate) type Row = (String, String, String, i64, Vec<u8>);
+
+    /// In the order of keys.
+    pub(crate) fn objects() -> Vec<Row> {
+        let mut objects = Vec::new();
+        let kinds =
+            [("configmaps", "default"), ("leases.coordination.k8s.io", "kube-node-lease"), ("nodes", "")];
+        for (place, (resource, namespace)) in kinds.into_iter().enumerate() {
+            for number in 0..20 {
+                // one row of a page, several of one, and those that take more than one
+                let bytes = [0, 300, 700, 2900, 6000][number % 5] + if number == 9 { 60_000 } else { number };
+                let name = format!("n{number:02}");
+                let value = serde_json::json!({"metadata": {"name": name, "namespace": namespace}, "data": "x".repeat(bytes)});
+                let revision = i64::try_from(place * 20 + number + 1).unwrap();
+                let json = value.to_string().into_bytes();
+                objects.push((resource.to_owned(), namespace.to_owned(), name, revision, json));
+            }
+        }
+        objects
+    }
 }
 
 #[cfg(test)]
@@ -344,27 +495,222 @@ mod tests {
         (names, marks)
     }
 
+    fn version(store: &Sqlite) -> Option<i64> {
+        store.mark("schema").unwrap()
+    }
+
     #[test]
     fn an_older_file_is_upgraded_step_by_step_or_left_as_it_was() {
+        const FIRST: Upgrade = |store| store.execute_batch("ALTER TABLE objects ADD COLUMN one INTEGER");
+        const SECOND: Upgrade = |store| store.execute_batch("ALTER TABLE objects ADD COLUMN two INTEGER");
+        const BROKEN: Upgrade = |store| store.execute_batch("ALTER TABLE nosuch ADD COLUMN x");
+        let present: Upgrade = |_| panic!("a file of the present version needs no step to it");
         let folder = Folder::new("upgrade");
         let mut store = Sqlite::open(&folder.0).unwrap();
         store.commit(&[put("a", 5)], None).unwrap();
-        let version = |store: &Sqlite| store.mark("schema").unwrap();
-        let steps =
-            ["ALTER TABLE objects ADD COLUMN one INTEGER", "ALTER TABLE objects ADD COLUMN two INTEGER"];
-        let broken = [steps[0], "ALTER TABLE nosuch ADD COLUMN x"];
-        assert!(store.upgrade(&broken).is_err());
-        assert_eq!(version(&store), Some(1));
-        assert!(store.connection.prepare("SELECT one FROM objects").is_err(), "half an upgrade stayed");
-        store.upgrade(&steps[..1]).unwrap();
+        assert!(store.upgrade(&[present, FIRST, BROKEN]).is_err());
         assert_eq!(version(&store), Some(2));
-        store.upgrade(&steps).unwrap();
-        store.upgrade(&steps).unwrap();
+        assert!(store.connection.prepare("SELECT one FROM objects").is_err(), "half an upgrade stayed");
+        store.upgrade(&[present, FIRST]).unwrap();
         assert_eq!(version(&store), Some(3));
+        store.upgrade(&[present, FIRST, SECOND]).unwrap();
+        store.upgrade(&[present, FIRST, SECOND]).unwrap();
+        assert_eq!(version(&store), Some(4));
         store.connection.prepare("SELECT one, two FROM objects").unwrap();
         assert_eq!(names(&mut store).0, ["a@5"]);
         drop(store);
-        assert!(matches!(Sqlite::open(&folder.0), Err(OpenError::TooNew(_, 3))));
+        assert!(matches!(Sqlite::open(&folder.0), Err(OpenError::TooNew(_, 4))));
+    }
+
+    /// Everything in it, as `version_1::objects` has it.
+    fn content(store: &mut Sqlite) -> (Vec<version_1::Row>, Marks) {
+        let mut found = Vec::new();
+        let marks = store
+            .load(&mut |record| {
+                let revision = record.revision.cast_signed();
+                found.push((record.resource, record.namespace, record.name, revision, record.json));
+            })
+            .unwrap();
+        found.sort_unstable();
+        (found, marks)
+    }
+
+    #[test]
+    fn a_store_of_version_1_is_taken_over_whole() {
+        let check = |how: &str, crashed: bool, clean: Option<u64>| {
+            let folder = Folder::new(how);
+            let (made, data) = (folder.0.join("made"), folder.0.join("data"));
+            let old = version_1::make(&made, 900, clean.map(u64::cast_signed));
+            if crashed {
+                // the log as it lies there
+                std::fs::create_dir_all(&data).unwrap();
+                for name in ["state.db", "state.db-wal"] {
+                    std::fs::copy(made.join(name), data.join(name)).unwrap();
+                }
+                assert!(std::fs::metadata(data.join("state.db-wal")).unwrap().len() > 4096, "{how}");
+            } else {
+                drop(old);
+                std::fs::rename(&made, &data).unwrap();
+            }
+            let mut store = Sqlite::open(&data).unwrap();
+            assert_eq!(version(&store), Some(SCHEMA_VERSION), "{how}");
+            let expect = (version_1::objects(), Marks { reserved: 900, clean });
+            assert!(content(&mut store) == expect, "{how}: objects or marks differ");
+            // and is one like any other
+            store.commit(&[put("n03", 901), put("new", 902)], Some(2000)).unwrap();
+            let remove = Change::Delete { resource: "nodes", namespace: "", name: "n04" };
+            store.commit(&[remove], None).unwrap();
+            drop(store);
+            let mut store = Sqlite::open(&data).unwrap();
+            let (found, marks) = content(&mut store);
+            assert_eq!(marks, Marks { reserved: 2000, clean: None }, "{how}");
+            let nodes: Vec<_> = found.iter().filter(|object| object.0 == "nodes").collect();
+            assert_eq!((found.len(), nodes.len()), (60, 20), "{how}");
+            assert_eq!((nodes[3].3, nodes[19].2.as_str(), nodes[19].3), (901, "new", 902), "{how}");
+            assert!(!nodes.iter().any(|object| object.2 == "n04"), "{how}");
+            let in_place: bool = store
+                .connection
+                .query_row("SELECT max(id) - min(id) < 21 FROM objects WHERE resource = 'nodes'", [], |row| {
+                    row.get(0)
+                })
+                .unwrap();
+            assert!(in_place, "{how}: the nodes' rows do not lie together");
+        };
+        check("closed in order", false, Some(60));
+        check("killed before it closed", false, None);
+        check("killed with a log", true, None);
+    }
+
+    #[test]
+    fn a_kill_at_any_step_of_an_upgrade_leaves_a_store_that_starts() {
+        let folder = Folder::new("upgrade-cut");
+        let (data, cut) = (folder.0.join("data"), folder.0.join("cut"));
+        drop(version_1::make(&data, 900, Some(60)));
+        let file = |name: &str| std::fs::read(data.join(name)).unwrap();
+        let before = file("state.db");
+        let store = Sqlite::open(&data).unwrap();
+        let log = file("state.db-wal");
+        assert_eq!(
+            file("state.db"),
+            before,
+            "the log was folded back already, the test needs a smaller store"
+        );
+        drop(store);
+        let after = file("state.db");
+        let check = |what: &str, at: usize, state: &[u8], log: &[u8]| {
+            let _ = std::fs::remove_dir_all(&cut);
+            std::fs::create_dir_all(&cut).unwrap();
+            std::fs::write(cut.join("state.db"), state).unwrap();
+            std::fs::write(cut.join("state.db-wal"), log).unwrap();
+            let mut store = Sqlite::open(&cut).unwrap_or_else(|error| panic!("{what} {at}: {error}"));
+            assert_eq!(version(&store), Some(SCHEMA_VERSION), "{what} {at}");
+            let expect = (version_1::objects(), Marks { reserved: 900, clean: Some(60) });
+            assert!(content(&mut store) == expect, "{what} {at}: objects or marks differ");
+        };
+        // while the transaction was written, between two pages and within one: before its last page it is none
+        let frame = 24 + 4096;
+        let frames = (log.len() - 32) / frame;
+        assert!(frames > 20, "{frames} frames prove little");
+        for at in (0..=frames).filter(|at| at % 10 == 0 || at + 3 > frames) {
+            let end = 32 + at * frame;
+            check("cut after frame", at, &before, &log[..end]);
+            check("torn in frame", at, &before, &log[..(end + 2000).min(log.len())]);
+        }
+        // while it was folded back
+        for at in (0..=after.len() / 4096).step_by(8) {
+            let mut state = after[..at * 4096].to_vec();
+            state.extend_from_slice(before.get(at * 4096..).unwrap_or_default());
+            check("folded back to page", at, &state, &log);
+        }
+    }
+
+    #[test]
+    fn a_commit_that_failed_leaves_no_trace() {
+        let folder = Folder::new("failed-commit");
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        store.commit(&[put("a", 1), put("b", 1)], Some(10)).unwrap();
+        let limit = |store: &Sqlite, pages: i64| {
+            store.connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
+        };
+        limit(&store, 1);
+        let large = vec![b' '; 100_000];
+        let too_much =
+            Change::Put { resource: "nodes", namespace: "", name: "large", revision: 3, json: &large };
+        let remove = Change::Delete { resource: "nodes", namespace: "", name: "b" };
+        let error = store.commit(&[put("new", 2), remove, too_much], Some(20)).unwrap_err();
+        assert!(error.message.contains("full"), "{error}");
+        assert_eq!(
+            names(&mut store),
+            (vec!["a@1".to_owned(), "b@1".to_owned()], Marks { reserved: 10, clean: None })
+        );
+        // what it would have made and removed is made and changed now
+        store.commit(&[put("new", 4), put("b", 5)], None).unwrap();
+        limit(&store, MAX_PAGES);
+        store.commit(&[put("more", 6)], None).unwrap();
+        drop(store);
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        assert_eq!(names(&mut store).0, ["a@1", "b@5", "new@4", "more@6"]);
+    }
+
+    #[test]
+    fn an_object_may_come_and_go_within_one_commit() {
+        let check = |changes: &[Change<'_>], expect: &[&str]| {
+            let folder = Folder::new("come-and-go");
+            let mut store = Sqlite::open(&folder.0).unwrap();
+            store.commit(&[put("old", 1)], Some(10)).unwrap();
+            store.commit(changes, None).unwrap();
+            assert_eq!(names(&mut store).0, expect, "{changes:?}");
+            drop(store);
+            assert_eq!(names(&mut Sqlite::open(&folder.0).unwrap()).0, expect, "{changes:?}");
+        };
+        let remove = |name| Change::Delete { resource: "nodes", namespace: "", name };
+        check(&[put("a", 2), put("a", 3)], &["old@1", "a@3"]);
+        check(&[put("a", 2), remove("a")], &["old@1"]);
+        check(&[put("a", 2), remove("a"), put("a", 4)], &["old@1", "a@4"]);
+        check(&[remove("old"), put("old", 5)], &["old@5"]);
+        check(&[remove("old"), remove("old"), remove("nosuch")], &[]);
+    }
+
+    #[test]
+    fn a_row_that_somebody_took_away_is_missed_not_lost() {
+        let folder = Folder::new("taken-away");
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        store.commit(&[put("a", 1)], Some(10)).unwrap();
+        Connection::open(&store.path).unwrap().execute("DELETE FROM objects", []).unwrap();
+        assert!(store.commit(&[put("a", 2)], None).is_err());
+        store.commit(&[put("a", 3)], None).unwrap();
+        assert_eq!(names(&mut store).0, ["a@3"]);
+    }
+
+    #[test]
+    fn an_update_writes_the_pages_that_it_changes() {
+        let folder = Folder::new("pages");
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        let mut revision = 0;
+        let mut frames = |changes: &[(&str, usize, u8)]| {
+            let log = store.path.with_extension("db-wal");
+            let bytes = || std::fs::metadata(&log).map_or(0, |log| log.len());
+            let before = bytes();
+            let texts: Vec<_> = changes.iter().map(|(_, bytes, with)| vec![*with; *bytes]).collect();
+            let puts = changes.iter().zip(&texts).map(|((name, ..), json)| {
+                revision += 1;
+                Change::Put { resource: "nodes", namespace: "", name, revision, json }
+            });
+            store.commit(&puts.collect::<Vec<_>>(), None).unwrap();
+            (bytes() - before) / (24 + 4096)
+        };
+        frames(&[("small", 300, 1), ("other", 300, 1)]);
+        assert_eq!(frames(&[("small", 300, 2)]), 1);
+        assert_eq!(frames(&[("small", 310, 3)]), 1, "its size changed");
+        assert_eq!(frames(&[("small", 300, 4), ("other", 310, 4)]), 1, "both in one page");
+        // a Node: one page, whether it keeps its size or not
+        frames(&[("node", 3000, 1)]);
+        assert_eq!(frames(&[("node", 3000, 2)]), 1);
+        assert_eq!(frames(&[("node", 3100, 3)]), 1);
+        // what does not fit a page: what differs of it
+        frames(&[("large", 40_000, 1)]);
+        assert!(frames(&[("large", 40_000, 1)]) <= 2, "only its revision is another one");
+        assert!(frames(&[("large", 40_000, 2)]) >= 10);
     }
 
     #[test]
@@ -493,5 +839,16 @@ mod tests {
         bytes[middle..middle + 8192].fill(0xa5);
         std::fs::write(&path, bytes).unwrap();
         refused("is damaged: ");
+        let with = |change: &str, expect: &str| {
+            std::fs::remove_file(&path).unwrap();
+            let mut store = Sqlite::open(&folder.0).unwrap();
+            store.commit(&[put("a", 1), put("b", 1)], Some(10)).unwrap();
+            drop(store);
+            Connection::open(&path).unwrap().execute(change, []).unwrap();
+            refused(expect);
+        };
+        with("UPDATE objects SET name = 'a'", "is damaged: nodes /a: it is there twice");
+        with("UPDATE objects SET name = x'ff'", "is damaged: ");
+        with("UPDATE objects SET id = -id - 1", "its row has a negative number");
     }
 }
