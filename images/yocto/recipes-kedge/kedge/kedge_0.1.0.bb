@@ -1,4 +1,4 @@
-# Installs the static agent that `make dist` built: no Rust in the layer, the bytes are the released ones.
+# Installs the static agent that `make dist` built, and its unit: no Rust in the layer, the bytes are the released ones.
 # KEDGE_DIST is the folder target/dist of a checkout, or of a release.
 SUMMARY = "Node agent for edge devices that speaks the Kubernetes API"
 LICENSE = "Apache-2.0"
@@ -9,11 +9,6 @@ KEDGE_TARGET:x86-64 = "x86_64"
 KEDGE_TARGET:aarch64 = "aarch64"
 KEDGE_TARGET:arm = "armv7"
 COMPATIBLE_HOST = "(x86_64|aarch64|arm).*-linux.*"
-
-# kedge.service is agent/systemd/kedge.service of the same checkout
-FILESEXTRAPATHS:prepend := "${THISDIR}/files:"
-SRC_URI = "file://kedge.service"
-S = "${WORKDIR}"
 
 inherit systemd features_check
 REQUIRED_DISTRO_FEATURES = "systemd"
@@ -28,14 +23,19 @@ do_compile[noexec] = "1"
 python () {
     if not d.getVar("KEDGE_DIST"):
         raise bb.parse.SkipRecipe("set KEDGE_DIST to the folder that holds x86_64/kedge, aarch64/kedge and armv7/kedge")
+    features = (d.getVar("TUNE_FEATURES") or "").split()
+    if d.getVar("TARGET_ARCH") == "arm" and not any(feature.startswith(("armv7", "armv8")) for feature in features):
+        raise bb.parse.SkipRecipe("the program for 32 bits is for ARMv7-A and newer")
 }
 
 do_install() {
     install -D -m 0755 ${KEDGE_DIST}/${KEDGE_TARGET}/kedge ${D}${bindir}/kedge
-    install -D -m 0644 ${WORKDIR}/kedge.service ${D}${systemd_system_unitdir}/kedge.service
+    install -D -m 0644 ${KEDGE_DIST}/${KEDGE_TARGET}/kedge.service ${D}${systemd_system_unitdir}/kedge.service
+    install -D -m 0644 ${KEDGE_DIST}/${KEDGE_TARGET}/kedge.notices ${D}${docdir}/kedge/kedge.notices
     install -d ${D}${sysconfdir}/kedge/config.d
 }
 
 do_install[file-checksums] += "${KEDGE_DIST}/${KEDGE_TARGET}/kedge:True"
+do_install[file-checksums] += "${KEDGE_DIST}/${KEDGE_TARGET}/kedge.service:True ${KEDGE_DIST}/${KEDGE_TARGET}/kedge.notices:True"
 FILES:${PN} += "${systemd_system_unitdir}/kedge.service ${sysconfdir}/kedge"
 RRECOMMENDS:${PN} = "crun ca-certificates"
