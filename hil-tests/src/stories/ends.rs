@@ -63,7 +63,7 @@ fn journal_has(stage: &mut Stage<'_>, text: &str) -> Result<(), HilError> {
 }
 
 /// What the unit says beside itself until the next boot.
-fn unit_says(stage: &mut Stage<'_>, lines: &str) -> Result<(), HilError> {
+pub(super) fn unit_says(stage: &mut Stage<'_>, lines: &str) -> Result<(), HilError> {
     let dir = "/run/systemd/system/kedge.service.d";
     stage.guest(&format!(
         "mkdir -p {dir} && printf '[Service]\\n{lines}' >{dir}/story.conf && systemctl daemon-reload"

@@ -69,7 +69,7 @@ pub(super) fn refused(stage: &mut Stage<'_>) -> Result<(), HilError> {
             (code != 0, said.contains(why)),
             (true, true),
         )?;
-        stage.say(&format!("refused: {}", said.lines().last().unwrap_or_default()));
+        stage.say(&format!("refused: {}", said.lines().find(|line| line.contains(why)).unwrap_or_default()));
         Ok(())
     };
     refuses("echo nonsense | kedge-update -", "is no update")?;
