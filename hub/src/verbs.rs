@@ -837,7 +837,8 @@ mod tests {
             assert_eq!(new["metadata"]["uid"], old["metadata"]["uid"]);
         };
         check(Part::Main, json!({}), "a");
-        check(Part::Status, json!({"unschedulable": true}), "b");
+        assert_eq!(old["spec"]["unschedulable"], true);
+        check(Part::Status, old["spec"].clone(), "b");
         check(Part::All, json!({}), "b");
     }
 

@@ -3,7 +3,7 @@
 //! Inside `configSource.configMap` upstream's old rules hold (422). `{}`, `configMapRef` and both forms together are stored
 //! with a warning: judging them is the node's work, as the design document asks. A plain status write may not touch spec.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::table::{Column, age};
 use super::{Kind, Selectable, at, meta, text};
@@ -11,6 +11,9 @@ use crate::status::FieldError;
 
 /// Longest `configSource` text that makes sense; a bound on what a Node can carry there.
 const REFERENCE_BYTES: usize = 253;
+
+/// What a Node carries that does not say that it is ready.
+pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
 
 /// core/v1 Node.
 pub static NODE: Kind = Kind {
@@ -39,6 +42,7 @@ pub static NODE: Kind = Kind {
         Column::text("Container-Runtime").wide(),
     ],
     cells,
+    prepare,
     validate,
     warnings,
     ..Kind::USUAL
@@ -67,8 +71,33 @@ fn items<'a>(node: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> 
     at(node, path).and_then(Value::as_array).into_iter().flatten()
 }
 
+fn ready(node: &Value) -> Option<&Value> {
+    items(node, &["status", "conditions"]).find(|condition| condition["type"] == "Ready")
+}
+
+/// A new Node is closed to schedulers until it says that it is ready, from the first version that anybody sees: upstream's admission
+/// plugin TaintNodesAtCreation. Our own: one that is made ready is left alone, which saves the write that takes the taint off
+/// (`lifecycle`).
+fn prepare(node: &mut Value, old: Option<&Value>) {
+    let is_it = |taint: &Value| taint["key"] == NOT_READY_TAINT && taint["effect"] == "NoSchedule";
+    if old.is_some()
+        || ready(node).is_some_and(|ready| ready["status"] == "True")
+        || items(node, &["spec", "taints"]).any(is_it)
+    {
+        return;
+    }
+    let spec = node.as_object_mut().map(|node| node.entry("spec").or_insert_with(|| json!({})));
+    let taints = spec
+        .and_then(Value::as_object_mut)
+        .and_then(|spec| spec.entry("taints").or_insert_with(|| json!([])).as_array_mut());
+    // anything else in their place was refused by the schema
+    if let Some(taints) = taints {
+        taints.push(json!({"key": NOT_READY_TAINT, "effect": "NoSchedule"}));
+    }
+}
+
 fn status(node: &Value) -> String {
-    let ready = items(node, &["status", "conditions"]).find(|condition| condition["type"] == "Ready");
+    let ready = ready(node);
     let mut shown = match ready.map(|condition| text(condition, &["status"])) {
         None => "Unknown".to_owned(),
         Some("True") => "Ready".to_owned(),
@@ -241,6 +270,28 @@ mod tests {
             ],
             false,
         );
+    }
+
+    #[test]
+    fn a_new_node_is_not_ready_until_it_says_so() {
+        let check = |mut node: Value, expect: &[&str]| {
+            prepare(&mut node, None);
+            let keys: Vec<&str> =
+                items(&node, &["spec", "taints"]).map(|taint| text(taint, &["key"])).collect();
+            assert_eq!(keys, expect, "{node}");
+            let once = node.clone();
+            prepare(&mut node, None);
+            assert_eq!(node, once);
+        };
+        let ready = |status: &str| json!({"conditions": [{"type": "Ready", "status": status}]});
+        check(json!({}), &[NOT_READY_TAINT]);
+        check(json!({"status": ready("False")}), &[NOT_READY_TAINT]);
+        check(json!({"status": ready("True")}), &[]);
+        let own = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
+        check(json!({"spec": own}), &["k", NOT_READY_TAINT]);
+        let mut changed = json!({"spec": own});
+        prepare(&mut changed, Some(&json!({})));
+        assert_eq!(changed["spec"], own, "only at its creation");
     }
 
     #[test]

@@ -8,6 +8,8 @@
 
 use serde_json::{Value, json};
 
+use crate::kinds::node::NOT_READY_TAINT;
+
 /// What makes a node carry a taint.
 enum Cause {
     /// The condition has this status.
@@ -23,16 +25,20 @@ const NO_EXECUTE: &str = "NoExecute";
 
 /// Every taint the hub sets. The position in this table is the bit in [`Taints`].
 const TABLE: [(&str, &str, Cause); 9] = [
-    ("node.kubernetes.io/not-ready", NO_SCHEDULE, NOT_READY),
+    // the first is the one of `AT_CREATION`
+    (NOT_READY_TAINT, NO_SCHEDULE, NOT_READY),
     ("node.kubernetes.io/unreachable", NO_SCHEDULE, UNREACHABLE),
     ("node.kubernetes.io/memory-pressure", NO_SCHEDULE, Cause::Condition("MemoryPressure", "True")),
     ("node.kubernetes.io/disk-pressure", NO_SCHEDULE, Cause::Condition("DiskPressure", "True")),
     ("node.kubernetes.io/network-unavailable", NO_SCHEDULE, Cause::Condition("NetworkUnavailable", "True")),
     ("node.kubernetes.io/pid-pressure", NO_SCHEDULE, Cause::Condition("PIDPressure", "True")),
     ("node.kubernetes.io/unschedulable", NO_SCHEDULE, Cause::Cordoned),
-    ("node.kubernetes.io/not-ready", NO_EXECUTE, NOT_READY),
+    (NOT_READY_TAINT, NO_EXECUTE, NOT_READY),
     ("node.kubernetes.io/unreachable", NO_EXECUTE, UNREACHABLE),
 ];
+
+/// What a Node carries from its creation (`kinds::node`), and keeps until it says for the first time whether it is ready.
+const AT_CREATION: Taints = Taints(1);
 
 /// A set of taints of the table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,11 +61,15 @@ impl Taints {
 
     /// Those that the Node should carry.
     pub(super) fn due_to(node: &Value) -> Taints {
-        Taints::of(|index| match TABLE[index].2 {
+        let due = Taints::of(|index| match TABLE[index].2 {
             Cause::Condition(sort, status) => super::monitor::condition(&node["status"], sort)
                 .is_some_and(|found| found["status"] == status),
             Cause::Cordoned => node["spec"]["unschedulable"] == true,
-        })
+        });
+        match super::monitor::condition(&node["status"], "Ready") {
+            Some(_) => due,
+            None => Taints(due.0 | (Taints::carried_by(node).0 & AT_CREATION.0)),
+        }
     }
 
     /// What to have instead of `carried`, when this is due: while `disrupted`, no new NoExecute.
@@ -163,6 +173,27 @@ mod tests {
         ];
         check(node(&pressed, false, &[]), false, &all);
         check(node(&[("Ready", "True"), ("MemoryPressure", "Unknown")], false, &[]), false, &[]);
+    }
+
+    #[test]
+    fn what_a_node_carries_from_its_creation_stays_until_it_says_how_it_is() {
+        let made = ["node.kubernetes.io/not-ready:NoSchedule"];
+        check(node(&[], false, &made), false, &["not-ready:NoSchedule then"]);
+        check(
+            node(&[("MemoryPressure", "False")], true, &made),
+            false,
+            &["not-ready:NoSchedule then", "unschedulable:NoSchedule now"],
+        );
+        check(node(&[("Ready", "True")], false, &made), false, &[]);
+        check(
+            node(&[("Ready", "False")], false, &made),
+            false,
+            &["not-ready:NoSchedule then", "not-ready:NoExecute now"],
+        );
+        let lost = ["unreachable:NoSchedule now", "unreachable:NoExecute now"];
+        check(node(&[("Ready", "Unknown")], false, &made), false, &lost);
+        let evicting = ["node.kubernetes.io/not-ready:NoExecute"];
+        check(node(&[], false, &evicting), false, &[]);
     }
 
     #[test]
