@@ -102,6 +102,8 @@ pub struct Denied {
     pub status: u16,
     /// Status.message, as upstream words it.
     pub message: String,
+    /// Only why, for who asked whether they may; empty when there is nothing to say but no.
+    pub reason: String,
 }
 
 /// Decides a request before anything is read or written. `identity` is `None` for a caller without a certificate.
@@ -114,7 +116,7 @@ pub fn authorize(
         return Ok(());
     }
     let Some(identity) = identity else {
-        return Err(Denied { status: 401, message: "Unauthorized".to_owned() });
+        return Err(Denied { status: 401, message: "Unauthorized".to_owned(), reason: String::new() });
     };
     if identity.is_admin() || anyone_authenticated_may(attributes) {
         return Ok(());
@@ -143,7 +145,8 @@ pub fn admit(
             "" => new["metadata"]["name"].as_str().unwrap_or_default(),
             name => name,
         };
-        Denied { status: 403, message: forbidden(attributes.group, attributes.resource, name, &reason) }
+        let message = forbidden(attributes.group, attributes.resource, name, &reason);
+        Denied { status: 403, message, reason }
     })
 }
 
@@ -239,7 +242,8 @@ fn forbidden_request(identity: &Identity, attributes: &Attributes, reason: &str)
         text.push_str(": ");
         text.push_str(reason);
     }
-    Denied { status: 403, message: forbidden(group, resource, requested_name(attributes), &text) }
+    let message = forbidden(group, resource, requested_name(attributes), &text);
+    Denied { status: 403, message, reason: reason.to_owned() }
 }
 
 fn forbidden(group: &str, resource: &str, name: &str, text: &str) -> String {

@@ -66,7 +66,8 @@ fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiE
     let decision = decide(asked, &spec)?;
     let status = match decision {
         Ok(()) => json!({"allowed": true}),
-        Err(denied) => json!({"allowed": false, "reason": denied.message}),
+        Err(denied) if denied.reason.is_empty() => json!({"allowed": false}),
+        Err(denied) => json!({"allowed": false, "reason": denied.reason}),
     };
     let review = json!({
         "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
