@@ -576,8 +576,8 @@ impl Running {
             }
             Event::HostFacts(facts) => {
                 self.looking = false;
-                let effective = self.configuration.effective().clone();
-                self.status.observe(now, *facts, &effective.config);
+                let effective = self.configuration.effective();
+                self.status.observe(now, *facts, &effective.config, &options.version);
             }
             Event::Answered(kind, answer) => self.answered(now, kind, answer, options, jitter, actions),
             Event::Renewed(answer) => {
@@ -880,10 +880,9 @@ impl Running {
     fn ask_for_status(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
         let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
         let node_labels = missing_labels(node, options, self.status.facts());
-        let effective = self.configuration.effective().clone();
         let status = condition::config_status(&self.configuration);
         if self.line(RequestKind::PatchStatus).free(now) {
-            let mut patch = self.status.patch(now, &effective.config, &self.last_config_ok, &options.version);
+            let mut patch = self.status.patch(now, &self.last_config_ok);
             if is_hub && self.status.facts().is_some() {
                 add_config_status(&mut patch, &status, self.status.believed());
             }

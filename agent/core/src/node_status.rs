@@ -72,13 +72,23 @@ impl Pressure {
     }
 }
 
+/// What the status says of a host: composed when it was looked at, compared at every event.
+#[derive(Debug)]
+struct Host {
+    facts: HostFacts,
+    addresses: Vec<NodeAddress>,
+    info: NodeSystemInfo,
+    capacity: Resources,
+    allocatable: Resources,
+}
+
 /// Composes and compares.
 #[derive(Debug, Default)]
 pub(crate) struct StatusKeeper {
     memory: Pressure,
     disk: Pressure,
     pid: Pressure,
-    facts: Option<HostFacts>,
+    host: Option<Host>,
     /// Pressure as of the last facts: memory, disk, pid.
     pressed: [bool; 3],
     /// What the API server has, as far as we know.
@@ -105,11 +115,11 @@ impl StatusKeeper {
     }
 
     pub(crate) fn facts(&self) -> Option<&HostFacts> {
-        self.facts.as_ref()
+        self.host.as_ref().map(|host| &host.facts)
     }
 
-    /// The host was looked at.
-    pub(crate) fn observe(&mut self, now: Now, facts: HostFacts, config: &Config) {
+    /// The host was looked at, by the agent of this version.
+    pub(crate) fn observe(&mut self, now: Now, facts: HostFacts, config: &Config, version: &str) {
         let low = low(&facts, &config.eviction_hard);
         let hold = config.eviction_pressure_transition_period;
         self.pressed = [
@@ -117,7 +127,9 @@ impl StatusKeeper {
             self.disk.observe(now, low[1], hold),
             self.pid.observe(now, low[2], hold),
         ];
-        self.facts = Some(facts);
+        let (capacity, allocatable) = resources(&facts, config);
+        let (addresses, info) = (addresses(&facts), node_info(&facts, version));
+        self.host = Some(Host { facts, addresses, info, capacity, allocatable });
     }
 
     /// What the API server has, as far as we know.
@@ -155,53 +167,45 @@ impl StatusKeeper {
         self.next_report
     }
 
-    /// What must be sent now: the difference, or on time the heartbeat of everything.
-    pub(crate) fn patch(
-        &self,
-        now: Now,
-        config: &Config,
-        config_ok: &ConfigOk,
-        version: &str,
-    ) -> Option<StatusPatch> {
-        let facts = self.facts.as_ref()?;
+    /// What must be sent now: the difference, or on time the heartbeat of everything. Every event comes here: nothing is
+    /// composed that says what the server has already.
+    pub(crate) fn patch(&self, now: Now, config_ok: &ConfigOk) -> Option<StatusPatch> {
+        let host = self.host.as_ref()?;
         let believed = self.believed.as_ref()?;
         let report = self.next_report.is_none_or(|due| now.mono >= due);
         let mut status = Map::new();
-        // every event comes here: nothing is composed that says what the server has already
         let conditions = self.conditions(now, believed, config_ok, report);
         let mut changed = conditions.iter().any(|(_, changed)| *changed);
         if !conditions.is_empty() {
             let lines = conditions.iter().map(|(condition, changed)| line(condition, *changed)).collect();
             status.insert("conditions".into(), Value::Array(lines));
         }
-        let addresses = addresses(facts);
-        if believed.addresses != addresses {
+        if believed.addresses != host.addresses {
             // merging by type would keep old addresses beside new ones
-            let mut lines: Vec<Value> = addresses.iter().map(|address| json!(address)).collect();
+            let mut lines: Vec<Value> = host.addresses.iter().map(|address| json!(address)).collect();
             lines.push(json!({"$patch": "replace"}));
             status.insert("addresses".into(), Value::Array(lines));
         }
-        let info = node_info(facts, version);
-        if believed.node_info != info {
-            status.insert("nodeInfo".into(), json!(info));
+        if believed.node_info != host.info {
+            status.insert("nodeInfo".into(), json!(host.info));
         }
-        let (capacity, allocatable) = resources(facts, config);
-        if !contains(&believed.capacity, &capacity) {
-            status.insert("capacity".into(), json!(capacity));
+        if !contains(&believed.capacity, &host.capacity) {
+            status.insert("capacity".into(), json!(host.capacity));
         }
-        if !contains(&believed.allocatable, &allocatable) {
-            status.insert("allocatable".into(), json!(allocatable));
+        if !contains(&believed.allocatable, &host.allocatable) {
+            status.insert("allocatable".into(), json!(host.allocatable));
         }
         if status.is_empty() {
             return None;
         }
         changed |= status.keys().any(|name| name != "conditions");
-        let mut result = NodeStatus { addresses, node_info: info, ..believed.clone() };
+        let (addresses, node_info) = (host.addresses.clone(), host.info.clone());
+        let mut result = NodeStatus { addresses, node_info, ..believed.clone() };
         for (condition, _) in conditions {
             replace(&mut result.conditions, condition);
         }
-        result.capacity.extend(capacity);
-        result.allocatable.extend(allocatable);
+        result.capacity.extend(host.capacity.clone());
+        result.allocatable.extend(host.allocatable.clone());
         Some(StatusPatch { body: json!({"status": status}), result, changed })
     }
 
@@ -213,43 +217,35 @@ impl StatusKeeper {
         config_ok: &ConfigOk,
         report: bool,
     ) -> Vec<(NodeCondition, bool)> {
-        let mut wanted = self.own_conditions().to_vec();
-        for condition in &mut wanted {
-            condition.last_heartbeat_time = Some(now.wall);
-        }
-        wanted.push(NodeCondition {
-            last_heartbeat_time: Some(self.started),
-            ..condition(kedge_api::CONFIG_OK, config_ok.status, &config_ok.reason, &config_ok.message)
+        let there = |name: &str| believed.conditions.iter().find(|there| there.condition_type == name);
+        let own = self.own_conditions().into_iter().filter_map(|words| {
+            let there = there(words.name);
+            let changed = there.is_none_or(|there| !words.is_said_by(there));
+            // as upstream: when its status changed
+            let unchanged = there.filter(|there| there.status == words.status);
+            (changed || report).then(|| (words.since(now.wall, unchanged, now.wall), changed))
         });
-        wanted
-            .into_iter()
-            .filter_map(|mut condition| {
-                let there =
-                    believed.conditions.iter().find(|other| other.condition_type == condition.condition_type);
-                let changed = there.is_none_or(|there| !same(there, &condition));
-                let transition = there.filter(|there| {
-                    // ConfigOK: "the last time this condition changed"; the others, as upstream: its status
-                    if condition.condition_type == kedge_api::CONFIG_OK {
-                        !changed
-                    } else {
-                        there.status == condition.status
-                    }
-                });
-                condition.last_transition_time =
-                    transition.and_then(|there| there.last_transition_time).or(Some(now.wall));
-                let restarted = condition.condition_type == kedge_api::CONFIG_OK
-                    && there.is_some_and(|there| there.last_heartbeat_time != condition.last_heartbeat_time);
-                let heartbeat = report && condition.condition_type != kedge_api::CONFIG_OK;
-                (changed || restarted || heartbeat).then_some((condition, changed))
-            })
-            .collect()
+        let words = Words {
+            name: kedge_api::CONFIG_OK,
+            status: config_ok.status,
+            reason: &config_ok.reason,
+            message: &config_ok.message,
+        };
+        let there = there(words.name);
+        let changed = there.is_none_or(|there| !words.is_said_by(there));
+        let restarted = there.is_none_or(|there| there.last_heartbeat_time != Some(self.started));
+        // "the last time this condition changed"
+        let unchanged = there.filter(|_| !changed);
+        let config_ok =
+            (changed || restarted).then(|| (words.since(self.started, unchanged, now.wall), changed));
+        own.chain(config_ok).collect()
     }
 
-    fn own_conditions(&self) -> [NodeCondition; 4] {
+    fn own_conditions(&self) -> [Words<'static>; 4] {
         let [memory, disk, pid] = self.pressed;
-        let pressure = |name, pressed: bool, texts: [(&str, &str); 2]| {
+        let pressure = |name, pressed: bool, texts: [(&'static str, &'static str); 2]| {
             let (reason, message) = texts[usize::from(pressed)];
-            condition(name, if pressed { "True" } else { "False" }, reason, message)
+            Words { name, status: if pressed { "True" } else { "False" }, reason, message }
         };
         [
             pressure(
@@ -276,7 +272,12 @@ impl StatusKeeper {
                     ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
                 ],
             ),
-            condition("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
+            Words {
+                name: "Ready",
+                status: "True",
+                reason: "KubeletReady",
+                message: "kubelet is posting ready status",
+            },
         ]
     }
 }
@@ -295,19 +296,35 @@ fn low(facts: &HostFacts, hard: &EvictionHard) -> [bool; 3] {
     ]
 }
 
-fn condition(name: &str, status: &str, reason: &str, message: &str) -> NodeCondition {
-    NodeCondition {
-        condition_type: name.into(),
-        status: status.into(),
-        reason: reason.into(),
-        message: message.into(),
-        last_heartbeat_time: None,
-        last_transition_time: None,
-    }
+/// The words of a condition, without its times.
+struct Words<'a> {
+    name: &'a str,
+    status: &'a str,
+    reason: &'a str,
+    message: &'a str,
 }
 
-fn same(a: &NodeCondition, b: &NodeCondition) -> bool {
-    a.status == b.status && a.reason == b.reason && a.message == b.message
+impl Words<'_> {
+    fn is_said_by(&self, there: &NodeCondition) -> bool {
+        there.status == self.status && there.reason == self.reason && there.message == self.message
+    }
+
+    /// Whole, since that of the server if it is no other one, else since now.
+    fn since(
+        &self,
+        heartbeat: Timestamp,
+        unchanged: Option<&NodeCondition>,
+        now: Timestamp,
+    ) -> NodeCondition {
+        NodeCondition {
+            condition_type: self.name.into(),
+            status: self.status.into(),
+            reason: self.reason.into(),
+            message: self.message.into(),
+            last_heartbeat_time: Some(heartbeat),
+            last_transition_time: unchanged.and_then(|there| there.last_transition_time).or(Some(now)),
+        }
+    }
 }
 
 /// A changed condition whole; an unchanged one only its heartbeat, since the server merges by type.
@@ -507,8 +524,8 @@ mod tests {
             (340, &pressed, Some(true)),
             (350, &pressed, None),
         ] {
-            keeper.observe(at(secs), host.clone(), &config);
-            let patch = keeper.patch(at(secs), &config, &ok, "0.1.0");
+            keeper.observe(at(secs), host.clone(), &config, "0.1.0");
+            let patch = keeper.patch(at(secs), &ok);
             assert_eq!(patch.as_ref().map(|patch| patch.changed), expect, "at {secs} s");
             if let Some(patch) = patch {
                 keeper.accepted(at(secs), patch, frequency, &mut jitter);
