@@ -104,7 +104,7 @@ enum Transition {
     TryAssigned { startups: Startups },
     RecordVerdict { bad: BadConfigs },
     Forgive { uid: String, bad: BadConfigs, counts: Option<Startups> },
-    CleanExit { why: String, progress: Option<Startups> },
+    CleanExit { why: String, progress: Option<Startups>, verdict: Option<BadConfigs> },
 }
 
 /// Names of the transitions, for the log and for counting what a simulation reached.
@@ -520,7 +520,11 @@ impl Configuration {
                     }
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                 }
-                Transition::CleanExit { why, progress } => {
+                Transition::CleanExit { why, progress, verdict } => {
+                    // the record of this end takes the place of the one that proves it
+                    if let Some(bad) = verdict {
+                        let _ = disk.put_bad_configs(steps, bad.clone())?;
+                    }
                     self.close(progress.as_ref(), &mut disk, steps)?;
                     exit = Some(why.clone());
                 }
@@ -736,7 +740,8 @@ impl Configuration {
     /// The transition that is due, first match.
     fn due(&mut self, now: Now) -> Option<Transition> {
         if let Some(why) = &self.stop {
-            return Some(Transition::CleanExit { why: why.clone(), progress: self.progress_at_exit(now) });
+            let (progress, verdict) = (self.progress_at_exit(now), self.unrecorded_verdict());
+            return Some(Transition::CleanExit { why: why.clone(), progress, verdict });
         }
         if !self.facts.dynamic {
             return None;
@@ -1085,16 +1090,8 @@ impl Configuration {
             (Some(Obstacle::Marked { verdict, recorded: true }), Some(content)) => {
                 self.retry_lost(now, &config, content.id, verdict)
             }
-            (Some(Obstacle::Marked { verdict, recorded: false }), Some(content)) => {
-                let mut bad = match &self.disk.bad_configs {
-                    Known::Is(bad) => bad.clone(),
-                    Known::Absent => BadConfigs::default(),
-                    Known::Unknown { .. } => return None,
-                };
-                let in_use = self.disk.uids_in_use();
-                let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
-                bad.mark(&config.uid, content.id, verdict.clone(), &in_use);
-                Some(Transition::RecordVerdict { bad })
+            (Some(Obstacle::Marked { recorded: false, .. }), _) => {
+                self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad })
             }
             (None | Some(Obstacle::NotRecorded(_)), Some(content)) => {
                 let kept =
@@ -1151,6 +1148,21 @@ impl Configuration {
 
     fn waits_for_disk(&self) -> bool {
         matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_)))
+    /// The list with the verdict on the assigned config that could not be written yet.
+    fn unrecorded_verdict(&self) -> Option<BadConfigs> {
+        let Some(Obstacle::Marked { verdict, recorded: false }) = &self.obstacle else { return None };
+        let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
+        let mut bad = match &self.disk.bad_configs {
+            Known::Is(bad) => bad.clone(),
+            Known::Absent => BadConfigs::default(),
+            Known::Unknown { .. } => return None,
+        };
+        let in_use = self.disk.uids_in_use();
+        let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
+        bad.mark(&config.uid, self.assigned.as_ref()?.id, verdict.clone(), &in_use);
+        Some(bad)
+    }
+
             || self.sync.is_some()
     }
 }

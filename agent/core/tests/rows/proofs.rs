@@ -64,6 +64,39 @@ fn the_unwritten_verdict_on_last_known_good_leaves_its_counts_as_they_are() {
 }
 
 #[test]
+fn a_stop_writes_the_verdict_that_a_disk_had_refused_for_its_own_end_replaces_the_proof() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", &short(B, "10m", 0));
+    world.run_for(TRIAL / 4);
+    world.crash();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    assert_eq!(world.used(), A);
+    world.disk.fault = WriteFault::None;
+    world.disk.take_written();
+    world.stop();
+    world.check_written(&["bad-configs"]);
+    world.start();
+    assert_eq!(world.used(), A);
+    assert_eq!(only_entry(&world, &uid)["kind"], json!("crashLoop"));
+}
+
+#[test]
+fn a_stop_is_not_kept_from_its_end_by_a_disk_that_refuses_the_verdict_again() {
+    let (mut world, _) = World::known_good();
+    world.adopt("b", &short(B, "10m", 0));
+    world.run_for(TRIAL / 4);
+    let proof = world.startups();
+    world.crash();
+    world.disk.take_written();
+    world.disk.fault = WriteFault::All;
+    world.start();
+    world.stop();
+    world.check_written(&[]);
+    assert_eq!(world.startups(), proof);
+}
+
+#[test]
 fn a_forgiven_config_is_not_condemned_for_counts_that_the_disk_did_not_let_go() {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", &short(B, "10m", 1));
@@ -118,9 +151,7 @@ fn an_end_before_anything_was_recorded_is_not_held_against_the_next_run() {
     world.start();
     assert_eq!(world.report().config.startups, 0);
     world.run_for(TRIAL / 2);
-    world.disk.fault = WriteFault::None;
-    world.power_cut();
-    world.start();
+    world.cut_and_start();
     assert_eq!((world.report().config.startups, world.report().config.cuts), (0, 1));
     assert!(world.report().config.ran_seconds >= 150);
 }
