@@ -2,7 +2,7 @@
 //! that change something.
 
 use crate::local::{Request, Response, Verb};
-use kedge_core::{Event, Node, Now, Report};
+use kedge_core::{Event, Forgiveness, Node, Now, Report};
 use kedge_platform::ProcessFacts;
 use serde_json::json;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ pub fn answer(request: &Request, node: &Node, now: Now, process: &ProcessFacts) 
         (Verb::Get, "/config/text") => (Response::text(200, effective.to_text()), None),
         (Verb::Get, "/status") => (Response::json(200, &json!(report)), None),
         (Verb::Get, "/metrics") => (Response::metrics(metrics(&report, process)), None),
-        (Verb::Post, "/config/forgive") => forgive(request, &report),
+        (Verb::Post, "/config/forgive") => forgive(request, node, &report),
         (Verb::Post, "/config/reset") => {
             (Response::text(200, "going back to the local config; the agent restarts\n"), Some(Event::Reset))
         }
@@ -27,20 +27,30 @@ pub fn answer(request: &Request, node: &Node, now: Now, process: &ProcessFacts) 
     }
 }
 
-fn forgive(request: &Request, report: &Report) -> (Response, Option<Event>) {
+fn forgive(request: &Request, node: &Node, report: &Report) -> (Response, Option<Event>) {
     let Some(uid) = request.param("uid").filter(|uid| kedge_core::source::is_file_name(uid)) else {
         return (Response::text(400, "uid is missing or no UID\n"), None);
     };
-    let unknown = report.config.obstacle == Some("verdicts-unknown");
-    if !unknown && !report.config.bad.iter().any(|bad| bad.uid == uid) {
-        let known: Vec<&str> = report.config.bad.iter().map(|bad| bad.uid.as_str()).collect();
-        let known =
-            if known.is_empty() { "there are none".into() } else { format!("known: {}", known.join(", ")) };
-        return (Response::text(404, format!("there is no verdict on UID {uid}; {known}\n")), None);
+    match node.forgiveness(uid) {
+        Forgiveness::Taken => {
+            let text = format!(
+                "forgetting the verdicts on UID {uid}; if it is assigned, the agent restarts to try it\n"
+            );
+            (Response::text(200, text), Some(Event::Forgive(uid.to_owned())))
+        }
+        Forgiveness::NothingKnown => {
+            let known: Vec<&str> = report.config.bad.iter().map(|bad| bad.uid.as_str()).collect();
+            let known = if known.is_empty() {
+                "there are none".into()
+            } else {
+                format!("known: {}", known.join(", "))
+            };
+            (Response::text(404, format!("there is no verdict on UID {uid}; {known}\n")), None)
+        }
+        refusal @ (Forgiveness::TooMany | Forgiveness::Exiting) => {
+            (Response::text(503, format!("forgetting the verdicts on UID {uid}: {refusal}\n")), None)
+        }
     }
-    let text =
-        format!("forgetting the verdicts on UID {uid}; if it is assigned, the agent restarts to try it\n");
-    (Response::text(200, text), Some(Event::Forgive(uid.to_owned())))
 }
 
 /// Prometheus text. `kubelet_node_config_*` are upstream's names and labels.

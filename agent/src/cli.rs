@@ -340,7 +340,7 @@ fn nobody_listens(error: &AskError) -> bool {
 /// `kedge config forgive UID`.
 ///
 /// # Errors
-/// There is nothing to forgive, or it could not be recorded.
+/// There is nothing to forgive, it could not be recorded, or the agent cannot take it now: nothing was changed.
 pub fn config_forgive(places: &Places, uid: &str) -> Result<(), CommandError> {
     if !kedge_core::source::is_file_name(uid) {
         return Err(failed(format_args!("{uid:?} is no UID")));

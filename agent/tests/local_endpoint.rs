@@ -1,6 +1,7 @@
 //! The local endpoint as the command line meets it: real sockets, a real runtime, and callers who misbehave.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
+use std::cell::RefCell;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -10,10 +11,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::Duration;
 
+use kedge::answers;
 use kedge::local::client::{AskError, get, post};
 use kedge::local::server::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
 use kedge::local::{Call, Listener, Origin, Response, Verb, serve};
+use kedge_api::Timestamp;
+use kedge_core::records::{self, StateFile};
+use kedge_core::{Action, Event, Node, Now, Options, Outcome, Step};
+use kedge_platform::ProcessFacts;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 /// Held by who starts a child, and by who relies on a closed socket being closed: between fork and exec a child still has
@@ -243,19 +251,24 @@ fn an_answer_that_makes_no_sense_is_told_from_none() {
     check(b"hello\r\n\r\n", "its answer is no HTTP");
 }
 
-/// What `kedge config show` prints beside an agent that answers `answer`: exit code, standard output, standard error.
-fn config_show(answer: Option<fn(Call)>, form: &str) -> (Option<i32>, String, String) {
-    let folder = Folder::new();
-    let agent = answer.map(|answer| Agent::start(&folder.socket(), answer));
+/// What a command of the program does beside the agent on this socket: exit code, standard output, standard error.
+fn kedge(folder: &Folder, arguments: &[&str]) -> (Option<i32>, String, String) {
     let _no_children = NO_CHILDREN.lock();
-    let shown = std::process::Command::new(env!("CARGO_BIN_EXE_kedge"))
-        .args(["config", "show", "--output", form, "--run-dir"])
+    let ended = std::process::Command::new(env!("CARGO_BIN_EXE_kedge"))
+        .args(arguments)
+        .arg("--run-dir")
         .arg(folder.0.join("run"))
         .output()
         .unwrap();
-    drop(agent);
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (shown.status.code(), text(shown.stdout), text(shown.stderr))
+    (ended.status.code(), text(ended.stdout), text(ended.stderr))
+}
+
+/// The same of `kedge config show` beside an agent that answers `answer`.
+fn config_show(answer: Option<fn(Call)>, form: &str) -> (Option<i32>, String, String) {
+    let folder = Folder::new();
+    let _agent = answer.map(|answer| Agent::start(&folder.socket(), answer));
+    kedge(&folder, &["config", "show", "--output", form])
 }
 
 #[test]
@@ -275,4 +288,87 @@ fn config_show_says_who_gave_what_it_shows() {
     check(Some(|call| call.answer(Response::text(200, "[]"))), "files", "answered: no JSON object");
     let (_, out, _) = config_show(None, "text");
     assert!(out.starts_with("# what the files give: no agent runs here\n"), "{out}");
+}
+
+/// UIDs that the agent below has verdicts on: one more than can wait to be forgiven.
+const BANNED: usize = 9;
+
+fn now() -> Now {
+    Now { mono: Duration::from_secs(20), wall: Timestamp::default() }
+}
+
+/// What decides in an agent, on a disk that stands still from its first write on.
+fn node_whose_disk_stands_still() -> Node {
+    let options = Options {
+        node_name: "edge-1".into(),
+        version: "0.1.0".into(),
+        local: Default::default(),
+        dynamic_config: true,
+        node_labels: Default::default(),
+        boot_id: "this-boot".into(),
+        previous_run: Default::default(),
+        seed: 1,
+    };
+    let mut node = Node::new(options, now()).unwrap();
+    let mut event = Event::Start;
+    loop {
+        let mut actions = Vec::new();
+        node.handle(now(), event, &mut actions);
+        let step = actions.into_iter().find_map(|action| match action {
+            Action::Step(step) => Some(step),
+            _ => None,
+        });
+        event = match step {
+            Some(Step::Read(StateFile::BadConfigs)) => {
+                let entry = |number| {
+                    (format!("uid-{number}"), json!({"time": "2026-01-01T00:00:00Z", "reason": "tried"}))
+                };
+                let list: Value = (1..=BANNED).map(entry).collect();
+                Event::StepDone(Outcome::Read(records::Read::Content(list.to_string().into_bytes())))
+            }
+            Some(Step::Read(_)) => Event::StepDone(Outcome::Read(records::Read::Absent)),
+            Some(other) => panic!("a start without an assignment has nothing to {other:?}"),
+            None => return node,
+        };
+    }
+}
+
+thread_local! {
+    static STANDING_STILL: RefCell<Node> = RefCell::new(node_whose_disk_stands_still());
+}
+
+fn as_the_agent_answers(call: Call) {
+    STANDING_STILL.with_borrow_mut(|node| {
+        let (response, event) = answers::answer(&call.request, node, now(), &ProcessFacts::default());
+        call.answer(response);
+        if let Some(event) = event {
+            node.handle(now(), event, &mut Vec::new());
+        }
+    });
+}
+
+#[test]
+fn a_request_to_forgive_that_is_not_taken_fails_with_the_reason() {
+    let folder = Folder::new();
+    let _agent = Agent::start(&folder.socket(), as_the_agent_answers);
+    let forgive = |uid: &str| kedge(&folder, &["config", "forgive", uid]);
+    let check_taken = |uid: &str| {
+        let text = format!(
+            "forgetting the verdicts on UID {uid}; if it is assigned, the agent restarts to try it\n"
+        );
+        assert_eq!(forgive(uid), (Some(0), text, String::new()));
+    };
+    for number in 1..BANNED {
+        check_taken(&format!("uid-{number}"));
+    }
+    let text =
+        "forgetting the verdicts on UID uid-9: not done, too many others wait for the disk; ask again later";
+    assert_eq!(forgive("uid-9"), (Some(1), String::new(), format!("kedge: {text}\n")));
+    let answer = post(&folder.socket(), "/config/forgive?uid=uid-9").unwrap();
+    assert_eq!((answer.status, String::from_utf8(answer.body).unwrap()), (503, format!("{text}\n")));
+    // what waits already waits
+    check_taken("uid-1");
+    let (code, _, complaint) = forgive("nobody");
+    assert_eq!(code, Some(1));
+    assert!(complaint.starts_with("kedge: there is no verdict on UID nobody; known: uid-1, "), "{complaint}");
 }

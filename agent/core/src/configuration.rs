@@ -19,6 +19,7 @@ use crate::start::{Active, Facts, InUse, Obstacle, Started};
 use crate::{ConfigId, Digest};
 use kedge_api::Timestamp;
 use serde_json::Value;
+use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -126,6 +127,19 @@ impl Transition {
             Self::CleanExit { .. } => "clean-exit",
         }
     }
+
+    /// Whether nothing else comes after it.
+    fn exits(&self) -> bool {
+        matches!(
+            self,
+            Self::Adopt { .. }
+                | Self::Unassign { .. }
+                | Self::SilentTrial { .. }
+                | Self::RetryLost { .. }
+                | Self::TryAssigned { .. }
+                | Self::CleanExit { .. }
+        )
+    }
 }
 
 /// What is to be done about the configuration now.
@@ -139,13 +153,26 @@ pub(crate) enum Next {
 
 /// What becomes of a request to forget the verdicts on a UID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Forgiveness {
+pub enum Forgiveness {
     /// They are removed as soon as the disk takes it.
     Taken,
     /// There are none.
     NothingKnown,
-    /// [`WAITING_TO_BE_FORGIVEN`] others wait for the disk: this one is dropped, and can be asked for again.
+    /// Eight others wait for the disk: this one is dropped, and can be asked for again.
     TooMany,
+    /// The agent is about to exit and would not come to it: dropped, and can be asked of the next run.
+    Exiting,
+}
+
+impl fmt::Display for Forgiveness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Taken => "removing the verdicts on it",
+            Self::NothingKnown => "there is no verdict on it",
+            Self::TooMany => "not done, too many others wait for the disk; ask again later",
+            Self::Exiting => "not done, the agent is about to restart; ask again then",
+        })
+    }
 }
 
 /// Something worth telling people: becomes a log line and an Event.
@@ -317,6 +344,15 @@ impl Configuration {
 
     /// Somebody asked to forget the verdicts on a UID.
     pub(crate) fn forgive(&mut self, uid: &str) -> Forgiveness {
+        let answer = self.forgiveness(uid);
+        if answer == Forgiveness::Taken && !self.waits_to_be_forgiven(uid) {
+            self.forgive.push(uid.to_owned());
+        }
+        answer
+    }
+
+    /// What becomes of such a request if it comes now.
+    pub(crate) fn forgiveness(&self, uid: &str) -> Forgiveness {
         let known = match &self.disk.bad_configs {
             Known::Is(bad) => bad.entries().any(|(other, ..)| other == uid),
             Known::Absent => false,
@@ -325,11 +361,17 @@ impl Configuration {
         if !known {
             return Forgiveness::NothingKnown;
         }
-        if self.forgive.len() >= WAITING_TO_BE_FORGIVEN {
+        if self.stop.is_some() || self.job.as_ref().is_some_and(|job| job.kind.exits()) {
+            return Forgiveness::Exiting;
+        }
+        if self.forgive.len() >= WAITING_TO_BE_FORGIVEN && !self.waits_to_be_forgiven(uid) {
             return Forgiveness::TooMany;
         }
-        self.forgive.push(uid.to_owned());
         Forgiveness::Taken
+    }
+
+    fn waits_to_be_forgiven(&self, uid: &str) -> bool {
+        self.forgive.iter().any(|other| other == uid)
     }
 
     /// Somebody asked for the local config, whatever the records say.
@@ -1106,6 +1148,21 @@ impl Configuration {
         }
     }
 
+    /// The list with the verdict on the assigned config that could not be written yet.
+    fn unrecorded_verdict(&self) -> Option<BadConfigs> {
+        let Some(Obstacle::Marked { verdict, recorded: false }) = &self.obstacle else { return None };
+        let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
+        let mut bad = match &self.disk.bad_configs {
+            Known::Is(bad) => bad.clone(),
+            Known::Absent => BadConfigs::default(),
+            Known::Unknown { .. } => return None,
+        };
+        let in_use = self.disk.uids_in_use();
+        let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
+        bad.mark(&config.uid, self.assigned.as_ref()?.id, verdict.clone(), &in_use);
+        Some(bad)
+    }
+
     fn retry_lost(
         &self,
         now: Now,
@@ -1148,21 +1205,6 @@ impl Configuration {
 
     fn waits_for_disk(&self) -> bool {
         matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_)))
-    /// The list with the verdict on the assigned config that could not be written yet.
-    fn unrecorded_verdict(&self) -> Option<BadConfigs> {
-        let Some(Obstacle::Marked { verdict, recorded: false }) = &self.obstacle else { return None };
-        let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
-        let mut bad = match &self.disk.bad_configs {
-            Known::Is(bad) => bad.clone(),
-            Known::Absent => BadConfigs::default(),
-            Known::Unknown { .. } => return None,
-        };
-        let in_use = self.disk.uids_in_use();
-        let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
-        bad.mark(&config.uid, self.assigned.as_ref()?.id, verdict.clone(), &in_use);
-        Some(bad)
-    }
-
             || self.sync.is_some()
     }
 }

@@ -21,7 +21,7 @@ pub mod source;
 mod start;
 
 pub use condition::ConfigOk;
-pub use configuration::Now;
+pub use configuration::{Forgiveness, Now};
 pub use digest::{ConfigId, Digest};
 pub use judge::{DISK_LOOP, Exit, PreviousRun};
 pub use lease::LeaseRequest;

@@ -405,6 +405,14 @@ impl Node {
         }
     }
 
+    /// What becomes of [`Event::Forgive`] for this UID if it comes now. Until a config is in use, no verdict is known.
+    pub fn forgiveness(&self, uid: &str) -> Forgiveness {
+        match &self.phase {
+            Phase::Running(running) => running.configuration.forgiveness(uid),
+            _ => Forgiveness::NothingKnown,
+        }
+    }
+
     /// UID and resourceVersion of the ConfigMap that is to be watched, if a whole copy of that is on disk: an object that still
     /// has both need not be downloaded, and [`Event::ConfigMapUnchanged`] says so.
     pub fn held_config_map(&self) -> Option<(String, String)> {
@@ -641,14 +649,12 @@ impl Running {
             Event::Contact => self.configuration.contact(),
             Event::BadConfigsRead(read) => self.configuration.bad_configs_edited(BadConfigs::read(&read)),
             Event::Forgive(uid) => {
-                let (level, what) = match self.configuration.forgive(&uid) {
-                    Forgiveness::Taken => (Level::Info, "removing the verdicts on it"),
-                    Forgiveness::NothingKnown => (Level::Info, "there is no verdict on it"),
-                    Forgiveness::TooMany => {
-                        (Level::Warn, "not done, too many others wait for the disk; ask again later")
-                    }
+                let answer = self.configuration.forgive(&uid);
+                let level = match answer {
+                    Forgiveness::Taken | Forgiveness::NothingKnown => Level::Info,
+                    Forgiveness::TooMany | Forgiveness::Exiting => Level::Warn,
                 };
-                actions.push(Action::Log(level, format!("asked to forgive UID {uid}: {what}")));
+                actions.push(Action::Log(level, format!("asked to forgive UID {uid}: {answer}")));
             }
             Event::Reset => self.configuration.reset(),
             Event::ServerChanged => {

@@ -5,7 +5,7 @@ use crate::board::disk::WriteFault;
 use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::{BAD_UIDS, StateFile};
-use kedge_core::{Action, Event};
+use kedge_core::{Action, Event, Forgiveness};
 use serde_json::{Value, json};
 
 #[test]
@@ -486,14 +486,15 @@ fn an_edit_of_the_list_that_cannot_be_read_changes_nothing_of_what_is_known() {
 }
 
 #[test]
-fn at_most_eight_wait_to_be_forgiven() {
+fn at_most_eight_wait_to_be_forgiven_and_each_once() {
     let mut world = World::new();
     let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
     let uids: Vec<String> = (1..=9).map(|number| format!("uid-{number}")).collect();
     let list: Value = uids.iter().map(|uid| (uid.clone(), entry.clone())).collect();
     world.disk.put("0.1.0/bad-configs.json", list.to_string().as_bytes());
     world.start();
-    for uid in &uids {
+    // some ask twice
+    for uid in uids[..8].iter().flat_map(|uid| [uid, uid]).chain([&uids[8]]) {
         world.handle(Event::Forgive(uid.clone()));
     }
     assert_eq!(
@@ -508,6 +509,31 @@ fn at_most_eight_wait_to_be_forgiven() {
         world.bad_configs().as_object().map(|left| left.keys().cloned().collect()),
         Some(vec!["uid-9".to_owned()])
     );
+}
+
+#[test]
+fn what_an_exit_on_its_way_would_not_come_to_is_not_promised() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", "broken: [");
+    let said = |world: &World| {
+        let node = &world.process.as_ref().expect("it runs").node;
+        [node.forgiveness(&uid), node.forgiveness("nobody")]
+    };
+    assert_eq!(said(&world), [Forgiveness::Taken, Forgiveness::NothingKnown]);
+    world.assign("c", &payload(A + 2, ""));
+    while world.report().config.transition != Some("adopt") {
+        assert!(world.do_watch_node() || world.do_watch_map() || world.do_step());
+    }
+    assert_eq!(said(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
+    world.handle(Event::Forgive(uid.clone()));
+    let line =
+        format!("W asked to forgive UID {uid}: not done, the agent is about to restart; ask again then");
+    assert_eq!(world.log.last(), Some(&line));
+    world.turn();
+    world.restart();
+    assert!(world.bad_configs().get(&uid).is_some());
+    world.handle(Event::Stop("asked to stop".into()));
+    assert_eq!(said(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
 }
 
 #[test]
