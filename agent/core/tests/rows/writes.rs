@@ -2,9 +2,21 @@
 
 use crate::board::World;
 use crate::board::disk::WriteFault;
-use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload, short};
+use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::Event;
 use serde_json::{Value, json};
+
+/// A node whose assigned config was silent for its whole trial: last-known-good runs, still without a network.
+fn under_suspicion() -> World {
+    let (mut world, _) = World::known_good();
+    world.assign("b", &payload(B, ""));
+    world.turn();
+    world.link = false;
+    world.restart();
+    world.run_until_exit(2 * TRIAL);
+    world.start();
+    world
+}
 
 #[test]
 fn a_node_that_nobody_configured_writes_nothing() {
@@ -204,13 +216,7 @@ fn a_trial_that_is_over_without_contact_saves_and_exits_and_contact_rides_along_
 
 #[test]
 fn contact_beside_a_fallback_marks_the_retry_closes_and_exits_and_contact_under_it_removes_the_entry() {
-    let (mut world, _) = World::known_good();
-    world.assign("b", &payload(B, ""));
-    world.turn();
-    world.link = false;
-    world.restart();
-    world.run_until_exit(2 * TRIAL);
-    world.start();
+    let mut world = under_suspicion();
     world.disk.take_written();
     world.run_for(HOUR);
     // the fallback is settled and was so before: nothing to save
@@ -249,6 +255,28 @@ fn a_new_resource_version_or_name_of_the_same_payload_updates_the_records_withou
     world.run_for(TRIAL);
     assert_eq!(world.state(), "known-good");
     assert_eq!(world.file("last-known-good").expect("there")["uid"], json!(world.hub.uid_of("copy")));
+}
+
+#[test]
+fn a_cut_after_a_new_name_is_recorded_and_before_the_counts_follow_begins_them_anew_and_costs_nothing_else() {
+    let (mut world, _) = World::in_trial("a", &short(A, "10m", 3));
+    world.run_for(MINUTE);
+    world.crash_and_start();
+    assert_eq!(world.report().config.startups, 1);
+    world.run_for(TRIAL / 2);
+    let copy = world.assign("copy", &short(A, "10m", 3));
+    while world.file("current").expect("there")["uid"] != json!(copy) {
+        assert!(world.do_step() || world.do_watch_node() || world.do_watch_map(), "it is readdressed");
+    }
+    world.cut_and_start();
+    let report = world.report();
+    assert_eq!((world.used(), world.state(), report.config.startups, report.config.cuts), (A, "trial", 0, 0));
+    world.check_config_ok("True", &format!("using current (UID: {copy})"), "all checks passed");
+    for _ in 0..4 {
+        world.crash_and_start();
+    }
+    assert_eq!(world.used(), DEFAULT);
+    assert!(world.bad_configs().get(&copy).is_some());
 }
 
 // ---------------------------------------------------------------------------------------------- when a write fails
@@ -542,13 +570,7 @@ fn an_edit_of_the_list_of_bad_configs_during_a_write_is_taken_after_it() {
 
 #[test]
 fn contact_under_a_retry_is_a_save_like_any_other() {
-    let (mut world, _) = World::known_good();
-    world.assign("b", &payload(B, ""));
-    world.turn();
-    world.link = false;
-    world.restart();
-    world.run_until_exit(2 * TRIAL);
-    world.start();
+    let mut world = under_suspicion();
     world.link = true;
     world.run_until_exit(HOUR);
     world.link = false;

@@ -41,6 +41,9 @@ pub(crate) struct Run {
     pub(crate) recorded: bool,
     /// Something else is assigned since: the counts of that take the place of its own, whatever becomes of this run.
     pub(crate) superseded: bool,
+    /// It has another address since `current` was written, and the counts on disk have not followed it there: if it ends
+    /// before they do, nobody knows whose they are.
+    pub(crate) ahead_of_its_counts: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -85,7 +88,7 @@ impl Ghost {
             self.past.entry(config.id).or_default();
             self.forgiven.remove(&config.id);
         }
-        self.run = Some(Run { config, since: now, recorded, superseded: false });
+        self.run = Some(Run { config, since: now, recorded, superseded: false, ahead_of_its_counts: false });
         self.fresh = true;
     }
 
@@ -141,9 +144,13 @@ impl Ghost {
                 past.saved_ms = None;
             }
         }
-        let counts = run.as_ref().is_some_and(|run| run.recorded && !run.superseded);
-        let Some(config) = run.and_then(|run| run.config) else { return };
+        let Some(run) = run else { return };
+        let Some(config) = run.config else { return };
         let past = self.past.entry(config.id).or_default();
+        if run.ahead_of_its_counts {
+            (past.crashes, past.saved_ms) = (0, None);
+        }
+        let counts = run.recorded && !run.superseded && !run.ahead_of_its_counts;
         if crashed && open {
             self.last_crash = Some((config.id, past.clone()));
             past.ran = Duration::ZERO;
@@ -163,6 +170,9 @@ impl Ghost {
     /// date: it may not say less.
     pub(crate) fn saved(&mut self, id: Option<ConfigId>, ran_ms: Option<u64>) {
         let starting = self.run.is_none();
+        if let Some(run) = &mut self.run {
+            run.ahead_of_its_counts &= run.config.map(|config| config.id) != id;
+        }
         self.counts_are_of(id);
         let Some(id) = id else { return };
         let past = self.past.entry(id).or_default();

@@ -1589,12 +1589,14 @@ impl Life {
         let Some(config) = self.checkpoint(&path) else { return };
         if config.max_pods == running.max_pods && config.id != running.id {
             let since = run.since;
+            let counts_must_follow = self.report().is_some_and(|report| report.config.state != "fallback");
             self.ghost.ran(self.world.mono, &self.designs);
             let past = self.ghost.past.get(&running.id).cloned().unwrap_or_default();
             self.ghost.past.insert(config.id, past);
             if let Some(run) = &mut self.ghost.run {
                 run.config = Some(config);
                 run.since = self.world.mono.max(since);
+                run.ahead_of_its_counts = counts_must_follow;
             }
         }
     }
