@@ -382,7 +382,7 @@ pub struct DurableFiles<D> {
     tag: u32,
     // One writer at a time: a sweep must not take the temporary file of a write in progress.
     state: Mutex<State>,
-    // Directories whose names were made durable before the first answer about one of them.
+    // Directories whose names were made durable before the first answer about one of them, and none changed since in vain.
     settled_directories: Mutex<BTreeSet<PathBuf>>,
 }
 
@@ -437,8 +437,15 @@ impl<D: Operations> DurableFiles<D> {
         }
     }
 
+    /// A change that failed may be there all the same, and may not be durable: before the next answer all is settled anew.
+    fn doubt<T>(&self, outcome: Result<T, WriteError>) -> Result<T, WriteError> {
+        outcome.inspect_err(|_| {
+            self.settled_directories.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        })
+    }
+
     fn write(&self, state: &mut State, path: &Path, content: &[u8]) -> Result<(), WriteError> {
-        match self.write_once(state, path, content) {
+        let outcome = match self.write_once(state, path, content) {
             // Somebody removed a directory that this process had made durable: make it again.
             Err(WriteError::Io { source, .. })
                 if is_absent(&source) && !state.durable_directories.is_empty() =>
@@ -447,7 +454,8 @@ impl<D: Operations> DurableFiles<D> {
                 self.write_once(state, path, content)
             }
             outcome => outcome,
-        }
+        };
+        self.doubt(outcome)
     }
 
     fn write_once(&self, state: &mut State, path: &Path, content: &[u8]) -> Result<(), WriteError> {
@@ -614,6 +622,19 @@ impl<D: Operations> DurableFiles<D> {
         Ok(aside)
     }
 
+    fn remove_once(&self, path: &Path) -> Result<(), WriteError> {
+        self.remove_any(path)?;
+        // Also when nothing was there: an earlier removal may have been cut short before its sync.
+        for directory in path.ancestors().skip(1) {
+            match uninterrupted(|| self.disk.sync_directory(directory)) {
+                Ok(()) => return Ok(()),
+                Err(error) if is_absent(&error) => {}
+                Err(error) => return Err(WriteError::from_io("make durable the removal of", path, error)),
+            }
+        }
+        Ok(())
+    }
+
     /// Removes whatever is there, without making that durable.
     fn remove_any(&self, path: &Path) -> Result<(), WriteError> {
         let mut budget = REMOVE_LIMIT;
@@ -756,21 +777,12 @@ impl<D: Operations> Files for DurableFiles<D> {
         let path = checked(path).map_err(|path| WriteError::BadPath { path })?;
         let mut state = self.state();
         state.durable_directories.clear();
-        self.remove_any(path)?;
-        // Also when nothing was there: an earlier removal may have been cut short before its sync.
-        for directory in path.ancestors().skip(1) {
-            match uninterrupted(|| self.disk.sync_directory(directory)) {
-                Ok(()) => return Ok(()),
-                Err(error) if is_absent(&error) => {}
-                Err(error) => return Err(WriteError::from_io("make durable the removal of", path, error)),
-            }
-        }
-        Ok(())
+        self.doubt(self.remove_once(path))
     }
 
     fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError> {
         let path = checked(path).map_err(|path| WriteError::BadPath { path })?;
-        self.move_aside(&mut self.state(), path)
+        self.doubt(self.move_aside(&mut self.state(), path))
     }
 
     fn list(&self, directory: &Path, limit: usize) -> Result<Listing, ReadError> {

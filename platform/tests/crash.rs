@@ -414,27 +414,32 @@ fn two_cuts_in_a_row_are_no_worse_than_one() {
 }
 
 #[test]
-fn what_a_start_has_read_is_not_taken_back_by_a_later_cut() {
+fn what_was_read_is_not_taken_back_by_a_later_cut() {
     type Act = fn(&dyn Files) -> Result<(), WriteError>;
-    let check = |act: Act| {
+    let check = |act: Act, by_the_next_start: bool| {
         for loss in Loss::all(SEEDS) {
             let disk = FakeDisk::new();
             let files = fake::files(&disk);
             files.write_durably(Path::new("v1/current"), &version(1)).unwrap();
-            // as if killed before the last sync: the name stands, and is not durable
+            files.read(Path::new("v1/current"), LIMIT).unwrap();
+            // the name stands, and is not durable; as if killed before the last sync
             disk.fail_every(Operation::SyncDirectory, EIO);
             act(&*files).unwrap_err();
             disk.heal();
-            let read = |disk: &FakeDisk| fake::files(disk).read(Path::new("v1/current"), LIMIT).ok();
-            let before = read(&disk);
+            let read = |files: &dyn Files| files.read(Path::new("v1/current"), LIMIT).ok();
+            let reader = if by_the_next_start { fake::files(&disk) } else { files };
+            let before = read(&*reader);
             disk.cut_power();
             disk.reboot(loss);
-            assert_eq!(read(&disk), before, "{loss:?}");
+            assert_eq!(read(&*fake::files(&disk)), before, "{loss:?}, next start: {by_the_next_start}");
         }
     };
-    check(|files| files.write_durably(Path::new("v1/current"), &version(2)));
-    check(|files| files.remove(Path::new("v1/current")));
-    check(|files| files.remove(Path::new("v1")));
+    for by_the_next_start in [true, false] {
+        check(|files| files.write_durably(Path::new("v1/current"), &version(2)), by_the_next_start);
+        check(|files| files.set_aside(Path::new("v1/current")).map(drop), by_the_next_start);
+        check(|files| files.remove(Path::new("v1/current")), by_the_next_start);
+        check(|files| files.remove(Path::new("v1")), by_the_next_start);
+    }
 }
 
 /// What each name may hold: what was acknowledged last, and whatever was tried since without an answer.
