@@ -90,9 +90,7 @@ fn mutant_of(message: &Value, copy: &Path, texts: &mut BTreeMap<PathBuf, String>
 fn innermost(text: &str, start: usize, end: usize) -> Option<usize> {
     let mut before = text.get(..start)?;
     while let Some(open) = before.rfind("/*<") {
-        let number =
-            text[open + 3..].split_once('>').map_or("", |(number, _)| number.trim_end_matches(['*', '/']));
-        let number = number.split("*/").next().unwrap_or_default();
+        let number = text[open + 3..].split("*/").next().unwrap_or_default();
         if let Ok(number) = number.parse::<usize>() {
             let close = text[open..].find(&format!("/*{number}>*/")).map_or(0, |at| open + at);
             if end <= close {

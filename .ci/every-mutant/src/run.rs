@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// A test that takes longer than this alone is slow.
 const SLOW: Duration = Duration::from_millis(100);
-/// Tests of a program longer than this many times what they take without a mutant, and at least the minute, hang.
+/// Tests of a program longer than this many times what they take without a mutant, and longer than two minutes, hang.
 const HANGS: (u32, Duration) = (20, Duration::from_secs(120));
 /// How many tests that caught others are tried first.
 const NEIGHBOURS: usize = 8;

@@ -93,6 +93,13 @@ impl File {
         mutants
     }
 
+    /// Looks at what lies within something; no switch can stand in a constant.
+    fn within(&mut self, is_constant: bool, look: impl FnOnce(&mut Self)) {
+        self.in_const += usize::from(is_constant);
+        look(self);
+        self.in_const -= usize::from(is_constant);
+    }
+
     fn insert(&mut self, at: usize, text: &str) {
         self.edits.insertions.entry(at).or_default().push_str(text);
     }
@@ -114,43 +121,33 @@ impl File {
 
 impl<'ast> Visit<'ast> for File {
     fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
-        self.in_const += 1;
-        visit::visit_item_const(self, item);
-        self.in_const -= 1;
+        self.within(true, |file| visit::visit_item_const(file, item));
     }
 
     fn visit_item_static(&mut self, item: &'ast syn::ItemStatic) {
-        self.in_const += 1;
-        visit::visit_item_static(self, item);
-        self.in_const -= 1;
+        self.within(true, |file| visit::visit_item_static(file, item));
     }
 
     fn visit_impl_item_const(&mut self, item: &'ast syn::ImplItemConst) {
-        self.in_const += 1;
-        visit::visit_impl_item_const(self, item);
-        self.in_const -= 1;
+        self.within(true, |file| visit::visit_impl_item_const(file, item));
     }
 
     fn visit_type(&mut self, item: &'ast syn::Type) {
-        self.in_const += 1;
-        visit::visit_type(self, item);
-        self.in_const -= 1;
+        self.within(true, |file| visit::visit_type(file, item));
     }
 
     fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
-        let constant = usize::from(item.sig.constness.is_some());
-        self.in_const += constant;
-        self.function(&item.block);
-        visit::visit_item_fn(self, item);
-        self.in_const -= constant;
+        self.within(item.sig.constness.is_some(), |file| {
+            file.function(&item.block);
+            visit::visit_item_fn(file, item);
+        });
     }
 
     fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
-        let constant = usize::from(item.sig.constness.is_some());
-        self.in_const += constant;
-        self.function(&item.block);
-        visit::visit_impl_item_fn(self, item);
-        self.in_const -= constant;
+        self.within(item.sig.constness.is_some(), |file| {
+            file.function(&item.block);
+            visit::visit_impl_item_fn(file, item);
+        });
     }
 
     fn visit_expr_binary(&mut self, expr: &'ast syn::ExprBinary) {
