@@ -20,8 +20,10 @@ pub(crate) const NODE: &str = "edge-1";
 /// and the agent's own limits together under two minutes, and all of it several times that on a busy machine: with a load of 30 on two
 /// cores boots took 400 s. Only what never comes costs it.
 const PATIENCE_SECS: u64 = 900;
-/// How often something is looked at again.
+/// How often something is looked at again; later less often, for a look starts kubectl, which the emulated machine pays for where
+/// processors are few.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
 /// The first lines of every payload.
 const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
@@ -77,14 +79,14 @@ impl Stage<'_> {
         limit: Duration,
         mut look: impl FnMut(&mut Self) -> Result<Result<T, String>, HilError>,
     ) -> Result<T, HilError> {
-        let end = Instant::now() + limit;
+        let start = Instant::now();
         loop {
             match look(self)? {
                 Ok(found) => return Ok(found),
-                Err(found) if Instant::now() > end => {
+                Err(found) if start.elapsed() > limit => {
                     return Err(HilError::Never { awaited: format!("{awaited} within {limit:?}"), found });
                 }
-                Err(_) => std::thread::sleep(LOOK_EVERY),
+                Err(_) => std::thread::sleep((start.elapsed() / 30).clamp(LOOK_EVERY, LOOK_AT_LEAST_EVERY)),
             }
         }
     }

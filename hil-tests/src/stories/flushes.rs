@@ -339,8 +339,7 @@ fn names(directory: &Path) -> Vec<String> {
 
 /// The life, on a machine whose writes are logged from its boot on.
 fn live(stage: &mut Stage<'_>) -> Result<Life, HilError> {
-    stage.machine.start(&Start { log_writes: true, ..Start::default() })?;
-    stage.running()?;
+    stage.power_on(&Start { log_writes: true, ..Start::default() })?;
     stage.renews()?;
     stage.ready()?;
     let mut life = Life { log: stage.machine.writes(), moments: Vec::new() };

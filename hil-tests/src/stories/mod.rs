@@ -111,7 +111,13 @@ pub(crate) const STORIES: &[Story] = &[
         Needs::Watchdog,
         ends::dead_kernel,
     ),
-    story("update", "an update into the other slot is tried and kept", true, Needs::Slots, slots::good),
+    story(
+        "update",
+        "an update into the other slot is tried, takes no other meanwhile, and is kept",
+        true,
+        Needs::Slots,
+        slots::good,
+    ),
     story(
         "bad-update",
         "an update whose agent does not start: back on the old slot by itself",
@@ -121,7 +127,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "refused-update",
-        "a damaged update, a foreign one, one during a trial: nothing is changed",
+        "no update at all, a foreign one, a damaged one, a shortened one: the boot loader's list stays",
         false,
         Needs::Slots,
         slots::refused,

@@ -33,6 +33,7 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.reboot()?;
     let new = slot(stage)?;
     stage.expect("slot", new.as_str(), "b")?;
+    refuses(stage, &format!("kedge-update {GOOD}"), "still on trial")?;
     blessed(stage, "kedge-a.conf kedge-b.conf")?;
     stage.renews()?;
     stage.runs(&uid)?;
@@ -60,28 +61,35 @@ pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+/// An update that must be refused, with these words.
+fn refuses(stage: &mut Stage<'_>, command: &str, why: &str) -> Result<(), HilError> {
+    let (code, said) = stage.ask(command)?;
+    stage.expect(
+        &format!("{command}: refused with {why:?}: {said}"),
+        (code != 0, said.contains(why)),
+        (true, true),
+    )?;
+    stage.say(&format!("refused: {}", said.lines().find(|line| line.contains(why)).unwrap_or_default()));
+    Ok(())
+}
+
 pub(super) fn refused(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let before = entries(stage)?;
-    let mut refuses = |command: &str, why: &str| -> Result<(), HilError> {
-        let (code, said) = stage.ask(command)?;
-        stage.expect(
-            &format!("{command}: refused with {why:?}: {said}"),
-            (code != 0, said.contains(why)),
-            (true, true),
-        )?;
-        stage.say(&format!("refused: {}", said.lines().find(|line| line.contains(why)).unwrap_or_default()));
-        Ok(())
-    };
-    refuses("echo nonsense | kedge-update -", "is no update")?;
-    refuses(&format!("head -c 4096 {GOOD} | sed 's/^board .*/board toaster/' | kedge-update -"), "toaster")?;
+    refuses(stage, "echo nonsense | kedge-update -", "is no update")?;
+    refuses(
+        stage,
+        &format!("head -c 4096 {GOOD} | sed 's/^board .*/board toaster/' | kedge-update -"),
+        "toaster",
+    )?;
     // the same length, so that only the check can notice
     refuses(
+        stage,
         &format!(
             "{{ head -c 30000000 {GOOD}; head -c 4096 /dev/urandom; tail -c +30004097 {GOOD}; }} | kedge-update -"
         ),
         "is damaged",
     )?;
-    refuses(&format!("head -c 20000000 {GOOD} | kedge-update -"), "is damaged")?;
+    refuses(stage, &format!("head -c 20000000 {GOOD} | kedge-update -"), "is damaged")?;
     let after = entries(stage)?;
     stage.expect("boot entries", after, before)
 }
