@@ -193,3 +193,33 @@ fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_ki
     let made = client.post(MAPS, &json!({"metadata": {"name": "new"}})).expect(201);
     assert!(version(&made) > version(&before), "a version was handed out twice");
 }
+
+#[test]
+fn systemd_is_asked_for_time_to_upgrade_and_for_none_otherwise() {
+    let folder = Folder::new();
+    Hub::start(&folder.0).terminate();
+    // its whole path may be too long for a socket
+    let directory = std::fs::File::open(&folder.0).unwrap();
+    let short = format!("/proc/self/fd/{}/notify", std::os::fd::AsRawFd::as_raw_fd(&directory));
+    let socket = std::os::unix::net::UnixDatagram::bind(short).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let told = || {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&folder.0);
+        command.current_dir(&folder.0).env("NOTIFY_SOCKET", "notify");
+        let hub = Hub::spawn(command, &folder.0);
+        let mut messages = Vec::new();
+        while !messages.last().is_some_and(|last: &String| last.contains("READY=1")) {
+            let mut buffer = [0; 256];
+            let length = socket.recv(&mut buffer).unwrap();
+            messages.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+        }
+        hub.kill();
+        messages
+    };
+    assert_eq!(told().len(), 1);
+    turn_back(&folder.0);
+    let upgrading = told();
+    assert!(upgrading[0].starts_with("EXTEND_TIMEOUT_USEC=120"), "{upgrading:?}");
+    assert_eq!(told().len(), 1);
+}

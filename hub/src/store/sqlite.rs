@@ -11,6 +11,7 @@
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, params};
 
@@ -28,6 +29,10 @@ const MAX_PAGES: i64 = 512 * 1024;
 const LOG_BYTES: i64 = 16 * 1024 * 1024;
 /// Unused pages from which a start gives them back to the file system, when they are also more than half of the file.
 const COMPACT_PAGES: i64 = 4096;
+/// Time that systemd is asked for at an upgrade, and more for each byte of the file: written to the log, to the file and once more to
+/// give unused pages back, by a card that takes 5 MB a second.
+const UPGRADE_LEAST: Duration = Duration::from_secs(120);
+const UPGRADE_BYTES_PER_SEC: u64 = 1024 * 1024;
 /// Marks a file as ours in its header (`kedg`), so that a stranger's database is not mistaken for a store.
 pub(super) const APPLICATION_ID: i64 = 0x6b65_6467;
 /// Pages of the write-ahead log after which it is folded back: 4 MiB, bounding the file, the work at open, and how long writes stand
@@ -170,6 +175,7 @@ impl Sqlite {
         }
         let newest = 1 + i64::try_from(steps.len()).unwrap_or(i64::MAX - 1);
         log::info!("upgrading store {} from version {version} to {newest}", self.path.display());
+        self.ask_for_time();
         let all_or_nothing = || {
             let transaction = self.connection.unchecked_transaction()?;
             missing.iter().try_for_each(|step| step(&transaction))?;
@@ -196,6 +202,16 @@ impl Sqlite {
             log::warn!("cannot compact store {}: {error}", self.path.display());
         }
         Ok(())
+    }
+
+    /// A large store on a slow card takes longer than the minutes of a start; killed by systemd then, it would begin anew for ever.
+    fn ask_for_time(&self) {
+        let bytes = std::fs::metadata(&self.path).map_or(0, |file| file.len());
+        let time = UPGRADE_LEAST + Duration::from_secs(bytes / UPGRADE_BYTES_PER_SEC);
+        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(micros)]) {
+            log::warn!("cannot ask systemd for time to upgrade store {}: {error}", self.path.display());
+        }
     }
 
     fn read_rows(&self) -> Result<Rows, OpenError> {
