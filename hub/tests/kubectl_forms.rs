@@ -317,6 +317,10 @@ fn the_server_and_what_one_may_do_there_are_told_in_full() {
             &own.err,
             &["the list may be incomplete", "node authorizer does not support user rule resolution"],
         );
+        // why not, and nothing where there is nothing to say but no
+        let why = "no - can only list/watch pods with spec.nodeName field selector\n";
+        assert_eq!(node.run("auth can-i list pods").out, why);
+        assert_eq!(kubectl.run("auth can-i list pods --as bob").out, "no\n");
         contains(&kubectl.ok("api-versions"), &["apps/v1\n", "certificates.k8s.io/v1\n", "policy/v1\n"]);
         let wide = kubectl.ok("api-resources -o wide --namespaced=true");
         contains(&wide, &["daemonsets", "controllerrevisions"]);
