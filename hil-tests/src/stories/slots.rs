@@ -38,6 +38,10 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.renews()?;
     stage.runs(&uid)?;
     stage.say("slot b runs, its agent is well under the same config, and the boot loader knows it as good");
+    stage.guest(&format!("kedge-update {GOOD}"))?;
+    let found = entries(stage)?;
+    stage.expect("boot entries", found.as_str(), "kedge-a+3.conf kedge-b.conf")?;
+    stage.say("and takes the next update, into slot a");
     Ok(())
 }
 
