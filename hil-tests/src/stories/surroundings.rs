@@ -282,10 +282,12 @@ pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    // first, while all copies are still whole
-    stage.guest(
-        "dd if=/dev/urandom of=/dev/disk/by-partlabel/state bs=4096 count=16 oflag=direct conv=notrunc",
+    // First, while all copies are still whole; and reset at once, for the kernel writes the superblock it has over the damage when it
+    // next has something to note there.
+    stage.machine.run_last(
+        "sync; dd if=/dev/urandom of=/dev/disk/by-partlabel/state bs=4096 count=16 oflag=direct conv=notrunc && echo b >/proc/sysrq-trigger",
     )?;
+    stage.machine.wait_event("RESET", patience())?;
     stage.say("the first 64 KiB overwritten");
     comes_back_from_damage(stage, &uid)?;
     let said = stage.guest("dmesg | grep kedge-image || true")?;
