@@ -20,9 +20,15 @@ pub fn answer(request: &Request, node: &Node, now: Now, process: &ProcessFacts) 
         (Verb::Get, "/status") => (Response::json(200, &json!(report)), None),
         (Verb::Get, "/metrics") => (Response::metrics(metrics(&report, process)), None),
         (Verb::Post, "/config/forgive") => forgive(request, node, &report),
-        (Verb::Post, "/config/reset") => {
-            (Response::text(200, "going back to the local config; the agent restarts\n"), Some(Event::Reset))
-        }
+        (Verb::Post, "/config/reset") => match node.reset_refusal() {
+            None => {
+                let text = "going back to the local config; the agent restarts\n";
+                (Response::text(200, text), Some(Event::Reset))
+            }
+            Some(why) => {
+                (Response::text(503, format!("going back to the local config: not done, {why}\n")), None)
+            }
+        },
         (_, path) => (Response::not_found(path), None),
     }
 }
@@ -47,7 +53,7 @@ fn forgive(request: &Request, node: &Node, report: &Report) -> (Response, Option
             };
             (Response::text(404, format!("there is no verdict on UID {uid}; {known}\n")), None)
         }
-        refusal @ (Forgiveness::TooMany | Forgiveness::Exiting) => {
+        refusal @ (Forgiveness::TooMany | Forgiveness::Exiting | Forgiveness::SwitchedOff) => {
             (Response::text(503, format!("forgetting the verdicts on UID {uid}: {refusal}\n")), None)
         }
     }

@@ -407,7 +407,7 @@ fn forgive_on_disk(places: &Places, uid: &str) -> Result<(), CommandError> {
 /// `kedge config reset`.
 ///
 /// # Errors
-/// It could not be recorded.
+/// It could not be recorded, or the agent cannot take it now: nothing was changed.
 pub fn config_reset(places: &Places) -> Result<(), CommandError> {
     match client::post(&places.socket(), "/config/reset") {
         Ok(answer) => said(answer.status, &answer.body),

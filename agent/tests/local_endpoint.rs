@@ -372,3 +372,29 @@ fn a_request_to_forgive_that_is_not_taken_fails_with_the_reason() {
     assert_eq!(code, Some(1));
     assert!(complaint.starts_with("kedge: there is no verdict on UID nobody; known: uid-1, "), "{complaint}");
 }
+
+fn as_an_agent_that_stops_answers(call: Call) {
+    STANDING_STILL.with_borrow_mut(|node| {
+        node.handle(now(), Event::Stop("asked to stop".to_owned()), &mut Vec::new());
+        let (response, event) = answers::answer(&call.request, node, now(), &ProcessFacts::default());
+        assert!(event.is_none(), "{event:?} would come to nothing");
+        call.answer(response);
+    });
+}
+
+#[test]
+fn a_reset_that_an_exit_would_forget_fails_with_the_reason() {
+    let folder = Folder::new();
+    // before it stops, its disk has a write to do: else it would be gone at once
+    let _agent = Agent::start(&folder.socket(), |call| {
+        if call.request.path == "/config/forgive" {
+            as_the_agent_answers(call);
+        } else {
+            as_an_agent_that_stops_answers(call);
+        }
+    });
+    assert_eq!(kedge(&folder, &["config", "forgive", "uid-1"]).0, Some(0));
+    let text =
+        "kedge: going back to the local config: not done, the agent is about to restart; ask again then\n";
+    assert_eq!(kedge(&folder, &["config", "reset"]), (Some(1), String::new(), text.to_owned()));
+}

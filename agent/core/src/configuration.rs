@@ -162,6 +162,8 @@ pub enum Forgiveness {
     TooMany,
     /// The agent is about to exit and would not come to it: dropped, and can be asked of the next run.
     Exiting,
+    /// Dynamic configuration is off: the records are left alone.
+    SwitchedOff,
 }
 
 impl fmt::Display for Forgiveness {
@@ -171,6 +173,9 @@ impl fmt::Display for Forgiveness {
             Self::NothingKnown => "there is no verdict on it",
             Self::TooMany => "not done, too many others wait for the disk; ask again later",
             Self::Exiting => "not done, the agent is about to restart; ask again then",
+            Self::SwitchedOff => {
+                "not done, dynamic configuration is off (--dynamic-config=false) and the records are left alone"
+            }
         })
     }
 }
@@ -353,6 +358,9 @@ impl Configuration {
 
     /// What becomes of such a request if it comes now.
     pub(crate) fn forgiveness(&self, uid: &str) -> Forgiveness {
+        if !self.facts.dynamic {
+            return Forgiveness::SwitchedOff;
+        }
         let known = match &self.disk.bad_configs {
             Known::Is(bad) => bad.entries().any(|(other, ..)| other == uid),
             Known::Absent => false,
@@ -361,7 +369,7 @@ impl Configuration {
         if !known {
             return Forgiveness::NothingKnown;
         }
-        if self.stop.is_some() || self.job.as_ref().is_some_and(|job| job.kind.exits()) {
+        if self.reset || self.is_exiting() {
             return Forgiveness::Exiting;
         }
         if self.forgive.len() >= WAITING_TO_BE_FORGIVEN && !self.waits_to_be_forgiven(uid) {
@@ -374,13 +382,30 @@ impl Configuration {
         self.forgive.iter().any(|other| other == uid)
     }
 
+    /// An exit is on its way that comes before anything that is asked for now.
+    fn is_exiting(&self) -> bool {
+        self.stop.is_some() || self.job.as_ref().is_some_and(|job| job.kind.exits())
+    }
+
     /// Somebody asked for the local config, whatever the records say.
     pub(crate) fn reset(&mut self) {
         self.reset = true;
     }
 
+    /// Why such a request would come to nothing if it comes now.
+    pub(crate) fn reset_refusal(&self) -> Option<&'static str> {
+        if !self.facts.dynamic {
+            return Some("dynamic configuration is off (--dynamic-config=false) and the local config runs");
+        }
+        self.is_exiting().then_some("the agent is about to restart; ask again then")
+    }
+
     /// The list of bad configs was edited by hand (the design's repair).
     pub(crate) fn bad_configs_edited(&mut self, bad: Known<BadConfigs>) {
+        if !self.facts.dynamic {
+            // it was never read: what is there is no edit
+            return;
+        }
         if bad.known().is_none() || self.disk.bad_configs == bad {
             return;
         }

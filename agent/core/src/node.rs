@@ -413,6 +413,14 @@ impl Node {
         }
     }
 
+    /// Why [`Event::Reset`] would come to nothing if it comes now; `None` if it is done.
+    pub fn reset_refusal(&self) -> Option<&'static str> {
+        match &self.phase {
+            Phase::Running(running) => running.configuration.reset_refusal(),
+            _ => Some("no configuration is in use yet; ask again then"),
+        }
+    }
+
     /// UID and resourceVersion of the ConfigMap that is to be watched, if a whole copy of that is on disk: an object that still
     /// has both need not be downloaded, and [`Event::ConfigMapUnchanged`] says so.
     pub fn held_config_map(&self) -> Option<(String, String)> {
@@ -652,7 +660,7 @@ impl Running {
                 let answer = self.configuration.forgive(&uid);
                 let level = match answer {
                     Forgiveness::Taken | Forgiveness::NothingKnown => Level::Info,
-                    Forgiveness::TooMany | Forgiveness::Exiting => Level::Warn,
+                    Forgiveness::TooMany | Forgiveness::Exiting | Forgiveness::SwitchedOff => Level::Warn,
                 };
                 actions.push(Action::Log(level, format!("asked to forgive UID {uid}: {answer}")));
             }

@@ -5,7 +5,7 @@ use crate::board::disk::WriteFault;
 use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::{BAD_UIDS, StateFile};
-use kedge_core::{Action, Event, Forgiveness};
+use kedge_core::{Action, Event, Forgiveness, Node};
 use serde_json::{Value, json};
 
 #[test]
@@ -515,16 +515,19 @@ fn at_most_eight_wait_to_be_forgiven_and_each_once() {
 fn what_an_exit_on_its_way_would_not_come_to_is_not_promised() {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", "broken: [");
-    let said = |world: &World| {
-        let node = &world.process.as_ref().expect("it runs").node;
-        [node.forgiveness(&uid), node.forgiveness("nobody")]
-    };
+    fn node(world: &World) -> &Node {
+        &world.process.as_ref().expect("it runs").node
+    }
+    let said = |world: &World| [node(world).forgiveness(&uid), node(world).forgiveness("nobody")];
+    let reset_refusal = |world: &World| node(world).reset_refusal();
     assert_eq!(said(&world), [Forgiveness::Taken, Forgiveness::NothingKnown]);
+    assert_eq!(reset_refusal(&world), None);
     world.assign("c", &payload(A + 2, ""));
     while world.report().config.transition != Some("adopt") {
         assert!(world.do_watch_node() || world.do_watch_map() || world.do_step());
     }
     assert_eq!(said(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
+    assert_eq!(reset_refusal(&world), Some("the agent is about to restart; ask again then"));
     world.handle(Event::Forgive(uid.clone()));
     let line =
         format!("W asked to forgive UID {uid}: not done, the agent is about to restart; ask again then");
@@ -534,6 +537,47 @@ fn what_an_exit_on_its_way_would_not_come_to_is_not_promised() {
     assert!(world.bad_configs().get(&uid).is_some());
     world.handle(Event::Stop("asked to stop".into()));
     assert_eq!(said(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
+    assert_eq!(reset_refusal(&world), Some("the agent is about to restart; ask again then"));
+}
+
+#[test]
+fn a_reset_that_waits_comes_before_what_is_asked_after_it() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", "broken: [");
+    world.handle(Event::Forgive(uid.clone()));
+    assert_eq!(world.report().config.transition, Some("forgive"), "its write is on its way");
+    world.handle(Event::Reset);
+    let node = &world.process.as_ref().expect("it runs").node;
+    assert_eq!(node.forgiveness(&uid), Forgiveness::Exiting);
+    assert_eq!(node.reset_refusal(), None, "who asks twice is not refused");
+    world.turn();
+    assert!(world.exited());
+    assert_eq!(world.bad_configs().get(&uid), None, "what was asked before was done");
+}
+
+#[test]
+fn what_is_asked_while_dynamic_config_is_off_is_refused_and_the_list_is_nobodys_edit() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", "broken: [");
+    world.stop();
+    world.disk.take_written();
+    world.dynamic = false;
+    world.start();
+    // an agent that never read the list takes what is there for an edit
+    world.handle(Event::BadConfigsRead(world.read_bad_configs()));
+    let node = &world.process.as_ref().expect("it runs").node;
+    assert_eq!(node.forgiveness(&uid), Forgiveness::SwitchedOff);
+    assert_eq!(
+        node.reset_refusal(),
+        Some("dynamic configuration is off (--dynamic-config=false) and the local config runs")
+    );
+    assert!(world.report().config.bad.is_empty());
+    world.handle(Event::Forgive(uid.clone()));
+    world.handle(Event::Reset);
+    world.run_for(MINUTE);
+    assert!(!world.exited());
+    world.check_written(&[]);
+    assert!(world.bad_configs().get(&uid).is_some());
 }
 
 #[test]
