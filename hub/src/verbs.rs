@@ -214,6 +214,7 @@ pub fn new_object(kind: &'static Kind, mut value: Value) -> Result<Value, ApiErr
     {
         fields.remove("status");
     }
+    kind.complete(&mut value);
     (kind.prepare)(&mut value, None);
     let mut errors = Vec::new();
     meta::validate(kind, &value, &mut errors);
@@ -278,6 +279,23 @@ async fn create_once(
     }
 }
 
+/// An object is where the request says: what it says itself of its name or namespace must not differ. An object without a name
+/// is nowhere. Words and order are upstream's.
+pub fn check_place(of: &str, given: &str, asked: &str) -> Result<(), ApiError> {
+    if given == asked {
+        return Ok(());
+    }
+    Err(ApiError::bad_request(match (of, given) {
+        ("namespace", _) => format!(
+            "the namespace of the provided object does not match the namespace sent on the request ({given:?}, {asked:?})"
+        ),
+        (_, "") => {
+            format!("the name of the object ({asked} based on URL) was undeterminable: name must be provided")
+        }
+        _ => format!("the name of the object ({given}) does not match the name on the URL ({asked})"),
+    }))
+}
+
 /// The namespace of the body must be that of the path, or absent.
 fn set_namespace(kind: &Kind, namespace: &str, value: &mut Value) -> Result<(), ApiError> {
     let meta = metadata(value);
@@ -286,10 +304,8 @@ fn set_namespace(kind: &Kind, namespace: &str, value: &mut Value) -> Result<(), 
         // judged by the rules of metadata: it is forbidden there
         return Ok(());
     }
-    if !given.is_empty() && given != namespace {
-        return Err(ApiError::bad_request(format!(
-            "the namespace of the provided object does not match the namespace sent on the request ({given:?}, {namespace:?})"
-        )));
+    if !given.is_empty() {
+        check_place("namespace", &given, namespace)?;
     }
     meta.insert("namespace".to_owned(), namespace.into());
     Ok(())
@@ -348,15 +364,7 @@ pub async fn update(
     options: &WriteOptions<'_>,
 ) -> Result<Answer, ApiError> {
     set_namespace(kind, namespace, &mut value)?;
-    match text(&value, &["metadata", "name"]) {
-        "" => drop(metadata(&mut value).insert("name".to_owned(), name.into())),
-        given if given != name => {
-            let message =
-                format!("the name of the object ({given}) does not match the name on the URL ({name})");
-            return Err(ApiError::bad_request(message));
-        }
-        _ => {}
-    }
+    check_place("name", text(&value, &["metadata", "name"]), name)?;
     if hub.get(kind, namespace, name).is_none() && kind.create_on_update && part == Part::Main {
         metadata(&mut value).remove("resourceVersion");
         return create(hub, kind, namespace, value, options).await;
@@ -427,11 +435,7 @@ async fn create_applied(
             return Err(ApiError::conflict_because(kind, name, &why));
         }
     }
-    if text(&value, &["metadata", "name"]).is_empty() {
-        return Err(ApiError::bad_request(format!(
-            "the name of the object ({name} based on URL) was undeterminable: name must be provided"
-        )));
-    }
+    check_place("name", text(&value, &["metadata", "name"]), name)?;
     metadata(&mut value).remove("resourceVersion");
     create(hub, kind, namespace, value, options).await
 }
@@ -451,7 +455,9 @@ pub async fn edit(
         let Some(current) = hub.get(kind, namespace, name) else {
             return Err(ApiError::not_found(kind, name));
         };
-        let old = current.value();
+        let mut old = current.value();
+        // one that an older hub stored may not have them
+        kind.complete(&mut old);
         let mut wanted = compute(&current, old.clone())?;
         check_version(kind, &current, &wanted)?;
         let claim = apply::take_claim(&mut wanted);
@@ -548,6 +554,7 @@ fn merged_with_old(kind: &'static Kind, part: Part, old: &Value, wanted: Value) 
     }
     let mut new = Value::Object(fields);
     keep_server_fields(kind, old, &mut new);
+    kind.complete(&mut new);
     if !matches!(part, Part::Status | Part::Approval) {
         (kind.prepare)(&mut new, Some(old));
     }

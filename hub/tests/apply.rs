@@ -29,6 +29,30 @@ fn map(data: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": data})
 }
 
+/// A map that client-side apply left behind, then changed by others: what kubectl applies on the server is its own only where
+/// nobody has set another value since.
+#[test]
+fn what_others_set_since_client_side_apply_is_not_taken_from_them_unasked() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let path = format!("{MAPS}/m");
+    let remembered = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"a": "1", "b": "2"}});
+    let mut left = remembered.clone();
+    left["metadata"]["annotations"] =
+        json!({"kubectl.kubernetes.io/last-applied-configuration": remembered.to_string()});
+    client.post(&format!("{MAPS}?fieldManager=kubectl-client-side-apply"), &left).expect(201);
+    apply(&mut client, &path, "other&force=true", &map(json!({"b": "3"}))).expect(200);
+    let wanted = map(json!({"a": "4", "b": "2"}));
+    // a still is what client-side apply made it, so kubectl may have it; b is not
+    apply(&mut client, &path, "kubectl", &wanted)
+        .refused(409, "Apply failed with 1 conflict: conflict with \"other\": .data.b");
+    assert_eq!(client.get(&path).expect(200)["data"], json!({"a": "1", "b": "3"}));
+    let taken = apply(&mut client, &path, "kubectl", &map(json!({"a": "4"}))).expect(200);
+    assert_eq!(taken["data"], json!({"a": "4", "b": "3"}));
+    let forced = apply(&mut client, &path, "kubectl&force=true", &wanted).expect(200);
+    assert_eq!(forced["data"], json!({"a": "4", "b": "2"}));
+}
+
 /// `manager operation[ subresource]: fields` of every entry, sorted (they are stored by time, which may or may not tick).
 fn managers(object: &Value) -> Vec<String> {
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();

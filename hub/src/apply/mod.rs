@@ -86,7 +86,9 @@ pub fn track(
     owner: Owner<'_>,
     (volatile, now): (bool, &str),
 ) {
-    let empty = Value::Object(Map::new());
+    // what every object has was set by nobody
+    let mut empty = Value::Object(Map::new());
+    kind.complete(&mut empty);
     let known = old.and_then(|old| at(old, &["metadata", "managedFields"]));
     let manager = match owner {
         Owner::Applied => {
@@ -231,15 +233,26 @@ impl Apply {
             entries.iter().map(|entry| (entry, entry.fields.intersection(set))).collect();
         conflicts.retain(|(_, fields)| !fields.is_empty());
         if self.manager.name == KUBECTL && !conflicts.is_empty() {
-            // what client-side apply remembers is kubectl's own, whoever wrote it
-            let own = last_applied(live).map(|applied| typed::fields_of(self.kind.schema(), &applied));
-            let own = own.unwrap_or_default();
+            let own = self.applied_on_the_client(live);
             for (_, fields) in &mut conflicts {
                 *fields = fields.difference(&own);
             }
             conflicts.retain(|(_, fields)| !fields.is_empty());
         }
         if conflicts.is_empty() { Ok(()) } else { Err(managers::conflict(&conflicts)) }
+    }
+
+    /// What client-side apply remembers is kubectl's own, whoever wrote it, as long as it still holds: a field that has another value
+    /// now was set by somebody else, who must not lose it unasked (upstream's `lastAppliedManager`).
+    fn applied_on_the_client(&self, live: &Value) -> FieldSet {
+        let of = self.kind.schema();
+        let Some(applied) = last_applied(live).filter(|applied| {
+            applied.get("apiVersion").and_then(Value::as_str) == Some(&*self.kind.api_version())
+        }) else {
+            return FieldSet::default();
+        };
+        let since = typed::compare(of, &applied, live);
+        typed::fields_of(of, &applied).difference(&since.set).difference(&since.removed)
     }
 
     /// kubectl's users may go back to client-side apply: what it remembers follows, where it remembers anything.

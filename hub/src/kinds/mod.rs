@@ -20,7 +20,7 @@ pub mod secret;
 pub mod service_account;
 pub mod table;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::status::FieldError;
 
@@ -207,6 +207,23 @@ impl Kind {
         self.verbs.contains(&verb)
     }
 
+    /// Writes into an object what upstream's objects have even where nobody said anything of it: spec and status, and the
+    /// numbers of a status. A JSON patch adds to them, and people wait for a number to be 0.
+    pub fn complete(&self, value: &mut Value) {
+        let (of, Some(fields)) = (self.schema(), value.as_object_mut()) else { return };
+        for part in ["spec", "status"] {
+            let Some(schema::Shape::Message(name)) = of.field(part).map(|field| &field.shape) else {
+                continue;
+            };
+            let whole = fields.entry(part).or_insert_with(|| Value::Object(Map::new()));
+            let Some(fields) = whole.as_object_mut().filter(|_| part == "status") else { continue };
+            let numbers = schema::find(name).into_iter().flat_map(|of| &of.fields);
+            for number in numbers.filter(|field| field.required && field.shape == schema::Shape::Int32) {
+                fields.entry(number.name).or_insert_with(|| 0.into());
+            }
+        }
+    }
+
     /// Its type in the schema table.
     pub fn schema(&self) -> &'static schema::Type {
         schema::find(self.type_name).expect("a test proves that every kind's type is in the table")
@@ -259,6 +276,8 @@ pub fn no_warnings(_: &Value, _: Option<&Value>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -272,5 +291,18 @@ mod tests {
             assert_eq!(cells.len(), kind.columns.len(), "{}", kind.kind);
             assert_eq!(by_resource(&kind.resource_name()).map(|found| found.kind), Some(kind.kind));
         }
+    }
+
+    #[test]
+    fn an_object_has_the_parts_that_upstream_always_writes() {
+        let check = |kind: &Kind, mut value: Value, expect: Value| {
+            kind.complete(&mut value);
+            assert_eq!(value, expect, "{}", kind.kind);
+        };
+        check(&CONFIG_MAP, json!({}), json!({}));
+        check(&LEASE, json!({}), json!({"spec": {}}));
+        check(&NODE, json!({"spec": {"a": 1}}), json!({"spec": {"a": 1}, "status": {}}));
+        let zeros = json!({"currentNumberScheduled": 0, "desiredNumberScheduled": 0, "numberMisscheduled": 0, "numberReady": 2});
+        check(&DAEMON_SET, json!({"status": {"numberReady": 2}}), json!({"spec": {}, "status": zeros}));
     }
 }
