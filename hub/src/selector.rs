@@ -61,8 +61,7 @@ impl Selection {
     /// Reads the selectors of a request.
     pub fn parse(kind: &Kind, namespace: &str, labels: &str, fields: &str) -> Result<Selection, ApiError> {
         let mut selection = Selection::all(namespace);
-        selection.labels = parse_labels(labels)
-            .map_err(|why| ApiError::bad_request(format!("unable to parse requirement: {why}")))?;
+        selection.labels = parse_labels(labels).map_err(ApiError::bad_request)?;
         selection.fields = parse_fields(kind, fields)?;
         selection.name = selection.fields.iter().find_map(|requirement| match requirement.field {
             FieldName::Name if requirement.equal => Some(requirement.value.clone()),
@@ -104,77 +103,145 @@ impl LabelTest {
     }
 }
 
-/// Splits at commas that stand outside parentheses.
-fn terms(text: &str) -> Vec<&str> {
-    let (mut depth, mut start, mut found) = (0_usize, 0, Vec::new());
-    for (index, byte) in text.bytes().enumerate() {
-        match byte {
-            b'(' => depth += 1,
-            b')' => depth = depth.saturating_sub(1),
-            b',' if depth == 0 => {
-                found.push(&text[start..index]);
-                start = index + 1;
-            }
-            _ => {}
-        }
-    }
-    found.push(&text[start..]);
-    found
-}
-
+/// Reads a label selector as upstream's parser does (`labels.Parse`): the same texts are accepted, and refused in the same words.
 fn parse_labels(text: &str) -> Result<Vec<LabelRequirement>, String> {
-    if text.trim().is_empty() {
-        return Ok(Vec::new());
+    let mut words = Words(text);
+    let mut found = Vec::new();
+    if words.next_is_end() {
+        return Ok(found);
     }
-    let terms = terms(text);
-    if terms.len() > REQUIREMENTS {
-        return Err(format!("more than {REQUIREMENTS} requirements"));
+    if is_sign(words.peek()) && words.peek() != "!" {
+        return Err(format!("found '{}', expected: !, identifier, or 'end of string'", words.peek()));
     }
-    terms.into_iter().map(parse_label).collect()
+    loop {
+        if found.len() == REQUIREMENTS {
+            return Err(format!("more than {REQUIREMENTS} requirements"));
+        }
+        let requirement = parse_label(&mut words);
+        found.push(requirement.map_err(|why| format!("unable to parse requirement: {why}"))?);
+        match words.take() {
+            "" => return Ok(found),
+            "," => {}
+            other => return Err(format!("found '{other}', expected: ',' or 'end of string'")),
+        }
+        let next = words.peek();
+        if next.is_empty() || is_sign(next) && next != "!" {
+            return Err(format!("found '{next}', expected: identifier after ','"));
+        }
+    }
 }
 
-fn parse_label(term: &str) -> Result<LabelRequirement, String> {
-    let term = term.trim();
-    let (key, test) = if let Some(key) = term.strip_prefix('!') {
-        (key.trim(), LabelTest::Absent)
-    } else if let Some((key, value)) = term.split_once("!=") {
-        (key.trim(), LabelTest::NotIn(vec![value.trim().to_owned()]))
-    } else if let Some((key, value)) = term.split_once("==").or_else(|| term.split_once('=')) {
-        (key.trim(), LabelTest::In(vec![value.trim().to_owned()]))
-    } else if let Some((key, value)) = term.split_once('>') {
-        (key.trim(), LabelTest::Above(whole_number(value)?))
-    } else if let Some((key, value)) = term.split_once('<') {
-        (key.trim(), LabelTest::Below(whole_number(value)?))
-    } else if let Some((head, values)) = term.split_once('(') {
-        let (key, operator) =
-            head.trim().rsplit_once(char::is_whitespace).ok_or("found '(', expected: operator")?;
-        let values = values.trim().strip_suffix(')').ok_or("found '', expected: ')'")?;
-        let values = values.split(',').map(|value| value.trim().to_owned()).collect();
-        match operator {
-            "in" => (key.trim(), LabelTest::In(values)),
-            "notin" => (key.trim(), LabelTest::NotIn(values)),
-            _ => return Err(format!("found '{operator}', expected: in, notin, =, ==, !=, gt, lt")),
-        }
-    } else {
-        (term, LabelTest::Exists)
-    };
+/// What is left of a selector, cut into words and signs.
+#[derive(Clone, Copy)]
+struct Words<'a>(&'a str);
+
+/// The longest come first: of two that fit the longer one is meant.
+const SIGNS: [&str; 9] = ["==", "!=", "=", "!", ">", "<", "(", ")", ","];
+
+fn is_sign(word: &str) -> bool {
+    SIGNS.contains(&word)
+}
+
+impl<'a> Words<'a> {
+    /// The next word or sign; empty at the end.
+    fn take(&mut self) -> &'a str {
+        let rest = self.0.trim_start();
+        let sign = SIGNS.iter().find(|sign| rest.starts_with(**sign)).map(|sign| sign.len());
+        let is_outside = |c: char| c.is_whitespace() || matches!(c, '=' | '!' | '>' | '<' | '(' | ')' | ',');
+        let end = sign.unwrap_or_else(|| rest.find(is_outside).unwrap_or(rest.len()));
+        let (word, rest) = rest.split_at(end);
+        self.0 = rest;
+        word
+    }
+
+    fn peek(self) -> &'a str {
+        let mut ahead = self;
+        ahead.take()
+    }
+
+    fn next_is_end(self) -> bool {
+        self.peek().is_empty()
+    }
+}
+
+fn parse_label(words: &mut Words<'_>) -> Result<LabelRequirement, String> {
+    let mut key = words.take();
+    let absent = key == "!";
+    if absent {
+        key = words.take();
+    }
+    if key.is_empty() || is_sign(key) {
+        return Err(format!("found '{key}', expected: identifier"));
+    }
     if let Some(complaint) = meta::qualified_name_complaint(key) {
         return Err(format!("<nil>: Invalid value: {key:?}: {complaint}"));
     }
-    if let LabelTest::In(values) | LabelTest::NotIn(values) = &test {
-        for value in values {
-            if let Some(complaint) = meta::label_value_complaint(value) {
-                return Err(format!("values[0][{key}]: Invalid value: {value:?}: {complaint}"));
-            }
-        }
-    }
+    let test = match words.peek() {
+        _ if absent => LabelTest::Absent,
+        "" | "," => LabelTest::Exists,
+        _ => match words.take() {
+            "in" => LabelTest::In(several_values(words, key)?),
+            "notin" => LabelTest::NotIn(several_values(words, key)?),
+            "=" | "==" => LabelTest::In(vec![one_value(words, key)?]),
+            "!=" => LabelTest::NotIn(vec![one_value(words, key)?]),
+            ">" => LabelTest::Above(whole_number(&one_value(words, key)?)?),
+            "<" => LabelTest::Below(whole_number(&one_value(words, key)?)?),
+            other => return Err(format!("found '{other}', expected: in, notin, =, ==, !=, gt, lt")),
+        },
+    };
     Ok(LabelRequirement { key: key.to_owned(), test })
 }
 
+/// A value that may be empty.
+fn one_value(words: &mut Words<'_>, key: &str) -> Result<String, String> {
+    match words.peek() {
+        "" | "," => Ok(String::new()),
+        sign if is_sign(sign) => Err(format!("found '{sign}', expected: identifier")),
+        _ => checked_value(words.take(), 0, key),
+    }
+}
+
+/// Values in parentheses; nothing between two commas is an empty one.
+fn several_values(words: &mut Words<'_>, key: &str) -> Result<Vec<String>, String> {
+    match words.take() {
+        "(" => {}
+        other => return Err(format!("found '{other}' expected: '('")),
+    }
+    if words.peek() == ")" {
+        return Err(
+            "values: Invalid value: []: for 'in', 'notin' operators, values set can't be empty".to_owned()
+        );
+    }
+    let mut found = Vec::new();
+    loop {
+        let value = match words.peek() {
+            "," | ")" => "",
+            other if other.is_empty() || is_sign(other) => {
+                return Err(format!("found '{other}', expected: ',', or identifier"));
+            }
+            _ => words.take(),
+        };
+        found.push(checked_value(value, found.len(), key)?);
+        match words.take() {
+            ")" => return Ok(found),
+            "," => {}
+            other => return Err(format!("found '{other}', expected: ',' or ')'")),
+        }
+    }
+}
+
+fn checked_value(value: &str, index: usize, key: &str) -> Result<String, String> {
+    match meta::label_value_complaint(value) {
+        Some(complaint) => Err(format!("values[{index}][{key}]: Invalid value: {value:?}: {complaint}")),
+        None => Ok(value.to_owned()),
+    }
+}
+
 fn whole_number(text: &str) -> Result<i64, String> {
-    text.trim()
-        .parse()
-        .map_err(|_| format!("for 'Gt', 'Lt' operators, the value must be an integer, found {text:?}"))
+    let refused = |_| {
+        format!("values[0]: Invalid value: {text:?}: for 'Gt', 'Lt' operators, the value must be an integer")
+    };
+    text.parse().map_err(refused)
 }
 
 fn parse_fields(kind: &Kind, text: &str) -> Result<Vec<FieldRequirement>, ApiError> {
@@ -267,6 +334,10 @@ mod tests {
             "empty=",
             "tier=gold,n",
             " tier in (gold,a) , n ",
+            "tier in (,gold)",
+            "empty in (a,)",
+            "in notin (in)",
+            "empty=,tier",
         ] {
             check(selector, true);
         }
@@ -286,22 +357,48 @@ mod tests {
     }
 
     #[test]
-    fn malformed_selectors_are_refused() {
-        for selector in [
-            "=a",
-            "a b",
-            "tier in gold)",
-            "tier in (gold",
-            "n>x",
-            "a=b=c",
+    fn malformed_selectors_are_refused_in_upstreams_words() {
+        let check = |selector: &str, expect: &str| {
+            let refused = Selection::parse(&NODE, "", selector, "").unwrap_err();
+            assert_eq!((refused.code, refused.message.as_str()), (400, expect), "{selector}");
+        };
+        check("=a", "found '=', expected: !, identifier, or 'end of string'");
+        check(",", "found ',', expected: !, identifier, or 'end of string'");
+        check("a,,b", "found ',', expected: identifier after ','");
+        check("a,", "found '', expected: identifier after ','");
+        check("a=b=c", "found '=', expected: ',' or 'end of string'");
+        check("tier=a b", "found 'b', expected: ',' or 'end of string'");
+        check("!a=b", "found '=', expected: ',' or 'end of string'");
+        check("a===b", "unable to parse requirement: found '=', expected: identifier");
+        check("!=a", "found '!=', expected: !, identifier, or 'end of string'");
+        check("! ,a", "unable to parse requirement: found ',', expected: identifier");
+        check("a in b", "unable to parse requirement: found 'b' expected: '('");
+        check("tier in gold)", "unable to parse requirement: found 'gold' expected: '('");
+        check("tier in (gold", "unable to parse requirement: found '', expected: ',' or ')'");
+        check("tier in (gold iron)", "unable to parse requirement: found 'iron', expected: ',' or ')'");
+        let none = "unable to parse requirement: values: Invalid value: []: for 'in', 'notin' operators, values set can't be empty";
+        check("tier in ()", none);
+        check("a b", "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt");
+        check(
             "a within (b)",
-            "tier=a b",
-            ",",
-            "a,,b",
-        ] {
-            let refused = Selection::parse(&NODE, "", selector, "");
-            assert_eq!(refused.err().map(|error| error.code), Some(400), "{selector}");
-        }
+            "unable to parse requirement: found 'within', expected: in, notin, =, ==, !=, gt, lt",
+        );
+        let number = "unable to parse requirement: values[0]: Invalid value: \"x\": for 'Gt', 'Lt' operators, the value must be an integer";
+        check("n>x", number);
+        let refused = Selection::parse(&NODE, "", "a=-b", "").unwrap_err().message;
+        assert!(
+            refused.starts_with(
+                "unable to parse requirement: values[0][a]: Invalid value: \"-b\": a valid label"
+            ),
+            "{refused}"
+        );
+        let refused = Selection::parse(&NODE, "", "-a", "").unwrap_err().message;
+        assert!(
+            refused.starts_with("unable to parse requirement: <nil>: Invalid value: \"-a\": name part"),
+            "{refused}"
+        );
+        let many = vec!["a"; REQUIREMENTS + 1].join(",");
+        assert_eq!(Selection::parse(&NODE, "", &many, "").err().map(|error| error.code), Some(400));
         assert_eq!(
             Selection::parse(&NODE, "", "", "spec.foo=1").unwrap_err().message,
             "field label not supported: spec.foo"
