@@ -48,7 +48,8 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
         }
     }
     if total > TOTAL_BYTES {
-        errors.push(FieldError::too_long("", TOTAL_BYTES));
+        // upstream's name for a field that has none
+        errors.push(FieldError::too_long("[]", TOTAL_BYTES));
     }
     if let Some(old) = old.filter(|old| old["immutable"] == true) {
         if new["immutable"] != true {
@@ -85,7 +86,7 @@ mod tests {
         check(
             json!({"data": {"a": "x".repeat(TOTAL_BYTES)}}),
             None,
-            &[": Too long: may not be more than 1048576 bytes"],
+            &["[]: Too long: may not be more than 1048576 bytes"],
         );
         let old = json!({"immutable": true, "data": {"a": "1"}});
         check(old.clone(), Some(old.clone()), &[]);

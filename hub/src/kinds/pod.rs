@@ -267,9 +267,16 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     validate_changes(&old["spec"], &new["spec"], errors);
 }
 
+/// Upstream's short answer where the long one below would hide what is wrong.
+const SAME_CONTAINERS: &str = "pod updates may not add or remove containers";
 const MAY_CHANGE: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
 fn validate_changes(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
+    for list in ["containers", "initContainers"] {
+        if items(old, &[list]).len() != items(new, &[list]).len() {
+            return errors.push(FieldError::forbidden(format!("spec.{list}"), SAME_CONTAINERS));
+        }
+    }
     for list in ["containers", "initContainers"] {
         for (index, container) in items(new, &[list]).iter().enumerate() {
             if text(container, &["image"]).is_empty() {
