@@ -27,8 +27,10 @@ const TEXT_CHARS: usize = 256;
 /// One request, as the audit sees it.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    /// Who, empty for nobody.
+    /// Who, by the certificate; empty for nobody.
     pub user: &'a str,
+    /// As whom, when an administrator acts as somebody else.
+    pub impersonated: Option<&'a str>,
     /// `create`, `update`, `patch`, `delete`, `deletecollection`.
     pub verb: &'a str,
     /// `plural` or `plural.group`.
@@ -56,6 +58,9 @@ impl Entry<'_> {
             if !text.is_empty() {
                 entry[field] = cut(text).into();
             }
+        }
+        if let Some(user) = self.impersonated {
+            entry["impersonatedUser"] = cut(user).into();
         }
         if self.dry_run {
             entry["dryRun"] = Value::Bool(true);
@@ -204,6 +209,7 @@ mod tests {
         let long = "x".repeat(5000);
         let entry = Entry {
             user: "a\nb",
+            impersonated: None,
             verb: "create",
             resource: "nodes",
             subresource: "",

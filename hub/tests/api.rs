@@ -111,6 +111,96 @@ fn bodies_paths_and_methods_are_refused_as_upstream_refuses_them() {
 }
 
 #[test]
+fn an_object_stays_where_the_request_says() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post(MAPS, &map("a", "1")).expect(201);
+    let path = format!("{MAPS}/a");
+    let renamed = "the name of the object (b) does not match the name on the URL (a)";
+    let nameless = "the name of the object (a based on URL) was undeterminable: name must be provided";
+    let moved = "the namespace of the provided object does not match the namespace sent on the request (\"x\", \"default\")";
+    for form in ["merge", "strategic-merge"] {
+        let mut patch = |meta: Value| client.patch(form, &path, &json!({"metadata": meta}));
+        patch(json!({"name": "b"})).refused(400, renamed);
+        patch(json!({"name": null})).refused(400, nameless);
+        patch(json!({"namespace": "x"})).refused(400, moved);
+        patch(json!({"namespace": null})).expect(200);
+    }
+    let rename = json!([{"op": "replace", "path": "/metadata/name", "value": "b"}]);
+    client.patch("json", &path, &rename).refused(400, renamed);
+    client.put(&path, &json!({"data": {"k": "2"}})).refused(400, nameless);
+    client.put(&path, &json!({"metadata": {"name": "a", "namespace": "x"}})).refused(400, moved);
+    assert_eq!(client.get(&path).expect(200)["data"], json!({"k": "1"}));
+}
+
+#[test]
+fn a_deletion_that_contradicts_itself_deletes_nothing() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    client.post(MAPS, &map("a", "1")).expect(201);
+    let path = format!("{MAPS}/a");
+    let mut refused = |query: &str, body: &Value, code: u16, message: &str| {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        client.send("DELETE", &format!("{path}{query}"), &[JSON], body.as_bytes()).refused(code, message);
+    };
+    let other = json!({"kind": "Eviction", "apiVersion": "policy/v1"});
+    refused("", &other, 400, "the body is a Eviction, expected a DeleteOptions");
+    let both = "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Invalid value: \"Orphan\": orphanDependents and deletionPropagation cannot be both set";
+    refused("", &json!({"orphanDependents": true, "propagationPolicy": "Orphan"}), 422, both);
+    refused("?orphanDependents=true&propagationPolicy=Orphan", &Value::Null, 422, both);
+    let unknown = "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: \"Foo\": supported values: \"Background\", \"Foreground\", \"Orphan\"";
+    refused("?propagationPolicy=Foo", &Value::Null, 422, unknown);
+    // less than nothing is one second for a pod, and nothing for the rest
+    client.send("DELETE", &format!("{path}?gracePeriodSeconds=-1"), &[], b"").expect(200);
+    client.get(&path).expect(404);
+}
+
+#[test]
+fn parts_that_nobody_set_are_there_to_be_added_to() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+    let mut made = node("n");
+    made["status"] = ready;
+    assert_eq!(client.post(NODES, &made).expect(201)["spec"], json!({}));
+    let cordon = json!([{"op": "add", "path": "/spec/unschedulable", "value": true}]);
+    let cordoned = client.patch("json", &format!("{NODES}/n"), &cordon).expect(200);
+    assert_eq!(cordoned["spec"]["unschedulable"], true);
+    let lease = client.post(LEASES, &json!({"metadata": {"name": "l"}})).expect(201);
+    assert_eq!((&lease["spec"], lease["metadata"].get("managedFields")), (&json!({}), None));
+    let labels = json!({"app": "d"});
+    let set = json!({"metadata": {"name": "d"}, "spec": {"selector": {"matchLabels": labels}, "template": {
+        "metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}});
+    let set = client.post("/apis/apps/v1/namespaces/default/daemonsets", &set).expect(201);
+    assert_eq!(
+        (&set["status"]["numberReady"], &set["status"]["desiredNumberScheduled"]),
+        (&json!(0), &json!(0))
+    );
+}
+
+#[test]
+fn answers_for_the_eye_have_lines() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let mut lines = |path: &str, agent: &str| {
+        let reply = client.send("GET", path, &[("user-agent", agent)], b"");
+        serde_json::from_slice::<Value>(&reply.body).unwrap();
+        reply.body.iter().filter(|byte| **byte == b'\n').count() > 1
+    };
+    assert!(!lines("/api/v1/namespaces", "kubectl/v1.36.0"));
+    assert!(lines("/api/v1/namespaces?pretty=true", "kubectl/v1.36.0"));
+    assert!(lines("/api/v1/namespaces/default", "curl/8.0"));
+    assert!(lines("/nosuch", "curl/8.0"), "refusals, too");
+    assert!(!lines("/api/v1/namespaces?pretty=false", "curl/8.0"));
+    let paths = client.get("/").expect(200)["paths"].clone();
+    let paths: Vec<&str> = paths.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    for path in &paths {
+        assert_eq!(client.get(path).code, 200, "{path}");
+    }
+    assert!(paths.contains(&"/apis/apps/v1") && paths.contains(&"/metrics"), "{paths:?}");
+}
+
+#[test]
 fn every_patch_format_changes_what_it_says_and_nothing_else() {
     let (_folder, hub) = hub();
     let mut client = hub.admin();

@@ -323,6 +323,15 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
     node.post("/api/v1/namespaces/default/bindings", &binding).expect(403);
     node.get("/api/v1/nodes/edge").expect(200);
     admin.post(MAPS, &json!({"metadata": {"generateName": "x-"}, "data": {"secret": "word"}})).expect(201);
+    // who acts as somebody else is named with whom, also when that is refused
+    let as_bob = [("impersonate-user", "bob"), ("content-type", "application/json")];
+    admin.send("DELETE", "/api/v1/nodes/edge", &as_bob, b"").expect(403);
+    node.send("DELETE", "/api/v1/nodes/edge", &as_bob, b"").expect(403);
+    let as_node = [("impersonate-user", "system:node:edge"), ("impersonate-group", "system:nodes")];
+    let patch = [as_node[0], as_node[1], ("content-type", "application/merge-patch+json")];
+    admin
+        .send("PATCH", "/api/v1/nodes/edge/status", &patch, br#"{"status": {"phase": "Pending"}}"#)
+        .expect(200);
     admin.delete("/api/v1/nodes/edge").expect(200);
     hub.terminate();
     let text = std::fs::read_to_string(folder.0.join("audit.log")).unwrap();
@@ -332,7 +341,9 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
         .map(|line| {
             let word = |field: &str| line[field].as_str().unwrap_or("").to_owned();
             let name: String = word("name").chars().take(4).collect();
-            format!("{} {} {} {name} {}", word("user"), word("verb"), word("resource"), line["code"])
+            let as_whom =
+                line["impersonatedUser"].as_str().map(|user| format!(" as {user}")).unwrap_or_default();
+            format!("{}{as_whom} {} {} {name} {}", word("user"), word("verb"), word("resource"), line["code"])
         })
         .collect();
     let admin = lines.last().unwrap()["user"].as_str().unwrap();
@@ -343,6 +354,9 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
             "system:node:edge patch nodes edge 403".to_owned(),
             "system:node:edge create pods  403".to_owned(),
             format!("{admin} create configmaps {} 201", &lines[3]["name"].as_str().unwrap()[..4]),
+            format!("{admin} as bob delete nodes edge 403"),
+            "system:node:edge as bob delete nodes edge 403".to_owned(),
+            format!("{admin} as system:node:edge patch nodes edge 200"),
             format!("{admin} delete nodes edge 200"),
         ]
     );

@@ -33,6 +33,18 @@ fn named_groups() -> Vec<(&'static str, &'static str)> {
     kinds.chain(VIRTUAL_GROUPS).collect()
 }
 
+/// `/`: the paths that there are.
+pub(super) fn index() -> Response<Body> {
+    let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
+    for (group, version) in named_groups() {
+        paths.extend([format!("/apis/{group}"), format!("/apis/{group}/{version}")]);
+    }
+    let others = ["/healthz", "/livez", "/metrics", "/openapi/v2", "/openapi/v3", "/readyz", "/version"];
+    paths.extend(others.map(str::to_owned));
+    paths.sort_unstable();
+    respond::json(200, &json!({"paths": paths}))
+}
+
 /// `/api`.
 pub(super) fn core(accept: &str) -> Response<Body> {
     match aggregated(accept) {
@@ -73,7 +85,7 @@ pub(super) fn group(group: &str) -> Response<Body> {
 
 /// Questions and bindings are resources too, as far as clients can tell: plural, singular, kind, and whether it is posted to a
 /// namespace.
-fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &'static str, bool)] {
+pub(super) fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &'static str, bool)] {
     match group {
         "" => &[("bindings", "binding", "Binding", true)],
         "authorization.k8s.io" => &[

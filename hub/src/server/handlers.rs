@@ -42,6 +42,9 @@ const MAX_SIGNING_REQUESTS: usize = 16;
 /// What every handler needs of a request.
 pub(super) struct Asked<'a> {
     pub(super) server: &'a Server,
+    /// Who it is, by the certificate.
+    caller: Arc<Option<Identity>>,
+    /// As whom the caller acts: itself, or whom an administrator impersonates.
     pub(super) identity: Option<Identity>,
     pub(super) parts: &'a Parts,
     pub(super) parameters: Parameters,
@@ -50,23 +53,35 @@ pub(super) struct Asked<'a> {
 /// Answers a request, whatever it is. Of the body some may be left unread, all of it when the request is refused early.
 pub(super) async fn handle(
     server: &Arc<Server>,
-    identity: Arc<Option<Identity>>,
+    caller: Arc<Option<Identity>>,
     parts: &Parts,
     body: &mut Incoming,
 ) -> Response<Body> {
-    answer(server, identity, parts, body).await.unwrap_or_else(|error| respond::error(&error))
+    let response = answer(server, caller, parts, body).await.unwrap_or_else(|error| respond::error(&error));
+    if request::is_read_by_eye(parts) { respond::pretty(response) } else { response }
 }
 
 async fn answer(
     server: &Arc<Server>,
-    identity: Arc<Option<Identity>>,
+    caller: Arc<Option<Identity>>,
     parts: &Parts,
     body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
-    let identity = impersonated(parts, (*identity).clone())?;
-    let asked = Asked { server, identity, parts, parameters };
-    match route::parse(parts.uri.path()) {
+    let identity = (*caller).clone();
+    let mut asked = Asked { server, caller, identity, parts, parameters };
+    let route = route::parse(parts.uri.path());
+    match impersonated(parts, asked.identity.clone()) {
+        Ok(identity) => asked.identity = identity,
+        Err(refused) => {
+            let outcome = Err(refused);
+            if let Route::Target(target) = &route {
+                audit(&asked, verb(&parts.method, target, &asked.parameters)?, target, &outcome);
+            }
+            return outcome;
+        }
+    }
+    match route {
         Route::Target(target) => {
             let verb = verb(&parts.method, &target, &asked.parameters)?;
             let outcome = match authorize_target(&asked, verb, &target) {
@@ -168,8 +183,8 @@ fn audit(asked: &Asked<'_>, verb: &str, target: &Target, outcome: &Result<Respon
         Ok(response) => response.status().as_u16(),
         Err(error) => error.code,
     };
-    let node = asked.identity.as_ref().and_then(Identity::node);
-    let says_of_itself = node.is_some()
+    let caller = (*asked.caller).as_ref();
+    let says_of_itself = caller.and_then(Identity::node).is_some()
         && matches!(
             (target.kind.plural, &*target.subresource),
             ("leases" | "events", "") | ("nodes" | "pods", "status")
@@ -181,7 +196,8 @@ fn audit(asked: &Asked<'_>, verb: &str, target: &Target, outcome: &Result<Respon
     }
     let made = outcome.as_ref().ok().and_then(|response| response.extensions().get::<Made>());
     log.record(&crate::audit::Entry {
-        user: asked.identity.as_ref().map_or("", |identity| &identity.user),
+        user: caller.map_or("", |caller| &caller.user),
+        impersonated: Some(header(&asked.parts.headers, "impersonate-user")).filter(|user| !user.is_empty()),
         verb,
         resource: &target.kind.resource_name(),
         subresource: &target.subresource,
@@ -250,6 +266,7 @@ fn path(asked: &Asked<'_>, route: Route) -> Result<Response<Body>, ApiError> {
     }
     let accept = header(&asked.parts.headers, "accept");
     match route {
+        Route::Index => Ok(discovery::index()),
         Route::CoreVersions => Ok(discovery::core(accept)),
         Route::Groups => Ok(discovery::groups(accept)),
         Route::Group(group) => Ok(discovery::group(&group)),
@@ -443,7 +460,7 @@ async fn write(
         Some(identity) => auth::admit(identity, &attributes, old, new, &*asked.server.hub).map_err(denied),
         None => Err(ApiError::unauthorized()),
     };
-    let manager = manager(asked, target)?;
+    let manager = manager(asked, verb, target)?;
     let owner = match identity {
         // see `apply`: what nodes report belongs to nobody
         Some(identity) if identity.node().is_some() && !identity.is_admin() => Owner::Nobody,
@@ -458,7 +475,7 @@ async fn write(
 }
 
 /// Who writes: what the client calls itself for this, or else what it is called at all.
-fn manager(asked: &Asked<'_>, target: &Target) -> Result<Manager, ApiError> {
+fn manager(asked: &Asked<'_>, verb: &str, target: &Target) -> Result<Manager, ApiError> {
     let named = asked.parameters.text("fieldManager");
     let why = match named {
         long if long.len() > apply::MAX_NAME_BYTES => {
@@ -470,7 +487,7 @@ fn manager(asked: &Asked<'_>, target: &Target) -> Result<Manager, ApiError> {
         _ => None,
     };
     if let Some(error) = why {
-        return Err(ApiError::unprocessable(format!("PatchOptions.meta.k8s.io \"\" is invalid: {error}")));
+        return Err(ApiError::invalid_options(verb, &error));
     }
     let agent = header(&asked.parts.headers, "user-agent").split('/').next().unwrap_or("");
     let mut name = if named.is_empty() { agent } else { named }.to_owned();
@@ -523,18 +540,15 @@ async fn apply_patch(
     let validation = FieldValidation::parse("patch", asked.parameters.text("fieldValidation"))?;
     let place = (namespace.as_str(), name.as_str());
     let mut read = decode::applied(kind, place, body, validation)?;
-    match kinds::text(&read.value, &["metadata", "name"]) {
-        given if given.is_empty() || given == name => {}
-        given => {
-            return Err(ApiError::bad_request(format!(
-                "the name of the object ({given}) does not match the name on the URL ({name})"
-            )));
-        }
+    // without a name it is the URL's if the object exists, and refused later if it does not
+    let given = kinds::text(&read.value, &["metadata", "name"]);
+    if !given.is_empty() {
+        verbs::check_place("name", given, name)?;
     }
     if asked.server.hub.get(kind, namespace, name).is_none() {
         stamp_requester(asked, target, &mut read.value)?;
     }
-    let applied = Apply::new(kind, read.value, manager(asked, target)?, force)?;
+    let applied = Apply::new(kind, read.value, manager(asked, "patch", target)?, force)?;
     let may_create = || {
         let attributes = Attributes { name: "", ..attributes("create", target, &asked.parameters) };
         auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
@@ -649,6 +663,10 @@ impl Patch {
     /// The patched object, and complaints about unknown fields to warn of.
     fn apply(&self, mut value: Value, validation: FieldValidation) -> Result<(Value, Vec<String>), ApiError> {
         let kind = self.kind;
+        let place = |value: &Value| {
+            ["namespace", "name"].map(|field| kinds::text(value, &["metadata", field]).to_owned())
+        };
+        let [namespace, name] = place(&value);
         match self.of {
             PatchOf::Json => patch::json::apply(&mut value, &self.body).map_err(refused)?,
             PatchOf::Merge => patch::merge::apply(&mut value, self.body.clone()),
@@ -673,6 +691,11 @@ impl Patch {
         if let Some(wrong) = &findings.wrong {
             return Err(refuse(wrong));
         }
+        let [wanted_namespace, wanted_name] = place(&value);
+        if kind.namespaced && !wanted_namespace.is_empty() {
+            verbs::check_place("namespace", &wanted_namespace, &namespace)?;
+        }
+        verbs::check_place("name", &wanted_name, &name)?;
         let mut complaints = self.complaints.clone();
         complaints.extend(findings.complaints());
         match validation {
@@ -708,6 +731,12 @@ pub(super) fn read_delete_options(
     asked: &Asked<'_>,
     mut value: Value,
 ) -> Result<(DeleteOptions, bool), ApiError> {
+    match kinds::text(&value, &["kind"]) {
+        "" | "DeleteOptions" => {}
+        other => {
+            return Err(ApiError::bad_request(format!("the body is a {other}, expected a DeleteOptions")));
+        }
+    }
     if !value.is_null()
         && let Some(of) = schema::find("meta/v1/DeleteOptions")
         && let Some(wrong) = schema::conform(of, &mut value).wrong
@@ -727,21 +756,32 @@ pub(super) fn read_delete_options(
         |path: &[&str]| Some(kinds::text(&value, path)).filter(|text| !text.is_empty()).map(str::to_owned);
     let policy =
         text(&["propagationPolicy"]).unwrap_or_else(|| asked.parameters.text("propagationPolicy").to_owned());
+    let orphans = match value["orphanDependents"].as_bool() {
+        None if asked.parameters.has("orphanDependents") => Some(asked.parameters.flag("orphanDependents")?),
+        given => given,
+    };
+    if !policy.is_empty() && orphans.is_some() {
+        let why = "orphanDependents and deletionPropagation cannot be both set";
+        let error = FieldError::invalid("propagationPolicy", &*policy, why);
+        return Err(ApiError::invalid_options("delete", &error));
+    }
     let propagation = match &*policy {
-        "" if value["orphanDependents"] == true => Propagation::Orphan,
+        // what orphanDependents meant before there were policies
+        "" if orphans == Some(true) => Propagation::Orphan,
+        "" if orphans == Some(false) => Propagation::Background,
         "" => Propagation::Unset,
         "Background" => Propagation::Background,
         "Foreground" => Propagation::Foreground,
         "Orphan" => Propagation::Orphan,
         other => {
-            return Err(ApiError::unprocessable(format!(
-                "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: {other:?}: supported values: \"Background\", \"Foreground\", \"Orphan\""
-            )));
+            let error =
+                FieldError::unsupported("propagationPolicy", other, &["Background", "Foreground", "Orphan"]);
+            return Err(ApiError::invalid_options("delete", &error));
         }
     };
     let grace_secs = match value["gracePeriodSeconds"].as_i64() {
         Some(secs) => Some(secs),
-        None => asked.parameters.number("gracePeriodSeconds")?.and_then(|secs| i64::try_from(secs).ok()),
+        None => asked.parameters.seconds("gracePeriodSeconds")?,
     };
     let options = DeleteOptions {
         uid: text(&["preconditions", "uid"]),

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::Response;
 use serde_json::{Map, Value, json};
 
+use super::discovery::posted_to;
 use super::respond::{self, Body};
 use super::route::VIRTUAL_GROUPS;
 use crate::kinds::schema::{self, Field, ListMerge, Shape};
@@ -79,14 +80,19 @@ fn document_value(group: &str, version: &str) -> Value {
         roots.push((kind.type_name, kind.kind));
         add_paths(&mut paths, kind);
     }
-    match group {
-        "authorization.k8s.io" => {
-            roots.push(("authorization/v1/SelfSubjectAccessReview", "SelfSubjectAccessReview"));
-            roots.push(("authorization/v1/SelfSubjectRulesReview", "SelfSubjectRulesReview"));
-        }
-        "policy" => roots.push(("policy/v1/Eviction", "Eviction")),
-        "authentication.k8s.io" => roots.push(("authentication/v1/SelfSubjectReview", "SelfSubjectReview")),
-        _ => {}
+    for (plural, _, kind, namespaced) in posted_to(group) {
+        roots.push((posted_type(group, kind), kind));
+        paths.insert(
+            collection_path(group, version, plural, *namespaced),
+            json!({"post": {
+                "x-kubernetes-action": "post",
+                "x-kubernetes-group-version-kind": gvk(group, version, kind),
+                "responses": {"201": {"description": "Created"}},
+            }}),
+        );
+    }
+    if group == "policy" {
+        roots.push(("policy/v1/Eviction", "Eviction"));
     }
     for (type_name, _) in &roots {
         collect(type_name, &mut types);
@@ -215,20 +221,25 @@ fn shape_value(shape: &Shape) -> Value {
     }
 }
 
+/// The type of what is posted and never stored.
+fn posted_type(group: &str, kind: &str) -> &'static str {
+    let short = group.split('.').next().filter(|short| !short.is_empty()).unwrap_or("core");
+    schema::find(&format!("{short}/v1/{kind}")).map_or("", |of| of.name)
+}
+
+fn collection_path(group: &str, version: &str, plural: &str, namespaced: bool) -> String {
+    let root = if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{group}/{version}") };
+    let space = if namespaced { "/namespaces/{namespace}" } else { "" };
+    format!("{root}{space}/{plural}")
+}
+
 /// `(path, has a name)` of a kind.
 fn kind_paths(kind: &Kind) -> Vec<(String, bool)> {
-    let root = if kind.group.is_empty() {
-        format!("/api/{}", kind.version)
-    } else {
-        format!("/apis/{}/{}", kind.group, kind.version)
-    };
-    let space = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
-    let mut paths = vec![
-        (format!("{root}{space}/{}", kind.plural), false),
-        (format!("{root}{space}/{}/{{name}}", kind.plural), true),
-    ];
+    let collection = collection_path(kind.group, kind.version, kind.plural, kind.namespaced);
+    let named = format!("{collection}/{{name}}");
+    let mut paths = vec![(collection, false), (named.clone(), true)];
     if kind.status {
-        paths.push((format!("{root}{space}/{}/{{name}}/status", kind.plural), true));
+        paths.push((format!("{named}/status"), true));
     }
     paths
 }
@@ -311,15 +322,19 @@ fn gnostic() -> Vec<u8> {
         for (path, kind) in patch_paths() {
             paths.message(2, |named_path| {
                 named_path.text(1, &path);
-                named_path.message(2, |item| item.message(8, |patch| gnostic_operation(patch, kind)));
+                named_path
+                    .message(2, |item| item.message(8, |patch| gnostic_operation(patch, &Root::of(kind))));
             });
         }
     });
     document.message(9, |definitions| {
         let mut types = BTreeSet::new();
-        KINDS.iter().for_each(|kind| collect(kind.type_name, &mut types));
+        let roots = roots();
+        roots.iter().for_each(|root| collect(root.type_name, &mut types));
         for of in types.into_iter().filter_map(schema::find) {
-            named_schema(definitions, 1, &public_name(of.name), |schema| gnostic_type(schema, of));
+            named_schema(definitions, 1, &public_name(of.name), |schema| {
+                gnostic_type(schema, of, roots.iter().find(|root| root.type_name == of.name));
+            });
         }
     });
     document.bytes
@@ -333,13 +348,40 @@ fn named_schema(into: &mut Encoder, number: u64, name: &str, fill: impl FnOnce(&
     });
 }
 
-fn gnostic_type(into: &mut Encoder, of: &'static schema::Type) {
+/// What clients name by group, version and kind.
+struct Root {
+    group: &'static str,
+    version: &'static str,
+    kind: &'static str,
+    type_name: &'static str,
+}
+
+impl Root {
+    fn of(kind: &Kind) -> Root {
+        Root { group: kind.group, version: kind.version, kind: kind.kind, type_name: kind.type_name }
+    }
+}
+
+/// All kinds, and what is posted and never stored.
+fn roots() -> Vec<Root> {
+    let groups = VIRTUAL_GROUPS.iter().map(|(group, _)| *group).chain([""]);
+    let posted = groups.flat_map(|group| {
+        posted_to(group).iter().map(move |(_, _, kind, _)| Root {
+            group,
+            version: "v1",
+            kind,
+            type_name: posted_type(group, kind),
+        })
+    });
+    KINDS.iter().map(|kind| Root::of(kind)).chain(posted).collect()
+}
+
+fn gnostic_type(into: &mut Encoder, of: &'static schema::Type, root: Option<&Root>) {
     into.text(4, of.description);
     for field in of.fields.iter().filter(|field| field.required) {
         into.text(19, field.name);
     }
     into.message(22, |of| of.text(1, "object"));
-    let root = KINDS.iter().find(|kind| kind.type_name == of.name);
     into.message(25, |properties| {
         for field in &of.fields {
             named_schema(properties, 1, field.name, |schema| {
@@ -350,8 +392,8 @@ fn gnostic_type(into: &mut Encoder, of: &'static schema::Type) {
             named_schema(properties, 1, name, |schema| gnostic_shape(schema, &Shape::String, ""));
         }
     });
-    if let Some(kind) = root {
-        into.message(31, |extension| gnostic_gvk(extension, kind, "- "));
+    if let Some(root) = root {
+        into.message(31, |extension| gnostic_gvk(extension, root, "- "));
     }
 }
 
@@ -390,15 +432,15 @@ fn gnostic_shape(into: &mut Encoder, shape: &Shape, description: &str) {
 }
 
 /// The extension by which clients find a kind; definitions carry a list of it (`- `), operations one.
-fn gnostic_gvk(extension: &mut Encoder, kind: &Kind, mark: &str) {
+fn gnostic_gvk(extension: &mut Encoder, root: &Root, mark: &str) {
     extension.text(1, "x-kubernetes-group-version-kind");
     let pad = " ".repeat(mark.len());
-    let (group, version, kind) = (kind.group, kind.version, kind.kind);
+    let Root { group, version, kind, .. } = root;
     let yaml = format!("{mark}group: {group:?}\n{pad}kind: {kind}\n{pad}version: {version}\n");
     extension.message(2, |any| any.text(2, &yaml));
 }
 
-fn gnostic_operation(patch: &mut Encoder, kind: &Kind) {
+fn gnostic_operation(patch: &mut Encoder, root: &Root) {
     // ParametersItem.parameter . Parameter.non_body_parameter . NonBodyParameter.query_parameter_sub_schema
     patch.message(8, |item| {
         item.message(1, |parameter| {
@@ -410,7 +452,7 @@ fn gnostic_operation(patch: &mut Encoder, kind: &Kind) {
             });
         });
     });
-    patch.message(13, |extension| gnostic_gvk(extension, kind, ""));
+    patch.message(13, |extension| gnostic_gvk(extension, root, ""));
 }
 
 #[cfg(test)]
@@ -439,6 +481,30 @@ mod tests {
                 assert!(document.pointer(pointer).is_some(), "{reference}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_posted_and_never_stored_is_explained_too() {
+        for (group, path, kind) in [
+            ("", "/api/v1/namespaces/{namespace}/bindings", "Binding"),
+            (
+                "authorization.k8s.io",
+                "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+                "SelfSubjectAccessReview",
+            ),
+            (
+                "authentication.k8s.io",
+                "/apis/authentication.k8s.io/v1/selfsubjectreviews",
+                "SelfSubjectReview",
+            ),
+        ] {
+            let document = document_value(group, "v1");
+            let named = &document["paths"][path]["post"]["x-kubernetes-group-version-kind"];
+            assert_eq!(named, &gvk(group, "v1", kind), "{path}");
+            let schema = &document["components"]["schemas"][public_name(posted_type(group, kind))];
+            assert_eq!(schema["x-kubernetes-group-version-kind"], json!([gvk(group, "v1", kind)]), "{path}");
+        }
+        assert!(roots().iter().all(|root| schema::find(root.type_name).is_some()));
     }
 
     #[test]

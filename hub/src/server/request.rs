@@ -59,6 +59,15 @@ impl Parameters {
     }
 
     pub(super) fn number(&self, key: &str) -> Result<Option<u64>, ApiError> {
+        self.parsed(key)
+    }
+
+    /// A number of seconds that may be negative.
+    pub(super) fn seconds(&self, key: &str) -> Result<Option<i64>, ApiError> {
+        self.parsed(key)
+    }
+
+    fn parsed<N: std::str::FromStr>(&self, key: &str) -> Result<Option<N>, ApiError> {
         match self.text(key) {
             "" => Ok(None),
             text => text.parse().map(Some).map_err(|_| {
@@ -119,6 +128,16 @@ pub(super) fn media_ranges(accept: &str) -> impl Iterator<Item = MediaRange<'_>>
 
 pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
+}
+
+/// Whether a person reads the answer: it was asked for with `pretty`, or by one of the programs that upstream takes for that.
+pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
+    let asked = Parameters::parse(parts.uri.query().unwrap_or("")).unwrap_or_default();
+    if asked.has("pretty") {
+        return asked.flag("pretty").unwrap_or(false);
+    }
+    let agent = header(&parts.headers, "user-agent");
+    ["curl", "Wget", "Mozilla/5.0"].iter().any(|program| agent.starts_with(program))
 }
 
 /// The first form that the client accepts and we can give.

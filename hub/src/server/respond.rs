@@ -22,6 +22,9 @@ const MAX_WARNINGS: usize = 16;
 /// Longest warning; upstream cuts there too.
 const MAX_WARNING_BYTES: usize = 256;
 
+/// Longest answer that is written for the eye; nobody reads more, and it costs several times its size.
+const MAX_PRETTY_BYTES: u64 = 1024 * 1024;
+
 /// Size of the parts of a long list: a few TLS records each.
 const PART_BYTES: usize = 64 * 1024;
 
@@ -88,6 +91,25 @@ pub(super) fn json(code: u16, value: &Value) -> Response<Body> {
 /// The last answer on its connection.
 pub(super) fn hang_up(mut response: Response<Body>) -> Response<Body> {
     response.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
+    response
+}
+
+/// The same JSON in lines that people read; watches and long answers stay as they are.
+pub(super) fn pretty(mut response: Response<Body>) -> Response<Body> {
+    let is_json = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|media| media.to_str().is_ok_and(|media| media.starts_with("application/json")));
+    let Body::Parts(parts) = response.body() else { return response };
+    let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
+    if !is_json || bytes > MAX_PRETTY_BYTES {
+        return response;
+    }
+    let text: Vec<u8> = parts.iter().flatten().copied().collect();
+    let read: Result<Value, _> = serde_json::from_slice(&text);
+    if let Ok(lines) = read.and_then(|value| serde_json::to_string_pretty(&value)) {
+        *response.body_mut() = Body::Parts(VecDeque::from([Bytes::from(lines), Bytes::from_static(b"\n")]));
+    }
     response
 }
 

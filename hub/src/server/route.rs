@@ -18,6 +18,8 @@ pub(super) enum Route {
     RulesReview,
     /// `POST` of "who am I".
     SelfReview,
+    /// `/`.
+    Index,
     /// `/api`.
     CoreVersions,
     /// `/apis`.
@@ -67,6 +69,9 @@ pub(super) fn parse(path: &str) -> Route {
         return Route::Unknown;
     }
     let trimmed = path.trim_matches('/');
+    if trimmed.is_empty() {
+        return Route::Index;
+    }
     let Some(segments) = trimmed.split('/').map(percent_decode).collect::<Option<Vec<String>>>() else {
         return Route::Unknown;
     };
@@ -212,6 +217,8 @@ mod tests {
         );
         check("/api/v1/namespaces/a/bindings", "Bindings(\"a\")");
         check("/api/v1/bindings", "Unknown");
+        check("/", "Index");
+        check("", "Index");
         check("/api", "CoreVersions");
         check("/apis", "Groups");
         check("/api/v1", "Resources(\"\", \"v1\")");
@@ -228,9 +235,6 @@ mod tests {
     #[test]
     fn what_is_not_served_is_unknown() {
         for path in [
-            "/",
-            "",
-            "//",
             "/api/v2",
             "/apis/apps/v1/deployments",
             "/apis/policy/v1/poddisruptionbudgets",
