@@ -25,6 +25,8 @@ pub(super) struct Rows {
     free: i64,
     /// Whose range it is that the rows being read lie in.
     reading: Option<Box<str>>,
+    /// What came or went since the last `commit`, by resource and place, with the number that it had before.
+    changed: Vec<(Box<str>, Box<str>, Option<i64>)>,
 }
 
 /// Why a row cannot be one of ours.
@@ -91,7 +93,9 @@ impl Rows {
             None => self.free_range()?,
         };
         self.last.insert(resource.into(), number);
-        self.of(resource).insert(key(namespace, name).into(), number);
+        let place: Box<str> = key(namespace, name).into();
+        self.changed.push((resource.into(), place.clone(), None));
+        self.of(resource).insert(place, number);
         Some(number)
     }
 
@@ -104,7 +108,25 @@ impl Rows {
 
     /// Forgets an object; its number, if it had one.
     pub(super) fn remove(&mut self, resource: &str, namespace: &str, name: &str) -> Option<i64> {
-        self.numbers.get_mut(resource)?.remove(key(namespace, name).as_str())
+        let (place, number) = self.numbers.get_mut(resource)?.remove_entry(key(namespace, name).as_str())?;
+        self.changed.push((resource.into(), place, Some(number)));
+        Some(number)
+    }
+
+    /// The file has what was added and removed.
+    pub(super) fn commit(&mut self) {
+        self.changed.clear();
+    }
+
+    /// As it was at the last `commit`. Numbers that were given since are left out, like those of removed objects.
+    pub(super) fn roll_back(&mut self) {
+        while let Some((resource, place, before)) = self.changed.pop() {
+            let numbers = self.of(&resource);
+            match before {
+                Some(number) => drop(numbers.insert(place, number)),
+                None => drop(numbers.remove(&place)),
+            }
+        }
     }
 
     fn of(&mut self, resource: &str) -> &mut HashMap<Box<str>, i64> {
@@ -161,6 +183,32 @@ mod tests {
         check(&[(i64::MAX - 1, "nodes")], "nodes", Some(i64::MAX));
         check(&[(i64::MAX, "nodes")], "nodes", None);
         check(&[(i64::MAX, "nodes")], "leases", None);
+    }
+
+    #[test]
+    fn what_is_rolled_back_is_as_it_was_and_its_numbers_are_not_given_again() {
+        let mut rows = Rows::default();
+        rows.read(4, "nodes", "", "kept").unwrap();
+        rows.add("nodes", "", "made");
+        rows.commit();
+        rows.remove("nodes", "", "kept");
+        assert_eq!(rows.add("nodes", "", "kept"), Some(6), "gone and made anew");
+        rows.remove("nodes", "", "made");
+        rows.add("nodes", "", "new");
+        rows.remove("nodes", "", "new");
+        rows.add("leases", "", "new");
+        rows.roll_back();
+        let found = [("nodes", "kept"), ("nodes", "made"), ("nodes", "new"), ("leases", "new")];
+        assert_eq!(
+            found.map(|(resource, name)| rows.find(resource, "", name)),
+            [Some(4), Some(5), None, None]
+        );
+        assert_eq!(
+            (rows.add("nodes", "", "next"), rows.add("leases", "", "next")),
+            (Some(8), Some(RANGE + 1))
+        );
+        rows.roll_back();
+        assert_eq!(rows.find("nodes", "", "made"), Some(5), "only the last commit's are undone");
     }
 
     #[test]

@@ -60,7 +60,7 @@ type Upgrade = fn(&Connection) -> rusqlite::Result<()>;
 pub struct Sqlite {
     connection: Connection,
     path: PathBuf,
-    /// `None` after a commit that failed: they are read again, from what the file has then.
+    /// `None` after a commit that failed for another reason than a full disk: they are read again, from what the file has then.
     rows: Option<Rows>,
     // held, never read: closing it releases the lock
     _lock: File,
@@ -288,9 +288,15 @@ impl Store for Sqlite {
             Some(rows) => rows,
             None => self.read_rows().map_err(|error| StoreError { message: error.to_string() })?,
         };
-        self.commit_all(&mut rows, changes, reserved).map_err(|error| failed("write", &self.path, &error))?;
+        let outcome = self.commit_all(&mut rows, changes, reserved);
+        match &outcome {
+            Ok(()) => rows.commit(),
+            // as long as the disk is full every change comes here, and to read all rows for each would keep the disk busy
+            Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => rows.roll_back(),
+            Err(error) => return Err(failed("write", &self.path, error)),
+        }
         self.rows = Some(rows);
-        Ok(())
+        outcome.map_err(|error| failed("write", &self.path, &error))
     }
 
     fn close(&mut self, revision: u64) -> Result<(), StoreError> {
@@ -347,6 +353,7 @@ fn copy_rows(store: &Connection) -> rusqlite::Result<()> {
         let (revision, json): (i64, Vec<u8>) = (row.get(3)?, row.get(4)?);
         let id = rows.add(&resource, &namespace, &name).ok_or_else(no_number)?;
         insert.execute(params![id, resource, namespace, name, revision, json])?;
+        rows.commit();
     }
     Ok(())
 }
@@ -655,6 +662,7 @@ mod tests {
         let remove = Change::Delete { resource: "nodes", namespace: "", name: "b" };
         let error = store.commit(&[put("new", 2), remove, too_much], Some(20)).unwrap_err();
         assert!(error.message.contains("full"), "{error}");
+        assert!(store.rows.is_some(), "a full disk has every change read all rows");
         assert_eq!(
             names(&mut store),
             (vec!["a@1".to_owned(), "b@1".to_owned()], Marks { reserved: 10, clean: None })
