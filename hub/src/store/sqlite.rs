@@ -27,8 +27,10 @@ const UPGRADES: &[Upgrade] = &[number_rows];
 const MAX_PAGES: i64 = 512 * 1024;
 /// The write-ahead log is cut back to this when it was folded back after a long backup.
 const LOG_BYTES: i64 = 16 * 1024 * 1024;
-/// Unused pages from which a start gives them back to the file system, when they are also more than half of the file.
+/// Unused pages from which a start gives them back to the file system, when they are also more than a third of the file. An upgrade
+/// leaves about half of it.
 const COMPACT_PAGES: i64 = 4096;
+const COMPACT_SHARE: i64 = 3;
 /// Time that systemd is asked for at an upgrade, and more for each byte of the file: written to the log, to the file and once more to
 /// give unused pages back, by a card that takes 5 MB a second.
 const UPGRADE_LEAST: Duration = Duration::from_secs(120);
@@ -69,9 +71,19 @@ pub struct Sqlite {
 impl Sqlite {
     /// Takes the directory's lock, then opens or makes the file in it and checks it.
     pub fn open(directory: &Path) -> Result<Sqlite, OpenError> {
+        Sqlite::open_limited(directory, MAX_PAGES)
+    }
+
+    fn open_limited(directory: &Path, max_pages: i64) -> Result<Sqlite, OpenError> {
         let lock = lock(directory)?;
         let path = directory.join("state.db");
-        if std::fs::metadata(&path).map_or(true, |metadata| metadata.len() == 0) {
+        let bytes = match std::fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
+            // it may be there: nothing is made in its place
+            Err(error) => return Err(OpenError::Directory(directory.to_owned(), error)),
+        };
+        if bytes == 0 {
             create(directory, &path)?;
         }
         let mut store = Sqlite { connection: connect(&path)?, path, rows: None, _lock: lock };
@@ -81,8 +93,8 @@ impl Sqlite {
         }
         store.check()?;
         store.upgrade(UPGRADES)?;
-        store.set_limit()?;
         store.compact()?;
+        store.set_limit(max_pages)?;
         store.rows = Some(store.read_rows()?);
         sync_directory(directory)?;
         Ok(store)
@@ -126,10 +138,10 @@ impl Sqlite {
             .map_err(|error| self.open_failed("read", &error))
     }
 
-    /// After an upgrade, which has room for two of each object.
-    fn set_limit(&self) -> Result<(), OpenError> {
+    /// After an upgrade, which has room for two of each object, and after the second is given back: no limit is below the present size.
+    fn set_limit(&self, pages: i64) -> Result<(), OpenError> {
         self.connection
-            .pragma_update_and_check(None, "max_page_count", MAX_PAGES, |_| Ok(()))
+            .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
             .map_err(|error| self.open_failed("set max_page_count on", &error))
     }
 
@@ -193,7 +205,7 @@ impl Sqlite {
                 .map_err(|error| self.open_failed("read", &error))
         };
         let (unused, all) = (number("freelist_count")?, number("page_count")?);
-        if unused < COMPACT_PAGES || unused * 2 < all {
+        if unused < COMPACT_PAGES || unused * COMPACT_SHARE < all {
             return Ok(());
         }
         log::info!("store {}: {unused} of {all} pages are unused, compacting", self.path.display());
@@ -292,7 +304,9 @@ impl Store for Sqlite {
         match &outcome {
             Ok(()) => rows.commit(),
             // as long as the disk is full every change comes here, and to read all rows for each would keep the disk busy
-            Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => rows.roll_back(),
+            Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => {
+                rows.roll_back()
+            }
             Err(error) => return Err(failed("write", &self.path, error)),
         }
         self.rows = Some(rows);
@@ -761,6 +775,33 @@ mod tests {
         drop(store);
         let after = std::fs::metadata(&path).unwrap().len();
         assert!(before > 20 << 20 && after < 1 << 20, "{before} then {after}");
+    }
+
+    #[test]
+    fn an_upgrade_leaves_no_larger_file_and_the_limit_of_its_size() {
+        const LIMIT: i64 = 8000;
+        let folder = Folder::new("upgrade-size");
+        let old = version_1::make(&folder.0, 900, None);
+        old.execute_batch("BEGIN").unwrap();
+        let mut insert = old.prepare("INSERT INTO objects VALUES ('x', '', ?1, 1, ?2)").unwrap();
+        // rows that take as much room in both versions
+        let json = [b' '; 900];
+        for number in 0..20_000 {
+            insert.execute(params![format!("n{number:05}"), json]).unwrap();
+        }
+        drop(insert);
+        // packed, as a restored backup is
+        old.execute_batch("COMMIT; VACUUM").unwrap();
+        let pages = |store: &Connection, of: &str| -> i64 {
+            store.query_row(&format!("PRAGMA {of}"), [], |row| row.get(0)).unwrap()
+        };
+        let before = pages(&old, "page_count");
+        assert!(before > COMPACT_PAGES && 2 * before > LIMIT, "{before} pages prove nothing");
+        drop(old);
+        let store = Sqlite::open_limited(&folder.0, LIMIT).unwrap();
+        let after = pages(&store.connection, "page_count");
+        assert!(after < before * 11 / 10, "{before} pages, then {after}");
+        assert_eq!(pages(&store.connection, "max_page_count"), LIMIT);
     }
 
     #[test]
