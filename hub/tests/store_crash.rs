@@ -195,7 +195,7 @@ fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_ki
 }
 
 #[test]
-fn systemd_is_asked_for_time_to_upgrade_and_for_none_otherwise() {
+fn systemd_is_asked_for_time_where_a_start_takes_long_and_for_none_otherwise() {
     let folder = Folder::new();
     Hub::start(&folder.0).terminate();
     // its whole path may be too long for a socket
@@ -217,9 +217,23 @@ fn systemd_is_asked_for_time_to_upgrade_and_for_none_otherwise() {
         hub.kill();
         messages
     };
+    let asked = |seconds: u64| {
+        let messages = told();
+        let expect = format!("EXTEND_TIMEOUT_USEC={seconds}000000");
+        assert_eq!((messages.len(), messages[0].trim_end()), (2, &*expect), "{messages:?}");
+    };
     assert_eq!(told().len(), 1);
     turn_back(&folder.0);
-    let upgrading = told();
-    assert!(upgrading[0].starts_with("EXTEND_TIMEOUT_USEC=120"), "{upgrading:?}");
+    asked(120);
     assert_eq!(told().len(), 1);
+    let store = || rusqlite::Connection::open(folder.0.join("state.db")).unwrap();
+    let filled =
+        |mib: usize| format!("CREATE TABLE x (y); INSERT INTO x VALUES (zeroblob({mib} * 1048576));");
+    // unused pages that are given back
+    store().execute_batch(&format!("{} DROP TABLE x;", filled(20))).unwrap();
+    asked(120 + 20);
+    assert_eq!(told().len(), 1);
+    // much to read
+    store().execute_batch(&filled(66)).unwrap();
+    asked(120 + 33);
 }

@@ -31,10 +31,14 @@ const LOG_BYTES: i64 = 16 * 1024 * 1024;
 /// leaves about half of it.
 const COMPACT_PAGES: i64 = 4096;
 const COMPACT_SHARE: i64 = 3;
-/// Time that systemd is asked for at an upgrade, and more for each byte of the file: written to the log, to the file and once more to
-/// give unused pages back, by a card that takes 5 MB a second.
-const UPGRADE_LEAST: Duration = Duration::from_secs(120);
-const UPGRADE_BYTES_PER_SEC: u64 = 1024 * 1024;
+/// From this size on systemd is asked for time at each start: smaller files are read in the 90 seconds that the unit gives it.
+const LARGE_BYTES: u64 = 64 * 1024 * 1024;
+/// Time that it is asked for, and more for each byte of the file.
+const PATIENCE_LEAST: Duration = Duration::from_secs(120);
+/// To read it three times (checked, numbered, loaded) from a card that gives 6 MB a second.
+const READ_BYTES_PER_SEC: u64 = 2 * 1024 * 1024;
+/// To write it to the log, to the file and once more to give unused pages back, by a card that takes 5 MB a second.
+const REWRITE_BYTES_PER_SEC: u64 = 1024 * 1024;
 /// Marks a file as ours in its header (`kedg`), so that a stranger's database is not mistaken for a store.
 pub(super) const APPLICATION_ID: i64 = 0x6b65_6467;
 /// Pages of the write-ahead log after which it is folded back: 4 MiB, bounding the file, the work at open, and how long writes stand
@@ -87,6 +91,9 @@ impl Sqlite {
             create(directory, &path)?;
         }
         let mut store = Sqlite { connection: connect(&path)?, path, rows: None, _lock: lock };
+        if bytes >= LARGE_BYTES {
+            store.ask_for_time("read", READ_BYTES_PER_SEC);
+        }
         store.set_pragmas()?;
         if store.is_empty()? {
             store.make()?;
@@ -187,7 +194,7 @@ impl Sqlite {
         }
         let newest = 1 + i64::try_from(steps.len()).unwrap_or(i64::MAX - 1);
         log::info!("upgrading store {} from version {version} to {newest}", self.path.display());
-        self.ask_for_time();
+        self.ask_for_time("upgrade", REWRITE_BYTES_PER_SEC);
         let all_or_nothing = || {
             let transaction = self.connection.unchecked_transaction()?;
             missing.iter().try_for_each(|step| step(&transaction))?;
@@ -209,6 +216,7 @@ impl Sqlite {
             return Ok(());
         }
         log::info!("store {}: {unused} of {all} pages are unused, compacting", self.path.display());
+        self.ask_for_time("compact", REWRITE_BYTES_PER_SEC);
         if let Err(error) = self.connection.execute_batch("VACUUM") {
             // a full disk is no reason not to start
             log::warn!("cannot compact store {}: {error}", self.path.display());
@@ -216,13 +224,14 @@ impl Sqlite {
         Ok(())
     }
 
-    /// A large store on a slow card takes longer than the minutes of a start; killed by systemd then, it would begin anew for ever.
-    fn ask_for_time(&self) {
+    /// A large store on a slow card takes longer than the minutes of a start; killed by systemd then, it would begin anew for ever. What
+    /// is asked for later never takes away what was given before.
+    fn ask_for_time(&self, to: &str, bytes_per_sec: u64) {
         let bytes = std::fs::metadata(&self.path).map_or(0, |file| file.len());
-        let time = UPGRADE_LEAST + Duration::from_secs(bytes / UPGRADE_BYTES_PER_SEC);
+        let time = PATIENCE_LEAST + Duration::from_secs(bytes / bytes_per_sec);
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(micros)]) {
-            log::warn!("cannot ask systemd for time to upgrade store {}: {error}", self.path.display());
+            log::warn!("cannot ask systemd for time to {to} store {}: {error}", self.path.display());
         }
     }
 
