@@ -5,7 +5,7 @@ help: ; @sed -n 's/^\([a-z]*\): ; @[^#]*## /  make \1\t/p' Makefile
 
 try: ; @.ci/try ## a hub and three nodes on this machine: a good config, bad ones, a crashing one
 test: ; @.ci/test ## everything: lint, build, all tests, the release agent, booted images
-lint: ; @.ci/lint ## format, clippy, licences, unit files
+lint: ; @.ci/lint ## format, clippy, licences, unit files, recipes
 bench: ; @.ci/bench ## what the agent and the hub cost: one table with the goal beside each figure, a quarter of an hour
 fuzz: ; @.ci/fuzz ## a minute of libFuzzer on everything a stranger or a disk can hand a node (FUZZ_SECONDS=3600 for an hour each)
 sim: ; @.ci/sim ## simulated lives of a node: 100,000 or two minutes of them (SEEDS=5000000 for that many, FIRST=n from there on)
