@@ -787,6 +787,26 @@ mod tests {
     }
 
     #[test]
+    fn an_upgrade_that_finds_the_disk_full_leaves_the_old_store_and_is_made_when_there_is_room() {
+        let folder = Folder::new("upgrade-full");
+        drop(version_1::make(&folder.0, 900, Some(60)));
+        let path = folder.0.join("state.db");
+        let store =
+            Sqlite { connection: connect(&path).unwrap(), path, rows: None, _lock: lock(&folder.0).unwrap() };
+        store.set_pragmas().unwrap();
+        // not a page more than the old form has
+        store.set_limit(1).unwrap();
+        let refused = store.upgrade(UPGRADES).unwrap_err().to_string();
+        assert!(refused.contains("cannot upgrade store") && refused.contains("full"), "{refused}");
+        assert_eq!(version(&store), Some(1));
+        drop(store);
+        let mut store = Sqlite::open(&folder.0).unwrap();
+        assert_eq!(version(&store), Some(SCHEMA_VERSION));
+        let expect = (version_1::objects(), Marks { reserved: 900, clean: Some(60) });
+        assert!(content(&mut store) == expect, "objects or marks differ");
+    }
+
+    #[test]
     fn an_upgrade_leaves_no_larger_file_and_the_limit_of_its_size() {
         const LIMIT: i64 = 8000;
         let folder = Folder::new("upgrade-size");
