@@ -11,7 +11,6 @@ use std::os::unix::fs::MetadataExt;
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
 /// Longest text of one record: what a stranger can make us log is bounded.
 const MAX_TEXT_BYTES: usize = 4096;
@@ -53,6 +52,12 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
+/// RFC 3339 with always three digits of a second, so that lines stand below each other and sort as text.
+fn time_text(now: OffsetDateTime) -> String {
+    let (hour, minute, second, millisecond) = now.to_hms_milli();
+    format!("{}T{hour:02}:{minute:02}:{second:02}.{millisecond:03}Z", now.date())
+}
+
 fn line(level: Level, target: &str, text: &str, now: Option<OffsetDateTime>) -> String {
     let (priority, name) = match level {
         Level::Error => (3, "error"),
@@ -62,9 +67,9 @@ fn line(level: Level, target: &str, text: &str, now: Option<OffsetDateTime>) -> 
     };
     let part = target.strip_prefix("kedge_hub").map_or(target, |rest| rest.trim_start_matches(':'));
     let part = if part.is_empty() { "hub" } else { part };
-    let mut line = match now.and_then(|now| now.replace_millisecond(now.millisecond()).ok()) {
+    let mut line = match now {
         None => format!("<{priority}>{part}: "),
-        Some(now) => format!("{} {name:<5} {part}: ", now.format(&Rfc3339).unwrap_or_default()),
+        Some(now) => format!("{} {name:<5} {part}: ", time_text(now)),
     };
     let mut shown = text;
     if text.len() > MAX_TEXT_BYTES {
@@ -100,6 +105,8 @@ mod tests {
         let now = Some(datetime!(2026-11-21 02:10:20.123456 UTC));
         check(Level::Info, "kedge_hub::lifecycle", "x", now, "2026-11-21T02:10:20.123Z info  lifecycle: x\n");
         check(Level::Error, "kedge_hub", "x", now, "2026-11-21T02:10:20.123Z error hub: x\n");
+        let round = Some(datetime!(2026-11-21 02:10:20 UTC));
+        check(Level::Warn, "kedge_hub", "x", round, "2026-11-21T02:10:20.000Z warn  hub: x\n");
         check(Level::Warn, "kedge_hub::store", "x", None, "<4>store: x\n");
         check(Level::Debug, "rustls", "x", None, "<7>rustls: x\n");
         check(Level::Info, "kedge_hub", "node \"a\nb\u{1b}[31m", None, "<6>hub: node \"a\\nb\\u{1b}[31m\n");
