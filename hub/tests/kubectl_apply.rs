@@ -107,6 +107,20 @@ fn who_applied_on_the_client_goes_over_to_the_server() {
 }
 
 #[test]
+fn what_others_set_since_client_side_apply_is_a_conflict() {
+    with_every_kubectl("ssa-since", |_, kubectl| {
+        kubectl.file("m.yaml", MAP);
+        kubectl.file("theirs.yaml", MAP.replace("\"2\"", "\"two\""));
+        kubectl.ok("apply -f m.yaml");
+        kubectl.ok("apply --server-side -f m.yaml");
+        kubectl.ok("apply --server-side --field-manager=others --force-conflicts -f theirs.yaml");
+        let refused = kubectl.fails("apply --server-side -f m.yaml");
+        contains(&refused, &["Apply failed with 1 conflict: conflict with \"others\": .data.b"]);
+        assert_eq!(data(kubectl, "m")["b"], "two");
+    });
+}
+
+#[test]
 fn managers_are_shown_only_when_asked_for() {
     with_every_kubectl("ssa-shown", |_, kubectl| {
         kubectl.file("m.yaml", MAP);

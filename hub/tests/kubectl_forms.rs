@@ -333,6 +333,9 @@ fn the_server_and_what_one_may_do_there_are_told_in_full() {
         contains(&deep, &["rollingUpdate", "maxUnavailable", "type"]);
         contains(&kubectl.ok("explain pod.spec.containers.resources.limits"), &["limits"]);
         contains(&kubectl.fails("explain pod.spec.nothing"), &["field \"nothing\" does not exist"]);
+        // what is posted and never listed
+        contains(&kubectl.ok("explain bindings"), &["Binding", "target"]);
+        contains(&kubectl.ok("explain selfsubjectaccessreviews.spec"), &["resourceAttributes"]);
         if kubectl.version != "1.20" {
             contains(&deep, &["maxUnavailable\t<IntOrString>"]);
             contains(
@@ -351,6 +354,7 @@ fn the_server_and_what_one_may_do_there_are_told_in_full() {
             &kubectl.ok("get --raw '/api/v1/namespaces/default/configmaps?limit=1'"),
             &["\"ConfigMapList\""],
         );
+        contains(&kubectl.ok("get --raw /?pretty=1"), &["    \"/apis/apps/v1\",\n"]);
         kubectl.ok("delete --raw /api/v1/namespaces/default/configmaps/raw");
         contains(&kubectl.fails("cluster-info"), &["the server doesn't have a resource type \"services\""]);
         contains(&kubectl.ok("version"), &["+kedge"]);

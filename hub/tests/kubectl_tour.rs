@@ -336,6 +336,17 @@ fn errors_are_told_as_people_know_them() {
             &["ConfigMap \"UPPER\" is invalid", "a lowercase RFC 1123 subdomain"],
         );
         check("label cm m a/b/c=x", &["a/b/c"]);
+        check("get cm -l a=b=c", &["found '=', expected: ',' or 'end of string'"]);
+        check("get cm -l 'a in b'", &["unable to parse requirement: found 'b' expected: '('"]);
+        check(
+            r#"patch cm m -p '{"metadata":{"name":"n"}}'"#,
+            &["(BadRequest): the name of the object (n) does not match the name on the URL (m)"],
+        );
+        kubectl.file("large", "x".repeat(1024 * 1024 + 1));
+        check(
+            "create cm large --from-file=large",
+            &["ConfigMap \"large\" is invalid: []: Too long: may not be more than 1048576 bytes"],
+        );
 
         let stale = json(&kubectl.ok("get cm m -o json"));
         kubectl.ok("label cm m newer=yes");
