@@ -122,7 +122,8 @@ impl fmt::Display for OpenError {
             ),
             OpenError::TooNew(path, version) => write!(
                 out,
-                "store {} has schema version {version}, this hub knows {}: use the newer hub that wrote it",
+                "store {} has schema version {version}, this hub knows {}: use the newer hub that wrote it, or restore a backup \
+                 that an older one made",
                 path.display(),
                 sqlite::SCHEMA_VERSION
             ),

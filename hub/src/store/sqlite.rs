@@ -917,7 +917,9 @@ mod tests {
             .unwrap()
             .execute("UPDATE meta SET value = 99 WHERE key = 'schema'", [])
             .unwrap();
-        refused("schema version 99");
+        refused(
+            "schema version 99, this hub knows 2: use the newer hub that wrote it, or restore a backup that an older one made",
+        );
         std::fs::remove_file(&path).unwrap();
         let mut store = Sqlite::open(&folder.0).unwrap();
         let text = "x".repeat(3000).into_bytes();
