@@ -369,7 +369,7 @@ impl Configuration {
         if !known {
             return Forgiveness::NothingKnown;
         }
-        if self.reset || self.is_exiting() {
+        if self.is_exiting() {
             return Forgiveness::Exiting;
         }
         if self.forgive.len() >= WAITING_TO_BE_FORGIVEN && !self.waits_to_be_forgiven(uid) {
@@ -829,11 +829,11 @@ impl Configuration {
     }
 
     fn asked_for(&mut self) -> Option<Transition> {
-        if std::mem::take(&mut self.reset) {
+        let Some(uid) = self.forgive.first().cloned() else {
             let why = "reset to the local config on request, restarting to use it".to_owned();
-            return Some(Transition::Unassign { node_uid: self.node_uid_or_recorded(), why });
-        }
-        let uid = self.forgive.first()?.clone();
+            return std::mem::take(&mut self.reset)
+                .then(|| Transition::Unassign { node_uid: self.node_uid_or_recorded(), why });
+        };
         let mut bad = match &self.disk.bad_configs {
             Known::Is(bad) => bad.clone(),
             _ => BadConfigs::default(),

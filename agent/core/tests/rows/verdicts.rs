@@ -541,18 +541,30 @@ fn what_an_exit_on_its_way_would_not_come_to_is_not_promised() {
 }
 
 #[test]
-fn a_reset_that_waits_comes_before_what_is_asked_after_it() {
-    let (mut world, _) = World::known_good();
-    let uid = world.adopt("b", "broken: [");
-    world.handle(Event::Forgive(uid.clone()));
+fn a_reset_waits_for_what_was_promised_and_comes_then() {
+    let mut world = World::new();
+    let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
+    world.disk.put(
+        "0.1.0/bad-configs.json",
+        json!({"one": entry, "two": entry, "three": entry}).to_string().as_bytes(),
+    );
+    world.start();
+    let uid = world.adopt("a", &payload(A, ""));
+    world.handle(Event::Forgive("one".into()));
     assert_eq!(world.report().config.transition, Some("forgive"), "its write is on its way");
+    world.handle(Event::Forgive("two".into()));
     world.handle(Event::Reset);
     let node = &world.process.as_ref().expect("it runs").node;
-    assert_eq!(node.forgiveness(&uid), Forgiveness::Exiting);
+    assert_eq!(node.forgiveness("three"), Forgiveness::Taken);
     assert_eq!(node.reset_refusal(), None, "who asks twice is not refused");
+    world.handle(Event::Forgive("three".into()));
+    assert_eq!(world.file("current").expect("there")["uid"], json!(uid));
     world.turn();
     assert!(world.exited());
-    assert_eq!(world.bad_configs().get(&uid), None, "what was asked before was done");
+    assert_eq!(
+        (world.bad_configs(), &world.file("current").expect("there")["local"]),
+        (json!({}), &json!(true))
+    );
 }
 
 #[test]
