@@ -260,8 +260,10 @@ async fn create_once(
     options: &WriteOptions<'_>,
 ) -> Result<Answer, ApiError> {
     let claim = apply::take_claim(&mut value);
+    let given: Vec<bool> = kind.admitted.iter().map(|path| at(&value, path).is_some()).collect();
     let mut value = new_object(kind, value)?;
-    apply::track(kind, None, &mut value, claim, options.owner, (false, &now_text()));
+    let before = set_by_nobody(kind, &value, &given);
+    apply::track(kind, &before, &mut value, claim, options.owner, (false, &now_text()));
     let name = text(&value, &["metadata", "name"]).to_owned();
     check_namespace(hub, kind, namespace, &name)?;
     (options.admit)(None, &value)?;
@@ -294,6 +296,22 @@ pub fn check_place(of: &str, given: &str, asked: &str) -> Result<(), ApiError> {
         }
         _ => format!("the name of the object ({given}) does not match the name on the URL ({asked})"),
     }))
+}
+
+/// Of a new object that which its creator did not set: the parts that every object has, a status that is not the creator's to
+/// give, and what admission added (`given` says which of it the creator had given).
+fn set_by_nobody(kind: &Kind, new: &Value, given: &[bool]) -> Value {
+    let mut before = Value::Object(Map::new());
+    kind.complete(&mut before);
+    if kind.status && !kind.status_on_create {
+        before["status"] = new["status"].clone();
+    }
+    for (path, _) in kind.admitted.iter().zip(given).filter(|(_, given)| !**given) {
+        if let (Some(value), [part, field]) = (at(new, path), path) {
+            before[part][field] = value.clone();
+        }
+    }
+    before
 }
 
 /// The namespace of the body must be that of the path, or absent.
@@ -464,7 +482,7 @@ pub async fn edit(
         let mut new = merged_with_old(kind, part, &old, wanted)?;
         // asked only where it matters: a node's renewals, which are most writes, have no managers
         let renewal = matches!(options.owner, Owner::Updates(_)) && is_renewal(kind, &old, &new);
-        apply::track(kind, Some(&old), &mut new, claim, options.owner, (renewal, &now_text()));
+        apply::track(kind, &old, &mut new, claim, options.owner, (renewal, &now_text()));
         (options.admit)(Some(&old), &new)?;
         if same_but_version(&old, &new) {
             return Ok(Answer::of(current).warned(kind, &new, Some(&old)));

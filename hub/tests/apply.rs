@@ -170,6 +170,40 @@ fn every_write_says_who_it_was() {
 }
 
 #[test]
+fn what_admission_adds_is_nobodys() {
+    let (_folder, hub) = hub();
+    let mut client = hub.admin();
+    let mut fields = |path: &str, object: &Value| {
+        let made = client.post(&format!("{path}?fieldManager=maker"), object).expect(201);
+        made["metadata"]["managedFields"][0]["fieldsV1"].clone()
+    };
+    let labelled = json!({"metadata": {"name": "n", "labels": {"a": "1"}}});
+    let labels = json!({"f:metadata": {"f:labels": {".": {}, "f:a": {}}}});
+    assert_eq!(fields(NODES, &labelled), labels, "the taint of a new node");
+    let mut tainted = labelled.clone();
+    tainted["metadata"]["name"] = "o".into();
+    tainted["spec"] = json!({"taints": [{"key": "k", "effect": "NoSchedule"}]});
+    assert_eq!(fields(NODES, &tainted)["f:spec"], json!({"f:taints": {}}), "taints of its own");
+    let space = fields("/api/v1/namespaces", &json!({"metadata": {"name": "s"}}));
+    let name = json!({".": {}, "f:kubernetes.io/metadata.name": {}});
+    assert_eq!(space, json!({"f:metadata": {"f:labels": name}}), "a label is a default, a finalizer is not");
+    let pod = json!({"metadata": {"name": "p"}, "spec": {"serviceAccountName": "default", "containers": [{"name": "c", "image": "i"}]}});
+    let spec = fields("/api/v1/namespaces/default/pods", &pod)["f:spec"].clone();
+    let names: Vec<&str> = spec.as_object().unwrap().keys().map(String::as_str).collect();
+    let own = [
+        "f:containers",
+        "f:dnsPolicy",
+        "f:enableServiceLinks",
+        "f:restartPolicy",
+        "f:schedulerName",
+        "f:securityContext",
+        "f:serviceAccountName",
+        "f:terminationGracePeriodSeconds",
+    ];
+    assert_eq!(names, own);
+}
+
+#[test]
 fn old_updates_become_one_entry() {
     let (_folder, hub) = hub();
     let mut client = hub.admin();

@@ -77,19 +77,17 @@ fn put(value: &mut Value, entries: Vec<Entry>) {
 }
 
 /// Writes `managedFields` of `new`, which has none: what the old object said, what the client claims, and what this change does.
-/// `volatile` says that nothing but a renewal happens. `now` is the time of the change.
+/// For a new object the old one is what in it was set by nobody. `volatile` says that nothing but a renewal happens. `now` is the
+/// time of the change.
 pub fn track(
     kind: &'static Kind,
-    old: Option<&Value>,
+    old: &Value,
     new: &mut Value,
     claim: Option<Value>,
     owner: Owner<'_>,
     (volatile, now): (bool, &str),
 ) {
-    // what every object has was set by nobody
-    let mut empty = Value::Object(Map::new());
-    kind.complete(&mut empty);
-    let known = old.and_then(|old| at(old, &["metadata", "managedFields"]));
+    let known = at(old, &["metadata", "managedFields"]);
     let manager = match owner {
         Owner::Applied => {
             if let (Some(claim), Some(meta)) = (claim, new.get_mut("metadata").and_then(Value::as_object_mut))
@@ -111,11 +109,8 @@ pub fn track(
             claimed.or_else(|| known.and_then(managers::decode)).unwrap_or_default()
         }
     };
-    let changed = typed::compare(kind.schema(), old.unwrap_or(&empty), new);
-    let mut set = changed.set.without_identity();
-    if old.is_none() && kind.status && !kind.status_on_create {
-        set = set.without_field("status");
-    }
+    let changed = typed::compare(kind.schema(), old, new);
+    let set = changed.set.without_identity();
     let writer = manager.map(|manager| Entry::of(kind, manager, Operation::Update));
     managers::update(&mut entries, writer, &set, &changed.removed, (!volatile).then_some(now));
     put(new, entries);

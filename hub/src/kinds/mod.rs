@@ -74,6 +74,9 @@ pub struct Kind {
     pub cells: fn(&Value, time::OffsetDateTime) -> Vec<Value>,
     /// Fills in what the API server decides, before validation; `old` is absent at creation.
     pub prepare: fn(new: &mut Value, old: Option<&Value>),
+    /// What `prepare` adds to a new object that upstream adds by admission: it is nobody's, other than defaults, which are the
+    /// creator's.
+    pub admitted: &'static [&'static [&'static str]],
     /// The kind's own rules; metadata was judged before.
     pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>),
     /// Sentences for `Warning` headers about a change that is accepted; only about what this change sets, so that nobody
@@ -159,6 +162,7 @@ impl Kind {
         columns: &[table::Column::NAME, table::Column::AGE],
         cells: |object, now| vec![text(object, &["metadata", "name"]).into(), table::age(object, now)],
         prepare: no_defaults,
+        admitted: &[],
         validate: no_rules,
         warnings: no_warnings,
     };

@@ -30,6 +30,7 @@ pub static NAMESPACE: Kind = Kind {
     columns: &[Column::NAME, Column::text("Status"), Column::AGE],
     cells,
     prepare,
+    admitted: &[&["spec", "finalizers"]],
     ..Kind::USUAL
 };
 

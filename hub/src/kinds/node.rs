@@ -43,6 +43,7 @@ pub static NODE: Kind = Kind {
     ],
     cells,
     prepare,
+    admitted: &[&["spec", "taints"]],
     validate,
     warnings,
     ..Kind::USUAL

@@ -57,6 +57,13 @@ pub static POD: Kind = Kind {
     ],
     cells,
     prepare,
+    admitted: &[
+        &["spec", "serviceAccountName"],
+        &["spec", "serviceAccount"],
+        &["spec", "priority"],
+        &["spec", "preemptionPolicy"],
+        &["spec", "tolerations"],
+    ],
     validate,
     ..Kind::USUAL
 };
