@@ -105,7 +105,7 @@ fn run(data: &[u8]) {
     for owner in [Owner::Updates(&manager(b'-')), Owner::Nobody] {
         let mut updated = once.clone();
         let claim = apply::take_claim(&mut updated);
-        apply::track(kind, Some(&then), &mut updated, claim, owner, (false, "2026-01-01T00:00:00Z"));
+        apply::track(kind, &then, &mut updated, claim, owner, (false, "2026-01-01T00:00:00Z"));
         let mut conforming = updated.clone();
         assert!(schema::conform(kind.schema(), &mut conforming).unknown.is_empty(), "{updated}");
     }
