@@ -813,7 +813,7 @@ impl Configuration {
         if !self.facts.dynamic {
             return None;
         }
-        if let Some(kind) = self.asked_for() {
+        if let Some(kind) = self.asked_for(now) {
             return Some(kind);
         }
         let from_source = self.compare_source(now);
@@ -828,10 +828,11 @@ impl Configuration {
             .or_else(|| self.beside_a_fallback(now))
     }
 
-    fn asked_for(&mut self) -> Option<Transition> {
+    fn asked_for(&self, now: Now) -> Option<Transition> {
         let Some(uid) = self.forgive.first().cloned() else {
             let why = "reset to the local config on request, restarting to use it".to_owned();
-            return std::mem::take(&mut self.reset)
+            // until it is done: it was promised
+            return (self.reset && now.mono >= self.not_before)
                 .then(|| Transition::Unassign { node_uid: self.node_uid_or_recorded(), why });
         };
         let mut bad = match &self.disk.bad_configs {

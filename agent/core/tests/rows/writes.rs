@@ -329,6 +329,22 @@ fn a_write_that_fails_is_told_once_with_the_transition_it_belonged_to() {
 }
 
 #[test]
+fn a_reset_that_cannot_be_written_is_made_when_the_disk_works_again() {
+    let (mut world, _) = World::known_good();
+    world.disk.fault = WriteFault::All;
+    world.handle(Event::Reset);
+    world.run_for(HOUR);
+    assert!(!world.exited());
+    assert_eq!(world.used(), A);
+    let told = "ConfigNotRecorded: unassign: a write failed (no space left on device); nothing was changed, trying again \
+                later";
+    assert_eq!(world.take_events(), [told]);
+    world.disk.fault = WriteFault::None;
+    world.run_until_exit(2 * MINUTE);
+    assert_eq!(world.file("current").expect("there")["local"], json!(true));
+}
+
+#[test]
 fn a_verdict_that_cannot_be_written_falls_back_anyway_keeps_its_proof_and_says_so() {
     let (mut world, good) = World::known_good();
     let bad = world.adopt("b", &short(B, "10m", 0));
