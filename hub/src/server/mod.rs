@@ -24,8 +24,8 @@ use std::fmt;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -50,6 +50,8 @@ use respond::Body;
 const MAX_CONNECTIONS: usize = 16_384;
 /// A client that does not finish its TLS handshake in this time is cut off. Slow links need seconds, not minutes.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often a line is written that strangers can provoke: often enough to be found, too rarely to fill a journal.
+const SPARING_PERIOD: Duration = Duration::from_secs(60);
 /// A request's headers must be complete in this time, counted from when the connection becomes idle: so it is also how
 /// long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(400);
@@ -89,10 +91,30 @@ pub(crate) struct Server {
 pub(crate) struct Counters {
     pub(crate) connections: AtomicUsize,
     pub(crate) refused_handshakes: AtomicU64,
+    handshake_lines: Mutex<Sparing>,
     pub(crate) in_flight: AtomicUsize,
     /// Answers by hundreds of their status.
     pub(crate) answers: [AtomicU64; 6],
     pub(crate) panics: AtomicU64,
+}
+
+/// A line that strangers can provoke is written once in [`SPARING_PERIOD`].
+#[derive(Debug, Default)]
+struct Sparing {
+    written: Option<Instant>,
+    unwritten: u64,
+}
+
+impl Sparing {
+    /// One more cause. If its line may be written now: how many before it had none.
+    fn one_more(&mut self, now: Instant) -> Option<u64> {
+        if self.written.is_some_and(|written| now.duration_since(written) < SPARING_PERIOD) {
+            self.unwritten += 1;
+            return None;
+        }
+        self.written = Some(now);
+        Some(std::mem::take(&mut self.unwritten))
+    }
 }
 
 /// Serves until `shutdown` resolves, then stops accepting, ends all watches, lets requests in flight finish, writes what is
@@ -211,7 +233,7 @@ async fn connection(
     // answers are small and wait for nothing: no delay for the sake of fuller packets
     socket.set_nodelay(true)?;
     // boxed: what only the handshake needs is not kept with the connection
-    let socket = Box::pin(shake_hands(socket, tls, server)).await?;
+    let socket = Box::pin(shake_hands(socket, from, tls, server)).await?;
     let certificate = socket.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = Arc::new(certificate.and_then(|der| Identity::from_client_certificate(der)));
     converse(socket, server, Caller { identity, from }, stopped).await
@@ -254,17 +276,38 @@ where
 
 async fn shake_hands(
     socket: TcpStream,
+    from: IpAddr,
     tls: TlsAcceptor,
     server: &Server,
 ) -> Result<standing::Link<TlsStream<stream::Stalling>>, ConnectionError> {
     let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream::Stalling::new(socket))).await;
     let refused = match handshake {
         Ok(Ok(socket)) => return Ok(standing::Link::new(socket)),
-        Ok(Err(error)) => error.into(),
+        Ok(Err(error)) => {
+            tell_of_refused(&error, from, server);
+            error.into()
+        }
         Err(_) => "the TLS handshake took too long".into(),
     };
     server.counters.refused_handshakes.fetch_add(1, Ordering::Relaxed);
     Err(refused)
+}
+
+/// Who wonders why a node does not come finds the reason in the log. Only what TLS itself found wrong: who looks whether the port is
+/// open and leaves is nothing to tell.
+fn tell_of_refused(error: &std::io::Error, from: IpAddr, server: &Server) {
+    if error.kind() != std::io::ErrorKind::InvalidData {
+        return;
+    }
+    let lines = &server.counters.handshake_lines;
+    let before = lines.lock().unwrap_or_else(PoisonError::into_inner).one_more(Instant::now());
+    match before {
+        Some(0) => log::warn!("TLS handshake with {from} failed: {error}"),
+        Some(before) => {
+            log::warn!("TLS handshake with {from} failed: {error}; {before} more since the last line")
+        }
+        None => {}
+    }
 }
 
 /// Answers requests until the connection ends, or until one of them is a watch that can stand by itself.
@@ -427,6 +470,20 @@ mod tests {
             self.server.hub.close();
             let _ = std::fs::remove_dir_all(&self.data_dir);
         }
+    }
+
+    #[test]
+    fn a_line_that_strangers_provoke_is_written_once_a_minute_and_counts_the_rest() {
+        let start = Instant::now();
+        let mut lines = Sparing::default();
+        let mut check = |secs, expect| assert_eq!(lines.one_more(start + Duration::from_secs(secs)), expect);
+        check(0, Some(0));
+        check(1, None);
+        check(59, None);
+        check(60, Some(2));
+        check(61, None);
+        check(500, Some(1));
+        check(1000, Some(0));
     }
 
     fn identity(user: &str, group: &str) -> Identity {
