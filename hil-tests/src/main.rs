@@ -320,16 +320,26 @@ impl<'a> Run<'a> {
         let _ = std::fs::copy(machine.log(), to.join("qemu.log"));
         let _ = std::fs::copy(self.hub.log(), to.join("hub.log"));
         let _ = machine.kept().and_then(|kept| copy_tree(&kept, &to));
-        let journal = machine.run(
-            "journalctl --no-pager -o short-monotonic -n 2000; dmesg | tail -100",
-            Duration::from_secs(60),
-        );
-        if let Ok((_, journal)) = journal {
-            let _ = std::fs::write(to.join("journal.log"), journal);
+        for (file, command) in ASKED_AFTER_FAILURE {
+            if let Ok((_, said)) = machine.run(command, Duration::from_secs(60)) {
+                let _ = std::fs::write(to.join(file), said);
+            }
         }
         self.teller.say(Tone::Bad, &format!("logs: {}", to.display()));
     }
 }
+
+/// What the guest is asked after a failure, and the file that keeps it. The agent's own state first, for a journal may be lost, or hang.
+const ASKED_AFTER_FAILURE: [(&str, &str); 3] = [
+    (
+        "agent.log",
+        "systemctl list-jobs --no-pager; systemctl --failed --no-pager; systemctl status --no-pager kedge kedge-provision; \
+         cat /run/kedge/*; p=$(systemctl show -P MainPID kedge); for t in /proc/$p/task/*; do cat $t/comm $t/wchan $t/stack; echo; done; \
+         ls -l /proc/$p/fd; cat /proc/mounts; ps ax; ip address; ls -lR /etc/kedge /var/lib/kedge",
+    ),
+    ("kernel.log", "dmesg | tail -500"),
+    ("journal.log", "journalctl --no-pager -o short-monotonic -n 2000"),
+];
 
 /// A story that must fail, because of this.
 fn tell_sabotaged(stage: &mut Stage<'_>, story: &Story, sabotage: &Sabotage) -> Result<(), HilError> {

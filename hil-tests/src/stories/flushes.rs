@@ -226,7 +226,7 @@ fn repair(file: &Path) -> Result<(), HilError> {
     {
         ends("e2fsck", &["-f", "-y", "-b", "32768", "-B", "4096"])?;
     }
-    if ends("e2fsck", &["-p"])?.0 < UNCORRECTED {
+    if ends("e2fsck", &["-f", "-p"])?.0 < UNCORRECTED {
         return Ok(());
     }
     match ends("e2fsck", &["-f", "-y"])? {

@@ -201,7 +201,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "state-corrupted",
-        "the state partition is corrupted at random places",
+        "the state partition is corrupted: its superblock, its bitmaps, the identity, random blocks",
         false,
         Needs::Nothing,
         surroundings::state_corrupted,

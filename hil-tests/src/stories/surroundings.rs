@@ -254,21 +254,24 @@ pub(super) fn state_read_only(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// After damage to the disk: a boot by itself, the identity, the heartbeat, and what the hub says is assigned.
-fn comes_back_from_damage(stage: &mut Stage<'_>, uid: &str) -> Result<(), HilError> {
+/// After damage to the disk: a boot by itself, the identity, the heartbeat, and what the hub says is assigned. What was said about the damage.
+fn comes_back_from_damage(stage: &mut Stage<'_>, uid: &str) -> Result<String, HilError> {
     stage.power_cut()?;
     stage.renews()?;
     stage.ready()?;
-    let said = stage.guest("dmesg | grep kedge-image || true")?;
+    let said = stage.guest(
+        "dmesg | grep kedge-image; journalctl -b -u kedge-provision -o cat | grep provision: || true",
+    )?;
     let found = condition(&stage.node()?, "ConfigOK");
     stage.say(&format!("back and Ready; ConfigOK {found:?}"));
-    for line in said.lines().take(4) {
+    for line in said.lines().take(8) {
         stage.say(line);
     }
     stage.wait("edge-good, or the local config with a word about it", patience(), |stage| {
         let found = condition(&stage.node()?, "ConfigOK");
         Ok(if found.1.contains(uid) || found.0 != "True" { Ok(()) } else { Err(format!("{found:?}")) })
-    })
+    })?;
+    Ok(said)
 }
 
 pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
@@ -280,19 +283,46 @@ pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
+/// Overwrites blocks of the state partition, those whose numbers the command prints, and resets at once, for the kernel writes what it
+/// has over the damage when it next has something to note there. Of the command, `$d` is the partition and `$s` a block's size.
+fn overwritten(stage: &mut Stage<'_>, what: &str, blocks: &str) -> Result<(), HilError> {
+    let each = "while read b; do dd if=/dev/urandom of=$d bs=$s seek=$b count=1 oflag=direct conv=notrunc || exit 1; done";
+    stage.machine.run_last(&format!(
+        "d=/dev/disk/by-partlabel/state; s=$(dumpe2fs -h $d | sed -n 's/^Block size: *//p'); sync; {blocks} >/run/blocks && \
+         [ -s /run/blocks ] && {each} </run/blocks && echo b >/proc/sysrq-trigger"
+    ))?;
+    stage.machine.wait_event("RESET", patience())?;
+    stage.say(&format!("{what} overwritten"));
+    Ok(())
+}
+
 pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    // First, while all copies are still whole; and reset at once, for the kernel writes the superblock it has over the damage when it
-    // next has something to note there.
-    stage.machine.run_last(
-        "sync; dd if=/dev/urandom of=/dev/disk/by-partlabel/state bs=4096 count=16 oflag=direct conv=notrunc && echo b >/proc/sysrq-trigger",
-    )?;
-    stage.machine.wait_event("RESET", patience())?;
-    stage.say("the first 64 KiB overwritten");
-    comes_back_from_damage(stage, &uid)?;
-    let said = stage.guest("dmesg | grep kedge-image || true")?;
+    // first, while all copies are still whole
+    overwritten(stage, "the first 64 KiB", "seq 0 $((65536 / s - 1))")?;
+    let said = comes_back_from_damage(stage, &uid)?;
     let is_taken = said.contains("a copy of it was taken");
     stage.expect(&format!("a copy of the superblock was taken: {said}"), is_taken, true)?;
+    overwritten(
+        stage,
+        "all block bitmaps",
+        "dumpe2fs $d | sed -n 's/.*Block bitmap at \\([0-9]*\\).*/\\1/p'",
+    )?;
+    comes_back_from_damage(stage, &uid)?;
+    // not a file system that took no more writes when the kernel came upon the first of them
+    stage.guest("touch /var/lib/kedge/x && sync /var/lib/kedge/x && rm /var/lib/kedge/x")?;
+    overwritten(
+        stage,
+        "what stands in the kubeconfig, the node's name and the machine id",
+        "for f in kedge/kubeconfig kedge/node-name machine-id; do debugfs -R \"blocks /etc/$f\" $d; done | tr ' ' '\\n' | sed '/^$/d'",
+    )?;
+    comes_back_from_damage(stage, &uid)?;
+    let damaged = stage.guest("cd /etc/kedge && ls *.damaged")?;
+    stage.expect(
+        "set aside",
+        damaged.split_whitespace().collect::<Vec<_>>(),
+        vec!["kubeconfig.damaged", "node-name.damaged"],
+    )?;
     for blocks in [20, 200, 2000] {
         let mut left: u32 = blocks;
         while left > 0 {
