@@ -327,6 +327,8 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
     let as_bob = [("impersonate-user", "bob"), ("content-type", "application/json")];
     admin.send("DELETE", "/api/v1/nodes/edge", &as_bob, b"").expect(403);
     node.send("DELETE", "/api/v1/nodes/edge", &as_bob, b"").expect(403);
+    node.send("POST", "/api/v1/namespaces/default/bindings", &as_bob, binding.to_string().as_bytes())
+        .expect(403);
     let as_node = [("impersonate-user", "system:node:edge"), ("impersonate-group", "system:nodes")];
     let patch = [as_node[0], as_node[1], ("content-type", "application/merge-patch+json")];
     admin
@@ -356,6 +358,7 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
             format!("{admin} create configmaps {} 201", &lines[3]["name"].as_str().unwrap()[..4]),
             format!("{admin} as bob delete nodes edge 403"),
             "system:node:edge as bob delete nodes edge 403".to_owned(),
+            "system:node:edge as bob create pods  403".to_owned(),
             format!("{admin} as system:node:edge patch nodes edge 200"),
             format!("{admin} delete nodes edge 200"),
         ]

@@ -75,8 +75,14 @@ async fn answer(
         Ok(identity) => asked.identity = identity,
         Err(refused) => {
             let outcome = Err(refused);
-            if let Route::Target(target) = &route {
-                audit(&asked, verb(&parts.method, target, &asked.parameters)?, target, &outcome);
+            match &route {
+                Route::Target(target) => {
+                    audit(&asked, verb(&parts.method, target, &asked.parameters)?, target, &outcome);
+                }
+                Route::Bindings(namespace) if parts.method == Method::POST => {
+                    audit(&asked, "create", &unnamed_binding(namespace), &outcome);
+                }
+                _ => {}
             }
             return outcome;
         }
@@ -99,7 +105,7 @@ async fn answer(
             let body = request::body(body).await?;
             reviews::answer(&asked, &route, &body)
         }
-        Route::Bindings(namespace) => bindings(&asked, namespace, body).await,
+        Route::Bindings(namespace) => bindings(&asked, &namespace, body).await,
         route => {
             authorize_path(&asked)?;
             path(&asked, route)
@@ -110,17 +116,26 @@ async fn answer(
 /// `POST` to `bindings` of a namespace: the pod is named in the body.
 async fn bindings(
     asked: &Asked<'_>,
-    namespace: String,
+    namespace: &str,
     body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
     if asked.parts.method != Method::POST {
         return Err(ApiError::method_not_allowed());
     }
-    let mut target =
-        Target { kind: &kinds::POD, namespace, name: String::new(), subresource: "binding".to_owned() };
+    let mut target = unnamed_binding(namespace);
     let outcome = bind(asked, &mut target, body).await;
     audit(asked, "create", &target, &outcome);
     outcome
+}
+
+/// The target of a `POST` to `bindings` before its body was read.
+fn unnamed_binding(namespace: &str) -> Target {
+    Target {
+        kind: &kinds::POD,
+        namespace: namespace.to_owned(),
+        name: String::new(),
+        subresource: "binding".to_owned(),
+    }
 }
 
 /// Binds the pod that the body names, and completes the target with its name.
