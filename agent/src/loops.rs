@@ -614,7 +614,7 @@ impl Server {
     ) -> (Option<NetError>, Option<String>) {
         let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
         let loaded = client.api().refresh();
-        token.idle_for(limits.idle);
+        token.idle_for(limits.longest_silence());
         let end = watch::watch(
             client,
             set.path,
@@ -637,7 +637,7 @@ impl Server {
                         let _ = self.events.blocking_send(Event::Contact);
                     }
                 }
-                token.idle_for(limits.idle);
+                token.idle_for(limits.longest_silence());
                 ControlFlow::Continue(())
             },
         );

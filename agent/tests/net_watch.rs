@@ -210,6 +210,34 @@ fn a_silent_watch_ends_after_the_idle_limit_and_a_talking_one_does_not() {
 }
 
 #[test]
+fn a_watch_whose_line_never_ends_is_given_up_however_it_trickles() {
+    let limits = WatchLimits { idle: Duration::from_millis(500), ..WatchLimits::default() };
+    let (events, end, _) = watched(version("5"), limits, 0, |_, _| {
+        chunks(|body| {
+            body.event("ADDED", "a", "6");
+            let begun = Instant::now();
+            while begun.elapsed() < PLENTY && body.is_sent(" ") {
+                thread::sleep(Duration::from_millis(20));
+            }
+        })
+    });
+    assert_eq!(events, "open +a");
+    assert_failed(&end, "a line took longer than 1 s", Some("6"));
+}
+
+#[test]
+fn a_refusal_that_trickles_does_not_hold_a_watch() {
+    let begun = Instant::now();
+    let limits = WatchLimits { open: Duration::from_millis(500), ..WatchLimits::default() };
+    let (events, end, _) = watched(version("5"), limits, 0, |_, _| {
+        Reply::Trickle(b"HTTP/1.1 503 X\r\nContent-Length: 60000\r\n\r\n".to_vec())
+    });
+    assert_eq!(events, "");
+    assert_failed(&end, "refused (503)", Some("5"));
+    assert!(begun.elapsed() < PLENTY, "not before the server gave up: {:?}", begun.elapsed());
+}
+
+#[test]
 fn a_watch_that_is_never_answered_ends_after_the_limit_for_opening() {
     let limits = WatchLimits { open: Duration::from_millis(400), ..WatchLimits::default() };
     let (events, end, _) = watched(version("5"), limits, 0, |_, _| Reply::Silence);

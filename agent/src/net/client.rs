@@ -625,7 +625,9 @@ impl Client {
         let retry_after = answer.headers().get(header::RETRY_AFTER).cloned();
         let mut body = Vec::new();
         let unlimited = answer.into_body().into_with_config().limit(u64::MAX).reader();
-        let read = unlimited.take(limit as u64 + 1).read_to_end(&mut body);
+        // a stream that is refused has no deadline of its own
+        let bounded = Until { reader: unlimited, end: Instant::now() + request.deadline };
+        let read = bounded.take(limit as u64 + 1).read_to_end(&mut body);
         if is_success {
             if let Err(error) = read {
                 return Err(self.net_error(&asked, &ureq::Error::from(error), Some(status)));
@@ -861,6 +863,18 @@ fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     year * 365 + year / 4 - year / 100 + year / 400 + day_of_year - 719_468
+}
+
+/// Reads that end at a time, to the length of one read.
+struct Until<R> {
+    reader: R,
+    end: Instant,
+}
+
+impl<R: Read> Read for Until<R> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        if Instant::now() >= self.end { Err(io::ErrorKind::TimedOut.into()) } else { self.reader.read(bytes) }
+    }
 }
 
 /// The body of a streamed answer. Dropping it closes the connection.

@@ -183,6 +183,19 @@ pub struct WatchLimits {
     pub line_bytes: usize,
 }
 
+impl WatchLimits {
+    /// From the first byte of a line to its end: with the usual limits, 1 MiB at 4 kB/s. The bytes of a line that never ends
+    /// would keep a watch alive that brings nothing.
+    fn line(&self) -> Duration {
+        self.idle * 2
+    }
+
+    /// Longest that the callback may not be called while all is well: a pause, a line that takes its time, or opening anew.
+    pub(crate) fn longest_silence(&self) -> Duration {
+        self.line() + self.idle + self.open
+    }
+}
+
 impl Default for WatchLimits {
     fn default() -> Self {
         Self { open: OPEN_LIMIT, idle: IDLE_LIMIT, line_bytes: MAX_LINE_BYTES }
@@ -293,7 +306,7 @@ fn watch_once(
     let stream_limits = StreamLimits { open: limits.open, idle: limits.idle };
     let body = client.open_stream(&format!("{path}?{query}"), stream_limits)?;
     deliver(on_event, WatchEvent::Opened { date_unix_secs: body.date_unix_secs })?;
-    let mut lines = Lines { body, limit_bytes: limits.line_bytes, bytes: Vec::new(), scanned: 0 };
+    let mut lines = Lines { body, limits, bytes: Vec::new(), scanned: 0 };
     while let Some(end) = lines.next_end()? {
         let (event, version) = parse(&lines.bytes[..end], lines.body.asked())?;
         lines.consume(end);
@@ -316,7 +329,7 @@ fn deliver(on_event: &mut dyn FnMut(WatchEvent) -> ControlFlow<()>, event: Watch
 /// The lines of a body.
 struct Lines {
     body: StreamedBody,
-    limit_bytes: usize,
+    limits: WatchLimits,
     bytes: Vec<u8>,
     /// Bytes that are known to hold no line end.
     scanned: usize,
@@ -325,6 +338,7 @@ struct Lines {
 impl Lines {
     /// Waits for a whole line and says where it ends; none at the orderly end of the body.
     fn next_end(&mut self) -> Result<Option<usize>, Stop> {
+        let mut begun = Instant::now();
         loop {
             if let Some(at) = self.bytes[self.scanned..].iter().position(|byte| *byte == b'\n') {
                 let end = self.scanned + at + 1;
@@ -332,8 +346,14 @@ impl Lines {
                 return Ok(Some(end));
             }
             self.scanned = self.bytes.len();
-            if self.bytes.len() > self.limit_bytes {
-                return Err(self.garbled(format!("a line has more than {} bytes", self.limit_bytes)));
+            if self.bytes.len() > self.limits.line_bytes {
+                return Err(self.garbled(format!("a line has more than {} bytes", self.limits.line_bytes)));
+            }
+            if self.bytes.is_empty() {
+                begun = Instant::now();
+            } else if begun.elapsed() > self.limits.line() {
+                let secs = self.limits.line().as_secs();
+                return Err(self.garbled(format!("a line took longer than {secs} s")));
             }
             let mut piece = [0; READ_BYTES];
             match self.body.read(&mut piece)? {

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kedge::net::client::{Api, ApiOptions, Client};
 use kedge::net::proxy::ProxyEnvironment;
@@ -107,6 +107,8 @@ pub enum Reply {
     Close(Vec<u8>),
     /// These bytes, then the plug is pulled.
     Cut(Vec<u8>),
+    /// These bytes, then a blank every few milliseconds until the client is gone, or for [`PLENTY`].
+    Trickle(Vec<u8>),
     /// Nothing, until the client gives up.
     Silence,
     /// Chunks of a watch, written by the test; then an orderly end of the answer.
@@ -132,8 +134,12 @@ pub struct Chunks<'a>(&'a mut Stream);
 impl Chunks<'_> {
     pub fn send(&mut self, text: &str) {
         // the client may be gone, which some tests want
-        let _ = write!(self.0, "{:x}\r\n{text}\r\n", text.len());
-        let _ = self.0.flush();
+        let _ = self.is_sent(text);
+    }
+
+    /// Sends a chunk; whether the client was still there.
+    pub fn is_sent(&mut self, text: &str) -> bool {
+        write!(self.0, "{:x}\r\n{text}\r\n", text.len()).and_then(|()| self.0.flush()).is_ok()
     }
 
     pub fn event(&mut self, kind: &str, name: &str, version: &str) {
@@ -310,6 +316,14 @@ fn serve(mut stream: Stream, counts: &Counts, script: &Script) {
             Reply::Cut(bytes) => {
                 write(&mut stream, &bytes);
                 let _ = stream.sock.socket.shutdown(Shutdown::Both);
+                return;
+            }
+            Reply::Trickle(bytes) => {
+                write(&mut stream, &bytes);
+                let begun = Instant::now();
+                while begun.elapsed() < PLENTY && stream.write_all(b" ").is_ok() && stream.flush().is_ok() {
+                    thread::sleep(Duration::from_millis(20));
+                }
                 return;
             }
             Reply::Silence => {
