@@ -292,6 +292,52 @@ fn a_half_dead_server_costs_no_more_than_the_deadline() {
 }
 
 #[test]
+fn an_answer_that_trickles_costs_no_more_than_the_deadline() {
+    let authority = Authority::new("ca");
+    let check = |head: &'static str, expect: &str| {
+        let server = Server::start(&authority, move |_| Reply::Trickle(head.as_bytes().to_vec()));
+        let bench = Bench::new(&authority, server.address);
+        let begun = Instant::now();
+        let outcome = bench.client.request(&Request::get("/x", Duration::from_millis(500)));
+        assert!(begun.elapsed() < PLENTY / 2, "{head}: {:?}", begun.elapsed());
+        assert_shown(&outcome, expect);
+    };
+    check("HTTP/1.1 200 OK\r\nX: ", "no answer in time");
+    check("HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", "the answer broke off: no answer in time");
+    check("HTTP/1.1 503 X\r\nContent-Length: 60000\r\n\r\n", "refused (503)");
+    check("HTTP/1.0 200 OK\r\n\r\n", "the answer broke off: no answer in time");
+    check(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n",
+        "the answer broke off: no answer in time",
+    );
+}
+
+#[test]
+fn what_a_server_that_is_none_of_ours_says_is_taken_as_it_stands() {
+    let authority = Authority::new("ca");
+    let check = |bytes: &'static str, expect: &str| {
+        let server = Server::start(&authority, move |_| Reply::Close(bytes.as_bytes().to_vec()));
+        let bench = Bench::new(&authority, server.address);
+        assert_shown(&bench.client.request(&get("/x")), expect);
+    };
+    // no length: the end of the connection is the end of the answer
+    check("HTTP/1.0 200 OK\r\n\r\nold", "200 old");
+    check("HTTP/1.1 200 OK\r\n\r\nold", "200 old");
+    // nobody is followed elsewhere with our credentials
+    check(
+        "HTTP/1.1 302 Found\r\nLocation: https://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+        "refused (302)",
+    );
+    check("HTTP/1.1 307 X\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n", "refused (307)");
+    // what was not asked for is not unpacked
+    check("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nzip", "200 zip");
+    check("HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "200 ok");
+    check("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "200 ok");
+    check("HTTP/1.1 101 Switching Protocols\r\n\r\n", "refused (101)");
+    check("HTTP/1.1 204 No Content\r\n\r\n", "204 ");
+}
+
+#[test]
 fn an_answer_that_breaks_off_is_garbled_and_still_contact() {
     let authority = Authority::new("ca");
     let check = |reply: fn() -> Reply, expect: &str, is_it_contact: bool| {
@@ -522,6 +568,63 @@ fn a_changed_kubeconfig_is_used_and_a_broken_one_is_not() {
     .write(&bench.folder);
     assert_shown(&bench.client.request(&get("/x")), "200 second");
     assert_eq!(bench.api.url(), format!("https://{}", second.address));
+}
+
+#[test]
+fn a_kubeconfig_written_before_the_file_it_names_is_used_once_that_is_there() {
+    let (authority, other) = (Authority::new("ca"), Authority::new("other"));
+    let first = Server::start(&authority, |_| Reply::ok("first"));
+    let second = Server::start(&other, |_| Reply::ok("second"));
+    let bench = Bench::new(&authority, first.address);
+    assert_shown(&bench.client.request(&get("/x")), "200 first");
+    let identity = other.identity(&["edge-1"], NOW);
+    let text = KubeconfigText {
+        server: format!("https://{}", second.address),
+        roots: &other,
+        cluster: String::new(),
+        user: "client-certificate: renewed.pem, client-key: renewed.key".into(),
+    };
+    text.write(&bench.folder);
+    assert_shown(&bench.client.request(&get("/x")), "200 first");
+    bench.folder.write("renewed.pem", &identity.certificate_pem);
+    assert_shown(&bench.client.request(&get("/x")), "200 first");
+    // what was missing shows on none of the files known before
+    bench.folder.write("renewed.key", &identity.key_pem);
+    assert_shown(&bench.client.request(&get("/x")), "200 second");
+}
+
+#[test]
+fn a_kubeconfig_that_changes_while_it_is_read_is_read_again() {
+    let authority = Authority::new("ca");
+    let first = Server::start(&authority, |_| Reply::ok("first"));
+    let second = Server::start(&authority, |_| Reply::ok("second"));
+    let Bench { folder, .. } = Bench::new(&authority, first.address);
+    let kubeconfig = |server: &Server| KubeconfigText {
+        server: format!("https://{}", server.address),
+        roots: &authority,
+        cluster: String::new(),
+        user: CERTIFICATE_USER.into(),
+    };
+    let key = folder.0.join("node.key");
+    let text = std::fs::read_to_string(&key).unwrap();
+    std::fs::remove_file(&key).unwrap();
+    // whoever reads it is held there, with the kubeconfig read already
+    assert!(std::process::Command::new("mkfifo").arg(&key).status().unwrap().success());
+    let kubeconfig_path = folder.0.join("kubeconfig");
+    let options = ApiOptions {
+        kubeconfig: kubeconfig_path,
+        clock: system_clock(),
+        proxies: ProxyEnvironment::default(),
+    };
+    let opening = std::thread::spawn(move || Api::open(options).unwrap());
+    let mut pipe = std::fs::OpenOptions::new().write(true).open(&key).unwrap();
+    kubeconfig(&second).write(&folder);
+    folder.write("node.key", &text);
+    pipe.write_all(text.as_bytes()).unwrap();
+    drop(pipe);
+    let api = opening.join().unwrap();
+    assert_eq!(api.url(), format!("https://{}", first.address));
+    assert_shown(&api.stream("test").request(&get("/x")), "200 second");
 }
 
 #[test]

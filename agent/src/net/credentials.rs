@@ -2,12 +2,11 @@
 //!
 //! Owns when those files are looked at: on every request, on a thread that does nothing else. Always holds: a request waits
 //! for the files at most [`FILES_LIMIT`], once; while they do not answer (a dying disk, a network file system) what was read
-//! before stays in use and the heartbeat goes on. A change that cannot be used leaves the old credentials in place too.
+//! before stays in use and the heartbeat goes on. A change that cannot be used leaves the old credentials in place too, and is
+//! tried again until it can be used or is taken back.
 //!
 //! Left to others: what a kubeconfig means (`kubeconfig`), and what the credentials open (`transport`).
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -18,7 +17,7 @@ use std::time::{Duration, Instant};
 use ureq::http::HeaderValue;
 
 use super::client::{ApiOptions, OpenError};
-use super::kubeconfig::{self, MAX_TOKEN_BYTES, TokenSource};
+use super::kubeconfig::{self, FileRead, MAX_TOKEN_BYTES, Stamp, TokenSource};
 use super::transport::{Route, locked};
 use super::watch::STACK_BYTES;
 use crate::errors::chain;
@@ -29,6 +28,9 @@ const TOKEN_PERIOD: Duration = Duration::from_secs(60);
 /// How long a request waits for the files to be looked at. Flash that collects its garbage takes a second; a renewal has
 /// eight.
 const FILES_LIMIT: Duration = Duration::from_secs(2);
+
+/// A disk that takes longer than [`FILES_LIMIT`] to fail is left alone for this many times as long: at each try a request waits.
+const FAILED_PAUSE: u32 = 10;
 
 /// Requests that wait for one look: one for each stream, and room.
 const LOOKS: usize = 8;
@@ -49,11 +51,11 @@ impl Credentials {
     /// If something in them cannot be used, or there is no thread to read them on later.
     pub(super) fn load(options: ApiOptions) -> Result<Self, OpenError> {
         let (access, files) = load(&options, 0)?;
-        let stamps = Stamp::of_all(&files);
         let latest = Arc::new(Mutex::new(Arc::new(access)));
         let is_stuck = Arc::new(AtomicBool::new(false));
         let kubeconfig = options.kubeconfig.clone();
-        let keeper = Keeper { options, latest: latest.clone(), is_stuck: is_stuck.clone(), files, stamps };
+        let shared = (latest.clone(), is_stuck.clone());
+        let keeper = Keeper { options, latest: shared.0, is_stuck: shared.1, files, failed: None };
         let (looks, asked) = sync_channel(LOOKS);
         thread::Builder::new()
             .name("credentials".into())
@@ -89,9 +91,10 @@ struct Keeper {
     options: ApiOptions,
     latest: Arc<Mutex<Arc<Access>>>,
     is_stuck: Arc<AtomicBool>,
-    /// The files behind what is loaded, and how they were when they were last read, well or not.
-    files: Vec<PathBuf>,
-    stamps: Vec<Option<Stamp>>,
+    /// The files behind what is loaded.
+    files: Vec<FileRead>,
+    /// What was said about those that took their place and cannot be used, and when they are tried again.
+    failed: Option<(String, Instant)>,
 }
 
 impl Keeper {
@@ -106,44 +109,35 @@ impl Keeper {
         }
     }
 
-    /// A change that cannot be used is logged once, and looked at again when the files change again: files are often
-    /// written one after another.
+    /// A change that cannot be used is told once, and tried again at the next looks: what mends it need not show on the files
+    /// known here. It may be one that only the new kubeconfig names, or a disk that reads again.
     fn look(&mut self) {
-        let stamps = Stamp::of_all(&self.files);
         let access = Arc::clone(&locked(&self.latest));
-        if stamps == self.stamps {
+        let begun = Instant::now();
+        if !self.files.iter().any(FileRead::has_changed) {
+            self.failed = None;
+            return access.look_at_token();
+        }
+        if self.failed.as_ref().is_some_and(|(_, next)| begun < *next) {
             return access.look_at_token();
         }
         match load(&self.options, access.generation + 1) {
             Ok((access, files)) => {
                 log::info!("kubeconfig {} loaded anew", self.options.kubeconfig.display());
-                self.stamps = if files == self.files { stamps } else { Stamp::of_all(&files) };
-                self.files = files;
+                (self.files, self.failed) = (files, None);
                 *locked(&self.latest) = Arc::new(access);
             }
             Err(error) => {
-                log::warn!("{}; the credentials loaded before stay in use", chain(&error));
-                self.stamps = stamps;
+                let why = chain(&error);
+                if self.failed.as_ref().is_none_or(|(said, _)| *said != why) {
+                    log::warn!("{why}; the credentials loaded before stay in use");
+                }
+                let took = begun.elapsed();
+                let pause = if took < FILES_LIMIT { Duration::ZERO } else { took * FAILED_PAUSE };
+                self.failed = Some((why, Instant::now() + pause));
+                access.look_at_token();
             }
         }
-    }
-}
-
-/// What changes when a file does.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp([u64; 7]);
-
-impl Stamp {
-    /// Of the file behind any links; none if it cannot be seen.
-    fn of(path: &Path) -> Option<Self> {
-        let seen = fs::metadata(path).ok()?;
-        let (modified, changed) = (seen.mtime().cast_unsigned(), seen.ctime().cast_unsigned());
-        let nanos = (seen.mtime_nsec().cast_unsigned(), seen.ctime_nsec().cast_unsigned());
-        Some(Self([seen.dev(), seen.ino(), seen.size(), modified, nanos.0, changed, nanos.1]))
-    }
-
-    fn of_all(paths: &[PathBuf]) -> Vec<Option<Self>> {
-        paths.iter().map(|path| Self::of(path)).collect()
     }
 }
 
@@ -167,7 +161,7 @@ struct TokenRead {
     at: Option<Instant>,
 }
 
-fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<PathBuf>), OpenError> {
+fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<FileRead>), OpenError> {
     let kubeconfig = kubeconfig::load(&options.kubeconfig).map_err(OpenError::Kubeconfig)?;
     let proxy = match kubeconfig.proxy {
         Some(_) => None,
@@ -178,8 +172,6 @@ fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<PathBuf>),
     };
     let route = Route::new(&kubeconfig, proxy, Arc::clone(&options.clock))
         .map_err(|source| OpenError::Identity { path: options.kubeconfig.clone(), source })?;
-    let mut files = vec![options.kubeconfig.clone()];
-    files.extend(kubeconfig.files);
     let access = Access {
         generation,
         route: Arc::new(route),
@@ -188,7 +180,7 @@ fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<PathBuf>),
         token_read: Mutex::default(),
     };
     access.look_at_token();
-    Ok((access, files))
+    Ok((access, kubeconfig.files))
 }
 
 impl Access {

@@ -11,8 +11,9 @@
 
 use std::error;
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
@@ -57,9 +58,42 @@ pub struct Kubeconfig {
     pub client_certificate: Option<ClientCertificate>,
     /// The bearer token, if the user has one.
     pub token: TokenSource,
-    /// Files besides `path` that were read and are part of what stands here (the token file is not: it is read
+    /// The files that were read and are part of what stands here, `path` first (the token file is not: it is read
     /// again and again by whoever sends it).
-    pub files: Vec<PathBuf>,
+    pub files: Vec<FileRead>,
+}
+
+/// A file that was read, and how it was just before: what changes while it is read has changed since.
+pub struct FileRead {
+    /// The file.
+    pub path: PathBuf,
+    stamp: Option<Stamp>,
+}
+
+impl FileRead {
+    fn begun(path: &Path) -> Self {
+        Self { path: path.to_owned(), stamp: Stamp::of(path) }
+    }
+
+    /// Whether the file is another one now, or looks as if it were.
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
+        Stamp::of(&self.path) != self.stamp
+    }
+}
+
+/// What changes when a file does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stamp([u64; 7]);
+
+impl Stamp {
+    /// Of the file behind any links; none if it cannot be seen.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        let seen = fs::metadata(path).ok()?;
+        let (modified, changed) = (seen.mtime().cast_unsigned(), seen.ctime().cast_unsigned());
+        let nanos = (seen.mtime_nsec().cast_unsigned(), seen.ctime_nsec().cast_unsigned());
+        Some(Self([seen.dev(), seen.ino(), seen.size(), modified, nanos.0, changed, nanos.1]))
+    }
 }
 
 /// Where an API server listens.
@@ -197,10 +231,11 @@ impl error::Error for KubeconfigError {
 /// # Errors
 /// The first thing that is missing, unreadable, wrong or not supported.
 pub fn load(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
+    let file = FileRead::begun(path);
     let text = read_bounded(path, MAX_KUBECONFIG_BYTES)?;
     let tree = yaml::parse(&text)
         .map_err(|error| KubeconfigError::Syntax { path: path.to_owned(), message: error.to_string() })?;
-    Reader { path, files: Vec::new() }.kubeconfig(&tree)
+    Reader { path, files: vec![file] }.kubeconfig(&tree)
 }
 
 /// Reads a whole file of at most `limit_bytes`.
@@ -243,7 +278,7 @@ impl<'a> At<'a> {
 
 struct Reader<'a> {
     path: &'a Path,
-    files: Vec<PathBuf>,
+    files: Vec<FileRead>,
 }
 
 impl Reader<'_> {
@@ -470,8 +505,8 @@ impl Reader<'_> {
         }
         let Some(field) = at.field(key) else { return Ok(None) };
         let path = self.resolved(self.text(&field)?);
+        self.files.push(FileRead::begun(&path));
         let data = read_bounded(&path, MAX_PEM_BYTES)?;
-        self.files.push(path);
         Ok(Some((field, data)))
     }
 
@@ -661,7 +696,9 @@ mod tests {
             "client-certificate: pki/node.crt, client-key: pki/node.key, token: fixed, tokenFile: pki/token",
         );
         let loaded = load(&folder.write("kubeconfig", text.as_bytes())).unwrap();
-        assert_eq!(loaded.files, [folder.0.join("pki/node.crt"), folder.0.join("pki/node.key")]);
+        let files: Vec<&Path> = loaded.files.iter().map(|file| file.path.as_path()).collect();
+        let expected = ["kubeconfig", "pki/node.crt", "pki/node.key"].map(|name| folder.0.join(name));
+        assert_eq!(files, expected);
         assert_eq!(loaded.client_certificate.unwrap().chain.len(), 1);
         let expected =
             TokenSource::File { path: folder.0.join("pki/token"), fallback: Some("fixed".to_owned()) };
