@@ -382,8 +382,16 @@ pub struct DurableFiles<D> {
     tag: u32,
     // One writer at a time: a sweep must not take the temporary file of a write in progress.
     state: Mutex<State>,
+    settled: Mutex<Settled>,
+}
+
+#[derive(Debug, Default)]
+struct Settled {
     // Directories whose names were made durable before the first answer about one of them, and none changed since in vain.
-    settled_directories: Mutex<BTreeSet<PathBuf>>,
+    directories: BTreeSet<PathBuf>,
+    // Those of which it was told that they cannot be. A disk that was given up is asked every few seconds, for as long as the
+    // node lives.
+    told: BTreeSet<PathBuf>,
 }
 
 #[derive(Debug, Default)]
@@ -402,7 +410,7 @@ impl<D: Operations> DurableFiles<D> {
 
     /// As `new`; temporary names carry `tag` instead of the process id, so that a test sees the same names every time.
     pub fn tagged(disk: D, tag: u32) -> Self {
-        Self { disk, tag, state: Mutex::default(), settled_directories: Mutex::default() }
+        Self { disk, tag, state: Mutex::default(), settled: Mutex::default() }
     }
 
     /// The disk below.
@@ -419,29 +427,38 @@ impl<D: Operations> DurableFiles<D> {
     /// rename, or a removal, and its sync leaves what everybody sees and a power cut takes back: whoever answers for it
     /// first makes it stay. A disk that cannot is read all the same.
     fn settle(&self, path: &Path) {
-        let mut settled = self.settled_directories.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut settled = self.settled();
         for directory in path.ancestors().skip(1) {
-            if settled.contains(directory) {
+            if settled.directories.contains(directory) {
                 continue;
             }
             match uninterrupted(|| self.disk.sync_directory(directory)) {
                 Ok(()) => {
-                    if settled.len() >= DURABLE_DIRECTORIES_LIMIT {
-                        settled.clear();
+                    settled.told.remove(directory);
+                    if settled.directories.len() >= DURABLE_DIRECTORIES_LIMIT {
+                        settled.directories.clear();
                     }
-                    settled.insert(directory.to_path_buf());
+                    settled.directories.insert(directory.to_path_buf());
                 }
                 Err(error) if is_absent(&error) => {}
-                Err(error) => log::warn!("cannot make durable the names in {directory:?}: {error}"),
+                Err(error) => {
+                    if settled.told.len() < DURABLE_DIRECTORIES_LIMIT
+                        && settled.told.insert(directory.to_path_buf())
+                    {
+                        log::warn!("cannot make durable the names in {directory:?}: {error}");
+                    }
+                }
             }
         }
     }
 
+    fn settled(&self) -> MutexGuard<'_, Settled> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A change that failed may be there all the same, and may not be durable: before the next answer all is settled anew.
     fn doubt<T>(&self, outcome: Result<T, WriteError>) -> Result<T, WriteError> {
-        outcome.inspect_err(|_| {
-            self.settled_directories.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        })
+        outcome.inspect_err(|_| self.settled().directories.clear())
     }
 
     fn write(&self, state: &mut State, path: &Path, content: &[u8]) -> Result<(), WriteError> {

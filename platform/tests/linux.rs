@@ -404,6 +404,21 @@ fn a_machine_without_proc_and_sys_still_has_facts() {
 }
 
 #[test]
+fn a_pipe_in_place_of_a_fact_costs_that_fact_and_keeps_nobody_waiting() {
+    let (scratch, roots) = machine(&[("usr/lib/os-release", "PRETTY_NAME=Board\n")]);
+    fs::create_dir_all(scratch.0.join("etc")).unwrap();
+    for name in ["etc/machine-id", "etc/os-release"] {
+        make(Kind::Fifo, &scratch.0.join(name));
+    }
+    let (found, finds) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = found.send(LinuxHost::new(roots, "/").identity());
+    });
+    let identity = finds.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for the pipe");
+    assert_eq!((identity.machine_id.as_str(), identity.os_image.as_str()), ("", "Board"));
+}
+
+#[test]
 fn the_machine_id_comes_from_the_first_place_that_has_a_real_one() {
     const ID: &str = "0123456789abcdef0123456789abcdef";
     let id_of = |files: &[(&str, &str)]| {

@@ -1,0 +1,65 @@
+//! What is told of a disk that fails for as long as the node lives: enough to know, not a line every few seconds.
+//!
+//! Owns this process's log, so it has one test. Leaves to others: what the calls answer (`faults`).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use kedge_platform::Files as _;
+use kedge_platform::fake::{self, FakeDisk, Operation};
+
+const EIO: i32 = 5;
+
+struct Told(Mutex<Vec<String>>);
+
+static TOLD: Told = Told(Mutex::new(Vec::new()));
+
+impl log::Log for Told {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        self.0.lock().unwrap().push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+fn told() -> Vec<String> {
+    std::mem::take(&mut *TOLD.0.lock().unwrap())
+}
+
+#[test]
+fn names_that_cannot_be_made_durable_are_told_once_until_they_can() {
+    log::set_logger(&TOLD).unwrap();
+    log::set_max_level(log::LevelFilter::Info);
+    let disk = FakeDisk::new();
+    let path = Path::new("v1/bad-configs.json");
+    disk.put(path, b"{}");
+    let files = fake::files(&disk);
+    let look = || {
+        for _ in 0..1_000 {
+            assert_eq!(files.read(path, 100).unwrap(), b"{}");
+        }
+    };
+    disk.fail_every(Operation::SyncDirectory, EIO);
+    look();
+    let first = told();
+    assert_eq!(first.len(), 2, "one line for each directory: {first:#?}");
+    assert!(first[0].starts_with("cannot make durable the names in \"v1\""), "{first:#?}");
+    // a write that fails, too, is no news of the names
+    files.write_durably(path, b"new").unwrap_err();
+    told();
+    look();
+    assert_eq!(told(), Vec::<String>::new());
+    disk.heal();
+    look();
+    disk.fail_every(Operation::SyncDirectory, EIO);
+    files.write_durably(Path::new("v1/other"), b"new").unwrap_err();
+    told();
+    look();
+    assert_eq!(told().len(), 2, "after it worked, a failure is news again");
+}
