@@ -1,4 +1,4 @@
-//! Disks that take no more: full, out of inodes, read-only. Needs root, to mount small ones.
+//! Disks that take no more: full, out of inodes, read-only, given up by the kernel. Needs root, to mount small ones.
 
 use crate::stage::{Board, State};
 use crate::strangers::{is_root, skip};
@@ -14,13 +14,35 @@ pub(crate) struct Mount(PathBuf);
 impl Mount {
     /// None, loudly, where nothing may be mounted.
     pub(crate) fn new(path: &Path, options: &str) -> Option<Self> {
-        let arguments = ["-t", "tmpfs", "-o", options, "kedge-test"];
+        Self::of(path, &["-t", "tmpfs", "-o", options, "kedge-test"])
+    }
+
+    fn of(path: &Path, arguments: &[&str]) -> Option<Self> {
         let done =
             Command::new("mount").args(arguments).arg(path).status().is_ok_and(|status| status.success());
         if !done {
             skip("a small disk", "mount is not allowed here");
         }
         done.then(|| Self(path.to_owned()))
+    }
+
+    /// A real file system in a file, which the kernel can give up.
+    fn ext4(path: &Path) -> Option<Self> {
+        let image = path.with_extension("ext4");
+        fs::File::create(&image).unwrap().set_len(16 * 1024 * 1024).unwrap();
+        let made =
+            Command::new("mkfs.ext4").arg("-q").arg(&image).status().is_ok_and(|status| status.success());
+        if !made {
+            skip("a disk that the kernel gives up", "there is no mkfs.ext4");
+            return None;
+        }
+        Self::of(path, &["-t", "ext4", "-o", "loop", image.to_str().unwrap()])
+    }
+
+    /// As after an error in its metadata: read-only, and nothing of it can be made durable.
+    fn abort(&self) {
+        let done = Command::new("mount").args(["-o", "remount,abort"]).arg(&self.0).status().unwrap();
+        assert!(done.success());
     }
 
     fn make_read_only(&self) {
@@ -108,4 +130,27 @@ fn on_a_read_only_disk_last_known_good_runs_and_the_agent_says_why() {
     fs::write(board.root().join("config/0.1.0/bad-configs.json"), "{").unwrap();
     mount.make_read_only();
     check_spoilt(&mut board, "read-only, verdicts unreadable", Rest::LastKnownGood, "could not be set aside");
+}
+
+#[test]
+fn a_disk_that_the_kernel_gives_up_stops_no_heartbeat() {
+    if !is_root("a disk that the kernel gives up") {
+        return;
+    }
+    let mut board = Board::lived_in();
+    let Some(mount) = Mount::ext4(board.root()) else { return };
+    State::lived_in().write(board.root());
+    board.live_until("all is well", |status| Rest::Assigned.is(status));
+    mount.abort();
+    let before = board.api.world().renewals;
+    board.api.assign("mended");
+    board.live_until("what cannot be recorded is told", |status| {
+        status["config"]["condition"]["status"] == "Unknown"
+    });
+    let api = board.api.clone();
+    board.live_until("the heartbeat goes on", |_| api.world().renewals > before);
+    let log = board.log();
+    assert!(!log.contains("panicked"), "{log}");
+    assert!(log.contains("could not record the assignment on disk"), "{log}");
+    board.stop();
 }
