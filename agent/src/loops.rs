@@ -465,13 +465,14 @@ impl Server {
     }
 
     fn client(&self, name: &'static str, token: &Progress) -> Client {
-        let mut said = false;
+        let mut said = String::new();
         loop {
             match self.api() {
                 Ok(api) => return api.stream(name),
-                Err(why) if !said => {
+                // said again when it is another problem: somebody may be mending it
+                Err(why) if said != why => {
                     log::warn!("no API server: {why}; running without, trying on");
-                    said = true;
+                    said = why;
                 }
                 Err(_) => {}
             }

@@ -247,6 +247,26 @@ fn a_kubeconfig_that_does_not_answer_stops_neither_a_start_nor_a_heartbeat() {
 }
 
 #[test]
+fn a_kubeconfig_that_is_no_use_is_told_at_each_change_and_used_once_it_is_mended() {
+    let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
+    let kubeconfig = scene.bench.folder.0.join("kubeconfig");
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    std::fs::remove_file(&kubeconfig).unwrap();
+    let log = scene.bench.folder.0.join("log");
+    scene.start_with_log(std::fs::File::create(&log).unwrap());
+    let is_told = |what: &str| wait_until(what, || std::fs::read_to_string(&log).unwrap().contains(what));
+    is_told("No such file");
+    // what a disk may make of it, or somebody in a hurry
+    std::fs::write(&kubeconfig, [0x17, 0xff, 0x00, 0x80]).unwrap();
+    is_told("expected YAML or JSON");
+    std::fs::write(&kubeconfig, text.replace("current-context: test", "current-context: other")).unwrap();
+    is_told("contexts has no \"other\"");
+    std::fs::write(&kubeconfig, text).unwrap();
+    scene.wait_for(0, 1, is_renewal);
+    scene.stop();
+}
+
+#[test]
 fn a_server_that_began_anew_is_noticed_though_the_watch_hears_nothing() {
     let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
     scene.start();
