@@ -1,6 +1,6 @@
 //! Disks that take no more: full, out of inodes, read-only, given up by the kernel. Needs root, to mount small ones.
 
-use crate::stage::{Board, State};
+use crate::stage::{Board, MENDED, State, TRIED, active};
 use crate::strangers::{is_root, skip};
 use crate::{Rest, check_spoilt};
 use std::fs;
@@ -45,6 +45,11 @@ impl Mount {
         assert!(done.success());
     }
 
+    /// Writers wait from now on, or no longer.
+    fn freeze(&self, how: &str) -> bool {
+        Command::new("fsfreeze").arg(how).arg(&self.0).status().is_ok_and(|status| status.success())
+    }
+
     fn make_read_only(&self) {
         let done = Command::new("mount").args(["-o", "remount,ro"]).arg(&self.0).status().unwrap();
         assert!(done.success());
@@ -53,6 +58,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        // whoever waits for the disk cannot be ended
+        let _ = Command::new("fsfreeze").arg("-u").arg(&self.0).stderr(std::process::Stdio::null()).status();
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
@@ -152,5 +159,30 @@ fn a_disk_that_the_kernel_gives_up_stops_no_heartbeat() {
     let log = board.log();
     assert!(!log.contains("panicked"), "{log}");
     assert!(log.contains("could not record the assignment on disk"), "{log}");
+    board.stop();
+}
+
+#[test]
+fn a_disk_that_stands_still_under_a_running_agent_stops_no_heartbeat() {
+    if !is_root("a disk that stands still") {
+        return;
+    }
+    let mut board = Board::lived_in();
+    let Some(mount) = Mount::ext4(board.root()) else { return };
+    State::lived_in().write(board.root());
+    board.live_until("all is well", |status| Rest::Assigned.is(status));
+    if !mount.freeze("-f") {
+        return skip("a disk that stands still", "fsfreeze is not allowed here");
+    }
+    let (api, before) = (board.api.clone(), board.api.world().renewals);
+    // its checkpoint is what waits for the disk
+    board.api.assign("mended");
+    board.live_until("the heartbeat goes on", |status| {
+        api.world().renewals > before && active(status) == TRIED
+    });
+    assert!(mount.freeze("-u"));
+    board.live_until("the disk moves again", |status| active(status) == MENDED);
+    let log = board.log();
+    assert!(!log.contains("panicked"), "{log}");
     board.stop();
 }
