@@ -71,6 +71,12 @@ pub(super) fn network(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.expect("the agent's process", same, process)?;
     stage.runs(&uid)?;
     stage.say("after five flaps and an outage: the same process renews");
+    stage.guest("for n in $(seq 8); do systemctl kill --signal=KILL systemd-networkd; sleep 0.2; done")?;
+    stage.wait("systemd-networkd, which was killed again and again", patience(), |stage| {
+        let state = stage.guest("systemctl show -P ActiveState systemd-networkd")?;
+        Ok(if state == "active" { Ok(()) } else { Err(state) })
+    })?;
+    stage.say("systemd starts the network's own service again, however often it ends");
     Ok(())
 }
 
@@ -336,6 +342,11 @@ pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
         stage.say(&format!("{blocks} random blocks overwritten"));
         comes_back_from_damage(stage, &uid)?;
     }
+    stage.guest(
+        "systemctl stop kedge; rm -rf /var/lib/kedge && echo x >/var/lib/kedge && sync /var/lib/kedge /var/lib",
+    )?;
+    stage.say("the state directory became a file");
+    comes_back_from_damage(stage, &uid)?;
     Ok(())
 }
 
