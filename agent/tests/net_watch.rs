@@ -226,6 +226,24 @@ fn a_watch_whose_line_never_ends_is_given_up_however_it_trickles() {
 }
 
 #[test]
+fn a_slow_line_has_its_whole_time_after_a_pause() {
+    // a line may take 12 s; this one and the pause before it take 14
+    let limits = WatchLimits { idle: Duration::from_secs(6), ..WatchLimits::default() };
+    let (events, ..) = watched(version("5"), limits, 3, |_, _| {
+        chunks(|body| {
+            body.event("ADDED", "a", "6");
+            thread::sleep(Duration::from_secs(4));
+            for _ in 0..20 {
+                body.send(" ");
+                thread::sleep(Duration::from_millis(500));
+            }
+            body.event("ADDED", "b", "7");
+        })
+    });
+    assert_eq!(events, "open +a +b");
+}
+
+#[test]
 fn a_refusal_that_trickles_does_not_hold_a_watch() {
     let begun = Instant::now();
     let limits = WatchLimits { open: Duration::from_millis(500), ..WatchLimits::default() };

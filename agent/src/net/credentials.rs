@@ -54,8 +54,8 @@ impl Credentials {
         let latest = Arc::new(Mutex::new(Arc::new(access)));
         let is_stuck = Arc::new(AtomicBool::new(false));
         let kubeconfig = options.kubeconfig.clone();
-        let shared = (latest.clone(), is_stuck.clone());
-        let keeper = Keeper { options, latest: shared.0, is_stuck: shared.1, files, failed: None };
+        let keeper =
+            Keeper { options, latest: latest.clone(), is_stuck: is_stuck.clone(), files, failed: None };
         let (looks, asked) = sync_channel(LOOKS);
         thread::Builder::new()
             .name("credentials".into())

@@ -349,9 +349,7 @@ impl Lines {
             if self.bytes.len() > self.limits.line_bytes {
                 return Err(self.garbled(format!("a line has more than {} bytes", self.limits.line_bytes)));
             }
-            if self.bytes.is_empty() {
-                begun = Instant::now();
-            } else if begun.elapsed() > self.limits.line() {
+            if !self.bytes.is_empty() && begun.elapsed() > self.limits.line() {
                 let secs = self.limits.line().as_secs();
                 return Err(self.garbled(format!("a line took longer than {secs} s")));
             }
@@ -359,7 +357,13 @@ impl Lines {
             match self.body.read(&mut piece)? {
                 0 if self.bytes.is_empty() => return Ok(None),
                 0 => return Err(self.garbled("it ends within a line".to_owned())),
-                amount => self.bytes.extend_from_slice(&piece[..amount]),
+                amount => {
+                    // the pause before a line is not its own
+                    if self.bytes.is_empty() {
+                        begun = Instant::now();
+                    }
+                    self.bytes.extend_from_slice(&piece[..amount]);
+                }
             }
         }
     }
