@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use kedge_try::error::KitError;
+use kedge_rig::error::KitError;
 
 /// Why a story cannot go on.
 #[derive(Debug)]

@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use kedge_try::hub::Hub;
-use kedge_try::scratch::Scratch;
-use kedge_try::teller::{Teller, Tone};
+use kedge_rig::hub::Hub;
+use kedge_rig::scratch::Scratch;
+use kedge_rig::teller::{Teller, Tone};
 use lexopt::prelude::*;
 
 use crate::board::Board;

@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use kedge_try::hub::Hub;
-use kedge_try::teller::{Teller, Tone};
+use kedge_rig::hub::Hub;
+use kedge_rig::teller::{Teller, Tone};
 use serde_json::{Value, json};
 
 use crate::error::HilError;

@@ -5,7 +5,7 @@
 //! each acknowledgement could have left it, with nothing and with random parts of what was on its way, and the hub is started
 //! on each. The checker is checked: a hub whose syncs do nothing must be caught.
 //!
-//! `KEDGE_CRASH_FULL=1` checks more states, `KEDGE_CRASH_SEED` chooses other random parts. Needs what `kedge_try::logged_disk` needs:
+//! `KEDGE_CRASH_FULL=1` checks more states, `KEDGE_CRASH_SEED` chooses other random parts. Needs what `kedge_rig::logged_disk` needs:
 //! where that is missing nothing is shown, and under CI=true that is a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use kedge_try::careless::{self, Skips};
-use kedge_try::logged_disk::{
+use kedge_rig::careless::{self, Skips};
+use kedge_rig::logged_disk::{
     self, Choice, Cut, EXT4, EXT4_WRITEBACK, FileSystem, LogClock, LoggedDisk, Mounted, Recording,
 };
 use serde_json::{Value, json};

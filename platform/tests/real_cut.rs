@@ -4,7 +4,7 @@
 //! What always holds: no rebuilt disk has less than was acknowledged before that flush, or anything but whole content.
 //! The checker is checked: without fsync of the file, or of the directory, it must find fault.
 //!
-//! The rig is `kedge_try::logged_disk`. Without root, loop devices, FUSE and qemu-storage-daemon this says so and does
+//! The rig is `kedge_rig::logged_disk`. Without root, loop devices, FUSE and qemu-storage-daemon this says so and does
 //! nothing; under CI=true it fails.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use kedge_platform::{Files, linux};
-use kedge_try::logged_disk::{self, Choice, EXT4, FileSystem, Image, LoggedDisk, Mounted, Recording};
+use kedge_rig::logged_disk::{self, Choice, EXT4, FileSystem, Image, LoggedDisk, Mounted, Recording};
 
 /// The journal is committed every second, so that a write nobody synced reaches the disk while the test still looks.
 const FILE_SYSTEM: FileSystem = FileSystem { options: "commit=1", ..EXT4 };

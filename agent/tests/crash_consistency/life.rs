@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kedge::local::client;
-use kedge_try::agent::{Agent, AgentOptions};
-use kedge_try::babysitter::State;
-use kedge_try::cluster::{Cluster, HEADER, PATIENCE, Source};
-use kedge_try::logged_disk::{FileSystem, LogClock, LoggedDisk, Recording};
+use kedge_rig::agent::{Agent, AgentOptions};
+use kedge_rig::babysitter::State;
+use kedge_rig::cluster::{Cluster, HEADER, PATIENCE, Source};
+use kedge_rig::logged_disk::{FileSystem, LogClock, LoggedDisk, Recording};
 use serde_json::{Value, json};
 
 use crate::oracle::{Config, History, Picture, Witness};
@@ -295,5 +295,5 @@ fn witness_status(history: &Mutex<History>, clock: &LogClock, socket: &Path) {
 
 /// Where `.ci/build` put the agent with faults, without which a crash loop cannot be told.
 pub(crate) fn agent_with_faults() -> PathBuf {
-    kedge_try::programs::agent_with_faults().unwrap()
+    kedge_rig::programs::agent_with_faults().unwrap()
 }

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use kedge::local::client;
-use kedge_try::logged_disk::{FileSystem, Image, Mounted};
-use kedge_try::scratch::poll;
+use kedge_rig::logged_disk::{FileSystem, Image, Mounted};
+use kedge_rig::scratch::poll;
 use serde_json::Value;
 
 use crate::oracle::{Config, History, Picture};

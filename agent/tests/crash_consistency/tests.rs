@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use kedge_try::careless::{self, Skips};
-use kedge_try::logged_disk::{self, BTRFS, Choice, Cuts, EXT4, EXT4_WRITEBACK, FileSystem, Image};
+use kedge_rig::careless::{self, Skips};
+use kedge_rig::logged_disk::{self, BTRFS, Choice, Cuts, EXT4, EXT4_WRITEBACK, FileSystem, Image};
 
 use crate::harness::{Outcome, Test};
 use crate::life::{self, Length, Lived};

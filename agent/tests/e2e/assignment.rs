@@ -1,6 +1,6 @@
 //! What a node does with the configuration it is assigned.
 
-use kedge_try::cluster::Source;
+use kedge_rig::cluster::Source;
 use serde_json::json;
 
 use crate::stage::{NODE, Stage, payload, plain};
@@ -20,7 +20,7 @@ fn a_good_config_is_adopted_survives_its_trial_and_becomes_last_known_good() {
     stage.shows("the promotion's event", |world| world.saw_event(NODE, "ConfigPromoted", &uid));
     let trial_was_seen = stage.cluster.view().look(|world| {
         world.facts().0.iter().any(|fact| {
-            matches!(&fact.kind, kedge_try::view::FactKind::Config(config)
+            matches!(&fact.kind, kedge_rig::view::FactKind::Config(config)
                 if config.active.as_deref() == Some(&uid) && config.last_known_good.is_none())
         })
     });
@@ -132,7 +132,7 @@ fn a_config_assigned_by_name_is_followed_with_a_trial_of_its_own() {
     assert_eq!(stage.record("last-known-good")["resourceVersion"], first, "promoted before its trial");
     let second = stage.record("current")["resourceVersion"].clone();
     assert_ne!(first, second);
-    let promoted = kedge_try::scratch::poll(kedge_try::cluster::PATIENCE, || {
+    let promoted = kedge_rig::scratch::poll(kedge_rig::cluster::PATIENCE, || {
         (stage.record("last-known-good")["resourceVersion"] == second).then_some(())
     });
     assert!(promoted.is_some(), "the second content was never promoted:\n{}", stage.agent().log_text());
@@ -148,7 +148,7 @@ fn an_empty_source_is_unclear_and_changes_nothing_that_runs() {
     stage.config_ok("Unknown", &format!("using current (UID: {good})"), cause);
     assert_eq!(stage.ends().len(), 1, "no restart for an unclear source");
     // and after a restart: last-known-good, with the same cause
-    stage.agent().babysitter().signal(kedge_try::babysitter::Signal::SIGTERM);
+    stage.agent().babysitter().signal(kedge_rig::babysitter::Signal::SIGTERM);
     stage.ready_in_run(3);
     stage.shows("the cause after a restart", |world| {
         world
@@ -231,7 +231,7 @@ fn an_edited_drop_in_is_a_fresh_trial_and_old_verdicts_do_not_apply() {
     let good = stage.good("edge-good");
     // does not validate because of the drop-in: the lease would end before the next status
     stage.agent_mut().stop().unwrap();
-    let conf = |threshold: u32| format!("{}crashLoopThreshold: {threshold}\n", kedge_try::cluster::HEADER);
+    let conf = |threshold: u32| format!("{}crashLoopThreshold: {threshold}\n", kedge_rig::cluster::HEADER);
     stage.agent().write_drop_in("20-site.conf", &conf(3)).unwrap();
     stage.agent_mut().start().unwrap();
     stage.runs(&good);
@@ -333,7 +333,7 @@ fn a_new_version_of_the_same_payload_updates_the_record_and_restarts_nothing() {
     let before = stage.record("current")["resourceVersion"].clone();
     stage.cluster.kubectl().run(&["annotate", "configmap", "edge-named", "note=the payload stays"]).unwrap();
     // last-known-good keeps its own copy: the content is the same, and nothing is written twice
-    let follows = kedge_try::scratch::poll(kedge_try::cluster::PATIENCE, || {
+    let follows = kedge_rig::scratch::poll(kedge_rig::cluster::PATIENCE, || {
         (stage.record("current")["resourceVersion"] != before).then_some(())
     });
     assert!(follows.is_some(), "the record stayed:\n{}", stage.agent().log_text());

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kedge_try::agent::AgentOptions;
-use kedge_try::babysitter::{Babysitter, Signal, Unit};
-use kedge_try::service::ServiceResult;
+use kedge_rig::agent::AgentOptions;
+use kedge_rig::babysitter::{Babysitter, Signal, Unit};
+use kedge_rig::service::ServiceResult;
 use serde_json::json;
 
 use crate::stage::{NODE, STARTUPS, Stage, faulty, payload, plain};
@@ -170,7 +170,7 @@ fn a_stop_that_had_to_be_a_kill_does_not_count() {
     let fields = "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 1s\n";
     let uid = stage.pin("edge-deaf", &payload(300, 0, fields));
     stage.runs(&uid);
-    let deaf = kedge_try::scratch::poll(crate::stage::PATIENCE, || {
+    let deaf = kedge_rig::scratch::poll(crate::stage::PATIENCE, || {
         stage.agent().log_text().contains("loop main stops here").then_some(())
     });
     assert!(deaf.is_some(), "{}", stage.agent().log_text());

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use kedge_try::cluster::HEADER;
-use kedge_try::scratch::Scratch;
+use kedge_rig::cluster::HEADER;
+use kedge_rig::scratch::Scratch;
 use serde_json::{Value, json};
 
 use crate::stage::{Stage, plain};

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use kedge_try::agent::AgentOptions;
-use kedge_try::cluster::Source;
+use kedge_rig::agent::AgentOptions;
+use kedge_rig::cluster::Source;
 
 use crate::stage::{NODE, PATIENCE, Stage, faulty, payload, plain};
 
@@ -38,7 +38,7 @@ fn half_a_minute_without_a_hub_is_only_a_late_heartbeat() {
     stage.cluster.hub_mut().stop().unwrap();
     let away = Instant::now();
     // the outage itself is what is tested: it lasts as long as it says
-    let quiet = kedge_try::scratch::poll(Duration::from_secs(30), || {
+    let quiet = kedge_rig::scratch::poll(Duration::from_secs(30), || {
         let state = stage.agent().babysitter().state();
         (!state.ends.is_empty() && state.ends.len() > 1).then_some(state)
     });
@@ -79,7 +79,7 @@ fn two_nodes_do_not_disturb_each_other() {
     stage.cluster.add("edge-2", plain()).unwrap().start().unwrap();
     let ready = |node: &str| {
         let node = node.to_owned();
-        move |world: &kedge_try::view::World| {
+        move |world: &kedge_rig::view::World| {
             world.condition(&node, "Ready").is_some_and(|(status, ..)| status == "True")
         }
     };
@@ -123,7 +123,7 @@ fn check_clock(offset: &str) {
     });
     assert!(silence < Duration::from_secs(12), "{silence:?}");
     let not_ready = lapses.iter().find(|kind| {
-        matches!(kind, kedge_try::view::FactKind::Condition { name, status, .. } if name == "Ready" && status != "True")
+        matches!(kind, kedge_rig::view::FactKind::Condition { name, status, .. } if name == "Ready" && status != "True")
     });
     assert!(not_ready.is_none(), "{not_ready:?}");
     assert_eq!(stage.unclean_ends(), 0);
@@ -173,7 +173,7 @@ fn no_contact_after(stage: &mut Stage, ends: usize, act: impl FnOnce(&mut Stage)
 /// Waits until the node itself says so, for want of a hub to ask.
 #[track_caller]
 fn says(stage: &Stage, status: &str, message: &str, reason: &str) {
-    let said = kedge_try::scratch::poll(PATIENCE, || {
+    let said = kedge_rig::scratch::poll(PATIENCE, || {
         let own = stage.agent().kedge_json(&["config", "status"]).ok()?;
         let words =
             ["status", "message", "reason"].map(|word| own["condition"][word].as_str().unwrap_or_default());

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use kedge_try::agent::{Agent, AgentOptions};
-use kedge_try::babysitter::Ended;
-use kedge_try::cluster::{Cluster, HEADER, Source};
-use kedge_try::programs;
-use kedge_try::service::ServiceResult;
-use kedge_try::view::World;
+use kedge_rig::agent::{Agent, AgentOptions};
+use kedge_rig::babysitter::Ended;
+use kedge_rig::cluster::{Cluster, HEADER, Source};
+use kedge_rig::programs;
+use kedge_rig::service::ServiceResult;
+use kedge_rig::view::World;
 use serde_json::Value;
 
 /// The node.
@@ -86,7 +86,7 @@ impl Stage {
     #[track_caller]
     pub(crate) fn config_ok(&self, status: &str, message: &str, reason: &str) {
         let expected = (status, message, reason);
-        let own = kedge_try::scratch::poll(PATIENCE, || {
+        let own = kedge_rig::scratch::poll(PATIENCE, || {
             let own = self.agent().kedge_json(&["config", "status"]).ok()?;
             let words = ["status", "message", "reason"]
                 .map(|word| own["condition"][word].as_str().unwrap_or_default());

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use kedge_try::logged_disk::{Choice, Cut, Image, Recording, fast_directory};
-use kedge_try::programs;
-use kedge_try::scratch::poll;
+use kedge_rig::logged_disk::{Choice, Cut, Image, Recording, fast_directory};
+use kedge_rig::programs;
+use kedge_rig::scratch::poll;
 use serde_json::Value;
 
 use super::chance::number;
@@ -490,8 +490,8 @@ fn boot(stage: &mut Stage<'_>, life: &Life, cut: &Cut, disk: &Path) -> Result<()
 mod tests {
     use std::io::Read;
 
-    use kedge_try::logged_disk;
-    use kedge_try::scratch::Scratch;
+    use kedge_rig::logged_disk;
+    use kedge_rig::scratch::Scratch;
 
     use super::*;
 

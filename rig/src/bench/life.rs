@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kedge_try::error::KitError;
-use kedge_try::programs;
+use kedge_rig::error::KitError;
+use kedge_rig::programs;
 use serde_json::{Value, json};
 
 use crate::client::Connection;
 use crate::stage::{PATIENCE, PLAIN, Stage, Watched, io, is_named};
 use crate::trace;
-use kedge_try::table::{Figure, Goal, quantile};
+use kedge_rig::table::{Figure, Goal, quantile};
 
 /// Pushes that are timed.
 const PUSHES: usize = 10;
@@ -61,7 +61,7 @@ fn wait_active(nodes: &Watched, node: &str, version: &str) -> Result<Instant, Ki
 }
 
 /// The unit that devices run.
-const UNIT: &str = include_str!("../../../systemd/kedge.service");
+const UNIT: &str = include_str!("../../../agent/systemd/kedge.service");
 
 /// How long systemd waits before it starts an agent again that has exited to adopt: `RestartSec=` of [`UNIT`].
 fn restart_pause() -> Result<Duration, KitError> {

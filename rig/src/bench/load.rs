@@ -6,13 +6,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kedge_try::error::KitError;
+use kedge_rig::error::KitError;
 use serde_json::{Value, json};
 
 use crate::client::{Connection, Identity};
 use crate::stage::{LEASES, Stage, io};
-use kedge_try::process::{Process, bytes_in};
-use kedge_try::table::{Figure, Goal};
+use kedge_rig::process::{Process, bytes_in};
+use kedge_rig::table::{Figure, Goal};
 
 const NODES: usize = 1000;
 /// Requests under way at once.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kedge_try::error::KitError;
+use kedge_rig::error::KitError;
 
 use crate::stage::{PATIENCE, io as failed};
 
@@ -25,7 +25,7 @@ const FRAME_BYTES: usize = 16 * 1024;
 pub(crate) fn program() -> Option<PathBuf> {
     let dir = match std::env::var_os("KEDGE_ETCD_DIR") {
         Some(dir) => PathBuf::from(dir),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/etcd"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/etcd"),
     };
     dir.join("etcd").canonicalize().ok()
 }

@@ -6,14 +6,14 @@
 
 use std::time::{Duration, Instant};
 
-use kedge_try::error::KitError;
-use kedge_try::programs;
+use kedge_rig::error::KitError;
+use kedge_rig::programs;
 
 use crate::relay::{Carried, Record, Relay, by_connection};
 use crate::stage::{Helper, LEASES, PLAIN, Stage, io, pid};
 use crate::trace;
-use kedge_try::process::Process;
-use kedge_try::table::{Figure, Goal};
+use kedge_rig::process::Process;
+use kedge_rig::table::{Figure, Goal};
 
 /// How long the node is left alone before its memory is read, and after that for its processor time.
 const QUIET: Duration = Duration::from_secs(60);

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use kedge_try::cluster::{HEADER, Source};
-use kedge_try::error::KitError;
-use kedge_try::kubectl::Kubectl;
-use kedge_try::view::View;
+use kedge_rig::cluster::{HEADER, Source};
+use kedge_rig::error::KitError;
+use kedge_rig::kubectl::Kubectl;
+use kedge_rig::view::View;
 use serde_json::{Value, json};
 
 use crate::trouble::Troubles;

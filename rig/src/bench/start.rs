@@ -7,13 +7,13 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use kedge_try::agent::Agent;
-use kedge_try::error::KitError;
-use kedge_try::programs;
+use kedge_rig::agent::Agent;
+use kedge_rig::error::KitError;
+use kedge_rig::programs;
 
 use crate::cost;
 use crate::stage::{LEASES, PATIENCE, PLAIN, Stage, is_named};
-use kedge_try::table::{Figure, Goal, quantile};
+use kedge_rig::table::{Figure, Goal, quantile};
 
 /// Starts of one node that exists, and first starts of new ones.
 const STARTS: usize = 20;

@@ -3,7 +3,7 @@
 //! Always holds: a bound is a const with its reason; growth is counted after the warm-up only; what could not be counted misses its
 //! goal rather than meets it.
 
-use kedge_try::table::{Figure, Goal, quantile};
+use kedge_rig::table::{Figure, Goal, quantile};
 
 use crate::pushes::Sort;
 use crate::series::Series;

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use kedge_try::error::KitError;
+use kedge_rig::error::KitError;
 
 /// The calls that are asked for: everything that can change a file system.
 pub(crate) const CALLS: &str = "trace=open,openat,creat,write,writev,pwrite64,pwritev,pwritev2,rename,renameat,renameat2,unlink,\

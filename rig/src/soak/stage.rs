@@ -11,16 +11,16 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use kedge_try::agent::{Agent, AgentOptions};
-use kedge_try::cluster::HEADER;
-use kedge_try::error::KitError;
-use kedge_try::hub::Hub;
-use kedge_try::process::{Process, files_below};
-use kedge_try::programs;
-use kedge_try::scratch::Scratch;
-use kedge_try::service::ServiceResult;
-use kedge_try::signals::StopSignal;
-use kedge_try::view::View;
+use kedge_rig::agent::{Agent, AgentOptions};
+use kedge_rig::cluster::HEADER;
+use kedge_rig::error::KitError;
+use kedge_rig::hub::Hub;
+use kedge_rig::process::{Process, files_below};
+use kedge_rig::programs;
+use kedge_rig::scratch::Scratch;
+use kedge_rig::service::ServiceResult;
+use kedge_rig::signals::StopSignal;
+use kedge_rig::view::View;
 
 use crate::Options;
 use crate::link::{Link, Weather};

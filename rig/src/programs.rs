@@ -28,7 +28,7 @@ pub fn kubectl() -> Result<PathBuf, KitError> {
     }
     let dir = match std::env::var_os("KEDGE_KUBECTL_DIR") {
         Some(dir) => PathBuf::from(dir),
-        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/kubectl"),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/kubectl"),
     };
     existing("kubectl", dir.join(KUBECTL_VERSION).join("kubectl"), "hub/tests/kubectl/fetch")
 }

@@ -19,9 +19,9 @@ mod trace;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use kedge_try::error::KitError;
-use kedge_try::programs;
-use kedge_try::table::{self, Figure, Goal};
+use kedge_rig::error::KitError;
+use kedge_rig::programs;
+use kedge_rig::table::{self, Figure, Goal};
 
 const HELP: &str = "\
 kedge-bench [--idle-secs N] [SECTION...]
@@ -35,7 +35,7 @@ Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table. Sections
   idle    memory, threads, bytes and writes of a settled node (N seconds, 600 by default, and 2 minutes more)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers and bytes per update, beside etcd if
-          agent/try/fetch-etcd got it
+          rig/fetch-etcd got it
 ";
 
 /// Every section, in the order of the table.

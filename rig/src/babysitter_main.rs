@@ -1,6 +1,6 @@
 //! `kedge-babysitter`: runs the agent on a machine without systemd as `kedge.service` would.
 //!
-//! Owns the command line and the console lines; the work is [`kedge_try::babysitter`]'s.
+//! Owns the command line and the console lines; the work is [`kedge_rig::babysitter`]'s.
 //! Ends when it is asked to (SIGTERM, SIGINT), after the service has been stopped and its end recorded.
 
 use std::ffi::OsString;
@@ -9,9 +9,9 @@ use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use kedge_try::babysitter::{Babysitter, Unit};
-use kedge_try::service::Phase;
-use kedge_try::signals;
+use kedge_rig::babysitter::{Babysitter, Unit};
+use kedge_rig::service::Phase;
+use kedge_rig::signals;
 
 const HELP: &str = "\
 kedge-babysitter [OPTIONS] -- PROGRAM [ARGUMENTS...]

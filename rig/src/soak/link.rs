@@ -240,7 +240,7 @@ mod tests {
             side.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         }
         // the hub's side is there a moment before the link knows the line
-        let known = kedge_try::scratch::poll(Duration::from_secs(20), || (link.open() == 1).then_some(()));
+        let known = kedge_rig::scratch::poll(Duration::from_secs(20), || (link.open() == 1).then_some(()));
         assert!(known.is_some(), "the link never knew the line");
         Pair { link, node, hub }
     }

@@ -9,11 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use kedge_try::agent::{Agent, AgentOptions};
-use kedge_try::error::KitError;
-use kedge_try::hub::Hub;
-use kedge_try::programs;
-use kedge_try::scratch::Scratch;
+use kedge_rig::agent::{Agent, AgentOptions};
+use kedge_rig::error::KitError;
+use kedge_rig::hub::Hub;
+use kedge_rig::programs;
+use kedge_rig::scratch::Scratch;
 use serde_json::Value;
 
 use crate::client::{Connection, Identity};

@@ -7,9 +7,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use kedge_try::babysitter::{Babysitter, Unit};
-use kedge_try::scratch::Scratch;
-use kedge_try::service::Phase;
+use kedge_rig::babysitter::{Babysitter, Unit};
+use kedge_rig::scratch::Scratch;
+use kedge_rig::service::Phase;
 use nix::sys::signal::Signal;
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -176,5 +176,5 @@ fn the_program_form_stops_its_service_when_it_is_asked_to_stop() {
 
 #[track_caller]
 fn poll<T>(awaited: &str, probe: impl Fn() -> Option<T>) -> T {
-    kedge_try::scratch::poll(LIMIT, probe).unwrap_or_else(|| panic!("waited in vain for {awaited}"))
+    kedge_rig::scratch::poll(LIMIT, probe).unwrap_or_else(|| panic!("waited in vain for {awaited}"))
 }

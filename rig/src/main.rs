@@ -1,14 +1,14 @@
 //! `kedge-try`: what `make try` runs after everything is built.
 //!
 //! With a terminal it tells the story, leaves everything running, and ends with Ctrl-C. Without one it tells the story once and
-//! exits with 0 only if every step was seen through the API. The story itself is [`kedge_try::story`]'s.
+//! exits with 0 only if every step was seen through the API. The story itself is [`kedge_rig::story`]'s.
 
 use std::process::ExitCode;
 
-use kedge_try::error::KitError;
-use kedge_try::signals;
-use kedge_try::story::Story;
-use kedge_try::teller::Teller;
+use kedge_rig::error::KitError;
+use kedge_rig::signals;
+use kedge_rig::story::Story;
+use kedge_rig::teller::Teller;
 
 const HELP: &str = "\
 kedge-try [--once]

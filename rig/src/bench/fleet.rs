@@ -9,10 +9,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kedge_try::error::KitError;
-use kedge_try::process::{Process, files_below};
-use kedge_try::programs;
-use kedge_try::table::{Figure, Goal, quantile};
+use kedge_rig::error::KitError;
+use kedge_rig::process::{Process, files_below};
+use kedge_rig::programs;
+use kedge_rig::table::{Figure, Goal, quantile};
 use serde_json::{Value, json};
 
 use crate::client::{Connection, Identity};
@@ -59,7 +59,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
     let etcd = match etcd::program() {
         Some(program) => Some(Etcd::start(&program, stage.scratch.path())?),
         None => {
-            eprintln!("kedge-bench: no etcd to put beside the hub: agent/try/fetch-etcd gets Debian's");
+            eprintln!("kedge-bench: no etcd to put beside the hub: rig/fetch-etcd gets Debian's");
             None
         }
     };

@@ -16,8 +16,8 @@ mod verdict;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use kedge_try::error::KitError;
-use kedge_try::{signals, table};
+use kedge_rig::error::KitError;
+use kedge_rig::{signals, table};
 
 const HELP: &str = "\
 kedge-soak [--minutes N] [--outage-minutes N] [--seed N]

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use kedge_try::agent::Agent;
-use kedge_try::error::KitError;
+use kedge_rig::agent::Agent;
+use kedge_rig::error::KitError;
 use serde_json::Value;
 
 use crate::stage::{LEASES, PATIENCE, PLAIN, Stage, Watched, io, is_named, pid};
-use kedge_try::table::Figure;
+use kedge_rig::table::Figure;
 
 /// The functions of the C library that hand out memory.
 const ALLOCATORS: [&str; 6] = ["malloc", "calloc", "realloc", "posix_memalign", "aligned_alloc", "memalign"];
