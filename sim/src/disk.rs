@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// What the next writes meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WriteFault {
+pub enum WriteFault {
     /// They succeed.
     None,
     /// The one after this many others fails; the next ones succeed.
@@ -25,7 +25,7 @@ pub(crate) enum WriteFault {
 
 /// How far a write came before it was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub enum Stage {
     /// The temporary file has some of its content.
     Partly,
     /// It has all of it, and that is durable.
@@ -35,7 +35,7 @@ pub(crate) enum Stage {
 }
 
 impl Stage {
-    pub(crate) const ALL: [Self; 3] = [Self::Partly, Self::Synced, Self::Renamed];
+    pub const ALL: [Self; 3] = [Self::Partly, Self::Synced, Self::Renamed];
 }
 
 /// A new name that is not durable yet.
@@ -47,29 +47,29 @@ struct Unsynced {
 
 /// What a power cut did to what was not durable.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Lost {
+pub struct Lost {
     /// New names that it took back.
-    pub(crate) names: Vec<String>,
+    pub names: Vec<String>,
     /// New names that survived although nobody ever said so.
-    pub(crate) kept: u32,
+    pub kept: u32,
     /// Contents that it tore.
-    pub(crate) torn: u32,
+    pub torn: u32,
 }
 
 /// Files by path.
 #[derive(Debug, Clone)]
-pub(crate) struct Disk {
-    pub(crate) files: BTreeMap<String, Vec<u8>>,
-    pub(crate) fault: WriteFault,
+pub struct Disk {
+    pub files: BTreeMap<String, Vec<u8>>,
+    pub fault: WriteFault,
     /// Paths that cannot be read.
-    pub(crate) unreadable: BTreeSet<String>,
+    pub unreadable: BTreeSet<String>,
     /// Temporary files of writes that were stopped.
-    pub(crate) leftovers: Vec<Vec<u8>>,
+    pub leftovers: Vec<Vec<u8>>,
     /// A sync makes durable. A disk, or a program, for which that is not so can be tried.
-    pub(crate) syncs_files: bool,
-    pub(crate) syncs_directories: bool,
+    pub syncs_files: bool,
+    pub syncs_directories: bool,
     /// What a process reads is durable. A program for which that is not so can be tried.
-    pub(crate) settles_directories: bool,
+    pub settles_directories: bool,
     /// Names that are not durable, in the order they were made.
     unsynced: Vec<Unsynced>,
     /// Directories that the process has read in: what it found there is durable.
@@ -79,11 +79,17 @@ pub(crate) struct Disk {
     /// Names of the records written, in order, since somebody looked.
     written: Vec<&'static str>,
     /// Writes that changed nothing, since somebody looked.
-    pub(crate) needless: Vec<String>,
+    pub needless: Vec<String>,
+}
+
+impl Default for Disk {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Disk {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             files: BTreeMap::new(),
             fault: WriteFault::None,
@@ -100,7 +106,7 @@ impl Disk {
         }
     }
 
-    pub(crate) fn read(&self, path: &str) -> Read {
+    pub fn read(&self, path: &str) -> Read {
         if self.unreadable.contains(path) {
             return Read::Unreadable("input/output error".into());
         }
@@ -114,7 +120,7 @@ impl Disk {
     }
 
     /// A whole durable write.
-    pub(crate) fn write(&mut self, file: &StateFile, path: &str, bytes: &[u8]) -> Result<(), String> {
+    pub fn write(&mut self, file: &StateFile, path: &str, bytes: &[u8]) -> Result<(), String> {
         self.refusal(file)?;
         if self.files.get(path).is_some_and(|there| there == bytes) {
             self.needless.push(path.to_owned());
@@ -132,7 +138,7 @@ impl Disk {
     }
 
     /// A process is about to read this.
-    pub(crate) fn settle(&mut self, path: &str) {
+    pub fn settle(&mut self, path: &str) {
         let directory = directory_of(path);
         if self.settled.insert(directory.to_owned()) && self.settles_directories {
             self.sync_directory(directory);
@@ -140,7 +146,7 @@ impl Disk {
     }
 
     /// Another process begins.
-    pub(crate) fn forget_settled(&mut self) {
+    pub fn forget_settled(&mut self) {
         self.settled.clear();
     }
 
@@ -161,7 +167,7 @@ impl Disk {
     }
 
     /// A durable write that is stopped at a stage, by whatever ends the process.
-    pub(crate) fn write_until(&mut self, stage: Stage, file: &StateFile, path: &str, bytes: &[u8]) {
+    pub fn write_until(&mut self, stage: Stage, file: &StateFile, path: &str, bytes: &[u8]) {
         if self.refusal(file).is_err() {
             return;
         }
@@ -182,7 +188,7 @@ impl Disk {
     }
 
     /// The power goes: of what is not durable some is lost, some torn, some kept. `below` draws a number below another.
-    pub(crate) fn lose_power(&mut self, below: &mut dyn FnMut(u64) -> u64) -> Lost {
+    pub fn lose_power(&mut self, below: &mut dyn FnMut(u64) -> u64) -> Lost {
         let mut lost = Lost::default();
         // youngest first: an older name under a younger one comes back only with both lost
         for Unsynced { path, before } in std::mem::take(&mut self.unsynced).into_iter().rev() {
@@ -212,19 +218,19 @@ impl Disk {
     }
 
     /// Places a file without anybody noticing.
-    pub(crate) fn put(&mut self, path: &str, bytes: &[u8]) {
+    pub fn put(&mut self, path: &str, bytes: &[u8]) {
         self.unsynced.retain(|name| name.path != path);
         self.unreadable.remove(path);
         self.files.insert(path.to_owned(), bytes.to_vec());
     }
 
     /// Removes a file without anybody noticing.
-    pub(crate) fn remove(&mut self, path: &str) {
+    pub fn remove(&mut self, path: &str) {
         self.unsynced.retain(|name| name.path != path);
         self.files.remove(path);
     }
 
-    pub(crate) fn set_aside(&mut self, path: &str) -> Result<(), String> {
+    pub fn set_aside(&mut self, path: &str) -> Result<(), String> {
         match self.fault {
             WriteFault::All => return Err("no space left on device".into()),
             WriteFault::ReadOnly => return Err("read-only file system".into()),
@@ -239,7 +245,7 @@ impl Disk {
     }
 
     /// The records written since the last look, in order.
-    pub(crate) fn take_written(&mut self) -> Vec<&'static str> {
+    pub fn take_written(&mut self) -> Vec<&'static str> {
         std::mem::take(&mut self.written)
     }
 }
@@ -259,7 +265,7 @@ fn tear(content: &mut Vec<u8>, below: &mut dyn FnMut(u64) -> u64) {
 }
 
 /// The name of a record in the tables of the architecture.
-pub(crate) fn name(file: &StateFile) -> &'static str {
+pub fn name(file: &StateFile) -> &'static str {
     match file {
         StateFile::Current => "current",
         StateFile::LastKnownGood => "last-known-good",

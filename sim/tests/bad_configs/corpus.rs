@@ -2,7 +2,7 @@
 //!
 //! Always holds: the order is that of the names, and the generated ones are the same every time.
 
-use crate::board::HEADER;
+use kedge_sim::HEADER;
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -4,8 +4,9 @@
 //! Always holds: actions are performed only when the test says so or in the order a real agent would; every action and
 //! every performed step is kept in `seen`; two steps under way at once end the test. Nothing here knows the rules it tests.
 
-pub(crate) mod disk;
-pub(crate) mod hub;
+pub mod disk;
+pub mod hub;
+pub mod situations;
 
 use disk::Disk;
 use hub::{Flavour, Hub};
@@ -20,22 +21,22 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub(crate) const NODE: &str = "edge-1";
+pub const NODE: &str = "edge-1";
 /// 2026-11-21T01:35:58Z.
-pub(crate) const WALL_MICROS: i64 = 1_795_224_958_000_000;
-pub(crate) const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+pub const WALL_MICROS: i64 = 1_795_224_958_000_000;
+pub const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
 /// `maxPods` of a node that nobody configured.
-pub(crate) const DEFAULT_PODS: u32 = 110;
+pub const DEFAULT_PODS: u32 = 110;
 
 /// A payload that differs from others by `maxPods`, so that what runs can be told apart.
-pub(crate) fn payload(max_pods: u32, fields: &str) -> String {
+pub fn payload(max_pods: u32, fields: &str) -> String {
     format!("{HEADER}maxPods: {max_pods}\n{fields}\n")
 }
 
 /// Something that happened, in order.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Seen {
+pub enum Seen {
     /// The core asked for it.
     Asked(Action),
     /// A file step was performed.
@@ -43,56 +44,62 @@ pub(crate) enum Seen {
 }
 
 /// A running agent, and what it waits for.
-pub(crate) struct Process {
-    pub(crate) node: Node,
-    pub(crate) step: Option<Step>,
-    pub(crate) facts_wanted: bool,
-    pub(crate) requests: Vec<Request>,
-    pub(crate) renewal: Option<(LeaseRequest, Duration)>,
-    pub(crate) watches_node: bool,
-    pub(crate) watched: Option<(String, String)>,
-    pub(crate) node_shown: Option<Value>,
+pub struct Process {
+    pub node: Node,
+    pub step: Option<Step>,
+    pub facts_wanted: bool,
+    pub requests: Vec<Request>,
+    pub renewal: Option<(LeaseRequest, Duration)>,
+    pub watches_node: bool,
+    pub watched: Option<(String, String)>,
+    pub node_shown: Option<Value>,
     map_shown: Option<Value>,
-    pub(crate) exit: Option<String>,
+    pub exit: Option<String>,
     /// `maxPods` of the configuration in use.
-    pub(crate) used: Option<u32>,
+    pub used: Option<u32>,
     /// It was asked to stop.
-    pub(crate) stop_asked: bool,
+    pub stop_asked: bool,
 }
 
 /// Everything around the core.
-pub(crate) struct World {
-    pub(crate) disk: Disk,
-    pub(crate) hub: Hub,
-    pub(crate) link: bool,
-    pub(crate) mono: Duration,
-    pub(crate) wall_micros: i64,
-    pub(crate) boots: u32,
+pub struct World {
+    pub disk: Disk,
+    pub hub: Hub,
+    pub link: bool,
+    pub mono: Duration,
+    pub wall_micros: i64,
+    pub boots: u32,
     /// Runs of the agent that began in this boot.
-    pub(crate) runs: u64,
-    pub(crate) version: String,
-    pub(crate) local: LocalLayers,
-    pub(crate) dynamic: bool,
-    pub(crate) facts: HostFacts,
-    pub(crate) previous: PreviousRun,
-    pub(crate) process: Option<Process>,
-    pub(crate) seen: Vec<Seen>,
-    pub(crate) log: Vec<String>,
+    pub runs: u64,
+    pub version: String,
+    pub local: LocalLayers,
+    pub dynamic: bool,
+    pub facts: HostFacts,
+    pub previous: PreviousRun,
+    pub process: Option<Process>,
+    pub seen: Vec<Seen>,
+    pub log: Vec<String>,
     /// Whole ConfigMaps that the agent read.
-    pub(crate) downloads: usize,
-    pub(crate) starts: u64,
-    pub(crate) seed: u64,
+    pub downloads: usize,
+    pub starts: u64,
+    pub seed: u64,
     /// How fast the agent's running clock goes, in percent: 100 is right.
-    pub(crate) hurry_percent: u32,
+    pub hurry_percent: u32,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl World {
     /// A new board, with a hub that knows its Node and nothing assigned. Not started.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::with(Flavour::Kedge)
     }
 
-    pub(crate) fn with(flavour: Flavour) -> Self {
+    pub fn with(flavour: Flavour) -> Self {
         let mut hub = Hub::new(flavour);
         hub.create_node(NODE);
         Self {
@@ -118,32 +125,32 @@ impl World {
         }
     }
 
-    pub(crate) fn now(&self) -> Now {
+    pub fn now(&self) -> Now {
         let mono = self.mono * self.hurry_percent / 100;
         Now { mono, wall: Timestamp::from_micros(self.wall_micros) }
     }
 
     /// When the agent wants to be woken, by the world's clock.
-    pub(crate) fn deadline(&self) -> Option<Duration> {
+    pub fn deadline(&self) -> Option<Duration> {
         let process = self.process.as_ref()?;
         Some(process.node.next_deadline(self.now())? * 100 / self.hurry_percent)
     }
 
-    pub(crate) fn boot_id(&self) -> String {
+    pub fn boot_id(&self) -> String {
         format!("boot-{}", self.boots)
     }
 
-    pub(crate) fn advance(&mut self, by: Duration) {
+    pub fn advance(&mut self, by: Duration) {
         self.mono += by;
         self.wall_micros += i64::try_from(by.as_micros()).expect("tests last less than 292,000 years");
     }
 
-    pub(crate) fn base(&mut self, fields: &str) {
+    pub fn base(&mut self, fields: &str) {
         let text = format!("{HEADER}{fields}\n").into_bytes();
         self.local.base = Some(LayerText { origin: Origin::File("/etc/kedge/config.yaml".into()), text });
     }
 
-    pub(crate) fn drop_in(&mut self, fields: &str) {
+    pub fn drop_in(&mut self, fields: &str) {
         let text = format!("{HEADER}{fields}\n").into_bytes();
         self.local.drop_ins =
             vec![LayerText { origin: Origin::DropIn("/etc/kedge/config.d/10-site.conf".into()), text }];
@@ -152,12 +159,12 @@ impl World {
     // ------------------------------------------------------------------------------------------ the process
 
     /// Starts the agent and hands it its first event; performs nothing.
-    pub(crate) fn launch(&mut self) {
+    pub fn launch(&mut self) {
         self.try_launch().expect("the local config is valid");
     }
 
     /// The same with a local config that may be invalid: then the agent refuses, and says why.
-    pub(crate) fn try_launch(&mut self) -> Result<(), String> {
+    pub fn try_launch(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "the agent runs already");
         let options = Options {
             node_name: NODE.into(),
@@ -191,7 +198,7 @@ impl World {
         Ok(())
     }
 
-    pub(crate) fn handle(&mut self, event: Event) {
+    pub fn handle(&mut self, event: Event) {
         let now = self.now();
         let Some(process) = &mut self.process else { return };
         let mut actions = Vec::new();
@@ -259,7 +266,7 @@ impl World {
 
     // ------------------------------------------------------------------------------------------ performing
 
-    pub(crate) fn perform(&mut self, step: &Step) -> Outcome {
+    pub fn perform(&mut self, step: &Step) -> Outcome {
         let path = |file: &StateFile| file.path(&self.version);
         match step {
             Step::Read(file) => {
@@ -279,7 +286,7 @@ impl World {
     }
 
     /// Performs the step that is asked for. Says whether there was one.
-    pub(crate) fn do_step(&mut self) -> bool {
+    pub fn do_step(&mut self) -> bool {
         let Some(step) = self.process.as_mut().and_then(|process| process.step.take()) else { return false };
         let outcome = self.perform(&step);
         self.seen.push(Seen::Performed(step, outcome.clone()));
@@ -288,7 +295,7 @@ impl World {
     }
 
     /// Lets the agent look at the host.
-    pub(crate) fn do_facts(&mut self) -> bool {
+    pub fn do_facts(&mut self) -> bool {
         let Some(process) = self.process.as_mut().filter(|process| process.facts_wanted) else {
             return false;
         };
@@ -299,7 +306,7 @@ impl World {
     }
 
     /// Answers the oldest request: by the server, or by this answer instead.
-    pub(crate) fn do_request(&mut self, instead: Option<Answer>) -> bool {
+    pub fn do_request(&mut self, instead: Option<Answer>) -> bool {
         let Some(process) = self.process.as_mut().filter(|process| !process.requests.is_empty()) else {
             return false;
         };
@@ -309,7 +316,7 @@ impl World {
         true
     }
 
-    pub(crate) fn do_renewal(&mut self, instead: Option<Answer>) -> bool {
+    pub fn do_renewal(&mut self, instead: Option<Answer>) -> bool {
         let Some((request, _)) = self.process.as_mut().and_then(|process| process.renewal.take()) else {
             return false;
         };
@@ -319,7 +326,7 @@ impl World {
     }
 
     /// The watch of the Node tells what it has not told yet.
-    pub(crate) fn do_watch_node(&mut self) -> bool {
+    pub fn do_watch_node(&mut self) -> bool {
         let there = self.hub.node.as_ref().unwrap_or(&Value::Null);
         let Some(process) = self.process.as_mut().filter(|process| process.watches_node) else {
             return false;
@@ -334,7 +341,7 @@ impl World {
     }
 
     /// The watch of the ConfigMap tells what it has not told yet.
-    pub(crate) fn do_watch_map(&mut self) -> bool {
+    pub fn do_watch_map(&mut self) -> bool {
         let Some((namespace, name)) = self.process.as_ref().and_then(|process| process.watched.clone())
         else {
             return false;
@@ -364,7 +371,7 @@ impl World {
     }
 
     /// Whether a watch has something to tell.
-    pub(crate) fn has_news(&self) -> bool {
+    pub fn has_news(&self) -> bool {
         let Some(process) = &self.process else { return false };
         let node = self.hub.node.as_ref().unwrap_or(&Value::Null);
         let map =
@@ -374,7 +381,7 @@ impl World {
     }
 
     /// The watches begin anew, as after a broken connection.
-    pub(crate) fn forget_shown(&mut self) {
+    pub fn forget_shown(&mut self) {
         if let Some(process) = &mut self.process {
             (process.node_shown, process.map_shown) = (None, None);
         }
@@ -383,7 +390,7 @@ impl World {
     // ------------------------------------------------------------------------------------------ time
 
     /// Everything that is asked for is performed, until nothing is or the agent exits. No time passes.
-    pub(crate) fn turn(&mut self) {
+    pub fn turn(&mut self) {
         for _ in 0..10_000 {
             if self.exited() {
                 return;
@@ -405,18 +412,18 @@ impl World {
         );
     }
 
-    pub(crate) fn exited(&self) -> bool {
+    pub fn exited(&self) -> bool {
         self.process.as_ref().is_none_or(|process| process.exit.is_some())
     }
 
     /// Starts the agent and lets it come to rest.
-    pub(crate) fn start(&mut self) {
+    pub fn start(&mut self) {
         self.launch();
         self.turn();
     }
 
     /// Time passes; the agent is woken when it asked to be. Stops early if it exits.
-    pub(crate) fn run_for(&mut self, time: Duration) {
+    pub fn run_for(&mut self, time: Duration) {
         let end = self.mono + time;
         loop {
             self.turn();
@@ -431,7 +438,7 @@ impl World {
 
     /// Runs until the agent exits by itself; returns why.
     #[track_caller]
-    pub(crate) fn run_until_exit(&mut self, limit: Duration) -> String {
+    pub fn run_until_exit(&mut self, limit: Duration) -> String {
         self.run_for(limit);
         let why = self.process.as_ref().and_then(|process| process.exit.clone());
         let why = why.unwrap_or_else(|| panic!("no exit within {limit:?}: {:#?}", self.report()));
@@ -442,7 +449,7 @@ impl World {
     // ------------------------------------------------------------------------------------------ ends
 
     /// The exit that the agent ordered takes place.
-    pub(crate) fn exit(&mut self) {
+    pub fn exit(&mut self) {
         let process = self.process.take().expect("it runs");
         assert!(process.exit.is_some(), "it ordered no exit");
         let exit = Exit {
@@ -454,31 +461,31 @@ impl World {
         self.previous.exit = Some(exit);
     }
 
-    pub(crate) fn ending(&self, result: &str) -> Exit {
+    pub fn ending(&self, result: &str) -> Exit {
         let (boot_id, run) = (self.boot_id(), self.runs);
         Exit { boot_id, run, result: result.into(), was_ready: true, ..Exit::default() }
     }
 
     /// The process ends, and the supervisor records how.
-    pub(crate) fn end(&mut self, exit: Exit) {
+    pub fn end(&mut self, exit: Exit) {
         self.process = None;
         self.previous.exit = Some(exit);
     }
 
     /// The process ends with a panic.
-    pub(crate) fn crash(&mut self) {
+    pub fn crash(&mut self) {
         let exit = Exit { exit_code: "exited".into(), exit_status: "101".into(), ..self.ending("exit-code") };
         self.end(exit);
     }
 
     /// The process ends and nobody records how.
-    pub(crate) fn die_unrecorded(&mut self) {
+    pub fn die_unrecorded(&mut self) {
         (self.process, self.previous.exit) = (None, None);
     }
 
     /// SIGTERM, and the exit it leads to.
     #[track_caller]
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.process.as_mut().expect("it runs").stop_asked = true;
         self.handle(Event::Stop("asked to stop".into()));
         self.turn();
@@ -486,7 +493,7 @@ impl World {
     }
 
     /// The power goes and comes back.
-    pub(crate) fn power_cut(&mut self) {
+    pub fn power_cut(&mut self) {
         self.process = None;
         (self.boots, self.runs) = (self.boots + 1, 0);
         // what the hardware says of how a boot began, it says in that boot
@@ -495,13 +502,13 @@ impl World {
     }
 
     /// A planned reboot.
-    pub(crate) fn reboot(&mut self) {
+    pub fn reboot(&mut self) {
         self.stop();
         self.power_cut();
     }
 
     /// The exit that was ordered, then the next start, until it rests.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.exit();
         self.advance(Duration::from_secs(2));
         self.start();
@@ -510,43 +517,43 @@ impl World {
     // ------------------------------------------------------------------------------------------ looking
 
     #[track_caller]
-    pub(crate) fn report(&self) -> Report {
+    pub fn report(&self) -> Report {
         let process = self.process.as_ref().expect("it runs");
         process.node.report(self.now()).expect("a config is in use")
     }
 
     /// `maxPods` of what is in use.
     #[track_caller]
-    pub(crate) fn used(&self) -> u32 {
+    pub fn used(&self) -> u32 {
         self.process.as_ref().and_then(|process| process.used).expect("a config is in use")
     }
 
-    pub(crate) fn file(&self, path: &str) -> Option<Value> {
+    pub fn file(&self, path: &str) -> Option<Value> {
         let bytes = self.disk.files.get(path)?;
         Some(serde_json::from_slice(bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(bytes))))
     }
 
-    pub(crate) fn startups(&self) -> Value {
+    pub fn startups(&self) -> Value {
         self.file(&StateFile::Startups.path(&self.version)).unwrap_or(Value::Null)
     }
 
-    pub(crate) fn bad_configs(&self) -> Value {
+    pub fn bad_configs(&self) -> Value {
         self.file(&StateFile::BadConfigs.path(&self.version)).unwrap_or(Value::Null)
     }
 
-    pub(crate) fn read_bad_configs(&self) -> Read {
+    pub fn read_bad_configs(&self) -> Read {
         self.disk.read(&StateFile::BadConfigs.path(&self.version))
     }
 
     /// Reasons and messages of the Events posted, since somebody looked.
-    pub(crate) fn take_events(&mut self) -> Vec<String> {
+    pub fn take_events(&mut self) -> Vec<String> {
         let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
         let events = std::mem::take(&mut self.hub.events);
         events.iter().map(|event| format!("{}: {}", text(event, "reason"), text(event, "message"))).collect()
     }
 }
 
-pub(crate) fn node_event(there: &Value) -> Event {
+pub fn node_event(there: &Value) -> Event {
     if there.is_null() {
         return Event::NodeGone;
     }
@@ -554,7 +561,7 @@ pub(crate) fn node_event(there: &Value) -> Event {
     Event::NodeSeen(Box::new(node))
 }
 
-pub(crate) fn map_event(namespace: &str, name: &str, there: Value) -> Event {
+pub fn map_event(namespace: &str, name: &str, there: Value) -> Event {
     let (namespace, name) = (namespace.to_owned(), name.to_owned());
     if there.is_null() {
         return Event::ConfigMapGone { namespace, name };

@@ -1,9 +1,9 @@
 //! What is written when (architecture 4.4): every transition's durable writes in their order, and no others.
 
-use crate::board::World;
-use crate::board::disk::WriteFault;
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::Event;
+use kedge_sim::World;
+use kedge_sim::disk::WriteFault;
 use serde_json::{Value, json};
 
 /// A node whose assigned config was silent for its whole trial: last-known-good runs, still without a network.
@@ -505,7 +505,7 @@ fn a_disk_that_refuses_for_hours_is_asked_now_and_then_not_all_the_time() {
     let tried = world
         .seen
         .iter()
-        .filter(|seen| matches!(seen, crate::board::Seen::Performed(kedge_core::Step::Write(..), _)));
+        .filter(|seen| matches!(seen, kedge_sim::Seen::Performed(kedge_core::Step::Write(..), _)));
     let tried = tried.count();
     assert!((50..=70).contains(&tried), "{tried} tries in an hour");
     // and each try is not a change of the condition

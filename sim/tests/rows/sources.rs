@@ -1,14 +1,14 @@
 //! Where the assigned config comes from (architecture 4.3): what a running agent does about each source it reads.
 
-use crate::board::hub::{Flavour, Hub, NAMESPACE};
-use crate::board::{NODE, World, map_event};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL, payload};
 use kedge_api::{CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION};
 use kedge_core::records::CHECKPOINT_BYTES;
 use kedge_core::{Action, Event, Request};
+use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
+use kedge_sim::{NODE, World, map_event};
 use serde_json::{Value, json};
 
-use crate::board::Seen;
+use kedge_sim::Seen;
 
 #[test]
 fn nil_on_the_node_we_know_leads_to_the_local_config() {

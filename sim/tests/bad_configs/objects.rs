@@ -5,10 +5,11 @@
 //!
 //! A file has the `configSource` and the members of the `configMap`; `$UID` is the UID of that ConfigMap.
 
-use crate::board::{World, payload};
+use crate::Operator;
 use crate::corpus::files;
 use crate::golden::Golden;
 use crate::{BAD, GOOD, TRIAL};
+use kedge_sim::{World, payload};
 use serde_json::{Value, json};
 use std::fs;
 

@@ -1,9 +1,9 @@
 //! How the configuration is reported (architecture 4.6): the design document's examples word for word, their siblings, the
 //! times of the condition, `status.config`, and the Events.
 
-use crate::board::{Seen, World};
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::{Action, Request};
+use kedge_sim::{Seen, World};
 use serde_json::{Value, json};
 
 #[test]
@@ -267,7 +267,7 @@ fn a_status_that_the_server_refuses_is_sent_until_it_is_taken() {
                 process.requests.first().is_some_and(|request| matches!(request, Request::PatchStatus(_)))
             });
             let refused =
-                is_patch.then(|| crate::board::hub::refused(500, "InternalError", "etcdserver: no leader"));
+                is_patch.then(|| kedge_sim::hub::refused(500, "InternalError", "etcdserver: no leader"));
             if !world.do_request(refused) {
                 break;
             }

@@ -2,8 +2,8 @@
 //!
 //! Always holds: a design is told from any other by its `maxPods`, so what runs can be recognised from outside.
 
-use crate::board::{DEFAULT_PODS, HEADER};
 use crate::random::Random;
+use kedge_sim::{DEFAULT_PODS, HEADER};
 
 /// What a configuration does to the agent that runs it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,10 +12,6 @@
 #![cfg(not(feature = "fault-injection"))]
 #![allow(clippy::disallowed_methods, reason = "the core opens no file; its tests read their corpus")]
 
-#[allow(dead_code, reason = "each test program uses its part of the board")]
-#[path = "../board/mod.rs"]
-mod board;
-
 mod accepted;
 mod corpus;
 mod golden;
@@ -23,15 +19,12 @@ mod lives;
 mod objects;
 mod payloads;
 
-use board::World;
+use kedge_sim::situations::TRIAL;
+use kedge_sim::{DEFAULT_PODS as DEFAULT, World};
 use serde_json::Value;
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// `configTrialDuration` unless a payload says otherwise.
-const TRIAL: Duration = Duration::from_secs(600);
-/// `maxPods` of a node that nobody configured.
-const DEFAULT: u32 = 110;
 /// `maxPods` of the last-known-good.
 const GOOD: u32 = 201;
 /// `maxPods` of the configuration that is pushed last, to mend it all.
@@ -53,7 +46,17 @@ struct Seen {
     used: u32,
 }
 
-impl World {
+/// The checks of this program, on a board.
+trait Operator {
+    fn settle(&mut self, what: &str);
+    fn seen(&mut self, what: &str) -> Seen;
+    fn check_alive(&mut self, what: &str, used: u32);
+    fn recorded_uid(&self, record: &str) -> String;
+    fn check_survives(&mut self, what: &str, used: u32);
+    fn check_mends(&mut self, what: &str);
+}
+
+impl Operator for World {
     /// Nothing left to do; restarted as often as it asked to be, which must end.
     #[track_caller]
     fn settle(&mut self, what: &str) {
@@ -130,7 +133,7 @@ impl World {
     /// A correct configuration, pushed and assigned by UID, is taken.
     #[track_caller]
     fn check_mends(&mut self, what: &str) {
-        let uid = self.hub.push("mended", &board::payload(MENDED, ""));
+        let uid = self.hub.push("mended", &kedge_sim::payload(MENDED, ""));
         self.hub.assign(self.hub.pinned("mended"));
         self.settle(what);
         assert_eq!(self.used(), MENDED, "{what}: a correct configuration is not taken");

@@ -1,11 +1,11 @@
 //! The decision at start (architecture 4.5): how the previous run ended, and cases 1 to 5.
 
-use crate::board::disk::WriteFault;
-use crate::board::hub::Hub;
-use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::StateFile;
 use kedge_core::{Action, Event, Exit, Node, Options, PreviousRun, Step};
+use kedge_sim::disk::WriteFault;
+use kedge_sim::hub::Hub;
+use kedge_sim::{Seen, World};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -162,16 +162,6 @@ fn case_5_else_local_runs_and_last_known_good_is_not_rewritten() {
     // and a config that works is taken as ever
     world.adopt("c", &payload(203, ""));
     assert_eq!((world.used(), world.state()), (203, "trial"));
-}
-
-impl World {
-    /// Running on writes nothing more.
-    #[track_caller]
-    fn check_written_is_bounded(&mut self) {
-        self.disk.take_written();
-        self.run_for(HOUR);
-        self.check_written(&[]);
-    }
 }
 
 #[test]

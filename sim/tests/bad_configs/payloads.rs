@@ -3,12 +3,13 @@
 //!
 //! Always holds: whatever the form, the operator reads the same verdict, and where a field or line is known it is named.
 
-use crate::board::hub::Hub;
-use crate::board::{World, payload};
+use crate::Operator;
 use crate::corpus::{Case, cases};
 use crate::golden::Golden;
 use crate::{BAD, DEFAULT, GOOD, Seen, TRIAL};
 use kedge_core::config::{ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, effective};
+use kedge_sim::hub::Hub;
+use kedge_sim::{World, payload};
 use serde_json::json;
 
 /// Larger payloads are pushed in one form only: reading a megabyte takes a second in a debug build, and size is no matter of form.

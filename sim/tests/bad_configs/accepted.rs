@@ -4,7 +4,8 @@
 //! taken.
 
 use crate::MINUTE;
-use crate::board::{HEADER, World};
+use crate::Operator;
+use kedge_sim::{HEADER, World};
 
 #[track_caller]
 fn check(what: &str, text: &str) {

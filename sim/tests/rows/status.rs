@@ -1,9 +1,9 @@
 //! What a Node says of the machine it is on: facts, labels, capacity and what is left of it for pods, and the error that
 //! goes with a verdict.
 
-use crate::board::hub::{Flavour, Hub};
-use crate::board::{NODE, World};
 use crate::{A, B, HOUR, MINUTE, payload, short};
+use kedge_sim::hub::{Flavour, Hub};
+use kedge_sim::{NODE, World};
 use serde_json::{Value, json};
 
 /// A field of the Node as the API server has it.

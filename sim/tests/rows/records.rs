@@ -1,12 +1,12 @@
 //! Records that are missing, damaged or from another agent (architecture 4.4): the agent starts, says what it set aside,
 //! loses nothing that it could still know, and mends what it can.
 
-use crate::board::World;
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL, payload};
 use kedge_core::Action;
+use kedge_sim::World;
 use serde_json::{Value, json};
 
-use crate::board::Seen;
+use kedge_sim::Seen;
 
 const DAMAGE: [(&str, &[u8]); 4] = [
     ("zeros", &[0; 64]),
@@ -216,7 +216,7 @@ fn files_that_cannot_be_read_or_set_aside_do_not_stop_the_agent() {
             world.disk.put(path, b"\0");
             world.disk.unreadable.insert(path.to_owned());
             if full {
-                world.disk.fault = crate::board::disk::WriteFault::All;
+                world.disk.fault = kedge_sim::disk::WriteFault::All;
             }
             world.start();
             world.run_for(HOUR);

@@ -76,7 +76,7 @@ impl Life {
     pub(crate) fn invariants_of_a_start(&self, config: Option<Config>, report: &Report) -> Check {
         let used = self.world.used();
         hold!(
-            config.map_or(crate::board::DEFAULT_PODS, |config| config.max_pods) == used,
+            config.map_or(kedge_sim::DEFAULT_PODS, |config| config.max_pods) == used,
             "invariant_what_runs_is_what_is_said: {used} runs, {config:?} is said"
         );
         self.invariant_true_means_that_current_runs(report)?;
@@ -327,8 +327,8 @@ impl Life {
         let node = self.world.hub.node.clone().unwrap_or_default();
         let annotation = text(&node, "/metadata/annotations/kedge.dev~1config-status");
         let status = match self.world.hub.flavour {
-            crate::board::hub::Flavour::Kedge => node["status"]["config"].clone(),
-            crate::board::hub::Flavour::Kubernetes => serde_json::from_str(annotation).unwrap_or_default(),
+            kedge_sim::hub::Flavour::Kedge => node["status"]["config"].clone(),
+            kedge_sim::hub::Flavour::Kubernetes => serde_json::from_str(annotation).unwrap_or_default(),
         };
         let said = json!(report.config.status);
         hold!(
@@ -424,8 +424,8 @@ impl Life {
         let node = self.world.hub.node.clone().unwrap_or_default();
         let annotation = text(&node, "/metadata/annotations/kedge.dev~1config-source");
         let source = match self.world.hub.flavour {
-            crate::board::hub::Flavour::Kedge => node["spec"]["configSource"].clone(),
-            crate::board::hub::Flavour::Kubernetes => serde_json::from_str(annotation).unwrap_or_default(),
+            kedge_sim::hub::Flavour::Kedge => node["spec"]["configSource"].clone(),
+            kedge_sim::hub::Flavour::Kubernetes => serde_json::from_str(annotation).unwrap_or_default(),
         };
         let (pinned, followed) = (&source["configMapRef"], &source["configMap"]);
         if source.is_null() || pinned.is_null() == followed.is_null() {

@@ -11,29 +11,29 @@ use std::collections::BTreeMap;
 
 /// What kind of server it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flavour {
+pub enum Flavour {
     Kedge,
     Kubernetes,
 }
 
 /// The namespace every test's ConfigMaps live in.
-pub(crate) const NAMESPACE: &str = "kube-system";
+pub const NAMESPACE: &str = "kube-system";
 
 #[derive(Debug, Clone)]
-pub(crate) struct Hub {
-    pub(crate) flavour: Flavour,
-    pub(crate) node: Option<Value>,
-    pub(crate) config_maps: BTreeMap<String, Value>,
-    pub(crate) lease: Option<Value>,
-    pub(crate) events: Vec<Value>,
+pub struct Hub {
+    pub flavour: Flavour,
+    pub node: Option<Value>,
+    pub config_maps: BTreeMap<String, Value>,
+    pub lease: Option<Value>,
+    pub events: Vec<Value>,
     /// Bodies of the status patches taken, since somebody looked.
-    pub(crate) status_patches: Vec<Value>,
-    pub(crate) renewals: u64,
+    pub status_patches: Vec<Value>,
+    pub renewals: u64,
     counter: u64,
 }
 
 impl Hub {
-    pub(crate) fn new(flavour: Flavour) -> Self {
+    pub fn new(flavour: Flavour) -> Self {
         Self {
             flavour,
             node: None,
@@ -47,12 +47,12 @@ impl Hub {
     }
 
     /// Counts on from here: a hub that was wiped gives out other UIDs than it did before.
-    pub(crate) fn wiped(&mut self, counter: u64) {
+    pub fn wiped(&mut self, counter: u64) {
         self.counter = counter;
     }
 
     /// What it has counted to.
-    pub(crate) fn counter(&self) -> u64 {
+    pub fn counter(&self) -> u64 {
         self.counter
     }
 
@@ -70,23 +70,23 @@ impl Hub {
     // ------------------------------------------------------------------------------------------ the operator
 
     /// Creates the Node, as a node's registration would.
-    pub(crate) fn create_node(&mut self, name: &str) {
+    pub fn create_node(&mut self, name: &str) {
         let uid = format!("node-{}", self.count());
         let node = json!({"metadata": {"name": name, "uid": uid}, "spec": {}, "status": {}});
         self.node = Some(self.stamp(node));
     }
 
-    pub(crate) fn node_uid(&self) -> String {
+    pub fn node_uid(&self) -> String {
         let uid = self.node.as_ref().and_then(|node| node["metadata"]["uid"].as_str());
         uid.unwrap_or_default().to_owned()
     }
 
     /// Creates or replaces a ConfigMap under key `kubelet`; a new one has a new UID. Returns its UID.
-    pub(crate) fn push(&mut self, name: &str, payload: &str) -> String {
+    pub fn push(&mut self, name: &str, payload: &str) -> String {
         self.push_data(name, json!({"kubelet": payload}))
     }
 
-    pub(crate) fn push_data(&mut self, name: &str, data: Value) -> String {
+    pub fn push_data(&mut self, name: &str, data: Value) -> String {
         let uid = match self.config_maps.get(name).and_then(|map| map["metadata"]["uid"].as_str()) {
             Some(uid) => uid.to_owned(),
             None => format!("uid-{name}-{}", self.count()),
@@ -101,27 +101,27 @@ impl Hub {
         uid
     }
 
-    pub(crate) fn delete_config_map(&mut self, name: &str) {
+    pub fn delete_config_map(&mut self, name: &str) {
         self.config_maps.remove(name);
     }
 
-    pub(crate) fn uid_of(&self, name: &str) -> String {
+    pub fn uid_of(&self, name: &str) -> String {
         let uid = self.config_maps.get(name).and_then(|map| map["metadata"]["uid"].as_str());
         uid.unwrap_or("uid-of-nothing").to_owned()
     }
 
     /// `{configMapRef}` for the ConfigMap of that name as it is now.
-    pub(crate) fn pinned(&self, name: &str) -> Value {
+    pub fn pinned(&self, name: &str) -> Value {
         json!({"configMapRef": {"namespace": NAMESPACE, "name": name, "uid": self.uid_of(name)}})
     }
 
     /// `{configMap}` for that name.
-    pub(crate) fn following(name: &str) -> Value {
+    pub fn following(name: &str) -> Value {
         json!({"configMap": {"namespace": NAMESPACE, "name": name, "kubeletConfigKey": "kubelet"}})
     }
 
     /// Sets what the Node asks for; null is nothing. Against Kubernetes it is the annotation.
-    pub(crate) fn assign(&mut self, source: Value) {
+    pub fn assign(&mut self, source: Value) {
         let Some(mut node) = self.node.take() else { return };
         match self.flavour {
             Flavour::Kedge if source.is_null() => {
@@ -143,14 +143,14 @@ impl Hub {
         self.node = Some(self.stamp(node));
     }
 
-    pub(crate) fn edit_node(&mut self, edit: impl FnOnce(&mut Value)) {
+    pub fn edit_node(&mut self, edit: impl FnOnce(&mut Value)) {
         let Some(mut node) = self.node.take() else { return };
         edit(&mut node);
         self.node = Some(self.stamp(node));
     }
 
     /// What the node lifecycle does when nothing was heard of a node.
-    pub(crate) fn mark_unknown(&mut self) {
+    pub fn mark_unknown(&mut self) {
         self.edit_node(|node| {
             let conditions = node.pointer_mut("/status/conditions").and_then(Value::as_array_mut);
             for condition in conditions.into_iter().flatten() {
@@ -163,14 +163,14 @@ impl Hub {
         });
     }
 
-    pub(crate) fn condition(&self, kind: &str) -> Option<&Value> {
+    pub fn condition(&self, kind: &str) -> Option<&Value> {
         let conditions = self.node.as_ref()?["status"]["conditions"].as_array()?;
         conditions.iter().find(|condition| condition["type"] == kind)
     }
 
     // ------------------------------------------------------------------------------------------ the node
 
-    pub(crate) fn answer(&mut self, request: &Request) -> Answer {
+    pub fn answer(&mut self, request: &Request) -> Answer {
         match request {
             Request::Version => {
                 let mark = if self.flavour == Flavour::Kedge { "v1.34.0+kedge-0.1.0" } else { "v1.36.2" };
@@ -221,7 +221,7 @@ impl Hub {
         Answer::Accepted(None)
     }
 
-    pub(crate) fn renew(&mut self, request: &LeaseRequest) -> Answer {
+    pub fn renew(&mut self, request: &LeaseRequest) -> Answer {
         match (request, self.lease.take()) {
             (LeaseRequest::Patch(_), None) => return refused(404, "NotFound", "no such lease"),
             (LeaseRequest::Create(_), Some(lease)) => {
@@ -239,7 +239,7 @@ impl Hub {
     }
 }
 
-pub(crate) fn refused(status: u16, reason: &str, message: &str) -> Answer {
+pub fn refused(status: u16, reason: &str, message: &str) -> Answer {
     Answer::Refused { status, reason: reason.into(), message: message.into(), retry_after: None }
 }
 

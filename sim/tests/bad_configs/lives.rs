@@ -1,9 +1,10 @@
 //! The life of a ConfigMap under a node: it is deleted, made again, renamed, edited, as often and as oddly as it goes.
 
-use crate::board::hub::{Hub, NAMESPACE};
-use crate::board::{World, payload};
+use crate::Operator;
 use crate::{BAD, DEFAULT, GOOD, MINUTE, TRIAL};
 use kedge_core::records::{BAD_CONTENTS, BAD_UIDS, CHECKPOINT_BYTES};
+use kedge_sim::hub::{Hub, NAMESPACE};
+use kedge_sim::{World, payload};
 use serde_json::json;
 
 /// A payload of the first sort that is pushed in error.

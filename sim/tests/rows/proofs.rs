@@ -2,8 +2,9 @@
 //! it is about, over write errors and power cuts.
 
 use super::*;
-use crate::board::disk::WriteFault;
 use kedge_core::Event;
+use kedge_sim::disk::WriteFault;
+use serde_json::Value;
 use serde_json::json;
 
 fn only_entry(world: &World, uid: &str) -> Value {

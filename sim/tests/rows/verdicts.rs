@@ -1,11 +1,11 @@
 //! The rules a to f (architecture 4.5) and what leads back from a verdict: a forgiving hand, a returning network, another
 //! object.
 
-use crate::board::disk::WriteFault;
-use crate::board::{Seen, World};
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::{BAD_UIDS, StateFile};
 use kedge_core::{Action, Event, Forgiveness, Node};
+use kedge_sim::disk::WriteFault;
+use kedge_sim::{Seen, World};
 use serde_json::{Value, json};
 
 #[test]
@@ -131,30 +131,6 @@ fn rule_c_a_payload_that_kills_the_parser_does_not_loop() {
     assert!(world.bad_configs().get(&uid).is_some());
 }
 
-impl World {
-    fn adopt_without_start(&mut self, name: &str, payload: &str) -> String {
-        let uid = self.assign(name, payload);
-        self.turn();
-        self.exit();
-        uid
-    }
-
-    /// A known good node beside a network that is away, whose new config is `b`.
-    fn silent_trial() -> Self {
-        let (mut world, _) = Self::known_good();
-        world.adopt_without_start("b", &payload(B, ""));
-        world.link = false;
-        world.start();
-        world
-    }
-
-    fn entry(&self, name: &str) -> serde_json::Value {
-        let bad = self.bad_configs();
-        let contents = bad[self.hub.uid_of(name)]["contents"].as_object().cloned().unwrap_or_default();
-        contents.values().next().cloned().unwrap_or_default()
-    }
-}
-
 #[test]
 fn rule_e_comes_after_the_counts_and_the_log_tells_every_problem() {
     let (mut world, _) = World::known_good();
@@ -262,10 +238,9 @@ fn an_answer_of_401_and_a_server_that_is_not_trusted_are_no_contact() {
     for _ in 0..100 {
         while world.do_step()
             || world.do_facts()
-            || world.do_request(Some(crate::board::hub::refused(401, "Unauthorized", "Unauthorized")))
-            || world.do_renewal(Some(crate::board::hub::refused(401, "Unauthorized", "Unauthorized")))
-        {
-        }
+            || world.do_request(Some(kedge_sim::hub::refused(401, "Unauthorized", "Unauthorized")))
+            || world.do_renewal(Some(kedge_sim::hub::refused(401, "Unauthorized", "Unauthorized")))
+        {}
         if world.exited() {
             break;
         }
@@ -288,7 +263,7 @@ fn any_other_answer_is_contact() {
             world.handle(Event::Tick);
             while world.do_step() || world.do_facts() {}
         }
-        let answer = crate::board::hub::refused(status, "", "");
+        let answer = kedge_sim::hub::refused(status, "", "");
         assert!(world.do_request(Some(answer)), "GET /version");
         assert!(world.report().config.contact, "{status}");
     }
@@ -344,7 +319,7 @@ fn a_forgiven_config_begins_at_zero_even_if_its_counts_are_still_on_disk() {
     world.crash_and_start();
     world.crash();
     // the verdict is written and the fallback's start is not
-    world.disk.fault = crate::board::disk::WriteFault::Once(1);
+    world.disk.fault = kedge_sim::disk::WriteFault::Once(1);
     world.start();
     assert_eq!(world.used(), A);
     assert_eq!(world.startups()["startups"].as_array().map(Vec::len), Some(1), "the counts of b");

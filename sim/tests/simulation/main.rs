@@ -7,10 +7,6 @@
 //! `KEDGE_SIM_SECONDS` long and until `KEDGE_SIM_FAILURES` of them failed, `KEDGE_SIM_SEED=s` one. Each invariant must notice
 //! a world that breaks it (`mutants`).
 
-#[allow(dead_code, reason = "each test program uses its part of the board")]
-#[path = "../board/mod.rs"]
-mod board;
-
 mod coverage;
 mod designs;
 mod ghost;

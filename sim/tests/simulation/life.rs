@@ -4,9 +4,6 @@
 //! shown to the ghost, and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is compared
 //! with (`ghost`).
 
-use crate::board::disk::{Stage, WriteFault, name};
-use crate::board::hub::{Flavour, Hub, NAMESPACE, refused};
-use crate::board::{NODE, Seen, WALL_MICROS, World, map_event, node_event};
 use crate::coverage::Coverage;
 use crate::designs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
 use crate::ghost::{Config, Ghost, text};
@@ -15,6 +12,9 @@ use crate::random::Random;
 use kedge_core::config::canonical_overrides;
 use kedge_core::records::{Read, STARTUPS, StateFile};
 use kedge_core::{Action, Answer, ConfigId, Event, Exit, Outcome, Report, Request, Step};
+use kedge_sim::disk::{Stage, WriteFault, name};
+use kedge_sim::hub::{Flavour, Hub, NAMESPACE, refused};
+use kedge_sim::{NODE, Seen, WALL_MICROS, World, map_event, node_event};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -1410,7 +1410,7 @@ impl Life {
     /// A config is used from now on.
     fn used(&mut self) -> Check {
         if let (Some(Mutant::AnotherConfigRuns), Some(process)) = (self.mutant, &mut self.world.process) {
-            process.used = Some(crate::board::DEFAULT_PODS);
+            process.used = Some(kedge_sim::DEFAULT_PODS);
         }
         let Some(report) = self.report() else {
             // it was asked to stop before it began, and is gone already

@@ -3,11 +3,11 @@
 //!
 //! Always holds, by the board: one request of a kind at a time.
 
-use crate::board::hub::{Flavour, Hub, refused};
-use crate::board::{NODE, Seen, World, node_event};
 use crate::{A, HOUR, MINUTE, SECOND, TRIAL, payload};
 use kedge_api::CONFIG_STATUS_ANNOTATION;
 use kedge_core::{Action, Answer, Event, Request, RequestKind};
+use kedge_sim::hub::{Flavour, Hub, refused};
+use kedge_sim::{NODE, Seen, World, node_event};
 use serde_json::{Value, json};
 
 /// Requests of a kind that were asked for, since somebody looked.

@@ -1,9 +1,9 @@
 //! Heartbeats (architecture 5): the Lease and the status, each by its own clock, whatever else is the matter.
 
-use crate::board::hub::{Flavour, Hub, refused};
-use crate::board::{NODE, Seen, World};
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload};
 use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKind};
+use kedge_sim::hub::{Flavour, Hub, refused};
+use kedge_sim::{NODE, Seen, World};
 use serde_json::{Value, json};
 use std::time::Duration;
 
