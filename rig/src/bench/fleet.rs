@@ -1,8 +1,7 @@
-//! The hub with 5,000 nodes in it, with many writers, and with many watchers; and an etcd that takes the same writes.
+//! The hub with 5,000 nodes in it, with many writers, and with many watchers.
 //!
 //! Always holds: one administrator's connections over real TLS make the load, from threads of this process on the same machine,
 //! so rates are lower bounds. Every write that counts was answered after it was on disk. Memory is the hub's own, from the kernel.
-//! etcd stands on the same disk and is loaded in turn with the hub, never at once; where it was not fetched the hub stands alone.
 
 use std::io::BufRead as _;
 use std::path::Path;
@@ -16,7 +15,6 @@ use kedge_rig::table::{Figure, Goal, quantile};
 use serde_json::{Value, json};
 
 use crate::client::{Connection, Identity};
-use crate::etcd::{self, Etcd};
 use crate::load::{FLUSHED, JSON, MERGE, STRATEGIC, status};
 use crate::stage::{Helper, LEASES, PATIENCE, Stage, io};
 use crate::trace;
@@ -56,17 +54,9 @@ pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
             .with_goal(Goal::AtMost(IDLE_KIB)),
     );
     figures.extend(watching(&stage, &process)?);
-    let etcd = match etcd::program() {
-        Some(program) => Some(Etcd::start(&program, stage.scratch.path())?),
-        None => {
-            eprintln!("kedge-bench: no etcd to put beside the hub: rig/fetch-etcd gets Debian's");
-            None
-        }
-    };
-    figures.extend(writing(&stage, etcd.as_ref())?);
+    figures.extend(writing(&stage, &process)?);
     figures.extend(full(&stage, &process)?);
-    figures.extend(flash(&stage, pid, etcd.as_ref())?);
-    drop(etcd);
+    figures.extend(flash(&stage, pid)?);
     figures.push(restart(&mut stage)?);
     Ok(figures)
 }
@@ -185,9 +175,8 @@ fn full(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
     ])
 }
 
-fn writing(stage: &Stage, etcd: Option<&Etcd>) -> Result<Vec<Figure>, KitError> {
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    let mut written = 0;
+fn writing(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
+    let mut figures = Vec::new();
     for writers in [1, 16, 256] {
         together(&stage.admin, writers, move |index, mut connection| {
             let map = json!({"metadata": {"name": format!("w-{writers}-{index}")}, "data": {"count": "0"}});
@@ -205,78 +194,17 @@ fn writing(stage: &Stage, etcd: Option<&Etcd>) -> Result<Vec<Figure>, KitError> 
         })?;
         let rate = count as f64 / begun.elapsed().as_secs_f64();
         let name = format!("hub: durable writes, {writers} at once");
-        ours.push(Figure::new(&name, rate, "/s", "merge patches of ConfigMaps over TLS, one each"));
-        let Some(etcd) = etcd else { continue };
-        let value = stored(stage, &format!("{MAPS}/w-{writers}-0"))?;
-        let (put, rate) = putting(etcd, writers, &value)?;
-        written += put;
-        let name = format!("etcd: durable writes, {writers} at once");
-        theirs.push(Figure::new(
-            &name,
-            rate,
-            "/s",
-            "puts of the same objects, gRPC without TLS, nothing read or checked",
-        ));
+        figures.push(Figure::new(&name, rate, "/s", "merge patches of ConfigMaps over TLS, one each"));
     }
-    if let Some(etcd) = etcd {
-        let (_, bytes) = files_below(etcd.data_dir());
-        let how = format!(
-            "after {written} puts; its log is laid out ahead, its history stays until it is compacted"
-        );
-        theirs.push(Figure::new("etcd: store", bytes as f64 / f64::from(1 << 20), "MiB", how));
-        let memory = Process::new(etcd.pid()).memory()?;
-        theirs.push(Figure::new("etcd: RSS", memory.rss / 1024.0, "MiB", "then"));
-        let pid = stage.hub.pid().ok_or_else(|| other("the hub has no process"))?;
-        let (_, bytes) = files_below(&stage.scratch.path().join("hub/data"));
-        let how = "then, all files; the store's log and the audit log among them";
-        ours.push(Figure::new("hub: store", bytes as f64 / f64::from(1 << 20), "MiB", how));
-        ours.push(Figure::new("hub: RSS", Process::new(pid).memory()?.rss / 1024.0, "MiB", "then"));
-    }
-    ours.extend(theirs);
-    Ok(ours)
-}
-
-/// An object's text as it is stored.
-fn stored(stage: &Stage, path: &str) -> Result<Vec<u8>, KitError> {
-    let answer = stage.connect()?.request("GET", path, "", b"").map_err(io(&format!("get {path}")))?;
-    if answer.status == 200 { Ok(answer.body) } else { Err(other("an object that was made is not there")) }
-}
-
-/// So many clients put a value each, again and again with another end; how many puts, and how many a second.
-fn putting(etcd: &Etcd, clients: usize, value: &[u8]) -> Result<(usize, f64), KitError> {
-    let begun = Instant::now();
-    let workers: Vec<_> = (0..clients)
-        .map(|index| {
-            let (address, mut value) = (etcd.address(), value.to_vec());
-            std::thread::spawn(move || {
-                let mut connection = etcd::Connection::open(address)?;
-                let (key, mut count) = (format!("/registry/configmaps/default/w-{clients}-{index}"), 0);
-                while begun.elapsed() < WRITING {
-                    count += 1;
-                    renumber(&mut value, count);
-                    connection.put(key.as_bytes(), &value)?;
-                }
-                Ok(count)
-            })
-        })
-        .collect();
-    let mut sum = 0;
-    for worker in workers {
-        sum += worker.join().map_err(|_| other("a worker panicked"))?.map_err(io("load etcd"))?;
-    }
-    Ok((sum, sum as f64 / begun.elapsed().as_secs_f64()))
-}
-
-/// Makes the value another one of the same length.
-fn renumber(value: &mut [u8], count: usize) {
-    let end = format!("{count:010}");
-    if let Some(start) = value.len().checked_sub(end.len()) {
-        value[start..].copy_from_slice(end.as_bytes());
-    }
+    let (_, bytes) = files_below(&stage.scratch.path().join("hub/data"));
+    let how = "then, all files; the store's log and the audit log among them";
+    figures.push(Figure::new("hub: store", bytes as f64 / f64::from(1 << 20), "MiB", how));
+    figures.push(Figure::new("hub: RSS", process.memory()?.rss / 1024.0, "MiB", "then"));
+    Ok(figures)
 }
 
 /// What an update costs the flash: bytes handed to the file system, seen by strace. The fleet's nodes must be there.
-fn flash(stage: &Stage, pid: i32, etcd: Option<&Etcd>) -> Result<Vec<Figure>, KitError> {
+fn flash(stage: &Stage, pid: i32) -> Result<Vec<Figure>, KitError> {
     let mut nodes = (0..RENEWED)
         .map(|number| {
             let kubeconfig = stage.hub.node_kubeconfig(&name(number))?;
@@ -316,37 +244,16 @@ fn flash(stage: &Stage, pid: i32, etcd: Option<&Etcd>) -> Result<Vec<Figure>, Ki
         let number = count % RENEWED;
         accepted(&mut nodes[number], "PATCH", &lease(number), MERGE, &renewal)
     })?;
-    let mut figures = Vec::new();
-    for (what, path, ours, how) in [
-        ("ConfigMap update", map, maps, format!("{COUNTED} of one object, one after the other")),
-        (
-            "NodeStatus",
-            format!("/api/v1/nodes/{}", name(0)),
-            statuses,
-            format!("{COUNTED}, of {RENEWED} nodes in turn"),
-        ),
-        (
-            "Lease renewal",
-            lease(0),
-            leases,
-            format!("{COUNTED}, each of {RENEWED} Leases {} times within 30 s", COUNTED / RENEWED),
-        ),
-    ] {
-        let how = format!("{how}; all calls that write files");
-        figures.push(Figure::new(&format!("hub: bytes written per {what}"), ours, "B", how));
-        let Some(etcd) = etcd else { continue };
-        let mut value = stored(stage, &path)?;
-        let mut connection = etcd.connect().map_err(io("connect to etcd"))?;
-        // longer than it keeps what its log has out of its tables: 100 ms
-        let theirs = bytes_each(stage, &format!("etcd-{ours:.0}"), etcd.pid(), SETTLED, |count| {
-            renumber(&mut value, count);
-            let key = format!("/registry/{what}/{}", count % RENEWED);
-            connection.put(key.as_bytes(), &value).map(drop).map_err(io("load etcd"))
-        })?;
-        let how = format!("{COUNTED} puts of {} bytes, {RENEWED} keys in turn", value.len());
-        figures.push(Figure::new(&format!("etcd: bytes written per {what}"), theirs, "B", how));
-    }
-    Ok(figures)
+    let figure = |what: &str, bytes: f64, how: String| {
+        let how = format!("{COUNTED}{how}; all calls that write files");
+        Figure::new(&format!("hub: bytes written per {what}"), bytes, "B", how)
+    };
+    let times = COUNTED / RENEWED;
+    Ok(vec![
+        figure("ConfigMap update", maps, " of one object, one after the other".into()),
+        figure("NodeStatus", statuses, format!(", of {RENEWED} nodes in turn")),
+        figure("Lease renewal", leases, format!(", each of {RENEWED} Leases {times} times within 30 s")),
+    ])
 }
 
 /// Bytes that a process wrote to files for each of [`COUNTED`] acts, until so long after the last.

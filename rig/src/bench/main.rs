@@ -6,7 +6,6 @@
 
 mod client;
 mod cost;
-mod etcd;
 mod fleet;
 mod idle;
 mod life;
@@ -34,8 +33,7 @@ Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table. Sections
   cost    instructions and allocations per renewal (under valgrind)
   idle    memory, threads, bytes and writes of a settled node (N seconds, 600 by default, and 2 minutes more)
   hub     1,000 nodes: renewals, status posts, the store's growth
-  fleet   the hub's start, 5,000 nodes in it, many watchers; many writers and bytes per update, beside etcd if
-          rig/fetch-etcd got it
+  fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
 ";
 
 /// Every section, in the order of the table.
