@@ -11,7 +11,7 @@ ROOTS = """core/v1/Namespace core/v1/Node core/v1/ConfigMap core/v1/Event core/v
 core/v1/Binding apps/v1/DaemonSet apps/v1/ControllerRevision coordination/v1/Lease policy/v1/Eviction
 certificates/v1/CertificateSigningRequest authorization/v1/SelfSubjectAccessReview authorization/v1/SelfSubjectRulesReview
 authentication/v1/SelfSubjectReview meta/v1/DeleteOptions meta/v1/Status""".split()
-# Fields that are ours: the form of the design document; upstream reserved its number for exactly this.
+# Fields that are ours: the form of the first proposal; upstream reserved its number for exactly this.
 OURS = {"core/v1/NodeConfigSource": [
     ("configMapRef 1 core/v1/ObjectReference", "ConfigMapRef is a reference to a ConfigMap, pinned by its UID.")]}
 # Types that are one value on the wire of JSON.

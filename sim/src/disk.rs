@@ -264,7 +264,7 @@ fn tear(content: &mut Vec<u8>, below: &mut dyn FnMut(u64) -> u64) {
     }
 }
 
-/// The name of a record in the tables of the architecture.
+/// The name of a record in ARCHITECTURE.md's tables.
 pub fn name(file: &StateFile) -> &'static str {
     match file {
         StateFile::Current => "current",

@@ -1,7 +1,7 @@
-//! How the configuration is reported: the condition `ConfigOK` for people, `status.config` for machines (architecture 4.6).
+//! How the configuration is reported: the condition `ConfigOK` for people, `status.config` for machines.
 //!
-//! Always holds: composed from what is durably recorded, never from what is hoped; the design document's five examples
-//! appear word for word in their situations. Details beyond its words go to `status.config.error`, events and the log.
+//! Always holds: composed from what is durably recorded, never from what is hoped; the five examples of the proposal (dynamic
+//! kubelet configuration) appear word for word in their situations. Further details go to `status.config.error`, events and the log.
 
 use crate::configuration::{Configuration, SyncProblem};
 use crate::disk::AssignedNow;

@@ -1,5 +1,5 @@
 //! The configuration of a running agent: what is asked for against what is recorded and what runs, and the one transition
-//! that comes next (architecture 4.3, 4.4).
+//! that comes next (ARCHITECTURE.md, "Sources" and "Durable writes").
 //!
 //! Level-triggered: every event only changes what is known, and then `next` compares. One transition is under way at a
 //! time, as a program of durable writes; what the agent believes of its disk changes when it ends. Always holds: the source
@@ -90,7 +90,7 @@ struct Job {
     outcomes: Vec<Outcome>,
 }
 
-/// The transitions of architecture 4.4 that a running agent makes.
+/// The transitions that a running agent makes (ARCHITECTURE.md, "Durable writes").
 #[derive(Debug, Clone, PartialEq)]
 enum Transition {
     Adopt { checkpoint: Vec<u8>, name: CheckpointName, current: Current, id: ConfigId },
@@ -400,7 +400,7 @@ impl Configuration {
         self.is_exiting().then_some("the agent is about to restart; ask again then")
     }
 
-    /// The list of bad configs was edited by hand (the design's repair).
+    /// The list of bad configs was edited by hand, which is a supported repair.
     pub(crate) fn bad_configs_edited(&mut self, bad: Known<BadConfigs>) {
         if !self.facts.dynamic {
             // it was never read: what is there is no edit
@@ -513,7 +513,7 @@ impl Configuration {
         }
     }
 
-    /// The writes of each transition, in the order of architecture 4.4.
+    /// The writes of each transition, in the order of ARCHITECTURE.md, "Durable writes".
     fn perform(&self, job: &Job) -> Result<Ended, Suspend> {
         let mut steps = Steps::over(&job.outcomes);
         let steps = &mut steps;
@@ -861,7 +861,7 @@ impl Configuration {
         if self.node_uid.is_empty() { recorded() } else { self.node_uid.clone() }
     }
 
-    /// The table of architecture 4.3. Sets what the condition says about the source.
+    /// Compares the source with `current` (ARCHITECTURE.md, "Sources"). Sets what the condition says about the source.
     fn compare_source(&mut self, now: Now) -> Option<Transition> {
         let wanted = self.wanted.clone()?;
         let (problem, transition) = match &wanted {

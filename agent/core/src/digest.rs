@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for Digest {
 }
 
 /// What counts and verdicts belong to: SHA-256 over the ConfigMap's UID, the payload, and the canonical merged drop-ins
-/// and flags (architecture 4.4).
+/// and flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ConfigId(Digest);

@@ -1,5 +1,5 @@
-//! The judgement of a configuration before it runs (architecture 4.5): how the previous run ended, what that counts, and
-//! the rules a to f in their order.
+//! The judgement of a configuration before it runs (ARCHITECTURE.md, "Rules a to f"): how the previous run ended, what
+//! that counts, and rules c, d and f.
 //!
 //! Pure arithmetic on records: no step here reads or writes. Rules c and d stand before parsing and are applied again
 //! after it, because a payload that kills the parser must not loop, and because only parsing tells its own threshold and
@@ -105,7 +105,7 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
-    /// Reads the table of architecture 4.5 for the run that left this record.
+    /// How the run that left this record ended (ARCHITECTURE.md, "How the previous run ended").
     pub(crate) fn read(startups: &Startups, boot_id: &str, previous: &PreviousRun) -> Self {
         let Some(open) = startups.open.as_deref() else { return Self::Clean };
         // "fresh evidence": the end of a run before the one that left this record open says nothing about it. Such a record
@@ -240,7 +240,7 @@ pub(crate) fn verdict(
     }
 }
 
-/// The design document's words for one, and its siblings; `what` is `current` or `last-known-good`.
+/// The condition's reason for a verdict; `what` is `current` or `last-known-good`.
 pub(crate) fn reason(kind: BadKind, what: &str, uid: &str) -> String {
     match kind {
         BadKind::Parse => format!("failed to parse {what} (UID: {uid})"),

@@ -1,4 +1,4 @@
-//! The Lease: when it is renewed and with what (architecture 5).
+//! The Lease: when it is renewed and with what.
 //!
 //! Always holds: renewing depends on nothing but the Node's existence, not on its status and not on the configuration's
 //! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can.

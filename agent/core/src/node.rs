@@ -236,7 +236,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// Verified TLS and any answer but 401 (architecture 3).
+    /// Verified TLS and any answer but 401.
     pub fn is_contact(&self) -> bool {
         !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })
     }
@@ -356,7 +356,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Checks the local config: without a valid one an agent refuses to start, whatever is assigned (the design document).
+    /// Checks the local config: without a valid one an agent refuses to start, whatever is assigned.
     /// `now` is for stamps.
     ///
     /// # Errors

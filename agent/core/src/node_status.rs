@@ -1,5 +1,5 @@
 //! The Node's status: composed from facts about the host, compared with what the API server has, and sent as the smallest
-//! patch that closes the difference (architecture 5; upstream's rules for what counts as a change).
+//! patch that closes the difference (upstream's rules for what counts as a change).
 //!
 //! Always holds: a condition's `lastTransitionTime` moves only when the condition changes; `lastHeartbeatTime` alone is no
 //! change; nothing that others own (conditions of other agents, labels) is touched.

@@ -1,4 +1,4 @@
-//! The records on disk that outlive a process (architecture 4.4): what each file means, read and written as text.
+//! The records on disk that outlive a process (ARCHITECTURE.md, "State on disk"): what each file means, read and written as text.
 //!
 //! Always holds: absent, unknown and known are three different things. Absent says something (see each record); unknown
 //! says nothing and never means "nothing"; a record of a newer agent is unknown and left alone. Writing is exact: what
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 /// Version of the two records that every agent version shares.
 const API_VERSION: &str = "kedge.dev/v1";
 
-/// `crashLoopThreshold` is at most 10 (the design document), so an eleventh startup condemns: there is no twelfth.
+/// `crashLoopThreshold` is at most 10, so an eleventh startup condemns: there is no twelfth.
 pub const STARTUPS: usize = 11;
 
 /// UIDs in `bad-configs.json`: the file must stay small enough to write on a nearly full disk.
@@ -275,7 +275,7 @@ pub struct Verdict {
 struct BadConfigMap {
     time: Timestamp,
     reason: String,
-    /// None: every content of the UID is bad (the design document's form, written by hand).
+    /// None: every content of the UID is bad (the proposal's form, written by hand).
     contents: Option<BTreeMap<ConfigId, Verdict>>,
 }
 
@@ -457,7 +457,7 @@ fn shared_record<T>(read: &Read, local: T, of: impl FnOnce(RecordJson) -> Result
         Err(error) => return Known::Unknown { why: format!("not JSON: {error}"), set_aside: true },
     };
     match json.get("apiVersion").and_then(Value::as_str) {
-        // the design document's files had no version; ours from the image builder may leave it out too
+        // the proposal's files have no version; ours from the image builder may leave it out too
         None | Some(API_VERSION) => {}
         Some(newer) => {
             let newer: String = newer.chars().take(60).collect();

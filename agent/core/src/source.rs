@@ -1,6 +1,6 @@
 //! Where a node's configuration is asked to come from: `Node.spec.configSource`, or the annotation in its place.
 //!
-//! Owns the judgement "empty, correct or invalid" (the design document; architecture 4.3). Looks only at the Node: whether
+//! Owns the judgement "empty, correct or invalid" (ARCHITECTURE.md, "Sources"). Looks only at the Node: whether
 //! the object named exists and has the UID asked for is known once it was read.
 
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use std::fmt;
 /// A correct source: it names one ConfigMap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// `configMapRef`, the design document's form: one object by UID; an edit in place is not followed.
+    /// `configMapRef`, the proposal's form: one object by UID; an edit in place is not followed.
     Pinned {
         /// Namespace of the ConfigMap.
         namespace: String,
@@ -40,16 +40,16 @@ pub enum Wanted {
     Invalid(String),
 }
 
-/// The key of the payload in a pinned ConfigMap (the design document).
+/// The key of the payload in a pinned ConfigMap: the proposal fixes it.
 pub const PINNED_KEY: &str = "kubelet";
 
-/// Why `{}` is invalid, in the design document's words.
+/// Why `{}` is invalid, in the proposal's words.
 pub const ALL_NIL: &str = "invalid NodeConfigSource, exactly one subfield must be non-nil, but all were nil";
 
 /// Longest part of a source that is read: Kubernetes' own limit for names and keys.
 const NAME_BYTES: usize = 253;
 
-/// Longest UID or resourceVersion that becomes a file name (architecture 4.4).
+/// Longest UID or resourceVersion that becomes a file name.
 const UID_BYTES: usize = 64;
 
 /// Characters of a stranger's text that a message repeats: messages end up in conditions, which every watcher of Nodes gets.
@@ -212,7 +212,7 @@ fn check_name(field: &str, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// UIDs and resourceVersions become file names only if they are this plain (architecture 4.4).
+/// UIDs and resourceVersions become file names only if they are this plain: no path may leave the state directory.
 pub fn is_file_name(text: &str) -> bool {
     (1..=UID_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }

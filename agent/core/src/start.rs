@@ -1,4 +1,4 @@
-//! The decision at start (architecture 4.5): which config runs, and what is written before it does.
+//! The decision at start (ARCHITECTURE.md, "Start"): which config runs, and what is written before it does.
 //!
 //! Always holds: some config runs, the local one if nothing else can; the start of a config is recorded before its payload
 //! is parsed; a verdict that could not be written leaves the counts that prove it untouched; every prefix of the writes is
@@ -33,7 +33,7 @@ pub(crate) struct Facts {
 }
 
 impl Facts {
-    /// Whether `--config` or drop-ins were given: the design document's "init config".
+    /// Whether `--config` or drop-ins were given: the proposal's "init config".
     pub(crate) fn has_init(&self) -> bool {
         self.local.base.is_some() || !self.local.drop_ins.is_empty()
     }
@@ -304,7 +304,7 @@ struct Candidate {
     what: &'static str,
 }
 
-/// judge(config), rules a to f, with the start recorded between d and e. `may_write` is false while the records must stay
+/// Rules a to f, first match, with the start recorded between rules d and e. `may_write` is false while the records must stay
 /// as they are because they prove something.
 fn try_to_run(
     steps: &mut Steps,
@@ -324,11 +324,11 @@ fn try_to_run(
         }
         Known::Unknown { .. } => None,
     };
-    // a
+    // rule a: banned
     if let Some(verdict) = entry.as_ref().filter(|verdict| !verdict.retry) {
         return Ok(Err(Obstacle::Marked { verdict: verdict.clone(), recorded: true }));
     }
-    // b
+    // rule b: missing
     let content = match content {
         Ok(content) => content,
         Err(why) => return Ok(Err(Obstacle::Missing(why))),
@@ -342,7 +342,7 @@ fn try_to_run(
     }
     let mut court =
         Court { facts, config: &config, id: content.id, what, entry, detail: String::new(), opened: None };
-    // c, d by what is remembered of its terms
+    // rules c (crash loop) and d (cuts), by what is remembered of its terms
     if let Some(kind) = judge::condemned_by_counts(&startups, Terms::remembered(&startups)) {
         return court.condemn(steps, started, kind).map(Err);
     }
@@ -355,7 +355,7 @@ fn try_to_run(
     } else if may_write {
         court.opened = Some(startups.clone());
     }
-    // e
+    // rule e: invalid
     let effective = match parsed.effective(&content, &facts.local) {
         Ok(effective) => effective,
         Err(error) => {
@@ -375,7 +375,7 @@ fn try_to_run(
         trial_ms: u64::try_from(trial.duration.as_millis()).unwrap_or(u64::MAX),
         threshold: trial.crash_loop_threshold,
     };
-    // c, d by its own terms; f
+    // rules c and d by its own terms; rule f: contact
     let lost = || judge::lost_contact(&startups, terms, standing).then_some(BadKind::Contact);
     if let Some(kind) = judge::condemned_by_counts(&startups, terms).or_else(lost) {
         return court.condemn(steps, started, kind).map(Err);

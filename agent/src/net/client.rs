@@ -312,7 +312,7 @@ impl NetError {
     }
 }
 
-/// Whether an outcome is *contact* as the architecture defines it: verified TLS and any answer but 401. (Nothing is
+/// Whether an outcome is *contact*: verified TLS and any answer but 401. (Nothing is
 /// sent without verified TLS, so any HTTP status implies it.)
 #[must_use]
 pub fn is_contact<T>(outcome: &Result<T, NetError>) -> bool {

@@ -90,16 +90,10 @@ pub(crate) const STORIES: &[Story] = &[
         Needs::Faults,
         config::stalled,
     ),
-    story(
-        "ends",
-        "every way in which a run can end counts as the design says",
-        true,
-        Needs::Nothing,
-        ends::rows,
-    ),
+    story("ends", "every way in which a run can end counts as documented", true, Needs::Nothing, ends::rows),
     story(
         "rare-ends",
-        "an exit code, a refused start, a start and a stop that take too long count as the design says",
+        "an exit code, a refused start, a start and a stop that take too long count as documented",
         false,
         Needs::Faults,
         ends::rare_rows,

@@ -1,7 +1,7 @@
 //! Node, with both forms of `spec.configSource`.
 //!
 //! Inside `configSource.configMap` upstream's old rules hold (422). `{}`, `configMapRef` and both forms together are stored
-//! with a warning: judging them is the node's work, as the design document asks. A plain status write may not touch spec.
+//! with a warning: judging them is the node's work. A plain status write may not touch spec.
 
 use serde_json::{Value, json};
 

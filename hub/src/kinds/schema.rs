@@ -471,7 +471,7 @@ mod tests {
             json!({"metadata": {}, "spec": {}}),
             &[],
         );
-        // an empty object is a value: the design asks the node to judge it
+        // an empty object is a value: the node judges it
         check(node, json!({"spec": {"configSource": {}}}), json!({"spec": {"configSource": {}}}), &[]);
         check(
             node,

@@ -1,7 +1,7 @@
 //! Whoever pushes configurations to one node, without end: good ones, and bad ones of every kind, each until it is answered.
 //!
 //! Always holds: every content is new, so an answer cannot be one to an earlier push; a push is answered only when the API server
-//! shows what the design says of exactly this content (its version, or its UID in the condition's reason); after a bad one comes a
+//! shows this very content (its version, or its UID in the condition's reason) as active or as bad; after a bad one comes a
 //! good one. Time in which the node's link or the hub was away by our own doing does not count against an answer.
 
 use std::cell::Cell;

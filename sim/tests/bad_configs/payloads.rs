@@ -150,7 +150,7 @@ fn mend_in_place(world: &mut World, what: &str) {
     assert_eq!(world.seen(what).status, "True", "{what}");
 }
 
-/// The condition has the design document's words, and error and Event the field and place.
+/// The condition has the documented words, and error and Event the field and place.
 fn check_told(case: &Case, error: &ConfigError, seen: &[Seen]) {
     let name = &case.name;
     let what = match error.kind {
@@ -177,7 +177,7 @@ fn check_told(case: &Case, error: &ConfigError, seen: &[Seen]) {
             }
         }
         if !first.field.is_empty() {
-            // the design document spells one of them as its first implementation did
+            // the proposal spells one of them otherwise than the object does
             let (field, message) = (first.field.to_lowercase(), first.message.to_lowercase());
             let field: String = field.chars().take(60).collect();
             assert!(message.contains(&field), "{name}: {field:?} is not in {message:?}");

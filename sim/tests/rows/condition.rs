@@ -1,4 +1,4 @@
-//! How the configuration is reported (architecture 4.6): the design document's examples word for word, their siblings, the
+//! How the configuration is reported: the proposal's examples word for word, their siblings, the
 //! times of the condition, `status.config`, and the Events.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload, short};

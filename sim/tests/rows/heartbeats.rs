@@ -1,4 +1,4 @@
-//! Heartbeats (architecture 5): the Lease and the status, each by its own clock, whatever else is the matter.
+//! Heartbeats: the Lease and the status, each by its own clock, whatever else is the matter.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload};
 use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKind};

@@ -1,4 +1,4 @@
-//! The tables of the architecture, row by row, through the core's one door: events in, actions out.
+//! The decision rules of ARCHITECTURE.md, row by row, through the core's one door: events in, actions out.
 //!
 //! Each module is one table: where a config comes from, what is written when, how a start decides, what is reported, how
 //! records are lost, how heartbeats go on, what is asked of the API server. Each test is one row, told as a sentence; each looks at what the node did next.

@@ -1,4 +1,4 @@
-//! Records that are missing, damaged or from another agent (architecture 4.4): the agent starts, says what it set aside,
+//! Records that are missing, damaged or from another agent: the agent starts, says what it set aside,
 //! loses nothing that it could still know, and mends what it can.
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL, payload};

@@ -1,4 +1,4 @@
-//! Where the assigned config comes from (architecture 4.3): what a running agent does about each source it reads.
+//! Where the assigned config comes from (ARCHITECTURE.md, "Sources"): what a running agent does about each source it reads.
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL, payload};
 use kedge_api::{CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION};

@@ -1,4 +1,4 @@
-//! The decision at start (architecture 4.5): how the previous run ended, and cases 1 to 5.
+//! ARCHITECTURE.md, "How the previous run ended" and cases 1 to 5 of "Start".
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::StateFile;
@@ -9,7 +9,7 @@ use kedge_sim::{Seen, World};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// How the table of architecture 4.5 counts one end of a run: `end` ends it, then the agent starts again.
+/// How one end of a run is counted: `end` ends it, then the agent starts again.
 #[track_caller]
 fn check_end(what: &str, startups: usize, cuts: u64, end: impl Fn(&mut World)) {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));

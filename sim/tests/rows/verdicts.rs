@@ -1,5 +1,4 @@
-//! The rules a to f (architecture 4.5) and what leads back from a verdict: a forgiving hand, a returning network, another
-//! object.
+//! Rules a to f (ARCHITECTURE.md) and what ends a verdict: `kedge config forgive`, a returning network, another object.
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::records::{BAD_UIDS, StateFile};

@@ -1,4 +1,4 @@
-//! What is written when (architecture 4.4): every transition's durable writes in their order, and no others.
+//! ARCHITECTURE.md, "Durable writes": every transition's durable writes in their order, and no others.
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_core::Event;

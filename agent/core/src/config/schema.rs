@@ -1,5 +1,5 @@
 //! Every field a configuration may have: upstream's KubeletConfiguration v1beta1 as of 1.36 (and what its master had
-//! added for 1.37), the first design's two trial fields, and ours under `kedge`.
+//! added for 1.37), the two trial fields of dynamic kubelet configuration, and ours under `kedge`.
 //!
 //! Always holds: a field is in this table or it is an error; its type is upstream's, so what decodes there decodes
 //! here; whether it does anything here is said by its [`Sort`], and only a field that does something has a default.
@@ -121,7 +121,7 @@ const MAP_OF_TEXT: Kind = Kind::Map(&Kind::Text);
 
 /// The fields of a KubeletConfiguration, `apiVersion` and `kind` apart. Sorted by subject as upstream's types.go.
 pub static FIELDS: &[Field] = &[
-    // the first design's own; upstream dropped them with dynamic configuration
+    // proposed with dynamic kubelet configuration; upstream dropped them with it
     honoured("configTrialDuration", Kind::Duration, Default::Text("10m0s")),
     honoured("crashLoopThreshold", Kind::Int { low: 0, high: 10 }, Default::Int(10)),
     // heartbeats and registration
