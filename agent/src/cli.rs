@@ -6,8 +6,8 @@
 use crate::flags::{AgentOptions, CheckOptions, Output, Places};
 use crate::local::client::{self, AskError};
 use crate::local_config;
-use kedge_core::config::{self, LocalLayers, Origin};
-use kedge_core::records::{BadConfigs, Current, Known, Read, StateFile};
+use kedge_core::config::records::{BadConfigs, Current, Known, Read, StateFile};
+use kedge_core::kubelet::{self, LocalLayers, Origin};
 use kedge_platform::linux::{self, LinuxClocks, Roots};
 use kedge_platform::{Clocks, Files, ReadError, RunDirectory, record_exit};
 use serde_json::{Value, json};
@@ -225,7 +225,7 @@ pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), Command
         let _ = writeln!(std::io::stderr(), "kedge: {problem}; showing what the files give");
     }
     let layers = local_config::read(&options.local).map_err(failed)?;
-    let effective = config::effective(&layers, None).map_err(|error| failed(error.report()))?;
+    let effective = kubelet::effective(&layers, None).map_err(|error| failed(error.report()))?;
     match output {
         Output::Json => print(pretty(&with_origin(effective.to_json(), "files", problem.as_deref()))),
         Output::Text => {
@@ -299,8 +299,8 @@ pub fn config_check(options: &CheckOptions, output: Output) -> Result<(), Comman
     }
 }
 
-fn judged(name: &str, layers: &LocalLayers, payload: Option<&config::LayerText>) -> Value {
-    match config::effective(layers, payload) {
+fn judged(name: &str, layers: &LocalLayers, payload: Option<&kubelet::LayerText>) -> Value {
+    match kubelet::effective(layers, payload) {
         Ok(effective) => json!({"file": name, "valid": true, "withoutEffect": effective.without_effect}),
         Err(error) => {
             let problems: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
@@ -342,7 +342,7 @@ fn nobody_listens(error: &AskError) -> bool {
 /// # Errors
 /// There is nothing to forgive, it could not be recorded, or the agent cannot take it now: nothing was changed.
 pub fn config_forgive(places: &Places, uid: &str) -> Result<(), CommandError> {
-    if !kedge_core::source::is_file_name(uid) {
+    if !kedge_core::config::source::is_file_name(uid) {
         return Err(failed(format_args!("{uid:?} is no UID")));
     }
     match client::post(&places.socket(), &format!("/config/forgive?uid={uid}")) {

@@ -24,13 +24,13 @@ mod none {
 
         /// A configuration is in use.
         #[inline(always)]
-        pub(crate) fn arm(&self, _: &kedge_core::config::Config) {}
+        pub(crate) fn arm(&self, _: &kedge_core::kubelet::Config) {}
     }
 }
 
 #[cfg(feature = "fault-injection")]
 mod some {
-    use kedge_core::config::Config;
+    use kedge_core::kubelet::Config;
     use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
     use std::sync::{Arc, Mutex};
 

@@ -4,7 +4,7 @@
 
 use crate::errors::chain;
 use crate::flags::LocalFiles;
-use kedge_core::config::{LayerText, LocalLayers, Origin, layers};
+use kedge_core::kubelet::{LayerText, LocalLayers, Origin, layers};
 use kedge_platform::linux::read_named_file;
 use std::fmt;
 use std::io;

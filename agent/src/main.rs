@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{agent, cli};
+use kedge::{cli, run};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     };
     let done = match command {
         Command::Agent(options) => {
-            return agent::run(*options).unwrap_or_else(|error| fail(error.exit_code(), &error));
+            return run::run(*options).unwrap_or_else(|error| fail(error.exit_code(), &error));
         }
         Command::RecordExit(places) => cli::record_exit_of_agent(&places),
         Command::Status(places, output) => cli::status(&places, output),

@@ -13,13 +13,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use kedge::answers;
+use kedge::local::answers;
 use kedge::local::client::{AskError, get, post};
 use kedge::local::server::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
 use kedge::local::{Call, Listener, Origin, Response, Verb, serve};
 use kedge_api::Timestamp;
-use kedge_core::records::{self, StateFile};
-use kedge_core::{Action, Event, Node, Now, Options, Outcome, Step};
+use kedge_core::config::records::{self, StateFile};
+use kedge_core::{Action, Core, Event, Now, Options, Outcome, Step};
 use kedge_platform::ProcessFacts;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -298,7 +298,7 @@ fn now() -> Now {
 }
 
 /// What decides in an agent, on a disk that stands still from its first write on.
-fn node_whose_disk_stands_still() -> Node {
+fn node_whose_disk_stands_still() -> Core {
     let options = Options {
         node_name: "edge-1".into(),
         version: "0.1.0".into(),
@@ -309,7 +309,7 @@ fn node_whose_disk_stands_still() -> Node {
         previous_run: Default::default(),
         seed: 1,
     };
-    let mut node = Node::new(options, now()).unwrap();
+    let mut node = Core::new(options, now()).unwrap();
     let mut event = Event::Start;
     loop {
         let mut actions = Vec::new();
@@ -334,7 +334,7 @@ fn node_whose_disk_stands_still() -> Node {
 }
 
 thread_local! {
-    static STANDING_STILL: RefCell<Node> = RefCell::new(node_whose_disk_stands_still());
+    static STANDING_STILL: RefCell<Core> = RefCell::new(node_whose_disk_stands_still());
 }
 
 fn as_the_agent_answers(call: Call) {

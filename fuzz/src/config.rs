@@ -6,8 +6,8 @@
 use crate::Target;
 use crate::input::{SEPARATOR, joined, sections};
 use crate::yaml::{check_message, means};
-use kedge_core::config::layers::MAX_PROBLEMS;
-use kedge_core::config::{
+use kedge_core::kubelet::layers::MAX_PROBLEMS;
+use kedge_core::kubelet::{
     ConfigError, Effective, LayerText, LocalLayers, MAX_TAINTS, Origin, SHORTEST_STATUS_UPDATE,
     canonical_overrides, effective, yaml,
 };

@@ -2,13 +2,13 @@
 
 use crate::Target;
 use crate::scratch::Scratch;
-use kedge::answers;
+use kedge::local::answers;
 use kedge::local::server::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
 use kedge::local::{Call, Listener, Verb, serve};
 use kedge_api::Timestamp;
-use kedge_core::config::LocalLayers;
-use kedge_core::records::{Read, StateFile};
-use kedge_core::{Action, Event, Node, Now, Options, Outcome, PreviousRun, Step};
+use kedge_core::config::records::{Read, StateFile};
+use kedge_core::kubelet::LocalLayers;
+use kedge_core::{Action, Core, Event, Now, Options, Outcome, PreviousRun, Step};
 use kedge_platform::ProcessFacts;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -74,7 +74,7 @@ struct Endpoint {
     runtime: Runtime,
     socket: PathBuf,
     calls: mpsc::Receiver<Call>,
-    node: Node,
+    node: Core,
     // removed with the socket in it
     _folder: Scratch,
 }
@@ -103,7 +103,7 @@ impl Endpoint {
 }
 
 /// A node on its local config, with one bad config.
-fn node() -> Node {
+fn node() -> Core {
     let options = Options {
         node_name: "edge-1".into(),
         version: "0.1.0".into(),
@@ -114,7 +114,7 @@ fn node() -> Node {
         previous_run: PreviousRun::default(),
         seed: 1,
     };
-    let mut node = Node::new(options, now()).expect("the defaults are valid");
+    let mut node = Core::new(options, now()).expect("the defaults are valid");
     let mut actions = Vec::new();
     node.handle(now(), Event::Start, &mut actions);
     while node.report(now()).is_none() {
@@ -163,7 +163,7 @@ fn run(data: &[u8]) {
     });
 }
 
-fn reply(call: Call, node: &Node) {
+fn reply(call: Call, node: &Core) {
     let request = &call.request;
     assert!(request.body.len() <= MAX_BODY_BYTES, "a body of {} bytes", request.body.len());
     assert!(request.verb == Verb::Post || request.body.is_empty(), "a GET with a body: {request:?}");

@@ -9,14 +9,14 @@
 use crate::Target;
 use crate::input::Input;
 use kedge_api as api;
-use kedge_core::config::{LayerText, LocalLayers, Origin, canonical_overrides};
-use kedge_core::records::{
+use kedge_core::config::records::{
     Assigned, BadConfigs, CheckpointName, ConfigRecord, Current, Known, LastKnownGood, RanAs, Read, STARTUPS,
     Startups, StateFile, last_known_good_bytes, read_last_known_good,
 };
-use kedge_core::source::Source;
+use kedge_core::config::source::Source;
+use kedge_core::kubelet::{LayerText, LocalLayers, Origin, canonical_overrides};
 use kedge_core::{
-    Action, Answer, ConfigId, Digest, Event, Exit, HostFacts, Node, Now, Options, Outcome, PreviousRun,
+    Action, Answer, ConfigId, Core, Digest, Event, Exit, HostFacts, Now, Options, Outcome, PreviousRun,
     RequestKind, Step,
 };
 use serde_json::{Value, json};
@@ -87,8 +87,8 @@ fn run(data: &[u8]) {
 
 /// A process: the core twice, and what it waits for.
 struct Process {
-    node: Node,
-    twin: Node,
+    node: Core,
+    twin: Core,
     step: Option<Step>,
     in_flight: BTreeSet<RequestKind>,
     renewal: bool,
@@ -369,7 +369,7 @@ impl World {
             previous_run: self.previous.clone(),
             seed: u64::from(self.lives),
         };
-        let node = || Node::new(options.clone(), self.now).expect("the local config is valid");
+        let node = || Core::new(options.clone(), self.now).expect("the local config is valid");
         self.process = Some(Process {
             node: node(),
             twin: node(),

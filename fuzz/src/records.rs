@@ -3,7 +3,7 @@
 use crate::Target;
 use crate::yaml::check_message;
 use kedge_core::ConfigId;
-use kedge_core::records::{
+use kedge_core::config::records::{
     BAD_CONTENTS, BAD_UIDS, BadConfigs, Current, Known, Read, Startups, Verdict, last_known_good_bytes,
     read_last_known_good,
 };

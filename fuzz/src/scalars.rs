@@ -2,10 +2,10 @@
 
 use crate::Target;
 use kedge_api::Timestamp;
-use kedge_core::config::duration;
-use kedge_core::config::quantity::{Quantity, Threshold};
-use kedge_core::config::{LayerText, LocalLayers, Origin, effective};
-use kedge_core::records::CheckpointName;
+use kedge_core::config::records::CheckpointName;
+use kedge_core::kubelet::duration;
+use kedge_core::kubelet::quantity::{Quantity, Threshold};
+use kedge_core::kubelet::{LayerText, LocalLayers, Origin, effective};
 use kedge_core::{ConfigId, Digest};
 
 pub(crate) const TARGET: Target =

@@ -3,7 +3,7 @@
 use crate::Target;
 use crate::input::{joined, sections};
 use crate::yaml::check_message;
-use kedge_core::source::{Source, Wanted, wanted};
+use kedge_core::config::source::{Source, Wanted, wanted};
 use serde_json::Value;
 
 pub(crate) const TARGET: Target =
@@ -77,6 +77,6 @@ fn check_source(source: &Source) {
         );
     }
     if let Source::Pinned { uid, .. } = source {
-        assert!(kedge_core::source::is_file_name(uid), "{source:?}");
+        assert!(kedge_core::config::source::is_file_name(uid), "{source:?}");
     }
 }

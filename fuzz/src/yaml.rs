@@ -1,7 +1,7 @@
 //! Any text: a tree within its limits, or an error that says where.
 
 use crate::Target;
-use kedge_core::config::yaml::{self, Content, MAX_DEPTH, MAX_KEY_BYTES, MAX_NODES, Position, Tree};
+use kedge_core::kubelet::yaml::{self, Content, MAX_DEPTH, MAX_KEY_BYTES, MAX_NODES, Position, Tree};
 use serde_json::Value;
 use std::collections::BTreeSet;
 

@@ -5,7 +5,7 @@
 //! stops a write on the way leaves names and contents that a power cut may keep, lose or tear, each for itself. Can be told to
 //! refuse writes, or to be a disk that syncs nothing.
 
-use kedge_core::records::{Read, StateFile};
+use kedge_core::config::records::{Read, StateFile};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the next writes meet.

@@ -11,10 +11,10 @@ pub mod situations;
 use disk::Disk;
 use hub::{Flavour, Hub};
 use kedge_api::{Node as ApiNode, Timestamp};
-use kedge_core::config::{LayerText, LocalLayers, Origin};
-use kedge_core::records::{Read, StateFile};
+use kedge_core::config::records::{Read, StateFile};
+use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
 use kedge_core::{
-    Action, Answer, Event, Exit, HostFacts, LeaseRequest, Level, Node, Now, Options, Outcome, PreviousRun,
+    Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, PreviousRun,
     Report, Request, Step,
 };
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ pub enum Seen {
 
 /// A running agent, and what it waits for.
 pub struct Process {
-    pub node: Node,
+    pub node: Core,
     pub step: Option<Step>,
     pub facts_wanted: bool,
     pub requests: Vec<Request>,
@@ -176,7 +176,7 @@ impl World {
             previous_run: PreviousRun { runs: self.runs + 1, ..self.previous.clone() },
             seed: self.seed.wrapping_add(self.starts),
         };
-        let node = Node::new(options, self.now()).map_err(|error| error.report())?;
+        let node = Core::new(options, self.now()).map_err(|error| error.report())?;
         self.starts += 1;
         self.runs += 1;
         self.disk.forget_settled();

@@ -5,30 +5,23 @@
 //! every time. What must survive a power cut is two steps: the action that writes it, and, on the event that it is
 //! written, the act. So a simulator can hold the disk, the network and the clock in its hand and cut anywhere.
 
-mod condition;
+mod agent;
 pub mod config;
-mod configuration;
-mod digest;
-mod disk;
-mod judge;
-mod lease;
+mod event;
+pub mod kubelet;
 mod node;
-mod node_status;
 mod pace;
-mod program;
-pub mod records;
-pub mod source;
-mod start;
+mod report;
+mod requests;
+mod writes;
 
-pub use condition::ConfigOk;
-pub use configuration::{Forgiveness, Now};
-pub use digest::{ConfigId, Digest};
-pub use judge::{DISK_LOOP, Exit, PreviousRun};
-pub use lease::LeaseRequest;
-pub use node::{
-    Action, Answer, BadReport, ConditionReport, ConfigReport, Event, LeaseReport, Level, Node, Options,
-    Report, Request, RequestKind, is_hub_version,
-};
-pub use node_status::{HostFacts, kubelet_version};
-pub use program::{Outcome, Step};
-pub use start::Active;
+pub use agent::{Core, Options, is_hub_version};
+pub use config::condition::ConfigOk;
+pub use config::digest::{ConfigId, Digest};
+pub use config::judge::{DISK_LOOP, Exit, PreviousRun};
+pub use config::running::Forgiveness;
+pub use config::start::Active;
+pub use event::{Action, Answer, Event, Level, Now, Outcome, Request, RequestKind, Step};
+pub use node::lease::LeaseRequest;
+pub use node::status::{HostFacts, kubelet_version};
+pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report};

@@ -4,7 +4,7 @@
 // a build that can commit faults has fields that no release has, and the page is about releases
 #![cfg(not(feature = "fault-injection"))]
 
-use kedge_core::config::schema::{self, Default, Sort};
+use kedge_core::kubelet::schema::{self, Default, Sort};
 
 const PAGE: &str = include_str!("../../../docs/config.md");
 

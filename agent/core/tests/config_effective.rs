@@ -3,8 +3,8 @@
 
 use core::time::Duration;
 
-use kedge_core::config::quantity::Threshold;
-use kedge_core::config::{
+use kedge_core::kubelet::quantity::Threshold;
+use kedge_core::kubelet::{
     ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, Reserved, Taint, canonical_overrides,
     effective,
 };
@@ -647,7 +647,7 @@ fn the_shown_text_names_each_fields_layer_and_reads_back_as_the_same_object() {
     );
     let found = effective(&layers, None).unwrap();
     let text = found.to_text();
-    assert_eq!(kedge_core::config::yaml::parse(text.as_bytes()).unwrap().to_json(), found.object);
+    assert_eq!(kedge_core::kubelet::yaml::parse(text.as_bytes()).unwrap().to_json(), found.object);
     let line =
         |start: &str| text.lines().find(|line| line.trim_start().starts_with(start)).unwrap().to_owned();
     assert_eq!(
@@ -750,5 +750,5 @@ fn faults_are_read_when_the_build_can_commit_them() {
     let faults = local(fields).config.fault_injection;
     assert_eq!((faults.crash_after, faults.hang_loop.as_deref()), (Some(Duration::ZERO), Some("disk")));
     assert_eq!((faults.hang_after, faults.clock_offset_ms), (Duration::from_secs(2), -3_600_000));
-    assert_eq!(local("").config.fault_injection, kedge_core::config::FaultInjection::default());
+    assert_eq!(local("").config.fault_injection, kedge_core::kubelet::FaultInjection::default());
 }

@@ -1,7 +1,7 @@
 //! Text that nobody in their right mind would push: whatever the bytes, reading them ends in a configuration or an
 //! error, within limits, and never in a panic. The mutations are the same every time; the seed is in the code.
 
-use kedge_core::config::{LayerText, LocalLayers, MAX_TAINTS, Origin, canonical_overrides, effective, yaml};
+use kedge_core::kubelet::{LayerText, LocalLayers, MAX_TAINTS, Origin, canonical_overrides, effective, yaml};
 
 const SEEDS: [&str; 5] = [
     "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nconfigTrialDuration: 1h10m\ncrashLoopThreshold: 3\nlogging: {verbosity: 2, flushFrequency: 5s}\nsystemReserved: {cpu: 1500m, memory: 1.5Gi}\nevictionHard:\n  memory.available: \"10%\"\n  nodefs.available: 1Gi\n",

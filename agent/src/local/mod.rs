@@ -2,13 +2,14 @@
 //!
 //! Owns the socket file, who may connect, and the limits on what they send. Always holds: a caller that is slow, large
 //! or gone costs a bounded amount of memory and time and delays no other part of the agent; only root and the
-//! agent's own user get in. It knows no path: every request goes as a [`Call`] to whoever holds the other end of a
+//! agent's own user get in. The server knows no path: every request goes as a [`Call`] to whoever holds the other end of a
 //! channel (the main loop, which owns the state it asks about).
-//! `server` listens, `client` is the command line's side.
+//! `server` listens, `answers` knows the paths, `client` is the command line's side.
 //!
 //! On TCP, which is optional and for loopback only, nobody can be told from anybody: requests there are marked
 //! [`Origin::Loopback`], may only read, and must name a loopback host (so no web page can reach them through a browser).
 
+pub mod answers;
 pub mod client;
 pub mod server;
 

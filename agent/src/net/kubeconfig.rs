@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
-use kedge_core::config::yaml::{self, Tree};
+use kedge_core::kubelet::yaml::{self, Tree};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use ureq::http::Uri;

@@ -2,7 +2,7 @@
 
 use crate::Operator;
 use crate::{BAD, DEFAULT, GOOD, MINUTE, TRIAL};
-use kedge_core::records::{BAD_CONTENTS, BAD_UIDS, CHECKPOINT_BYTES};
+use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, CHECKPOINT_BYTES};
 use kedge_sim::hub::{Hub, NAMESPACE};
 use kedge_sim::{World, payload};
 use serde_json::json;

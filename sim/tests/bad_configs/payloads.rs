@@ -7,7 +7,7 @@ use crate::Operator;
 use crate::corpus::{Case, cases};
 use crate::golden::Golden;
 use crate::{BAD, DEFAULT, GOOD, Seen, TRIAL};
-use kedge_core::config::{ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, effective};
+use kedge_core::kubelet::{ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, effective};
 use kedge_sim::hub::Hub;
 use kedge_sim::{World, payload};
 use serde_json::json;

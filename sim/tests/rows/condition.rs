@@ -202,7 +202,10 @@ fn the_condition_is_composed_after_the_writes_and_sent_first_on_first_contact() 
     let verdict = at(&|seen| {
         matches!(
             seen,
-            Seen::Performed(kedge_core::Step::Write(kedge_core::records::StateFile::BadConfigs, _), _)
+            Seen::Performed(
+                kedge_core::Step::Write(kedge_core::config::records::StateFile::BadConfigs, _),
+                _
+            )
         )
     });
     let said =

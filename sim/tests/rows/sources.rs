@@ -2,7 +2,7 @@
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL, payload};
 use kedge_api::{CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION};
-use kedge_core::records::CHECKPOINT_BYTES;
+use kedge_core::config::records::CHECKPOINT_BYTES;
 use kedge_core::{Action, Event, Request};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
 use kedge_sim::{NODE, World, map_event};

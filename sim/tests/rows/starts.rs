@@ -1,8 +1,8 @@
 //! ARCHITECTURE.md, "How the previous run ended" and cases 1 to 5 of "Start".
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
-use kedge_core::records::StateFile;
-use kedge_core::{Action, Event, Exit, Node, Options, PreviousRun, Step};
+use kedge_core::config::records::StateFile;
+use kedge_core::{Action, Core, Event, Exit, Options, PreviousRun, Step};
 use kedge_sim::disk::WriteFault;
 use kedge_sim::hub::Hub;
 use kedge_sim::{Seen, World};
@@ -109,7 +109,7 @@ fn case_1_an_invalid_local_config_refuses_to_start_and_counts_nothing() {
         previous_run: world.previous.clone(),
         seed: 1,
     };
-    let error = Node::new(options, world.now()).err().expect("it refuses").report();
+    let error = Core::new(options, world.now()).err().expect("it refuses").report();
     assert!(error.contains("10-site.conf") && error.contains("maxPods"), "{error}");
     assert_eq!(world.disk.files, before);
     // mended: the crash before it is counted once

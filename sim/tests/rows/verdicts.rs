@@ -1,8 +1,8 @@
 //! Rules a to f (ARCHITECTURE.md) and what ends a verdict: `kedge config forgive`, a returning network, another object.
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, SECOND, TRIAL, payload, short};
-use kedge_core::records::{BAD_UIDS, StateFile};
-use kedge_core::{Action, Event, Forgiveness, Node};
+use kedge_core::config::records::{BAD_UIDS, StateFile};
+use kedge_core::{Action, Core, Event, Forgiveness};
 use kedge_sim::disk::WriteFault;
 use kedge_sim::{Seen, World};
 use serde_json::{Value, json};
@@ -489,7 +489,7 @@ fn at_most_eight_wait_to_be_forgiven_and_each_once() {
 fn what_an_exit_on_its_way_would_not_come_to_is_not_promised() {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", "broken: [");
-    fn node(world: &World) -> &Node {
+    fn node(world: &World) -> &Core {
         &world.process.as_ref().expect("it runs").node
     }
     let said = |world: &World| [node(world).forgiveness(&uid), node(world).forgiveness("nobody")];

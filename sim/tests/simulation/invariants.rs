@@ -8,7 +8,7 @@ use crate::designs::{Design, Nature, with_pods};
 use crate::ghost::{Config, banned, final_verdicts, text};
 use crate::life::{Check, Life, Mode};
 use crate::mutants::Mutant;
-use kedge_core::records::{BAD_CONTENTS, BAD_UIDS, Read, STARTUPS, StateFile};
+use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, Read, STARTUPS, StateFile};
 use kedge_core::{ConfigId, Report, Step};
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -1,39 +1,35 @@
 //! The agent's core: what happened comes in as events, what must happen leaves as actions.
 //!
-//! `Node::handle` takes one event at one time and appends actions; `Node::next_deadline` says when to call it again though
+//! `Core::handle` takes one event at one time and appends actions; `Core::next_deadline` says when to call it again though
 //! nothing happened. Always holds: at most one file step is under way; the Lease, the status and the configuration are
 //! independent, so none waits for another; queues have bounds. Leaves to others: performing the actions and reporting
 //! each outcome, in any order and as late as it likes.
 
-use crate::condition::{self, ConfigOk};
-use crate::config::{self, ConfigError, Effective, LocalLayers};
-use crate::configuration::{Configuration, Forgiveness, News, Next, Now, Object};
-use crate::disk::AssignedNow;
-use crate::judge::PreviousRun;
-use crate::lease::{LeaseKeeper, LeaseRequest};
-use crate::node_status::{HostFacts, StatusKeeper, StatusPatch};
-use crate::pace::{Backoff, Jitter};
-use crate::program::{Outcome, Step, Steps, Suspend};
-use crate::records::{BadConfigs, CheckpointName, Read};
-use crate::source::{Wanted, shown, wanted};
-use crate::start::{self, Active, Facts, Obstacle, Parsed, Started};
+use crate::config::condition::{self, ConfigOk};
+use crate::config::disk::AssignedNow;
+use crate::config::judge::PreviousRun;
+use crate::config::records::{BadConfigs, CheckpointName};
+use crate::config::running::{Configuration, Forgiveness, News, Next, Object};
+use crate::config::source::{Wanted, shown, wanted};
+use crate::config::start::{self, Active, Facts, Obstacle, Parsed, Started};
+use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
+use crate::kubelet::{self, ConfigError, Effective, LocalLayers};
+use crate::node::lease::LeaseKeeper;
+use crate::node::registration::{missing_labels, registration};
+use crate::node::status::{StatusKeeper, StatusPatch};
+use crate::pace::Jitter;
+use crate::report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report};
+use crate::requests::{LONGEST_WAIT, Line, what};
+use crate::writes::{Steps, Suspend};
 use kedge_api as api;
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
 /// News that wait to be posted as Events: enough for a start with everything wrong, and no more than a hub can take from
 /// 10,000 nodes that come back together.
 const NEWS: usize = 16;
-
-/// Longest wait between tries of a request, whatever fails: a link that comes back is used within this time.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
-
-/// Longest wait that a server may ask for: what a wrong or hostile answer says must not end the heartbeat for a year.
-const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
 
 /// What the command line and the board say once.
 #[derive(Debug, Clone)]
@@ -54,256 +50,6 @@ pub struct Options {
     pub previous_run: PreviousRun,
     /// The one random number: spreads what a fleet does.
     pub seed: u64,
-}
-
-/// Everything that can happen.
-#[derive(Debug, Clone)]
-pub enum Event {
-    /// The agent begins. First, once.
-    Start,
-    /// Time passed.
-    Tick,
-    /// The file step asked for was performed.
-    StepDone(Outcome),
-    /// The host was looked at.
-    HostFacts(Box<HostFacts>),
-    /// A request was answered, or was not.
-    Answered(RequestKind, Answer),
-    /// The Lease request was answered, or was not.
-    Renewed(Answer),
-    /// The own Node was read, or changed.
-    NodeSeen(Box<api::Node>),
-    /// There is no such Node.
-    NodeGone,
-    /// The watched ConfigMap was read, or changed.
-    ConfigMapSeen {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// The whole object.
-        object: Value,
-    },
-    /// The watched ConfigMap was looked at, and is still the object of this UID and resourceVersion: its content was not read.
-    ConfigMapUnchanged {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// Its UID.
-        uid: String,
-        /// Its resourceVersion.
-        resource_version: String,
-    },
-    /// There is no such ConfigMap.
-    ConfigMapGone {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
-    /// The ConfigMap could not be read.
-    ConfigMapUnreadable {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// Why.
-        why: String,
-    },
-    /// A watch had an answer other than 401: contact.
-    Contact,
-    /// `bad-configs.json` on disk is not what we last knew.
-    BadConfigsRead(Read),
-    /// `kedge config forgive UID`.
-    Forgive(String),
-    /// `kedge config reset`.
-    Reset,
-    /// The kubeconfig now names another server, or another identity.
-    ServerChanged,
-    /// Somebody asked the agent to stop.
-    Stop(String),
-}
-
-/// Everything we do.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// Perform one file step, then report `StepDone`.
-    Step(Step),
-    /// This is the configuration from now on. Everything that must be recorded before is.
-    Use(Box<Effective>),
-    /// What is known about the previous run has been held against whom it concerned.
-    ConsumeEvidence,
-    /// Remove checkpoints no record names, leftovers, and other versions' counts. In the background.
-    Sweep {
-        /// Checkpoints that stay; None: all, because a record that might name one is unknown.
-        keep: Option<Vec<CheckpointName>>,
-    },
-    /// Look at the host, then report `HostFacts`.
-    ReadHostFacts,
-    /// Ask the API server, then report `Answered`.
-    Request(Request),
-    /// Ask the API server on the stream of renewals, then report `Renewed`.
-    Renew {
-        /// What to ask.
-        request: LeaseRequest,
-        /// How long it may take.
-        deadline: Duration,
-    },
-    /// List and watch the own Node from now on; if it is watched already, from a new list on.
-    WatchNode,
-    /// List and watch this ConfigMap from now on, and no other; None: none. If it is watched already, from a new list on. What
-    /// [`Node::held_config_map`] names need not be read again.
-    WatchConfigMap(Option<(String, String)>),
-    /// Exit with code 0. Only log lines follow.
-    Exit(String),
-    /// Tell whoever reads the log.
-    Log(Level, String),
-}
-
-/// How loud.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Level {
-    /// Somebody should look.
-    Warn,
-    /// Good to know.
-    Info,
-    /// For looking closer.
-    Debug,
-}
-
-/// A request to the API server.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Request {
-    /// `GET /version`.
-    Version,
-    /// Create the Node.
-    Register(Value),
-    /// Strategic-merge-patch the Node's status.
-    PatchStatus(Value),
-    /// Merge-patch the Node.
-    PatchNode(Value),
-    /// Create an Event in namespace default.
-    PostEvent(Value),
-}
-
-/// Which request, for its answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum RequestKind {
-    /// `GET /version`.
-    Version,
-    /// Create the Node.
-    Register,
-    /// Patch the Node's status.
-    PatchStatus,
-    /// Patch the Node.
-    PatchNode,
-    /// Create an Event.
-    PostEvent,
-}
-
-impl Request {
-    /// Which.
-    pub fn kind(&self) -> RequestKind {
-        match self {
-            Self::Version => RequestKind::Version,
-            Self::Register(_) => RequestKind::Register,
-            Self::PatchStatus(_) => RequestKind::PatchStatus,
-            Self::PatchNode(_) => RequestKind::PatchNode,
-            Self::PostEvent(_) => RequestKind::PostEvent,
-        }
-    }
-}
-
-/// How an API server answered.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
-    /// Done; the object, if one was asked for.
-    Accepted(Option<Value>),
-    /// The server will not; with its Status.
-    Refused {
-        /// HTTP status.
-        status: u16,
-        /// Machine-readable reason of the Status.
-        reason: String,
-        /// Its message.
-        message: String,
-        /// When to come back, if it says.
-        retry_after: Option<Duration>,
-    },
-    /// No answer that counts: unreachable, untrusted, late, garbled.
-    Failed(String),
-}
-
-impl Answer {
-    /// Verified TLS and any answer but 401.
-    pub fn is_contact(&self) -> bool {
-        !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })
-    }
-
-    pub(crate) fn retry_after(&self) -> Duration {
-        match self {
-            Self::Refused { retry_after: Some(wait), .. } => (*wait).min(LONGEST_PATIENCE),
-            _ => Duration::ZERO,
-        }
-    }
-}
-
-impl fmt::Display for Answer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Accepted(_) => f.write_str("accepted"),
-            Self::Refused { status, message, .. } => write!(f, "the API server answered {status}: {message}"),
-            Self::Failed(why) => f.write_str(why),
-        }
-    }
-}
-
-/// One request that is repeated until it is answered well.
-#[derive(Debug, Default)]
-struct Line {
-    in_flight: bool,
-    /// The request in flight went to another server: its answer says nothing about this one.
-    is_stale: bool,
-    not_before: Duration,
-    backoff: Backoff,
-}
-
-impl Line {
-    fn free(&self, now: Now) -> bool {
-        !self.in_flight && now.mono >= self.not_before
-    }
-
-    fn sent(&mut self) {
-        self.in_flight = true;
-    }
-
-    /// As new, but for the request that is on its way and will be answered yet.
-    fn server_changed(&mut self) {
-        *self = Self { in_flight: self.in_flight, is_stale: self.in_flight, ..Self::default() };
-    }
-
-    /// Says whether this answer is to a request that another server was sent; then the line is free again.
-    fn is_answered_by_another_server(&mut self) -> bool {
-        let is_stale = std::mem::take(&mut self.is_stale);
-        if is_stale {
-            self.in_flight = false;
-        }
-        is_stale
-    }
-
-    fn succeeded(&mut self) {
-        self.in_flight = false;
-        self.backoff.succeeded();
-    }
-
-    /// Says whether this is the first failure after a success: worth a line in the log.
-    fn failed(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> bool {
-        self.in_flight = false;
-        let wait = self.backoff.failed(LONGEST_WAIT, jitter).max(answer.retry_after());
-        self.not_before = now.mono + wait;
-        self.backoff.failures() == 1
-    }
 }
 
 enum Phase {
@@ -347,7 +93,7 @@ struct Running {
 }
 
 /// The core of one agent.
-pub struct Node {
+pub struct Core {
     options: Options,
     facts: Facts,
     jitter: Jitter,
@@ -355,15 +101,15 @@ pub struct Node {
     stop_before_start: Option<String>,
 }
 
-impl Node {
+impl Core {
     /// Checks the local config: without a valid one an agent refuses to start, whatever is assigned.
     /// `now` is for stamps.
     ///
     /// # Errors
     /// The local config is invalid; nothing was counted or written.
     pub fn new(options: Options, now: Now) -> Result<Self, ConfigError> {
-        let local_effective = config::effective(&options.local, None)?;
-        let overrides = config::canonical_overrides(&options.local)?;
+        let local_effective = kubelet::effective(&options.local, None)?;
+        let overrides = kubelet::canonical_overrides(&options.local)?;
         let facts = Facts {
             local: Rc::new(options.local.clone()),
             local_effective: Rc::new(local_effective),
@@ -875,7 +621,8 @@ impl Running {
         }
         let register = self.configuration.effective().config.register_node && self.node_known_missing;
         if register && self.line(RequestKind::Register).free(now) && self.status.facts().is_some() {
-            let node = self.registration(options);
+            let config = &self.configuration.effective().config;
+            let node = registration(options, config, self.status.facts());
             // answered by the watch: until then, not again
             let line = self.line(RequestKind::Register);
             line.not_before = now.mono + LONGEST_WAIT;
@@ -941,29 +688,6 @@ impl Running {
     fn send(&mut self, request: Request, actions: &mut Vec<Action>) {
         self.line(request.kind()).sent();
         actions.push(Action::Request(request));
-    }
-
-    fn registration(&self, options: &Options) -> Value {
-        let config = &self.configuration.effective().config;
-        let mut spec = serde_json::Map::new();
-        if !config.provider_id.is_empty() {
-            spec.insert("providerID".into(), json!(config.provider_id));
-        }
-        if !config.register_with_taints.is_empty() {
-            let taint = |taint: &config::Taint| api::Taint {
-                key: taint.key.clone(),
-                value: taint.value.clone(),
-                effect: taint.effect.clone(),
-            };
-            let taints: Vec<api::Taint> = config.register_with_taints.iter().map(taint).collect();
-            spec.insert("taints".into(), json!(taints));
-        }
-        json!({
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": options.node_name, "labels": labels(options, self.status.facts())},
-            "spec": spec,
-        })
     }
 
     /// A log line, and an Event once there is a Node to post it on.
@@ -1085,55 +809,8 @@ fn is_not_found(answer: &Answer) -> bool {
     matches!(answer, Answer::Refused { status: 404, .. })
 }
 
-fn obstacle_name(obstacle: &Obstacle) -> &'static str {
-    match obstacle {
-        Obstacle::Marked { .. } => "marked",
-        Obstacle::Missing(_) => "missing",
-        Obstacle::AssignmentUnknown(_) => "assignment-unknown",
-        Obstacle::VerdictsUnknown(_) => "verdicts-unknown",
-        Obstacle::NotRecorded(_) => "not-recorded",
-        Obstacle::SourceInvalid(_) => "source-invalid",
-    }
-}
-
 fn warning(reason: &'static str, message: String) -> News {
     News { warning: true, reason, message }
-}
-
-fn what(kind: RequestKind, node: &str) -> String {
-    match kind {
-        RequestKind::Version => "GET /version".into(),
-        RequestKind::Register => format!("creating Node {node}"),
-        RequestKind::PatchStatus => format!("patching the status of Node {node}"),
-        RequestKind::PatchNode => format!("patching Node {node}"),
-        RequestKind::PostEvent => format!("posting an event about Node {node}"),
-    }
-}
-
-fn labels(options: &Options, facts: Option<&HostFacts>) -> BTreeMap<String, String> {
-    let architecture = facts.map(|facts| facts.architecture.clone()).unwrap_or_default();
-    let mut labels = BTreeMap::from([
-        ("kubernetes.io/hostname".to_owned(), options.node_name.clone()),
-        ("kubernetes.io/os".to_owned(), "linux".to_owned()),
-        ("kubernetes.io/arch".to_owned(), architecture),
-    ]);
-    labels.extend(options.node_labels.clone());
-    labels
-}
-
-/// Upstream's rule: the labels a node agent owns are put back, others stay whatever they are.
-fn missing_labels(
-    node: &api::Node,
-    options: &Options,
-    facts: Option<&HostFacts>,
-) -> BTreeMap<String, String> {
-    if facts.is_none() {
-        return BTreeMap::new();
-    }
-    labels(options, facts)
-        .into_iter()
-        .filter(|(name, value)| node.metadata.labels.get(name) != Some(value))
-        .collect()
 }
 
 /// Adds `status.config` to the patch where it differs; what is absent there is removed with an explicit null.
@@ -1165,82 +842,13 @@ fn add_config_status(
     patch.changed = true;
 }
 
-/// What an agent says of itself: `kedge status --output json`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Report {
-    /// Name of the Node.
-    pub node: String,
-    /// Version of the agent.
-    pub version: String,
-    /// The configuration.
-    pub config: ConfigReport,
-    /// The Lease.
-    pub lease: LeaseReport,
-    /// Status patches accepted since the start.
-    pub status_posts: u64,
-    /// The Node exists.
-    pub registered: bool,
-    /// Whether the API server is our hub; null while unknown.
-    pub server_is_hub: Option<bool>,
-}
-
-/// The configuration's part of a report.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ConfigReport {
-    /// local, trial, known-good or fallback.
-    pub state: &'static str,
-    /// What is left of the trial.
-    pub trial_remaining_seconds: Option<u64>,
-    /// Running time since the last counted startup.
-    pub ran_seconds: u64,
-    /// Counted startups.
-    pub startups: usize,
-    /// Power cuts since the last save of progress.
-    pub cuts: u32,
-    /// It had contact with an API server.
-    pub contact: bool,
-    /// The condition ConfigOK.
-    pub condition: ConditionReport,
-    /// `status.config`.
-    pub status: api::NodeConfigStatus,
-    /// What is not tried again.
-    pub bad: Vec<BadReport>,
-    /// The transition under way.
-    pub transition: Option<&'static str>,
-    /// What keeps the assigned config from running.
-    pub obstacle: Option<&'static str>,
-}
-
-/// The condition's part of a report.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct ConditionReport {
-    /// True, False or Unknown.
-    pub status: &'static str,
-    /// The cause.
-    pub reason: String,
-    /// The effect.
-    pub message: String,
-}
-
-/// One entry of `bad-configs.json`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct BadReport {
-    /// UID of the ConfigMap.
-    pub uid: String,
-    /// When it was marked.
-    pub time: api::Timestamp,
-    /// Why.
-    pub reason: String,
-}
-
-/// The Lease's part of a report.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct LeaseReport {
-    /// Renewals accepted since the start.
-    pub renewals: u64,
-    /// Seconds since the last; null before the first.
-    pub seconds_since_renewal: Option<u64>,
+fn obstacle_name(obstacle: &Obstacle) -> &'static str {
+    match obstacle {
+        Obstacle::Marked { .. } => "marked",
+        Obstacle::Missing(_) => "missing",
+        Obstacle::AssignmentUnknown(_) => "assignment-unknown",
+        Obstacle::VerdictsUnknown(_) => "verdicts-unknown",
+        Obstacle::NotRecorded(_) => "not-recorded",
+        Obstacle::SourceInvalid(_) => "source-invalid",
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns how core's steps become operations on files, which leftovers go, and what "set aside" looks like from the outside.
 
-use kedge_core::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
+use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::{Event, HostFacts, Outcome, Step};
 use kedge_platform::files::Kind;
 use kedge_platform::{Files, PreviousExit, ReadError, SweepReport, files};

@@ -3,13 +3,13 @@
 //! Always holds: the picture changes only when a write was reported durable, so whatever is composed from it (the
 //! condition, the status) claims nothing that is not on disk; nothing is written that is there already.
 
-use crate::config::{LayerText, Origin};
-use crate::program::{Steps, Suspend};
-use crate::records::{
+use crate::config::records::{
     BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Startups, StateFile,
     last_known_good_bytes, read_last_known_good, shortened,
 };
-use crate::source::{Source, shown};
+use crate::config::source::{Source, shown};
+use crate::kubelet::{LayerText, Origin};
+use crate::writes::{Steps, Suspend};
 use crate::{ConfigId, Digest};
 use kedge_api::ConfigMap;
 use std::rc::Rc;

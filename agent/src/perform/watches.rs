@@ -1,49 +1,26 @@
-//! The loops of the agent beside the main one, each on a thread of its own: the disk, and the streams to the API server.
+//! The watches of the own Node and of the assigned ConfigMap: what is there, and what changes, as events.
 //!
-//! Always holds: each performs complete orders and reports every outcome as an event; none decides; each shows progress to
-//! the watchdog while it works and says so when it waits. A stuck disk stalls no heartbeat, a slow transfer no renewal.
+//! Always holds: the latest order counts, and ends the watch before; a watch that broke off goes on where it was if nothing can
+//! have been missed. Decides itself when to list anew, where to go on and how long to wait. Leaves to others: what is watched
+//! (core), the bytes of a watch (`net::watch`).
 
-use crate::disk::{DiskLoop, DiskOrder};
-use crate::errors::chain;
-use crate::faults::Faults;
-use crate::net::client::{
-    Api, ApiOptions, Client, MERGE_PATCH, NetError, Request as HttpRequest, STRATEGIC_MERGE_PATCH, is_contact,
-};
-use crate::net::transport::{Cancel, WallClock};
+use super::lock;
+use super::requests::{REQUEST_DEADLINE, Server};
+use crate::net::client::{Client, NetError, is_contact};
+use crate::net::transport::Cancel;
 use crate::net::watch::{self, WatchEnd, WatchEvent, WatchFrom, WatchLimits};
 use kedge_api as api;
-use kedge_core::{Answer, Event, LeaseRequest, Request};
-use kedge_platform::{Progress, Watchdog};
+use kedge_core::Event;
+use kedge_platform::Progress;
 use serde_json::Value;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::Ordering;
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
-use tokio::sync::mpsc::Sender as EventSender;
-
-/// Orders that wait for a loop. Core has at most a handful under way; a full queue makes the main loop wait, and the
-/// watchdog see it.
-const ORDERS: usize = 16;
-
-/// How long one request may take, lookup and connection included.
-const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
 
 /// How long reading a ConfigMap may take in the end: 1 MiB at 4 kB/s. Each try that fails doubles what the next is given: a dead
 /// link is found out soon, and a slow one gets its time.
 const LONGEST_DOWNLOAD: Duration = Duration::from_secs(5 * 60);
-
-/// How long a loop that talks to the network may take for one turn: the longest deadline, and the lookup of a name, which
-/// no deadline can cut short.
-const NETWORK_TURN: Duration = Duration::from_secs(60);
-
-/// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
-const DISK_TURN: Duration = Duration::from_secs(120);
-
-/// How long a stream waits for the kubeconfig to be read for the first time. Four streams may wait one after the other, within
-/// what a turn may take.
-const OPENING_LIMIT: Duration = Duration::from_secs(5);
 
 /// First wait after a watch failed; doubled up to the longest.
 const WATCH_WAIT: Duration = Duration::from_secs(1);
@@ -52,113 +29,20 @@ const LONGEST_WATCH_WAIT: Duration = Duration::from_secs(30);
 /// Largest ConfigMap read: Kubernetes' own limit of 1 MiB for its data, with room for metadata and escapes.
 const CONFIG_MAP_BYTES: usize = 3 * 1024 * 1024;
 
-/// An order for the loop of renewals.
-type LeaseOrder = (LeaseRequest, Duration);
-
-/// Ways to the loops.
-pub(crate) struct Loops {
-    disk: SyncSender<DiskOrder>,
-    renew: SyncSender<LeaseOrder>,
-    transfer: SyncSender<Request>,
-    config_map: Arc<Wanted<ConfigMapWatch>>,
-    node: Arc<Wanted<()>>,
-}
-
-/// What the loops are made of.
-pub(crate) struct Parts {
-    pub(crate) disk: DiskLoop,
-    pub(crate) node_name: String,
-    pub(crate) kubeconfig: Option<PathBuf>,
-    pub(crate) clock: WallClock,
-    pub(crate) events: EventSender<Event>,
-    pub(crate) faults: Faults,
-    /// Spreads the first retries of a fleet that starts together.
-    pub(crate) seed: u64,
-}
-
-impl Loops {
-    /// Starts the loops; they wait for orders.
-    pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
-        let Parts { mut disk, node_name, kubeconfig, clock, events, faults, seed } = parts;
-        let (disk_orders, orders) = sync_channel(ORDERS);
-        let token = watchdog.watch(kedge_core::DISK_LOOP, DISK_TURN);
-        let (to, hang) = (events.clone(), faults.clone());
-        spawn(kedge_core::DISK_LOOP, move || {
-            each(
-                orders,
-                &token,
-                || {
-                    hang.point(kedge_core::DISK_LOOP);
-                },
-                |order| {
-                    if let Some(event) = disk.perform(order) {
-                        let _ = to.blocking_send(event);
-                    }
-                },
-            );
-        })?;
-
-        let server = Server::new(node_name, kubeconfig, clock, events, faults);
-        let (renew, orders) = sync_channel(ORDERS);
-        server.run("renew", watchdog, orders, |server, client, (request, deadline): LeaseOrder| {
-            Event::Renewed(server.renew(client, request, deadline))
-        })?;
-        let (transfer, orders) = sync_channel(ORDERS);
-        server.run("transfer", watchdog, orders, |server, client, request: Request| {
-            Event::Answered(request.kind(), server.transfer(client, &request))
-        })?;
-        let node = Arc::new(Wanted::default());
-        let token = watchdog.watch("watch-node", NETWORK_TURN);
-        let (wanted, node_server) = (node.clone(), server.clone());
-        spawn("watch-node", move || node_server.watch_node(&wanted, &token, seed))?;
-
-        let config_map = Arc::new(Wanted::default());
-        let token = watchdog.watch("watch-configmap", NETWORK_TURN);
-        let wanted = config_map.clone();
-        spawn("watch-configmap", move || server.watch_config_map(&wanted, &token, seed))?;
-        Ok(Self { disk: disk_orders, renew, transfer, config_map, node })
-    }
-
-    pub(crate) fn disk(&self, order: DiskOrder) {
-        let _ = self.disk.send(order);
-    }
-
-    /// Without waiting: for orders that may be skipped while the disk is busy.
-    pub(crate) fn disk_if_free(&self, order: DiskOrder) {
-        let _ = self.disk.try_send(order);
-    }
-
-    pub(crate) fn renew(&self, request: LeaseRequest, deadline: Duration) {
-        let _ = self.renew.send((request, deadline));
-    }
-
-    pub(crate) fn request(&self, request: Request) {
-        let _ = self.transfer.send(request);
-    }
-
-    pub(crate) fn watch_node(&self) {
-        self.node.set(Some(()));
-    }
-
-    pub(crate) fn watch_config_map(&self, which: Option<(String, String)>, held: Option<Version>) {
-        self.config_map.set(which.map(|(namespace, name)| ConfigMapWatch { namespace, name, held }));
-    }
-}
-
 /// UID and resourceVersion of an object: two that have both in common are one and the same.
-type Version = (String, String);
+pub(crate) type Version = (String, String);
 
 /// A ConfigMap to be watched.
 #[derive(Clone)]
-struct ConfigMapWatch {
-    namespace: String,
-    name: String,
+pub(crate) struct ConfigMapWatch {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
     /// What of it is on disk.
-    held: Option<Version>,
+    pub(crate) held: Option<Version>,
 }
 
 /// What is to be watched: the latest word counts, and ends the watch before.
-struct Wanted<T> {
+pub(crate) struct Wanted<T> {
     state: Mutex<WantedState<T>>,
     changed: Condvar,
 }
@@ -179,7 +63,7 @@ impl<T> Default for Wanted<T> {
 }
 
 impl<T: Clone> Wanted<T> {
-    fn set(&self, which: Option<T>) {
+    pub(crate) fn set(&self, which: Option<T>) {
         let mut state = lock(&self.state);
         state.which = which;
         state.change += 1;
@@ -211,192 +95,8 @@ impl<T: Clone> Wanted<T> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    std::thread::Builder::new().name(name.into()).stack_size(watch::STACK_BYTES).spawn(body).map(drop)
-}
-
-/// Performs orders as they come; ends with the process.
-fn each<T>(orders: Receiver<T>, token: &Progress, mut before: impl FnMut(), mut perform: impl FnMut(T)) {
-    loop {
-        token.idle();
-        let Ok(order) = orders.recv() else { return };
-        token.busy();
-        before();
-        perform(order);
-    }
-}
-
-/// How far the server's kubeconfig was read.
-#[derive(Default)]
-enum Opening {
-    /// Not yet, or in vain.
-    #[default]
-    No,
-    /// It is being read.
-    UnderWay(Receiver<Result<Arc<Api>, String>>),
-    /// It was read.
-    Done(Arc<Api>),
-}
-
-/// One API server, as the streams see it: the kubeconfig may appear, vanish and change while we run.
-#[derive(Clone)]
-struct Server {
-    node_name: String,
-    kubeconfig: Option<PathBuf>,
-    clock: WallClock,
-    api: Arc<Mutex<Opening>>,
-    /// What `/version` said last.
-    is_hub: Arc<AtomicBool>,
-    events: EventSender<Event>,
-    faults: Faults,
-}
-
 impl Server {
-    fn new(
-        node_name: String,
-        kubeconfig: Option<PathBuf>,
-        clock: WallClock,
-        events: EventSender<Event>,
-        faults: Faults,
-    ) -> Self {
-        Self { node_name, kubeconfig, clock, api: Arc::default(), is_hub: Arc::default(), events, faults }
-    }
-
-    /// The server, opened at first use: a kubeconfig that is not there yet is no reason not to run.
-    fn api(&self) -> Result<Arc<Api>, String> {
-        let mut api = lock(&self.api);
-        let kubeconfig = self.kubeconfig.as_ref().ok_or("no --kubeconfig was given")?;
-        let opening = match std::mem::take(&mut *api) {
-            Opening::Done(opened) => {
-                *api = Opening::Done(opened.clone());
-                return Ok(opened);
-            }
-            Opening::UnderWay(opening) => opening,
-            Opening::No => self.open(kubeconfig).map_err(|error| format!("start a thread: {error}"))?,
-        };
-        match opening.recv_timeout(OPENING_LIMIT) {
-            Ok(Ok(opened)) => {
-                log::info!("API server {}", opened.url());
-                *api = Opening::Done(opened.clone());
-                Ok(opened)
-            }
-            Ok(Err(why)) => Err(why),
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(format!("kubeconfig {}: it was not read", kubeconfig.display()))
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                *api = Opening::UnderWay(opening);
-                let secs = OPENING_LIMIT.as_secs();
-                Err(format!(
-                    "kubeconfig {}: it, or a file it names, was not read within {secs} s",
-                    kubeconfig.display()
-                ))
-            }
-        }
-    }
-
-    /// Reads the kubeconfig on a thread that may hang with the disk: one at most, whoever waits for it.
-    fn open(&self, kubeconfig: &Path) -> std::io::Result<Receiver<Result<Arc<Api>, String>>> {
-        let options = ApiOptions {
-            kubeconfig: kubeconfig.to_owned(),
-            clock: self.clock.clone(),
-            proxies: crate::net::proxy::ProxyEnvironment::of_process(),
-        };
-        let (opened, opening) = sync_channel(1);
-        spawn("open", move || {
-            let _ = opened.send(Api::open(options).map_err(|error| chain(&error)));
-        })?;
-        Ok(opening)
-    }
-
-    fn run<T: Send + 'static>(
-        &self,
-        name: &'static str,
-        watchdog: &mut Watchdog,
-        orders: Receiver<T>,
-        perform: impl Fn(&Self, Result<&Client, String>, T) -> Event + Send + 'static,
-    ) -> std::io::Result<()> {
-        let token = watchdog.watch(name, NETWORK_TURN);
-        let server = self.clone();
-        spawn(name, move || {
-            let mut client = None;
-            each(
-                orders,
-                &token,
-                || server.faults.point(name),
-                |order| {
-                    if client.is_none() {
-                        client = Some(server.api().map(|api| api.stream(name)));
-                    }
-                    let event = match client.as_ref() {
-                        Some(Ok(client)) => perform(&server, Ok(client), order),
-                        Some(Err(why)) => perform(&server, Err(why.clone()), order),
-                        None => return,
-                    };
-                    if matches!(client, Some(Err(_))) {
-                        client = None;
-                    }
-                    let _ = server.events.blocking_send(event);
-                },
-            );
-        })
-    }
-
-    fn renew(&self, client: Result<&Client, String>, request: LeaseRequest, deadline: Duration) -> Answer {
-        let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", api::NODE_LEASE_NAMESPACE);
-        let request = match request {
-            LeaseRequest::Patch(body) => {
-                HttpRequest::patch(format!("{leases}/{}", self.node_name), MERGE_PATCH, text(&body), deadline)
-            }
-            LeaseRequest::Create(body) => HttpRequest::post(leases, text(&body), deadline),
-        };
-        ask(client, &self.small(request), false)
-    }
-
-    fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
-        let node = format!("/api/v1/nodes/{}", self.node_name);
-        let deadline = REQUEST_DEADLINE;
-        let wants_object = matches!(request, Request::Version);
-        let http = match request {
-            Request::Version => HttpRequest::get("/version", deadline),
-            Request::Register(body) => {
-                HttpRequest::post("/api/v1/nodes", text(body), deadline).with_smallest_answer()
-            }
-            Request::PatchStatus(body) => {
-                HttpRequest::patch(format!("{node}/status"), STRATEGIC_MERGE_PATCH, text(body), deadline)
-                    .with_smallest_answer()
-            }
-            Request::PatchNode(body) => {
-                HttpRequest::patch(node, MERGE_PATCH, text(body), deadline).with_smallest_answer()
-            }
-            Request::PostEvent(body) => {
-                HttpRequest::post("/api/v1/namespaces/default/events", text(body), deadline)
-                    .with_smallest_answer()
-            }
-        };
-        let answer = ask(client, &http, wants_object);
-        if let (Request::Version, Answer::Accepted(Some(version))) = (request, &answer) {
-            self.is_hub.store(kedge_core::is_hub_version(version), Ordering::Relaxed);
-        }
-        answer
-    }
-
-    /// The smallest answer a server gives: our hub understands one short header, others need a long one.
-    fn small(&self, mut request: HttpRequest) -> HttpRequest {
-        if self.is_hub.load(Ordering::Relaxed) {
-            request.prefer_minimal = true;
-            return request;
-        }
-        request.with_smallest_answer()
-    }
-
-    // ------------------------------------------------------------------------------------------ watches
-
-    fn watch_node(&self, wanted: &Wanted<()>, token: &Progress, seed: u64) {
+    pub(crate) fn watch_node(&self, wanted: &Wanted<()>, token: &Progress, seed: u64) {
         // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the parameter
         let selector = format!(
             "fieldSelector=metadata.name%3D{}&omitHeartbeats=true",
@@ -436,7 +136,7 @@ impl Server {
         }
     }
 
-    fn watch_config_map(&self, wanted: &Wanted<ConfigMapWatch>, token: &Progress, seed: u64) {
+    pub(crate) fn watch_config_map(&self, wanted: &Wanted<ConfigMapWatch>, token: &Progress, seed: u64) {
         loop {
             token.idle();
             let (change, ConfigMapWatch { namespace, name, held }) = wanted.next();
@@ -727,31 +427,5 @@ impl Wait {
             left -= piece;
         }
         token.busy();
-    }
-}
-
-fn text(body: &Value) -> Vec<u8> {
-    serde_json::to_vec(body).expect("a JSON value can be written")
-}
-
-fn ask(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> Answer {
-    let client = match client {
-        Ok(client) => client,
-        Err(why) => return Answer::Failed(why),
-    };
-    match client.request(request) {
-        Ok(response) => {
-            for warning in &response.warnings {
-                log::warn!("{}: {warning}", response.request);
-            }
-            Answer::Accepted(if wants_object { response.json().ok() } else { None })
-        }
-        Err(NetError::Unauthorized { message, .. }) => {
-            Answer::Refused { status: 401, reason: "Unauthorized".into(), message, retry_after: None }
-        }
-        Err(NetError::Refused { status, reason, message, retry_after, .. }) => {
-            Answer::Refused { status, reason, message, retry_after }
-        }
-        Err(other) => Answer::Failed(other.to_string()),
     }
 }

@@ -5,7 +5,7 @@
 //! after it, because a payload that kills the parser must not loop, and because only parsing tells its own threshold and
 //! trial. Running time decides, never wall time.
 
-use crate::records::{BadKind, Startups, Verdict};
+use crate::config::records::{BadKind, Startups, Verdict};
 use kedge_api::Timestamp;
 
 /// Cuts in a row, without a save of progress between them, that condemn a config (rule d): each start costs at least a
@@ -258,7 +258,7 @@ pub(crate) fn reason(kind: BadKind, what: &str, uid: &str) -> String {
 mod tests {
     use super::*;
     use crate::ConfigId;
-    use crate::records::RanAs;
+    use crate::config::records::RanAs;
 
     const BOOT: &str = "this-boot";
 

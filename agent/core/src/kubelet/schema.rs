@@ -710,7 +710,7 @@ fn idle_fields(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::yaml;
+    use crate::kubelet::yaml;
 
     #[track_caller]
     fn check(text: &str, expect: &[&str]) {

@@ -3,11 +3,11 @@
 //! Always holds: composed from what is durably recorded, never from what is hoped; the five examples of the proposal (dynamic
 //! kubelet configuration) appear word for word in their situations. Further details go to `status.config.error`, events and the log.
 
-use crate::configuration::{Configuration, SyncProblem};
-use crate::disk::AssignedNow;
-use crate::judge;
-use crate::records::{BadKind, ConfigRecord};
-use crate::start::{Active, Obstacle};
+use crate::config::disk::AssignedNow;
+use crate::config::judge;
+use crate::config::records::{BadKind, ConfigRecord};
+use crate::config::running::{Configuration, SyncProblem};
+use crate::config::start::{Active, Obstacle};
 use kedge_api::{ConfigMapNodeConfigSource, NodeConfigSource, NodeConfigStatus};
 
 /// The words of the condition.

@@ -4,9 +4,9 @@
 //! Always holds: a condition's `lastTransitionTime` moves only when the condition changes; `lastHeartbeatTime` alone is no
 //! change; nothing that others own (conditions of other agents, labels) is touched.
 
-use crate::condition::ConfigOk;
-use crate::config::{Config, EvictionHard};
-use crate::configuration::Now;
+use crate::config::condition::ConfigOk;
+use crate::event::Now;
+use crate::kubelet::{Config, EvictionHard};
 use crate::pace::Jitter;
 use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
 use serde_json::{Map, Value, json};
@@ -284,7 +284,7 @@ impl StatusKeeper {
 
 /// What is below its threshold: memory, disk, pid.
 fn low(facts: &HostFacts, hard: &EvictionHard) -> [bool; 3] {
-    let below = |threshold: &crate::config::quantity::Threshold, available: u64, capacity: u64| {
+    let below = |threshold: &crate::kubelet::quantity::Threshold, available: u64, capacity: u64| {
         // a capacity of zero means it could not be read: unknown is not empty
         capacity > 0 && threshold.amount(capacity).is_some_and(|least| available < least)
     };
@@ -466,7 +466,7 @@ mod tests {
     /// Memory, disk and pid pressure of a host with 1,000 of everything, thresholds of 100 each, and so much available.
     #[track_caller]
     fn check_low(memory: u64, storage: u64, inodes_free: u64, pids_in_use: u64, expect: [bool; 3]) {
-        let least = crate::config::quantity::Threshold::parse("100").expect("a number");
+        let least = crate::kubelet::quantity::Threshold::parse("100").expect("a number");
         let hard = EvictionHard {
             memory_available: least,
             nodefs_available: least,
@@ -503,7 +503,7 @@ mod tests {
     #[test]
     fn a_patch_knows_whether_it_tells_of_a_change_or_is_the_report_that_is_due() {
         let config =
-            crate::config::effective(&Default::default(), None).expect("the defaults are valid").config;
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
         let ok = ConfigOk { status: "True", ..ConfigOk::default() };
         let at = |secs| Now {
             mono: Duration::from_secs(secs),

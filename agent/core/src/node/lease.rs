@@ -3,8 +3,7 @@
 //! Always holds: renewing depends on nothing but the Node's existence, not on its status and not on the configuration's
 //! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can.
 
-use crate::configuration::Now;
-use crate::node::Answer;
+use crate::event::{Answer, Now};
 use crate::pace::{Backoff, Jitter};
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -6,18 +6,18 @@
 //! is compared with `current`, never with what runs (else a rolled back node would restart for ever); a download is never
 //! parsed here; a failed write changes nothing but the time of the next try.
 
-use crate::config::Effective;
-use crate::disk::{AssignedNow, Content, Disk, content};
-use crate::judge::{self, LOST, Standing};
-use crate::program::{Outcome, Step, Steps, Suspend};
-use crate::records::{
+use crate::config::disk::{AssignedNow, Content, Disk, content};
+use crate::config::judge::{self, LOST, Standing};
+use crate::config::records::{
     Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known, RanAs,
     Startups, StateFile, Verdict, shortened,
 };
-use crate::source::{Source, Wanted, shown};
-use crate::start::{Active, Facts, InUse, Obstacle, Started};
+use crate::config::source::{Source, Wanted, shown};
+use crate::config::start::{Active, Facts, InUse, Obstacle, Started};
+use crate::event::{Now, Outcome, Step};
+use crate::kubelet::Effective;
+use crate::writes::{Steps, Suspend};
 use crate::{ConfigId, Digest};
-use kedge_api::Timestamp;
 use serde_json::Value;
 use std::fmt;
 use std::rc::Rc;
@@ -28,15 +28,6 @@ const RETRY_WRITE: Duration = Duration::from_secs(60);
 
 /// UIDs that wait to be forgiven: each is asked for by a person at the node, and a disk that stands still must not gather them.
 const WAITING_TO_BE_FORGIVEN: usize = 8;
-
-/// Time as handed to core: running time since some fixed start, and wall time for stamps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Now {
-    /// Monotonic running time.
-    pub mono: Duration,
-    /// What the clock on the wall says; never compared.
-    pub wall: Timestamp,
-}
 
 /// The ConfigMap that the source names, as last read.
 #[derive(Debug, Clone, PartialEq)]

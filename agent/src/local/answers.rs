@@ -1,14 +1,14 @@
 //! What the local endpoint answers: health, the effective configuration, the agent's state, metrics, and the two requests
 //! that change something.
 
-use crate::local::{Request, Response, Verb};
-use kedge_core::{Event, Forgiveness, Node, Now, Report};
+use super::{Request, Response, Verb};
+use kedge_core::{Core, Event, Forgiveness, Now, Report};
 use kedge_platform::ProcessFacts;
 use serde_json::json;
 use std::fmt::Write as _;
 
 /// The answer to a request, and what it sets in motion.
-pub fn answer(request: &Request, node: &Node, now: Now, process: &ProcessFacts) -> (Response, Option<Event>) {
+pub fn answer(request: &Request, node: &Core, now: Now, process: &ProcessFacts) -> (Response, Option<Event>) {
     let (Some(report), Some(effective)) = (node.report(now), node.effective()) else {
         return (Response::text(503, "starting: no configuration is in use yet\n"), None);
     };
@@ -33,8 +33,8 @@ pub fn answer(request: &Request, node: &Node, now: Now, process: &ProcessFacts) 
     }
 }
 
-fn forgive(request: &Request, node: &Node, report: &Report) -> (Response, Option<Event>) {
-    let Some(uid) = request.param("uid").filter(|uid| kedge_core::source::is_file_name(uid)) else {
+fn forgive(request: &Request, node: &Core, report: &Report) -> (Response, Option<Event>) {
+    let Some(uid) = request.param("uid").filter(|uid| kedge_core::config::source::is_file_name(uid)) else {
         return (Response::text(400, "uid is missing or no UID\n"), None);
     };
     match node.forgiveness(uid) {

@@ -5,27 +5,8 @@
 //! outcome arrives, the function runs again from its top over all outcomes so far. So a program must be a pure function
 //! of its inputs and these outcomes, and everything else it wants done belongs to its result.
 
-use crate::records::{Read, StateFile};
-
-/// One step somebody else performs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    /// Read a file.
-    Read(StateFile),
-    /// Write it durably: temp file, fsync, rename, fsync of the directory.
-    Write(StateFile, Vec<u8>),
-    /// Rename it to `<name>.corrupt-<n>`.
-    SetAside(StateFile),
-}
-
-/// How a step went.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// What reading gave.
-    Read(Read),
-    /// Whether a write or a setting aside is durable; the text says why not.
-    Done(Result<(), String>),
-}
+use crate::config::records::{Read, StateFile};
+use crate::event::{Outcome, Step};
 
 /// The program waits for this step.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,16 +4,16 @@
 //! Always holds: checkpoint, decision and watchdog come first, then the network; nothing here exits because of time,
 //! network or disk. One thread owns core; whatever may block has a thread of its own (`loops`).
 
-use crate::disk::{DiskLoop, DiskOrder};
 use crate::errors::chain;
 use crate::faults::Faults;
 use crate::flags::AgentOptions;
-use crate::local::{self, Call};
-use crate::loops::{Loops, Parts};
-use crate::{answers, local_config, logging};
+use crate::local::{self, Call, answers};
+use crate::perform::disk::{DiskLoop, DiskOrder};
+use crate::perform::{Loops, Parts};
+use crate::{local_config, logging};
 use kedge_api::Timestamp;
-use kedge_core::config::Effective;
-use kedge_core::{Action, Event, Exit, Level, Node, Now, Options, PreviousRun, Step};
+use kedge_core::kubelet::Effective;
+use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
 use kedge_platform::linux::{self, LinuxClocks, LinuxHost, NotifySocket, Roots};
 use kedge_platform::{Clocks, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog};
 use std::fmt;
@@ -110,7 +110,7 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
 }
 
 struct Agent {
-    node: Node,
+    node: Core,
     loops: Loops,
     events: mpsc::Receiver<Event>,
     calls: mpsc::Receiver<Call>,
@@ -149,7 +149,7 @@ impl Agent {
         let previous = linux::previous_exit(linux::files(&options.places.root_dir), roots);
         let marks = RunDirectory::new(&options.places.run_dir);
         let seed = seed(&clocks);
-        let node = Node::new(
+        let node = Core::new(
             Options {
                 node_name: node_name.clone(),
                 version: env!("CARGO_PKG_VERSION").into(),

@@ -5,11 +5,13 @@
 //! a state this same program can start from. Nothing here waits for the network.
 
 use crate::ConfigId;
-use crate::config::{self, ConfigError, Effective, ErrorKind, LocalLayers};
-use crate::disk::{AssignedNow, Content, Disk, load};
-use crate::judge::{self, Ended, PreviousRun, Standing, Terms};
-use crate::program::{Steps, Suspend};
-use crate::records::{BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict, shortened_detail};
+use crate::config::disk::{AssignedNow, Content, Disk, load};
+use crate::config::judge::{self, Ended, PreviousRun, Standing, Terms};
+use crate::config::records::{
+    BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict, shortened_detail,
+};
+use crate::kubelet::{self, ConfigError, Effective, ErrorKind, LocalLayers};
+use crate::writes::{Steps, Suspend};
 use kedge_api::Timestamp;
 use std::rc::Rc;
 
@@ -119,7 +121,7 @@ impl Parsed {
         if let Some((_, result)) = self.0.iter().find(|(id, _)| *id == content.id) {
             return result.clone();
         }
-        let result = config::effective(local, Some(&content.payload)).map(Rc::new);
+        let result = kubelet::effective(local, Some(&content.payload)).map(Rc::new);
         self.0.push((content.id, result.clone()));
         result
     }

@@ -1,0 +1,249 @@
+//! What can happen and what we do: the events that core takes and the actions it gives, with their parts.
+//!
+//! Always holds: both lists are closed, and an action is complete: whoever performs it decides nothing. Leaves to others: what
+//! an event means (`agent`), how an action is performed (the crate `kedge`, the simulator).
+
+use crate::config::records::{CheckpointName, Read, StateFile};
+use crate::kubelet::Effective;
+use crate::node::lease::LeaseRequest;
+use crate::node::status::HostFacts;
+use kedge_api as api;
+use kedge_api::Timestamp;
+use serde_json::Value;
+use std::fmt;
+use std::time::Duration;
+
+/// Time as handed to core: running time since some fixed start, and wall time for stamps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// Monotonic running time.
+    pub mono: Duration,
+    /// What the clock on the wall says; never compared.
+    pub wall: Timestamp,
+}
+
+/// Longest wait that a server may ask for: what a wrong or hostile answer says must not end the heartbeat for a year.
+pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
+
+/// Everything that can happen.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// The agent begins. First, once.
+    Start,
+    /// Time passed.
+    Tick,
+    /// The file step asked for was performed.
+    StepDone(Outcome),
+    /// The host was looked at.
+    HostFacts(Box<HostFacts>),
+    /// A request was answered, or was not.
+    Answered(RequestKind, Answer),
+    /// The Lease request was answered, or was not.
+    Renewed(Answer),
+    /// The own Node was read, or changed.
+    NodeSeen(Box<api::Node>),
+    /// There is no such Node.
+    NodeGone,
+    /// The watched ConfigMap was read, or changed.
+    ConfigMapSeen {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// The whole object.
+        object: Value,
+    },
+    /// The watched ConfigMap was looked at, and is still the object of this UID and resourceVersion: its content was not read.
+    ConfigMapUnchanged {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its UID.
+        uid: String,
+        /// Its resourceVersion.
+        resource_version: String,
+    },
+    /// There is no such ConfigMap.
+    ConfigMapGone {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// The ConfigMap could not be read.
+    ConfigMapUnreadable {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// A watch had an answer other than 401: contact.
+    Contact,
+    /// `bad-configs.json` on disk is not what we last knew.
+    BadConfigsRead(Read),
+    /// `kedge config forgive UID`.
+    Forgive(String),
+    /// `kedge config reset`.
+    Reset,
+    /// The kubeconfig now names another server, or another identity.
+    ServerChanged,
+    /// Somebody asked the agent to stop.
+    Stop(String),
+}
+
+/// Everything we do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Perform one file step, then report `StepDone`.
+    Step(Step),
+    /// This is the configuration from now on. Everything that must be recorded before is.
+    Use(Box<Effective>),
+    /// What is known about the previous run has been held against whom it concerned.
+    ConsumeEvidence,
+    /// Remove checkpoints no record names, leftovers, and other versions' counts. In the background.
+    Sweep {
+        /// Checkpoints that stay; None: all, because a record that might name one is unknown.
+        keep: Option<Vec<CheckpointName>>,
+    },
+    /// Look at the host, then report `HostFacts`.
+    ReadHostFacts,
+    /// Ask the API server, then report `Answered`.
+    Request(Request),
+    /// Ask the API server on the stream of renewals, then report `Renewed`.
+    Renew {
+        /// What to ask.
+        request: LeaseRequest,
+        /// How long it may take.
+        deadline: Duration,
+    },
+    /// List and watch the own Node from now on; if it is watched already, from a new list on.
+    WatchNode,
+    /// List and watch this ConfigMap from now on, and no other; None: none. If it is watched already, from a new list on. What
+    /// [`crate::Core::held_config_map`] names need not be read again.
+    WatchConfigMap(Option<(String, String)>),
+    /// Exit with code 0. Only log lines follow.
+    Exit(String),
+    /// Tell whoever reads the log.
+    Log(Level, String),
+}
+
+/// How loud.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Somebody should look.
+    Warn,
+    /// Good to know.
+    Info,
+    /// For looking closer.
+    Debug,
+}
+
+/// A request to the API server.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Request {
+    /// `GET /version`.
+    Version,
+    /// Create the Node.
+    Register(Value),
+    /// Strategic-merge-patch the Node's status.
+    PatchStatus(Value),
+    /// Merge-patch the Node.
+    PatchNode(Value),
+    /// Create an Event in namespace default.
+    PostEvent(Value),
+}
+
+/// Which request, for its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RequestKind {
+    /// `GET /version`.
+    Version,
+    /// Create the Node.
+    Register,
+    /// Patch the Node's status.
+    PatchStatus,
+    /// Patch the Node.
+    PatchNode,
+    /// Create an Event.
+    PostEvent,
+}
+
+impl Request {
+    /// Which.
+    pub fn kind(&self) -> RequestKind {
+        match self {
+            Self::Version => RequestKind::Version,
+            Self::Register(_) => RequestKind::Register,
+            Self::PatchStatus(_) => RequestKind::PatchStatus,
+            Self::PatchNode(_) => RequestKind::PatchNode,
+            Self::PostEvent(_) => RequestKind::PostEvent,
+        }
+    }
+}
+
+/// How an API server answered.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    /// Done; the object, if one was asked for.
+    Accepted(Option<Value>),
+    /// The server will not; with its Status.
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// Machine-readable reason of the Status.
+        reason: String,
+        /// Its message.
+        message: String,
+        /// When to come back, if it says.
+        retry_after: Option<Duration>,
+    },
+    /// No answer that counts: unreachable, untrusted, late, garbled.
+    Failed(String),
+}
+
+impl Answer {
+    /// Verified TLS and any answer but 401.
+    pub fn is_contact(&self) -> bool {
+        !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })
+    }
+
+    pub(crate) fn retry_after(&self) -> Duration {
+        match self {
+            Self::Refused { retry_after: Some(wait), .. } => (*wait).min(LONGEST_PATIENCE),
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Accepted(_) => f.write_str("accepted"),
+            Self::Refused { status, message, .. } => write!(f, "the API server answered {status}: {message}"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+/// One step somebody else performs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Read a file.
+    Read(StateFile),
+    /// Write it durably: temp file, fsync, rename, fsync of the directory.
+    Write(StateFile, Vec<u8>),
+    /// Rename it to `<name>.corrupt-<n>`.
+    SetAside(StateFile),
+}
+
+/// How a step went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// What reading gave.
+    Read(Read),
+    /// Whether a write or a setting aside is durable; the text says why not.
+    Done(Result<(), String>),
+}

@@ -1,0 +1,172 @@
+//! The configuration object: text of several layers in, one checked [`Effective`] configuration out.
+//!
+//! Owns what a KubeletConfiguration is here: its fields, how layers merge, which values are right, who wrote what.
+//! Always holds: the same bytes give the same result on every node and every day; nothing loaded or received can
+//! panic it, and every read has a limit; an error names file, field and line, and names all of them, not the first.
+//! Left to others: reading the files (the caller hands in bytes), deciding what to do about an error, and doing what
+//! the configuration says.
+
+use core::fmt;
+use core::time::Duration;
+
+use serde_json::Value;
+
+mod combinations;
+pub mod duration;
+pub mod layers;
+mod path;
+pub mod quantity;
+pub mod schema;
+mod settings;
+mod show;
+pub mod yaml;
+
+pub use layers::{LayerText, LocalLayers, Origin, Provenance, Source};
+#[cfg(feature = "fault-injection")]
+pub use settings::FaultInjection;
+pub use settings::{Config, EvictionHard, MAX_TAINTS, Reserved, SHORTEST_STATUS_UPDATE, Taint, Trial};
+
+use layers::{Problems, Stack};
+
+/// What a node runs with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Effective {
+    /// The honoured fields, typed.
+    pub config: Config,
+    /// The whole object, with `apiVersion`, `kind` and the defaults of honoured fields; durations in Go's form.
+    pub object: Value,
+    /// Which layer set each field.
+    pub provenance: Provenance,
+    /// Paths of fields that are set and do nothing here.
+    pub without_effect: Vec<String>,
+}
+
+/// The configuration that these layers give; `payload`, if there is one, takes the place of the base.
+///
+/// # Errors
+/// [`ErrorKind::Parse`] if a layer cannot be read or has a field that is unknown or of the wrong type;
+/// [`ErrorKind::Validate`] if all can be read and the sum has wrong values.
+pub fn effective(layers: &LocalLayers, payload: Option<&LayerText>) -> Result<Effective, ConfigError> {
+    let mut stack = Stack::new();
+    if let Some(base) = payload.or(layers.base.as_ref()) {
+        stack.add_text(base);
+    }
+    stack.add_overrides(layers);
+    let (mut object, mut provenance) = stack.resolve()?;
+    report_as_often_as_computed(&mut object, &mut provenance);
+    schema::apply_defaults(&mut object, &mut |path| provenance.set_default(path));
+    schema::normalize(&mut object);
+
+    let mut problems = Problems::default();
+    let mut report = |path: &str, message: String| {
+        let Source { origin, position } = provenance.nearest(path);
+        problems.push(Problem::new(origin, position, path, message));
+    };
+    schema::check_ranges(&object, &mut |path, message| report(&path, message));
+    let config = Config::read(&object, &mut report);
+    combinations::check(&object, &|path| provenance.nearest(path).to_string(), &mut report);
+    problems.into_result(ErrorKind::Validate)?;
+
+    let without_effect = schema::without_effect(&object);
+    object.insert("apiVersion".to_owned(), Value::from(schema::API_VERSION));
+    object.insert("kind".to_owned(), Value::from(schema::KIND));
+    Ok(Effective { config, object: Value::Object(object), provenance, without_effect })
+}
+
+/// Upstream's rule: who sets nodeStatusUpdateFrequency alone wants that for reports too.
+fn report_as_often_as_computed(object: &mut serde_json::Map<String, Value>, provenance: &mut Provenance) {
+    let (computed, reported) = ("nodeStatusUpdateFrequency", "nodeStatusReportFrequency");
+    let frequency = object.get(computed).cloned();
+    // one that is wrong is told once, under the name that somebody wrote
+    let is_right = |frequency: &Value| {
+        let nanos = frequency.as_str().and_then(duration::parse).and_then(|nanos| u64::try_from(nanos).ok());
+        nanos.is_some_and(|nanos| Duration::from_nanos(nanos) >= SHORTEST_STATUS_UPDATE)
+    };
+    if let (Some(frequency), None) = (frequency.filter(is_right), object.get(reported)) {
+        object.insert(reported.to_owned(), frequency);
+        provenance.set_default(reported);
+    }
+}
+
+/// Canonical JSON of what drop-ins and flags together change: part of a configuration's identity. Does not depend on
+/// file names, comments, spelling of scalars or order of keys; differs whenever the effect on some base differs.
+///
+/// # Errors
+/// [`ErrorKind::Parse`] if a drop-in cannot be read.
+pub fn canonical_overrides(layers: &LocalLayers) -> Result<Vec<u8>, ConfigError> {
+    let mut stack = Stack::new();
+    stack.add_overrides(layers);
+    stack.canonical()
+}
+
+/// At which step a configuration failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// Not YAML or JSON, not a KubeletConfiguration, or a field that is unknown, repeated or of the wrong type.
+    Parse,
+    /// Every layer can be read; a value, or a combination of values, is wrong.
+    Validate,
+}
+
+/// One thing wrong with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The layer that wrote it.
+    pub origin: Origin,
+    /// Path of the field; empty if the text as a whole is meant.
+    pub field: String,
+    /// Line in the layer's text, from 1; 0 if there is none.
+    pub line: u32,
+    /// Column in the layer's text, from 1; 0 if there is none.
+    pub column: u32,
+    /// What was found and what was expected.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}", self.origin, self.message)?;
+        match self.line {
+            0 => Ok(()),
+            line => write!(formatter, " (line {line})"),
+        }
+    }
+}
+
+/// Why a configuration cannot be used. Has at least one problem and at most [`layers::MAX_PROBLEMS`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The step that failed.
+    pub kind: ErrorKind,
+    /// What was found, in the order of layers and lines.
+    pub problems: Vec<Problem>,
+    /// How many more there were.
+    pub omitted: usize,
+}
+
+impl ConfigError {
+    /// All problems, one a line.
+    #[must_use]
+    pub fn report(&self) -> String {
+        let mut lines: Vec<String> = self.problems.iter().map(Problem::to_string).collect();
+        if self.omitted > 0 {
+            lines.push(format!("and {} more", self.omitted));
+        }
+        lines.join("\n")
+    }
+}
+
+/// One line: the first problem, and how many more there are.
+impl fmt::Display for ConfigError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(problem) = self.problems.first() {
+            problem.fmt(formatter)?;
+        }
+        match self.problems.len().saturating_sub(1) + self.omitted {
+            0 => Ok(()),
+            more => write!(formatter, " (and {more} more)"),
+        }
+    }
+}
+
+impl std::error::Error for ConfigError {}

@@ -1,0 +1,68 @@
+//! Requests that are repeated until they are answered well: one of each kind at a time.
+//!
+//! Always holds: after a failure the next try waits, longer after each, at most `LONGEST_WAIT` unless the server asks for more;
+//! an answer of another server says nothing about this one. Leaves to others: what is asked, and the Lease (`node::lease`).
+
+use crate::event::{Answer, Now, RequestKind};
+use crate::pace::{Backoff, Jitter};
+use std::time::Duration;
+
+/// Longest wait between tries of a request, whatever fails: a link that comes back is used within this time.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// One request that is repeated until it is answered well.
+#[derive(Debug, Default)]
+pub(crate) struct Line {
+    pub(crate) in_flight: bool,
+    /// The request in flight went to another server: its answer says nothing about this one.
+    is_stale: bool,
+    pub(crate) not_before: Duration,
+    pub(crate) backoff: Backoff,
+}
+
+impl Line {
+    pub(crate) fn free(&self, now: Now) -> bool {
+        !self.in_flight && now.mono >= self.not_before
+    }
+
+    pub(crate) fn sent(&mut self) {
+        self.in_flight = true;
+    }
+
+    /// As new, but for the request that is on its way and will be answered yet.
+    pub(crate) fn server_changed(&mut self) {
+        *self = Self { in_flight: self.in_flight, is_stale: self.in_flight, ..Self::default() };
+    }
+
+    /// Says whether this answer is to a request that another server was sent; then the line is free again.
+    pub(crate) fn is_answered_by_another_server(&mut self) -> bool {
+        let is_stale = std::mem::take(&mut self.is_stale);
+        if is_stale {
+            self.in_flight = false;
+        }
+        is_stale
+    }
+
+    pub(crate) fn succeeded(&mut self) {
+        self.in_flight = false;
+        self.backoff.succeeded();
+    }
+
+    /// Says whether this is the first failure after a success: worth a line in the log.
+    pub(crate) fn failed(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> bool {
+        self.in_flight = false;
+        let wait = self.backoff.failed(LONGEST_WAIT, jitter).max(answer.retry_after());
+        self.not_before = now.mono + wait;
+        self.backoff.failures() == 1
+    }
+}
+
+pub(crate) fn what(kind: RequestKind, node: &str) -> String {
+    match kind {
+        RequestKind::Version => "GET /version".into(),
+        RequestKind::Register => format!("creating Node {node}"),
+        RequestKind::PatchStatus => format!("patching the status of Node {node}"),
+        RequestKind::PatchNode => format!("patching Node {node}"),
+        RequestKind::PostEvent => format!("posting an event about Node {node}"),
+    }
+}

@@ -1,0 +1,146 @@
+//! The loops of the agent beside the main one, each on a thread of its own: the disk, and the streams to the API server.
+//!
+//! Always holds: each performs complete orders and reports every outcome as an event; each shows progress to the watchdog while
+//! it works and says so when it waits. A stuck disk stalls no heartbeat, a slow transfer no renewal. Core decides what is
+//! done; only how a watch is kept up is decided here, in `watches`.
+
+pub(crate) mod disk;
+mod requests;
+mod watches;
+
+use crate::faults::Faults;
+use crate::net::transport::WallClock;
+use crate::net::watch;
+use disk::{DiskLoop, DiskOrder};
+use kedge_core::{Event, LeaseRequest, Request};
+use kedge_platform::{Progress, Watchdog};
+use requests::Server;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::mpsc::Sender as EventSender;
+use watches::{ConfigMapWatch, Version, Wanted};
+
+/// Orders that wait for a loop. Core has at most a handful under way; a full queue makes the main loop wait, and the
+/// watchdog see it.
+const ORDERS: usize = 16;
+
+/// How long a loop that talks to the network may take for one turn: the longest deadline, and the lookup of a name, which
+/// no deadline can cut short.
+const NETWORK_TURN: Duration = Duration::from_secs(60);
+
+/// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
+const DISK_TURN: Duration = Duration::from_secs(120);
+
+/// An order for the loop of renewals.
+type LeaseOrder = (LeaseRequest, Duration);
+
+/// Ways to the loops.
+pub(crate) struct Loops {
+    disk: SyncSender<DiskOrder>,
+    renew: SyncSender<LeaseOrder>,
+    transfer: SyncSender<Request>,
+    config_map: Arc<Wanted<ConfigMapWatch>>,
+    node: Arc<Wanted<()>>,
+}
+
+/// What the loops are made of.
+pub(crate) struct Parts {
+    pub(crate) disk: DiskLoop,
+    pub(crate) node_name: String,
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) clock: WallClock,
+    pub(crate) events: EventSender<Event>,
+    pub(crate) faults: Faults,
+    /// Spreads the first retries of a fleet that starts together.
+    pub(crate) seed: u64,
+}
+
+impl Loops {
+    /// Starts the loops; they wait for orders.
+    pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
+        let Parts { mut disk, node_name, kubeconfig, clock, events, faults, seed } = parts;
+        let (disk_orders, orders) = sync_channel(ORDERS);
+        let token = watchdog.watch(kedge_core::DISK_LOOP, DISK_TURN);
+        let (to, hang) = (events.clone(), faults.clone());
+        spawn(kedge_core::DISK_LOOP, move || {
+            each(
+                orders,
+                &token,
+                || {
+                    hang.point(kedge_core::DISK_LOOP);
+                },
+                |order| {
+                    if let Some(event) = disk.perform(order) {
+                        let _ = to.blocking_send(event);
+                    }
+                },
+            );
+        })?;
+
+        let server = Server::new(node_name, kubeconfig, clock, events, faults);
+        let (renew, orders) = sync_channel(ORDERS);
+        server.run("renew", watchdog, orders, |server, client, (request, deadline): LeaseOrder| {
+            Event::Renewed(server.renew(client, request, deadline))
+        })?;
+        let (transfer, orders) = sync_channel(ORDERS);
+        server.run("transfer", watchdog, orders, |server, client, request: Request| {
+            Event::Answered(request.kind(), server.transfer(client, &request))
+        })?;
+        let node = Arc::new(Wanted::default());
+        let token = watchdog.watch("watch-node", NETWORK_TURN);
+        let (wanted, node_server) = (node.clone(), server.clone());
+        spawn("watch-node", move || node_server.watch_node(&wanted, &token, seed))?;
+
+        let config_map = Arc::new(Wanted::default());
+        let token = watchdog.watch("watch-configmap", NETWORK_TURN);
+        let wanted = config_map.clone();
+        spawn("watch-configmap", move || server.watch_config_map(&wanted, &token, seed))?;
+        Ok(Self { disk: disk_orders, renew, transfer, config_map, node })
+    }
+
+    pub(crate) fn disk(&self, order: DiskOrder) {
+        let _ = self.disk.send(order);
+    }
+
+    /// Without waiting: for orders that may be skipped while the disk is busy.
+    pub(crate) fn disk_if_free(&self, order: DiskOrder) {
+        let _ = self.disk.try_send(order);
+    }
+
+    pub(crate) fn renew(&self, request: LeaseRequest, deadline: Duration) {
+        let _ = self.renew.send((request, deadline));
+    }
+
+    pub(crate) fn request(&self, request: Request) {
+        let _ = self.transfer.send(request);
+    }
+
+    pub(crate) fn watch_node(&self) {
+        self.node.set(Some(()));
+    }
+
+    pub(crate) fn watch_config_map(&self, which: Option<(String, String)>, held: Option<Version>) {
+        self.config_map.set(which.map(|(namespace, name)| ConfigMapWatch { namespace, name, held }));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    std::thread::Builder::new().name(name.into()).stack_size(watch::STACK_BYTES).spawn(body).map(drop)
+}
+
+/// Performs orders as they come; ends with the process.
+fn each<T>(orders: Receiver<T>, token: &Progress, mut before: impl FnMut(), mut perform: impl FnMut(T)) {
+    loop {
+        token.idle();
+        let Ok(order) = orders.recv() else { return };
+        token.busy();
+        before();
+        perform(order);
+    }
+}

@@ -1,0 +1,225 @@
+//! The API server as the streams see it, and the requests on two of them: renewals, and everything else core asks for.
+//!
+//! Always holds: each order is answered by one event, whatever happens; the kubeconfig may appear, vanish and change while we
+//! run. Leaves to others: what is asked and when it is repeated (core), the bytes (`net`), the watches (`watches`).
+
+use super::{NETWORK_TURN, each, lock, spawn};
+use crate::errors::chain;
+use crate::faults::Faults;
+use crate::net::client::{
+    Api, ApiOptions, Client, MERGE_PATCH, NetError, Request as HttpRequest, STRATEGIC_MERGE_PATCH,
+};
+use crate::net::transport::WallClock;
+use kedge_api as api;
+use kedge_core::{Answer, Event, LeaseRequest, Request};
+use kedge_platform::Watchdog;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::mpsc::Sender as EventSender;
+
+/// How long one request may take, lookup and connection included.
+pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
+
+/// How long a stream waits for the kubeconfig to be read for the first time. Four streams may wait one after the other, within
+/// what a turn may take.
+const OPENING_LIMIT: Duration = Duration::from_secs(5);
+
+/// How far the server's kubeconfig was read.
+#[derive(Default)]
+enum Opening {
+    /// Not yet, or in vain.
+    #[default]
+    No,
+    /// It is being read.
+    UnderWay(Receiver<Result<Arc<Api>, String>>),
+    /// It was read.
+    Done(Arc<Api>),
+}
+
+/// One API server, as the streams see it: the kubeconfig may appear, vanish and change while we run.
+#[derive(Clone)]
+pub(crate) struct Server {
+    pub(crate) node_name: String,
+    kubeconfig: Option<PathBuf>,
+    clock: WallClock,
+    api: Arc<Mutex<Opening>>,
+    /// What `/version` said last.
+    pub(crate) is_hub: Arc<AtomicBool>,
+    pub(crate) events: EventSender<Event>,
+    pub(crate) faults: Faults,
+}
+
+impl Server {
+    pub(crate) fn new(
+        node_name: String,
+        kubeconfig: Option<PathBuf>,
+        clock: WallClock,
+        events: EventSender<Event>,
+        faults: Faults,
+    ) -> Self {
+        Self { node_name, kubeconfig, clock, api: Arc::default(), is_hub: Arc::default(), events, faults }
+    }
+
+    /// The server, opened at first use: a kubeconfig that is not there yet is no reason not to run.
+    pub(crate) fn api(&self) -> Result<Arc<Api>, String> {
+        let mut api = lock(&self.api);
+        let kubeconfig = self.kubeconfig.as_ref().ok_or("no --kubeconfig was given")?;
+        let opening = match std::mem::take(&mut *api) {
+            Opening::Done(opened) => {
+                *api = Opening::Done(opened.clone());
+                return Ok(opened);
+            }
+            Opening::UnderWay(opening) => opening,
+            Opening::No => self.open(kubeconfig).map_err(|error| format!("start a thread: {error}"))?,
+        };
+        match opening.recv_timeout(OPENING_LIMIT) {
+            Ok(Ok(opened)) => {
+                log::info!("API server {}", opened.url());
+                *api = Opening::Done(opened.clone());
+                Ok(opened)
+            }
+            Ok(Err(why)) => Err(why),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(format!("kubeconfig {}: it was not read", kubeconfig.display()))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                *api = Opening::UnderWay(opening);
+                let secs = OPENING_LIMIT.as_secs();
+                Err(format!(
+                    "kubeconfig {}: it, or a file it names, was not read within {secs} s",
+                    kubeconfig.display()
+                ))
+            }
+        }
+    }
+
+    /// Reads the kubeconfig on a thread that may hang with the disk: one at most, whoever waits for it.
+    fn open(&self, kubeconfig: &Path) -> std::io::Result<Receiver<Result<Arc<Api>, String>>> {
+        let options = ApiOptions {
+            kubeconfig: kubeconfig.to_owned(),
+            clock: self.clock.clone(),
+            proxies: crate::net::proxy::ProxyEnvironment::of_process(),
+        };
+        let (opened, opening) = sync_channel(1);
+        spawn("open", move || {
+            let _ = opened.send(Api::open(options).map_err(|error| chain(&error)));
+        })?;
+        Ok(opening)
+    }
+
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        name: &'static str,
+        watchdog: &mut Watchdog,
+        orders: Receiver<T>,
+        perform: impl Fn(&Self, Result<&Client, String>, T) -> Event + Send + 'static,
+    ) -> std::io::Result<()> {
+        let token = watchdog.watch(name, NETWORK_TURN);
+        let server = self.clone();
+        spawn(name, move || {
+            let mut client = None;
+            each(
+                orders,
+                &token,
+                || server.faults.point(name),
+                |order| {
+                    if client.is_none() {
+                        client = Some(server.api().map(|api| api.stream(name)));
+                    }
+                    let event = match client.as_ref() {
+                        Some(Ok(client)) => perform(&server, Ok(client), order),
+                        Some(Err(why)) => perform(&server, Err(why.clone()), order),
+                        None => return,
+                    };
+                    if matches!(client, Some(Err(_))) {
+                        client = None;
+                    }
+                    let _ = server.events.blocking_send(event);
+                },
+            );
+        })
+    }
+
+    pub(crate) fn renew(
+        &self,
+        client: Result<&Client, String>,
+        request: LeaseRequest,
+        deadline: Duration,
+    ) -> Answer {
+        let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", api::NODE_LEASE_NAMESPACE);
+        let request = match request {
+            LeaseRequest::Patch(body) => {
+                HttpRequest::patch(format!("{leases}/{}", self.node_name), MERGE_PATCH, text(&body), deadline)
+            }
+            LeaseRequest::Create(body) => HttpRequest::post(leases, text(&body), deadline),
+        };
+        ask(client, &self.small(request), false)
+    }
+
+    pub(crate) fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
+        let node = format!("/api/v1/nodes/{}", self.node_name);
+        let deadline = REQUEST_DEADLINE;
+        let wants_object = matches!(request, Request::Version);
+        let http = match request {
+            Request::Version => HttpRequest::get("/version", deadline),
+            Request::Register(body) => {
+                HttpRequest::post("/api/v1/nodes", text(body), deadline).with_smallest_answer()
+            }
+            Request::PatchStatus(body) => {
+                HttpRequest::patch(format!("{node}/status"), STRATEGIC_MERGE_PATCH, text(body), deadline)
+                    .with_smallest_answer()
+            }
+            Request::PatchNode(body) => {
+                HttpRequest::patch(node, MERGE_PATCH, text(body), deadline).with_smallest_answer()
+            }
+            Request::PostEvent(body) => {
+                HttpRequest::post("/api/v1/namespaces/default/events", text(body), deadline)
+                    .with_smallest_answer()
+            }
+        };
+        let answer = ask(client, &http, wants_object);
+        if let (Request::Version, Answer::Accepted(Some(version))) = (request, &answer) {
+            self.is_hub.store(kedge_core::is_hub_version(version), Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// The smallest answer a server gives: our hub understands one short header, others need a long one.
+    fn small(&self, mut request: HttpRequest) -> HttpRequest {
+        if self.is_hub.load(Ordering::Relaxed) {
+            request.prefer_minimal = true;
+            return request;
+        }
+        request.with_smallest_answer()
+    }
+}
+
+fn text(body: &Value) -> Vec<u8> {
+    serde_json::to_vec(body).expect("a JSON value can be written")
+}
+
+fn ask(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> Answer {
+    let client = match client {
+        Ok(client) => client,
+        Err(why) => return Answer::Failed(why),
+    };
+    match client.request(request) {
+        Ok(response) => {
+            for warning in &response.warnings {
+                log::warn!("{}: {warning}", response.request);
+            }
+            Answer::Accepted(if wants_object { response.json().ok() } else { None })
+        }
+        Err(NetError::Unauthorized { message, .. }) => {
+            Answer::Refused { status: 401, reason: "Unauthorized".into(), message, retry_after: None }
+        }
+        Err(NetError::Refused { status, reason, message, retry_after, .. }) => {
+            Answer::Refused { status, reason, message, retry_after }
+        }
+        Err(other) => Answer::Failed(other.to_string()),
+    }
+}
