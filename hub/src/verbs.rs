@@ -548,7 +548,7 @@ fn merged_with_old(kind: &'static Kind, part: Part, old: &Value, wanted: Value) 
         Part::Main if kind.status => keep(&mut fields, &base, "status"),
         Part::Main => {}
         Part::Approval => {
-            fields = match kinds::certificate_request::approved(old, &Value::Object(fields)) {
+            fields = match kinds::certificate_request::approved(old, &Value::Object(fields), &now_text()) {
                 Value::Object(fields) => fields,
                 _ => base,
             };
@@ -564,7 +564,7 @@ fn merged_with_old(kind: &'static Kind, part: Part, old: &Value, wanted: Value) 
             fields = base;
             if kind.kind == kinds::CERTIFICATE_REQUEST.kind
                 && let Value::Object(kept) =
-                    kinds::certificate_request::reported(old, &Value::Object(fields.clone()))
+                    kinds::certificate_request::reported(old, &Value::Object(fields.clone()), &now_text())
             {
                 fields = kept;
             }

@@ -135,14 +135,15 @@ fn merge_oldest(entries: &mut Vec<Entry>) {
     entries.insert(first, merged);
 }
 
-/// What a change does to managers: everybody loses what was set or removed, the writer gets what was set. `now` is the time of the
-/// writer's entry; without one an entry that owns all of it already keeps its time.
+/// What a change does to managers: everybody loses what was set or removed, the writer gets what was set. `now` becomes the time of
+/// the writer's entry, except that after a renewal an entry that owns all of it already keeps its time.
 pub(super) fn update(
     entries: &mut Vec<Entry>,
     writer: Option<Entry>,
     set: &FieldSet,
     removed: &FieldSet,
-    now: Option<&str>,
+    renewal: bool,
+    now: &str,
 ) {
     let own = writer.as_ref().and_then(|writer| entries.iter().position(|entry| entry.is_of(writer)));
     for (index, entry) in entries.iter_mut().enumerate() {
@@ -156,15 +157,13 @@ pub(super) fn update(
         Some(own) => {
             let owned = set.difference(&own.fields).is_empty();
             own.fields = own.fields.union(set);
-            match now {
-                Some(now) => own.time = now.to_owned(),
-                None if owned => {}
-                None => own.time = crate::verbs::now_text(),
+            if !(renewal && owned) {
+                own.time = now.to_owned();
             }
         }
         None => {
             writer.fields = set.clone();
-            writer.time = now.map_or_else(crate::verbs::now_text, str::to_owned);
+            writer.time = now.to_owned();
             entries.push(writer);
         }
     }

@@ -77,15 +77,15 @@ fn put(value: &mut Value, entries: Vec<Entry>) {
 }
 
 /// Writes `managedFields` of `new`, which has none: what the old object said, what the client claims, and what this change does.
-/// For a new object the old one is what in it was set by nobody. `volatile` says that nothing but a renewal happens. `now` is the
-/// time of the change.
+/// For a new object the old one is what in it was set by nobody. `renewal`: nothing but the kind's volatile fields
+/// changes. `now` is the time of the change.
 pub fn track(
     kind: &'static Kind,
     old: &Value,
     new: &mut Value,
     claim: Option<Value>,
     owner: Owner<'_>,
-    (volatile, now): (bool, &str),
+    (renewal, now): (bool, &str),
 ) {
     let known = at(old, &["metadata", "managedFields"]);
     let manager = match owner {
@@ -112,7 +112,7 @@ pub fn track(
     let changed = typed::compare(kind.schema(), old, new);
     let set = changed.set.without_identity();
     let writer = manager.map(|manager| Entry::of(kind, manager, Operation::Update));
-    managers::update(&mut entries, writer, &set, &changed.removed, (!volatile).then_some(now));
+    managers::update(&mut entries, writer, &set, &changed.removed, renewal, now);
     put(new, entries);
 }
 
@@ -200,7 +200,7 @@ impl Apply {
             Some(last) if same && last.fields == own.fields => last.time,
             _ => now.to_owned(),
         };
-        managers::update(&mut entries, None, &set, &changed.removed, None);
+        managers::update(&mut entries, None, &set, &changed.removed, false, now);
         if !own.fields.is_empty() {
             entries.push(own);
         }

@@ -110,26 +110,24 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
 }
 
 /// What an approval may change: the conditions Approved and Denied, nothing else.
-pub fn approved(old: &Value, wanted: &Value) -> Value {
-    let now = crate::verbs::now_text();
+pub fn approved(old: &Value, wanted: &Value, now: &str) -> Value {
     let mut new = old.clone();
     let mut list: Vec<Value> = conditions(old).filter(|condition| !is_approval(condition)).cloned().collect();
     list.extend(conditions(wanted).filter(|condition| is_approval(condition)).cloned());
     for condition in &mut list {
-        stamp(condition, old, &now);
+        stamp(condition, old, now);
     }
     set_conditions(&mut new, list);
     new
 }
 
 /// What a status write may change: everything but Approved and Denied.
-pub fn reported(old: &Value, wanted: &Value) -> Value {
-    let now = crate::verbs::now_text();
+pub fn reported(old: &Value, wanted: &Value, now: &str) -> Value {
     let mut new = wanted.clone();
     let mut list: Vec<Value> = conditions(old).filter(|condition| is_approval(condition)).cloned().collect();
     list.extend(conditions(wanted).filter(|condition| !is_approval(condition)).cloned());
     for condition in &mut list {
-        stamp(condition, old, &now);
+        stamp(condition, old, now);
     }
     set_conditions(&mut new, list);
     new
@@ -314,11 +312,11 @@ mod tests {
         wanted["status"] =
             json!({"certificate": "eA==", "conditions": [condition("Approved"), condition("Failed")]});
         let old = request();
-        let new = approved(&old, &wanted);
+        let new = approved(&old, &wanted, "2026-01-01T00:00:00Z");
         assert!(has(&new, "Approved") && !has(&new, "Failed"));
         assert!(new["status"].get("certificate").is_none());
         assert!(!text(&conditions(&new).next().unwrap().clone(), &["lastUpdateTime"]).is_empty());
-        let status = reported(&old, &wanted);
+        let status = reported(&old, &wanted, "2026-01-01T00:00:00Z");
         assert!(has(&status, "Failed") && !has(&status, "Approved"));
         assert_eq!(status["status"]["certificate"], "eA==");
         check(

@@ -343,7 +343,7 @@ fn fixed_part(spec: &Value) -> Value {
 }
 
 /// Gives a pod its node: what `POST .../binding` does. The error is upstream's sentence, for a conflict.
-pub fn bind(pod: &mut Value, node: &str) -> Result<(), String> {
+pub fn bind(pod: &mut Value, node: &str, now: &str) -> Result<(), String> {
     let name = text(pod, &["metadata", "name"]).to_owned();
     if !text(pod, &["metadata", "deletionTimestamp"]).is_empty() {
         return Err(format!("pod {name} is being deleted, cannot be assigned to a host"));
@@ -354,7 +354,7 @@ pub fn bind(pod: &mut Value, node: &str) -> Result<(), String> {
     }
     pod["spec"]["nodeName"] = node.into();
     let condition = json!({
-        "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": crate::verbs::now_text()});
+        "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now});
     match pod["status"]["conditions"].as_array_mut() {
         Some(conditions) => {
             conditions.retain(|known| known["type"] != "PodScheduled");
@@ -467,10 +467,13 @@ mod tests {
     #[test]
     fn a_pod_is_bound_once() {
         let mut bound = pod(|_| {});
-        bind(&mut bound, "n").unwrap();
+        bind(&mut bound, "n", "2026-01-01T00:00:00Z").unwrap();
         assert_eq!(bound["spec"]["nodeName"], "n");
         assert_eq!(bound["status"]["conditions"][0]["type"], "PodScheduled");
-        assert_eq!(bind(&mut bound, "m").unwrap_err(), "pod p is already assigned to node \"n\"");
+        assert_eq!(
+            bind(&mut bound, "m", "2026-01-01T00:00:00Z").unwrap_err(),
+            "pod p is already assigned to node \"n\""
+        );
     }
 
     #[test]

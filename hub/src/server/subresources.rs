@@ -89,7 +89,8 @@ async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(),
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &asked.server.hub;
     let compute = |_: &crate::Object, mut found: Value| {
-        pod::bind(&mut found, node).map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
+        pod::bind(&mut found, node, &verbs::now_text())
+            .map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
         Ok(found)
     };
     verbs::edit(hub, &POD, Part::All, &target.namespace, &target.name, &options, compute).await?;
