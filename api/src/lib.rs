@@ -8,6 +8,7 @@
 
 mod config_map;
 mod event;
+mod identity;
 mod lease;
 mod meta;
 mod node;
@@ -17,6 +18,10 @@ mod watch;
 
 pub use config_map::ConfigMap;
 pub use event::{Event, EventSource, ObjectReference};
+pub use identity::{
+    ADMIN_GROUP, AUTHENTICATED_GROUP, CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX,
+    SERVING_SIGNER,
+};
 pub use lease::{Lease, LeaseSpec, NODE_LEASE_NAMESPACE};
 pub use meta::{ListMeta, ObjectMeta, OwnerReference};
 pub use node::{
@@ -33,5 +38,11 @@ pub const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
 pub const CONFIG_STATUS_ANNOTATION: &str = "kedge.dev/config-status";
 /// The condition that says which configuration a node uses and whether that is the one asked for.
 pub const CONFIG_OK: &str = "ConfigOK";
+/// Where events about cluster-scoped objects are kept, as upstream's clients do.
+pub const CLUSTER_EVENT_NAMESPACE: &str = "default";
+/// The taint of a node that is not ready.
+pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
+/// The taint of a node that is silent.
+pub const UNREACHABLE_TAINT: &str = "node.kubernetes.io/unreachable";
 /// What our hub's `/version` adds to its `gitVersion`, so that an agent knows it talks to one.
 pub const HUB_VERSION_MARK: &str = "+kedge";

@@ -14,8 +14,9 @@ use time::OffsetDateTime;
 use crate::Hub;
 use crate::kinds::{CERTIFICATE_REQUEST, at, schema, text};
 use crate::object::Object;
-use crate::pki::{CLIENT_SIGNER, NODE_SIGNER, Pki, Request};
+use crate::pki::{Pki, Request};
 use crate::verbs::now_text;
+use kedge_api::{CLIENT_SIGNER, NODE_SIGNER};
 
 /// Longest life of a certificate, and what one gets that asks for nothing: upstream's --cluster-signing-duration.
 const LONGEST: time::Duration = time::Duration::days(365);

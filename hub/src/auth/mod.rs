@@ -14,10 +14,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::pki::{ADMIN_GROUP, NODE_GROUP, NODE_USER_PREFIX};
+use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, NODE_GROUP, NODE_USER_PREFIX};
 
-/// Every caller with a certificate is in this group, as upstream.
-const AUTHENTICATED_GROUP: &str = "system:authenticated";
 /// More organizations than any certificate of ours carries; the rest of such a certificate is not worth reading.
 const MAX_GROUPS: usize = 32;
 

@@ -9,18 +9,11 @@ use serde_json::Value;
 
 use super::{Attributes, ClusterView, requested_name, required_field};
 use crate::kinds::schema;
-use crate::pki::{NODE_SIGNER, NODE_USER_PREFIX, Request};
-
-/// Where node Leases live; the only namespace a node may write Leases in.
-const LEASE_NAMESPACE: &str = "kube-node-lease";
-/// Events about cluster-scoped objects are kept here, as upstream's clients do.
-const EVENT_NAMESPACE: &str = "default";
-/// The annotation that stands for `spec.configSource` on servers that drop that field. A node must not write it: an
-/// operator who moves to such a server would carry the node's own word over as an assignment.
-const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
-
-/// Signs serving certificates of kubelets; the hub has no such signer, others may bring one.
-const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
+use crate::pki::Request;
+use kedge_api::{
+    CLUSTER_EVENT_NAMESPACE, CONFIG_SOURCE_ANNOTATION, NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX,
+    SERVING_SIGNER,
+};
 
 /// `spec` fields a kubelet may set when it registers itself; none may be changed later.
 const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
@@ -114,8 +107,8 @@ fn authorize_lease(node: &str, request: &Attributes) -> Result<(), String> {
     if !matches!(request.verb, "get" | "create" | "update" | "patch" | "delete") {
         return Err("can only get, create, update, patch, or delete a node lease".to_owned());
     }
-    if request.namespace != LEASE_NAMESPACE {
-        return Err(format!("can only access leases in the {LEASE_NAMESPACE:?} system namespace"));
+    if request.namespace != NODE_LEASE_NAMESPACE {
+        return Err(format!("can only access leases in the {NODE_LEASE_NAMESPACE:?} system namespace"));
     }
     // for a creation the name is not in the URL: `admit` reads it from the object
     match (request.verb, request.name) {
@@ -420,8 +413,8 @@ fn has_field(value: &Value, field: &str) -> bool {
 
 fn admit_lease(node: &str, new: &Value) -> Result<(), String> {
     let metadata = &new["metadata"];
-    if metadata["namespace"].as_str() != Some(LEASE_NAMESPACE) {
-        return Err(format!("can only access leases in the {LEASE_NAMESPACE:?} system namespace"));
+    if metadata["namespace"].as_str() != Some(NODE_LEASE_NAMESPACE) {
+        return Err(format!("can only access leases in the {NODE_LEASE_NAMESPACE:?} system namespace"));
     }
     if metadata["name"].as_str() != Some(node) {
         return Err("can only access node lease with the same name as the requesting node".to_owned());
@@ -448,7 +441,7 @@ fn admit_signing_request(node: &str, new: &Value) -> Result<(), String> {
 fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), String> {
     let about = &event["involvedObject"];
     let own = about["kind"].as_str() == Some("Node") && about["name"].as_str() == Some(node);
-    if own && event["metadata"]["namespace"].as_str() == Some(EVENT_NAMESPACE) {
+    if own && event["metadata"]["namespace"].as_str() == Some(CLUSTER_EVENT_NAMESPACE) {
         return Ok(());
     }
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -462,7 +455,7 @@ fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), 
     }
     Err(format!(
         "node {node:?} is not allowed to write events about other objects, expected involvedObject Node {node:?} in \
-         namespace {EVENT_NAMESPACE:?}, or a Pod bound to it"
+         namespace {CLUSTER_EVENT_NAMESPACE:?}, or a Pod bound to it"
     ))
 }
 

@@ -3,11 +3,12 @@
 //! Who asks is written by the hub, never by the client. The spec never changes; Approved and Denied are set through the
 //! approval subresource only, the certificate and Failed through status only. Signing is `signer`'s.
 
+use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER};
 use serde_json::Value;
 
 use super::table::{Column, age, human_duration};
 use super::{Kind, Selectable, at, meta, schema, text};
-use crate::pki::{ADMIN_GROUP, CLIENT_SIGNER, Request};
+use crate::pki::Request;
 use crate::status::FieldError;
 
 /// Shortest life of a certificate that may be asked for; upstream's limit.

@@ -1,12 +1,13 @@
 //! Namespace. Deleting one marks it Terminating; `garbage` empties it and then lets it go.
 
+use kedge_api::NODE_LEASE_NAMESPACE;
 use serde_json::{Value, json};
 
 use super::table::{Column, age};
 use super::{Kind, meta, text};
 
 /// Namespaces that the hub makes by itself.
-pub const SYSTEM: [&str; 4] = ["default", "kube-system", "kube-public", "kube-node-lease"];
+pub const SYSTEM: [&str; 4] = ["default", "kube-system", "kube-public", NODE_LEASE_NAMESPACE];
 /// Those that upstream refuses to delete (`kube-node-lease` it does not protect; we do, since heartbeats live there).
 pub const PROTECTED: [&str; 4] = SYSTEM;
 /// Every namespace carries its own name under this label.

@@ -3,6 +3,7 @@
 //! Inside `configSource.configMap` upstream's old rules hold (422). `{}`, `configMapRef` and both forms together are stored
 //! with a warning: judging them is the node's work. A plain status write may not touch spec.
 
+use kedge_api::NOT_READY_TAINT;
 use serde_json::{Value, json};
 
 use super::table::{Column, age};
@@ -11,9 +12,6 @@ use crate::status::FieldError;
 
 /// Longest `configSource` text that makes sense; a bound on what a Node can carry there.
 const REFERENCE_BYTES: usize = 253;
-
-/// What a Node carries that does not say that it is ready.
-pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
 
 /// core/v1 Node.
 pub static NODE: Kind = Kind {

@@ -4,6 +4,7 @@
 //! grace of zero); one that is bound nowhere or has ended goes at once. After creation only images, deadlines and added
 //! tolerations may change. No service account token is mounted by itself: the hub issues none yet.
 
+use kedge_api::{NOT_READY_TAINT, UNREACHABLE_TAINT};
 use serde_json::{Map, Value, json};
 
 use super::table::{Column, age, since};
@@ -222,7 +223,7 @@ fn set_at_creation(spec: &mut Map<String, Value>) {
     spec.entry("priority").or_insert(0.into());
     spec.entry("preemptionPolicy").or_insert("PreemptLowerPriority".into());
     let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
-    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+    for key in [NOT_READY_TAINT, UNREACHABLE_TAINT] {
         let Some(list) = tolerations.as_array_mut() else { continue };
         let covers = |toleration: &Value| {
             matches!(text(toleration, &["key"]), found if found.is_empty() || found == key)

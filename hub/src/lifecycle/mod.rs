@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use kedge_api::{CLUSTER_EVENT_NAMESPACE, NODE_LEASE_NAMESPACE};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -36,10 +37,6 @@ const STALL: Duration = Duration::from_secs(5);
 const WRITES_AT_ONCE: usize = 64;
 /// Lost nodes that get a log line of their own in one pass; the rest is a number.
 const TOLD_BY_NAME: usize = 10;
-/// Namespace of node Leases.
-const LEASE_NAMESPACE: &str = "kube-node-lease";
-/// Where events about cluster-scoped objects are kept.
-const EVENT_NAMESPACE: &str = "default";
 
 /// Watches over all nodes until the future is dropped. `grace`: silence after which a node is lost, at least
 /// `MINIMUM_GRACE`. A bug that ends the watch is logged, and the watch begins anew with a full grace period.
@@ -130,7 +127,7 @@ impl Performer {
             }),
             |sight| sight.version,
         );
-        let leases = self.hub.list(&LEASE, LEASE_NAMESPACE);
+        let leases = self.hub.list(&LEASE, NODE_LEASE_NAMESPACE);
         self.world.leases = refreshed(
             std::mem::take(&mut self.world.leases),
             leases.iter().map(|object| {
@@ -265,7 +262,7 @@ async fn record(hub: &Hub, node: &str, uid: &str, reason: &str, message: String)
     let event = json!({
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": format!("{node}."), "namespace": EVENT_NAMESPACE},
+        "metadata": {"generateName": format!("{node}."), "namespace": CLUSTER_EVENT_NAMESPACE},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid},
         "reason": reason,
         "message": message,
@@ -378,7 +375,7 @@ mod tests {
         }
 
         fn events(&self, reason: &str) -> Vec<Value> {
-            let events = self.hub.list(&EVENT, EVENT_NAMESPACE);
+            let events = self.hub.list(&EVENT, CLUSTER_EVENT_NAMESPACE);
             events.iter().map(|event| event.value()).filter(|event| event["reason"] == reason).collect()
         }
     }
@@ -449,7 +446,7 @@ mod tests {
     async fn a_renewed_lease_in_the_store_keeps_a_node_ready() {
         let mut stage = Stage::with("renewed", 1).await;
         let lease = json!({
-            "metadata": {"name": "n0", "namespace": LEASE_NAMESPACE},
+            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
             "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
         });
         stage.hub.create(&LEASE, lease).await.unwrap();
@@ -457,7 +454,7 @@ mod tests {
             let renew = |lease: &mut Value| {
                 lease["spec"]["renewTime"] = json!(format!("19{:02}-01-01T00:00:00.000000Z", 99 - turn));
             };
-            stage.hub.update(&LEASE, LEASE_NAMESPACE, "n0", renew).await.unwrap();
+            stage.hub.update(&LEASE, NODE_LEASE_NAMESPACE, "n0", renew).await.unwrap();
             stage.at(turn * 40).await;
             assert_eq!(stage.ready("n0"), "True", "turn {turn}");
         }

@@ -8,7 +8,7 @@
 
 use serde_json::{Value, json};
 
-use crate::kinds::node::NOT_READY_TAINT;
+use kedge_api::{NOT_READY_TAINT, UNREACHABLE_TAINT};
 
 /// What makes a node carry a taint.
 enum Cause {
@@ -27,14 +27,14 @@ const NO_EXECUTE: &str = "NoExecute";
 const TABLE: [(&str, &str, Cause); 9] = [
     // the first is the one of `AT_CREATION`
     (NOT_READY_TAINT, NO_SCHEDULE, NOT_READY),
-    ("node.kubernetes.io/unreachable", NO_SCHEDULE, UNREACHABLE),
+    (UNREACHABLE_TAINT, NO_SCHEDULE, UNREACHABLE),
     ("node.kubernetes.io/memory-pressure", NO_SCHEDULE, Cause::Condition("MemoryPressure", "True")),
     ("node.kubernetes.io/disk-pressure", NO_SCHEDULE, Cause::Condition("DiskPressure", "True")),
     ("node.kubernetes.io/network-unavailable", NO_SCHEDULE, Cause::Condition("NetworkUnavailable", "True")),
     ("node.kubernetes.io/pid-pressure", NO_SCHEDULE, Cause::Condition("PIDPressure", "True")),
     ("node.kubernetes.io/unschedulable", NO_SCHEDULE, Cause::Cordoned),
     (NOT_READY_TAINT, NO_EXECUTE, NOT_READY),
-    ("node.kubernetes.io/unreachable", NO_EXECUTE, UNREACHABLE),
+    (UNREACHABLE_TAINT, NO_EXECUTE, UNREACHABLE),
 ];
 
 /// What a Node carries from its creation (`kinds::node`), and keeps until it says for the first time whether it is ready.

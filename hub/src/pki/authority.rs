@@ -12,6 +12,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use kedge_api::{ADMIN_GROUP, NODE_GROUP, NODE_USER_PREFIX};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SubjectPublicKeyInfo,
@@ -44,14 +45,8 @@ pub(super) const NODE_LIFE: Duration = SERVING_LIFE;
 /// The administrator's credential; the hub renews its own copy, other copies go on working for this long.
 pub(super) const ADMIN_LIFE: Duration = Duration::seconds(10 * YEAR.whole_seconds());
 
-/// The group that may do everything, as upstream names it.
-pub const ADMIN_GROUP: &str = "system:masters";
 /// The user in `admin.kubeconfig`.
 pub const ADMIN_USER: &str = "admin";
-/// The group of every node.
-pub const NODE_GROUP: &str = "system:nodes";
-/// A node's user name is this and the Node's name.
-pub const NODE_USER_PREFIX: &str = "system:node:";
 
 /// A certificate with its key. The chain is one long: clients know the CA.
 #[derive(Debug)]

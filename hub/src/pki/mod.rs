@@ -23,6 +23,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use kedge_api::NODE_USER_PREFIX;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};
@@ -30,11 +31,11 @@ use time::{Duration, OffsetDateTime};
 use authority::{Authority, Credential};
 use durable::Flush;
 
-pub use authority::{ADMIN_GROUP, ADMIN_USER, NODE_GROUP, NODE_USER_PREFIX};
+pub use authority::ADMIN_USER;
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
+pub use request::Request;
 #[cfg(test)]
 pub(crate) use request::tests::pem as request_pem;
-pub use request::{CLIENT_SIGNER, NODE_SIGNER, Request};
 
 /// A serving certificate with less than this left is replaced: one a year, decades before it would expire.
 const SERVING_RENEWED_BELOW: Duration = Duration::days(24 * 365);

@@ -9,12 +9,7 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer, GeneralName};
 
-use super::{ADMIN_GROUP, NODE_GROUP, NODE_USER_PREFIX};
-
-/// Signs for anybody, except that nobody becomes an administrator of everything this way.
-pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
-/// Signs for nodes.
-pub const NODE_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX};
 
 /// What a request asks for.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 use http::Response;
+use kedge_api::HUB_VERSION_MARK;
 use serde_json::json;
 
 use super::Server;
@@ -22,7 +23,7 @@ pub(super) fn version() -> Response<Body> {
     let version = json!({
         "major": major.to_string(),
         "minor": minor.to_string(),
-        "gitVersion": format!("v{major}.{minor}.0+kedge-{}", env!("CARGO_PKG_VERSION")),
+        "gitVersion": format!("v{major}.{minor}.0{HUB_VERSION_MARK}-{}", env!("CARGO_PKG_VERSION")),
         "gitCommit": "", "gitTreeState": "", "buildDate": "", "goVersion": "",
         "compiler": "rustc",
         "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),

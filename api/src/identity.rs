@@ -1,0 +1,16 @@
+//! Names of users, groups and signers: upstream's, so that certificates and tools of a Kubernetes cluster fit.
+
+/// Members may do everything.
+pub const ADMIN_GROUP: &str = "system:masters";
+/// The group of every node.
+pub const NODE_GROUP: &str = "system:nodes";
+/// A node's user is this and the Node's name.
+pub const NODE_USER_PREFIX: &str = "system:node:";
+/// Every caller with a credential is in this group.
+pub const AUTHENTICATED_GROUP: &str = "system:authenticated";
+/// Signs client certificates for anybody but administrators.
+pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
+/// Signs client certificates for nodes.
+pub const NODE_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// Signs serving certificates of kubelets; our hub has no such signer.
+pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
