@@ -6,9 +6,9 @@
 
 use crate::Target;
 use crate::input::{SEPARATOR, sections};
-use kedge_hub::apply::{self, Apply, Manager, Owner};
-use kedge_hub::decode::{APPLY, FieldValidation, object};
-use kedge_hub::kinds::{KINDS, Kind, schema};
+use kedge_hub_core::apply::{self, Apply, Manager, Owner};
+use kedge_hub_core::decode::{APPLY, FieldValidation, object};
+use kedge_hub_core::kinds::{KINDS, Kind, schema};
 use serde_json::{Value, json};
 
 pub(crate) const TARGET: Target =

@@ -4,9 +4,10 @@
 //! schema changes nothing more), can be stored, shown and read back; one that is refused is refused with a Status.
 
 use crate::Target;
-use kedge_hub::decode::{FieldValidation, object};
-use kedge_hub::kinds::{KINDS, Kind, schema};
-use kedge_hub::{ApiError, Object, verbs};
+use kedge_hub::verbs;
+use kedge_hub_core::decode::{FieldValidation, object};
+use kedge_hub_core::kinds::{KINDS, Kind, schema};
+use kedge_hub_core::{ApiError, Object};
 use serde_json::Value;
 use time::OffsetDateTime;
 

@@ -6,9 +6,9 @@
 
 use crate::Target;
 use crate::input::{SEPARATOR, sections};
-use kedge_hub::kinds::{KINDS, Kind, schema};
-use kedge_hub::patch::json::COPIED_BYTES;
-use kedge_hub::patch::{PatchError, json, merge, strategic};
+use kedge_hub_core::kinds::{KINDS, Kind, schema};
+use kedge_hub_core::patch::json::COPIED_BYTES;
+use kedge_hub_core::patch::{PatchError, json, merge, strategic};
 use serde_json::Value;
 
 pub(crate) const TARGET: Target =

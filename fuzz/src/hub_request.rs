@@ -6,9 +6,9 @@
 
 use crate::Target;
 use crate::input::sections;
-use kedge_hub::auth::Identity;
 use kedge_hub::store::{Change, Marks, Record, Store, StoreError};
 use kedge_hub::{Hub, server};
+use kedge_hub_core::identity::Identity;
 use serde_json::Value;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};

@@ -3,9 +3,9 @@
 use crate::Target;
 use crate::hub_body::check_refusal;
 use crate::input::{joined, sections};
-use kedge_hub::Object;
-use kedge_hub::kinds::{CONFIG_MAP, EVENT, Kind, NODE};
-use kedge_hub::selector::Selection;
+use kedge_hub_core::Object;
+use kedge_hub_core::kinds::{CONFIG_MAP, EVENT, Kind, NODE};
+use kedge_hub_core::selector::Selection;
 use serde_json::json;
 
 pub(crate) const TARGET: Target =

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::Hub;
-use crate::kinds::{NAMESPACE, SERVICE_ACCOUNT};
+use kedge_hub_core::kinds::{NAMESPACE, SERVICE_ACCOUNT};
 
 /// The account's name in every namespace.
 pub const NAME: &str = "default";

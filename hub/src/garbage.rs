@@ -11,10 +11,10 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::Hub;
-use crate::kinds::pod::NODE_NAME_FIELD;
-use crate::kinds::{EVENT, KINDS, Kind, NAMESPACE, NODE, POD, at, schema, text};
-use crate::object::{Event, Object};
 use crate::verbs::{FOREGROUND, ORPHAN, Propagation};
+use kedge_hub_core::kinds::pod::NODE_NAME_FIELD;
+use kedge_hub_core::kinds::{EVENT, KINDS, Kind, NAMESPACE, NODE, POD, at, schema, text};
+use kedge_hub_core::object::{Event, Object};
 
 /// Everything is looked at this often, besides what changes.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -248,7 +248,7 @@ impl Collector {
         self.report(kind, object, outcome.await.map(drop));
     }
 
-    fn report(&mut self, kind: &Kind, object: &Object, outcome: Result<(), crate::ApiError>) {
+    fn report(&mut self, kind: &Kind, object: &Object, outcome: Result<(), kedge_hub_core::ApiError>) {
         match outcome {
             Ok(()) => {}
             Err(error) if error.code == 404 => {}
@@ -417,7 +417,7 @@ fn made_at(value: &Value) -> Option<time::OffsetDateTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::{CONFIG_MAP, LEASE};
+    use kedge_hub_core::kinds::{CONFIG_MAP, LEASE};
     use serde_json::json;
 
     #[test]

@@ -1,14 +1,15 @@
 //! The hub: a small, durable Kubernetes API server for a fleet of edge devices.
 //!
+//! What the API means (kinds, patches, apply, selectors, who may) is decided in `kedge_hub_core`, which does no IO.
+//!
 //! | module | owns |
 //! |---|---|
-//! | `kinds` | the table of served kinds: names, rules, columns; everything else is generic over it |
-//! | `store`, `memory`, `object` | the durable copy behind one group-commit writer; all reads and watches from memory |
-//! | `verbs`, `patch`, `apply`, `selector`, `decode`, `protobuf`, `yaml` | what create, update, patch, apply, delete, list and watch mean |
-//! | `garbage`, `accounts`, `signer` | owner references, namespace deletion, old events; default service accounts; client certificates |
+//! | `store`, `memory` | the durable copy behind one group-commit writer; all reads and watches from memory |
+//! | `verbs` | create, update, patch, apply, delete: read, compute, write, and again if somebody was quicker |
+//! | `garbage`, `accounts`, `signer`, `lifecycle` | the controllers |
 //! | `audit` | who changed what |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
-//! | `pki`, `auth`, `lifecycle`, `flags`, `logging` | certificates, who may do what, node liveness, the command line |
+//! | `pki`, `flags`, `logging` | certificates, the command line, the log |
 //!
 //! # For controllers inside the hub
 //! [`Hub`] is the API without HTTP: [`Hub::get`], [`Hub::list`], [`Hub::subscribe`] read from memory;
@@ -18,44 +19,34 @@
 //! The hub never dials a node, and no node's clock is ever compared with ours.
 
 pub mod accounts;
-pub mod apply;
 pub mod audit;
-pub mod auth;
-pub mod decode;
 pub mod flags;
 pub mod garbage;
-pub mod kinds;
 pub mod lifecycle;
 pub mod logging;
 pub mod memory;
-pub mod object;
-pub mod patch;
 pub mod pki;
-pub mod protobuf;
-pub mod selector;
 pub mod server;
 pub mod signer;
-pub mod status;
 pub mod store;
 pub mod verbs;
-pub mod yaml;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kedge_hub_core::kinds::{self};
+use kedge_hub_core::{ApiError, Event, Object, identity};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use crate::kinds::{Kind, NAMESPACE, SERVICE_ACCOUNT};
 use crate::memory::{Memory, Query, Start, Watch, index_of};
-use crate::selector::Selection;
 use crate::store::sqlite::Sqlite;
 use crate::store::writer::{Expect, Outcome, Write, WriteError, Writer};
 use crate::verbs::{Answer, DeleteOptions, WriteOptions};
+use kedge_hub_core::kinds::{Kind, NAMESPACE, SERVICE_ACCOUNT};
+use kedge_hub_core::selector::Selection;
 
-pub use crate::object::{Event, Object};
-pub use crate::status::ApiError;
 pub use crate::store::OpenError;
 
 /// A request waits this long for the disk; upstream's limit for a request.
@@ -268,7 +259,7 @@ fn engine_error(message: &str) -> OpenError {
     OpenError::Engine(store::StoreError { message: format!("cannot make the system namespaces: {message}") })
 }
 
-impl auth::ClusterView for Hub {
+impl identity::ClusterView for Hub {
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
         let kind = kinds::by_resource(resource)?;
         self.get(kind, namespace, name).map(|object| Arc::new(object.value()))

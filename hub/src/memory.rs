@@ -10,9 +10,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use tokio::sync::mpsc;
 
-use crate::kinds::{KINDS, Kind};
-use crate::object::{Event, Object};
-use crate::selector::Selection;
+use kedge_hub_core::kinds::{KINDS, Kind};
+use kedge_hub_core::object::{Event, Object};
+use kedge_hub_core::selector::Selection;
 
 /// Changes remembered per kind. At 500 renewals a second that is 8 s of Leases, and hours of anything people write.
 const RING_EVENTS: usize = 4096;
@@ -476,7 +476,7 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::CONFIG_MAP;
+    use kedge_hub_core::kinds::CONFIG_MAP;
     use serde_json::json;
 
     struct World {

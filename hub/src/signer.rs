@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use crate::Hub;
-use crate::kinds::{CERTIFICATE_REQUEST, at, schema, text};
-use crate::object::Object;
-use crate::pki::{Pki, Request};
+use crate::pki::Pki;
 use crate::verbs::now_text;
 use kedge_api::{CLIENT_SIGNER, NODE_SIGNER};
+use kedge_hub_core::identity::request::Request;
+use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, at, schema, text};
+use kedge_hub_core::object::Object;
 
 /// Longest life of a certificate, and what one gets that asks for nothing: upstream's --cluster-signing-duration.
 const LONGEST: time::Duration = time::Duration::days(365);
@@ -218,18 +219,23 @@ mod tests {
 
     #[test]
     fn a_certificate_says_what_was_asked_and_nothing_more() {
-        use crate::pki::request_pem;
+        use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
         let directory = std::env::temp_dir().join(format!("kedge-hub-signer-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
         let pki = Pki::open(&directory, &["localhost".to_owned()], NOW).unwrap();
-        let pem = request_pem("system:node:a", &["system:nodes"], &[]);
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(DnType::CommonName, "system:node:a");
+        let key = KeyPair::generate().unwrap();
+        let pem = params.serialize_request(&key).unwrap().pem().unwrap();
         let mut asked = request(NODE_SIGNER, &["Approved"], "");
         asked["spec"]["request"] = schema::base64_encode(pem.as_bytes()).into();
         asked["spec"]["usages"] = json!(["client auth", "digital signature"]);
         let issued = sign(&pki, &asked, NOW).unwrap();
         let (_, parsed) = x509_parser::pem::parse_x509_pem(issued.as_bytes()).unwrap();
-        let identity = crate::auth::Identity::from_client_certificate(&parsed.contents).unwrap();
+        let identity = kedge_hub_core::identity::Identity::from_client_certificate(&parsed.contents).unwrap();
         assert_eq!((identity.node(), identity.is_admin()), (Some("a"), false));
         let certificate = parsed.parse_x509().unwrap();
         assert_eq!(certificate.validity().not_after.to_datetime(), NOW + LONGEST);

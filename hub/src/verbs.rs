@@ -10,11 +10,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::Hub;
-use crate::apply::{self, Owner};
-use crate::kinds::{self, Kind, NAMESPACE, at, meta, schema, text};
-use crate::object::Object;
-use crate::status::{ApiError, FieldError};
 use crate::store::writer::{Expect, MAX_OBJECT_BYTES, WriteError};
+use kedge_hub_core::api_error::{ApiError, FieldError};
+use kedge_hub_core::apply::{self, Owner};
+use kedge_hub_core::kinds::{self, Kind, NAMESPACE, at, meta, schema, text};
+use kedge_hub_core::object::Object;
 
 /// How often a write that names no version is computed anew because others were quicker. Those who lost take turns, so only
 /// newcomers can still be quicker: so many in a row means a flood of writes to one object, and the client is asked to wait.
@@ -821,7 +821,7 @@ fn marked_for_deletion(kind: &Kind, old: &Value, propagation: Propagation) -> Va
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::{CONFIG_MAP, LEASE, NODE};
+    use kedge_hub_core::kinds::{CONFIG_MAP, LEASE, NODE};
     use serde_json::json;
 
     fn stored(kind: &'static Kind, value: Value) -> Value {
@@ -979,7 +979,7 @@ mod tests {
 
     #[test]
     fn no_patch_of_any_shape_panics_or_makes_an_object_that_breaks_the_rules() {
-        use crate::patch;
+        use kedge_hub_core::patch;
         let mut accepted = 0;
         for seed in 1..4000_u64 {
             let mut chaos = Chaos(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));

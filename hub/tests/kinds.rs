@@ -263,7 +263,7 @@ fn a_certificate_request_is_stamped_approved_and_answered_each_through_its_door(
     let mut client = hub.admin();
     let key = rcgen::KeyPair::generate().unwrap();
     let pem = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
-    let body = kedge_hub::kinds::schema::base64_encode(pem.as_bytes());
+    let body = kedge_hub_core::kinds::schema::base64_encode(pem.as_bytes());
     let asked = json!({"metadata": {"name": "r"}, "spec": {"request": body, "signerName": "example.com/people",
         "usages": ["client auth"], "username": "somebody-else"}});
     let made = client.post(REQUESTS, &asked).expect(201);

@@ -8,7 +8,7 @@
 
 mod kubectl;
 
-use kedge_hub::kinds::KINDS;
+use kedge_hub_core::kinds::KINDS;
 use kubectl::{Hub, Kubectl, contains, table, with_every_kubectl};
 use serde_json::{Value, json};
 
@@ -30,7 +30,7 @@ fn certificate_request(name: &str, organization: &str) -> (String, String) {
 }
 
 fn base64(text: &str) -> String {
-    kedge_hub::kinds::schema::base64_encode(text.as_bytes())
+    kedge_hub_core::kinds::schema::base64_encode(text.as_bytes())
 }
 
 fn signing_request(name: &str, signer: &str, request: &str) -> Value {

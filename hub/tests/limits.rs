@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
-use kedge_hub::kinds::{KINDS, Kind};
+use kedge_hub_core::kinds::{KINDS, Kind};
 
 /// The row of a kind as the document must have it.
 fn row(kind: &Kind) -> String {

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::Hub;
-use crate::kinds::{EVENT, LEASE, NODE};
 use crate::verbs::now_text;
+use kedge_hub_core::kinds::{EVENT, LEASE, NODE};
 
 use monitor::{Action, LeaseSight, Monitor, NodeSight, World};
 

@@ -24,8 +24,8 @@ use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::durable::Flush;
-use super::request::Request;
 use super::{PkiError, durable};
+use kedge_hub_core::identity::request::Request;
 
 /// Start of every certificate's validity; see the module's words on time.
 const NOT_BEFORE: OffsetDateTime = datetime!(1970-01-01 00:00:00 UTC);
@@ -220,7 +220,7 @@ impl Authority {
         if enciphers {
             params.key_usages.push(KeyUsagePurpose::KeyEncipherment);
         }
-        let key = SubjectPublicKeyInfo::from_der(&asked.key)
+        let key = SubjectPublicKeyInfo::from_der(&asked.public_key)
             .map_err(|source| PkiError::Signing { what, source })?;
         Ok(certificate_pem(&self.certify(what, params, &key)?))
     }

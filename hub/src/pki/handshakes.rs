@@ -18,7 +18,7 @@ use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 
 use super::*;
-use crate::auth::Identity;
+use kedge_hub_core::identity::Identity;
 
 const TLS12: &[&SupportedProtocolVersion] = &[&rustls::version::TLS12];
 const TLS13: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];

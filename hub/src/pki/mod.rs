@@ -14,7 +14,6 @@ mod durable;
 #[cfg(test)]
 mod handshakes;
 mod kubeconfig;
-mod request;
 
 use std::fmt;
 use std::fs;
@@ -24,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use kedge_api::NODE_USER_PREFIX;
+use kedge_hub_core::identity::request::Request;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};
@@ -33,9 +33,6 @@ use durable::Flush;
 
 pub use authority::ADMIN_USER;
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
-pub use request::Request;
-#[cfg(test)]
-pub(crate) use request::tests::pem as request_pem;
 
 /// A serving certificate with less than this left is replaced: one a year, decades before it would expire.
 const SERVING_RENEWED_BELOW: Duration = Duration::days(24 * 365);

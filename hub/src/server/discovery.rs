@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::request::media_ranges;
 use super::respond::{self, Body};
 use super::route::VIRTUAL_GROUPS;
-use crate::kinds::{self, KINDS, Kind};
+use kedge_hub_core::kinds::{self, KINDS, Kind};
 
 /// The aggregated version asked for, if any.
 fn aggregated(accept: &str) -> Option<&'static str> {

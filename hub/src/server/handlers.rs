@@ -1,6 +1,6 @@
 //! One request from its head to its answer: who asks, what for, may they, and the verb.
 //!
-//! Always holds: nothing is read or written before `auth::authorize` agreed; nothing is stored before `auth::admit` saw it as
+//! Always holds: nothing is read or written before `identity::authorize` agreed; nothing is stored before `identity::admit` saw it as
 //! it would be stored. The meaning of the verbs is in `verbs`, the forms of answers in `respond`.
 
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use super::request::{self, Form, Parameters, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
 use super::{Server, discovery, health, node_streams, openapi, reviews, subresources, watch};
-use crate::apply::{self, Apply, Manager, Owner};
-use crate::auth::{self, Attributes, Identity};
-use crate::decode::{self, FieldValidation};
-use crate::kinds::{self, Kind, schema};
 use crate::memory::{Page, Query, index_of};
-use crate::object::Object;
-use crate::patch::{self, PatchError};
-use crate::selector::Selection;
-use crate::status::{ApiError, FieldError};
 use crate::verbs::{self, Answer, DeleteOptions, Part, Propagation, WriteOptions};
+use kedge_hub_core::api_error::{ApiError, FieldError};
+use kedge_hub_core::apply::{self, Apply, Manager, Owner};
+use kedge_hub_core::decode::{self, FieldValidation};
+use kedge_hub_core::identity::{self, Attributes, Identity};
+use kedge_hub_core::kinds::{self, Kind, schema};
+use kedge_hub_core::object::Object;
+use kedge_hub_core::patch::{self, PatchError};
+use kedge_hub_core::selector::Selection;
 
 /// Patch formats.
 const PATCHES: &[&str] = &[
@@ -146,7 +146,7 @@ async fn bind(
 ) -> Result<Response<Body>, ApiError> {
     let namespace = &*target.namespace;
     let attributes = Attributes { verb: "create", resource: "bindings", namespace, ..Attributes::default() };
-    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)?;
+    identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)?;
     let body = request::body(body).await?;
     let (name, binding) = subresources::named_binding(asked, &body)?;
     target.name = name;
@@ -240,7 +240,7 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
     })
 }
 
-pub(super) fn denied(denied: auth::Denied) -> ApiError {
+pub(super) fn denied(denied: identity::Denied) -> ApiError {
     ApiError::from_status(denied.status, denied.message)
 }
 
@@ -263,13 +263,13 @@ pub(super) fn attributes<'a>(
 
 fn authorize_target(asked: &Asked<'_>, verb: &str, target: &Target) -> Result<(), ApiError> {
     let attributes = attributes(verb, target, &asked.parameters);
-    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+    identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
 }
 
 fn authorize_path(asked: &Asked<'_>) -> Result<(), ApiError> {
     let method = asked.parts.method.as_str().to_ascii_lowercase();
     let attributes = Attributes { verb: &method, path: asked.parts.uri.path(), ..Attributes::default() };
-    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+    identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
 }
 
 fn path(asked: &Asked<'_>, route: Route) -> Result<Response<Body>, ApiError> {
@@ -472,7 +472,9 @@ async fn write(
     let attributes = attributes(verb, target, &asked.parameters);
     let identity = asked.identity.as_ref();
     let admit = move |old: Option<&Value>, new: &Value| match identity {
-        Some(identity) => auth::admit(identity, &attributes, old, new, &*asked.server.hub).map_err(denied),
+        Some(identity) => {
+            identity::admit(identity, &attributes, old, new, &*asked.server.hub).map_err(denied)
+        }
         None => Err(ApiError::unauthorized()),
     };
     let manager = manager(asked, verb, target)?;
@@ -566,7 +568,7 @@ async fn apply_patch(
     let applied = Apply::new(kind, read.value, manager(asked, "patch", target)?, force)?;
     let may_create = || {
         let attributes = Attributes { name: "", ..attributes("create", target, &asked.parameters) };
-        auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+        identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
     };
     let answer = verbs::apply(&asked.server.hub, kind, part, place, &applied, options, &may_create).await?;
     Ok((answer, read.warnings))

@@ -10,9 +10,9 @@ use serde_json::json;
 use super::Server;
 use super::handlers::Asked;
 use super::respond::{self, Body};
-use crate::kinds::KINDS;
 use crate::memory::index_of;
-use crate::status::ApiError;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::kinds::KINDS;
 
 /// The Kubernetes version whose API we follow: kubectl warns when it is more than one minor version away.
 const KUBERNETES: (u32, u32) = (1, 35);

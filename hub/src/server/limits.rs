@@ -11,8 +11,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::auth::Identity;
-use crate::status::ApiError;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::identity::Identity;
 
 /// Connections of one node. An agent has one for each of its handful of streams; a reboot may leave some half-open.
 const NODE_CONNECTIONS: usize = 64;

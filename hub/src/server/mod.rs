@@ -41,8 +41,8 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::Hub;
-use crate::auth::Identity;
-use crate::status::ApiError;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::identity::Identity;
 
 use respond::Body;
 

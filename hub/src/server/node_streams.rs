@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::handlers::Asked;
 use super::respond::{self, Body};
 use super::route::Target;
-use crate::kinds::{NODE, POD, Subresource, at, text};
-use crate::status::ApiError;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::kinds::{NODE, POD, Subresource, at, text};
 
 /// `GET .../log`, `GET` or `POST` of `.../exec`, `.../attach`, `.../portforward`.
 pub(super) fn answer(

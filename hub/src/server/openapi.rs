@@ -14,10 +14,10 @@ use serde_json::{Map, Value, json};
 use super::discovery::posted_to;
 use super::respond::{self, Body};
 use super::route::VIRTUAL_GROUPS;
-use crate::kinds::schema::{self, Field, ListMerge, Shape};
-use crate::kinds::{self, KINDS, Kind};
-use crate::protobuf::Encoder;
-use crate::status::ApiError;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::kinds::schema::{self, Field, ListMerge, Shape};
+use kedge_hub_core::kinds::{self, KINDS, Kind};
+use kedge_hub_core::protobuf::Encoder;
 
 /// One document per group version: path below `/openapi/v3`, text, and a name of its content.
 static DOCUMENTS: LazyLock<Vec<(String, Bytes, String)>> = LazyLock::new(|| {

@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 
 use super::route::percent_decode;
-use crate::status::{ApiError, FieldError};
+use kedge_hub_core::api_error::{ApiError, FieldError};
 
 /// Largest request body; upstream's limit.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;

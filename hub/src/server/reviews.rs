@@ -8,10 +8,10 @@ use super::handlers::{Asked, denied};
 use super::request::header;
 use super::respond::{self, Body};
 use super::route::Route;
-use crate::auth::{self, Attributes};
-use crate::decode::{self, Decoded, FieldValidation};
-use crate::kinds::{schema, text};
-use crate::status::ApiError;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::decode::{self, Decoded, FieldValidation};
+use kedge_hub_core::identity::{self, Attributes};
+use kedge_hub_core::kinds::{schema, text};
 
 fn place(route: &Route) -> (&'static str, &'static str, &'static str) {
     match route {
@@ -28,7 +28,7 @@ fn place(route: &Route) -> (&'static str, &'static str, &'static str) {
 pub(super) fn authorize(asked: &Asked<'_>, route: &Route) -> Result<(), ApiError> {
     let (group, resource, _) = place(route);
     let attributes = Attributes { verb: "create", group, resource, ..Attributes::default() };
-    auth::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+    identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
 }
 
 pub(super) fn answer(asked: &Asked<'_>, route: &Route, body: &[u8]) -> Result<Response<Body>, ApiError> {
@@ -58,7 +58,7 @@ fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiE
         }
         let review = json!({
             "kind": "SelfSubjectRulesReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": {},
-            "status": auth::rules(identity),
+            "status": identity::rules(identity),
         });
         return Ok(review);
     }
@@ -76,7 +76,7 @@ fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiE
     Ok(review)
 }
 
-fn decide(asked: &Asked<'_>, spec: &Value) -> Result<Result<(), auth::Denied>, ApiError> {
+fn decide(asked: &Asked<'_>, spec: &Value) -> Result<Result<(), identity::Denied>, ApiError> {
     let view = &*asked.server.hub;
     let identity = asked.identity.as_ref();
     match (spec.get("resourceAttributes"), spec.get("nonResourceAttributes")) {
@@ -91,7 +91,7 @@ fn decide(asked: &Asked<'_>, spec: &Value) -> Result<Result<(), auth::Denied>, A
                 field_selector: "",
                 path: "",
             };
-            Ok(auth::authorize(identity, &attributes, view))
+            Ok(identity::authorize(identity, &attributes, view))
         }
         (None, Some(path)) => {
             let attributes = Attributes {
@@ -99,7 +99,7 @@ fn decide(asked: &Asked<'_>, spec: &Value) -> Result<Result<(), auth::Denied>, A
                 path: text(path, &["path"]),
                 ..Attributes::default()
             };
-            Ok(auth::authorize(identity, &attributes, view))
+            Ok(identity::authorize(identity, &attributes, view))
         }
         _ => Err(ApiError::unprocessable(
             "SelfSubjectAccessReview.authorization.k8s.io \"\" is invalid: spec.resourceAttributes: Invalid value: exactly one of nonResourceAttributes or resourceAttributes must be specified",

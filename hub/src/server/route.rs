@@ -1,6 +1,6 @@
 //! From a path to what it means. Pure, so that every path a client may send is one line of a test.
 
-use crate::kinds::{self, Kind};
+use kedge_hub_core::kinds::{self, Kind};
 
 /// Longest path; names are at most 253 bytes each.
 const MAX_PATH_BYTES: usize = 2048;

@@ -290,12 +290,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::CONFIG_MAP;
     use crate::memory::{Memory, index_of};
-    use crate::object::{Event, Object};
-    use crate::selector::Selection;
     use crate::server::request::{Form, Parameters};
     use crate::server::{respond, watch};
+    use kedge_hub_core::kinds::CONFIG_MAP;
+    use kedge_hub_core::object::{Event, Object};
+    use kedge_hub_core::selector::Selection;
     use serde_json::json;
     use tokio::io::{AsyncReadExt, DuplexStream};
 

@@ -8,11 +8,11 @@ use super::handlers::{self, Asked};
 use super::request::header;
 use super::respond::{self, Body};
 use super::route::Target;
-use crate::auth;
-use crate::decode::{self, Decoded, FieldValidation};
-use crate::kinds::{BINDING, POD, Subresource, pod, schema, text};
-use crate::status::{ApiError, FieldError};
 use crate::verbs::{self, Part, WriteOptions};
+use kedge_hub_core::api_error::{ApiError, FieldError};
+use kedge_hub_core::decode::{self, Decoded, FieldValidation};
+use kedge_hub_core::identity;
+use kedge_hub_core::kinds::{BINDING, POD, Subresource, pod, schema, text};
 
 /// `POST .../NAME/SUBRESOURCE`.
 pub(super) async fn create(
@@ -88,7 +88,7 @@ async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(),
     let dry_run = asked.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &asked.server.hub;
-    let compute = |_: &crate::Object, mut found: Value| {
+    let compute = |_: &kedge_hub_core::Object, mut found: Value| {
         pod::bind(&mut found, node, &verbs::now_text())
             .map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
         Ok(found)
@@ -110,11 +110,11 @@ async fn evict(asked: &Asked<'_>, target: &Target, mut eviction: Value) -> Resul
 
 fn admission<'a>(
     asked: &'a Asked<'_>,
-    attributes: &'a auth::Attributes<'a>,
+    attributes: &'a identity::Attributes<'a>,
 ) -> impl Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a {
     move |old, new| match &asked.identity {
         Some(identity) => {
-            auth::admit(identity, attributes, old, new, &*asked.server.hub).map_err(handlers::denied)
+            identity::admit(identity, attributes, old, new, &*asked.server.hub).map_err(handlers::denied)
         }
         None => Err(ApiError::unauthorized()),
     }

@@ -20,11 +20,11 @@ use tokio::time::{Instant, Sleep};
 
 use super::request::{Form, Parameters};
 use super::respond::{IncludeObject, Writer};
-use crate::kinds::Kind;
 use crate::memory::{Memory, Start, Watch, WatchRefused, index_of};
-use crate::object::{Event, Object};
-use crate::selector::Selection;
-use crate::status::ApiError;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::kinds::Kind;
+use kedge_hub_core::object::{Event, Object};
+use kedge_hub_core::selector::Selection;
 
 /// Watches end after at most this long, so that connections move to renewed certificates and nothing lives for ever.
 const MAX_WATCH: Duration = Duration::from_secs(60 * 60);
@@ -308,7 +308,7 @@ fn is_heartbeat(old: &Object, new: &Object) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::node::NODE;
+    use kedge_hub_core::kinds::node::NODE;
 
     #[test]
     fn a_heartbeat_changes_nothing_but_its_time() {

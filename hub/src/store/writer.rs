@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::{Change, Store, StoreError};
-use crate::kinds::{KINDS, Kind};
 use crate::memory::{Memory, key};
-use crate::object::{Event, Object};
+use kedge_hub_core::kinds::{KINDS, Kind};
+use kedge_hub_core::object::{Event, Object};
 
 /// Revisions reserved at a time: at 500 writes a second a new reservation is due every three minutes.
 pub const RESERVE: u64 = 100_000;
@@ -467,9 +467,9 @@ fn event(kind: &Kind, revision: u64, new: Option<Value>, old: Option<Arc<Object>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::{LEASE, NODE};
     use crate::memory::index_of;
     use crate::store::{Marks, Record};
+    use kedge_hub_core::kinds::{LEASE, NODE};
     use serde_json::json;
     use std::sync::{Mutex, mpsc};
 

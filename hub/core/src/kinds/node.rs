@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::table::{Column, age};
 use super::{Kind, Selectable, at, meta, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// Longest `configSource` text that makes sense; a bound on what a Node can carry there.
 const REFERENCE_BYTES: usize = 253;
@@ -147,7 +147,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
 }
 
 fn validate_taints(node: &Value, errors: &mut Vec<FieldError>) {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = std::collections::BTreeSet::new();
     for (index, taint) in items(node, &["spec", "taints"]).enumerate() {
         let path = |field: &str| format!("metadata.taints[{index}].{field}");
         let (key, value, effect) = (text(taint, &["key"]), text(taint, &["value"]), text(taint, &["effect"]));

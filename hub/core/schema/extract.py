@@ -3,7 +3,7 @@
 
 The facts come from two crates of generated types, read as source text: `k8s-pb` (field numbers, `+patchMergeKey`,
 `+listType` markers) and `k8s-openapi` (exact JSON names, required fields, first sentence of each description).
-Run by hand when Kubernetes' API moves on:  hub/schema/extract.py REGISTRY_SRC_DIR > hub/schema/types.txt
+Run by hand when Kubernetes' API moves on:  hub/core/schema/extract.py REGISTRY_SRC_DIR > hub/core/schema/types.txt
 """
 import glob, os, re, sys
 

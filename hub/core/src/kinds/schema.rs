@@ -5,7 +5,7 @@
 //! each of the right JSON type, no nulls and no empty optional lists or maps (upstream's `omitempty`), so the code behind it
 //! may rely on that. It knows nothing of rules that span fields: those are the kinds' own.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use base64::Engine;
@@ -23,7 +23,7 @@ static SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::parse(TYPES));
 #[derive(Debug)]
 pub struct Schema {
     types: Vec<Type>,
-    by_name: HashMap<&'static str, usize>,
+    by_name: BTreeMap<&'static str, usize>,
 }
 
 /// One message type.
@@ -131,7 +131,7 @@ impl Shape {
 
 impl Schema {
     fn parse(text: &'static str) -> Schema {
-        let mut schema = Schema { types: Vec::new(), by_name: HashMap::new() };
+        let mut schema = Schema { types: Vec::new(), by_name: BTreeMap::new() };
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
             let (words, description) = line.split_once(" | ").unwrap_or((line.trim_end_matches(" |"), ""));
             if let Some(field) = words.strip_prefix("  ") {

@@ -8,8 +8,8 @@
 use serde_json::Value;
 
 use super::{Attributes, ClusterView, requested_name, required_field};
+use crate::identity::request::Request;
 use crate::kinds::schema;
-use crate::pki::Request;
 use kedge_api::{
     CLUSTER_EVENT_NAMESPACE, CONFIG_SOURCE_ANNOTATION, NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX,
     SERVING_SIGNER,
@@ -461,7 +461,7 @@ fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashMap;
+    use std::collections::BTreeMap;
     use std::sync::Arc;
 
     use serde_json::json;
@@ -470,7 +470,7 @@ mod tests {
 
     /// A store of the objects given.
     #[derive(Default)]
-    struct Objects(HashMap<String, Arc<Value>>);
+    struct Objects(BTreeMap<String, Arc<Value>>);
 
     impl Objects {
         fn with(mut self, resource: &str, namespace: &str, name: &str, object: Value) -> Objects {
@@ -549,7 +549,7 @@ mod tests {
             check(&view, &refused.replace('X', of), Err(""));
         }
         let asks = |signer: &str, name: &str| {
-            let pem = crate::pki::request_pem(name, &["system:nodes"], &[]);
+            let pem = crate::identity::request::tests::pem(name, &["system:nodes"], &[]);
             let request =
                 json!({"spec": {"signerName": signer, "request": schema::base64_encode(pem.as_bytes())}});
             admit_signing_request("a", &request)

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::table::{Column, age, count};
 use super::{Kind, at, meta, schema, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// All keys and values of one ConfigMap together; upstream's limit.
 const TOTAL_BYTES: usize = 1024 * 1024;

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::table::{Column, age};
 use super::{Kind, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// apps/v1 ControllerRevision.
 pub static CONTROLLER_REVISION: Kind = Kind {

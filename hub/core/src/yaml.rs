@@ -4,7 +4,7 @@
 //! they mean to upstream's reader (YAML 1.1: `yes` and `off` are booleans, `0644` is octal); JSON text is read by `decode`, which
 //! knows its duplicate fields. Refused: several documents, merge keys, keys that are no text, tags of other types, duplicate keys.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Tag};
 use serde_json::{Map, Value};
@@ -48,7 +48,7 @@ enum Open {
 #[derive(Default)]
 struct Builder {
     open: Vec<(Open, usize)>,
-    anchors: HashMap<usize, Value>,
+    anchors: BTreeMap<usize, Value>,
     root: Option<Value>,
     values: usize,
     copied_bytes: usize,

@@ -14,8 +14,8 @@ mod typed;
 
 use serde_json::{Map, Value};
 
+use crate::api_error::ApiError;
 use crate::kinds::{Kind, at, text};
-use crate::status::ApiError;
 use managers::{Entry, Operation};
 
 pub use fields::FieldSet;

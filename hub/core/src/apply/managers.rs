@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::fields::FieldSet;
 use super::{MAX_NAME_BYTES, Manager};
+use crate::api_error::ApiError;
 use crate::kinds::{Kind, text};
-use crate::status::ApiError;
 
 /// Entries of managers that update; the oldest become one. Upstream's limit.
 const MAX_UPDATERS: usize = 10;

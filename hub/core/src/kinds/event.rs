@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::table::{Column, since};
 use super::{Kind, Selectable, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// core/v1 Event.
 pub static EVENT: Kind = Kind {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::table::{Column, age, since};
 use super::{Kind, Selectable, at, pod_spec, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// How long a pod stays on a node that is not ready or not reachable, when it does not say itself; upstream's default.
 const TOLERATED_SECS: i64 = 300;

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::{Kind, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// All annotations of one object together; upstream's limit.
 const TOTAL_ANNOTATION_BYTES: usize = 256 * 1024;

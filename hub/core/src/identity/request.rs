@@ -20,8 +20,8 @@ pub struct Request {
     pub organizations: Vec<String>,
     /// Sorts of alternative names it wants: none of them means anything in a client certificate.
     alternative: Vec<&'static str>,
-    /// The public key (DER of SubjectPublicKeyInfo).
-    pub(super) key: Vec<u8>,
+    /// DER of SubjectPublicKeyInfo.
+    pub public_key: Vec<u8>,
 }
 
 impl Request {
@@ -49,7 +49,7 @@ impl Request {
             common_name: names.pop().unwrap_or_default(),
             organizations: subject.iter_organization().map(text).collect::<Result<_, _>>()?,
             alternative: alternative_names(&parsed),
-            key: parsed.certification_request_info.subject_pki.raw.to_vec(),
+            public_key: parsed.certification_request_info.subject_pki.raw.to_vec(),
         })
     }
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::table::{Column, age, count};
 use super::{Kind, Selectable, at, meta, schema, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// All values of one Secret together; upstream's limit.
 const TOTAL_BYTES: usize = 1024 * 1024;

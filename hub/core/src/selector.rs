@@ -1,11 +1,11 @@
 //! Label and field selectors: reading them as upstream does, and asking whether an object is selected.
 //!
-//! A [`Selection`] is what a list or a watch asks for. It is judged on what [`Object`](crate::Object) keeps ready
+//! A [`Selection`] is what a list or a watch asks for. It is judged on what [`Object`](crate::object::Object) keeps ready
 //! (labels, selectable fields), so a change is matched against thousands of watches without parsing anything.
 
+use crate::api_error::ApiError;
 use crate::kinds::{Kind, meta};
 use crate::object::Object;
-use crate::status::ApiError;
 
 /// Requirements of one selector; nobody needs more.
 const REQUIREMENTS: usize = 256;

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::table::{Column, age, human_duration};
 use super::{Kind, Selectable, at, meta, schema, text};
-use crate::pki::Request;
-use crate::status::FieldError;
+use crate::api_error::FieldError;
+use crate::identity::request::Request;
 
 /// Shortest life of a certificate that may be asked for; upstream's limit.
 const MINIMUM_SECS: i64 = 600;
@@ -165,7 +165,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     if old.is_none() {
         validate_spec(&new["spec"], errors);
     }
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = std::collections::BTreeSet::new();
     for (index, condition) in conditions(new).enumerate() {
         let path = format!("status.conditions[{index}]");
         let sort = text(condition, &["type"]);
@@ -261,7 +261,7 @@ const USAGES: [&str; 23] = [
 ];
 
 fn validate_usages(spec: &Value, errors: &mut Vec<FieldError>) {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = std::collections::BTreeSet::new();
     for (index, usage) in spec["usages"].as_array().into_iter().flatten().enumerate() {
         let path = format!("spec.usages[{index}]");
         let usage = usage.as_str().unwrap_or("");

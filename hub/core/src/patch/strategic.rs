@@ -5,7 +5,7 @@
 //! the table says nothing (free maps, unknown fields) objects merge and lists are replaced.
 //! Always holds: no directive ever reaches the result.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -122,7 +122,7 @@ fn retain_keys(original: &mut Fields, patch: &mut Fields) -> Result<(), PatchErr
     let Value::Array(retained) = retained else {
         return malformed("expected $retainKeys to be a list of field names".to_owned());
     };
-    let retained: HashSet<&str> = retained.iter().filter_map(Value::as_str).collect();
+    let retained: BTreeSet<&str> = retained.iter().filter_map(Value::as_str).collect();
     let kept = |key: &str| retained.contains(key);
     if let Some(stray) = patch.keys().find(|key| !is_directive(key) && !patch[*key].is_null() && !kept(key)) {
         return malformed(format!("the {stray:?} field is not in the list of $retainKeys"));
@@ -136,7 +136,7 @@ fn delete_primitives(original: &mut Fields, key: &str, deleted: Value) -> Result
         return malformed(format!("expected {DELETE_PRIMITIVES}{key} to be a list"));
     };
     if let Some(Value::Array(items)) = original.get_mut(key) {
-        let deleted: HashSet<String> = deleted.iter().map(Value::to_string).collect();
+        let deleted: BTreeSet<String> = deleted.iter().map(Value::to_string).collect();
         items.retain(|item| !deleted.contains(&item.to_string()));
     }
     Ok(())
@@ -198,7 +198,7 @@ fn identity(rule: ListMerge, item: &Value) -> String {
 
 /// Changed items must stand in the order that the directive gives.
 fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) -> Result<(), PatchError> {
-    let mut places = HashMap::new();
+    let mut places = BTreeMap::new();
     for (place, item) in order.iter().enumerate() {
         places.entry(identity(rule, item)).or_insert(place);
     }
@@ -216,7 +216,7 @@ fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) 
 /// Items that the patch names come in its order, the others keep their place relative to what the server had.
 fn in_order(rule: ListMerge, items: Vec<Value>, wanted: &[String], server: &[String]) -> Vec<Value> {
     let places = |names: &[String]| {
-        let mut places = HashMap::new();
+        let mut places = BTreeMap::new();
         for (place, name) in names.iter().enumerate() {
             places.entry(name.clone()).or_insert(place);
         }
@@ -253,7 +253,7 @@ fn merge_list(
 }
 
 fn union(mut original: Vec<Value>, patch: Vec<Value>) -> Vec<Value> {
-    let mut seen: HashSet<String> = original.iter().map(Value::to_string).collect();
+    let mut seen: BTreeSet<String> = original.iter().map(Value::to_string).collect();
     let patch = patch.into_iter().map(value_without_directives);
     original.extend(patch.filter(|item| seen.insert(item.to_string())));
     original
@@ -267,7 +267,7 @@ fn merge_by_key(
 ) -> Result<Vec<Value>, PatchError> {
     let mut changes = Vec::with_capacity(patch.len());
     let mut replace = false;
-    let mut deleted = HashSet::new();
+    let mut deleted = BTreeSet::new();
     for item in patch {
         let Value::Object(mut item) = item else {
             return malformed(format!("expected the items of a list merged by {key:?} to be objects"));
@@ -296,7 +296,7 @@ fn merge_by_key(
     }
     let name_of = |item: &Value| item.get(key).map(Value::to_string);
     original.retain(|item| !name_of(item).is_some_and(|name| deleted.contains(&name)));
-    let mut places: HashMap<String, usize> = HashMap::new();
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
     for (place, item) in original.iter().enumerate() {
         if let Some(name) = name_of(item) {
             places.entry(name).or_insert(place);

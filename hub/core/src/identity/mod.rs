@@ -8,6 +8,7 @@
 //! credential back before it expires, and judging a watch again while it stands (the server ends watches by and by).
 
 mod node;
+pub mod request;
 
 use std::sync::Arc;
 

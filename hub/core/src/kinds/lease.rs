@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::table::{Column, age};
 use super::{Kind, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// coordination.k8s.io/v1 Lease. A PUT of a missing one creates it and a PUT without resourceVersion is refused, as upstream.
 pub static LEASE: Kind = Kind {

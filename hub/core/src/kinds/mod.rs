@@ -22,7 +22,7 @@ pub mod table;
 
 use serde_json::{Map, Value};
 
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// What may be done with a kind, in upstream's words and order of discovery.
 pub const ALL_VERBS: &[&str] =

@@ -4,7 +4,7 @@
 //! (scalars, atomic types, lists without keys) as a whole. Always holds: nothing panics, whatever stands where; a value of an
 //! unexpected shape is a whole. Who owns what is `managers`'s.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -109,7 +109,7 @@ fn check_lists_below(of: Form, value: &Value, path: &str) -> Result<(), String> 
             })
         }
         (Form::KeyedList(..) | Form::SetList, Value::Array(items)) => {
-            let mut seen = HashSet::new();
+            let mut seen = BTreeSet::new();
             for (index, item) in items.iter().enumerate() {
                 let step = match of {
                     Form::KeyedList(keys, _) => keyed_step(keys, item).map_err(|key| {
@@ -212,7 +212,7 @@ fn compare_members(of: Form, old: Option<&Value>, new: Option<&Value>, outcome: 
     let none = Map::new();
     let old = old.and_then(Value::as_object).unwrap_or(&none);
     let new = new.and_then(Value::as_object).unwrap_or(&none);
-    let names: HashSet<&String> = old.keys().chain(new.keys()).collect();
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
     for name in names {
         let (form, always) = member(of, name);
         let (set, removed) = compare_below(form, old.get(name), new.get(name), always);
@@ -222,12 +222,12 @@ fn compare_members(of: Form, old: Option<&Value>, new: Option<&Value>, outcome: 
 }
 
 fn compare_items(of: Form, old: Option<&Value>, new: Option<&Value>, outcome: &mut (Branch, Branch)) {
-    fn by_step(of: Form, list: Option<&Value>) -> HashMap<Step, &Value> {
+    fn by_step(of: Form, list: Option<&Value>) -> BTreeMap<Step, &Value> {
         let items = list.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         steps(of, items).into_iter().flatten().zip(items).collect()
     }
     let (old, new) = (by_step(of, old), by_step(of, new));
-    let all: HashSet<&Step> = old.keys().chain(new.keys()).collect();
+    let all: BTreeSet<&Step> = old.keys().chain(new.keys()).collect();
     for step in all {
         let (before, after) = (old.get(step).copied(), new.get(step).copied());
         let (mut set, mut removed) = compare_below(item_form(of), before, after, true);
@@ -265,14 +265,14 @@ fn merge_below(of: Form, live: Value, applied: &Value) -> Value {
 /// Applied items in the order applied; the others stay before the item that they stood before.
 fn merge_lists(of: Form, live: Vec<Value>, applied: &[Value]) -> Vec<Value> {
     let applied_steps = steps(of, applied).unwrap_or_default();
-    let wanted: HashSet<&Step> = applied_steps.iter().collect();
+    let wanted: BTreeSet<&Step> = applied_steps.iter().collect();
     let live_steps = steps(of, &live).unwrap_or_default();
-    let mut known: HashMap<&Step, Value> = HashMap::new();
+    let mut known: BTreeMap<&Step, Value> = BTreeMap::new();
     for (step, item) in live_steps.iter().zip(&live) {
         known.entry(step).or_insert_with(|| item.clone());
     }
     let mut merged = Vec::with_capacity(live.len() + applied.len());
-    let mut done: HashSet<&Step> = HashSet::new();
+    let mut done: BTreeSet<&Step> = BTreeSet::new();
     let mut next = applied_steps.iter().zip(applied);
     let mut emit = |step, item: &Value, merged: &mut Vec<Value>| {
         merged.push(match known.remove(step) {

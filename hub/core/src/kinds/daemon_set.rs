@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::table::{Column, age};
 use super::{Kind, at, meta, pod_spec, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// Where apps/v1 keeps what older versions had as a field.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";

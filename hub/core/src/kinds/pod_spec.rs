@@ -4,12 +4,12 @@
 //! that a node needs to be able to rely on (names, references inside the pod, ports, resources); a field that the schema knows
 //! and no rule mentions is stored as it came, and what a node does not support it refuses itself, with an event.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
 use super::{at, meta, text};
-use crate::status::FieldError;
+use crate::api_error::FieldError;
 
 /// Containers, volumes, variables and the like of one pod: nobody needs more, and every rule looks at each of them.
 const LIST_ITEMS: usize = 1000;
@@ -157,7 +157,7 @@ pub fn validate(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
     if list(spec, "containers").is_empty() {
         errors.push(FieldError::required(at_path("containers"), ""));
     }
-    let mut names = HashSet::new();
+    let mut names = BTreeSet::new();
     for field in ["containers", "initContainers"] {
         if list(spec, field).len() > LIST_ITEMS {
             errors.push(FieldError::forbidden(at_path(field), "too many containers"));
@@ -229,8 +229,8 @@ fn validate_name(name: &str, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_volumes<'a>(spec: &'a Value, path: &str, errors: &mut Vec<FieldError>) -> HashSet<&'a str> {
-    let mut names = HashSet::new();
+fn validate_volumes<'a>(spec: &'a Value, path: &str, errors: &mut Vec<FieldError>) -> BTreeSet<&'a str> {
+    let mut names = BTreeSet::new();
     for (index, volume) in list(spec, "volumes").iter().enumerate().take(LIST_ITEMS) {
         let path = format!("{path}.volumes[{index}]");
         let name = text(volume, &["name"]);
@@ -266,7 +266,7 @@ fn validate_volumes<'a>(spec: &'a Value, path: &str, errors: &mut Vec<FieldError
     names
 }
 
-fn validate_container(container: &Value, path: &str, volumes: &HashSet<&str>, errors: &mut Vec<FieldError>) {
+fn validate_container(container: &Value, path: &str, volumes: &BTreeSet<&str>, errors: &mut Vec<FieldError>) {
     validate_name(text(container, &["name"]), path, errors);
     let image = text(container, &["image"]);
     if image.is_empty() {
@@ -277,7 +277,7 @@ fn validate_container(container: &Value, path: &str, volumes: &HashSet<&str>, er
     }
     one_of(container, "imagePullPolicy", &["Always", "IfNotPresent", "Never"], path, errors);
     one_of(container, "terminationMessagePolicy", &["FallbackToLogsOnError", "File"], path, errors);
-    let mut port_names = HashSet::new();
+    let mut port_names = BTreeSet::new();
     for (index, port) in list(container, "ports").iter().enumerate() {
         let path = format!("{path}.ports[{index}]");
         validate_port(port, &path, errors);
@@ -300,7 +300,7 @@ fn validate_container(container: &Value, path: &str, volumes: &HashSet<&str>, er
             errors.push(FieldError::invalid(format!("{path}.valueFrom"), "", explained));
         }
     }
-    let mut places = HashSet::new();
+    let mut places = BTreeSet::new();
     for (index, mount) in list(container, "volumeMounts").iter().enumerate() {
         let path = format!("{path}.volumeMounts[{index}]");
         let (name, place) = (text(mount, &["name"]), text(mount, &["mountPath"]));

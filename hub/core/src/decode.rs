@@ -8,10 +8,10 @@ use std::fmt;
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
+use crate::api_error::{ApiError, FieldError};
 use crate::apply;
 use crate::kinds::{Kind, schema};
 use crate::protobuf::{self, ProtobufError};
-use crate::status::{ApiError, FieldError};
 use crate::yaml;
 
 /// Media types of objects that clients may send.

@@ -1,0 +1,21 @@
+//! The hub's decisions: what the Kubernetes API means, and who may do what.
+//!
+//! Owns: the table of kinds and their rules (`kinds`), reading bodies (`decode`, `protobuf`, `yaml`), changing objects (`patch`,
+//! `apply`), choosing them (`selector`), errors in upstream's words (`api_error`), and who may (`identity`).
+//! Always holds: everything here is a function of its arguments. This crate reads no clock, opens no file or socket, starts no
+//! thread and draws no random number; `Cargo.toml` and `clippy.toml` keep it so.
+//! Leaves to others (`kedge-hub`): the durable store, the writer's thread, certificates, HTTP.
+
+pub mod api_error;
+pub mod apply;
+pub mod decode;
+pub mod identity;
+pub mod kinds;
+pub mod object;
+pub mod patch;
+pub mod protobuf;
+pub mod selector;
+pub mod yaml;
+
+pub use api_error::ApiError;
+pub use object::{Event, Object};
