@@ -1,18 +1,18 @@
-//! Configurations that must not brick a node: a corpus of bad texts and bad ConfigMaps, each pushed to a node that runs a
-//! good last-known-good.
+//! Configurations that must not brick a node: a corpus of invalid payloads, sources and ConfigMaps, each pushed to a node
+//! with a working last-known-good.
 //!
-//! Always holds, for every one of them and for both forms of a source: the node keeps renewing its Lease, runs a
-//! configuration, comes to rest (no restart loop), says what is wrong and where, keeps last-known-good and its verdict over
-//! a crash and a power cut, and takes a correct configuration that is pushed afterwards.
+//! Always holds, for each of them and for both forms of a source: the node keeps renewing its Lease, runs a configuration,
+//! comes to rest (no restart loop), reports what is wrong and where, keeps last-known-good and its verdict over a crash and
+//! a power cut, and takes a correct configuration that is pushed afterwards.
 //!
-//! `corpus/` holds payloads, `NNN-name.conf` beside one is the drop-in of the node it is pushed to; `objects/` holds ConfigMaps
-//! and sources. What an operator reads is in `golden.txt`, rewritten with `KEDGE_GOLDEN=write`, to be reviewed by eye.
+//! `corpus/*.txt` hold each case and, below it, the text an operator reads about it, rewritten with `KEDGE_GOLDEN=write`.
 
 // the texts are those of a release: with faults to ask for, one of the bad payloads is good
 #![cfg(not(feature = "fault-injection"))]
 #![allow(clippy::disallowed_methods, reason = "the core opens no file; its tests read their corpus")]
 
 mod accepted;
+mod archive;
 mod corpus;
 mod golden;
 mod lives;
@@ -31,7 +31,7 @@ const GOOD: u32 = 201;
 const MENDED: u32 = 202;
 /// Lease renewals in a minute, at the least: one every ten seconds.
 const RENEWALS_PER_MINUTE: u64 = 5;
-/// The ConfigMap that is bad.
+/// Name of the invalid ConfigMap.
 const BAD: &str = "edge-settings";
 
 /// What an operator sees of a node.

@@ -6,32 +6,28 @@
 //! A file has the `configSource` and the members of the `configMap`; `$UID` is the UID of that ConfigMap.
 
 use crate::Operator;
-use crate::corpus::files;
+use crate::corpus::{Corpus, OBJECTS};
 use crate::golden::Golden;
 use crate::{BAD, GOOD, TRIAL};
 use kedge_sim::{World, payload};
 use serde_json::{Value, json};
-use std::fs;
 
 /// Longest text shown in a condition: etcd and every watcher of Nodes pay for it.
 const LONGEST_REASON: usize = 1000;
 
 #[test]
-fn no_bad_source_or_config_map_bricks_a_node_and_each_is_told() {
-    let files = files("objects");
-    assert!(files.len() >= 40, "{} files", files.len());
-    let mut golden = Golden::default();
-    for path in files {
-        let name = path.file_stem().expect("it was listed").to_string_lossy().into_owned();
-        let text = fs::read(&path).expect("a file of the corpus can be read");
-        let case: Value = serde_json::from_slice(&text).expect("the corpus is JSON");
-        golden.case(&name);
-        push(&name, &case, &mut golden);
+fn bad_source_or_config_map_is_reported_and_bricks_no_node() {
+    for corpus in OBJECTS.into_iter().map(Corpus::open) {
+        let cases = corpus.cases();
+        let seen = cases.iter().map(|case| {
+            let object: Value = serde_json::from_slice(&case.payload).expect("the corpus is JSON");
+            push(&case.name, &object)
+        });
+        corpus.check(seen.collect());
     }
-    golden.check("objects.golden.txt");
 }
 
-fn push(what: &str, case: &Value, golden: &mut Golden) {
+fn push(what: &str, case: &Value) -> String {
     let mut world = World::new();
     world.start();
     let good = world.hub.push("good", &payload(GOOD, ""));
@@ -59,6 +55,7 @@ fn push(what: &str, case: &Value, golden: &mut Golden) {
         "{what}: {:?}",
         world.disk.files.keys()
     );
+    let mut golden = Golden::default();
     golden.seen(&seen, &[(&uid, "UID-OF-BAD"), (&good, "UID-OF-GOOD")]);
 
     world.check_alive(what, GOOD);
@@ -66,4 +63,5 @@ fn push(what: &str, case: &Value, golden: &mut Golden) {
     let again = world.seen(what);
     assert_eq!(again.reason, seen.reason, "{what}: after a crash and a cut");
     world.check_mends(what);
+    golden.into_text()
 }

@@ -4,7 +4,7 @@
 //! Always holds: whatever the form, the operator reads the same verdict, and where a field or line is known it is named.
 
 use crate::Operator;
-use crate::corpus::{Case, cases};
+use crate::corpus::{Case, Corpus, PAYLOADS};
 use crate::golden::Golden;
 use crate::{BAD, DEFAULT, GOOD, Seen, TRIAL};
 use kedge_core::kubelet::{ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, effective};
@@ -14,6 +14,10 @@ use serde_json::json;
 
 /// Larger payloads are pushed in one form only: reading a megabyte takes a second in a debug build, and size is no matter of form.
 const LARGE_BYTES: usize = 64 * 1024;
+
+/// The event of an adoption, before its version.
+const ADOPTED: &str = "KubeletConfigChanged: Kubelet restarted to use \
+                       /api/v1/namespaces/kube-system/configmaps/edge-settings, UID: UID-OF-BAD, ResourceVersion: ";
 
 /// How a payload reaches a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,27 +31,30 @@ enum Form {
 }
 
 #[test]
-fn no_bad_payload_bricks_a_node_and_each_is_told_with_field_and_place() {
-    let cases = cases();
-    assert!(cases.len() >= 100, "{} cases", cases.len());
+fn bad_payload_is_reported_and_bricks_no_node() {
+    let corpora: Vec<Corpus> = PAYLOADS.into_iter().map(Corpus::open).collect();
+    let cases: Vec<Vec<Case>> = corpora.iter().map(Corpus::cases).collect();
+    let all: Vec<&Case> = cases.iter().flatten().collect();
+    assert!(all.len() >= 200, "{} cases", all.len());
     let threads = std::thread::available_parallelism().map_or(1, |count| count.get().min(8));
-    let parts = cases.chunks(cases.len().div_ceil(threads));
-    let told: Vec<Golden> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            parts.map(|part| scope.spawn(|| part.iter().map(told).collect::<Vec<_>>())).collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("what failed was printed")).collect()
+    let parts = all.chunks(all.len().div_ceil(threads));
+    let seen: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = parts
+            .map(|part| scope.spawn(|| part.iter().map(|case| read_of(case)).collect::<Vec<_>>()))
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().expect("the failure was printed")).collect()
     });
-    let mut golden = Golden::default();
-    told.into_iter().for_each(|case| golden.add(case));
-    golden.check("payloads.golden.txt");
+    let mut seen = seen.into_iter();
+    for (corpus, cases) in corpora.into_iter().zip(cases) {
+        corpus.check(seen.by_ref().take(cases.len()).collect());
+    }
 }
 
-/// Judges and pushes one payload; gives what an operator reads.
-fn told(case: &Case) -> Golden {
+/// Judges and pushes one payload; returns what an operator reads.
+fn read_of(case: &Case) -> String {
     let mut golden = Golden::default();
-    golden.case(&case.name);
     let error = match judged(case) {
-        Ok(found) => panic!("{} is not bad at all: {:?}", case.name, found.config),
+        Ok(found) => panic!("{} is valid: {:?}", case.name, found.config),
         Err(error) => error,
     };
     golden.line("check", &error.report());
@@ -59,11 +66,16 @@ fn told(case: &Case) -> Golden {
     let seen: Vec<Seen> = forms.into_iter().map(|form| push(case, form, &what(form))).collect();
     golden.line("reason", &seen[0].reason);
     golden.line("error", &seen[0].error);
-    for event in &seen[0].events {
+    check_reports(case, &error, &seen);
+    let [adopted, events @ ..] = seen[0].events.as_slice() else {
+        assert!(std::str::from_utf8(&case.payload).is_err(), "{}: no event", case.name);
+        return golden.into_text();
+    };
+    assert!(adopted.starts_with(ADOPTED) && adopted.ends_with(", KubeletConfigKey: kubelet"), "{adopted}");
+    for event in events {
         golden.line("event", event);
     }
-    check_told(case, &error, &seen);
-    golden
+    golden.into_text()
 }
 
 /// What the configuration's own door says, with the node's drop-in if it has one.
@@ -151,7 +163,7 @@ fn mend_in_place(world: &mut World, what: &str) {
 }
 
 /// The condition has the documented words, and error and Event the field and place.
-fn check_told(case: &Case, error: &ConfigError, seen: &[Seen]) {
+fn check_reports(case: &Case, error: &ConfigError, seen: &[Seen]) {
     let name = &case.name;
     let what = match error.kind {
         ErrorKind::Parse => "failed to parse current (UID: UID-OF-BAD)",
