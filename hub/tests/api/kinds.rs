@@ -1,14 +1,10 @@
 //! The kinds that workloads need, over real TLS: pods and their end, daemon sets, secrets, service accounts, requests for
 //! certificates, and what goes away with what.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
-
-mod server;
-
 use std::time::{Duration, Instant};
 
+use crate::server::{Client, Folder, Hub};
 use serde_json::{Value, json};
-use server::{Client, Folder, Hub};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 const SETS: &str = "/apis/apps/v1/namespaces/default/daemonsets";

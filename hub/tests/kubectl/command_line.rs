@@ -2,10 +2,6 @@
 //!
 //! Holds: a wrong start changes nothing on disk that was there, ends with the right status, and says what to do.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
-
-mod kubectl;
-
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use kubectl::{Hub, contains, directory};
+use crate::programs::{Hub, VERSIONS, contains, directory};
 
 fn hub(words: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_kedge-hub")).args(words).output().unwrap();
@@ -146,7 +142,7 @@ fn the_advertised_name_stands_in_kubeconfigs_and_in_the_certificate() {
     let port = hub.url.rsplit_once(':').unwrap().1;
     assert_eq!(hub.url, format!("https://hub.invalid:{port}"));
     contains(&hub.command(&["node-kubeconfig", "a"]).out, &[&hub.url]);
-    for version in kubectl::VERSIONS {
+    for version in VERSIONS {
         let Some(kubectl) = hub.find_kubectl(version) else { continue };
         let reached = format!("get ns -o name --server https://127.0.0.1:{port}");
         contains(&kubectl.ok(&reached), &["namespace/default"]);
@@ -173,7 +169,7 @@ fn the_hub_is_reached_over_ipv6_and_on_every_address() {
     assert!(every.url.starts_with("https://[::1]:"), "{}", every.url);
     contains(&every.log(), &["listening on every address without --advertise: node kubeconfigs will name"]);
     let port = every.url.rsplit_once(':').unwrap().1;
-    for version in kubectl::VERSIONS {
+    for version in VERSIONS {
         for hub in [&loopback, &every] {
             let Some(kubectl) = hub.find_kubectl(version) else { continue };
             contains(&kubectl.ok("get ns -o name"), &["namespace/default"]);

@@ -1,14 +1,10 @@
 //! Clients that do not behave: the hub answers with a limit or hangs up, and goes on serving the others.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
-
-mod server;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use crate::server::{Client, Folder, Hub};
 use serde_json::{Value, json};
-use server::{Client, Folder, Hub};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 

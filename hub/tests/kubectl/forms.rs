@@ -4,12 +4,8 @@
 //! Holds: every kind of the table is made, listed, described, explained and put back with every kubectl, so a new kind that kubectl
 //! cannot handle fails here.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
-
-mod kubectl;
-
+use crate::programs::{Hub, Kubectl, contains, table, with_every_kubectl};
 use kedge_hub_core::kinds::KINDS;
-use kubectl::{Hub, Kubectl, contains, table, with_every_kubectl};
 use serde_json::{Value, json};
 
 const MAPS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p1, labels: {site: quarry}}\ndata: {a: \"1\"}\n---\n\

@@ -3,8 +3,6 @@
 //! Holds: every test has its own hub (port 0, directory of its own) and its own kubectl cache and home, so tests run
 //! side by side and leave nothing behind. No command runs for ever. `hub/tests/kubectl/fetch` brings the kubectls;
 //! without them a test says loudly that it was skipped, and under CI=true it fails.
-#![allow(dead_code, reason = "every test file uses its own part of this")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -3,11 +3,7 @@
 //! The hub runs no DaemonSet controller and no kubelet here: each test plays the part of one, by the writes that upstream's
 //! would make. Holds: every answer of kubectl is checked, by the text of its version where they differ.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
-
-mod kubectl;
-
-use kubectl::{Hub, Kubectl, contains, table, with_every_kubectl};
+use crate::programs::{Hub, Kubectl, contains, table, with_every_kubectl};
 use serde_json::{Value, json};
 
 const SET: &str = r#"apiVersion: apps/v1

@@ -3,11 +3,7 @@
 //!
 //! Holds: each test checks what kubectl printed and what is stored. The rules themselves are judged in `apply`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
-
-mod kubectl;
-
-use kubectl::{Kubectl, contains, with_every_kubectl};
+use crate::programs::{Kubectl, contains, with_every_kubectl};
 use serde_json::{Value, json};
 
 const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labels:\n    site: quarry\ndata:\n  a: \"1\"\n  b: \"2\"\n";

@@ -1,14 +1,10 @@
 //! What people do with kubectl, done with kubectl: a real hub over TLS, and Debian's kubectl 1.20, 1.32 and 1.36 as judges.
 //!
-//! Holds: each test checks what kubectl printed, not only that it was content. Who may do what is `kubectl_nodes`'s.
-
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
-
-mod kubectl;
+//! Holds: each test checks what kubectl printed, not only that it was content. Who may do what is `nodes`'s.
 
 use std::fs;
 
-use kubectl::{contains, table, with_every_kubectl};
+use crate::programs::{Hub, Kubectl, VERSIONS, contains, table, with_every_kubectl};
 use serde_json::{Value, json};
 
 const NODE: &str = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1", "labels": {
@@ -24,7 +20,7 @@ const STATUS: &str = r#"{"status": {
         "operatingSystem": "linux", "architecture": "arm64"}}}"#;
 
 /// A Node with a status, as an agent would leave it: registered and reported with the node's own credentials.
-fn register(hub: &kubectl::Hub, kubectl: &kubectl::Kubectl) {
+fn register(hub: &Hub, kubectl: &Kubectl) {
     let node = kubectl.as_node(hub, "edge-1");
     let mut object: Value = serde_json::from_str(NODE).unwrap();
     // a role is the administrator's to give
@@ -174,7 +170,7 @@ fn config_maps_are_made_from_files_and_literals() {
 }
 
 /// kubectl names the namespace of what it deleted since 1.33.
-fn deleted(kubectl: &kubectl::Kubectl) -> &'static str {
+fn deleted(kubectl: &Kubectl) -> &'static str {
     if kubectl.version != "1.36" { "deleted\n" } else { "deleted from default namespace\n" }
 }
 
@@ -504,8 +500,7 @@ fn a_namespace_goes_with_what_is_in_it_and_system_namespaces_stay() {
 fn people_ask_what_they_may_do_and_what_a_field_means() {
     with_every_kubectl("reviews", |hub, kubectl| {
         let node = kubectl.as_node(hub, "edge-1");
-        let may =
-            |who: &kubectl::Kubectl, what: &str| who.run(&format!("auth can-i {what} -q")).code == Some(0);
+        let may = |who: &Kubectl, what: &str| who.run(&format!("auth can-i {what} -q")).code == Some(0);
         assert!(may(kubectl, "delete nodes"));
         assert!(may(kubectl, "create configmaps -n kube-system"));
         assert!(may(&node, "get node/edge-1"));
@@ -523,9 +518,9 @@ fn people_ask_what_they_may_do_and_what_a_field_means() {
 
 #[test]
 fn everything_is_still_there_after_a_restart() {
-    let mut hub = kubectl::Hub::start("restart");
+    let mut hub = Hub::start("restart");
     let mut seen = 0;
-    for version in kubectl::VERSIONS {
+    for version in VERSIONS {
         let Some(kubectl) = hub.find_kubectl(version) else { continue };
         let name = format!("m{}", version.replace('.', "-"));
         kubectl.ok(&format!("create cm {name} --from-literal=a=1"));

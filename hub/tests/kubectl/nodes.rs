@@ -2,11 +2,7 @@
 //!
 //! Holds: every refusal is checked by its words, because they are upstream's and people search for them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on ends here")]
-
-mod kubectl;
-
-use kubectl::{Hub, Kubectl, contains, with_every_kubectl};
+use crate::programs::{Hub, Kubectl, contains, with_every_kubectl};
 use serde_json::{Value, json};
 
 fn json(text: &str) -> Value {

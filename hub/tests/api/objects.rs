@@ -3,12 +3,8 @@
 //! Each test has its own hub. What kubectl makes of it is judged in the kubectl tests; here stands what kubectl does not show:
 //! versions, order, exact refusals, and the forms that our own agents ask for.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
-
-mod server;
-
+use crate::server::{Client, Folder, Hub};
 use serde_json::{Value, json};
-use server::{Client, Folder, Hub};
 
 const NODES: &str = "/api/v1/nodes";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";

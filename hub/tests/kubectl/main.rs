@@ -1,0 +1,12 @@
+//! The hub as kubectl 1.20, 1.32 and 1.36 see it, and its command line. Each test has its own hub, and a kubectl with a home and a cache
+//! of its own, so any number of tests may run at once; most of their time they wait.
+
+#![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
+
+mod apply;
+mod command_line;
+mod forms;
+mod nodes;
+mod programs;
+mod tour;
+mod workloads;
