@@ -19,7 +19,7 @@ use history_check::{Record, violations};
 use kedge_hub::store::sqlite::Sqlite;
 use kedge_hub::store::{Change, Marks, Record as Stored, Store, StoreError};
 use serde_json::{Value, json};
-use server::{Client, Folder, Hub};
+use server::{Client, Hub, scratch};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const CLIENTS: u64 = 4;
@@ -286,9 +286,9 @@ fn seed() -> u64 {
 
 #[test]
 fn a_hub_killed_at_random_keeps_every_promise() {
-    let (folder, seed) = (Folder::new(), seed());
+    let (folder, seed) = (scratch(), seed());
     let kills = number("KEDGE_HISTORY_KILLS").unwrap_or(KILLS);
-    let history = run(kills, seed, || Hub::start(&folder.0), |_| false);
+    let history = run(kills, seed, || Hub::start(folder.path()), |_| false);
     let count = |of: fn(&Record) -> bool| history.iter().filter(|record| of(record)).count();
     let writes = count(|record| matches!(record, Record::Write { .. }));
     let told = count(|record| matches!(record, Record::Watched { .. }));
@@ -366,12 +366,12 @@ fn broken_hub() {
 #[test]
 fn a_store_broken_on_purpose_is_caught() {
     for (how, promise) in [("forgets", "lost"), ("goes-back", "went back")] {
-        let folder = Folder::new();
+        let folder = scratch();
         let start = || {
             let mut command = Command::new(std::env::current_exe().unwrap());
             command.args(["broken_hub", "--exact", "--ignored", "--nocapture"]);
-            command.env(BROKEN, how).env(DIRECTORY, &folder.0);
-            Hub::spawn(command, &folder.0)
+            command.env(BROKEN, how).env(DIRECTORY, folder.path());
+            Hub::spawn(command, folder.path())
         };
         let found = violations(&run(12, seed(), start, |history| !violations(history).is_empty()));
         println!("{how}: {} violations, for example {:?}", found.len(), found.first());

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use server::{Client, Folder, Hub};
+use server::{Client, Hub, scratch};
 
 /// Kills in one run; each costs about a third of a second.
 const KILLS: usize = 6;
@@ -86,11 +86,11 @@ fn check(hub: &Hub, acknowledged: &Acknowledged) -> u64 {
 
 #[test]
 fn nothing_acknowledged_is_lost_when_the_hub_is_killed() {
-    let folder = Folder::new();
+    let folder = scratch();
     let acknowledged = Arc::new(Mutex::new(Acknowledged::new()));
     let mut highest = 0;
     for round in 0..KILLS {
-        let hub = Hub::start(&folder.0);
+        let hub = Hub::start(folder.path());
         let now = check(&hub, &acknowledged.lock().unwrap());
         assert!(now >= highest, "the list's version went back from {highest} to {now}");
         let stop = Arc::new(AtomicBool::new(false));
@@ -111,18 +111,18 @@ fn nothing_acknowledged_is_lost_when_the_hub_is_killed() {
         highest = acknowledged.values().map(|(_, version)| *version).max().unwrap_or(highest).max(highest);
         assert!(acknowledged.len() > round, "no write was acknowledged in round {round}");
     }
-    check(&Hub::start(&folder.0), &acknowledged.lock().unwrap());
+    check(&Hub::start(folder.path()), &acknowledged.lock().unwrap());
 }
 
 #[test]
 fn a_lost_renewal_is_only_late_and_versions_do_not_go_back() {
-    let folder = Folder::new();
+    let folder = scratch();
     let path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n";
     let lease = |renewed: u32, version: &str| {
         json!({"metadata": {"name": "n", "resourceVersion": version},
             "spec": {"holderIdentity": "n", "renewTime": format!("2026-01-01T00:00:{renewed:02}.000000Z")}})
     };
-    let hub = Hub::start(&folder.0);
+    let hub = Hub::start(folder.path());
     let mut client = hub.admin();
     let mut last = client.put(path, &lease(0, "")).expect(201);
     for renewed in 1..20 {
@@ -130,7 +130,7 @@ fn a_lost_renewal_is_only_late_and_versions_do_not_go_back() {
         last = client.put(path, &lease(renewed, &now)).expect(200);
     }
     hub.kill();
-    let hub = Hub::start(&folder.0);
+    let hub = Hub::start(folder.path());
     let mut client = hub.admin();
     let found = client.get(path).expect(200);
     assert_eq!(found["spec"]["holderIdentity"], "n");
@@ -139,7 +139,7 @@ fn a_lost_renewal_is_only_late_and_versions_do_not_go_back() {
     assert!(version(&renewed) > version(&last), "a version was handed out twice");
     // a clean stop loses nothing at all
     hub.terminate();
-    let found = Hub::start(&folder.0).admin().get(path).expect(200);
+    let found = Hub::start(folder.path()).admin().get(path).expect(200);
     assert_eq!(found["spec"]["renewTime"], "2026-01-01T00:00:30.000000Z");
     assert_eq!(version(&found), version(&renewed));
 }
@@ -160,8 +160,8 @@ fn turn_back(data_dir: &std::path::Path) {
 
 #[test]
 fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_killed() {
-    let folder = Folder::new();
-    let hub = Hub::start(&folder.0);
+    let folder = scratch();
+    let hub = Hub::start(folder.path());
     let mut client = hub.admin();
     for number in 0..100 {
         let text = "x".repeat(if number % 10 == 0 { 20_000 } else { 100 + number });
@@ -171,10 +171,10 @@ fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_ki
     let before = client.get(MAPS).expect(200);
     drop(client);
     hub.kill();
-    turn_back(&folder.0);
+    turn_back(folder.path());
     for kill in 0..KILLS {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&folder.0);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
         command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
         let mut starting = command.spawn().unwrap();
         // wherever it is by then: each state in between is a unit test of the store
@@ -185,7 +185,7 @@ fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_ki
         starting.kill().unwrap();
         starting.wait().unwrap();
     }
-    let hub = Hub::start(&folder.0);
+    let hub = Hub::start(folder.path());
     let mut client = hub.admin();
     let after = client.get(MAPS).expect(200);
     assert_eq!(after["items"], before["items"]);
@@ -196,18 +196,18 @@ fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_ki
 
 #[test]
 fn systemd_is_asked_for_time_where_a_start_takes_long_and_for_none_otherwise() {
-    let folder = Folder::new();
-    Hub::start(&folder.0).terminate();
+    let folder = scratch();
+    Hub::start(folder.path()).terminate();
     // its whole path may be too long for a socket
-    let directory = std::fs::File::open(&folder.0).unwrap();
+    let directory = std::fs::File::open(folder.path()).unwrap();
     let short = format!("/proc/self/fd/{}/notify", std::os::fd::AsRawFd::as_raw_fd(&directory));
     let socket = std::os::unix::net::UnixDatagram::bind(short).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let told = || {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&folder.0);
-        command.current_dir(&folder.0).env("NOTIFY_SOCKET", "notify");
-        let hub = Hub::spawn(command, &folder.0);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
+        command.current_dir(folder.path()).env("NOTIFY_SOCKET", "notify");
+        let hub = Hub::spawn(command, folder.path());
         let mut messages = Vec::new();
         while !messages.last().is_some_and(|last: &String| last.contains("READY=1")) {
             let mut buffer = [0; 256];
@@ -223,10 +223,10 @@ fn systemd_is_asked_for_time_where_a_start_takes_long_and_for_none_otherwise() {
         assert_eq!((messages.len(), messages[0].trim_end()), (2, &*expect), "{messages:?}");
     };
     assert_eq!(told().len(), 1);
-    turn_back(&folder.0);
+    turn_back(folder.path());
     asked(120);
     assert_eq!(told().len(), 1);
-    let store = || rusqlite::Connection::open(folder.0.join("state.db")).unwrap();
+    let store = || rusqlite::Connection::open(folder.path().join("state.db")).unwrap();
     let filled =
         |mib: usize| format!("CREATE TABLE x (y); INSERT INTO x VALUES (zeroblob({mib} * 1048576));");
     // unused pages that are given back

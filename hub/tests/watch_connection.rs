@@ -9,16 +9,15 @@ mod server;
 use std::io::Write;
 
 use serde_json::json;
-use server::{Client, Folder, Hub};
+use server::{Client, Hub};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-fn hub() -> (Folder, Hub, Client) {
-    let folder = Folder::new();
-    let hub = Hub::start(&folder.0);
+fn hub() -> (Hub, Client) {
+    let hub = Hub::new();
     let mut admin = hub.admin();
     admin.post(MAPS, &json!({"metadata": {"name": "a"}, "data": {"k": "v"}})).expect(201);
-    (folder, hub, admin)
+    (hub, admin)
 }
 
 fn short_watch() -> String {
@@ -27,7 +26,7 @@ fn short_watch() -> String {
 
 #[test]
 fn a_connection_goes_on_after_its_watch() {
-    let (_folder, _hub, admin) = hub();
+    let (_hub, admin) = hub();
     let mut client = admin.another();
     for _ in 0..2 {
         let told = client.get(&short_watch());
@@ -42,7 +41,7 @@ fn a_connection_goes_on_after_its_watch() {
 
 #[test]
 fn requests_sent_all_at_once_are_answered_in_order_whatever_is_a_watch() {
-    let (_folder, _hub, mut admin) = hub();
+    let (_hub, mut admin) = hub();
     // more than sockets hold, so that the answer before the watch is still on its way when the watch is asked for
     for number in 0..8 {
         let map = json!({"metadata": {"name": format!("m{number}")}, "data": {"k": "x".repeat(1_000_000)}});
@@ -68,7 +67,7 @@ fn requests_sent_all_at_once_are_answered_in_order_whatever_is_a_watch() {
 
 #[test]
 fn an_older_client_and_one_that_wants_an_end_get_one() {
-    let (_folder, _hub, admin) = hub();
+    let (_hub, admin) = hub();
     for (version, header) in [("1.0", ""), ("1.1", "connection: close\r\n")] {
         let mut client = admin.another();
         let asked = format!("GET {} HTTP/{version}\r\nhost: x\r\n{header}\r\n", short_watch());

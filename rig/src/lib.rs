@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod babysitter;
 pub mod careless;
+pub mod client;
 pub mod cluster;
 pub mod error;
 pub mod hub;

@@ -26,11 +26,16 @@ pub fn kubectl() -> Result<PathBuf, KitError> {
     if let Some(path) = std::env::var_os("KEDGE_KUBECTL") {
         return existing("kubectl", path.into(), "unset KEDGE_KUBECTL");
     }
+    kubectl_of(KUBECTL_VERSION)
+}
+
+/// kubectl of one of the fetched versions: `1.20`.
+pub fn kubectl_of(version: &str) -> Result<PathBuf, KitError> {
     let dir = match std::env::var_os("KEDGE_KUBECTL_DIR") {
         Some(dir) => PathBuf::from(dir),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/kubectl"),
     };
-    existing("kubectl", dir.join(KUBECTL_VERSION).join("kubectl"), "hub/tests/kubectl/fetch")
+    existing("kubectl", dir.join(version).join("kubectl"), "hub/tests/kubectl/fetch")
 }
 
 fn build_dir() -> Result<PathBuf, KitError> {

@@ -3,16 +3,10 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use crate::server::{Client, Folder, Hub};
+use crate::server::{Client, Hub};
 use serde_json::{Value, json};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-
-fn hub() -> (Folder, Hub) {
-    let folder = Folder::new();
-    let hub = Hub::start(&folder.0);
-    (folder, hub)
-}
 
 /// The status of an answer, or 0 when the hub hung up.
 fn code(client: &mut Client, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> u16 {
@@ -21,7 +15,7 @@ fn code(client: &mut Client, method: &str, path: &str, headers: &[(&str, &str)],
 
 #[test]
 fn oversized_and_malformed_requests_cost_the_sender_only() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let long = "x".repeat(64 * 1024);
     let check = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8], expect: &[u16]| {
         let code = code(&mut hub.admin(), method, path, headers, body);
@@ -59,7 +53,7 @@ fn oversized_and_malformed_requests_cost_the_sender_only() {
 
 #[test]
 fn callers_without_tls_are_hung_up_on() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let address = hub.url.strip_prefix("https://").unwrap();
     let mut socket = TcpStream::connect(address).unwrap();
     socket.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
@@ -72,7 +66,7 @@ fn callers_without_tls_are_hung_up_on() {
 
 #[test]
 fn a_watcher_that_never_reads_does_not_stop_the_writers() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
     // kept open and never read
@@ -82,5 +76,5 @@ fn a_watcher_that_never_reads_does_not_stop_the_writers() {
         let patch = json!({"data": {"k": format!("{count}").repeat(100_000)}}).to_string();
         assert_eq!(client.send("PATCH", &format!("{MAPS}/a"), &merge, patch.as_bytes()).code, 204);
     }
-    assert_eq!(client.watch(&format!("{MAPS}?watch=true")).told(), "ADDED a");
+    assert_eq!(client.watch(&format!("{MAPS}?watch=true")).event(), "ADDED a");
 }

@@ -2,19 +2,13 @@
 //!
 //! Each test has its own hub. What kubectl makes of it is judged in the kubectl tests.
 
-use crate::server::{Client, Folder, Hub, Reply};
+use crate::server::{Client, Hub, Reply};
 use serde_json::{Value, json};
 
 const NODES: &str = "/api/v1/nodes";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 const APPLY: (&str, &str) = ("content-type", "application/apply-patch+yaml");
-
-fn hub() -> (Folder, Hub) {
-    let folder = Folder::new();
-    let hub = Hub::start(&folder.0);
-    (folder, hub)
-}
 
 /// Applies as a manager; more parameters may follow its name.
 fn apply(client: &mut Client, path: &str, manager: &str, body: &Value) -> Reply {
@@ -29,7 +23,7 @@ fn map(data: Value) -> Value {
 /// nobody has set another value since.
 #[test]
 fn what_others_set_since_client_side_apply_is_not_taken_from_them_unasked() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
     let remembered = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"a": "1", "b": "2"}});
@@ -66,7 +60,7 @@ fn managers(object: &Value) -> Vec<String> {
 
 #[test]
 fn what_is_applied_is_made_changed_and_taken_away() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
     let made = apply(&mut client, &path, "one", &map(json!({"a": "1", "b": "2"}))).expect(201);
@@ -88,7 +82,7 @@ fn what_is_applied_is_made_changed_and_taken_away() {
 
 #[test]
 fn a_conflict_names_every_field_and_its_manager_and_force_takes_it() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
     apply(&mut client, &path, "one", &map(json!({"a": "1", "b": "2"}))).expect(201);
@@ -122,7 +116,7 @@ fn a_conflict_names_every_field_and_its_manager_and_force_takes_it() {
 
 #[test]
 fn every_write_says_who_it_was() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
     let agent = ("user-agent", "tool/1.2 (linux)");
@@ -167,7 +161,7 @@ fn every_write_says_who_it_was() {
 
 #[test]
 fn what_admission_adds_is_nobodys() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let mut fields = |path: &str, object: &Value| {
         let made = client.post(&format!("{path}?fieldManager=maker"), object).expect(201);
@@ -201,7 +195,7 @@ fn what_admission_adds_is_nobodys() {
 
 #[test]
 fn old_updates_become_one_entry() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(&format!("{MAPS}?fieldManager=first"), &map(json!({"k": "v"}))).expect(201);
     let mut last = Value::Null;
@@ -224,7 +218,7 @@ fn old_updates_become_one_entry() {
 
 #[test]
 fn a_status_is_applied_through_its_own_door() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{NODES}/n");
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"l": "1"}},
@@ -260,7 +254,7 @@ fn a_status_is_applied_through_its_own_door() {
 
 #[test]
 fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
     let yaml = "# by hand\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labels: {site: quarry}\ndata:\n  text: |\n    one\n    two\n";
@@ -328,7 +322,7 @@ fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
 
 #[test]
 fn what_is_applied_to_nothing_says_what_it_makes() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
     let nameless = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "1"}});
@@ -360,7 +354,7 @@ fn what_is_applied_to_nothing_says_what_it_makes() {
 
 #[test]
 fn heartbeats_leave_no_trace_among_managers() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let (mut admin, mut node) = (hub.admin(), hub.node("n"));
     let made = node.post(NODES, &json!({"metadata": {"name": "n"}})).expect(201);
     assert_eq!(managers(&made), Vec::<String>::new());
@@ -392,7 +386,7 @@ fn heartbeats_leave_no_trace_among_managers() {
 #[test]
 fn two_who_apply_at_once_both_have_their_fields() {
     const CLIENTS: usize = 6;
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let client = hub.admin();
     let path = format!("{MAPS}/m");
     std::thread::scope(|scope| {
@@ -417,7 +411,7 @@ fn two_who_apply_at_once_both_have_their_fields() {
 
 #[test]
 fn what_nobody_manages_is_somebodys_before_the_first_apply() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let mut node = hub.node("n");
     let labels =

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::server::{Client, Folder, Hub};
+use crate::server::{Client, Hub, scratch};
 use serde_json::{Value, json};
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -12,12 +12,6 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 /// A controller of the hub has this long; a busy machine needs seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn hub() -> (Folder, Hub) {
-    let folder = Folder::new();
-    let hub = Hub::start(&folder.0);
-    (folder, hub)
-}
 
 fn pod(name: &str, node: &str) -> Value {
     let mut pod =
@@ -54,7 +48,7 @@ const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[test]
 fn a_bound_pod_ends_when_its_node_says_so_and_an_unbound_one_at_once() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let made = client.post(PODS, &pod("free", "")).expect(201);
     assert_eq!(made["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
@@ -109,7 +103,7 @@ fn a_bound_pod_ends_when_its_node_says_so_and_an_unbound_one_at_once() {
 
 #[test]
 fn a_pods_spec_stands_and_its_status_is_its_own_door() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(PODS, &pod("p", "n")).expect(201);
     let path = format!("{PODS}/p");
@@ -135,7 +129,7 @@ fn a_pods_spec_stands_and_its_status_is_its_own_door() {
 
 #[test]
 fn a_daemon_set_counts_its_generations_and_keeps_its_selector() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let made = client.post(SETS, &set("d")).expect(201);
     assert_eq!(made["spec"]["updateStrategy"]["type"], "RollingUpdate");
@@ -169,7 +163,7 @@ fn a_daemon_set_counts_its_generations_and_keeps_its_selector() {
 
 #[test]
 fn secrets_take_text_and_their_type_is_fixed() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let secrets = "/api/v1/namespaces/default/secrets";
     let made =
@@ -186,7 +180,7 @@ fn secrets_take_text_and_their_type_is_fixed() {
 
 #[test]
 fn every_namespace_has_a_default_account_and_a_deleted_namespace_lets_it_go() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     becomes(&mut client, "/api/v1/namespaces/default/serviceaccounts/default", 200);
     client.post("/api/v1/namespaces", &json!({"metadata": {"name": "n"}})).expect(201);
@@ -206,7 +200,7 @@ fn every_namespace_has_a_default_account_and_a_deleted_namespace_lets_it_go() {
 
 #[test]
 fn dependents_go_later_first_or_not_at_all() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let owned = |client: &mut Client, name: &str| {
         let owner = client.post(SETS, &set(name)).expect(201);
@@ -255,7 +249,7 @@ fn dependents_go_later_first_or_not_at_all() {
 
 #[test]
 fn a_certificate_request_is_stamped_approved_and_answered_each_through_its_door() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let key = rcgen::KeyPair::generate().unwrap();
     let pem = rcgen::CertificateParams::default().serialize_request(&key).unwrap().pem().unwrap();
@@ -282,7 +276,7 @@ fn a_certificate_request_is_stamped_approved_and_answered_each_through_its_door(
 
 #[test]
 fn a_revisions_data_never_changes() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let revisions = "/apis/apps/v1/namespaces/default/controllerrevisions";
     client
@@ -302,7 +296,7 @@ fn a_revisions_data_never_changes() {
 
 #[test]
 fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
-    let (folder, hub) = hub();
+    let mut hub = Hub::new();
     let (mut admin, mut node) = (hub.admin(), hub.node("edge"));
     node.post("/api/v1/nodes", &json!({"metadata": {"name": "edge"}})).expect(201);
     let leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
@@ -331,8 +325,8 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
         .send("PATCH", "/api/v1/nodes/edge/status", &patch, br#"{"status": {"phase": "Pending"}}"#)
         .expect(200);
     admin.delete("/api/v1/nodes/edge").expect(200);
-    hub.terminate();
-    let text = std::fs::read_to_string(folder.0.join("audit.log")).unwrap();
+    hub.stop("TERM");
+    let text = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let shown: Vec<String> = lines
         .iter()
@@ -364,21 +358,22 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
 
 #[test]
 fn a_backup_taken_while_the_hub_runs_brings_everything_back() {
-    let (folder, hub) = hub();
+    let (data, copy) = (scratch(), scratch());
+    let hub = Hub::start(data.path());
     let mut admin = hub.admin();
     admin.post(MAPS, &json!({"metadata": {"name": "kept"}})).expect(201);
-    let (file, copy) = (folder.0.join("backup"), Folder::new());
+    let file = data.path().join("backup");
     let program = |words: &[&str], data: &std::path::Path| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
         command.args(words).arg(&file).arg("--data-dir").arg(data).output().unwrap()
     };
-    let made = program(&["backup"], &folder.0);
+    let made = program(&["backup"], data.path());
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let later = admin.post(MAPS, &json!({"metadata": {"name": "later"}})).expect(201);
-    let running = program(&["restore"], &folder.0);
+    let running = program(&["restore"], data.path());
     assert!(String::from_utf8_lossy(&running.stderr).contains("one hub per data directory"));
     hub.terminate();
-    for place in [&folder.0, &copy.0] {
+    for place in [data.path(), copy.path()] {
         let done = program(&["restore"], place);
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let hub = Hub::start(place);
@@ -387,7 +382,7 @@ fn a_backup_taken_while_the_hub_runs_brings_everything_back() {
         client.get(&format!("{MAPS}/later")).expect(404);
         // the nodes' credentials are of the same authority, so they stay good
         hub.node("edge").get("/api/v1/nodes/edge").expect(404);
-        if place == &folder.0 {
+        if place == data.path() {
             let number = |value: &Value| {
                 value["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap()
             };
@@ -461,7 +456,7 @@ fn samples(name: &str) -> Vec<(&'static str, Value)> {
 
 #[test]
 fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored_by_every_write() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     // a field that stands twice is lost on the way through a value
     let twice = |object: &Value| {
@@ -550,7 +545,7 @@ fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored_by_every_wri
 
 #[test]
 fn a_dry_run_of_anything_stores_nothing() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     for (collection, object) in samples("one") {
         client.post(&format!("{collection}?fieldValidation=Ignore"), &object).expect(201);

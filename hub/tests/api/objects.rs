@@ -3,19 +3,13 @@
 //! Each test has its own hub. What kubectl makes of it is judged in the kubectl tests; here stands what kubectl does not show:
 //! versions, order, exact refusals, and the forms that our own agents ask for.
 
-use crate::server::{Client, Folder, Hub};
+use crate::server::{Client, Hub, scratch};
 use serde_json::{Value, json};
 
 const NODES: &str = "/api/v1/nodes";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 const JSON: (&str, &str) = ("content-type", "application/json");
-
-fn hub() -> (Folder, Hub) {
-    let folder = Folder::new();
-    let hub = Hub::start(&folder.0);
-    (folder, hub)
-}
 
 fn map(name: &str, data: &str) -> Value {
     json!({"metadata": {"name": name}, "data": {"k": data}})
@@ -35,7 +29,7 @@ fn names(list: &Value) -> Vec<&str> {
 
 #[test]
 fn an_object_lives_from_create_to_delete() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let made = client.post(MAPS, &map("a", "1")).expect(201);
     assert_eq!(
@@ -72,7 +66,7 @@ fn an_object_lives_from_create_to_delete() {
 
 #[test]
 fn bodies_paths_and_methods_are_refused_as_upstream_refuses_them() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.get("/apis/apps/v1/deployments").refused(404, "the server could not find the requested resource");
     client
@@ -101,14 +95,14 @@ fn bodies_paths_and_methods_are_refused_as_upstream_refuses_them() {
         .get(&format!("{NODES}?fieldSelector=spec.foo%3D1"))
         .refused(400, "field label not supported: spec.foo");
     client.get(&format!("{NODES}?resourceVersion=999999999")).expect(504);
-    let mut anonymous = Client::anonymous(&hub);
+    let mut anonymous = hub.anonymous();
     anonymous.get(NODES).refused(401, "Unauthorized");
     assert_eq!(anonymous.get("/healthz").body, b"ok");
 }
 
 #[test]
 fn an_object_stays_where_the_request_says() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &map("a", "1")).expect(201);
     let path = format!("{MAPS}/a");
@@ -131,7 +125,7 @@ fn an_object_stays_where_the_request_says() {
 
 #[test]
 fn a_deletion_that_contradicts_itself_deletes_nothing() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &map("a", "1")).expect(201);
     let path = format!("{MAPS}/a");
@@ -153,7 +147,7 @@ fn a_deletion_that_contradicts_itself_deletes_nothing() {
 
 #[test]
 fn parts_that_nobody_set_are_there_to_be_added_to() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
     let mut made = node("n");
@@ -176,7 +170,7 @@ fn parts_that_nobody_set_are_there_to_be_added_to() {
 
 #[test]
 fn answers_for_the_eye_have_lines() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let mut lines = |path: &str, agent: &str| {
         let reply = client.send("GET", path, &[("user-agent", agent)], b"");
@@ -198,7 +192,7 @@ fn answers_for_the_eye_have_lines() {
 
 #[test]
 fn every_patch_format_changes_what_it_says_and_nothing_else() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(NODES, &node("n")).expect(201);
     let path = format!("{NODES}/n");
@@ -245,7 +239,7 @@ fn every_patch_format_changes_what_it_says_and_nothing_else() {
 fn a_patch_without_a_version_never_meets_a_conflict_and_none_is_lost() {
     const CLIENTS: usize = 8;
     const PATCHES: usize = 12;
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &map("shared", "1")).expect(201);
     let path = format!("{MAPS}/shared");
@@ -275,7 +269,7 @@ fn a_patch_without_a_version_never_meets_a_conflict_and_none_is_lost() {
 
 #[test]
 fn config_sources_are_stored_warned_about_or_refused() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(NODES, &node("n")).expect(201);
     let path = format!("{NODES}/n");
@@ -296,7 +290,7 @@ fn config_sources_are_stored_warned_about_or_refused() {
 
 #[test]
 fn leases_follow_their_own_rules_and_go_with_their_node() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let made = client.post(NODES, &node("n")).expect(201);
     let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "n", "uid": made["metadata"]["uid"]});
@@ -312,20 +306,20 @@ fn leases_follow_their_own_rules_and_go_with_their_node() {
     client.patch("merge", &path, &renewal).expect(200);
     assert_eq!(client.patch("merge", &path, &json!({"spec": {"leaseDurationSeconds": 0}})).code, 422);
     let mut watch = client.watch(&format!("{LEASES}?watch=true&fieldSelector=metadata.name%3Dn"));
-    assert_eq!(watch.told(), "ADDED n");
+    assert_eq!(watch.event(), "ADDED n");
     client.delete(&format!("{NODES}/n")).expect(200);
-    assert_eq!(watch.told(), "DELETED n");
+    assert_eq!(watch.event(), "DELETED n");
     // a lease of an owner that never was goes too
     let orphan = json!({"metadata": {"name": "o", "ownerReferences": [owner]}});
     let made = client.post(LEASES, &orphan).expect(201);
     let since = version(&made);
     let query = format!("watch=true&fieldSelector=metadata.name%3Do&resourceVersion={since}");
-    assert_eq!(client.watch(&format!("{LEASES}?{query}")).told(), "DELETED o");
+    assert_eq!(client.watch(&format!("{LEASES}?{query}")).event(), "DELETED o");
 }
 
 #[test]
 fn our_agents_get_the_smallest_answers() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let minimal = [JSON, ("prefer", "return=minimal")];
     let made = client.send("POST", NODES, &minimal, node("n").to_string().as_bytes());
@@ -333,7 +327,7 @@ fn our_agents_get_the_smallest_answers() {
     let merge = [("content-type", "application/merge-patch+json"), ("prefer", "return=minimal")];
     let patched =
         client.send("PATCH", &format!("{NODES}/n"), &merge, br#"{"metadata":{"labels":{"a":"b"}}}"#);
-    assert_eq!(patched.head, "HTTP/1.1 204 No Content\r\n\r\n");
+    assert_eq!(patched.head(), "HTTP/1.1 204 No Content\r\n\r\n");
     let partial = [("accept", "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1")];
     let found = client.send("GET", &format!("{NODES}/n"), &partial, b"").expect(200);
     assert_eq!(
@@ -345,7 +339,7 @@ fn our_agents_get_the_smallest_answers() {
 
 #[test]
 fn a_watch_tells_every_change_once_and_in_order() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &map("a", "1")).expect(201);
     let listed = version(&client.get(MAPS).expect(200));
@@ -359,10 +353,10 @@ fn a_watch_tells_every_change_once_and_in_order() {
     client.patch("merge", &format!("{MAPS}/a"), &label("iron")).expect(200);
     client.delete(&format!("{MAPS}/a")).expect(200);
     for expect in ["ADDED b", "MODIFIED a", "MODIFIED a", "MODIFIED a", "DELETED a"] {
-        assert_eq!(all.told(), expect);
+        assert_eq!(all.event(), expect);
     }
     for expect in ["ADDED a", "MODIFIED a", "DELETED a"] {
-        assert_eq!(gold.told(), expect);
+        assert_eq!(gold.event(), expect);
     }
     // the same again from the past
     let mut replay =
@@ -380,14 +374,14 @@ fn a_watch_tells_every_change_once_and_in_order() {
 
 #[test]
 fn a_streamed_list_ends_with_its_bookmark_and_a_watch_ends_with_one() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     for name in ["b", "a"] {
         client.post(MAPS, &map(name, "1")).expect(201);
     }
     let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&timeoutSeconds=1";
     let mut watch = client.watch(&format!("{MAPS}?{query}"));
-    assert_eq!((watch.told(), watch.told()), ("ADDED a".to_owned(), "ADDED b".to_owned()));
+    assert_eq!((watch.event(), watch.event()), ("ADDED a".to_owned(), "ADDED b".to_owned()));
     let bookmark = watch.next().unwrap();
     assert_eq!((&bookmark["type"], &bookmark["object"]["kind"]), (&json!("BOOKMARK"), &json!("ConfigMap")));
     assert_eq!(bookmark["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
@@ -402,7 +396,7 @@ fn a_streamed_list_ends_with_its_bookmark_and_a_watch_ends_with_one() {
 
 #[test]
 fn pages_of_a_list_are_one_state() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     for name in ["a", "b", "c", "d"] {
         client.post(MAPS, &map(name, "1")).expect(201);
@@ -424,7 +418,7 @@ fn pages_of_a_list_are_one_state() {
 
 #[test]
 fn finalizers_preconditions_and_collections_are_honoured_by_delete() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/held");
     let held = json!({"metadata": {"name": "held", "finalizers": ["example.com/hold"]}});
@@ -450,23 +444,23 @@ fn finalizers_preconditions_and_collections_are_honoured_by_delete() {
 
 #[test]
 fn a_deleted_namespace_takes_its_content_with_it() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post("/api/v1/namespaces", &json!({"metadata": {"name": "team"}})).expect(201);
     let maps = "/api/v1/namespaces/team/configmaps";
     client.post(maps, &map("a", "1")).expect(201);
     client.post(maps, &json!({"metadata": {"name": "held", "finalizers": ["example.com/hold"]}})).expect(201);
     let mut watch = client.watch("/api/v1/namespaces?watch=true&fieldSelector=metadata.name%3Dteam");
-    assert_eq!(watch.told(), "ADDED team");
+    assert_eq!(watch.event(), "ADDED team");
     let marked = client.delete("/api/v1/namespaces/team").expect(200);
     assert_eq!(marked["status"]["phase"], "Terminating");
     assert_eq!(client.post(maps, &map("late", "1")).code, 403);
     let released = json!({"metadata": {"finalizers": null}});
     // the deletion of the namespace marks the same object meanwhile, and the patch is applied to what is there then
     client.patch("merge", &format!("{maps}/held"), &released).expect(200);
-    let mut told = watch.told();
+    let mut told = watch.event();
     while told == "MODIFIED team" {
-        told = watch.told();
+        told = watch.event();
     }
     assert_eq!(told, "DELETED team");
     assert_eq!(names(&client.get(maps).expect(200)), Vec::<&str>::new());
@@ -474,7 +468,7 @@ fn a_deleted_namespace_takes_its_content_with_it() {
 
 #[test]
 fn owners_are_orphaned_or_foreground_deleted_as_asked() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     let owned = |client: &mut Client, owner: &str, name: &str| {
         let owner = client.post(MAPS, &map(owner, "1")).expect(201);
@@ -485,7 +479,7 @@ fn owners_are_orphaned_or_foreground_deleted_as_asked() {
     let finish = |client: &mut Client, owner: &str, policy: &str| {
         let mut watch = client.watch(&format!("{MAPS}?watch=true&fieldSelector=metadata.name%3D{owner}"));
         client.delete(&format!("{MAPS}/{owner}?propagationPolicy={policy}")).expect(200);
-        while watch.told() != format!("DELETED {owner}") {}
+        while watch.event() != format!("DELETED {owner}") {}
     };
     owned(&mut client, "o1", "d1");
     finish(&mut client, "o1", "Orphan");
@@ -518,13 +512,13 @@ fn owners_are_orphaned_or_foreground_deleted_as_asked() {
     let middle = client.get(&format!("{MAPS}/d4")).expect(200);
     assert_eq!(middle["metadata"]["finalizers"], json!(["foregroundDeletion"]));
     client.patch("merge", &format!("{MAPS}/e4"), &json!({"metadata": {"finalizers": null}})).expect(200);
-    while gone.told() != "DELETED o4" {}
+    while gone.event() != "DELETED o4" {}
     assert_eq!(client.delete(&format!("{MAPS}/d1?propagationPolicy=Nonsense")).code, 422);
 }
 
 #[test]
 fn tables_have_upstreams_columns() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut client = hub.admin();
     client.post(NODES, &node("n")).expect(201);
     let accept = [("accept", "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")];
@@ -544,7 +538,7 @@ fn tables_have_upstreams_columns() {
 
 #[test]
 fn a_node_credential_reaches_what_is_its_own() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let (mut admin, mut agent) = (hub.admin(), hub.node("edge-1"));
     agent.post(NODES, &node("edge-1")).expect(201);
     assert_eq!(agent.post(NODES, &node("edge-2")).code, 403);
@@ -556,7 +550,7 @@ fn a_node_credential_reaches_what_is_its_own() {
     admin.patch("merge", &format!("{NODES}/edge-1"), &source).expect(200);
     agent.get(&path).expect(200);
     let mut watch = agent.watch(&format!("{NODES}?watch=true&fieldSelector=metadata.name%3Dedge-1"));
-    assert_eq!(watch.told(), "ADDED edge-1");
+    assert_eq!(watch.event(), "ADDED edge-1");
     assert_eq!(agent.get(&format!("{NODES}?watch=true")).code, 403);
     agent.put(&format!("{LEASES}/edge-1"), &json!({"metadata": {"name": "edge-1"}})).expect(201);
     assert_eq!(agent.send("GET", &path, &[("impersonate-user", "admin")], b"").code, 403);
@@ -566,18 +560,19 @@ fn a_node_credential_reaches_what_is_its_own() {
 
 #[test]
 fn a_stop_ends_watches_and_a_start_goes_on_from_the_same_version() {
-    let (folder, hub) = hub();
+    let data = scratch();
+    let hub = Hub::start(data.path());
     let mut client = hub.admin();
     let made = client.post(MAPS, &map("a", "1")).expect(201);
     let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={}", version(&made)));
     hub.terminate();
     assert!(watch.next().is_none());
-    let hub = Hub::start(&folder.0);
+    let hub = Hub::start(data.path());
     let mut client = hub.admin();
     // the version of a clean stop is still good, an older one must list again
     let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={}", version(&made)));
     client.post(MAPS, &map("b", "1")).expect(201);
-    assert_eq!(watch.told(), "ADDED b");
+    assert_eq!(watch.event(), "ADDED b");
     let older = version(&made).parse::<u64>().unwrap() - 1;
     let refused = client.get(&format!("{MAPS}?watch=true&resourceVersion={older}")).expect(410);
     assert_eq!(refused["reason"], "Expired");
@@ -585,7 +580,7 @@ fn a_stop_ends_watches_and_a_start_goes_on_from_the_same_version() {
 
 #[test]
 fn a_refusal_is_read_by_who_sent_a_large_body() {
-    let (_folder, hub) = hub();
+    let hub = Hub::new();
     let mut node = hub.node("n");
     // larger than what the sockets between hold: a hub that answers and closes would break the connection
     let large = map("m", &"x".repeat(200 * 1024)).to_string();
@@ -596,7 +591,7 @@ fn a_refusal_is_read_by_who_sent_a_large_body() {
     // an honest request on the same connection is answered
     node.post(NODES, &json!({"metadata": {"name": "n"}})).expect(201);
     // wherever it goes, and whoever sends it
-    let (mut admin, mut nobody) = (hub.admin(), Client::anonymous(&hub));
+    let (mut admin, mut nobody) = (hub.admin(), hub.anonymous());
     for (method, path, code) in [
         ("POST", "/api/v1/gizmos", 404),
         ("POST", &*format!("{MAPS}/m/nothing"), 404),

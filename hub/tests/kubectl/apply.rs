@@ -28,7 +28,7 @@ fn data(kubectl: &Kubectl, name: &str) -> Value {
 
 #[test]
 fn a_file_is_applied_on_the_server_again_and_again() {
-    with_every_kubectl("ssa", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         assert_eq!(kubectl.ok("apply --server-side -f m.yaml"), "configmap/m serverside-applied\n");
         assert_eq!(managers(kubectl, "m"), ["kubectl Apply"]);
@@ -54,7 +54,7 @@ fn a_file_is_applied_on_the_server_again_and_again() {
 
 #[test]
 fn conflicts_are_shown_and_forced() {
-    with_every_kubectl("ssa-conflicts", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply --server-side --field-manager=team -f m.yaml");
         kubectl.file("m.yaml", MAP.replace("\"1\"", "\"one\""));
@@ -80,7 +80,7 @@ fn conflicts_are_shown_and_forced() {
 
 #[test]
 fn who_applied_on_the_client_goes_over_to_the_server() {
-    with_every_kubectl("ssa-migration", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply -f m.yaml");
         assert_eq!(managers(kubectl, "m"), ["kubectl-client-side-apply Update"]);
@@ -104,7 +104,7 @@ fn who_applied_on_the_client_goes_over_to_the_server() {
 
 #[test]
 fn what_others_set_since_client_side_apply_is_a_conflict() {
-    with_every_kubectl("ssa-since", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.file("theirs.yaml", MAP.replace("\"2\"", "\"two\""));
         kubectl.ok("apply -f m.yaml");
@@ -118,7 +118,7 @@ fn what_others_set_since_client_side_apply_is_a_conflict() {
 
 #[test]
 fn managers_are_shown_only_when_asked_for() {
-    with_every_kubectl("ssa-shown", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply --server-side -f m.yaml");
         if kubectl.version != "1.20" {
@@ -150,7 +150,7 @@ spec:
 
 #[test]
 fn a_daemon_set_is_applied_restarted_and_kustomized() {
-    with_every_kubectl("ssa-daemonset", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("ds.yaml", SET);
         assert_eq!(kubectl.ok("apply --server-side -f ds.yaml"), "daemonset.apps/agent serverside-applied\n");
         kubectl.file("other.yaml", SET.replace("agent:1", "agent:2"));

@@ -10,35 +10,42 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::programs::{Hub, VERSIONS, contains, directory};
+use crate::programs::{VERSIONS, contains};
+use crate::server::{Hub, Outcome, run, scratch};
 
-fn hub(words: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_kedge-hub")).args(words).output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
+fn hub(words: &[&str]) -> Outcome {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
+    command.args(words);
+    run(command, "")
 }
 
-fn serve(data_dir: &Path, listen: &str) -> (Option<i32>, String, String) {
+fn serve(data_dir: &Path, listen: &str) -> Outcome {
     hub(&["serve", "--data-dir", data_dir.to_str().unwrap(), "--listen", listen])
 }
 
+/// A command that prints nothing on standard output and explains itself on standard error.
+#[track_caller]
+fn fails(outcome: &Outcome, code: i32, parts: &[&str]) {
+    assert_eq!((outcome.code, outcome.out.as_str()), (Some(code), ""));
+    contains(&outcome.err, parts);
+}
+
 #[test]
-fn help_and_version_go_to_standard_output_and_mistakes_to_standard_error() {
-    let (code, out, _) = hub(&["--help"]);
-    assert_eq!(code, Some(0));
-    contains(&out, &["kedge-hub serve", "node-kubeconfig NAME", "--tls-san", "Exit status"]);
-    let (code, out, _) = hub(&["--version"]);
-    assert_eq!((code, out), (Some(0), format!("kedge-hub {}\n", env!("CARGO_PKG_VERSION"))));
-    let (code, out, err) = hub(&["serve", "--listen", "nonsense"]);
-    assert_eq!((code, out.as_str()), (Some(2), ""));
-    contains(&err, &["--listen is \"nonsense\"", "see kedge-hub --help"]);
-    assert_eq!(hub(&[]).0, Some(2));
+fn help_goes_to_stdout_and_mistakes_to_stderr() {
+    let help = hub(&["--help"]);
+    assert_eq!(help.code, Some(0));
+    contains(&help.out, &["kedge-hub serve", "node-kubeconfig NAME", "--tls-san", "Exit status"]);
+    let version = hub(&["--version"]);
+    assert_eq!((version.code, version.out), (Some(0), format!("kedge-hub {}\n", env!("CARGO_PKG_VERSION"))));
+    let listen = hub(&["serve", "--listen", "nonsense"]);
+    fails(&listen, 2, &["--listen is \"nonsense\"", "see kedge-hub --help"]);
+    assert_eq!(hub(&[]).code, Some(2));
 }
 
 #[test]
 fn a_hub_starts_in_an_empty_directory_and_stops_when_asked() {
-    let parent = directory("starts");
-    let mut hub = Hub::start_in(parent.join("new/hub"), &[]);
+    let parent = scratch();
+    let mut hub = Hub::start(&parent.path().join("new/hub"));
     for (file, mode) in [
         ("admin.kubeconfig", 0o600),
         ("pki/ca.pem", 0o600),
@@ -61,31 +68,23 @@ fn a_hub_starts_in_an_empty_directory_and_stops_when_asked() {
     assert!(took < Duration::from_secs(10), "{took:?}");
     hub.restart("TERM");
     assert_eq!(hub.stop("INT").0, Some(0));
-    fs::remove_dir_all(parent).unwrap();
 }
 
 #[test]
 fn what_hinders_a_start_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let data = directory("hinders");
-    let check = |result: (Option<i32>, String, String), parts: &[&str]| {
-        assert_eq!((result.0, result.1.as_str()), (Some(1), ""));
-        contains(&result.2, parts);
-    };
-    check(serve(&data, &address), &["cannot listen on", &address, "another program does"]);
-    check(serve(&data, "192.0.2.1:0"), &["cannot listen on 192.0.2.1:0", "no such address"]);
-    fs::write(data.join("file"), "").unwrap();
-    check(serve(&data.join("file/hub"), "127.0.0.1:0"), &["cannot write", "file/hub"]);
-    fs::remove_dir_all(data).unwrap();
+    let data = scratch();
+    fails(&serve(data.path(), &address), 1, &["cannot listen on", &address, "another program does"]);
+    fails(&serve(data.path(), "192.0.2.1:0"), 1, &["cannot listen on 192.0.2.1:0", "no such address"]);
+    fs::write(data.path().join("file"), "").unwrap();
+    fails(&serve(&data.path().join("file/hub"), "127.0.0.1:0"), 1, &["cannot write", "file/hub"]);
 }
 
 #[test]
 fn two_hubs_do_not_share_a_directory() {
-    let hub = Hub::start("shared");
-    let (code, _, err) = serve(&hub.data_dir, "127.0.0.1:0");
-    assert_eq!(code, Some(1));
-    contains(&err, &[hub.data_dir.to_str().unwrap()]);
+    let hub = Hub::new();
+    fails(&serve(&hub.data_dir, "127.0.0.1:0"), 1, &[hub.data_dir.to_str().unwrap()]);
     assert_eq!(
         fs::read_to_string(hub.data_dir.join("server-url")).unwrap(),
         format!("{}\n", hub.url),
@@ -95,32 +94,29 @@ fn two_hubs_do_not_share_a_directory() {
 
 #[test]
 fn a_damaged_authority_stops_the_start_and_stays_as_it_is() {
-    let mut hub = Hub::start("damaged");
+    let mut hub = Hub::new();
     hub.stop("TERM");
     let path = hub.data_dir.join("pki/ca.pem");
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-    let (code, _, err) = serve(&hub.data_dir, "127.0.0.1:0");
-    assert_eq!(code, Some(1));
-    contains(&err, &["pki/ca.pem", "not replacing it", "restore the file from a backup"]);
+    let damaged = serve(&hub.data_dir, "127.0.0.1:0");
+    fails(&damaged, 1, &["pki/ca.pem", "not replacing it", "restore the file from a backup"]);
     assert_eq!(fs::read(&path).unwrap(), &whole[..whole.len() / 2]);
     fs::remove_file(&path).unwrap();
-    contains(&serve(&hub.data_dir, "127.0.0.1:0").2, &["pki/ca.pem", "missing"]);
-    let said = hub.command(&["node-kubeconfig", "edge-1"]);
-    assert_eq!((said.code, said.out.as_str()), (Some(1), ""));
-    contains(&said.err, &["pki/ca.pem"]);
+    fails(&serve(&hub.data_dir, "127.0.0.1:0"), 1, &["pki/ca.pem", "missing"]);
+    fails(&hub.command(&["node-kubeconfig", "edge-1"]), 1, &["pki/ca.pem"]);
 }
 
 #[test]
 fn node_credentials_are_printed_whether_the_hub_runs_or_not() {
-    let mut hub = Hub::start("credentials");
+    let mut hub = Hub::new();
     let running = hub.command(&["node-kubeconfig", "edge-1"]);
     hub.stop("TERM");
     let stopped = hub.command(&["node-kubeconfig", "edge-1"]);
-    for said in [&running, &stopped] {
-        assert_eq!(said.code, Some(0), "{}", said.err);
+    for outcome in [&running, &stopped] {
+        assert_eq!(outcome.code, Some(0), "{}", outcome.err);
         contains(
-            &said.out,
+            &outcome.out,
             &[&format!("server: \"{}\"", hub.url), "user: \"system:node:edge-1\"", "client-key-data: "],
         );
     }
@@ -128,17 +124,16 @@ fn node_credentials_are_printed_whether_the_hub_runs_or_not() {
     let elsewhere = hub.command(&["node-kubeconfig", "edge-1", "--advertise", "hub.example:8443"]);
     contains(&elsewhere.out, &["server: \"https://hub.example:8443\""]);
     assert_eq!(hub.command(&["node-kubeconfig", "Edge_1"]).code, Some(2));
-    let empty = directory("credentials-empty");
-    let (code, out, err) = self::hub(&["node-kubeconfig", "a", "--data-dir", empty.to_str().unwrap()]);
-    assert_eq!((code, out.as_str()), (Some(1), ""));
-    contains(&err, &["no certificate authority in", "kedge-hub serve"]);
-    assert_eq!(fs::read_dir(&empty).unwrap().count(), 0, "and nothing was made");
-    fs::remove_dir_all(empty).unwrap();
+    let empty = scratch();
+    let without_authority =
+        self::hub(&["node-kubeconfig", "a", "--data-dir", empty.path().to_str().unwrap()]);
+    fails(&without_authority, 1, &["no certificate authority in", "kedge-hub serve"]);
+    assert_eq!(fs::read_dir(empty.path()).unwrap().count(), 0, "nothing is created");
 }
 
 #[test]
 fn the_advertised_name_stands_in_kubeconfigs_and_in_the_certificate() {
-    let hub = Hub::start_in(directory("advertise"), &["--advertise", "hub.invalid", "--tls-san", "10.9.8.7"]);
+    let hub = Hub::with(&["--advertise", "hub.invalid", "--tls-san", "10.9.8.7"]);
     let port = hub.url.rsplit_once(':').unwrap().1;
     assert_eq!(hub.url, format!("https://hub.invalid:{port}"));
     contains(&hub.command(&["node-kubeconfig", "a"]).out, &[&hub.url]);
@@ -152,8 +147,8 @@ fn the_advertised_name_stands_in_kubeconfigs_and_in_the_certificate() {
         for name in ["hub.invalid", "10.9.8.7", "localhost"] {
             kubectl.ok(&format!("{reached} --tls-server-name {name}"));
         }
-        let said = kubectl.fails(&format!("{reached} --tls-server-name elsewhere.invalid"));
-        contains(&said, &["certificate is valid for", "hub.invalid", "not elsewhere.invalid"]);
+        let error = kubectl.fails(&format!("{reached} --tls-server-name elsewhere.invalid"));
+        contains(&error, &["certificate is valid for", "hub.invalid", "not elsewhere.invalid"]);
     }
 }
 
@@ -163,9 +158,9 @@ fn the_hub_is_reached_over_ipv6_and_on_every_address() {
         eprintln!("SKIPPED: this machine has no IPv6 loopback");
         return;
     }
-    let loopback = Hub::start_in(directory("ipv6"), &["--listen", "[::1]:0"]);
+    let loopback = Hub::with(&["--listen", "[::1]:0"]);
     assert!(loopback.url.starts_with("https://[::1]:"), "{}", loopback.url);
-    let every = Hub::start_in(directory("every"), &["--listen", "[::]:0"]);
+    let every = Hub::with(&["--listen", "[::]:0"]);
     assert!(every.url.starts_with("https://[::1]:"), "{}", every.url);
     contains(&every.log(), &["listening on every address without --advertise: node kubeconfigs will name"]);
     let port = every.url.rsplit_once(':').unwrap().1;
@@ -184,26 +179,25 @@ fn the_hub_is_reached_over_ipv6_and_on_every_address() {
 
 #[test]
 fn systemd_hears_of_the_start_and_of_the_stop() {
-    let data = directory("systemd");
-    let path = data.join("notify");
+    let data = scratch();
+    let path = data.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut child = Command::new(env!("CARGO_BIN_EXE_kedge-hub"))
         .args(["serve", "--listen", "127.0.0.1:0", "--data-dir"])
-        .arg(data.join("hub"))
+        .arg(data.path().join("hub"))
         .env("NOTIFY_SOCKET", &path)
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
         .spawn()
         .unwrap();
-    let heard = || {
+    let next_message = || {
         let mut bytes = [0; 256];
         let length = socket.recv(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes[..length]).into_owned()
     };
-    contains(&heard(), &["READY=1"]);
+    contains(&next_message(), &["READY=1"]);
     Command::new("kill").arg(child.id().to_string()).status().unwrap();
-    contains(&heard(), &["STOPPING=1"]);
+    contains(&next_message(), &["STOPPING=1"]);
     assert!(child.wait().unwrap().success());
-    fs::remove_dir_all(data).unwrap();
 }

@@ -4,7 +4,8 @@
 //! Holds: every kind of the table is made, listed, described, explained and put back with every kubectl, so a new kind that kubectl
 //! cannot handle fails here.
 
-use crate::programs::{Hub, Kubectl, contains, table, with_every_kubectl};
+use crate::programs::{Kubectl, contains, table, with_every_kubectl};
+use crate::server::Hub;
 use kedge_hub_core::kinds::KINDS;
 use serde_json::{Value, json};
 
@@ -37,7 +38,7 @@ fn signing_request(name: &str, signer: &str, request: &str) -> Value {
 
 #[test]
 fn objects_are_printed_in_every_form() {
-    with_every_kubectl("forms", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("maps.yaml", MAPS);
         kubectl.ok("apply -f maps.yaml");
         kubectl.ok("create secret generic s --from-literal=a=b");
@@ -104,7 +105,7 @@ const COMMANDS: usize = 100;
 
 #[test]
 fn watches_tell_what_changes_in_every_form() {
-    with_every_kubectl("watches", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.ok("create cm before --from-literal=a=1");
         let only = kubectl.start("get cm --watch-only --no-headers -o custom-columns=N:.metadata.name");
         let events = kubectl.start(
@@ -164,7 +165,7 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
 
 #[test]
 fn every_kind_is_listed_described_explained_and_put_back() {
-    with_every_kubectl("kinds", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let objects = one_of_each(hub, kubectl);
         assert_eq!(objects.len(), KINDS.len(), "an object of every kind stands above");
         let all: Vec<String> = KINDS.iter().map(|kind| format!("{}/one", kind.resource_name())).collect();
@@ -203,7 +204,7 @@ fn every_kind_is_listed_described_explained_and_put_back() {
 
 #[test]
 fn generators_make_what_they_print() {
-    with_every_kubectl("generators", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("settings.env", "A=1\nB=two\n");
         kubectl.file("config.json", "{\"auths\": {}}");
         let generated = [
@@ -238,7 +239,7 @@ fn generators_make_what_they_print() {
 
 #[test]
 fn a_status_is_read_patched_replaced_and_edited_by_itself() {
-    with_every_kubectl("subresource", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         if kubectl.version == "1.20" {
             return;
         }
@@ -271,7 +272,7 @@ fn a_status_is_read_patched_replaced_and_edited_by_itself() {
 
 #[test]
 fn what_a_file_no_longer_has_is_pruned_and_differences_are_told() {
-    with_every_kubectl("prune", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("maps.yaml", MAPS);
         kubectl.ok("apply -f maps.yaml");
         kubectl.file("maps.yaml", MAPS.split("---").next().unwrap());
@@ -301,7 +302,7 @@ fn what_a_file_no_longer_has_is_pruned_and_differences_are_told() {
 
 #[test]
 fn the_server_and_what_one_may_do_there_are_told_in_full() {
-    with_every_kubectl("server", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = kubectl.as_node(hub, "edge-1");
         let all = table(&kubectl.ok("auth can-i --list"));
         assert_eq!(all[0], ["Resources", "Non-Resource URLs", "Resource Names", "Verbs"]);
@@ -359,7 +360,7 @@ fn the_server_and_what_one_may_do_there_are_told_in_full() {
 
 #[test]
 fn taints_are_set_changed_and_taken_off() {
-    with_every_kubectl("taints", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = kubectl.as_node(hub, "edge-1");
         node.ok_with(
             "create -f -",
@@ -403,7 +404,7 @@ fn kubeconfig(hub: &Hub, certificate: &str, key: &str) -> String {
 
 #[test]
 fn certificates_are_asked_for_approved_denied_and_used() {
-    with_every_kubectl("certificates", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let (request, key) = certificate_request("jane", "people");
         kubectl.ok_with("create -f -", &signing_request("jane", CLIENT_SIGNER, &request).to_string());
         contains(&kubectl.ok("get csr jane"), &["Pending", CLIENT_SIGNER, "admin"]);

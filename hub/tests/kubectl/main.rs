@@ -8,5 +8,7 @@ mod command_line;
 mod forms;
 mod nodes;
 mod programs;
+#[path = "../server/mod.rs"]
+mod server;
 mod tour;
 mod workloads;

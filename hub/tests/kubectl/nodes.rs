@@ -2,7 +2,8 @@
 //!
 //! Holds: every refusal is checked by its words, because they are upstream's and people search for them.
 
-use crate::programs::{Hub, Kubectl, contains, with_every_kubectl};
+use crate::programs::{Kubectl, contains, with_every_kubectl};
+use crate::server::Hub;
 use serde_json::{Value, json};
 
 fn json(text: &str) -> Value {
@@ -25,7 +26,7 @@ fn forbidden(said: &str, resource: &str, reason: &str) {
 
 #[test]
 fn a_node_sees_itself_and_nobody_else() {
-    with_every_kubectl("sees-itself", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         registered(hub, kubectl, "edge-2");
         assert_eq!(node.ok("get node edge-1 -o name"), "node/edge-1\n");
@@ -61,7 +62,7 @@ fn a_node_sees_itself_and_nobody_else() {
 
 #[test]
 fn a_node_reads_the_config_map_assigned_to_it_while_it_is() {
-    with_every_kubectl("reads-config", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         let other = registered(hub, kubectl, "edge-2");
         kubectl.ok("create configmap x --from-literal=kubelet=maxPods");
@@ -109,7 +110,7 @@ fn a_node_reads_the_config_map_assigned_to_it_while_it_is() {
 
 #[test]
 fn a_node_changes_its_status_and_not_what_is_asked_of_it() {
-    with_every_kubectl("status", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         registered(hub, kubectl, "edge-2");
         let refused = |patch: Value, reason: &str| {
@@ -164,7 +165,7 @@ fn a_node_changes_its_status_and_not_what_is_asked_of_it() {
 
 #[test]
 fn a_node_keeps_its_own_lease_and_reports_its_own_events() {
-    with_every_kubectl("lease", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         let lease = |namespace: &str, name: &str| {
             json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name, "namespace": namespace},
@@ -214,7 +215,7 @@ fn a_node_keeps_its_own_lease_and_reports_its_own_events() {
 
 #[test]
 fn a_lease_goes_with_its_node() {
-    with_every_kubectl("lease-gc", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         let uid = node.ok("get node edge-1 -o jsonpath={.metadata.uid}");
         let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "edge-1", "uid": uid});
@@ -230,7 +231,7 @@ fn a_lease_goes_with_its_node() {
 
 #[test]
 fn callers_without_our_certificate_get_health_and_version_only() {
-    with_every_kubectl("anonymous", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let admin = std::fs::read_to_string(hub.data_dir.join("admin.kubeconfig")).unwrap();
         let lines = |keep: &dyn Fn(&str) -> bool| {
             admin.lines().filter(|line| keep(line)).collect::<Vec<_>>().join("\n")
@@ -248,7 +249,7 @@ fn callers_without_our_certificate_get_health_and_version_only() {
         contains(&nobody.fails("get --raw /metrics"), &["Unauthorized"]);
 
         // a credential of another hub ends the handshake
-        let other = Hub::start(&format!("anonymous-other-{}", kubectl.version));
+        let other = Hub::new();
         let theirs = std::fs::read_to_string(other.data_dir.join("admin.kubeconfig")).unwrap();
         let field =
             |text: &str, name: &str| text.lines().find(|line| line.contains(name)).unwrap().to_owned();
@@ -272,7 +273,7 @@ fn callers_without_our_certificate_get_health_and_version_only() {
 /// The one test that takes a minute: the shortest silence after which a node is lost, on a real hub.
 #[test]
 fn a_silent_node_becomes_unknown_and_comes_back_by_its_own_word() {
-    let mut hub = Hub::start("lost");
+    let mut hub = Hub::new();
     let Some(kubectl) = hub.find_kubectl("1.36") else { return };
     let node = registered(&hub, &kubectl, "edge-1");
     let report = |time: &str| {

@@ -4,7 +4,8 @@
 
 use std::fs;
 
-use crate::programs::{Hub, Kubectl, VERSIONS, contains, table, with_every_kubectl};
+use crate::programs::{Kubectl, VERSIONS, contains, table, with_every_kubectl};
+use crate::server::Hub;
 use serde_json::{Value, json};
 
 const NODE: &str = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1", "labels": {
@@ -41,7 +42,7 @@ fn json(text: &str) -> Value {
 
 #[test]
 fn nodes_are_shown_in_every_output_form() {
-    with_every_kubectl("nodes", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         assert_eq!(kubectl.run("get nodes").err, "No resources found\n");
         register(hub, kubectl);
         let rows = table(&kubectl.ok("get nodes"));
@@ -77,7 +78,7 @@ fn nodes_are_shown_in_every_output_form() {
 
 #[test]
 fn a_node_is_described_with_everything_around_it() {
-    with_every_kubectl("describe", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         register(hub, kubectl);
         kubectl.ok_with(
             "create -f -",
@@ -123,7 +124,7 @@ fn a_node_is_described_with_everything_around_it() {
 
 #[test]
 fn config_maps_are_made_from_files_and_literals() {
-    with_every_kubectl("configmaps", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file(
             "kubelet.yaml",
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 20\n",
@@ -178,7 +179,7 @@ const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labe
 
 #[test]
 fn files_are_created_applied_replaced_and_deleted() {
-    with_every_kubectl("files", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         assert_eq!(kubectl.ok("apply -f m.yaml"), "configmap/m created\n");
         assert_eq!(kubectl.ok("apply -f m.yaml"), "configmap/m unchanged\n");
@@ -215,7 +216,7 @@ fn files_are_created_applied_replaced_and_deleted() {
 
 #[test]
 fn objects_are_edited_patched_labelled_and_annotated() {
-    with_every_kubectl("patches", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.ok_with("create -f -", MAP);
         let said = kubectl.with_editor("sed -i s/quarry/mill/", "edit configmap m");
         assert_eq!((said.code, said.out.as_str()), (Some(0), "configmap/m edited\n"), "{}", said.err);
@@ -253,7 +254,7 @@ fn objects_are_edited_patched_labelled_and_annotated() {
 
 #[test]
 fn a_config_is_assigned_to_a_node_by_patch() {
-    with_every_kubectl("assign", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         register(hub, kubectl);
         kubectl.ok("create configmap edge-settings --from-literal=kubelet=x");
         let uid = kubectl.ok("get cm edge-settings -o jsonpath={.metadata.uid}");
@@ -290,7 +291,7 @@ fn a_config_is_assigned_to_a_node_by_patch() {
 
 #[test]
 fn changes_are_watched() {
-    with_every_kubectl("watch", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.ok("create cm m --from-literal=a=1");
         let watch = kubectl.start("get cm --watch --no-headers -o custom-columns=N:.metadata.name,A:.data.a");
         assert_eq!(watch.line(), "m     1");
@@ -319,7 +320,7 @@ fn changes_are_watched() {
 
 #[test]
 fn errors_are_told_as_people_know_them() {
-    with_every_kubectl("errors", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("create -f m.yaml");
         let check = |line: &str, parts: &[&str]| contains(&kubectl.fails(line), parts);
@@ -377,7 +378,7 @@ fn errors_are_told_as_people_know_them() {
 
 #[test]
 fn the_server_is_discovered_and_says_who_it_is() {
-    with_every_kubectl("discovery", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         let resources = kubectl.ok("api-resources");
         contains(
             &resources,
@@ -416,7 +417,7 @@ fn the_server_is_discovered_and_says_who_it_is() {
 
 #[test]
 fn namespaces_are_made_and_events_are_listed() {
-    with_every_kubectl("events", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         assert_eq!(kubectl.ok("create namespace plant"), "namespace/plant created\n");
         assert_eq!(
             kubectl.ok("get ns plant -o jsonpath={.metadata.labels}"),
@@ -446,7 +447,7 @@ fn namespaces_are_made_and_events_are_listed() {
 
 #[test]
 fn nodes_are_cordoned_tainted_and_drained() {
-    with_every_kubectl("cordon", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         register(hub, kubectl);
         assert_eq!(kubectl.ok("cordon edge-1"), "node/edge-1 cordoned\n");
         contains(&kubectl.ok("get nodes"), &["Ready,SchedulingDisabled"]);
@@ -464,7 +465,7 @@ fn nodes_are_cordoned_tainted_and_drained() {
 
 #[test]
 fn a_dry_run_changes_nothing_and_a_forced_replacement_is_a_new_object() {
-    with_every_kubectl("dry-run", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         let shown = kubectl.ok("create cm m --from-literal=a=1 --dry-run=server -o name");
         assert_eq!(shown, "configmap/m\n");
         contains(&kubectl.fails("get cm m"), &["(NotFound)"]);
@@ -483,7 +484,7 @@ fn a_dry_run_changes_nothing_and_a_forced_replacement_is_a_new_object() {
 
 #[test]
 fn a_namespace_goes_with_what_is_in_it_and_system_namespaces_stay() {
-    with_every_kubectl("namespaces", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.ok("create ns plant");
         kubectl.ok("create cm m --from-literal=a=1 -n plant");
         assert_eq!(kubectl.ok("delete ns plant"), "namespace \"plant\" deleted\n");
@@ -498,7 +499,7 @@ fn a_namespace_goes_with_what_is_in_it_and_system_namespaces_stay() {
 
 #[test]
 fn people_ask_what_they_may_do_and_what_a_field_means() {
-    with_every_kubectl("reviews", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = kubectl.as_node(hub, "edge-1");
         let may = |who: &Kubectl, what: &str| who.run(&format!("auth can-i {what} -q")).code == Some(0);
         assert!(may(kubectl, "delete nodes"));
@@ -518,7 +519,7 @@ fn people_ask_what_they_may_do_and_what_a_field_means() {
 
 #[test]
 fn everything_is_still_there_after_a_restart() {
-    let mut hub = Hub::start("restart");
+    let mut hub = Hub::new();
     let mut seen = 0;
     for version in VERSIONS {
         let Some(kubectl) = hub.find_kubectl(version) else { continue };

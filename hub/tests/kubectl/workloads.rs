@@ -3,7 +3,8 @@
 //! The hub runs no DaemonSet controller and no kubelet here: each test plays the part of one, by the writes that upstream's
 //! would make. Holds: every answer of kubectl is checked, by the text of its version where they differ.
 
-use crate::programs::{Hub, Kubectl, contains, table, with_every_kubectl};
+use crate::programs::{Kubectl, contains, table, with_every_kubectl};
+use crate::server::Hub;
 use serde_json::{Value, json};
 
 const SET: &str = r#"apiVersion: apps/v1
@@ -67,7 +68,7 @@ fn controller(kubectl: &Kubectl, updated: u64) {
 
 #[test]
 fn a_rollout_is_followed_looked_up_and_undone() {
-    with_every_kubectl("rollout", |_, kubectl| {
+    with_every_kubectl(|_, kubectl| {
         kubectl.file("ds.yaml", SET);
         kubectl.ok("apply -f ds.yaml");
         let done = "daemon set \"agent\" successfully rolled out";
@@ -162,7 +163,7 @@ fn confirm(node: &Kubectl, pods: &[&str]) {
 
 #[test]
 fn a_node_with_pods_is_drained_once_people_say_how() {
-    with_every_kubectl("drain", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = node(hub, kubectl);
         let set = json(&kubectl.ok_with("create -f - -o json", SET));
         let owned = json!({"metadata": {"ownerReferences": owned_by_the_set(&set)}});
@@ -209,7 +210,7 @@ fn drained(kubectl: &Kubectl) -> &'static str {
 
 #[test]
 fn dependents_of_a_daemon_set_go_stay_or_go_first() {
-    with_every_kubectl("cascade", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = node(hub, kubectl);
         let make = || {
             let set = json(&kubectl.ok_with("create -f - -o json", SET));
@@ -245,7 +246,7 @@ fn dependents_of_a_daemon_set_go_stay_or_go_first() {
 
 #[test]
 fn people_wait_for_conditions_values_and_ends() {
-    with_every_kubectl("wait", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         let node = node(hub, kubectl);
         let late = kubectl.fails("wait --for=condition=Ready node/edge-1 --timeout=1s");
         contains(&late, &["timed out waiting for the condition on nodes/edge-1"]);
@@ -285,7 +286,7 @@ fn people_wait_for_conditions_values_and_ends() {
 
 #[test]
 fn what_needs_the_node_is_answered_as_by_a_server_that_cannot_reach_it() {
-    with_every_kubectl("logs", |hub, kubectl| {
+    with_every_kubectl(|hub, kubectl| {
         node(hub, kubectl);
         kubectl.ok_with("create -f -", &pod("p", json!({})).to_string());
         let two = json!({"spec": {"containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}});

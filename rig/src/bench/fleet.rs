@@ -14,10 +14,10 @@ use kedge_rig::programs;
 use kedge_rig::table::{Figure, Goal, quantile};
 use serde_json::{Value, json};
 
-use crate::client::{Connection, Identity};
 use crate::load::{FLUSHED, JSON, MERGE, STRATEGIC, status};
 use crate::stage::{Helper, LEASES, PATIENCE, Stage, io};
 use crate::trace;
+use kedge_rig::client::{Connection, Identity};
 
 const NODES: usize = 5000;
 /// Connections that make the nodes.

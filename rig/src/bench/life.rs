@@ -10,9 +10,9 @@ use kedge_rig::error::KitError;
 use kedge_rig::programs;
 use serde_json::{Value, json};
 
-use crate::client::Connection;
 use crate::stage::{PATIENCE, PLAIN, Stage, Watched, io, is_named};
 use crate::trace;
+use kedge_rig::client::Connection;
 use kedge_rig::table::{Figure, Goal, quantile};
 
 /// Pushes that are timed.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use kedge_rig::error::KitError;
 use serde_json::{Value, json};
 
-use crate::client::{Connection, Identity};
 use crate::stage::{LEASES, Stage, io};
+use kedge_rig::client::{Connection, Identity};
 use kedge_rig::process::{Process, bytes_in};
 use kedge_rig::table::{Figure, Goal};
 

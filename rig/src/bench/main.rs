@@ -4,7 +4,6 @@
 //! cannot be measured is an error, not an empty row. Exits with 1 if something could not be measured, not if a goal is missed:
 //! the table says that, and times depend on the machine.
 
-mod client;
 mod cost;
 mod fleet;
 mod idle;

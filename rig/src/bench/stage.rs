@@ -16,7 +16,7 @@ use kedge_rig::programs;
 use kedge_rig::scratch::Scratch;
 use serde_json::Value;
 
-use crate::client::{Connection, Identity};
+use kedge_rig::client::{Connection, Identity};
 
 /// Longest wait for anything that is awaited.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
