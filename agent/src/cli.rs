@@ -81,7 +81,7 @@ fn get(places: &Places, path: &str) -> Result<Vec<u8>, CommandError> {
 fn get_json(places: &Places, path: &str) -> Result<Value, CommandError> {
     let body = get(places, path)?;
     serde_json::from_slice(&body).map_err(|error| {
-        failed(format_args!("agent at {}: {path} is no JSON: {error}", places.socket().display()))
+        failed(format_args!("agent at {}: {path} is not JSON: {error}", places.socket().display()))
     })
 }
 
@@ -187,7 +187,7 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
         return Ok(());
     }
     if bad.is_empty() && aside.is_empty() {
-        print("nothing was found bad, nothing was set aside");
+        print("no bad configurations, nothing set aside");
     }
     for entry in &bad {
         print(format_args!(
@@ -257,8 +257,8 @@ fn shown_by_agent(places: &Places, output: Output) -> Result<String, Option<Stri
         Output::Text => Ok(text.into_owned()),
         Output::Json => match serde_json::from_str(&text) {
             Ok(value @ Value::Object(_)) => Ok(pretty(&with_origin(value, "agent", None))),
-            Ok(_) => Err(said(&"no JSON object")),
-            Err(error) => Err(said(&format_args!("no JSON: {error}"))),
+            Ok(_) => Err(said(&"not a JSON object")),
+            Err(error) => Err(said(&format_args!("not JSON: {error}"))),
         },
     }
 }

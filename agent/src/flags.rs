@@ -322,7 +322,7 @@ pub fn check_node_name(name: &str) -> Result<(), UsageError> {
         return Ok(());
     }
     Err(UsageError(format!(
-        "{name:?} is no name for a Node: expected lower case letters, digits, '-' and '.', at most 253 in all"
+        "{name:?} is not a Node name: expected lower case letters, digits, '-' and '.', at most 253 in all"
     )))
 }
 
@@ -389,17 +389,17 @@ Usage: kedge COMMAND [FLAGS]
 
 Commands:
   agent              run the agent (kedge agent --help: its flags)
-  status             how a running agent is
-  config show        the effective configuration, and which layer set each field
-  config status      assigned, active and last-known-good, and what is left of a trial
-  config history     what was found bad, and what was set aside
-  config check FILE  judge files as a pushed configuration, without an API server
-  config forgive UID forget the verdicts on a ConfigMap, so that it is tried again
-  config reset       forget what is assigned and go back to the local config
+  status             show the state of a running agent
+  config show        show the effective configuration, and which layer set each field
+  config status      show assigned, active and last-known-good, and the rest of a trial
+  config history     show bad configurations, and files that were set aside
+  config check FILE  validate files as pushed configurations, without an API server
+  config forgive UID remove the verdicts on a ConfigMap, so that it is tried again
+  config reset       drop the assigned configuration and return to the local one
   record-exit        record how the agent ended (for ExecStopPost=; takes the agent's flags)
   version            print the version
 
-Flags of all commands that speak to an agent:
+Flags of all commands that talk to an agent:
   --root-dir DIR     where the agent keeps its state (default /var/lib/kedge)
   --run-dir DIR      where its socket is (default $RUNTIME_DIRECTORY or /run/kedge)
   -o, --output FORM  text or json
@@ -410,7 +410,7 @@ const HELP_AGENT: &str = "\
 Usage: kedge agent [FLAGS]
 
 API server:
-  --kubeconfig FILE            how to reach the API server; without it the local config runs alone
+  --kubeconfig FILE            address and credentials of the API server; without it the local configuration runs
   --hostname-override NAME     name of the Node (default: the host's name)
   --node-labels K=V,...        labels of the Node
   --register-node[=BOOL]       create the Node if it does not exist (default true)
@@ -424,7 +424,7 @@ Configuration:
   --config-dir DIR             drop-ins (*.conf), merged over it in order of name
                                (default /etc/kedge/config.d; \"\" for none)
   --dynamic-config[=BOOL]      take configurations pushed through the API server (default true)
-  --dynamic-config-dir DIR     where they are kept (default ROOT/config)
+  --dynamic-config-dir DIR     where they are stored (default ROOT/config)
   --node-status-update-frequency DURATION
   --healthz-port PORT          0 for none
   --healthz-bind-address ADDR
@@ -435,20 +435,20 @@ Places:
   --run-dir DIR                socket and marks (default $RUNTIME_DIRECTORY or /run/kedge)
 
 Exit codes: 0 asked to stop, or restarting to use another configuration; 2 wrong command line;
-78 the local configuration is invalid; 1 anything else. Every exit is meant to be followed by a restart.
+78 the local configuration is invalid; 1 anything else. A supervisor must restart the agent after every exit.
 ";
 
 const HELP_CONFIG: &str = "\
 Usage: kedge config show|status|history|check|forgive|reset [FLAGS]
 
-  show               the effective configuration, and which layer set each field; of the running agent if
+  show               show the effective configuration, and which layer set each field: of the running agent if
                      there is one, else of the files that --config and --config-dir name
-  status             assigned, active and last-known-good, and what is left of a trial
-  history            what was found bad, and what was set aside
-  check [FILE...]    judge the local configuration, and each FILE as if it were pushed; exit code 1 if one is
+  status             show assigned, active and last-known-good, and the rest of a trial
+  history            show bad configurations, and files that were set aside
+  check [FILE...]    validate the local configuration, and each FILE as if it were pushed; exit code 1 if one is
                      invalid
-  forgive UID        forget the verdicts on a ConfigMap, so that it is tried again
-  reset              forget what is assigned and go back to the local config
+  forgive UID        remove the verdicts on a ConfigMap, so that it is tried again
+  reset              drop the assigned configuration and return to the local one
 
 Flags: --root-dir, --run-dir, --dynamic-config-dir, --config, --config-dir, --init-config-dir as for kedge agent;
 -o, --output text|json
@@ -521,7 +521,7 @@ mod tests {
             ("agent --config a --config b", "--config is given twice"),
             ("agent --config a --init-config-dir b", "both given"),
             ("agent --dynamic-config=maybe", "expected true or false"),
-            ("agent --hostname-override Edge_1", "is no name for a Node"),
+            ("agent --hostname-override Edge_1", "is not a Node name"),
             ("agent --node-labels x", "expected key=value"),
             ("agent --v loud", "--v is \"loud\", expected a number"),
             ("config forgive", "needs a UID"),

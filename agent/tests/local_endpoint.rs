@@ -284,8 +284,8 @@ fn config_show_says_who_gave_what_it_shows() {
     check(Some(|call| call.answer(Response::text(200, r#"{"config":{"maxPods":7}}"#))), "agent", "");
     check(None, "files", "");
     check(Some(|call| call.answer(Response::text(503, "starting"))), "files", "answered: starting");
-    check(Some(|call| call.answer(Response::text(200, "ok"))), "files", "answered: no JSON");
-    check(Some(|call| call.answer(Response::text(200, "[]"))), "files", "answered: no JSON object");
+    check(Some(|call| call.answer(Response::text(200, "ok"))), "files", "answered: not JSON");
+    check(Some(|call| call.answer(Response::text(200, "[]"))), "files", "answered: not a JSON object");
     let (_, out, _) = config_show(None, "text");
     assert!(out.starts_with("# what the files give: no agent runs here\n"), "{out}");
 }

@@ -34,19 +34,19 @@ Usage:
 
 Commands:
   serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
-  node-kubeconfig  print a kubeconfig with new credentials for the node NAME; the hub may run or not
-  backup           copy everything, the fleet's keys too, into a new FILE; the hub may run or not
-  restore          put a backup in the place of what the directory holds; the hub must be stopped
+  node-kubeconfig  print a kubeconfig with new credentials for the node NAME; the hub may be running
+  backup           copy everything, including the authority's key, into a new FILE; the hub may be running
+  restore          replace the directory's state with a backup; the hub must be stopped
 
 Flags:
-  --data-dir DIR            everything the hub keeps: store, keys, admin.kubeconfig [/var/lib/kedge-hub]
-  --listen ADDR:PORT        where serve listens; port 0 takes a free one [0.0.0.0:6443]
-  --advertise HOST[:PORT]   where others reach the hub: stands in kubeconfigs (the first one) and in the serving
-                            certificate; may be repeated [the listen address, or this machine's name]
+  --data-dir DIR            all state of the hub: store, keys, admin.kubeconfig [/var/lib/kedge-hub]
+  --listen ADDR:PORT        address of the API; port 0 takes a free one [0.0.0.0:6443]
+  --advertise HOST[:PORT]   address under which others reach the hub, written to kubeconfigs (the first one) and to
+                            the serving certificate; may be repeated [the listen address, or this machine's name]
   --tls-san NAME            another host name or address for the serving certificate; may be repeated
   --node-monitor-grace-period DURATION
                             silence after which a node's Ready becomes Unknown, at least 50s [50s]
-  --log-level LEVEL         error, warn, info or debug [info]
+  --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
   -h, --help                this text
   -V, --version             the version
 
