@@ -3,6 +3,7 @@
 //! Flags carry kubelet's names where they mean the same. Flags of an agent belong to its local config: those that set a
 //! field of the configuration become its topmost layer.
 
+use kedge_api::names;
 use lexopt::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -312,13 +313,7 @@ impl Raw {
 /// # Errors
 /// It is not one.
 pub fn check_node_name(name: &str) -> Result<(), UsageError> {
-    let label = |label: &str| {
-        let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-        edge(label.chars().next())
-            && edge(label.chars().last())
-            && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
-    };
-    if name.len() <= 253 && name.split('.').all(label) {
+    if names::subdomain_complaint(name).is_none() {
         return Ok(());
     }
     Err(UsageError(format!(

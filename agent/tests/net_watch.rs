@@ -10,9 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kedge::net::client::NetError;
-use kedge::net::watch::{
-    LIST_PAGE, STACK_BYTES, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, percent_encoded, watch,
-};
+use kedge::net::watch::{LIST_PAGE, STACK_BYTES, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, watch};
 use net_server::*;
 
 const NODES: &str = "/api/v1/nodes";
@@ -330,7 +328,7 @@ fn a_list_is_read_in_pages() {
         }
     });
     let bench = Bench::new(&authority, server.address);
-    let params = format!("fieldSelector={}", percent_encoded("spec.nodeName=edge-1"));
+    let params = format!("fieldSelector={}", kedge_api::percent_encoded("spec.nodeName=edge-1"));
     let listed = list(&bench.client, "/api/v1/pods", &params, PLENTY).unwrap();
     assert_eq!(listed.resource_version, "7");
     assert_eq!(listed.items, [serde_json::json!({"n": 1}), serde_json::json!({"n": 2})]);

@@ -1,18 +1,21 @@
-//! The Kubernetes objects that both sides speak, as plain serde types.
+//! What agent and hub have in common: the Kubernetes objects that both speak, as plain serde types, and the rules for names
+//! and texts.
 //!
-//! Owns: field names and their JSON spelling, and the two time formats of the API. Always holds: a type here can be
-//! read from any Kubernetes API server, ours or not; fields it does not name are ignored, so none of these types is
-//! ever written back whole over an object that somebody else may have extended: send patches. Leaves to others:
-//! validation and defaulting (the hub), deciding (the agent's core). The hub keeps objects as JSON and only borrows
-//! these views of them.
+//! Owns: field names and their JSON spelling, the names both sides must agree on, the two time formats of the API, what names
+//! and labels look like. Always holds: a type here can be read from any Kubernetes API server, ours or not; fields it does
+//! not name are ignored, so none of these types is ever written back whole over an object that somebody else may have
+//! extended: send patches. Leaves to others: validation and defaulting of objects (the hub), deciding (the agent's core).
+//! The hub keeps objects as JSON and only borrows these views of them.
 
 mod config_map;
 mod event;
 mod identity;
 mod lease;
 mod meta;
+pub mod names;
 mod node;
 mod status;
+mod text;
 mod time;
 mod watch;
 
@@ -29,6 +32,7 @@ pub use node::{
     NodeConfigStatus, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
 };
 pub use status::{Status, StatusCause, StatusDetails};
+pub use text::{excerpt, excerpt_of, percent_decoded, percent_encoded};
 pub use time::{Timestamp, TimestampError};
 pub use watch::{WatchEvent, WatchEventType};
 

@@ -61,8 +61,7 @@ impl Timestamp {
 
     /// Reads either form, with any offset and any number of digits.
     pub fn parse(text: &str) -> Result<Self, TimestampError> {
-        let at = OffsetDateTime::parse(text, &Rfc3339)
-            .map_err(|_| TimestampError(text.chars().take(40).collect()))?;
+        let at = OffsetDateTime::parse(text, &Rfc3339).map_err(|_| TimestampError(crate::excerpt(text)))?;
         Ok(Self::from_micros((at.unix_timestamp_nanos() / 1_000) as i64))
     }
 

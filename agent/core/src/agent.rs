@@ -10,7 +10,7 @@ use crate::config::disk::AssignedNow;
 use crate::config::judge::PreviousRun;
 use crate::config::records::{BadConfigs, CheckpointName};
 use crate::config::running::{Configuration, Forgiveness, News, Next, Object};
-use crate::config::source::{Wanted, shown, wanted};
+use crate::config::source::{Wanted, wanted};
 use crate::config::start::{self, Active, Facts, Obstacle, Parsed, Started};
 use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
 use crate::kubelet::{self, ConfigError, Effective, LocalLayers};
@@ -21,7 +21,7 @@ use crate::pace::Jitter;
 use crate::report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report};
 use crate::requests::{LONGEST_WAIT, Line, what};
 use crate::writes::{Steps, Suspend};
-use kedge_api as api;
+use kedge_api::{self as api, excerpt};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -357,7 +357,7 @@ impl Running {
                 if !std::mem::replace(&mut self.was_misled, true) {
                     let line = format!(
                         "the API server answered with the Node of {:?}, expected {:?}; what it asks for is ignored",
-                        shown(&node.metadata.name),
+                        excerpt(&node.metadata.name),
                         options.node_name
                     );
                     actions.push(Action::Log(Level::Warn, line));

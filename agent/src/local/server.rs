@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kedge_api::percent_decoded;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -361,21 +362,8 @@ fn decoded_query(query: &str) -> Option<Vec<(String, String)>> {
 
 /// Undoes percent encoding, and a query's `+` for a blank.
 fn decoded(text: &str, is_query: bool) -> Option<String> {
-    let mut bytes = text.bytes();
-    let mut decoded = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'%' => {
-                let digits = [bytes.next()?, bytes.next()?];
-                let is_hex = digits.iter().all(u8::is_ascii_hexdigit);
-                let digits = core::str::from_utf8(&digits).ok().filter(|_| is_hex)?;
-                decoded.push(u8::from_str_radix(digits, 16).ok()?);
-            }
-            b'+' if is_query => decoded.push(b' '),
-            byte => decoded.push(byte),
-        }
-    }
-    String::from_utf8(decoded).ok()
+    let bytes = if is_query { percent_decoded(&text.replace('+', " ")) } else { percent_decoded(text) };
+    String::from_utf8(bytes?).ok()
 }
 
 async fn write_response(stream: &mut Box<dyn Connection>, response: &Response) -> io::Result<()> {

@@ -11,6 +11,7 @@ use std::net::IpAddr;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use kedge_api::percent_decoded;
 use ureq::http::Uri;
 
 use super::kubeconfig::HostPort;
@@ -63,25 +64,12 @@ impl ProxyAddress {
 /// `user:password` with percent encoding undone.
 fn decoded_user(user: &str) -> Result<Vec<u8>, String> {
     let (name, password) = user.split_once(':').unwrap_or((user, ""));
-    let mut decoded = percent_decoded(name)?;
-    decoded.push(b':');
-    decoded.extend(percent_decoded(password)?);
-    Ok(decoded)
-}
-
-fn percent_decoded(text: &str) -> Result<Vec<u8>, String> {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            decoded.push(byte);
-            continue;
-        }
-        let digits = [bytes.next().unwrap_or(0), bytes.next().unwrap_or(0)];
-        let value = core::str::from_utf8(&digits).ok().and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        decoded.push(value.ok_or("its user holds a % without two hexadecimal digits")?);
-    }
-    Ok(decoded)
+    let decoded =
+        |part| percent_decoded(part).ok_or("its user holds a % without two hexadecimal digits".to_owned());
+    let mut user = decoded(name)?;
+    user.push(b':');
+    user.extend(decoded(password)?);
+    Ok(user)
 }
 
 /// Splits `host:port`, `host`, `[v6]:port` or `[v6]`.

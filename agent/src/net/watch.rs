@@ -11,6 +11,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use kedge_api::{excerpt, percent_encoded};
 use serde_json::Value;
 
 use super::client::{Client, NetError, Request, StreamLimits, StreamedBody};
@@ -406,8 +407,7 @@ fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String), Stop> {
         "DELETED" => WatchEvent::Deleted(object),
         "BOOKMARK" => WatchEvent::Bookmark(version.clone()),
         other => {
-            let shown: String = other.chars().take(40).collect();
-            return Err(garbled(asked, &format!("an event has the type \"{shown}\"")));
+            return Err(garbled(asked, &format!("an event has the type \"{}\"", excerpt(other))));
         }
     };
     Ok((event, version))
@@ -435,20 +435,6 @@ fn error_event(asked: &str, status: &Value) -> Stop {
 fn joined(parts: &[&str]) -> String {
     let parts: Vec<&str> = parts.iter().copied().filter(|part| !part.is_empty()).collect();
     parts.join("&")
-}
-
-/// A query's value with everything encoded but RFC 3986's unreserved characters.
-#[must_use]
-pub fn percent_encoded(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]
@@ -497,9 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn query_values_are_encoded() {
-        assert_eq!(percent_encoded("metadata.name=edge-1"), "metadata.name%3Dedge-1");
-        assert_eq!(percent_encoded("ä+/="), "%C3%A4%2B%2F%3D");
+    fn empty_parts_of_a_query_are_left_out() {
         assert_eq!(joined(&["", "a=b", "", "c=d"]), "a=b&c=d");
     }
 }

@@ -100,7 +100,7 @@ impl Server {
         // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the parameter
         let selector = format!(
             "fieldSelector=metadata.name%3D{}&omitHeartbeats=true",
-            watch::percent_encoded(&self.node_name)
+            api::percent_encoded(&self.node_name)
         );
         let mut url = None;
         loop {
@@ -142,8 +142,8 @@ impl Server {
             let (change, ConfigMapWatch { namespace, name, held }) = wanted.next();
             token.busy();
             let client = self.client("watch-configmap", token);
-            let path = format!("/api/v1/namespaces/{}/configmaps", watch::percent_encoded(&namespace));
-            let selector = format!("fieldSelector=metadata.name%3D{}", watch::percent_encoded(&name));
+            let path = format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(&namespace));
+            let selector = format!("fieldSelector=metadata.name%3D{}", api::percent_encoded(&name));
             let set = Set { path: &path, params: &selector, config_map: Some((&namespace, &name)) };
             let mut wait = Wait { held, ..Wait::new(seed) };
             while !wanted.superseded(change, Some(client.cancel_handle())) {

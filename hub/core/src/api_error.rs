@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use kedge_api::excerpt_of;
 use serde_json::{Value, json};
 
 use crate::kinds::Kind;
@@ -40,13 +41,13 @@ pub struct FieldError {
     text: String,
 }
 
+/// Characters of a wrong value that a message repeats.
+const SHOWN_CHARS: usize = 256;
+
 fn shown(value: &Value) -> String {
     match value {
-        Value::String(text) if text.len() > 256 => {
-            format!("{:?}", text.chars().take(256).collect::<String>() + "...")
-        }
-        Value::String(text) => format!("{text:?}"),
-        other => other.to_string().chars().take(256).collect(),
+        Value::String(text) => format!("{:?}", excerpt_of(text, SHOWN_CHARS)),
+        other => excerpt_of(&other.to_string(), SHOWN_CHARS),
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use kedge_api::excerpt;
 use saphyr_parser::{Event, Parser, ScalarStyle, Tag};
 use serde_json::{Map, Value};
 
@@ -102,7 +103,7 @@ impl Builder {
                 return Err("merge keys (<<) are not read".to_owned());
             }
             if fields.contains_key(text) {
-                return Err(format!("the key {:?} stands twice", shortened(text)));
+                return Err(format!("the key {:?} stands twice", excerpt(text)));
             }
             *key = Some(text.to_owned());
             return Ok(());
@@ -167,14 +168,10 @@ impl Builder {
     }
 }
 
-fn shortened(text: &str) -> String {
-    text.chars().take(64).collect()
-}
-
 fn check_tag(tag: Option<&Tag>, plain: &str) -> Result<(), String> {
     match tag {
         Some(tag) if !(tag.is_yaml_core_schema() && tag.suffix == plain) => {
-            Err(format!("the tag {:?} is not read", shortened(&tag.suffix)))
+            Err(format!("the tag {:?} is not read", excerpt(&tag.suffix)))
         }
         _ => Ok(()),
     }

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use kedge_api::names::{self, LABEL_BYTES};
 
 /// A kubeconfig for one user. `server` is a URL; the PEM texts are embedded. Every value written into the YAML is
 /// either base64 or has been checked to consist of letters, digits and `.:-[]/`, hence the plain quotes.
@@ -54,13 +55,7 @@ pub fn server_url(host: &str, port: u16) -> String {
 /// RFC 1123 subdomain, as Kubernetes demands of a Node's name: at most 253 characters, labels of at most 63 that
 /// consist of `a-z0-9-` and begin and end with a letter or digit, joined by dots.
 pub fn is_dns_subdomain(name: &str) -> bool {
-    let label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
-    name.len() <= 253 && name.split('.').all(label)
+    names::subdomain_complaint(name).is_none() && name.split('.').all(|label| label.len() <= LABEL_BYTES)
 }
 
 /// Whether a serving certificate may name it: an IP address, or a host name in any case (`*.` in front allowed).

@@ -170,18 +170,7 @@ pub(super) fn percent_decode(text: &str) -> Option<String> {
     if !text.contains('%') {
         return Some(text.to_owned());
     }
-    let mut bytes = text.bytes();
-    let mut decoded = Vec::with_capacity(text.len());
-    while let Some(byte) = bytes.next() {
-        if byte != b'%' {
-            decoded.push(byte);
-            continue;
-        }
-        let mut digit = || bytes.next().and_then(|byte| char::from(byte).to_digit(16));
-        let (high, low) = (digit()?, digit()?);
-        decoded.push(u8::try_from(high * 16 + low).ok()?);
-    }
-    String::from_utf8(decoded).ok()
+    String::from_utf8(kedge_api::percent_decoded(text)?).ok()
 }
 
 #[cfg(test)]

@@ -7,11 +7,11 @@ use crate::config::records::{
     BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Startups, StateFile,
     last_known_good_bytes, read_last_known_good, shortened,
 };
-use crate::config::source::{Source, shown};
+use crate::config::source::Source;
 use crate::kubelet::{LayerText, Origin};
 use crate::writes::{Steps, Suspend};
 use crate::{ConfigId, Digest};
-use kedge_api::ConfigMap;
+use kedge_api::{ConfigMap, excerpt};
 use std::rc::Rc;
 
 /// The four records.
@@ -206,7 +206,7 @@ fn keys_of(object: &ConfigMap) -> String {
         return "nor under any other (a file that is not UTF-8 becomes binaryData)".into();
     }
     let mut keys: Vec<String> =
-        object.data.keys().take(KEYS_SHOWN).map(|key| format!("{:?}", shown(key))).collect();
+        object.data.keys().take(KEYS_SHOWN).map(|key| format!("{:?}", excerpt(key))).collect();
     if object.data.len() > KEYS_SHOWN {
         keys.push(format!("{} more", object.data.len() - KEYS_SHOWN));
     }
@@ -238,7 +238,7 @@ pub(crate) fn content(bytes: &[u8], source: &Source, uid: &str, overrides: &[u8]
     let object: ConfigMap = serde_json::from_slice(bytes)
         .map_err(|error| format!("it is no ConfigMap: {}", shortened(&error.to_string())))?;
     if object.metadata.uid != uid {
-        return Err(format!("it has UID {}, expected {uid}", shown(&object.metadata.uid)));
+        return Err(format!("it has UID {}, expected {uid}", excerpt(&object.metadata.uid)));
     }
     let (namespace, name) = source.object();
     let key = source.key();

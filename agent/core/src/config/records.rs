@@ -6,7 +6,7 @@
 
 use crate::config::source::{Source, is_file_name};
 use crate::{ConfigId, Digest};
-use kedge_api::Timestamp;
+use kedge_api::{Timestamp, excerpt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -460,8 +460,7 @@ fn shared_record<T>(read: &Read, local: T, of: impl FnOnce(RecordJson) -> Result
         // the proposal's files have no version; ours from the image builder may leave it out too
         None | Some(API_VERSION) => {}
         Some(newer) => {
-            let newer: String = newer.chars().take(60).collect();
-            let why = format!("written by another agent ({})", newer.escape_debug());
+            let why = format!("written by another agent ({})", excerpt(newer).escape_debug());
             return Known::Unknown { why, set_aside: false };
         }
     }

@@ -12,12 +12,13 @@ use crate::config::records::{
     Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known, RanAs,
     Startups, StateFile, Verdict, shortened,
 };
-use crate::config::source::{Source, Wanted, shown};
+use crate::config::source::{Source, Wanted};
 use crate::config::start::{Active, Facts, InUse, Obstacle, Started};
 use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
 use crate::writes::{Steps, Suspend};
 use crate::{ConfigId, Digest};
+use kedge_api::excerpt;
 use serde_json::Value;
 use std::fmt;
 use std::rc::Rc;
@@ -954,20 +955,20 @@ impl Configuration {
         {
             return self.compare_invalid(&format!(
                 "invalid ObjectReference, UID {wanted:?} does not match UID of downloaded ConfigMap {:?}",
-                shown(uid)
+                excerpt(uid)
             ));
         }
         let failed = |why: String| (Some(SyncProblem::Failed(why)), None);
         let found = (part("/metadata/namespace"), part("/metadata/name"));
         if found != source.object() {
-            let found = format!("ConfigMap {}/{}", shown(found.0), shown(found.1));
+            let found = format!("ConfigMap {}/{}", excerpt(found.0), excerpt(found.1));
             return failed(format!("failed to download {source}: the API server answered with {found}"));
         }
         let Some(name) = CheckpointName::new(uid, resource_version) else {
             return failed(format!(
                 "{source}: UID {:?} or resourceVersion {:?} is no name for a file",
-                shown(uid),
-                shown(resource_version)
+                excerpt(uid),
+                excerpt(resource_version)
             ));
         };
         // every event comes here: what was compared once is not serialised and digested again

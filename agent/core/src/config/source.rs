@@ -3,6 +3,7 @@
 //! Owns the judgement "empty, correct or invalid" (ARCHITECTURE.md, "Sources"). Looks only at the Node: whether
 //! the object named exists and has the UID asked for is known once it was read.
 
+use kedge_api::excerpt;
 use serde_json::{Map, Value, json};
 use std::fmt;
 
@@ -51,9 +52,6 @@ const NAME_BYTES: usize = 253;
 
 /// Longest UID or resourceVersion that becomes a file name.
 const UID_BYTES: usize = 64;
-
-/// Characters of a stranger's text that a message repeats: messages end up in conditions, which every watcher of Nodes gets.
-const SHOWN_CHARS: usize = 60;
 
 impl Source {
     /// Namespace and name of the ConfigMap.
@@ -141,8 +139,8 @@ fn pinned(reference: &Value) -> Result<Source, String> {
     if !matches!(kind, "" | "ConfigMap") || !matches!(api_version, "" | "v1") {
         return Err(format!(
             "invalid ObjectReference, it refers to a {} of {}, expected a ConfigMap of v1",
-            shown(or(kind, "ConfigMap")).escape_debug(),
-            shown(or(api_version, "v1")).escape_debug()
+            excerpt(or(kind, "ConfigMap")).escape_debug(),
+            excerpt(or(api_version, "v1")).escape_debug()
         ));
     }
     let (namespace, name, uid) = (text(fields, "namespace")?, text(fields, "name")?, text(fields, "uid")?);
@@ -154,7 +152,7 @@ fn pinned(reference: &Value) -> Result<Source, String> {
     if !is_file_name(uid) {
         return Err(format!(
             "invalid ObjectReference, UID {:?} is not one: expected at most {UID_BYTES} letters, digits and hyphens",
-            shown(uid)
+            excerpt(uid)
         ));
     }
     Ok(Source::Pinned { namespace: namespace.into(), name: name.into(), uid: uid.into() })
@@ -162,10 +160,10 @@ fn pinned(reference: &Value) -> Result<Source, String> {
 
 fn following(named: &Value) -> Result<Source, String> {
     let fields = object(named, "configMap")?;
-    for (forbidden, shown) in [("uid", "uid"), ("resourceVersion", "resourceVersion")] {
+    for forbidden in ["uid", "resourceVersion"] {
         if !text(fields, forbidden)?.is_empty() {
             return Err(format!(
-                "spec.configSource.configMap.{shown}: Forbidden: {shown} must not be set in spec"
+                "spec.configSource.configMap.{forbidden}: Forbidden: {forbidden} must not be set in spec"
             ));
         }
     }
@@ -206,7 +204,7 @@ fn check_name(field: &str, value: &str) -> Result<(), String> {
     if value.len() > NAME_BYTES || !value.chars().all(allowed) || value == "." || value.starts_with("..") {
         return Err(format!(
             "spec.configSource: Invalid value: {field} is {:?}, not a Kubernetes name",
-            shown(value)
+            excerpt(value)
         ));
     }
     Ok(())
@@ -215,15 +213,6 @@ fn check_name(field: &str, value: &str) -> Result<(), String> {
 /// UIDs and resourceVersions become file names only if they are this plain: no path may leave the state directory.
 pub fn is_file_name(text: &str) -> bool {
     (1..=UID_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-}
-
-/// The beginning of a stranger's text.
-pub(crate) fn shown(text: &str) -> String {
-    let mut shown: String = text.chars().take(SHOWN_CHARS).collect();
-    if shown.len() < text.len() {
-        shown.push_str("...");
-    }
-    shown
 }
 
 fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {

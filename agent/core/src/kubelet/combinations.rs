@@ -4,7 +4,8 @@
 //! refuses is refused here too, before the agent runs pods with it; a configuration that it takes is taken. Always holds:
 //! the message names both fields and who wrote the other one, which may be another layer.
 
-use super::{duration, path, schema::shortened};
+use super::{duration, path};
+use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
 /// What the kubelet has where nobody wrote a threshold.
@@ -102,7 +103,7 @@ fn soft_thresholds(object: &Map<String, Value>, report: &mut dyn FnMut(&str, Str
             let mut field = "evictionSoft".to_owned();
             path::enter(&mut field, signal);
             let message =
-                format!("{} has no period, expected one in evictionSoftGracePeriod", shortened(&field));
+                format!("{} has no period, expected one in evictionSoftGracePeriod", excerpt(&field));
             report(&field, message);
         }
     }

@@ -10,9 +10,10 @@ use core::fmt;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
-use super::schema::{self, Finding, shortened};
+use super::schema::{self, Finding};
 use super::yaml::{self, Content, Position, Tree};
 use super::{ConfigError, ErrorKind, Problem, path};
 
@@ -440,7 +441,7 @@ impl Problems {
 
 impl Problem {
     pub(super) fn new(origin: Origin, position: Position, field: &str, message: String) -> Self {
-        Self { origin, field: shortened(field), line: position.line, column: position.column, message }
+        Self { origin, field: excerpt(field), line: position.line, column: position.column, message }
     }
 }
 

@@ -6,6 +6,7 @@
 //! One kind is found at each path, so merging never meets a list on one side and an object on the other.
 //! Left to others: which layer wrote a field, and combinations of fields.
 
+use kedge_api::excerpt;
 use serde_json::Value;
 
 use super::quantity::{Quantity, Threshold};
@@ -361,9 +362,6 @@ const FAULT_INJECTION: &[Field] = &[
     honoured("clockOffset", Kind::Duration, Default::None),
 ];
 
-/// Longest part of a user's value shown in a message.
-const MAX_SHOWN_CHARS: usize = 60;
-
 /// Something wrong with one value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
@@ -404,7 +402,7 @@ impl TypeCheck<'_> {
             Some(name) => format!(" (did you mean {name}?)"),
             None => String::new(),
         };
-        let path = shortened(&self.path);
+        let path = excerpt(&self.path);
         let message = format!("unknown field {path}{hint}");
         (self.report)(Finding { field: self.path.clone(), position, message });
     }
@@ -437,7 +435,7 @@ impl TypeCheck<'_> {
 
     fn wrong(&mut self, tree: &Tree, kind: &Kind) {
         let message =
-            format!("{} is {}, expected {}", shortened(&self.path), shown(tree), expected(kind, tree));
+            format!("{} is {}, expected {}", excerpt(&self.path), shown(tree), expected(kind, tree));
         (self.report)(Finding { field: self.path.clone(), position: tree.position, message });
     }
 }
@@ -511,7 +509,7 @@ fn out_of_range(path: &str, number: &serde_json::Number, low: i64, high: i64) ->
         // the first implementation's words
         return "field `CrashLoopThreshold` must be between 0 and 10, inclusive".to_owned();
     }
-    format!("{} is {number}, expected {low} to {high}", shortened(path))
+    format!("{} is {number}, expected {low} to {high}", excerpt(path))
 }
 
 fn expected(kind: &Kind, found: &Tree) -> String {
@@ -550,20 +548,10 @@ pub(super) fn shown(tree: &Tree) -> String {
         Content::Null => "null".to_owned(),
         Content::Bool(value) => value.to_string(),
         Content::Number(value) => value.to_string(),
-        Content::Text(text) => format!("{:?}", shortened(text)),
+        Content::Text(text) => format!("{:?}", excerpt(text)),
         Content::List(_) => "a list".to_owned(),
         Content::Object(_) => "an object".to_owned(),
     }
-}
-
-/// At most [`MAX_SHOWN_CHARS`] characters; messages end up in conditions and logs.
-pub(super) fn shortened(text: &str) -> String {
-    let mut characters = text.chars();
-    let mut start: String = characters.by_ref().take(MAX_SHOWN_CHARS).collect();
-    if characters.next().is_some() {
-        start.push_str("...");
-    }
-    start
 }
 
 /// The field whose name is at most two edits away, or differs in case only.

@@ -7,10 +7,10 @@
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
 
+use kedge_api::{excerpt, names};
 use serde_json::{Map, Value};
 
 use super::quantity::{Quantity, Threshold};
-use super::schema::shortened;
 use super::{duration, path};
 
 /// Shortest `nodeStatusUpdateFrequency`. Each turn looks at disks and memory, and each change goes over the network;
@@ -175,8 +175,8 @@ impl<'a> Reader<'a> {
     fn wrong(&mut self, field: &str, expected: &str) {
         let path = self.path(field);
         let found = match self.value(field) {
-            Some(Value::String(text)) => format!("{:?}", shortened(text)),
-            Some(value) => shortened(&value.to_string()),
+            Some(Value::String(text)) => format!("{:?}", excerpt(text)),
+            Some(value) => excerpt(&value.to_string()),
             None => "missing".to_owned(),
         };
         let message = format!("{path} is {found}, expected {expected}");
@@ -300,91 +300,20 @@ impl<'a> Reader<'a> {
 fn what_is_wrong_with(taint: &Taint, others: &[Taint]) -> Option<String> {
     let effect = taint.effect.as_str();
     if !matches!(effect, "NoSchedule" | "PreferNoSchedule" | "NoExecute") {
-        let effect = shortened(effect);
+        let effect = excerpt(effect);
         return Some(format!(".effect is {effect:?}, expected NoSchedule, PreferNoSchedule or NoExecute"));
     }
-    if !is_label_key(&taint.key) {
+    if names::qualified_name_complaint(&taint.key).is_some() {
         return Some(format!(
             ".key is {:?}, expected a label key such as \"example.com/dedicated\"",
-            shortened(&taint.key)
+            excerpt(&taint.key)
         ));
     }
-    if !taint.value.is_empty() && !is_label_name(&taint.value) {
-        return Some(format!(".value is {:?}, expected a label value", shortened(&taint.value)));
+    if names::label_value_complaint(&taint.value).is_some() {
+        return Some(format!(".value is {:?}, expected a label value", excerpt(&taint.value)));
     }
     if others.iter().any(|other| other.key == taint.key && other.effect == taint.effect) {
         return Some(format!(" repeats key {} with effect {effect}, expected each pair once", taint.key));
     }
     None
-}
-
-/// A qualified name: an optional DNS prefix of at most 253 bytes, and a name.
-fn is_label_key(key: &str) -> bool {
-    let is_prefix = |prefix: &str| {
-        let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        let part = |part: &str| {
-            !part.is_empty() && !part.starts_with('-') && !part.ends_with('-') && part.bytes().all(letter)
-        };
-        prefix.len() <= 253 && prefix.split('.').all(part)
-    };
-    match key.split_once('/') {
-        None => is_label_name(key),
-        Some((prefix, name)) => is_prefix(prefix) && is_label_name(name),
-    }
-}
-
-/// 1 to 63 letters, digits, `-`, `_`, `.`, with a letter or digit at both ends.
-fn is_label_name(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let outer = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = name.as_bytes();
-    bytes.len() <= 63 && outer(bytes.first()) && outer(bytes.last()) && name.bytes().all(inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_label_key_is_a_name_with_an_optional_dns_prefix() {
-        let longest_name = "n".repeat(63);
-        let label = "d".repeat(63);
-        // 253 bytes
-        let longest_prefix = format!("{label}.{label}.{label}.{}", "d".repeat(61));
-        for key in [
-            "a",
-            "A-b_c.9",
-            "example.com/dedicated",
-            "my-site.example.com/x",
-            "9.example/x",
-            &longest_name,
-            &format!("{longest_prefix}/{longest_name}"),
-        ] {
-            assert!(is_label_key(key), "{key:?}");
-        }
-        for key in [
-            "",
-            "-a",
-            "a-",
-            ".a",
-            "a_",
-            "a b",
-            "\u{e9}",
-            "/a",
-            "a/",
-            "a/b/c",
-            "example..com/a",
-            ".example.com/a",
-            "-example.com/a",
-            "example-.com/a",
-            "example.com-/a",
-            "Example.com/a",
-            "exa_mple.com/a",
-            &format!("{longest_name}n"),
-            &format!("d{longest_prefix}/a"),
-            &format!("example.com/{longest_name}n"),
-        ] {
-            assert!(!is_label_key(key), "{key:?}");
-        }
-    }
 }

@@ -11,10 +11,9 @@
 use core::fmt;
 use std::collections::BTreeMap;
 
+use kedge_api::excerpt;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, Tag};
 use serde_json::{Map, Number, Value};
-
-use super::schema::shortened;
 
 /// Most bytes one text may have. A ConfigMap cannot exceed 1 MiB upstream and one request 1.5 MiB; a larger text
 /// cannot have come from an API server.
@@ -556,7 +555,7 @@ fn check_tag(tag: Option<&Tag>, plain: &str, position: Position) -> Result<(), E
 /// A tag can be as long as its text, and `%00` in it is a byte no terminal should get.
 fn shown(tag: &Tag) -> String {
     let handle = if tag.is_yaml_core_schema() { "!!" } else { &tag.handle };
-    shortened(&format!("{handle}{}", tag.suffix)).escape_debug().to_string()
+    excerpt(&format!("{handle}{}", tag.suffix)).escape_debug().to_string()
 }
 
 /// A scalar as it was written.

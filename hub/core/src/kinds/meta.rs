@@ -2,24 +2,18 @@
 //!
 //! The limits and texts are upstream's (apimachinery `validation`), so that what is refused here is refused there.
 
+use kedge_api::names::{self, SUBDOMAIN_BYTES};
 use serde_json::Value;
+
+pub use kedge_api::names::{is_subdomain, label_value_complaint, qualified_name_complaint};
 
 use super::{Kind, text};
 use crate::api_error::FieldError;
 
 /// All annotations of one object together; upstream's limit.
 const TOTAL_ANNOTATION_BYTES: usize = 256 * 1024;
-/// Longest DNS subdomain.
-const SUBDOMAIN_BYTES: usize = 253;
-/// Longest DNS label, label value and name part of a qualified name.
-const LABEL_BYTES: usize = 63;
 /// Finalizers and owners of one object: nobody needs more, and a stranger shall not store more.
 const LIST_ITEMS: usize = 1000;
-
-const SUBDOMAIN_TEXT: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
-const LABEL_TEXT: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
-const QUALIFIED_TEXT: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
-const LABEL_VALUE_TEXT: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 
 /// What names of a kind look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,66 +27,11 @@ pub enum NameRule {
 impl NameRule {
     /// What is wrong with the name, nothing if it is good.
     pub fn complaint(self, name: &str) -> Option<String> {
-        let (limit, explained, good) = match self {
-            NameRule::Subdomain => (SUBDOMAIN_BYTES, SUBDOMAIN_TEXT, is_subdomain(name)),
-            NameRule::Label => (LABEL_BYTES, LABEL_TEXT, is_label(name)),
-        };
-        match name.len() {
-            len if len > limit => Some(format!("must be no more than {limit} bytes")),
-            _ => (!good).then(|| explained.to_owned()),
+        match self {
+            NameRule::Subdomain => names::subdomain_complaint(name),
+            NameRule::Label => names::label_complaint(name),
         }
     }
-}
-
-fn is_label(text: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    !text.is_empty()
-        && text.bytes().all(|byte| inner(byte) || byte == b'-')
-        && text.bytes().next().is_some_and(inner)
-        && text.bytes().last().is_some_and(inner)
-}
-
-/// A lowercase DNS subdomain of any length.
-pub fn is_subdomain(text: &str) -> bool {
-    text.split('.').all(is_label)
-}
-
-fn is_name_part(text: &str) -> bool {
-    let ends = |byte: u8| byte.is_ascii_alphanumeric();
-    text.bytes().all(|byte| ends(byte) || matches!(byte, b'-' | b'_' | b'.'))
-        && text.bytes().next().is_some_and(ends)
-        && text.bytes().last().is_some_and(ends)
-}
-
-/// What is wrong with a label value.
-pub fn label_value_complaint(value: &str) -> Option<String> {
-    if value.len() > LABEL_BYTES {
-        return Some(format!("must be no more than {LABEL_BYTES} bytes"));
-    }
-    (!value.is_empty() && !is_name_part(value)).then(|| LABEL_VALUE_TEXT.to_owned())
-}
-
-/// What is wrong with a qualified name: `name` or `prefix.example/name`.
-pub fn qualified_name_complaint(name: &str) -> Option<String> {
-    let (prefix, part) = match name.split_once('/') {
-        Some((prefix, part)) => (Some(prefix), part),
-        None => (None, name),
-    };
-    if let Some(prefix) = prefix {
-        if prefix.is_empty() {
-            return Some("prefix part must be non-empty".to_owned());
-        }
-        if prefix.len() > SUBDOMAIN_BYTES || !is_subdomain(prefix) {
-            return Some(format!("prefix part {SUBDOMAIN_TEXT}"));
-        }
-    }
-    if part.is_empty() {
-        return Some("name part must be non-empty".to_owned());
-    }
-    if part.len() > LABEL_BYTES {
-        return Some(format!("name part must be no more than {LABEL_BYTES} bytes"));
-    }
-    (!is_name_part(part)).then(|| QUALIFIED_TEXT.to_owned())
 }
 
 /// What is wrong with a key of a ConfigMap.
@@ -215,31 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_follow_their_rule() {
-        for good in ["a", "a-b", "a.b-c.d", "0", "edge-1.example.com"] {
-            assert_eq!(NameRule::Subdomain.complaint(good), None, "{good}");
-        }
-        for bad in ["", "A", "-a", "a-", "a..b", ".a", "a_b", "a/b", "ä", "%2e"] {
-            assert!(NameRule::Subdomain.complaint(bad).is_some(), "{bad}");
-        }
-        assert!(NameRule::Label.complaint("a.b").is_some());
-        assert!(NameRule::Label.complaint(&"a".repeat(64)).is_some());
-        assert_eq!(
-            NameRule::Subdomain.complaint(&"a".repeat(254)).as_deref(),
-            Some("must be no more than 253 bytes")
-        );
-    }
-
-    #[test]
-    fn labels_keys_and_config_keys_follow_upstream() {
-        for good in ["a", "A_b.c", "example.com/a", "kubernetes.io/metadata.name"] {
-            assert_eq!(qualified_name_complaint(good), None, "{good}");
-        }
-        for bad in ["", "/a", "a/", "a/b/c", "_a", "a b", "Example.com/a"] {
-            assert!(qualified_name_complaint(bad).is_some(), "{bad}");
-        }
-        assert_eq!(label_value_complaint(""), None);
-        assert!(label_value_complaint("-").is_some());
+    fn config_keys_follow_upstream() {
         for good in ["kubelet", ".hidden", "a..b", "A_1-"] {
             assert_eq!(config_key_complaint(good), None, "{good}");
         }

@@ -368,7 +368,7 @@ fn wrong(findings: &mut Findings, path: &Path<'_>, expected: &str, found: &Value
         Value::Null => "null".to_owned(),
         Value::Bool(_) => "a boolean".to_owned(),
         Value::Number(number) => format!("the number {number}"),
-        Value::String(text) => format!("the string {:?}", text.chars().take(64).collect::<String>()),
+        Value::String(text) => format!("the string {:?}", kedge_api::excerpt(text)),
         Value::Array(_) => "a list".to_owned(),
         Value::Object(_) => "an object".to_owned(),
     };
