@@ -353,6 +353,14 @@ impl Machine {
         }
     }
 
+    /// The same, with a limit for the guest to have a shell and to answer.
+    pub(crate) fn run_within(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
+        if let Some(shell) = &mut self.shell {
+            shell.greet_within(limit)?;
+        }
+        self.run(command, limit)
+    }
+
     /// Sends a command that ends this boot.
     pub(crate) fn run_last(&mut self, command: &str) -> Result<(), HilError> {
         self.monitor().forget_events();

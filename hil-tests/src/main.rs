@@ -15,6 +15,7 @@ mod stage;
 mod stories;
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ use crate::stories::{Needs, STORIES, Story};
 
 const HELP: &str = "\
 kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update FILE] [--logs DIR]
-          [--sabotage FILE] [STORY...]
+          [--sabotage FILE] [--taken DIR] [--outcomes FILE] [STORY...]
 kedge-hil --list
 
 Boots the image of a board in QEMU and tells the stories named, or the core ones, or all (--full).
@@ -45,6 +46,8 @@ Boots the image of a board in QEMU and tells the stories named, or the core ones
   --sabotage FILE       what is done to the node in each story, see hil-tests/sabotage: a story passes if it then fails, and
                         for the reason that the file gives
   --logs DIR            where a failing story leaves its logs [target/hil]
+  --taken DIR           shared by several runs: a story that one of them has taken is left to it
+  --outcomes FILE       gets a line for each story: board, story, outcome, seconds
 ";
 
 /// A checked command line.
@@ -56,6 +59,8 @@ struct Options {
     broken_update: Option<PathBuf>,
     logs: PathBuf,
     sabotage: Option<PathBuf>,
+    taken: Option<PathBuf>,
+    outcomes: Option<PathBuf>,
     stories: Vec<String>,
 }
 
@@ -106,6 +111,8 @@ fn parse() -> Result<Options, lexopt::Error> {
         broken_update: None,
         logs: root.join("target/hil"),
         sabotage: None,
+        taken: None,
+        outcomes: None,
         stories: Vec::new(),
     };
     let mut parser = lexopt::Parser::from_env();
@@ -117,6 +124,8 @@ fn parse() -> Result<Options, lexopt::Error> {
             Long("faults") => options.faults = Some(parser.value()?.into()),
             Long("broken-update") => options.broken_update = Some(parser.value()?.into()),
             Long("sabotage") => options.sabotage = Some(parser.value()?.into()),
+            Long("taken") => options.taken = Some(parser.value()?.into()),
+            Long("outcomes") => options.outcomes = Some(parser.value()?.into()),
             Long("logs") => options.logs = parser.value()?.into(),
             Value(name) => options.stories.push(name.string()?),
             other => return Err(other.unexpected()),
@@ -181,16 +190,18 @@ impl<'a> Run<'a> {
         if let Err(error) = self.first_boot(&mut machine) {
             self.teller.say(Tone::Bad, &format!("{error}"));
             self.keep_logs("boot", &mut machine);
+            self.outcome("first boot", "failed", start)?;
             println!("0 passed, 1 failed");
             return Ok(false);
         }
         self.passed += 1;
+        self.outcome("first boot", "passed", start)?;
         machine.save()?;
         machine.cut();
         self.hub.stop()?;
         copy_tree(&self.hub_data(), &self.scratch.path().join("hub-ready"))?;
         for story in STORIES {
-            if self.is_wanted(story) {
+            if self.is_wanted(story) && self.take(story)? {
                 match self.why_not(story) {
                     Some(why) => {
                         self.left_out += 1;
@@ -217,6 +228,25 @@ impl<'a> Run<'a> {
             true => story.is_core || self.options.is_full,
             false => self.options.stories.iter().any(|name| name == story.name),
         }
+    }
+
+    /// Whether this run is the first to take the story, of those that share `--taken`.
+    fn take(&self, story: &Story) -> Result<bool, HilError> {
+        let Some(taken) = &self.options.taken else { return Ok(true) };
+        let file = taken.join(story.name);
+        match std::fs::File::create_new(&file) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(HilError::io("create", &file)(error)),
+        }
+    }
+
+    /// One line of `--outcomes`, a row of a table: the file is appended to, for other runs write to it, too.
+    fn outcome(&self, story: &str, outcome: &str, start: Instant) -> Result<(), HilError> {
+        let Some(path) = &self.options.outcomes else { return Ok(()) };
+        let line = format!("{} | {story} | {outcome} | {}\n", self.board.name, start.elapsed().as_secs());
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        file.and_then(|mut file| file.write_all(line.as_bytes())).map_err(HilError::io("append to", path))
     }
 
     fn why_not(&self, story: &Story) -> Option<&'static str> {
@@ -292,11 +322,13 @@ impl<'a> Run<'a> {
         match told {
             Ok(()) => {
                 self.passed += 1;
+                self.outcome(story.name, "passed", start)?;
                 self.teller
                     .say(Tone::Good, &format!("{}: passed in {} s", story.name, start.elapsed().as_secs()));
             }
             Err(error) => {
                 self.failed.push(story.name);
+                self.outcome(story.name, "failed", start)?;
                 self.teller.say(Tone::Bad, &format!("{}: {error}", story.name));
                 self.keep_logs(story.name, &mut machine);
             }
@@ -321,9 +353,9 @@ impl<'a> Run<'a> {
         let _ = std::fs::copy(self.hub.log(), to.join("hub.log"));
         let _ = machine.kept().and_then(|kept| copy_tree(&kept, &to));
         for (file, command) in ASKED_AFTER_FAILURE {
-            if let Ok((_, said)) = machine.run(command, Duration::from_secs(60)) {
-                let _ = std::fs::write(to.join(file), said);
-            }
+            // a guest that does not answer one question answers none
+            let Ok((_, output)) = machine.run_within(command, Duration::from_secs(60)) else { break };
+            let _ = std::fs::write(to.join(file), output);
         }
         self.teller.say(Tone::Bad, &format!("logs: {}", to.display()));
     }

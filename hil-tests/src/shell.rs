@@ -37,9 +37,7 @@ impl Shell {
 
     /// Runs a command; returns its exit code and what it wrote. The limit begins when the shell is there.
     pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
-        if !self.is_greeted {
-            self.greet(Instant::now() + patience())?;
-        }
+        self.greet_within(patience())?;
         let end = Instant::now() + limit;
         self.count += 1;
         let (begin, finish) = (format!("@begin-{}", self.count), format!("@end-{}", self.count));
@@ -60,14 +58,17 @@ impl Shell {
 
     /// Sends a command that ends the machine or this shell.
     pub(crate) fn send_last(&mut self, command: &str) -> Result<(), HilError> {
-        if !self.is_greeted {
-            self.greet(Instant::now() + patience())?;
-        }
+        self.greet_within(patience())?;
         self.is_greeted = false;
         self.send(&format!("{command}\n"))
     }
 
-    fn greet(&mut self, end: Instant) -> Result<(), HilError> {
+    /// Waits until the shell of this boot answers, if it has not yet.
+    pub(crate) fn greet_within(&mut self, limit: Duration) -> Result<(), HilError> {
+        if self.is_greeted {
+            return Ok(());
+        }
+        let end = Instant::now() + limit;
         loop {
             self.count += 1;
             let word = format!("@here-{}", self.count);
