@@ -1,7 +1,7 @@
-"""A tour of Python's `kubernetes` client through a hub that runs (KUBECONFIG names it): every step's outcome is checked.
+"""Uses Python's `kubernetes` client against a running hub (KUBECONFIG names it), and checks the outcome of every step.
 
 The client is generated from upstream's OpenAPI document and checks nothing itself, so what it reads back must have upstream's
-types; its dynamic client and its watch have ways of their own.
+types; its dynamic client and its watch take other code paths.
 """
 
 from kubernetes import client, config, dynamic, utils, watch
@@ -16,7 +16,7 @@ def config_map(name, **data):
 
 
 def refused(code, reason, call, *arguments, **options):
-    """The call is refused with this code, and the body is a Status of this reason."""
+    """The call fails with this code, and the body is a Status with this reason."""
     try:
         call(*arguments, **options)
     except ApiException as error:
@@ -77,7 +77,7 @@ def dynamically(api):
     body["data"]["k"] = "2"
     try:
         maps.server_side_apply(namespace="default", name="d", body=body, field_manager="two")
-        raise AssertionError("the conflict was not seen")
+        raise AssertionError("no conflict was reported")
     except dynamic.exceptions.ConflictError as error:
         assert b'conflict with \\"one\\": .data.k' in error.body if isinstance(error.body, bytes) else ".data.k" in error.body, error
     forced = maps.server_side_apply(namespace="default", name="d", body=body, field_manager="two", force_conflicts=True)
@@ -100,7 +100,7 @@ def nodes_and_leases(core, api):
     assert held.spec.holder_identity == "b" and held.spec.lease_duration_seconds == 15, held
     leases.delete_namespaced_lease("python", "default")
     deleted = core.delete_node("python-1", body=client.V1DeleteOptions(propagation_policy="Background"))
-    # what a deletion answers has no type of its own in this client
+    # this client has no type for the answer to a deletion
     assert deleted["status"] == "Success" and deleted["details"]["name"] == "python-1", deleted
 
 

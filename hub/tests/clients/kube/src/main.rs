@@ -1,6 +1,6 @@
-//! A tour of the Rust `kube` client through a hub that runs (KUBECONFIG names it): every step's outcome is checked.
+//! Uses the Rust `kube` client against a running hub (KUBECONFIG names it), and checks the outcome of every step.
 //!
-//! The heart of it is the reflector: a list and a watch that must show every change, as every operator written with `kube` expects.
+//! The main part is the reflector: a list and a watch that must show every change, as every operator written with `kube` expects.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Client, ResourceExt};
 use serde_json::json;
 
-/// No step of a local hub takes longer, even on a busy machine.
+/// Limit for each part; a local hub needs far less, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn map(name: &str, value: &str) -> ConfigMap {
@@ -115,7 +115,7 @@ async fn watches(maps: &Api<ConfigMap>) {
     assert_eq!(seen, ["added 1", "modified 2", "deleted w"]);
 }
 
-/// The reflector in both of its ways to begin: a list then a watch, and a watch that sends the list.
+/// The reflector with both ways to start: a list followed by a watch, and a watch that sends the list.
 async fn informer(maps: &Api<ConfigMap>) {
     for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
         maps.create(&PostParams::default(), &map("before", "1")).await.expect("created");
@@ -139,7 +139,7 @@ async fn informer(maps: &Api<ConfigMap>) {
         maps.delete_collection(&DeleteParams::default(), &ListParams::default().labels("tour=kube"))
             .await
             .expect("deleted");
-        // deletions pass through the same stream; a new object after them proves that they did
+        // deletions come through the same stream: once a later object has come, they have, too
         maps.create(&PostParams::default(), &map("mark", "1")).await.expect("created");
         while stream.try_next().await.expect("no error").expect("the stream goes on").name_any() != "mark" {}
         let names: Vec<String> = store.state().iter().map(|map| map.name_any()).collect();
