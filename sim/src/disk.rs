@@ -1,12 +1,22 @@
-//! A disk of durable files below `--dynamic-config-dir`: what a process sees of it, and what of that is not durable yet.
+//! A node's disk: the platform's protocol of durable writes over the platform's fake disk.
 //!
-//! A write is the platform's: a temporary file is made, filled and synced, renamed into place, and its directory synced; and
-//! a process syncs each directory before it first reads there. Always holds: what is reported or read is durable; whoever
-//! stops a write on the way leaves names and contents that a power cut may keep, lose or tear, each for itself. Can be told to
-//! refuse writes, or to be a disk that syncs nothing.
+//! Owns how core's steps become operations on files, and which faults those meet. Always holds: a write that is reported done
+//! is what `kedge_platform::DurableFiles` calls durable; a write can be stopped within any of its operations. Leaves to the
+//! fake disk what a power cut does to the rest.
 
-use kedge_core::config::records::{Read, StateFile};
-use std::collections::{BTreeMap, BTreeSet};
+use kedge_core::config::records::{CHECKPOINT_BYTES, Read, StateFile};
+use kedge_platform::fake::{self, FakeDisk, Loss, Losses, Operation};
+use kedge_platform::files::{RESERVE_NAME, SET_ASIDE_KEPT};
+use kedge_platform::{DurableFiles, Files, ReadError, WriteError};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+const EROFS: i32 = 30;
+/// Entries that a sweep looks at: more than a test makes.
+const SWEEP_ENTRIES: usize = 10_000;
 
 /// What the next writes meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,62 +33,23 @@ pub enum WriteFault {
     ReadOnly,
 }
 
-/// How far a write came before it was stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
-    /// The temporary file has some of its content.
-    Partly,
-    /// It has all of it, and that is durable.
-    Synced,
-    /// It has its name; the directory is not synced.
-    Renamed,
-}
+/// The operations of a write within which it can be stopped.
+pub const WITHIN_A_WRITE: [Operation; 4] =
+    [Operation::Write, Operation::Sync, Operation::Rename, Operation::SyncDirectory];
 
-impl Stage {
-    pub const ALL: [Self; 3] = [Self::Partly, Self::Synced, Self::Renamed];
-}
-
-/// A new name that is not durable yet.
-#[derive(Debug, Clone)]
-struct Unsynced {
-    path: String,
-    before: Option<Vec<u8>>,
-}
-
-/// What a power cut did to what was not durable.
-#[derive(Debug, Clone, Default)]
-pub struct Lost {
-    /// New names that it took back.
-    pub names: Vec<String>,
-    /// New names that survived although nobody ever said so.
-    pub kept: u32,
-    /// Contents that it tore.
-    pub torn: u32,
-}
-
-/// Files by path.
-#[derive(Debug, Clone)]
 pub struct Disk {
-    pub files: BTreeMap<String, Vec<u8>>,
+    fake: FakeDisk,
+    /// The protocol, with what the process under way remembers of the disk.
+    files: Arc<DurableFiles<FakeDisk>>,
     pub fault: WriteFault,
-    /// Paths that cannot be read.
-    pub unreadable: BTreeSet<String>,
-    /// Temporary files of writes that were stopped.
-    pub leftovers: Vec<Vec<u8>>,
     /// A sync makes durable. A disk, or a program, for which that is not so can be tried.
     pub syncs_files: bool,
     pub syncs_directories: bool,
     /// What a process reads is durable. A program for which that is not so can be tried.
     pub settles_directories: bool,
-    /// Names that are not durable, in the order they were made.
-    unsynced: Vec<Unsynced>,
-    /// Directories that the process has read in: what it found there is durable.
-    settled: BTreeSet<String>,
-    /// Paths whose content is not durable.
-    dirty: BTreeSet<String>,
-    /// Names of the records written, in order, since somebody looked.
+    /// Names of the records written, in order, since the last look.
     written: Vec<&'static str>,
-    /// Writes that changed nothing, since somebody looked.
+    /// Writes that changed nothing, since the last look.
     pub needless: Vec<String>,
 }
 
@@ -90,158 +61,159 @@ impl Default for Disk {
 
 impl Disk {
     pub fn new() -> Self {
+        let fake = FakeDisk::new();
         Self {
-            files: BTreeMap::new(),
+            files: fake::files(&fake),
+            fake,
             fault: WriteFault::None,
-            unreadable: BTreeSet::new(),
-            leftovers: Vec::new(),
             syncs_files: true,
             syncs_directories: true,
             settles_directories: true,
-            unsynced: Vec::new(),
-            settled: BTreeSet::new(),
-            dirty: BTreeSet::new(),
             written: Vec::new(),
             needless: Vec::new(),
         }
     }
 
+    // ------------------------------------------------------------------------------------------ the agent's operations
+
     pub fn read(&self, path: &str) -> Read {
-        if self.unreadable.contains(path) {
-            return Read::Unreadable("input/output error".into());
+        self.fake.ignore_sync_directory(!self.settles_directories || !self.syncs_directories);
+        match self.files.read(Path::new(path), CHECKPOINT_BYTES) {
+            Ok(bytes) => Read::Content(bytes),
+            Err(ReadError::NotFound { .. }) if self.was_set_aside(path) => Read::SetAside,
+            Err(ReadError::NotFound { .. }) => Read::Absent,
+            Err(ReadError::Io { .. }) => Read::Unreadable("input/output error".into()),
+            Err(error) => Read::Unreadable(error.to_string()),
         }
-        match self.files.get(path) {
-            Some(bytes) => Read::Content(bytes.clone()),
-            None if self.files.keys().any(|other| other.starts_with(&format!("{path}.corrupt-"))) => {
-                Read::SetAside
-            }
-            None => Read::Absent,
-        }
+    }
+
+    fn was_set_aside(&self, path: &str) -> bool {
+        let remains = (1..=SET_ASIDE_KEPT + 1).map(|number| format!("{path}.corrupt-{number}"));
+        remains
+            .into_iter()
+            .any(|path| !matches!(self.files.read(Path::new(&path), 0), Err(ReadError::NotFound { .. })))
     }
 
     /// A whole durable write.
     pub fn write(&mut self, file: &StateFile, path: &str, bytes: &[u8]) -> Result<(), String> {
-        self.refusal(file)?;
-        if self.files.get(path).is_some_and(|there| there == bytes) {
+        let is_needless = self.fake.holds(path, bytes);
+        self.meet_fault(file);
+        self.files.write_durably(Path::new(path), bytes).map_err(cause)?;
+        self.written.push(name(file));
+        if is_needless {
             self.needless.push(path.to_owned());
         }
-        self.rename_into_place(path, bytes);
-        self.sync_directory(directory_of(path));
-        self.written.push(name(file));
         Ok(())
     }
 
-    fn sync_directory(&mut self, directory: &str) {
-        if self.syncs_directories {
-            self.unsynced.retain(|name| directory_of(&name.path) != directory);
-        }
-    }
-
-    /// A process is about to read this.
-    pub fn settle(&mut self, path: &str) {
-        let directory = directory_of(path);
-        if self.settled.insert(directory.to_owned()) && self.settles_directories {
-            self.sync_directory(directory);
-        }
-    }
-
-    /// Another process begins.
-    pub fn forget_settled(&mut self) {
-        self.settled.clear();
-    }
-
-    fn refusal(&mut self, file: &StateFile) -> Result<(), String> {
-        let full = Err("no space left on device".to_owned());
-        match self.fault {
-            WriteFault::All => return full,
-            WriteFault::Checkpoints if matches!(file, StateFile::Checkpoint(_)) => return full,
-            WriteFault::ReadOnly => return Err("read-only file system".into()),
-            WriteFault::Once(0) => {
-                self.fault = WriteFault::None;
-                return Err("input/output error".into());
-            }
-            WriteFault::Once(after) => self.fault = WriteFault::Once(after - 1),
-            WriteFault::None | WriteFault::Checkpoints => {}
-        }
-        Ok(())
-    }
-
-    /// A durable write that is stopped at a stage, by whatever ends the process.
-    pub fn write_until(&mut self, stage: Stage, file: &StateFile, path: &str, bytes: &[u8]) {
-        if self.refusal(file).is_err() {
-            return;
-        }
-        match stage {
-            Stage::Partly => self.leftovers.push(bytes[..bytes.len() / 2].to_vec()),
-            Stage::Synced => self.leftovers.push(bytes.to_vec()),
-            Stage::Renamed => self.rename_into_place(path, bytes),
-        }
-    }
-
-    fn rename_into_place(&mut self, path: &str, bytes: &[u8]) {
-        self.unsynced.push(Unsynced { path: path.to_owned(), before: self.files.get(path).cloned() });
-        self.unreadable.remove(path);
-        self.files.insert(path.to_owned(), bytes.to_vec());
-        if !self.syncs_files {
-            self.dirty.insert(path.to_owned());
-        }
-    }
-
-    /// The power goes: of what is not durable some is lost, some torn, some kept. `below` draws a number below another.
-    pub fn lose_power(&mut self, below: &mut dyn FnMut(u64) -> u64) -> Lost {
-        let mut lost = Lost::default();
-        // youngest first: an older name under a younger one comes back only with both lost
-        for Unsynced { path, before } in std::mem::take(&mut self.unsynced).into_iter().rev() {
-            if below(2) == 0 {
-                lost.kept += 1;
-                continue;
-            }
-            self.leftovers.extend(self.files.remove(&path));
-            if let Some(before) = before {
-                self.files.insert(path.clone(), before);
-            }
-            lost.names.push(path);
-        }
-        for path in std::mem::take(&mut self.dirty) {
-            if let Some(content) = self.files.get_mut(&path).filter(|_| below(2) == 0) {
-                tear(content, below);
-                lost.torn += 1;
-            }
-        }
-        for leftover in &mut self.leftovers {
-            if below(2) == 0 {
-                tear(leftover, below);
-                lost.torn += 1;
-            }
-        }
-        lost
-    }
-
-    /// Places a file without anybody noticing.
-    pub fn put(&mut self, path: &str, bytes: &[u8]) {
-        self.unsynced.retain(|name| name.path != path);
-        self.unreadable.remove(path);
-        self.files.insert(path.to_owned(), bytes.to_vec());
-    }
-
-    /// Removes a file without anybody noticing.
-    pub fn remove(&mut self, path: &str) {
-        self.unsynced.retain(|name| name.path != path);
-        self.files.remove(path);
+    /// A durable write that is stopped within the first operation of this sort, by whatever ends the process.
+    pub fn write_until(&mut self, operation: Operation, file: &StateFile, path: &str, bytes: &[u8]) {
+        self.meet_fault(file);
+        self.fake.cut_power_at(operation);
+        // the process is gone, or is told of an error by its caller
+        let _ = self.files.write_durably(Path::new(path), bytes);
+        self.fake.end_program();
     }
 
     pub fn set_aside(&mut self, path: &str) -> Result<(), String> {
         match self.fault {
-            WriteFault::All => return Err("no space left on device".into()),
-            WriteFault::ReadOnly => return Err("read-only file system".into()),
+            WriteFault::All => self.fake.fail_after(0, ENOSPC),
+            WriteFault::ReadOnly => self.fake.fail_after(0, EROFS),
             _ => {}
         }
-        self.unsynced.retain(|name| name.path != path);
-        self.unreadable.remove(path);
-        let Some(bytes) = self.files.remove(path) else { return Ok(()) };
-        let free = (1..).map(|n| format!("{path}.corrupt-{n}")).find(|to| !self.files.contains_key(to));
-        self.files.insert(free.expect("numbers do not end"), bytes);
-        Ok(())
+        self.files.set_aside(Path::new(path)).map(drop).map_err(cause)
+    }
+
+    /// Removes leftovers of writes, and what `keep` does not want kept.
+    pub fn sweep(&mut self, keep: &dyn Fn(&Path) -> bool) {
+        self.files.sweep(keep, SWEEP_ENTRIES);
+    }
+
+    /// Prepares the fake disk for one write: its first operation fails if the write is to be refused.
+    fn meet_fault(&mut self, file: &StateFile) {
+        self.fake.ignore_sync(!self.syncs_files);
+        self.fake.ignore_sync_directory(!self.syncs_directories);
+        let is_checkpoint = matches!(file, StateFile::Checkpoint(_));
+        match self.fault {
+            WriteFault::All => self.fake.fail_after(0, ENOSPC),
+            WriteFault::Checkpoints if is_checkpoint => self.fake.fail_after(0, ENOSPC),
+            WriteFault::ReadOnly => self.fake.fail_after(0, EROFS),
+            WriteFault::Once(0) => {
+                self.fault = WriteFault::None;
+                self.fake.fail_after(0, EIO);
+            }
+            WriteFault::Once(after) => self.fault = WriteFault::Once(after - 1),
+            WriteFault::None | WriteFault::Checkpoints => {}
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ power and damage
+
+    /// Another process begins: it remembers nothing of the disk.
+    pub fn new_process(&mut self) {
+        self.files = fake::files(&self.fake);
+    }
+
+    /// The power goes and comes back.
+    pub fn lose_power(&mut self, loss: Loss) -> Losses {
+        self.fake.reboot(loss)
+    }
+
+    /// Places a file behind the agent's back.
+    pub fn put(&mut self, path: &str, bytes: &[u8]) {
+        self.fake.put(path, bytes);
+    }
+
+    /// Removes a file behind the agent's back.
+    pub fn remove(&mut self, path: &str) {
+        self.fake.remove(path);
+    }
+
+    /// Removes behind the agent's back every file whose path is not wanted.
+    pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
+        for path in self.paths().iter().filter(|path| !wanted(path)) {
+            self.fake.remove(path);
+        }
+    }
+
+    /// The content of this file can no longer be read.
+    pub fn make_unreadable(&mut self, path: &str) {
+        self.fake.fail_reads_of(path);
+    }
+
+    pub fn mend_reads(&mut self) {
+        self.fake.mend_reads();
+    }
+
+    // ------------------------------------------------------------------------------------------ looking
+
+    pub fn content(&self, path: &str) -> Option<Vec<u8>> {
+        self.fake.content(path)
+    }
+
+    /// Whether the file has this content; None, whether there is no such file.
+    pub fn is(&self, path: &str, content: Option<&[u8]>) -> bool {
+        match content {
+            Some(content) => self.fake.holds(path, content),
+            None => self.fake.content(path).is_none(),
+        }
+    }
+
+    /// Every file but what the protocol keeps for itself, sorted.
+    pub fn paths(&self) -> Vec<String> {
+        let paths = self.fake.paths().into_iter().filter_map(|path| path.into_os_string().into_string().ok());
+        paths
+            .filter(|path| !path.contains(RESERVE_NAME) && !path.contains("/.") && !path.starts_with('.'))
+            .collect()
+    }
+
+    /// Every file with its content.
+    pub fn contents(&self) -> BTreeMap<String, Vec<u8>> {
+        let contents = self.paths().into_iter().map(|path| {
+            let content = self.content(&path).unwrap_or_default();
+            (path, content)
+        });
+        contents.collect()
     }
 
     /// The records written since the last look, in order.
@@ -250,17 +222,13 @@ impl Disk {
     }
 }
 
-fn directory_of(path: &str) -> &str {
-    path.rsplit_once('/').map_or("", |(directory, _)| directory)
-}
-
-/// Cuts it short, or puts zeros where its end was.
-fn tear(content: &mut Vec<u8>, below: &mut dyn FnMut(u64) -> u64) {
-    let length = usize::try_from(below(content.len() as u64 + 1)).expect("at most a length");
-    if below(2) == 0 {
-        content.truncate(length);
-    } else {
-        content[length..].fill(0);
+/// A refusal in the words that the rows expect, without paths.
+fn cause(error: WriteError) -> String {
+    match error {
+        WriteError::NoSpace { .. } => "no space left on device".into(),
+        WriteError::ReadOnly { .. } => "read-only file system".into(),
+        WriteError::Io { .. } => "input/output error".into(),
+        other => other.to_string(),
     }
 }
 

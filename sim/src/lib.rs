@@ -17,8 +17,10 @@ use kedge_core::{
     Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, PreviousRun,
     Report, Request, Step,
 };
+use kedge_platform::fake::{Loss, Losses};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 pub const NODE: &str = "edge-1";
@@ -179,7 +181,7 @@ impl World {
         let node = Core::new(options, self.now()).map_err(|error| error.report())?;
         self.starts += 1;
         self.runs += 1;
-        self.disk.forget_settled();
+        self.disk.new_process();
         self.process = Some(Process {
             node,
             step: None,
@@ -257,10 +259,12 @@ impl World {
     /// Removes what no record names: checkpoints, leftovers, other versions' counts.
     fn sweep(&mut self, keep: Option<Vec<String>>) {
         let ours = StateFile::Startups.path(&self.version);
-        self.disk.files.retain(|path, _| {
-            let checkpoint = path.starts_with("checkpoints/");
-            let named = keep.as_ref().is_none_or(|keep| keep.contains(path));
-            (!checkpoint || named) && (!path.ends_with("/startups.json") || *path == ours)
+        self.disk.sweep(&|path| {
+            let checkpoint = path.starts_with("checkpoints") && path != Path::new("checkpoints");
+            // a directory is kept for what is kept in it
+            let is_named = |keep: &Vec<String>| keep.iter().any(|kept| Path::new(kept).starts_with(path));
+            let counts = path.ends_with("startups.json");
+            (!checkpoint || keep.as_ref().is_none_or(is_named)) && (!counts || path == Path::new(&ours))
         });
     }
 
@@ -271,7 +275,6 @@ impl World {
         match step {
             Step::Read(file) => {
                 let path = path(file);
-                self.disk.settle(&path);
                 Outcome::Read(self.disk.read(&path))
             }
             Step::Write(file, bytes) => {
@@ -492,13 +495,19 @@ impl World {
         self.exit();
     }
 
-    /// The power goes and comes back.
+    /// The power goes and comes back; everything that was not durable is lost.
     pub fn power_cut(&mut self) {
+        self.power_cut_with(Loss::Everything);
+    }
+
+    /// The same; of what was not durable this is lost.
+    pub fn power_cut_with(&mut self, loss: Loss) -> Losses {
         self.process = None;
         (self.boots, self.runs) = (self.boots + 1, 0);
         // what the hardware says of how a boot began, it says in that boot
         self.previous.hardware_reset = false;
         self.mono = Duration::from_secs(20);
+        self.disk.lose_power(loss)
     }
 
     /// A planned reboot.
@@ -529,8 +538,8 @@ impl World {
     }
 
     pub fn file(&self, path: &str) -> Option<Value> {
-        let bytes = self.disk.files.get(path)?;
-        Some(serde_json::from_slice(bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(bytes))))
+        let bytes = self.disk.content(path)?;
+        Some(serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes))))
     }
 
     pub fn startups(&self) -> Value {

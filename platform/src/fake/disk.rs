@@ -54,6 +54,17 @@ impl Loss {
     }
 }
 
+/// What a power cut did to what was not yet durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Losses {
+    /// Renames that it took back.
+    pub renames_lost: u32,
+    /// Renames that survived although no sync had been asked for, or none had ended.
+    pub renames_kept: u32,
+    /// Files whose content is not what programs last saw.
+    pub files_torn: u32,
+}
+
 /// The sorts of operation that change a disk, or try to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
@@ -88,9 +99,12 @@ struct Inner {
     // Changes of names that are not durable, oldest first.
     changes: Vec<NameChange>,
     performed: u64,
-    trace: VecDeque<String>,
+    trace: VecDeque<(Operation, PathBuf)>,
     off: bool,
     cut_after: Option<u64>,
+    cut_at: Option<Operation>,
+    // Files whose content the medium no longer gives.
+    unreadable: BTreeSet<u64>,
     faults: Faults,
 }
 
@@ -151,6 +165,8 @@ impl FakeDisk {
             trace: VecDeque::new(),
             off: false,
             cut_after: None,
+            cut_at: None,
+            unreadable: BTreeSet::new(),
             faults: Faults::default(),
         };
         Self { inner: Arc::new(Mutex::new(inner)) }
@@ -165,6 +181,7 @@ impl FakeDisk {
             other.nodes = inner.nodes.clone();
             other.next_node = inner.next_node;
             other.changes = inner.changes.clone();
+            other.unreadable = inner.unreadable.clone();
         }
         copy
     }
@@ -181,9 +198,22 @@ impl FakeDisk {
         inner.cut_after = Some(inner.performed + operations);
     }
 
+    /// The next operation of this sort is begun, and never heard of again: the power is off.
+    pub fn cut_power_at(&self, operation: Operation) {
+        self.inner().cut_at = Some(operation);
+    }
+
     /// The power goes now.
     pub fn cut_power(&self) {
         self.inner().off = true;
+    }
+
+    /// Only the program ended, at the cut or before it; the machine had power all the time, and nothing is lost.
+    pub fn end_program(&self) {
+        let mut inner = self.inner();
+        inner.off = false;
+        inner.cut_after = None;
+        inner.cut_at = None;
     }
 
     /// Whether the power is off: everything fails until `reboot`.
@@ -191,12 +221,14 @@ impl FakeDisk {
         self.inner().off
     }
 
-    /// The machine comes back with what survived. Also ends a run without a cut, as a cut at rest. Faults stay.
-    pub fn reboot(&self, loss: Loss) {
+    /// The machine comes back with what survived, and says what did not. Also ends a run without a cut, as a cut at rest.
+    /// Faults stay.
+    pub fn reboot(&self, loss: Loss) -> Losses {
         let mut inner = self.inner();
-        inner.settle(loss);
         inner.off = false;
         inner.cut_after = None;
+        inner.cut_at = None;
+        inner.settle(loss)
     }
 
     // --- faults
@@ -215,6 +247,21 @@ impl FakeDisk {
     /// Every read of a file's content fails with `errno`.
     pub fn fail_reads(&self, errno: i32) {
         self.inner().faults.read = Some(Errno::from_raw(errno));
+    }
+
+    /// The content of this file can no longer be read, until another takes its name or [`FakeDisk::mend_reads`].
+    pub fn fail_reads_of(&self, path: impl AsRef<Path>) {
+        let mut inner = self.inner();
+        if let Ok(number) = inner.find(path.as_ref()) {
+            inner.unreadable.insert(number);
+        }
+    }
+
+    /// Every file can be read again.
+    pub fn mend_reads(&self) {
+        let mut inner = self.inner();
+        inner.unreadable.clear();
+        inner.faults.read = None;
     }
 
     /// Only this much fits on the disk, all in all.
@@ -268,7 +315,8 @@ impl FakeDisk {
 
     /// The operations tried since the last call (the last 10,000), one line each.
     pub fn take_trace(&self) -> Vec<String> {
-        self.inner().trace.drain(..).collect()
+        let trace = std::mem::take(&mut self.inner().trace);
+        trace.iter().map(|(operation, what)| format!("{operation:?} {}", what.display())).collect()
     }
 
     /// The content of a file as programs see it.
@@ -278,6 +326,13 @@ impl FakeDisk {
             Node::File { live, .. } => Some(live.clone()),
             _ => None,
         }
+    }
+
+    /// Whether programs see a file with exactly this content.
+    pub fn holds(&self, path: impl AsRef<Path>, content: &[u8]) -> bool {
+        let inner = self.inner();
+        let node = inner.find(path.as_ref()).ok().and_then(|number| inner.nodes.get(&number));
+        matches!(node, Some(Node::File { live, .. }) if live == content)
     }
 
     /// Every path but directories, sorted.
@@ -293,6 +348,17 @@ impl FakeDisk {
     pub fn put(&self, path: impl AsRef<Path>, content: &[u8]) {
         let node = Node::File { live: content.to_vec(), durable: content.to_vec() };
         self.inner().place(path.as_ref(), node);
+    }
+
+    /// Takes a name away, durably; what is not there already is.
+    pub fn remove(&self, path: impl AsRef<Path>) {
+        let mut inner = self.inner();
+        let Ok((directory, name)) = inner.locate(path.as_ref()) else { return };
+        inner.forget_changes(directory, name);
+        inner.names(directory).remove(name);
+        if let Some(names) = inner.durable_names(directory) {
+            names.remove(name);
+        }
     }
 
     /// Puts something that is no file there, durably.
@@ -340,10 +406,10 @@ impl Inner {
         if self.trace.len() >= TRACE_LIMIT {
             self.trace.pop_front();
         }
-        self.trace.push_back(format!("{operation:?} {}", what.display()));
+        self.trace.push_back((operation, what.to_path_buf()));
         let number = self.performed;
         self.performed += 1;
-        if self.cut_after.is_some_and(|after| number >= after) {
+        if self.cut_after.is_some_and(|after| number >= after) || self.cut_at == Some(operation) {
             self.off = true;
             return Ok(false);
         }
@@ -447,7 +513,8 @@ impl Inner {
     }
 
     /// A power cut: decides what survives, and makes live and durable the same.
-    fn settle(&mut self, loss: Loss) {
+    fn settle(&mut self, loss: Loss) -> Losses {
+        let mut losses = Losses::default();
         let mut random = Random::new(if let Loss::Chance(seed) = loss { seed } else { 0 });
         for change in std::mem::take(&mut self.changes) {
             let survival = match loss {
@@ -459,6 +526,10 @@ impl Inner {
                     _ => Survival::Kept,
                 },
             };
+            if matches!(change, NameChange::Move { .. }) {
+                losses.renames_lost += u32::from(survival == Survival::Lost);
+                losses.renames_kept += u32::from(survival != Survival::Lost);
+            }
             if survival != Survival::Lost {
                 self.apply(change, survival);
             }
@@ -466,15 +537,19 @@ impl Inner {
         for node in self.nodes.values_mut() {
             match node {
                 Node::File { live, durable } => {
-                    let survived = survived(live, durable, loss, &mut random);
-                    live.clone_from(&survived);
-                    *durable = survived;
+                    if live != durable {
+                        let survived = survived(live, durable, loss, &mut random);
+                        losses.files_torn += u32::from(survived != *live);
+                        live.clone_from(&survived);
+                        *durable = survived;
+                    }
                 }
                 Node::Directory { live, durable } => live.clone_from(durable),
                 Node::Other(_) => {}
             }
         }
         self.collect();
+        losses
     }
 
     fn reachable(&self) -> BTreeSet<u64> {
@@ -493,6 +568,7 @@ impl Inner {
     fn collect(&mut self) {
         let reachable = self.reachable();
         self.nodes.retain(|number, _| reachable.contains(number));
+        self.unreadable.retain(|number| reachable.contains(number));
     }
 
     fn used_bytes(&self) -> usize {
@@ -548,11 +624,21 @@ impl Inner {
         let number = self.next_node;
         self.next_node += 1;
         self.nodes.insert(number, node);
+        self.forget_changes(directory, name);
         self.names(directory).insert(name.to_os_string(), number);
         if let Some(names) = self.durable_names(directory) {
             names.insert(name.to_os_string(), number);
         }
         number
+    }
+
+    /// What was arranged from outside stays: no change before it is still on its way to this name.
+    fn forget_changes(&mut self, directory: u64, name: &OsStr) {
+        self.changes.retain(|change| match change {
+            NameChange::Add { directory: at, name: to, .. }
+            | NameChange::Remove { directory: at, name: to } => (*at, to.as_os_str()) != (directory, name),
+            NameChange::Move { to, .. } => (to.0, to.1.as_os_str()) != (directory, name),
+        });
     }
 
     fn kind_of(&self, number: u64) -> Kind {
@@ -566,9 +652,6 @@ impl Inner {
 
 /// What is left of a file's content.
 fn survived(live: &[u8], durable: &[u8], loss: Loss, random: &mut Random) -> Vec<u8> {
-    if live == durable {
-        return live.to_vec();
-    }
     match loss {
         Loss::Nothing | Loss::Names => live.to_vec(),
         Loss::Everything | Loss::Content => durable.to_vec(),
@@ -621,10 +704,12 @@ impl Operations for FakeDisk {
         if inner.off {
             return errno(Errno::EIO);
         }
-        match inner.nodes.get(&inner.find(path)?) {
+        let number = inner.find(path)?;
+        match inner.nodes.get(&number) {
             Some(Node::File { live, .. }) if live.len() > limit => {
                 Ok(ReadOutcome::TooLarge(live.len() as u64))
             }
+            Some(Node::File { .. }) if inner.unreadable.contains(&number) => errno(Errno::EIO),
             Some(Node::File { live, .. }) => match inner.faults.read {
                 Some(error) => errno(error),
                 None => Ok(ReadOutcome::Content(live.clone())),
@@ -804,5 +889,58 @@ impl Operations for FakeDisk {
         inner.names(directory).remove(name);
         inner.changes.push(NameChange::Remove { directory, name: name.to_os_string() });
         if whole { Ok(()) } else { errno(Errno::EIO) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::files;
+    use super::*;
+    use crate::files::{Files, ReadError};
+
+    const PATH: &str = "v1/record";
+
+    /// The old content durable, and the new one renamed into place by a program that ended before it synced the name.
+    fn disk_with_a_rename_under_way() -> FakeDisk {
+        let disk = FakeDisk::new();
+        disk.put(PATH, b"old");
+        disk.cut_power_at(Operation::Rename);
+        files(&disk).write_durably(Path::new(PATH), b"new").expect_err("it ends in the rename");
+        disk.end_program();
+        disk
+    }
+
+    #[test]
+    fn ended_program_loses_nothing_until_a_power_cut() {
+        let disk = disk_with_a_rename_under_way();
+        assert!(disk.holds(PATH, b"new"));
+        let losses = disk.reboot(Loss::Everything);
+        assert_eq!(losses, Losses { renames_lost: 1, ..Losses::default() });
+        assert!(disk.holds(PATH, b"old"));
+    }
+
+    #[test]
+    fn arranged_files_survive_every_power_cut() {
+        for loss in Loss::all(20) {
+            let disk = disk_with_a_rename_under_way();
+            disk.put(PATH, b"arranged");
+            disk.reboot(loss);
+            assert!(disk.holds(PATH, b"arranged"), "{loss:?}");
+            let disk = disk_with_a_rename_under_way();
+            disk.remove(PATH);
+            disk.reboot(loss);
+            assert_eq!(disk.content(PATH), None, "{loss:?}");
+        }
+    }
+
+    #[test]
+    fn unreadable_file_is_readable_once_replaced() {
+        let disk = FakeDisk::new();
+        disk.put(PATH, b"old");
+        disk.fail_reads_of(PATH);
+        let read = || files(&disk).read(Path::new(PATH), 100);
+        assert!(matches!(read(), Err(ReadError::Io { .. })));
+        files(&disk).write_durably(Path::new(PATH), b"new").expect("writes work");
+        assert_eq!(read().expect("another file has its name"), b"new");
     }
 }

@@ -18,7 +18,7 @@ use crate::files::{DurableFiles, Files};
 
 pub use board::{FakeHost, FakeSupervisor, FakeTraces, Notice};
 pub use clocks::FakeClocks;
-pub use disk::{FakeDisk, Loss, Operation, SECTOR_BYTES};
+pub use disk::{FakeDisk, Loss, Losses, Operation, SECTOR_BYTES};
 pub use random::Random;
 
 /// The real protocol over a fake disk, as one run of a program has it.

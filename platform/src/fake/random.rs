@@ -29,6 +29,17 @@ impl Random {
         self.number() % bound
     }
 
+    /// True `percent` times out of a hundred.
+    pub fn percent(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// One of `from`, which is not empty.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        let at = self.below(from.len() as u64);
+        &from[usize::try_from(at).expect("below a length")]
+    }
+
     /// True once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0

@@ -50,11 +50,7 @@ fn push(what: &str, case: &Value) -> String {
     assert_eq!(world.starts, starts, "{what}: restarted");
     assert_eq!((seen.used, seen.status.as_str()), (GOOD, "Unknown"), "{what}");
     assert!(seen.reason.len() < LONGEST_REASON && seen.error.len() < LONGEST_REASON, "{what}: {seen:?}");
-    assert!(
-        world.disk.files.keys().all(|path| !path.contains("..")),
-        "{what}: {:?}",
-        world.disk.files.keys()
-    );
+    assert!(world.disk.paths().iter().all(|path| !path.contains("..")), "{what}: {:?}", world.disk.paths());
     let mut golden = Golden::default();
     golden.seen(&seen, &[(&uid, "UID-OF-BAD"), (&good, "UID-OF-GOOD")]);
 

@@ -40,7 +40,7 @@ fn a_damaged_current_is_set_aside_last_known_good_runs_and_the_assignment_is_dow
             condition.reason.starts_with("failed to load current: the record of it is unreadable: "),
             "{what}"
         );
-        assert_eq!(world.disk.files.get("current.corrupt-1").map(Vec::as_slice), Some(bytes), "{what}");
+        assert!(world.disk.is("current.corrupt-1", Some(bytes)), "{what}");
         // still unknown at the next start, when the file is only missing
         world.stop();
         world.start();
@@ -71,7 +71,7 @@ fn what_was_set_aside_is_said_in_an_event() {
 #[test]
 fn a_missing_current_beside_a_last_known_good_is_unknown_and_not_local() {
     let (mut world, good, _) = stopped();
-    world.disk.files.remove("current");
+    world.disk.remove("current");
     world.link = false;
     world.start();
     assert_eq!(world.used(), A);
@@ -85,7 +85,7 @@ fn a_missing_current_beside_a_last_known_good_is_unknown_and_not_local() {
 #[test]
 fn a_missing_current_beside_a_last_known_good_that_cannot_be_read_is_unknown_and_not_local() {
     let (mut world, _, _) = stopped();
-    world.disk.files.remove("current");
+    world.disk.remove("current");
     world.disk.put("last-known-good", b"\0");
     world.link = false;
     world.start();
@@ -101,7 +101,7 @@ fn a_missing_current_beside_a_last_known_good_that_cannot_be_read_is_unknown_and
 #[test]
 fn nothing_at_all_on_disk_is_local_and_the_assignment_comes_with_the_network() {
     let (mut world, _, _) = stopped();
-    world.disk.files.clear();
+    world.disk.retain(|_| false);
     world.link = false;
     world.start();
     assert_eq!((world.used(), world.state()), (DEFAULT, "local"));
@@ -157,7 +157,7 @@ fn damaged_counts_are_zero_and_the_trial_begins_anew() {
         world.start();
         assert_eq!((world.used(), world.state()), (B, "trial"), "{what}");
         assert_eq!(world.report().config.ran_seconds, 0, "{what}");
-        assert!(world.disk.files.contains_key("0.1.0/startups.json.corrupt-1"), "{what}");
+        assert!(world.disk.content("0.1.0/startups.json.corrupt-1").is_some(), "{what}");
         world.run_for(TRIAL);
         assert_eq!(world.state(), "known-good", "{what}");
     }
@@ -172,8 +172,8 @@ fn a_record_of_a_newer_agent_is_unknown_left_alone_and_replaced_when_the_assignm
     world.start();
     assert_eq!(world.used(), A);
     assert!(world.report().config.condition.reason.contains("written by another agent (kedge.dev/v9)"));
-    assert_eq!(world.disk.files.get("current").map(Vec::as_slice), Some(&newer[..]));
-    assert!(!world.disk.files.contains_key("current.corrupt-1"));
+    assert!(world.disk.is("current", Some(newer)));
+    assert!(world.disk.content("current.corrupt-1").is_none());
     world.link = true;
     world.run_for(MINUTE);
     world.restart();
@@ -191,7 +191,7 @@ fn nothing_is_swept_while_a_record_that_might_name_it_is_unknown() {
         world.start();
         assert!(world.seen.contains(&Seen::Asked(Action::Sweep { keep: None })), "{record}");
         for uid in [&good, &uid] {
-            assert!(world.disk.files.keys().any(|path| path.contains(uid)), "{record}");
+            assert!(world.disk.paths().iter().any(|path| path.contains(uid)), "{record}");
         }
     }
 }
@@ -201,8 +201,8 @@ fn checkpoints_that_no_record_names_are_swept_and_the_two_that_are_named_stay() 
     let (mut world, good, _) = stopped();
     world.start();
     let uid = world.adopt("c", &payload(203, ""));
-    let checkpoints: Vec<&String> =
-        world.disk.files.keys().filter(|path| path.starts_with("checkpoints/")).collect();
+    let checkpoints: Vec<String> =
+        world.disk.paths().into_iter().filter(|path| path.starts_with("checkpoints/")).collect();
     assert_eq!(checkpoints.len(), 2, "{checkpoints:?}");
     assert!(checkpoints.iter().any(|path| path.contains(&good)));
     assert!(checkpoints.iter().any(|path| path.contains(&uid)));
@@ -214,7 +214,7 @@ fn files_that_cannot_be_read_or_set_aside_do_not_stop_the_agent() {
         for full in [false, true] {
             let (mut world, _, _) = stopped();
             world.disk.put(path, b"\0");
-            world.disk.unreadable.insert(path.to_owned());
+            world.disk.make_unreadable(path);
             if full {
                 world.disk.fault = kedge_sim::disk::WriteFault::All;
             }
@@ -237,8 +237,8 @@ fn files_that_cannot_be_read_or_set_aside_do_not_stop_the_agent() {
 fn everything_damaged_at_once_is_local_and_the_heartbeat_goes_on() {
     for (what, bytes) in DAMAGE {
         let (mut world, _, uid) = stopped();
-        for content in world.disk.files.values_mut() {
-            *content = bytes.to_vec();
+        for path in world.disk.paths() {
+            world.disk.put(&path, bytes);
         }
         world.start();
         for _ in 0..4 {

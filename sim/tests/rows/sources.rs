@@ -232,7 +232,7 @@ fn an_object_whose_names_are_no_file_names_is_not_checkpointed() {
         "failed to sync, reason: ConfigMap kube-system/b: UID \"../../etc\" or resourceVersion \"1\" is no name \
          for a file",
     );
-    assert!(world.disk.files.keys().all(|path| !path.contains("..")));
+    assert!(world.disk.paths().iter().all(|path| !path.contains("..")));
 }
 
 #[test]
@@ -476,7 +476,7 @@ fn dynamic_config_off_means_the_local_config_and_leaves_the_records_alone() {
     world.adopt("b", &payload(B, ""));
     world.stop();
     world.disk.take_written();
-    let before = world.disk.files.clone();
+    let before = world.disk.contents();
     world.dynamic = false;
     let downloads = world.downloads;
     world.start();
@@ -494,7 +494,7 @@ fn dynamic_config_off_means_the_local_config_and_leaves_the_records_alone() {
     world.crash_and_start();
     world.stop();
     world.check_written(&[]);
-    assert_eq!(world.disk.files, before);
+    assert_eq!(world.disk.contents(), before);
     assert_eq!(world.downloads, downloads, "nor is anything read that would not be used");
     world.dynamic = true;
     world.start();
@@ -558,7 +558,7 @@ fn a_config_map_that_is_on_disk_as_it_is_is_not_downloaded_again() {
 fn a_config_map_whose_checkpoint_is_lost_is_downloaded_again() {
     let (mut world, _) = World::known_good();
     world.stop();
-    world.disk.files.retain(|path, _| !path.starts_with("checkpoints/"));
+    world.disk.retain(|path| !path.starts_with("checkpoints/"));
     world.downloads = 0;
     world.start();
     world.run_for(MINUTE);

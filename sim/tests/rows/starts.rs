@@ -97,7 +97,7 @@ fn evidence_of_a_reset_is_held_against_one_run_only() {
 fn case_1_an_invalid_local_config_refuses_to_start_and_counts_nothing() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));
     world.crash();
-    let before = world.disk.files.clone();
+    let before = world.disk.contents();
     world.drop_in("maxPods: lots");
     let options = Options {
         node_name: "edge-1".into(),
@@ -111,7 +111,7 @@ fn case_1_an_invalid_local_config_refuses_to_start_and_counts_nothing() {
     };
     let error = Core::new(options, world.now()).err().expect("it refuses").report();
     assert!(error.contains("10-site.conf") && error.contains("maxPods"), "{error}");
-    assert_eq!(world.disk.files, before);
+    assert_eq!(world.disk.contents(), before);
     // mended: the crash before it is counted once
     world.local.drop_ins.clear();
     world.start();
@@ -310,7 +310,7 @@ fn another_agent_version_judges_afresh_and_removes_the_counts_of_the_other() {
     world.version = "0.2.0".into();
     world.start();
     assert_eq!((world.used(), world.state()), (B, "trial"));
-    assert!(!world.disk.files.contains_key("0.1.0/startups.json"));
+    assert!(world.disk.content("0.1.0/startups.json").is_none());
     world.crash_and_start();
     assert_eq!(world.used(), A);
     // back to the old one: its verdict still stands

@@ -41,9 +41,9 @@ fn rule_b_a_missing_or_damaged_checkpoint_is_not_bad_and_is_downloaded_again() {
         let (mut world, good) = World::known_good();
         let uid = world.adopt("b", &payload(B, ""));
         world.stop();
-        let path = world.disk.files.keys().find(|path| path.contains(&uid)).expect("there").clone();
+        let path = world.disk.paths().into_iter().find(|path| path.contains(&uid)).expect("there");
         match damage {
-            None => drop(world.disk.files.remove(&path)),
+            None => world.disk.remove(&path),
             Some(bytes) => world.disk.put(&path, bytes),
         }
         world.link = false;
@@ -72,7 +72,7 @@ fn rule_b_a_missing_checkpoint_of_an_object_that_is_gone_stays_missing() {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", &payload(B, ""));
     world.stop();
-    world.disk.files.retain(|path, _| !path.contains(&uid));
+    world.disk.retain(|path| !path.contains(&uid));
     world.hub.delete_config_map("b");
     world.start();
     world.run_for(HOUR);
@@ -85,7 +85,7 @@ fn rule_b_last_known_good_with_a_missing_checkpoint_is_passed_over() {
     let (mut world, good) = World::known_good();
     world.adopt("b", "broken: [");
     world.stop();
-    world.disk.files.retain(|path, _| !path.contains(&good));
+    world.disk.retain(|path| !path.contains(&good));
     world.start();
     assert_eq!(world.used(), DEFAULT);
     let [status, message, reason] = world.config_ok();
@@ -112,7 +112,7 @@ fn rule_c_a_payload_that_kills_the_parser_does_not_loop() {
                 Some(kedge_core::Step::Write(StateFile::Startups, bytes))
                     if String::from_utf8_lossy(bytes).contains("\"open\":\"boot")
             );
-            if writes && world.disk.files.contains_key(&recorded()) && !world.bad_configs().is_object() {
+            if writes && world.disk.content(&recorded()).is_some() && !world.bad_configs().is_object() {
                 break;
             }
             world.do_step();
@@ -203,7 +203,7 @@ fn rule_f_spares_what_was_put_there_with_the_image_and_what_is_last_known_good()
     let mut current = world.file("current").expect("there");
     current["downloaded"] = json!(false);
     world.disk.put("current", current.to_string().as_bytes());
-    world.disk.files.remove("0.1.0/startups.json");
+    world.disk.remove("0.1.0/startups.json");
     world.link = false;
     world.start();
     world.run_for(24 * HOUR);
@@ -391,7 +391,7 @@ fn verdicts_that_cannot_be_read_keep_the_assigned_config_from_running_and_no_oth
         reason
             .starts_with(&format!("failed to load current (UID: {uid}): the list of bad configs is unknown"))
     );
-    assert!(world.disk.files.contains_key("0.1.0/bad-configs.json.corrupt-1"));
+    assert!(world.disk.content("0.1.0/bad-configs.json.corrupt-1").is_some());
     // also after another start, when the file is only missing
     world.stop();
     world.start();

@@ -26,7 +26,7 @@ fn a_node_that_nobody_configured_writes_nothing() {
     world.reboot();
     world.start();
     world.check_written(&[]);
-    assert!(world.disk.files.is_empty());
+    assert!(world.disk.paths().is_empty());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! Always holds: a design is told from any other by its `maxPods`, so what runs can be recognised from outside.
 
-use crate::random::Random;
+use kedge_platform::fake::Random;
 use kedge_sim::{DEFAULT_PODS, HEADER};
 
 /// What a configuration does to the agent that runs it.

@@ -61,11 +61,12 @@ impl Life {
             if path.starts_with("checkpoints/") {
                 continue;
             }
-            let there = self.world.disk.files.get(path);
+            let matches = self.world.disk.is(path, told.as_deref());
+            let there = (!matches).then(|| self.world.disk.content(path)).flatten();
             hold!(
-                there == told.as_ref(),
+                matches,
                 "invariant_the_agent_knows_its_disk: {path} is {:?}, the agent was told {:?}",
-                there.map(|bytes| String::from_utf8_lossy(bytes)),
+                there.as_deref().map(String::from_utf8_lossy),
                 told.as_ref().map(|bytes| String::from_utf8_lossy(bytes))
             );
         }
@@ -262,7 +263,7 @@ impl Life {
             self.damaged.contains(&path)
                 || self.mutant.is_some_and(|mutant| mutant != Mutant::ContentsNotSynced),
             "invariant_no_record_is_torn: {path} cannot be read, and nobody damaged it: {:?}",
-            self.world.disk.files.get(&path).map(|bytes| String::from_utf8_lossy(bytes))
+            self.world.disk.content(&path).as_deref().map(String::from_utf8_lossy)
         );
         Ok(())
     }
@@ -412,8 +413,8 @@ impl Life {
 
     /// Whether the agent was told of this record what it says.
     fn knows(&self, path: &str) -> bool {
-        let told = self.ghost.told.get(path).and_then(Option::as_ref);
-        told == self.world.disk.files.get(path)
+        let told = self.ghost.told.get(path).and_then(Option::as_deref);
+        self.world.disk.is(path, told)
     }
 
     /// Whether the source that the API server has explains that nothing clear is assigned.

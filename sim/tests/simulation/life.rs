@@ -8,16 +8,16 @@ use crate::coverage::Coverage;
 use crate::designs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
 use crate::ghost::{Config, Ghost, text};
 use crate::mutants::Mutant;
-use crate::random::Random;
 use kedge_core::config::records::{Read, STARTUPS, StateFile};
 use kedge_core::kubelet::canonical_overrides;
 use kedge_core::{Action, Answer, ConfigId, Event, Exit, Outcome, Report, Request, Step};
-use kedge_sim::disk::{Stage, WriteFault, name};
+use kedge_platform::fake::{Loss, Operation, Random};
+use kedge_sim::disk::{WITHIN_A_WRITE, WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE, refused};
 use kedge_sim::{NODE, Seen, WALL_MICROS, World, map_event, node_event};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 pub(crate) type Check = Result<(), String>;
@@ -128,7 +128,7 @@ impl Life {
         let mode = if mutant == Some(Mutant::ManyOutages) { Mode::OneOutage } else { mode };
         let flavour = if random.percent(25) { Flavour::Kubernetes } else { Flavour::Kedge };
         let mut world = World::with(flavour);
-        world.seed = random.next();
+        world.seed = random.number();
         world.base(SLOWLY);
         match mutant {
             Some(Mutant::TrialTooShort) => world.hurry_percent = 150,
@@ -375,12 +375,12 @@ impl Life {
             6 if faulty && is_write => {
                 self.hit("fault", "error though written");
                 self.tell(|| format!("  {about}: done, but its name could not be made durable"));
-                self.write_until(Stage::Renamed, &step);
+                self.write_until(Operation::Rename, &step);
                 self.ghost.tampered = true;
                 return self.step_done(step, Outcome::Done(Err("input/output error".into())));
             }
             7 | 8 if self.may_cut() && is_write => {
-                let stage = *self.random.pick(&Stage::ALL);
+                let stage = *self.random.pick(&WITHIN_A_WRITE);
                 self.tell(|| format!("  in the middle of: {about} ({stage:?})"));
                 self.hit("fault", "cut in the middle of a write");
                 self.write_until(stage, &step);
@@ -388,8 +388,9 @@ impl Life {
                 return self.observe();
             }
             9 if faulty && is_write => {
-                let stage = *self.random.pick(&Stage::ALL);
-                let stage = if self.mutant == Some(Mutant::NamesNotSettled) { Stage::Renamed } else { stage };
+                let stage = *self.random.pick(&WITHIN_A_WRITE);
+                let stage =
+                    if self.mutant == Some(Mutant::NamesNotSettled) { Operation::Rename } else { stage };
                 self.tell(|| format!("  in the middle of: {about} ({stage:?})"));
                 self.hit("fault", "crash in the middle of a write");
                 self.write_until(stage, &step);
@@ -425,7 +426,7 @@ impl Life {
     }
 
     /// A durable write that comes no further than this.
-    fn write_until(&mut self, stage: Stage, step: &Step) {
+    fn write_until(&mut self, stage: Operation, step: &Step) {
         if let Step::Write(file, bytes) = step {
             let path = file.path(&self.world.version);
             self.world.disk.write_until(stage, file, &path, bytes);
@@ -935,30 +936,28 @@ impl Life {
             // it lies where the kernel left it until somebody notes that it was seen
             self.ghost.evidence_stays();
         }
-        let Self { world, random, .. } = self;
-        world.power_cut();
-        let lost = world.disk.lose_power(&mut |bound| random.below(bound));
+        let told = std::mem::take(&mut self.ghost.told_last);
+        let held = told.into_iter().filter(|(path, told)| self.world.disk.is(path, told.as_deref()));
+        let held: BTreeMap<String, Option<Vec<u8>>> = held.collect();
+        let startups = StateFile::Startups.path(&self.world.version);
+        let counts = self.world.disk.content(&startups);
+        let losses = self.world.power_cut_with(Loss::Chance(self.random.number()));
         for (name, count) in [
-            ("lost names", u32::try_from(lost.names.len()).expect("few")),
-            ("names that nobody acknowledged", lost.kept),
-            ("torn files", lost.torn),
+            ("lost names", losses.renames_lost),
+            ("names that nobody acknowledged", losses.renames_kept),
+            ("torn files", losses.files_torn),
         ] {
             if count > 0 {
                 self.hit("after a cut", name);
                 self.tell(|| format!("  after the cut: {count} {name}"));
             }
         }
-        if lost.names.iter().any(|path| path.ends_with("/startups.json")) {
+        if !self.world.disk.is(&startups, counts.as_deref()) {
             // what nobody had acknowledged is gone, and with it that the run which crashed was open
             self.ghost.doubt_last_crash();
         }
-        let taken_back = |path: &String| {
-            self.ghost
-                .told_last
-                .get(path)
-                .is_some_and(|told| self.world.disk.files.get(path) != told.as_ref())
-        };
-        self.taken_back.extend(lost.names.into_iter().filter(taken_back));
+        let is_back = |(path, told): &(&String, &Option<Vec<u8>>)| !self.world.disk.is(path, told.as_deref());
+        self.taken_back.extend(held.iter().filter(is_back).map(|(path, _)| path.clone()));
         if !self.has_clock {
             self.world.wall_micros = 0;
             self.hit("fault", "boot without a clock");
@@ -1298,7 +1297,7 @@ impl Life {
             return;
         }
         let paths: Vec<String> =
-            self.world.disk.files.keys().filter(|path| !path.contains(".corrupt-")).cloned().collect();
+            self.world.disk.paths().into_iter().filter(|path| !path.contains(".corrupt-")).collect();
         if paths.is_empty() || self.random.percent(50) {
             return;
         }
@@ -1316,7 +1315,7 @@ impl Life {
                 "removed record"
             }
             _ => {
-                self.world.disk.unreadable.insert(path.clone());
+                self.world.disk.make_unreadable(&path);
                 "unreadable record"
             }
         };
@@ -1377,10 +1376,6 @@ impl Life {
             Action::Step(Step::SetAside(file)) => self.invariant_no_record_is_torn(file),
             Action::WatchConfigMap(Some((_, name))) if name == ANOTHERS_MAP => {
                 Err("invariant_only_its_own_node_is_obeyed: it watches what another node's Node names".into())
-            }
-            Action::Sweep { .. } => {
-                self.world.disk.leftovers.clear();
-                Ok(())
             }
             Action::Request(Request::PatchStatus(body)) => {
                 let mut sent = body["status"]["config"].clone();
@@ -1469,8 +1464,8 @@ impl Life {
     pub(crate) fn checkpoint(&self, path: &str) -> Option<Config> {
         // what the agent read of it, if it did: the file may have been damaged since
         let told = self.ghost.told.get(path).and_then(Option::as_ref);
-        let bytes = told.or_else(|| self.world.disk.files.get(path))?;
-        let object: Value = serde_json::from_slice(bytes).ok()?;
+        let there = if told.is_none() { self.world.disk.content(path) } else { None };
+        let object: Value = serde_json::from_slice(told.or(there.as_ref())?).ok()?;
         let payload = object["data"]["kubelet"].as_str()?;
         let design = self.designs.iter().find(|design| design.payload == payload)?;
         let id = ConfigId::of(text(&object, "/metadata/uid"), payload.as_bytes(), &self.overrides);
@@ -1559,7 +1554,7 @@ impl Life {
             }
             StateFile::LastKnownGood => {
                 if self.mutant == Some(Mutant::CheckpointSwept) {
-                    self.world.disk.files.retain(|path, _| !path.starts_with("checkpoints/"));
+                    self.world.disk.retain(|path| !path.starts_with("checkpoints/"));
                     self.ghost.told.retain(|path, _| !path.starts_with("checkpoints/"));
                 }
                 self.ghost.ran(self.world.mono, &self.designs);
@@ -1567,7 +1562,7 @@ impl Life {
             }
             StateFile::Current => {
                 self.assigned = Some(bytes.to_vec());
-                if self.under_way == Some("adopt") {
+                if self.under_way == Some("adopt") || self.readdresses_another() {
                     // what runs next takes the place of what is counted now, however long ago it was assigned
                     self.ghost.forget_crashes();
                     if let Some(run) = &mut self.ghost.run {
@@ -1579,6 +1574,13 @@ impl Life {
             }
             StateFile::Checkpoint(_) => Ok(()),
         }
+    }
+
+    /// What is assigned has another address, and is not what runs: it may be tried at once.
+    fn readdresses_another(&self) -> bool {
+        let running = self.ghost.run.as_ref().and_then(|run| run.config).map(|config| config.max_pods);
+        let assigned = self.recorded("current").map(|config| config.max_pods);
+        self.under_way == Some("readdress") && running != assigned
     }
 
     /// The same payload under another object: what it went through goes with it.
@@ -1670,7 +1672,7 @@ impl Life {
         self.settling = true;
         self.tell(|| "NO MORE FAULTS".into());
         self.world.disk.fault = WriteFault::None;
-        self.world.disk.unreadable.clear();
+        self.world.disk.mend_reads();
         self.weather = Weather::Fine;
         if !self.world.dynamic && self.world.process.is_some() {
             self.leave(false);

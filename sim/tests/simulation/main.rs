@@ -13,7 +13,6 @@ mod ghost;
 mod invariants;
 mod life;
 mod mutants;
-mod random;
 
 use coverage::Coverage;
 use life::Life;
