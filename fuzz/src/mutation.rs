@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mutations_differ_among_themselves_and_are_the_same_every_time() {
+    fn mutations_are_varied_and_reproducible() {
         let inputs = [b"maxPods: 110\n".to_vec(), b"{}".to_vec()];
         let all = |seed| {
             let mut dice = Dice::new(seed);

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_packed_comes_out_again_and_a_cut_file_is_an_error() {
+    fn pack_round_trips_and_a_truncated_file_is_an_error() {
         let inputs = vec![b"".to_vec(), b"a".to_vec(), vec![0; 300]];
         let packed = pack([inputs.clone(), inputs.clone()].concat()).expect("they are small");
         let mut sorted = inputs;

@@ -46,28 +46,28 @@ macro_rules! replayed {
 }
 
 replayed! {
-    any_text_is_yaml_or_an_error: "yaml",
-    any_layers_are_a_configuration_or_an_error: "config",
-    any_text_is_a_number_a_duration_a_time_or_none: "scalars",
-    any_config_source_is_judged: "source",
-    any_record_is_read_or_unknown: "records",
-    any_exit_record_is_evidence_or_a_problem: "exit_record",
-    any_machine_can_be_looked_at: "host",
-    any_object_is_read_or_refused: "api_objects",
-    any_kubeconfig_is_complete_or_refused: "kubeconfig",
-    any_caller_on_the_node_is_answered: "local_endpoint",
-    any_server_is_survived: "server",
-    any_events_leave_a_node_with_a_configuration: "node",
-    any_body_is_an_object_or_a_status: "hub_body",
-    any_apply_leaves_what_was_applied: "hub_apply",
-    any_patch_gives_an_object_or_a_reason: "hub_patch",
-    any_selector_selects_or_is_refused: "hub_selector",
-    any_request_to_the_hub_is_answered: "hub_request",
-    any_store_is_opened_or_refused: "hub_store",
+    yaml_input_parses_or_fails_with_an_error: "yaml",
+    config_input_gives_a_configuration_or_an_error: "config",
+    scalar_input_parses_or_is_refused: "scalars",
+    source_input_is_accepted_or_refused: "source",
+    record_input_is_read_or_unknown: "records",
+    exit_record_input_is_evidence_or_a_problem: "exit_record",
+    host_input_gives_host_facts: "host",
+    api_object_input_is_read_or_refused: "api_objects",
+    kubeconfig_input_is_complete_or_refused: "kubeconfig",
+    local_endpoint_input_gets_an_answer: "local_endpoint",
+    server_answers_do_not_break_the_client: "server",
+    node_events_leave_a_running_configuration: "node",
+    hub_body_becomes_an_object_or_a_status: "hub_body",
+    hub_apply_stores_what_was_applied: "hub_apply",
+    hub_patch_gives_an_object_or_a_reason: "hub_patch",
+    hub_selector_selects_or_is_refused: "hub_selector",
+    hub_request_gets_an_answer: "hub_request",
+    hub_store_opens_or_is_refused: "hub_store",
 }
 
 #[test]
-fn every_target_is_replayed_and_every_finding_has_one() {
+fn every_target_and_every_finding_is_replayed() {
     let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
     assert_eq!(names, REPLAYED);
     for finding in findings::FINDINGS {
@@ -76,7 +76,7 @@ fn every_target_is_replayed_and_every_finding_has_one() {
 }
 
 #[test]
-fn corpora_are_small() {
+fn corpora_stay_under_a_mebibyte() {
     let bytes: usize = TARGETS.iter().flat_map(|target| kept(target.name)).map(|input| input.len() + 4).sum();
     assert!(bytes < CORPORA_BYTES, "{bytes} bytes");
 }

@@ -1,4 +1,4 @@
-//! Clients that do not behave: the hub answers with a limit or hangs up, and goes on serving the others.
+//! Clients that break the protocol or its limits: the hub answers with an error or closes the connection, and goes on serving others.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// The status of an answer, or 0 when the hub hung up.
+/// The status of an answer, or 0 if the hub closed the connection.
 fn code(client: &mut Client, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> u16 {
     client.try_send(method, path, headers, body).map_or(0, |reply| reply.code)
 }
 
 #[test]
-fn oversized_and_malformed_requests_cost_the_sender_only() {
+fn bad_requests_get_an_error_and_others_are_served() {
     let hub = Hub::new();
     let long = "x".repeat(64 * 1024);
     let check = |method: &str, path: &str, headers: &[(&str, &str)], body: &[u8], expect: &[u16]| {
@@ -44,7 +44,7 @@ fn oversized_and_malformed_requests_cost_the_sender_only() {
     let patch = [("content-type", "application/json-patch+json")];
     hub.admin().post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
     check("PATCH", &format!("{MAPS}/a"), &patch, many.to_string().as_bytes(), &[413]);
-    // all of it is sent before the answer is read
+    // the whole body is sent before the answer is read
     check("POST", MAPS, &[("content-type", "application/json")], &vec![b'x'; 8 << 20], &[413]);
     let annotations: Value = json!({"metadata": {"annotations": {"a": "x".repeat(300 * 1024)}}});
     let merge = [("content-type", "application/merge-patch+json")];
@@ -52,7 +52,7 @@ fn oversized_and_malformed_requests_cost_the_sender_only() {
 }
 
 #[test]
-fn callers_without_tls_are_hung_up_on() {
+fn plain_http_connections_are_closed() {
     let hub = Hub::new();
     let address = hub.url.strip_prefix("https://").unwrap();
     let mut socket = TcpStream::connect(address).unwrap();
@@ -65,12 +65,12 @@ fn callers_without_tls_are_hung_up_on() {
 }
 
 #[test]
-fn a_watcher_that_never_reads_does_not_stop_the_writers() {
+fn watcher_that_never_reads_does_not_block_writers() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
     // kept open and never read
-    let _deaf = client.watch(&format!("{MAPS}?watch=true"));
+    let _unread = client.watch(&format!("{MAPS}?watch=true"));
     let merge = [("content-type", "application/merge-patch+json"), ("prefer", "return=minimal")];
     for count in 0..60 {
         let patch = json!({"data": {"k": format!("{count}").repeat(100_000)}}).to_string();

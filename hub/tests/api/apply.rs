@@ -1,6 +1,6 @@
-//! Server-side apply over real TLS: who manages what, conflicts, removal, and what every other write does to managers.
+//! Server-side apply over real TLS: field managers, conflicts, removal of fields, and how other writes change managers.
 //!
-//! Each test has its own hub. What kubectl makes of it is judged in the kubectl tests.
+//! Each test has its own hub. kubectl's side is tested in `hub/tests/kubectl/apply.rs`.
 
 use crate::server::{Client, Hub, Reply};
 use serde_json::{Value, json};
@@ -19,21 +19,20 @@ fn map(data: Value) -> Value {
     json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": data})
 }
 
-/// A map that client-side apply left behind, then changed by others: what kubectl applies on the server is its own only where
-/// nobody has set another value since.
+/// kubectl takes over the fields of client-side apply, except those that another manager has changed since.
 #[test]
-fn what_others_set_since_client_side_apply_is_not_taken_from_them_unasked() {
+fn csa_upgrade_conflicts_on_fields_changed_by_others() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
     let remembered = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"a": "1", "b": "2"}});
-    let mut left = remembered.clone();
-    left["metadata"]["annotations"] =
+    let mut map_of_csa = remembered.clone();
+    map_of_csa["metadata"]["annotations"] =
         json!({"kubectl.kubernetes.io/last-applied-configuration": remembered.to_string()});
-    client.post(&format!("{MAPS}?fieldManager=kubectl-client-side-apply"), &left).expect(201);
+    client.post(&format!("{MAPS}?fieldManager=kubectl-client-side-apply"), &map_of_csa).expect(201);
     apply(&mut client, &path, "other&force=true", &map(json!({"b": "3"}))).expect(200);
     let wanted = map(json!({"a": "4", "b": "2"}));
-    // a still is what client-side apply made it, so kubectl may have it; b is not
+    // `a` is as client-side apply left it, so kubectl may take it; `b` is not
     apply(&mut client, &path, "kubectl", &wanted)
         .refused(409, "Apply failed with 1 conflict: conflict with \"other\": .data.b");
     assert_eq!(client.get(&path).expect(200)["data"], json!({"a": "1", "b": "3"}));
@@ -59,18 +58,18 @@ fn managers(object: &Value) -> Vec<String> {
 }
 
 #[test]
-fn what_is_applied_is_made_changed_and_taken_away() {
+fn apply_creates_changes_and_removes_fields() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
     let made = apply(&mut client, &path, "one", &map(json!({"a": "1", "b": "2"}))).expect(201);
     assert_eq!(managers(&made), [r#"one Apply: {"f:data":{"f:a":{},"f:b":{}}}"#]);
     let again = apply(&mut client, &path, "one", &map(json!({"a": "1", "b": "2"}))).expect(200);
-    assert_eq!(again, made, "the same again changes nothing, not even a time");
+    assert_eq!(again, made, "a repeated apply changes nothing, not even a time");
     let changed = apply(&mut client, &path, "one", &map(json!({"a": "3"}))).expect(200);
     assert_eq!(changed["data"], json!({"a": "3"}));
     assert_eq!(managers(&changed), [r#"one Apply: {"f:data":{"f:a":{}}}"#]);
-    // a second manager shares what it sets to the same value, and what it alone sets is its own
+    // a second manager shares the fields it sets to the same value, and owns those that only it sets
     let shared = apply(&mut client, &path, "two", &map(json!({"a": "3", "c": "4"}))).expect(200);
     assert_eq!(shared["data"], json!({"a": "3", "c": "4"}));
     let one_leaves = apply(&mut client, &path, "one", &map(json!({}))).expect(200);
@@ -81,7 +80,7 @@ fn what_is_applied_is_made_changed_and_taken_away() {
 }
 
 #[test]
-fn a_conflict_names_every_field_and_its_manager_and_force_takes_it() {
+fn conflict_lists_fields_and_managers_and_force_takes_them() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
@@ -115,7 +114,7 @@ fn a_conflict_names_every_field_and_its_manager_and_force_takes_it() {
 }
 
 #[test]
-fn every_write_says_who_it_was() {
+fn every_write_records_its_field_manager() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
@@ -138,16 +137,16 @@ fn every_write_says_who_it_was() {
             r#"put Update: {"f:data":{"f:a":{}}}"#,
             r#"tool Update: {"f:data":{}}"#
         ],
-        "what is gone belongs to nobody, what is changed to the one who changed it"
+        "a removed field has no manager, a changed one belongs to the writer"
     );
-    // who is tired of it empties the list
+    // clients may clear managedFields by sending []
     let emptied = json!([{"op": "replace", "path": "/metadata/managedFields", "value": []}]);
     let reset = client.patch("json", &path, &emptied).expect(200);
     assert_eq!(managers(&reset), Vec::<String>::new());
     assert_eq!(reset["data"], json!({"a": "x"}));
     let reset = client.patch("merge", &path, &json!({"metadata": {"managedFields": [{}]}})).expect(200);
     assert_eq!(managers(&reset), Vec::<String>::new());
-    // and who sends nonsense changes nothing
+    // invalid entries are ignored
     apply(&mut client, &path, "one", &map(json!({"a": "x"}))).expect(200);
     let nonsense =
         json!({"metadata": {"managedFields": [{"manager": "x", "operation": "Own", "fieldsV1": {"x": 1}}]}});
@@ -160,7 +159,7 @@ fn every_write_says_who_it_was() {
 }
 
 #[test]
-fn what_admission_adds_is_nobodys() {
+fn fields_set_by_admission_have_no_manager() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let mut fields = |path: &str, object: &Value| {
@@ -176,7 +175,11 @@ fn what_admission_adds_is_nobodys() {
     assert_eq!(fields(NODES, &tainted)["f:spec"], json!({"f:taints": {}}), "taints of its own");
     let space = fields("/api/v1/namespaces", &json!({"metadata": {"name": "s"}}));
     let name = json!({".": {}, "f:kubernetes.io/metadata.name": {}});
-    assert_eq!(space, json!({"f:metadata": {"f:labels": name}}), "a label is a default, a finalizer is not");
+    assert_eq!(
+        space,
+        json!({"f:metadata": {"f:labels": name}}),
+        "the label is a default and the creator's, the finalizer is not"
+    );
     let pod = json!({"metadata": {"name": "p"}, "spec": {"serviceAccountName": "default", "containers": [{"name": "c", "image": "i"}]}});
     let spec = fields("/api/v1/namespaces/default/pods", &pod)["f:spec"].clone();
     let names: Vec<&str> = spec.as_object().unwrap().keys().map(String::as_str).collect();
@@ -194,7 +197,7 @@ fn what_admission_adds_is_nobodys() {
 }
 
 #[test]
-fn old_updates_become_one_entry() {
+fn more_than_ten_managers_are_merged_into_one() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post(&format!("{MAPS}?fieldManager=first"), &map(json!({"k": "v"}))).expect(201);
@@ -217,7 +220,7 @@ fn old_updates_become_one_entry() {
 }
 
 #[test]
-fn a_status_is_applied_through_its_own_door() {
+fn apply_to_status_subresource_owns_status_fields() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{NODES}/n");
@@ -253,7 +256,7 @@ fn a_status_is_applied_through_its_own_door() {
 }
 
 #[test]
-fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
+fn apply_body_is_validated_before_anything_is_stored() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
@@ -321,7 +324,7 @@ fn bodies_are_yaml_or_json_and_judged_before_anything_is_done() {
 }
 
 #[test]
-fn what_is_applied_to_nothing_says_what_it_makes() {
+fn apply_to_a_missing_object_needs_name_and_no_uid() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/m");
@@ -334,7 +337,7 @@ fn what_is_applied_to_nothing_says_what_it_makes() {
         409,
         "Operation cannot be fulfilled on configmaps \"m\": uid mismatch: the provided object specified uid u, and no existing object was found",
     );
-    // "nobody has taken the name since": it is free, so it is made; once taken, the version is an old one
+    // with a resourceVersion: creates the object if the name is free, else the version is out of date
     let mut since = map(json!({"a": "1"}));
     since["metadata"]["resourceVersion"] = "1".into();
     let made = apply(&mut client, &path, "one", &since).expect(201);
@@ -349,11 +352,15 @@ fn what_is_applied_to_nothing_says_what_it_makes() {
         "one",
         &json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"a": "2"}}),
     );
-    assert_eq!(changed.expect(200)["data"], json!({"a": "2"}), "of what is there the name is known");
+    assert_eq!(
+        changed.expect(200)["data"],
+        json!({"a": "2"}),
+        "the name of an existing object may be omitted"
+    );
 }
 
 #[test]
-fn heartbeats_leave_no_trace_among_managers() {
+fn heartbeats_record_no_manager() {
     let hub = Hub::new();
     let (mut admin, mut node) = (hub.admin(), hub.node("n"));
     let made = node.post(NODES, &json!({"metadata": {"name": "n"}})).expect(201);
@@ -361,7 +368,7 @@ fn heartbeats_leave_no_trace_among_managers() {
     let path = format!("{NODES}/n");
     let ready = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
     node.patch("strategic-merge", &format!("{path}/status"), &ready("True")).expect(200);
-    // what an administrator sets is told, and a node's report takes it back
+    // an administrator's change has a manager, until the node's next report replaces it
     let set = admin
         .patch("strategic-merge", &format!("{path}/status?fieldManager=hand"), &ready("False"))
         .expect(200);
@@ -374,7 +381,7 @@ fn heartbeats_leave_no_trace_among_managers() {
     node.put(&lease, &renewal(1)).expect(201);
     let renewed = node.patch("merge", &lease, &renewal(2)).expect(200);
     assert_eq!(managers(&renewed), Vec::<String>::new());
-    // another's leader election is told, once
+    // a Lease of others (leader election) has one manager, whose time does not change
     let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     admin.post(path, &renewal(1)).expect(201);
     let first = admin.patch("merge", &format!("{path}/n?fieldManager=elect"), &renewal(2)).expect(200);
@@ -384,7 +391,7 @@ fn heartbeats_leave_no_trace_among_managers() {
 }
 
 #[test]
-fn two_who_apply_at_once_both_have_their_fields() {
+fn concurrent_applies_keep_all_fields() {
     const CLIENTS: usize = 6;
     let hub = Hub::new();
     let client = hub.admin();
@@ -410,7 +417,7 @@ fn two_who_apply_at_once_both_have_their_fields() {
 }
 
 #[test]
-fn what_nobody_manages_is_somebodys_before_the_first_apply() {
+fn first_apply_attributes_unmanaged_fields() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let mut node = hub.node("n");
@@ -424,7 +431,7 @@ fn what_nobody_manages_is_somebodys_before_the_first_apply() {
         refused["message"],
         "Apply failed with 1 conflict: conflict with \"before-first-apply\" using v1: .metadata.labels.site"
     );
-    // the same value is shared, and the status is not the object's to own
+    // an equal value is shared; status fields are not attributed
     let shared = apply(&mut client, path, "team", &wanted("quarry")).expect(200);
     let entries = shared["metadata"]["managedFields"].as_array().unwrap();
     let of = |name: &str| entries.iter().find(|entry| entry["manager"] == name).unwrap()["fieldsV1"].clone();
@@ -434,7 +441,7 @@ fn what_nobody_manages_is_somebodys_before_the_first_apply() {
     assert!(of("before-first-apply").get("f:status").is_none(), "{shared}");
     let taken = apply(&mut client, path, "team&force=true", &wanted("mill")).expect(200);
     assert_eq!(taken["metadata"]["labels"]["site"], "mill");
-    // who asks to forget all managers begins anew
+    // after managedFields was cleared, fields are attributed again at the next apply
     let map_path = "/api/v1/namespaces/default/configmaps/m";
     client.post("/api/v1/namespaces/default/configmaps", &map(json!({"a": "1"}))).expect(201);
     client.patch("merge", map_path, &json!({"metadata": {"managedFields": [{}]}})).expect(200);

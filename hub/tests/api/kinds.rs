@@ -1,5 +1,5 @@
-//! The kinds that workloads need, over real TLS: pods and their end, daemon sets, secrets, service accounts, requests for
-//! certificates, and what goes away with what.
+//! The kinds that workloads need, over real TLS: pods and their deletion, daemon sets, secrets, service accounts, certificate
+//! requests; garbage collection, the audit log, backups, and rules that hold for every kind (field validation, dry run).
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 const SETS: &str = "/apis/apps/v1/namespaces/default/daemonsets";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
-/// A controller of the hub has this long; a busy machine needs seconds.
+/// Longest wait for a controller of the hub; a busy machine needs seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn pod(name: &str, node: &str) -> Value {
@@ -28,7 +28,7 @@ fn set(name: &str) -> Value {
 }
 
 #[track_caller]
-fn becomes(client: &mut Client, path: &str, code: u16) {
+fn wait_for(client: &mut Client, path: &str, code: u16) {
     let until = Instant::now() + PATIENCE;
     loop {
         let found = client.get(path).code;
@@ -47,7 +47,7 @@ fn options(value: Value) -> Vec<u8> {
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[test]
-fn a_bound_pod_ends_when_its_node_says_so_and_an_unbound_one_at_once() {
+fn deleted_pod_ends_at_its_nodes_word_or_at_once_if_unbound() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let made = client.post(PODS, &pod("free", "")).expect(201);
@@ -78,7 +78,7 @@ fn a_bound_pod_ends_when_its_node_says_so_and_an_unbound_one_at_once() {
     client.send("DELETE", &path, &[JSON], &options(json!({"gracePeriodSeconds": 0}))).expect(200);
     client.get(&path).expect(404);
 
-    // the older door for bindings: the pod is named in the body
+    // the older path for bindings: the body names the pod
     client.post(PODS, &pod("q", "")).expect(201);
     let bindings = "/api/v1/namespaces/default/bindings";
     let binding = |name: &str| json!({"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": {"kind": "Node", "name": "n"}});
@@ -102,7 +102,7 @@ fn a_bound_pod_ends_when_its_node_says_so_and_an_unbound_one_at_once() {
 }
 
 #[test]
-fn a_pods_spec_stands_and_its_status_is_its_own_door() {
+fn pod_spec_is_immutable_and_status_a_subresource() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post(PODS, &pod("p", "n")).expect(201);
@@ -128,7 +128,7 @@ fn a_pods_spec_stands_and_its_status_is_its_own_door() {
 }
 
 #[test]
-fn a_daemon_set_counts_its_generations_and_keeps_its_selector() {
+fn daemon_set_counts_generations_and_keeps_its_selector() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let made = client.post(SETS, &set("d")).expect(201);
@@ -162,7 +162,7 @@ fn a_daemon_set_counts_its_generations_and_keeps_its_selector() {
 }
 
 #[test]
-fn secrets_take_text_and_their_type_is_fixed() {
+fn secret_accepts_string_data_and_keeps_its_type() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let secrets = "/api/v1/namespaces/default/secrets";
@@ -179,27 +179,27 @@ fn secrets_take_text_and_their_type_is_fixed() {
 }
 
 #[test]
-fn every_namespace_has_a_default_account_and_a_deleted_namespace_lets_it_go() {
+fn default_account_is_recreated_until_its_namespace_goes() {
     let hub = Hub::new();
     let mut client = hub.admin();
-    becomes(&mut client, "/api/v1/namespaces/default/serviceaccounts/default", 200);
+    wait_for(&mut client, "/api/v1/namespaces/default/serviceaccounts/default", 200);
     client.post("/api/v1/namespaces", &json!({"metadata": {"name": "n"}})).expect(201);
     let account = "/api/v1/namespaces/n/serviceaccounts/default";
-    becomes(&mut client, account, 200);
+    wait_for(&mut client, account, 200);
     let first = client.get(account).expect(200)["metadata"]["uid"].clone();
     client.delete(account).expect(200);
     let until = Instant::now() + PATIENCE;
     while client.get(account).json()["metadata"]["uid"].as_str().is_none_or(|uid| first == uid) {
-        assert!(Instant::now() < until, "the account was not made again");
+        assert!(Instant::now() < until, "the account was not created again");
     }
     client.post("/api/v1/namespaces/n/pods", &pod("p", "")).expect(201);
     client.post("/apis/apps/v1/namespaces/n/daemonsets", &set("d")).expect(201);
     client.delete("/api/v1/namespaces/n").expect(200);
-    becomes(&mut client, "/api/v1/namespaces/n", 404);
+    wait_for(&mut client, "/api/v1/namespaces/n", 404);
 }
 
 #[test]
-fn dependents_go_later_first_or_not_at_all() {
+fn propagation_policy_orders_the_deletion_of_dependents() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let owned = |client: &mut Client, name: &str| {
@@ -237,18 +237,18 @@ fn dependents_go_later_first_or_not_at_all() {
     }
     client.get(&path("first")).expect(200);
     client.patch("merge", &map("first"), &release).expect(200);
-    becomes(&mut client, &path("first"), 404);
+    wait_for(&mut client, &path("first"), 404);
 
     owned(&mut client, "alone");
     delete(&mut client, "alone", "Orphan");
-    becomes(&mut client, &path("alone"), 404);
+    wait_for(&mut client, &path("alone"), 404);
     let orphan = client.get(&map("alone")).expect(200);
     assert!(orphan["metadata"]["deletionTimestamp"].is_null(), "{orphan}");
     assert!(orphan["metadata"]["ownerReferences"].as_array().is_none_or(Vec::is_empty), "{orphan}");
 }
 
 #[test]
-fn a_certificate_request_is_stamped_approved_and_answered_each_through_its_door() {
+fn certificate_request_parts_change_by_their_subresources_only() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let key = rcgen::KeyPair::generate().unwrap();
@@ -275,7 +275,7 @@ fn a_certificate_request_is_stamped_approved_and_answered_each_through_its_door(
 }
 
 #[test]
-fn a_revisions_data_never_changes() {
+fn controller_revision_data_is_immutable() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let revisions = "/apis/apps/v1/namespaces/default/controllerrevisions";
@@ -295,7 +295,7 @@ fn a_revisions_data_never_changes() {
 }
 
 #[test]
-fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
+fn audit_log_names_callers_and_omits_heartbeats() {
     let mut hub = Hub::new();
     let (mut admin, mut node) = (hub.admin(), hub.node("edge"));
     node.post("/api/v1/nodes", &json!({"metadata": {"name": "edge"}})).expect(201);
@@ -313,7 +313,7 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
     node.post("/api/v1/namespaces/default/bindings", &binding).expect(403);
     node.get("/api/v1/nodes/edge").expect(200);
     admin.post(MAPS, &json!({"metadata": {"generateName": "x-"}, "data": {"secret": "word"}})).expect(201);
-    // who acts as somebody else is named with whom, also when that is refused
+    // an impersonated request is logged with both names, also when it is refused
     let as_bob = [("impersonate-user", "bob"), ("content-type", "application/json")];
     admin.send("DELETE", "/api/v1/nodes/edge", &as_bob, b"").expect(403);
     node.send("DELETE", "/api/v1/nodes/edge", &as_bob, b"").expect(403);
@@ -357,7 +357,7 @@ fn the_audit_log_names_who_changed_what_and_leaves_heartbeats_out() {
 }
 
 #[test]
-fn a_backup_taken_while_the_hub_runs_brings_everything_back() {
+fn backup_of_a_running_hub_restores_everything() {
     let (data, copy) = (scratch(), scratch());
     let hub = Hub::start(data.path());
     let mut admin = hub.admin();
@@ -380,14 +380,14 @@ fn a_backup_taken_while_the_hub_runs_brings_everything_back() {
         let mut client = hub.admin();
         client.get(&format!("{MAPS}/kept")).expect(200);
         client.get(&format!("{MAPS}/later")).expect(404);
-        // the nodes' credentials are of the same authority, so they stay good
+        // the authority is the same, so credentials of nodes stay valid
         hub.node("edge").get("/api/v1/nodes/edge").expect(404);
         if place == data.path() {
             let number = |value: &Value| {
                 value["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap()
             };
             let list = client.get(MAPS).expect(200);
-            assert!(number(&list) > number(&later), "a version was handed out twice");
+            assert!(number(&list) > number(&later), "a version was used twice");
             let old = format!("{MAPS}?watch=true&resourceVersion={}", number(&later));
             client.get(&old).expect(410);
         }
@@ -401,7 +401,7 @@ fn signing_request() -> String {
     base64::engine::general_purpose::STANDARD.encode(pem)
 }
 
-/// Collection, and an object of every kind in it; `name` is its name.
+/// An object of every kind, called `name`, and the path of its collection.
 fn samples(name: &str) -> Vec<(&'static str, Value)> {
     let named = |more: Value| {
         let mut object = more;
@@ -455,10 +455,10 @@ fn samples(name: &str) -> Vec<(&'static str, Value)> {
 }
 
 #[test]
-fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored_by_every_write() {
+fn field_validation_holds_for_every_write() {
     let hub = Hub::new();
     let mut client = hub.admin();
-    // a field that stands twice is lost on the way through a value
+    // a duplicate field cannot be expressed as a `Value`
     let twice = |object: &Value| {
         let double = r#""metadata":{"labels":{"l":"1","l":"1"},"#;
         object.to_string().replacen(r#""metadata":{"#, double, 1)
@@ -499,8 +499,8 @@ fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored_by_every_wri
             let strict = send("Strict");
             let code = if method == "PATCH" { 422 } else { 400 };
             let message = strict.expect(code)["message"].as_str().unwrap().to_owned();
-            let told = format!("strict decoding error: {}", complaints.join(", "));
-            assert!(message.ends_with(&told), "{kind} {method} {media}: {message}");
+            let expect = format!("strict decoding error: {}", complaints.join(", "));
+            assert!(message.ends_with(&expect), "{kind} {method} {media}: {message}");
             let begin = match method {
                 "PATCH" => " \"\" is invalid: patch: Invalid value: ".to_owned(),
                 _ => {
@@ -517,7 +517,7 @@ fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored_by_every_wri
             }
             let ignored = send("Ignore");
             assert!(ignored.code < 300 && ignored.header("warning").is_empty(), "{kind} {method} {media}");
-            assert_eq!(ignored.json()["dota"], Value::Null, "what is unknown is dropped");
+            assert_eq!(ignored.json()["dota"], Value::Null, "unknown fields are dropped");
         }
     }
     client.post(&format!("{MAPS}?fieldValidation=Maybe"), &json!({})).refused(
@@ -528,7 +528,7 @@ fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored_by_every_wri
         422,
         "PatchOptions.meta.k8s.io \"\" is invalid: dryRun: Unsupported value: \"None\": supported values: \"All\"",
     );
-    // what is posted and not stored is read by the same rule
+    // the same rule holds for objects that are posted but not stored
     let eviction =
         json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "one"}, "dota": 1});
     let path = format!("{PODS}/one/eviction?dryRun=All");
@@ -544,15 +544,15 @@ fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored_by_every_wri
 }
 
 #[test]
-fn a_dry_run_of_anything_stores_nothing() {
+fn dry_run_of_any_write_stores_nothing() {
     let hub = Hub::new();
     let mut client = hub.admin();
     for (collection, object) in samples("one") {
         client.post(&format!("{collection}?fieldValidation=Ignore"), &object).expect(201);
     }
     client.post(PODS, &pod("bound", "n")).expect(201);
-    // what the hub writes by itself: the arrival of a node, the account of a namespace
-    becomes(&mut client, "/api/v1/namespaces/one/serviceaccounts/default", 200);
+    // wait for what the hub writes by itself: the account of the namespace
+    wait_for(&mut client, "/api/v1/namespaces/one/serviceaccounts/default", 200);
     let everything = |client: &mut Client| -> Vec<Value> {
         let mut lists: Vec<Value> = samples("one")
             .iter()
@@ -576,7 +576,7 @@ fn a_dry_run_of_anything_stores_nothing() {
             "metadata": {"generateName": "g-", "namespace": other["metadata"]["namespace"]}});
         client.post(&dry(collection), &generated).expect(201);
         let shown = client.put(&dry(&path), &changed).expect(200);
-        assert_eq!(shown["metadata"]["labels"]["x"], "y", "{path}: it shows what would be");
+        assert_eq!(shown["metadata"]["labels"]["x"], "y", "{path}: the answer shows the result");
         for of in ["merge", "strategic-merge"] {
             client.patch(of, &dry(&path), &label).expect(200);
         }

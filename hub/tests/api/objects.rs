@@ -1,7 +1,7 @@
 //! The API over real TLS: verbs, patches, watches, lists, refusals, as clients see them.
 //!
-//! Each test has its own hub. What kubectl makes of it is judged in the kubectl tests; here stands what kubectl does not show:
-//! versions, order, exact refusals, and the forms that our own agents ask for.
+//! Each test has its own hub. These tests check what the kubectl tests cannot see: versions, order, exact error messages, and the
+//! forms of an answer that our own agents ask for.
 
 use crate::server::{Client, Hub, scratch};
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ fn names(list: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn an_object_lives_from_create_to_delete() {
+fn object_is_created_replaced_and_deleted() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let made = client.post(MAPS, &map("a", "1")).expect(201);
@@ -65,7 +65,7 @@ fn an_object_lives_from_create_to_delete() {
 }
 
 #[test]
-fn bodies_paths_and_methods_are_refused_as_upstream_refuses_them() {
+fn invalid_requests_get_upstreams_refusals() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.get("/apis/apps/v1/deployments").refused(404, "the server could not find the requested resource");
@@ -101,7 +101,7 @@ fn bodies_paths_and_methods_are_refused_as_upstream_refuses_them() {
 }
 
 #[test]
-fn an_object_stays_where_the_request_says() {
+fn body_naming_another_object_is_refused() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &map("a", "1")).expect(201);
@@ -124,7 +124,7 @@ fn an_object_stays_where_the_request_says() {
 }
 
 #[test]
-fn a_deletion_that_contradicts_itself_deletes_nothing() {
+fn contradictory_delete_options_delete_nothing() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &map("a", "1")).expect(201);
@@ -140,13 +140,13 @@ fn a_deletion_that_contradicts_itself_deletes_nothing() {
     refused("?orphanDependents=true&propagationPolicy=Orphan", &Value::Null, 422, both);
     let unknown = "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported value: \"Foo\": supported values: \"Background\", \"Foreground\", \"Orphan\"";
     refused("?propagationPolicy=Foo", &Value::Null, 422, unknown);
-    // less than nothing is one second for a pod, and nothing for the rest
+    // a negative grace period means one second for a pod, and zero for other kinds
     client.send("DELETE", &format!("{path}?gracePeriodSeconds=-1"), &[], b"").expect(200);
     client.get(&path).expect(404);
 }
 
 #[test]
-fn parts_that_nobody_set_are_there_to_be_added_to() {
+fn unset_spec_and_status_are_empty_objects() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
@@ -169,19 +169,19 @@ fn parts_that_nobody_set_are_there_to_be_added_to() {
 }
 
 #[test]
-fn answers_for_the_eye_have_lines() {
+fn answers_are_indented_on_request_and_for_curl() {
     let hub = Hub::new();
     let mut client = hub.admin();
-    let mut lines = |path: &str, agent: &str| {
+    let mut is_indented = |path: &str, agent: &str| {
         let reply = client.send("GET", path, &[("user-agent", agent)], b"");
         serde_json::from_slice::<Value>(&reply.body).unwrap();
         reply.body.iter().filter(|byte| **byte == b'\n').count() > 1
     };
-    assert!(!lines("/api/v1/namespaces", "kubectl/v1.36.0"));
-    assert!(lines("/api/v1/namespaces?pretty=true", "kubectl/v1.36.0"));
-    assert!(lines("/api/v1/namespaces/default", "curl/8.0"));
-    assert!(lines("/nosuch", "curl/8.0"), "refusals, too");
-    assert!(!lines("/api/v1/namespaces?pretty=false", "curl/8.0"));
+    assert!(!is_indented("/api/v1/namespaces", "kubectl/v1.36.0"));
+    assert!(is_indented("/api/v1/namespaces?pretty=true", "kubectl/v1.36.0"));
+    assert!(is_indented("/api/v1/namespaces/default", "curl/8.0"));
+    assert!(is_indented("/nosuch", "curl/8.0"), "errors are indented, too");
+    assert!(!is_indented("/api/v1/namespaces?pretty=false", "curl/8.0"));
     let paths = client.get("/").expect(200)["paths"].clone();
     let paths: Vec<&str> = paths.as_array().unwrap().iter().filter_map(Value::as_str).collect();
     for path in &paths {
@@ -191,7 +191,7 @@ fn answers_for_the_eye_have_lines() {
 }
 
 #[test]
-fn every_patch_format_changes_what_it_says_and_nothing_else() {
+fn each_patch_format_changes_only_the_fields_it_names() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post(NODES, &node("n")).expect(201);
@@ -204,7 +204,7 @@ fn every_patch_format_changes_what_it_says_and_nothing_else() {
     let operations = json!([{"op": "add", "path": "/metadata/labels/b", "value": "2"}, {"op": "remove", "path": "/metadata/labels/a"}]);
     let patched = client.patch("json", &path, &operations).expect(200);
     assert_eq!(patched["metadata"]["labels"], json!({"b": "2"}));
-    // a status patch through the status door, merged by type, and never through the front door
+    // status changes only through the status subresource, conditions are merged by type
     let ready = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
     client.patch("strategic-merge", &format!("{path}/status"), &ready("True")).expect(200);
     let other = json!({"status": {"conditions": [{"type": "ConfigOK", "status": "True"}]}, "spec": {"unschedulable": true}});
@@ -213,7 +213,7 @@ fn every_patch_format_changes_what_it_says_and_nothing_else() {
     assert!(patched["spec"].get("unschedulable").is_none());
     let before = version(&patched);
     assert_eq!(version(&client.patch("strategic-merge", &path, &ready("False")).expect(200)), before);
-    // a patch that names a version conflicts, one that does not is applied to what is there
+    // a patch with an old version conflicts, one without a version is applied to the stored object
     let stale = json!({"metadata": {"resourceVersion": "1", "labels": {"c": "3"}}});
     assert_eq!(client.patch("merge", &path, &stale).code, 409);
     let test = json!([{"op": "test", "path": "/metadata/labels/b", "value": "x"}]);
@@ -236,7 +236,7 @@ fn every_patch_format_changes_what_it_says_and_nothing_else() {
 }
 
 #[test]
-fn a_patch_without_a_version_never_meets_a_conflict_and_none_is_lost() {
+fn concurrent_patches_without_version_all_succeed() {
     const CLIENTS: usize = 8;
     const PATCHES: usize = 12;
     let hub = Hub::new();
@@ -268,7 +268,7 @@ fn a_patch_without_a_version_never_meets_a_conflict_and_none_is_lost() {
 }
 
 #[test]
-fn config_sources_are_stored_warned_about_or_refused() {
+fn config_source_is_stored_warned_about_or_refused() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post(NODES, &node("n")).expect(201);
@@ -289,7 +289,7 @@ fn config_sources_are_stored_warned_about_or_refused() {
 }
 
 #[test]
-fn leases_follow_their_own_rules_and_go_with_their_node() {
+fn lease_rules_hold_and_leases_go_with_their_node() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let made = client.post(NODES, &node("n")).expect(201);
@@ -309,7 +309,7 @@ fn leases_follow_their_own_rules_and_go_with_their_node() {
     assert_eq!(watch.event(), "ADDED n");
     client.delete(&format!("{NODES}/n")).expect(200);
     assert_eq!(watch.event(), "DELETED n");
-    // a lease of an owner that never was goes too
+    // a lease whose owner never existed is deleted, too
     let orphan = json!({"metadata": {"name": "o", "ownerReferences": [owner]}});
     let made = client.post(LEASES, &orphan).expect(201);
     let since = version(&made);
@@ -318,7 +318,7 @@ fn leases_follow_their_own_rules_and_go_with_their_node() {
 }
 
 #[test]
-fn our_agents_get_the_smallest_answers() {
+fn agents_get_minimal_answers() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let minimal = [JSON, ("prefer", "return=minimal")];
@@ -338,7 +338,7 @@ fn our_agents_get_the_smallest_answers() {
 }
 
 #[test]
-fn a_watch_tells_every_change_once_and_in_order() {
+fn watch_sends_each_change_once_and_in_order() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post(MAPS, &map("a", "1")).expect(201);
@@ -358,7 +358,7 @@ fn a_watch_tells_every_change_once_and_in_order() {
     for expect in ["ADDED a", "MODIFIED a", "DELETED a"] {
         assert_eq!(gold.event(), expect);
     }
-    // the same again from the past
+    // a watch from an old version replays the same events
     let mut replay =
         client.watch(&format!("{MAPS}?watch=true&resourceVersion={listed}&labelSelector=tier%3Dgold"));
     let mut last = 0;
@@ -373,7 +373,7 @@ fn a_watch_tells_every_change_once_and_in_order() {
 }
 
 #[test]
-fn a_streamed_list_ends_with_its_bookmark_and_a_watch_ends_with_one() {
+fn streamed_list_and_ending_watch_send_a_bookmark() {
     let hub = Hub::new();
     let mut client = hub.admin();
     for name in ["b", "a"] {
@@ -395,7 +395,7 @@ fn a_streamed_list_ends_with_its_bookmark_and_a_watch_ends_with_one() {
 }
 
 #[test]
-fn pages_of_a_list_are_one_state() {
+fn list_pages_show_one_revision() {
     let hub = Hub::new();
     let mut client = hub.admin();
     for name in ["a", "b", "c", "d"] {
@@ -417,7 +417,7 @@ fn pages_of_a_list_are_one_state() {
 }
 
 #[test]
-fn finalizers_preconditions_and_collections_are_honoured_by_delete() {
+fn delete_honours_finalizers_preconditions_and_selectors() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let path = format!("{MAPS}/held");
@@ -443,7 +443,7 @@ fn finalizers_preconditions_and_collections_are_honoured_by_delete() {
 }
 
 #[test]
-fn a_deleted_namespace_takes_its_content_with_it() {
+fn deleted_namespace_takes_its_objects_with_it() {
     let hub = Hub::new();
     let mut client = hub.admin();
     client.post("/api/v1/namespaces", &json!({"metadata": {"name": "team"}})).expect(201);
@@ -456,18 +456,18 @@ fn a_deleted_namespace_takes_its_content_with_it() {
     assert_eq!(marked["status"]["phase"], "Terminating");
     assert_eq!(client.post(maps, &map("late", "1")).code, 403);
     let released = json!({"metadata": {"finalizers": null}});
-    // the deletion of the namespace marks the same object meanwhile, and the patch is applied to what is there then
+    // the namespace's deletion may mark this object at the same time; the patch is then retried on the new version
     client.patch("merge", &format!("{maps}/held"), &released).expect(200);
-    let mut told = watch.event();
-    while told == "MODIFIED team" {
-        told = watch.event();
+    let mut event = watch.event();
+    while event == "MODIFIED team" {
+        event = watch.event();
     }
-    assert_eq!(told, "DELETED team");
+    assert_eq!(event, "DELETED team");
     assert_eq!(names(&client.get(maps).expect(200)), Vec::<&str>::new());
 }
 
 #[test]
-fn owners_are_orphaned_or_foreground_deleted_as_asked() {
+fn owner_deletion_orphans_or_waits_for_dependents() {
     let hub = Hub::new();
     let mut client = hub.admin();
     let owned = |client: &mut Client, owner: &str, name: &str| {
@@ -487,7 +487,7 @@ fn owners_are_orphaned_or_foreground_deleted_as_asked() {
     owned(&mut client, "o2", "d2");
     finish(&mut client, "o2", "Foreground");
     client.get(&format!("{MAPS}/d2")).expect(404);
-    // whom the owner need not wait for goes after it
+    // without blockOwnerDeletion the dependent is deleted after the owner
     let owner = client.post(MAPS, &map("o3", "1")).expect(201);
     let held = json!({"metadata": {"name": "d3", "finalizers": ["example.com/hold"], "ownerReferences": [{
         "apiVersion": "v1", "kind": "ConfigMap", "name": "o3", "uid": owner["metadata"]["uid"]}]}});
@@ -495,7 +495,7 @@ fn owners_are_orphaned_or_foreground_deleted_as_asked() {
     finish(&mut client, "o3", "Foreground");
     let mut watch = client.watch(&format!("{MAPS}?watch=true&fieldSelector=metadata.name%3Dd3"));
     while watch.next().is_some_and(|event| event["object"]["metadata"]["deletionTimestamp"].is_null()) {}
-    // and whom it waits for waits for its own
+    // a dependent with dependents of its own waits for those first
     owned(&mut client, "o4", "d4");
     let middle = client.get(&format!("{MAPS}/d4")).expect(200);
     let mut last = held.clone();
@@ -537,7 +537,7 @@ fn tables_have_upstreams_columns() {
 }
 
 #[test]
-fn a_node_credential_reaches_what_is_its_own() {
+fn node_credential_reaches_only_its_own_objects() {
     let hub = Hub::new();
     let (mut admin, mut agent) = (hub.admin(), hub.node("edge-1"));
     agent.post(NODES, &node("edge-1")).expect(201);
@@ -559,7 +559,7 @@ fn a_node_credential_reaches_what_is_its_own() {
 }
 
 #[test]
-fn a_stop_ends_watches_and_a_start_goes_on_from_the_same_version() {
+fn restart_ends_watches_and_keeps_the_revision() {
     let data = scratch();
     let hub = Hub::start(data.path());
     let mut client = hub.admin();
@@ -569,7 +569,7 @@ fn a_stop_ends_watches_and_a_start_goes_on_from_the_same_version() {
     assert!(watch.next().is_none());
     let hub = Hub::start(data.path());
     let mut client = hub.admin();
-    // the version of a clean stop is still good, an older one must list again
+    // a watch may resume from the version of a clean stop, but not from an older one
     let mut watch = client.watch(&format!("{MAPS}?watch=true&resourceVersion={}", version(&made)));
     client.post(MAPS, &map("b", "1")).expect(201);
     assert_eq!(watch.event(), "ADDED b");
@@ -579,18 +579,18 @@ fn a_stop_ends_watches_and_a_start_goes_on_from_the_same_version() {
 }
 
 #[test]
-fn a_refusal_is_read_by_who_sent_a_large_body() {
+fn large_body_is_drained_so_the_refusal_arrives() {
     let hub = Hub::new();
     let mut node = hub.node("n");
-    // larger than what the sockets between hold: a hub that answers and closes would break the connection
+    // larger than the socket buffers: a hub that answers and closes at once would reset the connection
     let large = map("m", &"x".repeat(200 * 1024)).to_string();
     for _ in 0..5 {
         let refused = node.send("PUT", &format!("{MAPS}/m"), &[JSON], large.as_bytes()).expect(403);
         assert_eq!(refused["reason"], "Forbidden");
     }
-    // an honest request on the same connection is answered
+    // the same connection still serves an allowed request
     node.post(NODES, &json!({"metadata": {"name": "n"}})).expect(201);
-    // wherever it goes, and whoever sends it
+    // the same for every kind of error, and for anonymous callers
     let (mut admin, mut nobody) = (hub.admin(), hub.anonymous());
     for (method, path, code) in [
         ("POST", "/api/v1/gizmos", 404),

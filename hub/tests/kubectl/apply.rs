@@ -1,7 +1,6 @@
-//! Server-side apply as people meet it: kubectl of three versions, conflicts and force, the way from client-side apply and back,
-//! diffs, and who manages what.
+//! Server-side apply with kubectl: conflicts and force, migration from client-side apply and back, diffs, field managers.
 //!
-//! Holds: each test checks what kubectl printed and what is stored. The rules themselves are judged in `apply`.
+//! Each test checks kubectl's output and the stored object. The rules themselves are tested in `hub/tests/api/apply.rs`.
 
 use crate::programs::{Kubectl, contains, with_every_kubectl};
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labe
 
 /// `manager operation` of every entry, sorted.
 fn managers(kubectl: &Kubectl, name: &str) -> Vec<String> {
-    // 1.20 always shows them, later ones when asked to
+    // 1.20 always prints them, later versions on request
     let flag = if kubectl.version == "1.20" { "" } else { " --show-managed-fields" };
     let object: Value = serde_json::from_str(&kubectl.ok(&format!("get cm {name} -o json{flag}"))).unwrap();
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
@@ -27,7 +26,7 @@ fn data(kubectl: &Kubectl, name: &str) -> Value {
 }
 
 #[test]
-fn a_file_is_applied_on_the_server_again_and_again() {
+fn server_side_apply_is_idempotent_and_removes_old_keys() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         assert_eq!(kubectl.ok("apply --server-side -f m.yaml"), "configmap/m serverside-applied\n");
@@ -47,13 +46,17 @@ fn a_file_is_applied_on_the_server_again_and_again() {
         let dry = kubectl.ok("apply --server-side --dry-run=server -f m.yaml");
         contains(&dry, &["configmap/m serverside-applied (server dry run)"]);
         kubectl.ok("apply --server-side -f m.yaml");
-        assert_eq!(data(kubectl, "m"), json!({"a": "1", "c": "3"}), "what is no longer applied is gone");
+        assert_eq!(
+            data(kubectl, "m"),
+            json!({"a": "1", "c": "3"}),
+            "keys that are no longer applied are removed"
+        );
         assert_eq!(kubectl.ok("diff --server-side -f m.yaml"), "");
     });
 }
 
 #[test]
-fn conflicts_are_shown_and_forced() {
+fn conflicts_are_printed_and_can_be_forced() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply --server-side --field-manager=team -f m.yaml");
@@ -65,7 +68,7 @@ fn conflicts_are_shown_and_forced() {
         kubectl.ok("apply --server-side --force-conflicts -f m.yaml");
         assert_eq!(data(kubectl, "m"), json!({"a": "one", "b": "2"}));
         assert_eq!(managers(kubectl, "m"), ["kubectl Apply", "team Apply"]);
-        // the other still applies what it alone has, and is refused what was taken from it
+        // the first manager conflicts on the field that was taken from it
         kubectl.file("m.yaml", MAP);
         contains(
             &kubectl.fails("apply --server-side --field-manager=team -f m.yaml"),
@@ -79,23 +82,23 @@ fn conflicts_are_shown_and_forced() {
 }
 
 #[test]
-fn who_applied_on_the_client_goes_over_to_the_server() {
+fn client_side_apply_migrates_to_server_side_and_back() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply -f m.yaml");
         assert_eq!(managers(kubectl, "m"), ["kubectl-client-side-apply Update"]);
         kubectl.file("m.yaml", MAP.replace("\"1\"", "\"one\"").replace("  b: \"2\"\n", ""));
-        // what kubectl itself applied before is no conflict
+        // fields of kubectl's own client-side apply do not conflict
         kubectl.ok("apply --server-side -f m.yaml");
         assert_eq!(data(kubectl, "m")["a"], "one");
         kubectl.ok("apply --server-side -f m.yaml");
         contains(&managers(kubectl, "m").join("\n"), &["kubectl Apply"]);
         if kubectl.version != "1.20" {
-            // later ones make the old entry one of server-side apply, so that what is no longer applied goes
+            // later versions migrate the old entry, so that keys that are no longer applied are removed
             assert_eq!(data(kubectl, "m"), json!({"a": "one"}));
             assert!(!managers(kubectl, "m").iter().any(|line| line == "kubectl-client-side-apply Update"));
         }
-        // and back: client-side apply knows what was applied last
+        // and back: client-side apply removes the keys that were applied last
         kubectl.file("m.yaml", MAP.replace("  a: \"1\"\n", "").replace("\"2\"", "\"two\""));
         kubectl.ok("apply -f m.yaml");
         assert_eq!(data(kubectl, "m"), json!({"b": "two"}));
@@ -103,7 +106,7 @@ fn who_applied_on_the_client_goes_over_to_the_server() {
 }
 
 #[test]
-fn what_others_set_since_client_side_apply_is_a_conflict() {
+fn csa_upgrade_reports_fields_changed_by_others() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.file("theirs.yaml", MAP.replace("\"2\"", "\"two\""));
@@ -117,7 +120,7 @@ fn what_others_set_since_client_side_apply_is_a_conflict() {
 }
 
 #[test]
-fn managers_are_shown_only_when_asked_for() {
+fn managed_fields_print_only_on_request() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("apply --server-side -f m.yaml");
@@ -129,9 +132,14 @@ fn managers_are_shown_only_when_asked_for() {
                 &["managedFields:", "f:data:", "f:a: {}", "manager: kubectl", "operation: Apply"],
             );
         }
-        // an edit goes through whatever it is shown
-        let said = kubectl.with_editor("sed -i s/quarry/mill/", "edit configmap m");
-        assert_eq!((said.code, said.out.as_str()), (Some(0), "configmap/m edited\n"), "{}", said.err);
+        // kubectl edit works without managed fields in its text
+        let outcome = kubectl.with_editor("sed -i s/quarry/mill/", "edit configmap m");
+        assert_eq!(
+            (outcome.code, outcome.out.as_str()),
+            (Some(0), "configmap/m edited\n"),
+            "{}",
+            outcome.err
+        );
         contains(&managers(kubectl, "m").join("\n"), &["kubectl Apply", "kubectl-edit Update"]);
     });
 }
@@ -149,7 +157,7 @@ spec:
 "#;
 
 #[test]
-fn a_daemon_set_is_applied_restarted_and_kustomized() {
+fn daemon_set_is_applied_restarted_and_kustomized() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("ds.yaml", SET);
         assert_eq!(kubectl.ok("apply --server-side -f ds.yaml"), "daemonset.apps/agent serverside-applied\n");
@@ -160,7 +168,7 @@ fn a_daemon_set_is_applied_restarted_and_kustomized() {
         );
         assert_eq!(kubectl.ok("rollout restart ds/agent"), "daemonset.apps/agent restarted\n");
         contains(&kubectl.ok("set image ds/agent main=registry.example.com/agent:3"), &["image updated"]);
-        // what was set by hand since is a conflict for the next apply, what is only by hand stays
+        // the next apply conflicts on the image set by hand; the annotation set by hand stays
         contains(&kubectl.fails("apply --server-side -f ds.yaml"), &["kubectl-set", ".image"]);
         kubectl.ok("apply --server-side --force-conflicts -f ds.yaml");
         let set: Value = serde_json::from_str(&kubectl.ok("get ds agent -o json")).unwrap();
@@ -170,7 +178,7 @@ fn a_daemon_set_is_applied_restarted_and_kustomized() {
             template["metadata"]["annotations"]["kubectl.kubernetes.io/restartedAt"].is_string(),
             "{set}"
         );
-        assert_eq!(set["metadata"]["generation"], 4, "made, restarted, set, applied");
+        assert_eq!(set["metadata"]["generation"], 4, "created, restarted, set, applied");
         contains(&kubectl.run("rollout history ds/agent").out, &["daemonset.apps/agent"]);
         kubectl.file("kustomization.yaml", "namePrefix: k-\nresources: [ds.yaml]\n");
         assert_eq!(kubectl.ok("apply -k ."), "daemonset.apps/k-agent created\n");

@@ -1,6 +1,6 @@
 //! The program `kedge-hub` as an operator starts, stops and misuses it.
 //!
-//! Holds: a wrong start changes nothing on disk that was there, ends with the right status, and says what to do.
+//! A failed start changes no file that existed, exits with the right status, and reports what to do.
 
 use std::fs;
 use std::net::TcpListener;
@@ -43,7 +43,7 @@ fn help_goes_to_stdout_and_mistakes_to_stderr() {
 }
 
 #[test]
-fn a_hub_starts_in_an_empty_directory_and_stops_when_asked() {
+fn first_start_creates_files_and_sigterm_stops() {
     let parent = scratch();
     let mut hub = Hub::start(&parent.path().join("new/hub"));
     for (file, mode) in [
@@ -71,7 +71,7 @@ fn a_hub_starts_in_an_empty_directory_and_stops_when_asked() {
 }
 
 #[test]
-fn what_hinders_a_start_is_named() {
+fn failed_start_names_its_cause() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let data = scratch();
@@ -82,7 +82,7 @@ fn what_hinders_a_start_is_named() {
 }
 
 #[test]
-fn two_hubs_do_not_share_a_directory() {
+fn second_hub_on_a_directory_is_refused() {
     let hub = Hub::new();
     fails(&serve(&hub.data_dir, "127.0.0.1:0"), 1, &[hub.data_dir.to_str().unwrap()]);
     assert_eq!(
@@ -93,7 +93,7 @@ fn two_hubs_do_not_share_a_directory() {
 }
 
 #[test]
-fn a_damaged_authority_stops_the_start_and_stays_as_it_is() {
+fn damaged_authority_fails_the_start_and_is_kept() {
     let mut hub = Hub::new();
     hub.stop("TERM");
     let path = hub.data_dir.join("pki/ca.pem");
@@ -108,7 +108,7 @@ fn a_damaged_authority_stops_the_start_and_stays_as_it_is() {
 }
 
 #[test]
-fn node_credentials_are_printed_whether_the_hub_runs_or_not() {
+fn node_kubeconfig_works_with_and_without_a_running_hub() {
     let mut hub = Hub::new();
     let running = hub.command(&["node-kubeconfig", "edge-1"]);
     hub.stop("TERM");
@@ -132,7 +132,7 @@ fn node_credentials_are_printed_whether_the_hub_runs_or_not() {
 }
 
 #[test]
-fn the_advertised_name_stands_in_kubeconfigs_and_in_the_certificate() {
+fn advertised_name_is_in_kubeconfigs_and_certificate() {
     let hub = Hub::with(&["--advertise", "hub.invalid", "--tls-san", "10.9.8.7"]);
     let port = hub.url.rsplit_once(':').unwrap().1;
     assert_eq!(hub.url, format!("https://hub.invalid:{port}"));
@@ -153,7 +153,7 @@ fn the_advertised_name_stands_in_kubeconfigs_and_in_the_certificate() {
 }
 
 #[test]
-fn the_hub_is_reached_over_ipv6_and_on_every_address() {
+fn hub_listens_on_ipv6_and_on_every_address() {
     if TcpListener::bind("[::1]:0").is_err() {
         eprintln!("SKIPPED: this machine has no IPv6 loopback");
         return;
@@ -178,7 +178,7 @@ fn the_hub_is_reached_over_ipv6_and_on_every_address() {
 }
 
 #[test]
-fn systemd_hears_of_the_start_and_of_the_stop() {
+fn systemd_is_notified_of_start_and_stop() {
     let data = scratch();
     let path = data.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();

@@ -1,7 +1,7 @@
-//! Everything kubectl can print, make and compare, kind by kind: output forms, watches, generators, subresources, pruning,
-//! kustomize, and questions about the server.
+//! What kubectl can print, generate and compare: output formats, watches, generators, subresources, pruning, kustomize, taints,
+//! certificates, and questions about the server.
 //!
-//! Holds: every kind of the table is made, listed, described, explained and put back with every kubectl, so a new kind that kubectl
+//! Every kind in the hub's table is created, listed, described, explained and restored with every kubectl, so a new kind that kubectl
 //! cannot handle fails here.
 
 use crate::programs::{Kubectl, contains, table, with_every_kubectl};
@@ -37,7 +37,7 @@ fn signing_request(name: &str, signer: &str, request: &str) -> Value {
 }
 
 #[test]
-fn objects_are_printed_in_every_form() {
+fn objects_print_in_every_output_format() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("maps.yaml", MAPS);
         kubectl.ok("apply -f maps.yaml");
@@ -100,11 +100,11 @@ fn objects_are_printed_in_every_form() {
     });
 }
 
-/// More commands than a machine needs to start a watch, a second between them at least.
+/// Objects created, a second apart at least, until a watch prints one: more than any machine needs to start the watch.
 const COMMANDS: usize = 100;
 
 #[test]
-fn watches_tell_what_changes_in_every_form() {
+fn watches_print_changes_in_every_output_format() {
     with_every_kubectl(|_, kubectl| {
         kubectl.ok("create cm before --from-literal=a=1");
         let only = kubectl.start("get cm --watch-only --no-headers -o custom-columns=N:.metadata.name");
@@ -112,7 +112,7 @@ fn watches_tell_what_changes_in_every_form() {
             "get cm --watch --output-watch-events -o jsonpath='{.type} {.object.metadata.name}{\"\\n\"}'",
         );
         assert_eq!(events.line(), "ADDED before");
-        // a watch that shows only changes says nothing until there is one: they go on until it stands
+        // a watch of changes only prints nothing when it starts, so objects are created until it prints one
         let mut first = String::new();
         for number in 0..COMMANDS {
             kubectl.ok(&format!("create cm later-{number} --from-literal=a=1"));
@@ -121,7 +121,7 @@ fn watches_tell_what_changes_in_every_form() {
                 break;
             }
         }
-        assert!(first.starts_with("later-"), "no change was told: {first:?}");
+        assert!(first.starts_with("later-"), "no change was printed: {first:?}");
         assert_eq!(events.line(), "ADDED later-0");
         kubectl.ok("label cm later-0 x=y");
         kubectl.ok("delete cm later-0");
@@ -135,7 +135,7 @@ fn watches_tell_what_changes_in_every_form() {
     });
 }
 
-/// One object of every kind of the table.
+/// One object of every kind.
 fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
     let node = kubectl.as_node(hub, "edge-1");
     node.ok_with("create -f -", r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#);
@@ -164,10 +164,10 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
 }
 
 #[test]
-fn every_kind_is_listed_described_explained_and_put_back() {
+fn every_kind_is_listed_described_explained_and_restored() {
     with_every_kubectl(|hub, kubectl| {
         let objects = one_of_each(hub, kubectl);
-        assert_eq!(objects.len(), KINDS.len(), "an object of every kind stands above");
+        assert_eq!(objects.len(), KINDS.len(), "the list above has one object of every kind");
         let all: Vec<String> = KINDS.iter().map(|kind| format!("{}/one", kind.resource_name())).collect();
         let all = all.join(" ");
         let tables = kubectl.ok(&format!("get {all} -o wide"));
@@ -203,7 +203,7 @@ fn every_kind_is_listed_described_explained_and_put_back() {
 }
 
 #[test]
-fn generators_make_what_they_print() {
+fn generators_create_the_object_they_print() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("settings.env", "A=1\nB=two\n");
         kubectl.file("config.json", "{\"auths\": {}}");
@@ -222,7 +222,7 @@ fn generators_make_what_they_print() {
         ];
         for (line, made) in generated {
             assert_eq!(kubectl.ok(&format!("create {line}")), format!("{made} created\n"));
-            // what it prints for a file is what it made
+            // the printed object equals the created one
             let printed = kubectl.ok(&format!("create {line} --dry-run=client -o yaml"));
             contains(&kubectl.fails_with("create -f -", &printed), &["(AlreadyExists)"]);
             contains(&kubectl.ok_with("apply -f -", &printed), &[made]);
@@ -238,7 +238,7 @@ fn generators_make_what_they_print() {
 }
 
 #[test]
-fn a_status_is_read_patched_replaced_and_edited_by_itself() {
+fn status_subresource_is_read_patched_replaced_and_edited() {
     with_every_kubectl(|hub, kubectl| {
         if kubectl.version == "1.20" {
             return;
@@ -251,7 +251,7 @@ fn a_status_is_read_patched_replaced_and_edited_by_itself() {
         let both = r#"{"status":{"phase":"Running"},"spec":{"unschedulable":true}}"#;
         let phase = || kubectl.ok("get node edge-1 -o jsonpath={.status.phase}{.spec.unschedulable}");
         kubectl.ok(&format!("patch node edge-1 --subresource=status --type=merge -p '{both}'"));
-        assert_eq!(phase(), "Running", "and the spec is not the status's");
+        assert_eq!(phase(), "Running", "the status subresource does not change the spec");
         kubectl.ok(r#"patch node edge-1 --subresource=status -p '{"status":{"phase":"Pending"}}'"#);
         let operation = r#"[{"op":"replace","path":"/status/phase","value":"Terminated"}]"#;
         kubectl.ok(&format!("patch node edge-1 --subresource=status --type=json -p '{operation}'"));
@@ -259,8 +259,14 @@ fn a_status_is_read_patched_replaced_and_edited_by_itself() {
         let object = kubectl.ok("get node edge-1 --subresource=status -o yaml");
         kubectl.ok_with("replace --subresource=status -f -", &object.replace("Terminated", "Running"));
         assert_eq!(phase(), "Running");
-        let said = kubectl.with_editor("sed -i s/Running/Pending/", "edit node edge-1 --subresource=status");
-        assert_eq!((said.code, said.out.as_str()), (Some(0), "node/edge-1 edited\n"), "{}", said.err);
+        let outcome =
+            kubectl.with_editor("sed -i s/Running/Pending/", "edit node edge-1 --subresource=status");
+        assert_eq!(
+            (outcome.code, outcome.out.as_str()),
+            (Some(0), "node/edge-1 edited\n"),
+            "{}",
+            outcome.err
+        );
         assert_eq!(phase(), "Pending");
         if kubectl.version == "1.36" {
             let applied = r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}, "status": {"phase": "Running"}}"#;
@@ -271,7 +277,7 @@ fn a_status_is_read_patched_replaced_and_edited_by_itself() {
 }
 
 #[test]
-fn what_a_file_no_longer_has_is_pruned_and_differences_are_told() {
+fn prune_deletes_removed_objects_and_diff_shows_changes() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("maps.yaml", MAPS);
         kubectl.ok("apply -f maps.yaml");
@@ -286,7 +292,7 @@ fn what_a_file_no_longer_has_is_pruned_and_differences_are_told() {
         let differs = kubectl.run("diff -f maps.yaml");
         assert_eq!(differs.code, Some(1), "{}", differs.err);
         contains(&differs.out, &["-  a: \"1\"", "+  a: one", "+  name: p2"]);
-        assert_eq!(kubectl.ok("get cm -l site=quarry -o name"), "configmap/p1\n", "a diff makes nothing");
+        assert_eq!(kubectl.ok("get cm -l site=quarry -o name"), "configmap/p1\n", "a diff creates nothing");
 
         let generator = "configMapGenerator:\n- name: g\n  literals: [a=1]\ncommonAnnotations: {by: kustomize}\nresources: [maps.yaml]\n";
         kubectl.file("kustomization.yaml", generator);
@@ -301,7 +307,7 @@ fn what_a_file_no_longer_has_is_pruned_and_differences_are_told() {
 }
 
 #[test]
-fn the_server_and_what_one_may_do_there_are_told_in_full() {
+fn permissions_resources_and_fields_are_listed_in_full() {
     with_every_kubectl(|hub, kubectl| {
         let node = kubectl.as_node(hub, "edge-1");
         let all = table(&kubectl.ok("auth can-i --list"));
@@ -314,7 +320,7 @@ fn the_server_and_what_one_may_do_there_are_told_in_full() {
             &own.err,
             &["the list may be incomplete", "node authorizer does not support user rule resolution"],
         );
-        // why not, and nothing where there is nothing to say but no
+        // a refusal has a reason for nodes, and none for callers without any rights
         let why = "no - can only list/watch pods with spec.nodeName field selector\n";
         assert_eq!(node.run("auth can-i list pods").out, why);
         assert_eq!(kubectl.run("auth can-i list pods --as bob").out, "no\n");
@@ -330,7 +336,7 @@ fn the_server_and_what_one_may_do_there_are_told_in_full() {
         contains(&deep, &["rollingUpdate", "maxUnavailable", "type"]);
         contains(&kubectl.ok("explain pod.spec.containers.resources.limits"), &["limits"]);
         contains(&kubectl.fails("explain pod.spec.nothing"), &["field \"nothing\" does not exist"]);
-        // what is posted and never listed
+        // kinds that are posted and never listed
         contains(&kubectl.ok("explain bindings"), &["Binding", "target"]);
         contains(&kubectl.ok("explain selfsubjectaccessreviews.spec"), &["resourceAttributes"]);
         if kubectl.version != "1.20" {
@@ -359,7 +365,7 @@ fn the_server_and_what_one_may_do_there_are_told_in_full() {
 }
 
 #[test]
-fn taints_are_set_changed_and_taken_off() {
+fn taints_are_set_changed_and_removed() {
     with_every_kubectl(|hub, kubectl| {
         let node = kubectl.as_node(hub, "edge-1");
         node.ok_with(
@@ -388,7 +394,7 @@ const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 const NODE_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 const CERTIFICATE: &str = "-o jsonpath={.status.certificate}";
 
-/// The administrator's kubeconfig with another credential.
+/// The administrator's kubeconfig with another certificate and key.
 fn kubeconfig(hub: &Hub, certificate: &str, key: &str) -> String {
     let admin = std::fs::read_to_string(hub.data_dir.join("admin.kubeconfig")).unwrap();
     let line = |line: &str| {
@@ -403,14 +409,14 @@ fn kubeconfig(hub: &Hub, certificate: &str, key: &str) -> String {
 }
 
 #[test]
-fn certificates_are_asked_for_approved_denied_and_used() {
+fn certificates_are_requested_approved_denied_and_used() {
     with_every_kubectl(|hub, kubectl| {
         let (request, key) = certificate_request("jane", "people");
         kubectl.ok_with("create -f -", &signing_request("jane", CLIENT_SIGNER, &request).to_string());
         contains(&kubectl.ok("get csr jane"), &["Pending", CLIENT_SIGNER, "admin"]);
         let approved = kubectl.ok("certificate approve jane");
         assert_eq!(approved, "certificatesigningrequest.certificates.k8s.io/jane approved\n");
-        kubectl.until("get csr jane", |said| said.out.contains("Approved,Issued"));
+        kubectl.until("get csr jane", |outcome| outcome.out.contains("Approved,Issued"));
         let jane = kubectl.with_kubeconfig(
             "jane",
             &kubeconfig(hub, &kubectl.ok(&format!("get csr jane {CERTIFICATE}")), &key),
@@ -418,7 +424,7 @@ fn certificates_are_asked_for_approved_denied_and_used() {
         contains(&jane.fails("get nodes"), &["(Forbidden)", "User \"jane\" cannot list resource \"nodes\""]);
         contains(&jane.ok("api-versions"), &["apps/v1"]);
 
-        // a node asks for its next certificate itself, and sees what became of it
+        // a node requests its next certificate itself, and can read the result
         let node = kubectl.as_node(hub, "edge-1");
         let (request, key) = certificate_request("system:node:edge-1", "system:nodes");
         node.ok_with("create -f -", &signing_request("edge-1", NODE_SIGNER, &request).to_string());
@@ -430,7 +436,7 @@ fn certificates_are_asked_for_approved_denied_and_used() {
         contains(&node.fails("get csr"), &["(Forbidden)"]);
         contains(&node.fails("delete csr edge-1"), &["(Forbidden)"]);
         kubectl.ok("certificate approve edge-1");
-        let issued = node.until(&format!("get csr edge-1 {CERTIFICATE}"), |said| !said.out.is_empty());
+        let issued = node.until(&format!("get csr edge-1 {CERTIFICATE}"), |outcome| !outcome.out.is_empty());
         let renewed = kubectl.with_kubeconfig("renewed", &kubeconfig(hub, &issued.out, &key));
         renewed.ok_with(
             "create -f -",
@@ -443,7 +449,7 @@ fn certificates_are_asked_for_approved_denied_and_used() {
             &["(Forbidden)", "can only create a node CSR with CN=system:node:edge-1"],
         );
 
-        // what is denied, asks for too much, or is for somebody else's signer is not signed
+        // denied requests and invalid subjects are not signed
         kubectl.ok_with("create -f -", &signing_request("denied", NODE_SIGNER, &other).to_string());
         contains(&kubectl.ok("certificate deny denied"), &["denied\n"]);
         contains(&kubectl.ok("get csr denied"), &["Denied"]);
@@ -460,7 +466,7 @@ fn certificates_are_asked_for_approved_denied_and_used() {
             &signing_request("odd", NODE_SIGNER, &certificate_request("jane", "people").0).to_string(),
         );
         kubectl.ok("certificate approve odd");
-        kubectl.until("get csr odd", |said| said.out.contains("Approved,Failed"));
+        kubectl.until("get csr odd", |outcome| outcome.out.contains("Approved,Failed"));
         contains(
             &kubectl.ok("get csr odd -o yaml"),
             &["SignerValidationFailure", "subject organization is not system:nodes"],

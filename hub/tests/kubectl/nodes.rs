@@ -1,6 +1,6 @@
-//! What a node may and may not do, asked over real TLS with the credentials a node has; and how a silent one is found.
+//! What a node may and may not do, with the credentials of a node over real TLS; and how a silent node is detected.
 //!
-//! Holds: every refusal is checked by its words, because they are upstream's and people search for them.
+//! Every refusal is checked by its text, because the texts are upstream's and people search for them.
 
 use crate::programs::{Kubectl, contains, with_every_kubectl};
 use crate::server::Hub;
@@ -10,7 +10,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// Creates the Node `name` with that node's own credentials, which are returned.
+/// Creates the Node `name` with that node's own credentials, and returns a kubectl with them.
 fn registered(hub: &Hub, kubectl: &Kubectl, name: &str) -> Kubectl {
     let node = kubectl.as_node(hub, name);
     let labels = json!({"kubernetes.io/hostname": name, "site": "quarry"});
@@ -20,12 +20,12 @@ fn registered(hub: &Hub, kubectl: &Kubectl, name: &str) -> Kubectl {
 }
 
 #[track_caller]
-fn forbidden(said: &str, resource: &str, reason: &str) {
-    contains(said, &["Error from server (Forbidden): ", resource, " is forbidden: ", reason]);
+fn forbidden(error: &str, resource: &str, reason: &str) {
+    contains(error, &["Error from server (Forbidden): ", resource, " is forbidden: ", reason]);
 }
 
 #[test]
-fn a_node_sees_itself_and_nobody_else() {
+fn node_reads_only_its_own_node() {
     with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         registered(hub, kubectl, "edge-2");
@@ -61,7 +61,7 @@ fn a_node_sees_itself_and_nobody_else() {
 }
 
 #[test]
-fn a_node_reads_the_config_map_assigned_to_it_while_it_is() {
+fn node_reads_a_config_map_only_while_assigned() {
     with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         let other = registered(hub, kubectl, "edge-2");
@@ -109,13 +109,13 @@ fn a_node_reads_the_config_map_assigned_to_it_while_it_is() {
 }
 
 #[test]
-fn a_node_changes_its_status_and_not_what_is_asked_of_it() {
+fn node_may_change_its_status_but_not_its_spec() {
     with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         registered(hub, kubectl, "edge-2");
         let refused = |patch: Value, reason: &str| {
-            let said = node.fails(&format!("patch node edge-1 --type=merge -p '{patch}'"));
-            forbidden(&said, "nodes \"edge-1\"", &format!("node \"edge-1\" is not allowed to {reason}"));
+            let error = node.fails(&format!("patch node edge-1 --type=merge -p '{patch}'"));
+            forbidden(&error, "nodes \"edge-1\"", &format!("node \"edge-1\" is not allowed to {reason}"));
         };
         let source =
             json!({"configMap": {"namespace": "default", "name": "x", "kubeletConfigKey": "kubelet"}});
@@ -136,27 +136,27 @@ fn a_node_changes_its_status_and_not_what_is_asked_of_it() {
         own["spec"] = json!({"unschedulable": true});
         own["metadata"]["annotations"] = json!({"kedge.dev/config-source": "{}"});
         node.file("status.json", own.to_string());
-        let said = node.fails("replace --raw /api/v1/nodes/edge-1/status -f status.json");
-        contains(&said, &["is not allowed to modify annotation"]);
+        let error = node.fails("replace --raw /api/v1/nodes/edge-1/status -f status.json");
+        contains(&error, &["is not allowed to modify annotation"]);
         own["metadata"].as_object_mut().unwrap().remove("annotations");
         node.file("status.json", own.to_string());
         let stored = json(&node.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json"));
         assert_eq!(stored["status"]["conditions"][0]["status"], "True");
-        assert_eq!(stored["spec"]["unschedulable"], Value::Null, "a status carries no spec");
+        assert_eq!(stored["spec"]["unschedulable"], Value::Null, "a status update does not change the spec");
         let mut other = json(&kubectl.ok("get node edge-2 -o json"));
         other["status"] = json!({"conditions": []});
         node.file("status.json", other.to_string());
-        let said = node.fails("replace --raw /api/v1/nodes/edge-2/status -f status.json");
-        contains(&said, &["(Forbidden)", "node 'edge-1' cannot modify 'edge-2', only its own Node object"]);
+        let error = node.fails("replace --raw /api/v1/nodes/edge-2/status -f status.json");
+        contains(&error, &["(Forbidden)", "node 'edge-1' cannot modify 'edge-2', only its own Node object"]);
 
         let stranger = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-3"}});
-        let said = node.fails_with("create -f -", &stranger.to_string());
-        contains(&said, &["(Forbidden)", "node \"edge-1\" is not allowed to modify node \"edge-3\""]);
+        let error = node.fails_with("create -f -", &stranger.to_string());
+        contains(&error, &["(Forbidden)", "node \"edge-1\" is not allowed to modify node \"edge-3\""]);
         let third = kubectl.as_node(hub, "edge-3");
         let greedy = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-3"}, "spec": {"configSource": source}});
-        let said = third.fails_with("create -f -", &greedy.to_string());
+        let error = third.fails_with("create -f -", &greedy.to_string());
         contains(
-            &said,
+            &error,
             &["(Forbidden)", "node \"edge-3\" is not allowed to create its Node with a configSource"],
         );
         assert_eq!(kubectl.ok("get nodes -o name"), "node/edge-1\nnode/edge-2\n");
@@ -164,7 +164,7 @@ fn a_node_changes_its_status_and_not_what_is_asked_of_it() {
 }
 
 #[test]
-fn a_node_keeps_its_own_lease_and_reports_its_own_events() {
+fn node_may_write_only_its_own_lease_and_events() {
     with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         let lease = |namespace: &str, name: &str| {
@@ -179,18 +179,18 @@ fn a_node_keeps_its_own_lease_and_reports_its_own_events() {
             kubectl.ok("get lease edge-1 -n kube-node-lease -o jsonpath={.spec.renewTime}"),
             "1970-01-01T00:00:10.000000Z"
         );
-        let said = node.fails_with("create -f -", &lease("kube-node-lease", "edge-2"));
+        let error = node.fails_with("create -f -", &lease("kube-node-lease", "edge-2"));
         contains(
-            &said,
+            &error,
             &["(Forbidden)", "can only access node lease with the same name as the requesting node"],
         );
-        let said = node.fails_with("create -f -", &lease("default", "edge-1"));
+        let error = node.fails_with("create -f -", &lease("default", "edge-1"));
         contains(
-            &said,
+            &error,
             &["(Forbidden)", "can only access leases in the \"kube-node-lease\" system namespace"],
         );
-        let said = node.fails("get lease -n kube-node-lease");
-        contains(&said, &["(Forbidden)", "can only get, create, update, patch, or delete a node lease"]);
+        let error = node.fails("get lease -n kube-node-lease");
+        contains(&error, &["(Forbidden)", "can only get, create, update, patch, or delete a node lease"]);
 
         let event = |about: &str| {
             json!({"apiVersion": "v1", "kind": "Event", "metadata": {"generateName": "e.", "namespace": "default"},
@@ -200,9 +200,9 @@ fn a_node_keeps_its_own_lease_and_reports_its_own_events() {
             .to_string()
         };
         node.ok_with("create -f -", &event("edge-1"));
-        let said = node.fails_with("create -f -", &event("edge-2"));
+        let error = node.fails_with("create -f -", &event("edge-2"));
         contains(
-            &said,
+            &error,
             &["(Forbidden)", "node \"edge-1\" is not allowed to write events about other objects"],
         );
         assert_eq!(kubectl.ok("get events --field-selector reason=Starting -o name").lines().count(), 1);
@@ -214,7 +214,7 @@ fn a_node_keeps_its_own_lease_and_reports_its_own_events() {
 }
 
 #[test]
-fn a_lease_goes_with_its_node() {
+fn lease_is_deleted_with_its_node() {
     with_every_kubectl(|hub, kubectl| {
         let node = registered(hub, kubectl, "edge-1");
         let uid = node.ok("get node edge-1 -o jsonpath={.metadata.uid}");
@@ -224,20 +224,20 @@ fn a_lease_goes_with_its_node() {
             "spec": {"holderIdentity": "edge-1", "leaseDurationSeconds": 40, "renewTime": "2026-11-21T01:00:00.000000Z"}});
         node.ok_with("create -f -", &lease.to_string());
         kubectl.ok("delete node edge-1");
-        let gone = kubectl.until("get lease edge-1 -n kube-node-lease", |said| said.code != Some(0));
+        let gone = kubectl.until("get lease edge-1 -n kube-node-lease", |outcome| outcome.code != Some(0));
         contains(&gone.err, &["(NotFound)", "leases.coordination.k8s.io \"edge-1\" not found"]);
     });
 }
 
 #[test]
-fn callers_without_our_certificate_get_health_and_version_only() {
+fn anonymous_callers_get_only_health_and_version() {
     with_every_kubectl(|hub, kubectl| {
         let admin = std::fs::read_to_string(hub.data_dir.join("admin.kubeconfig")).unwrap();
         let lines = |keep: &dyn Fn(&str) -> bool| {
             admin.lines().filter(|line| keep(line)).collect::<Vec<_>>().join("\n")
         };
         let without = lines(&|line| !line.contains("client-"));
-        // a token keeps kubectl from asking for a password; the hub knows no tokens
+        // any token keeps kubectl from asking for a password; the hub accepts none
         let nobody =
             kubectl.with_kubeconfig("nobody", &without.replace("  user:\n", "  user:\n    token: nothing\n"));
         contains(&nobody.fails("get nodes"), &["You must be logged in to the server"]);
@@ -248,7 +248,7 @@ fn callers_without_our_certificate_get_health_and_version_only() {
         contains(&nobody.fails("get --raw /api"), &["Unauthorized"]);
         contains(&nobody.fails("get --raw /metrics"), &["Unauthorized"]);
 
-        // a credential of another hub ends the handshake
+        // a certificate of another hub fails the handshake
         let other = Hub::new();
         let theirs = std::fs::read_to_string(other.data_dir.join("admin.kubeconfig")).unwrap();
         let field =
@@ -265,14 +265,14 @@ fn callers_without_our_certificate_get_health_and_version_only() {
             &field(&admin, "certificate-authority-data"),
             &field(&theirs, "certificate-authority-data"),
         );
-        let said = kubectl.with_kubeconfig("wrong-ca", &wrong_ca).fails("get nodes");
-        contains(&said, &["certificate signed by unknown authority"]);
+        let error = kubectl.with_kubeconfig("wrong-ca", &wrong_ca).fails("get nodes");
+        contains(&error, &["certificate signed by unknown authority"]);
     });
 }
 
-/// The one test that takes a minute: the shortest silence after which a node is lost, on a real hub.
+/// Takes a minute: the shortest silence after which a real hub declares a node lost.
 #[test]
-fn a_silent_node_becomes_unknown_and_comes_back_by_its_own_word() {
+fn silent_node_becomes_unknown_until_it_reports_again() {
     let mut hub = Hub::new();
     let Some(kubectl) = hub.find_kubectl("1.36") else { return };
     let node = registered(&hub, &kubectl, "edge-1");
@@ -314,16 +314,16 @@ fn a_silent_node_becomes_unknown_and_comes_back_by_its_own_word() {
         "it is the only node: it is not told to empty itself"
     );
     let back = kubectl.as_node(&hub, "edge-1");
-    // who is tainted does not untaint itself
+    // a node may not remove its own taints
     for patch in [
         r#"{"spec":{"taints":null}}"#,
         r#"{"spec":{"taints":[]}}"#,
         r#"{"spec":{"taints":[{"key":"node.kubernetes.io/unreachable","effect":"PreferNoSchedule"}]}}"#,
     ] {
-        let said = back.fails(&format!("patch node edge-1 --type=merge -p '{patch}'"));
-        forbidden(&said, "nodes \"edge-1\"", "node \"edge-1\" is not allowed to modify taints");
+        let error = back.fails(&format!("patch node edge-1 --type=merge -p '{patch}'"));
+        forbidden(&error, "nodes \"edge-1\"", "node \"edge-1\" is not allowed to modify taints");
     }
-    // its clock stands in 1970 by now, which is nobody's concern
+    // the node's clock is in 1970; liveness does not depend on it
     let mut object = json(&back.ok("get node edge-1 -o json"));
     object["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "m", "lastHeartbeatTime": "1970-01-01T00:00:10Z"}]);
     back.file("status.json", object.to_string());
@@ -331,5 +331,5 @@ fn a_silent_node_becomes_unknown_and_comes_back_by_its_own_word() {
     contains(&kubectl.ok("get nodes"), &["edge-1   Ready"]);
     kubectl.ok("cordon edge-1");
     let taints = "get node edge-1 -o jsonpath={.spec.taints[*].key}";
-    kubectl.until(taints, |said| said.out == "node.kubernetes.io/unschedulable");
+    kubectl.until(taints, |outcome| outcome.out == "node.kubernetes.io/unschedulable");
 }

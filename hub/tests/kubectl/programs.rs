@@ -115,13 +115,13 @@ impl Kubectl {
         outcome.out
     }
 
-    /// Runs a command line that must fail; what it said on standard error.
+    /// Runs a command line that must fail; its standard error.
     #[track_caller]
     pub(crate) fn fails(&self, line: &str) -> String {
         self.fails_with(line, "")
     }
 
-    /// Runs a command line with an input it must fail on.
+    /// The same with this on its standard input.
     #[track_caller]
     pub(crate) fn fails_with(&self, line: &str, input: &str) -> String {
         let outcome = run(self.command(line), input);
@@ -129,7 +129,7 @@ impl Kubectl {
         outcome.err
     }
 
-    /// Runs a command line again and again until it says what is waited for.
+    /// Runs a command line again and again until `expect` holds.
     #[track_caller]
     pub(crate) fn until(&self, line: &str, expect: impl Fn(&Outcome) -> bool) -> Outcome {
         let end = Instant::now() + COMMAND_LIMIT;

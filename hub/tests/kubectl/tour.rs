@@ -1,6 +1,6 @@
-//! What people do with kubectl, done with kubectl: a real hub over TLS, and Debian's kubectl 1.20, 1.32 and 1.36 as judges.
+//! Everyday use of kubectl against a real hub over TLS.
 //!
-//! Holds: each test checks what kubectl printed, not only that it was content. Who may do what is `nodes`'s.
+//! Each test checks kubectl's output, not only its exit status. Permissions of nodes are tested in `nodes`.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ const STATUS: &str = r#"{"status": {
 fn register(hub: &Hub, kubectl: &Kubectl) {
     let node = kubectl.as_node(hub, "edge-1");
     let mut object: Value = serde_json::from_str(NODE).unwrap();
-    // a role is the administrator's to give
+    // only the administrator may set a role
     object["metadata"]["labels"].as_object_mut().unwrap().remove("node-role.kubernetes.io/edge");
     node.ok_with("create -f -", &object.to_string());
     let status: Value = serde_json::from_str(STATUS).unwrap();
@@ -41,7 +41,7 @@ fn json(text: &str) -> Value {
 }
 
 #[test]
-fn nodes_are_shown_in_every_output_form() {
+fn nodes_print_in_every_output_format() {
     with_every_kubectl(|hub, kubectl| {
         assert_eq!(kubectl.run("get nodes").err, "No resources found\n");
         register(hub, kubectl);
@@ -77,7 +77,7 @@ fn nodes_are_shown_in_every_output_form() {
 }
 
 #[test]
-fn a_node_is_described_with_everything_around_it() {
+fn describe_node_shows_lease_pods_and_events() {
     with_every_kubectl(|hub, kubectl| {
         register(hub, kubectl);
         kubectl.ok_with(
@@ -123,7 +123,7 @@ fn a_node_is_described_with_everything_around_it() {
 }
 
 #[test]
-fn config_maps_are_made_from_files_and_literals() {
+fn config_maps_are_created_from_files_and_literals() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file(
             "kubelet.yaml",
@@ -187,7 +187,11 @@ fn files_are_created_applied_replaced_and_deleted() {
         kubectl.file("m.yaml", MAP.replace("  b: \"2\"\n", "  c: \"3\"\n"));
         assert_eq!(kubectl.ok("apply -f m.yaml"), "configmap/m configured\n");
         let object = json(&kubectl.ok("get cm m -o json"));
-        assert_eq!(object["data"], json!({"a": "1", "c": "3"}), "what apply no longer names is gone");
+        assert_eq!(
+            object["data"],
+            json!({"a": "1", "c": "3"}),
+            "keys that are no longer applied are removed"
+        );
         assert_ne!(object["metadata"]["resourceVersion"], json!(version));
         assert_eq!(kubectl.ok("diff -f m.yaml"), "", "nothing differs");
         kubectl.file("other.yaml", MAP.replace("name: m", "name: other"));
@@ -218,8 +222,13 @@ fn files_are_created_applied_replaced_and_deleted() {
 fn objects_are_edited_patched_labelled_and_annotated() {
     with_every_kubectl(|_, kubectl| {
         kubectl.ok_with("create -f -", MAP);
-        let said = kubectl.with_editor("sed -i s/quarry/mill/", "edit configmap m");
-        assert_eq!((said.code, said.out.as_str()), (Some(0), "configmap/m edited\n"), "{}", said.err);
+        let outcome = kubectl.with_editor("sed -i s/quarry/mill/", "edit configmap m");
+        assert_eq!(
+            (outcome.code, outcome.out.as_str()),
+            (Some(0), "configmap/m edited\n"),
+            "{}",
+            outcome.err
+        );
         assert_eq!(kubectl.ok("get cm m -o jsonpath={.metadata.labels.site}"), "mill");
         contains(&kubectl.with_editor("true", "edit configmap m").err, &["Edit cancelled, no changes made"]);
         let patched = "configmap/m patched\n";
@@ -253,7 +262,7 @@ fn objects_are_edited_patched_labelled_and_annotated() {
 }
 
 #[test]
-fn a_config_is_assigned_to_a_node_by_patch() {
+fn patch_assigns_a_config_to_a_node() {
     with_every_kubectl(|hub, kubectl| {
         register(hub, kubectl);
         kubectl.ok("create configmap edge-settings --from-literal=kubelet=x");
@@ -269,8 +278,8 @@ fn a_config_is_assigned_to_a_node_by_patch() {
             json!({"namespace": "default", "name": "edge-settings", "kubeletConfigKey": "kubelet"});
         kubectl.ok(&patch(json!({"configMapRef": null, "configMap": following})));
         assert_eq!(stored(), json!({"configMap": following}));
-        let said = kubectl.run(&patch(json!({"configMapRef": reference})));
-        contains(&said.err, &["Warning: "]);
+        let outcome = kubectl.run(&patch(json!({"configMapRef": reference})));
+        contains(&outcome.err, &["Warning: "]);
         assert_eq!(
             stored(),
             json!({"configMap": following, "configMapRef": reference}),
@@ -290,7 +299,7 @@ fn a_config_is_assigned_to_a_node_by_patch() {
 }
 
 #[test]
-fn changes_are_watched() {
+fn watch_prints_changes() {
     with_every_kubectl(|_, kubectl| {
         kubectl.ok("create cm m --from-literal=a=1");
         let watch = kubectl.start("get cm --watch --no-headers -o custom-columns=N:.metadata.name,A:.data.a");
@@ -301,7 +310,7 @@ fn changes_are_watched() {
         assert_eq!(watch.line(), "later   3");
         let table = kubectl.start("get cm -l site=quarry -w -o name");
         kubectl.ok("label cm m site=quarry");
-        assert_eq!(table.line(), "configmap/m", "it enters the selection");
+        assert_eq!(table.line(), "configmap/m", "the object now matches the selector");
         kubectl.ok("delete cm later");
         if kubectl.version != "1.20" {
             kubectl.ok("wait --for=delete cm/later --timeout=50s");
@@ -319,7 +328,7 @@ fn changes_are_watched() {
 }
 
 #[test]
-fn errors_are_told_as_people_know_them() {
+fn errors_read_like_upstreams() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("m.yaml", MAP);
         kubectl.ok("create -f m.yaml");
@@ -364,10 +373,10 @@ fn errors_are_told_as_people_know_them() {
         check("patch cm m -p '[1'", &["error"]);
         let broken =
             "{\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\",\"metadata\":{\"name\":\"x\"},\"dota\":{}}";
-        // 1.20 judges the file itself, by the schema the hub serves; later ones leave that to the hub
+        // 1.20 validates the file itself, by the schema the hub serves; later versions leave that to the hub
         contains(&kubectl.fails_with("create -f -", broken), &["unknown field \"dota\""]);
-        let said = kubectl.run_with("create --validate=false -f -", broken);
-        assert_eq!(said.out, "configmap/x created\n", "{}", said.err);
+        let outcome = kubectl.run_with("create --validate=false -f -", broken);
+        assert_eq!(outcome.out, "configmap/x created\n", "{}", outcome.err);
         assert_eq!(
             json(&kubectl.ok("get cm x -o json"))["dota"],
             Value::Null,
@@ -377,7 +386,7 @@ fn errors_are_told_as_people_know_them() {
 }
 
 #[test]
-fn the_server_is_discovered_and_says_who_it_is() {
+fn discovery_version_and_health_are_served() {
     with_every_kubectl(|_, kubectl| {
         let resources = kubectl.ok("api-resources");
         contains(
@@ -416,7 +425,7 @@ fn the_server_is_discovered_and_says_who_it_is() {
 }
 
 #[test]
-fn namespaces_are_made_and_events_are_listed() {
+fn namespaces_are_created_and_events_listed() {
     with_every_kubectl(|_, kubectl| {
         assert_eq!(kubectl.ok("create namespace plant"), "namespace/plant created\n");
         assert_eq!(
@@ -464,7 +473,7 @@ fn nodes_are_cordoned_tainted_and_drained() {
 }
 
 #[test]
-fn a_dry_run_changes_nothing_and_a_forced_replacement_is_a_new_object() {
+fn dry_run_stores_nothing_and_replace_force_recreates() {
     with_every_kubectl(|_, kubectl| {
         let shown = kubectl.ok("create cm m --from-literal=a=1 --dry-run=server -o name");
         assert_eq!(shown, "configmap/m\n");
@@ -483,7 +492,7 @@ fn a_dry_run_changes_nothing_and_a_forced_replacement_is_a_new_object() {
 }
 
 #[test]
-fn a_namespace_goes_with_what_is_in_it_and_system_namespaces_stay() {
+fn deleting_a_namespace_empties_it_but_system_ones_stay() {
     with_every_kubectl(|_, kubectl| {
         kubectl.ok("create ns plant");
         kubectl.ok("create cm m --from-literal=a=1 -n plant");
@@ -498,7 +507,7 @@ fn a_namespace_goes_with_what_is_in_it_and_system_namespaces_stay() {
 }
 
 #[test]
-fn people_ask_what_they_may_do_and_what_a_field_means() {
+fn can_i_and_explain_answer() {
     with_every_kubectl(|hub, kubectl| {
         let node = kubectl.as_node(hub, "edge-1");
         let may = |who: &Kubectl, what: &str| who.run(&format!("auth can-i {what} -q")).code == Some(0);
@@ -518,7 +527,7 @@ fn people_ask_what_they_may_do_and_what_a_field_means() {
 }
 
 #[test]
-fn everything_is_still_there_after_a_restart() {
+fn restart_keeps_every_object() {
     let mut hub = Hub::new();
     let mut seen = 0;
     for version in VERSIONS {
@@ -529,7 +538,7 @@ fn everything_is_still_there_after_a_restart() {
         for signal in ["TERM", "KILL"] {
             let certificate = fs::read(hub.data_dir.join("ca.crt")).unwrap();
             hub.restart(signal);
-            assert_eq!(fs::read(hub.data_dir.join("ca.crt")).unwrap(), certificate, "the authority stays");
+            assert_eq!(fs::read(hub.data_dir.join("ca.crt")).unwrap(), certificate, "the authority is kept");
             assert_eq!(kubectl.ok(&format!("get cm {name} -o json")), object, "after {signal}");
             kubectl.ok(&format!("create cm {name}-{seen} --from-literal=a=1"));
             let before =

@@ -1,7 +1,7 @@
-//! DaemonSets and pods as people handle them with kubectl: rollouts, drains, cascades, waits, and what needs the node itself.
+//! DaemonSets and pods with kubectl: rollouts, drains, cascading deletion, waits, and commands that need the node itself.
 //!
-//! The hub runs no DaemonSet controller and no kubelet here: each test plays the part of one, by the writes that upstream's
-//! would make. Holds: every answer of kubectl is checked, by the text of its version where they differ.
+//! There is no DaemonSet controller and no kubelet here: each test makes the writes that upstream's would make. kubectl's output is
+//! checked, by version where it differs.
 
 use crate::programs::{Kubectl, contains, table, with_every_kubectl};
 use crate::server::Hub;
@@ -29,14 +29,14 @@ fn owned_by_the_set(set: &Value) -> Value {
         "controller": true, "blockOwnerDeletion": true}])
 }
 
-/// What upstream's controller leaves behind when it has seen the DaemonSet: a revision for its template with the highest
-/// number, and counts, `updated` of two pods being of that revision.
+/// Writes what upstream's controller writes for a DaemonSet: a revision of its template with the highest number, and counts, with
+/// `updated` of two pods of that revision.
 fn controller(kubectl: &Kubectl, updated: u64) {
     let mut set = json(&kubectl.ok("get ds agent -o json"));
     let mut template = set["spec"]["template"].clone();
     template["$patch"] = "replace".into();
     if kubectl.version != "1.36" {
-        // so did controllers of their time: a revision is the text of what the controller's types write
+        // as upstream's controller of that version does: the revision is the template as its Go types write it
         template["metadata"]["creationTimestamp"] = Value::Null;
     }
     let data = json!({"spec": {"template": template}});
@@ -67,7 +67,7 @@ fn controller(kubectl: &Kubectl, updated: u64) {
 }
 
 #[test]
-fn a_rollout_is_followed_looked_up_and_undone() {
+fn rollout_status_history_and_undo_work() {
     with_every_kubectl(|_, kubectl| {
         kubectl.file("ds.yaml", SET);
         kubectl.ok("apply -f ds.yaml");
@@ -121,7 +121,11 @@ fn a_rollout_is_followed_looked_up_and_undone() {
         assert_eq!(kubectl.ok(IMAGE), "registry.example.com/agent:2");
 
         assert_eq!(kubectl.ok("rollout restart ds/agent"), "daemonset.apps/agent restarted\n");
-        assert_eq!(kubectl.ok("get ds agent -o jsonpath={.metadata.generation}"), "5", "each was one change");
+        assert_eq!(
+            kubectl.ok("get ds agent -o jsonpath={.metadata.generation}"),
+            "5",
+            "each command was one change"
+        );
         contains(&kubectl.fails("rollout pause ds/agent"), &["pausing is not supported"]);
         let rows = table(&kubectl.ok("get controllerrevisions"));
         assert_eq!(rows[0], ["NAME", "CONTROLLER", "REVISION", "AGE"]);
@@ -143,26 +147,26 @@ fn pod(name: &str, more: Value) -> Value {
     pod
 }
 
-/// Registers `edge-1` with its own credentials, which are returned: they play the kubelet.
+/// Registers `edge-1` with its own credentials, and returns a kubectl with them, which stands in for the kubelet.
 fn node(hub: &Hub, kubectl: &Kubectl) -> Kubectl {
     let node = kubectl.as_node(hub, "edge-1");
     node.ok_with("create -f -", r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#);
     node
 }
 
-/// The kubelet's last word about pods that go away.
+/// Deletes terminating pods, as the kubelet does when their containers have ended.
 fn confirm(node: &Kubectl, pods: &[&str]) {
     for pod in pods {
         let asked = "get pods -A --field-selector spec.nodeName=edge-1";
-        node.until(asked, |said| {
-            said.out.lines().any(|line| line.contains(pod) && line.contains("Terminating"))
+        node.until(asked, |outcome| {
+            outcome.out.lines().any(|line| line.contains(pod) && line.contains("Terminating"))
         });
         node.ok(&format!("delete pod {pod} --grace-period=0 --force --wait=false"));
     }
 }
 
 #[test]
-fn a_node_with_pods_is_drained_once_people_say_how() {
+fn drain_needs_flags_for_daemon_sets_and_bare_pods() {
     with_every_kubectl(|hub, kubectl| {
         let node = node(hub, kubectl);
         let set = json(&kubectl.ok_with("create -f - -o json", SET));
@@ -185,7 +189,7 @@ fn a_node_with_pods_is_drained_once_people_say_how() {
             // 1.20 waits for pods that its dry run does not evict
             contains(&kubectl.ok(&format!("{forced} --dry-run=server")), &["drained (server dry run)"]);
         }
-        assert!(!kubectl.ok("get pods").contains("Terminating"), "so far nothing was evicted");
+        assert!(!kubectl.ok("get pods").contains("Terminating"), "nothing was evicted so far");
 
         let mut draining = kubectl.start(forced);
         confirm(&node, &["bare", "scratch"]);
@@ -199,7 +203,7 @@ fn a_node_with_pods_is_drained_once_people_say_how() {
         let log = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
         let evictions =
             log.lines().filter(|line| line.contains("\"eviction\"") && line.contains("201")).count();
-        assert!(evictions >= 2, "drain evicts, it does not delete:\n{log}");
+        assert!(evictions >= 2, "drain evicts and does not delete:\n{log}");
         assert_eq!(kubectl.ok("uncordon edge-1"), "node/edge-1 uncordoned\n");
     });
 }
@@ -209,7 +213,7 @@ fn drained(kubectl: &Kubectl) -> &'static str {
 }
 
 #[test]
-fn dependents_of_a_daemon_set_go_stay_or_go_first() {
+fn cascade_option_decides_over_a_daemon_sets_pods() {
     with_every_kubectl(|hub, kubectl| {
         let node = node(hub, kubectl);
         let make = || {
@@ -222,30 +226,30 @@ fn dependents_of_a_daemon_set_go_stay_or_go_first() {
         make();
         assert_eq!(kubectl.ok("get pod p -o jsonpath={.metadata.ownerReferences[0].name}"), "agent");
         kubectl.ok("delete ds agent --cascade=orphan");
-        assert_eq!(kubectl.ok(owners), "", "orphans stay, and nobody owns them");
+        assert_eq!(kubectl.ok(owners), "", "the orphan stays, without an owner");
         kubectl.ok("delete pod p --grace-period=0 --force");
         kubectl.ok("delete controllerrevision --all");
 
         make();
-        // the pod is the node's until that says that it has ended, and the set waits for it
+        // the pod stays until its node reports its end, and the DaemonSet waits for it
         kubectl.ok("delete ds agent --cascade=foreground --wait=false");
         assert_eq!(kubectl.ok("get ds agent -o jsonpath={.metadata.finalizers[*]}"), "foregroundDeletion");
-        kubectl.until("get controllerrevision agent-0", |said| said.err.contains("NotFound"));
+        kubectl.until("get controllerrevision agent-0", |outcome| outcome.err.contains("NotFound"));
         kubectl.ok("get ds agent");
         confirm(&node, &["p"]);
-        kubectl.until("get ds agent", |said| said.err.contains("(NotFound)"));
+        kubectl.until("get ds agent", |outcome| outcome.err.contains("(NotFound)"));
 
         make();
         kubectl.ok("delete ds agent --cascade=background");
         contains(&kubectl.fails("get ds agent"), &["(NotFound)"]);
-        kubectl.until("get controllerrevision agent-0", |said| said.err.contains("NotFound"));
+        kubectl.until("get controllerrevision agent-0", |outcome| outcome.err.contains("NotFound"));
         confirm(&node, &["p"]);
         assert_eq!(kubectl.run("get pods").err, "No resources found in default namespace.\n");
     });
 }
 
 #[test]
-fn people_wait_for_conditions_values_and_ends() {
+fn wait_ends_at_condition_value_or_deletion() {
     with_every_kubectl(|hub, kubectl| {
         let node = node(hub, kubectl);
         let late = kubectl.fails("wait --for=condition=Ready node/edge-1 --timeout=1s");
@@ -260,7 +264,7 @@ fn people_wait_for_conditions_values_and_ends() {
         kubectl.ok("wait --for=condition=Ready nodes --all --timeout=100s");
 
         kubectl.ok_with("create -f -", &pod("p", json!({})).to_string());
-        // 1.20 fails when the pod is gone before it looks: there only the deletion's own wait is judged
+        // 1.20 fails if the pod is gone before it looks: there only `delete --wait` is tested
         let mut ending =
             (kubectl.version != "1.20").then(|| kubectl.start("wait --for=delete pod/p --timeout=100s"));
         let mut deleting = kubectl.start("delete pod p");
@@ -285,7 +289,7 @@ fn people_wait_for_conditions_values_and_ends() {
 }
 
 #[test]
-fn what_needs_the_node_is_answered_as_by_a_server_that_cannot_reach_it() {
+fn logs_exec_and_port_forward_report_an_unreachable_node() {
     with_every_kubectl(|hub, kubectl| {
         node(hub, kubectl);
         kubectl.ok_with("create -f -", &pod("p", json!({})).to_string());
