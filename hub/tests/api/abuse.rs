@@ -3,10 +3,9 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use crate::MAPS;
 use crate::server::{Client, Hub};
 use serde_json::{Value, json};
-
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
 /// The status of an answer, or 0 if the hub closed the connection.
 fn code(client: &mut Client, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> u16 {

@@ -3,11 +3,9 @@
 //! Each test has its own hub. kubectl's side is tested in `hub/tests/kubectl/apply.rs`.
 
 use crate::server::{Client, Hub, Reply};
+use crate::{LEASES, MAPS, NODES};
 use serde_json::{Value, json};
 
-const NODES: &str = "/api/v1/nodes";
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 const APPLY: (&str, &str) = ("content-type", "application/apply-patch+yaml");
 
 /// Applies as a manager; more parameters may follow its name.

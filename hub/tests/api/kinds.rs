@@ -3,12 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::server::{Client, Hub, scratch};
+use crate::server::{Client, Hub, Reply, scratch};
+use crate::{JSON, MAPS, PODS, SETS};
 use serde_json::{Value, json};
 
-const PODS: &str = "/api/v1/namespaces/default/pods";
-const SETS: &str = "/apis/apps/v1/namespaces/default/daemonsets";
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 /// Longest wait for a controller of the hub; a busy machine needs seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,24 +25,32 @@ fn set(name: &str) -> Value {
         "template": {"metadata": {"labels": {"app": name}}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}}})
 }
 
+/// Asks for an object until its answer satisfies `expect`.
 #[track_caller]
-fn wait_for(client: &mut Client, path: &str, code: u16) {
+fn wait_until(client: &mut Client, path: &str, expect: impl Fn(&Reply) -> bool) {
     let until = Instant::now() + PATIENCE;
     loop {
-        let found = client.get(path).code;
-        if found == code {
+        let reply = client.get(path);
+        if expect(&reply) {
             return;
         }
-        assert!(Instant::now() < until, "{path} answers {found}, expected {code} by now");
-        std::thread::sleep(Duration::from_millis(50));
+        assert!(Instant::now() < until, "{path} still answers {} {}", reply.code, reply.json());
+        std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+#[track_caller]
+fn wait_for(client: &mut Client, path: &str, code: u16) {
+    wait_until(client, path, |reply| reply.code == code);
+}
+
+fn is_terminating(reply: &Reply) -> bool {
+    reply.json()["metadata"]["deletionTimestamp"].is_string()
 }
 
 fn options(value: Value) -> Vec<u8> {
     value.to_string().into_bytes()
 }
-
-const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[test]
 fn deleted_pod_ends_at_its_nodes_word_or_at_once_if_unbound() {
@@ -188,10 +194,9 @@ fn default_account_is_recreated_until_its_namespace_goes() {
     wait_for(&mut client, account, 200);
     let first = client.get(account).expect(200)["metadata"]["uid"].clone();
     client.delete(account).expect(200);
-    let until = Instant::now() + PATIENCE;
-    while client.get(account).json()["metadata"]["uid"].as_str().is_none_or(|uid| first == uid) {
-        assert!(Instant::now() < until, "the account was not created again");
-    }
+    wait_until(&mut client, account, |reply| {
+        reply.json()["metadata"]["uid"].as_str().is_some_and(|uid| first != uid)
+    });
     client.post("/api/v1/namespaces/n/pods", &pod("p", "")).expect(201);
     client.post("/apis/apps/v1/namespaces/n/daemonsets", &set("d")).expect(201);
     client.delete("/api/v1/namespaces/n").expect(200);
@@ -221,20 +226,14 @@ fn propagation_policy_orders_the_deletion_of_dependents() {
     owned(&mut client, "later");
     delete(&mut client, "later", "Background");
     client.get(&path("later")).expect(404);
-    let until = Instant::now() + PATIENCE;
-    while client.get(&map("later")).json()["metadata"]["deletionTimestamp"].is_null() {
-        assert!(Instant::now() < until, "the dependent was not deleted");
-    }
+    wait_until(&mut client, &map("later"), is_terminating);
     client.patch("merge", &map("later"), &release).expect(200);
     client.get(&map("later")).expect(404);
 
     owned(&mut client, "first");
     let held = delete(&mut client, "first", "Foreground");
     assert_eq!(held["metadata"]["finalizers"], json!(["foregroundDeletion"]));
-    let until = Instant::now() + PATIENCE;
-    while client.get(&map("first")).json()["metadata"]["deletionTimestamp"].is_null() {
-        assert!(Instant::now() < until, "the dependent was not deleted");
-    }
+    wait_until(&mut client, &map("first"), is_terminating);
     client.get(&path("first")).expect(200);
     client.patch("merge", &map("first"), &release).expect(200);
     wait_for(&mut client, &path("first"), 404);

@@ -8,3 +8,10 @@ mod kinds;
 mod objects;
 #[path = "../server/mod.rs"]
 mod server;
+
+const NODES: &str = "/api/v1/nodes";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const SETS: &str = "/apis/apps/v1/namespaces/default/daemonsets";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+const JSON: (&str, &str) = ("content-type", "application/json");

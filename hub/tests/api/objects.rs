@@ -4,12 +4,8 @@
 //! forms of an answer that our own agents ask for.
 
 use crate::server::{Client, Hub, scratch};
+use crate::{JSON, LEASES, MAPS, NODES};
 use serde_json::{Value, json};
-
-const NODES: &str = "/api/v1/nodes";
-const MAPS: &str = "/api/v1/namespaces/default/configmaps";
-const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
-const JSON: (&str, &str) = ("content-type", "application/json");
 
 fn map(name: &str, data: &str) -> Value {
     json!({"metadata": {"name": name}, "data": {"k": data}})

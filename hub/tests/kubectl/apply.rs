@@ -2,7 +2,7 @@
 //!
 //! Each test checks kubectl's output and the stored object. The rules themselves are tested in `hub/tests/api/apply.rs`.
 
-use crate::programs::{Kubectl, contains, with_every_kubectl};
+use crate::programs::{Kubectl, contains, json, with_every_kubectl};
 use serde_json::{Value, json};
 
 const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labels:\n    site: quarry\ndata:\n  a: \"1\"\n  b: \"2\"\n";
@@ -11,7 +11,7 @@ const MAP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labe
 fn managers(kubectl: &Kubectl, name: &str) -> Vec<String> {
     // 1.20 always prints them, later versions on request
     let flag = if kubectl.version == "1.20" { "" } else { " --show-managed-fields" };
-    let object: Value = serde_json::from_str(&kubectl.ok(&format!("get cm {name} -o json{flag}"))).unwrap();
+    let object = json(&kubectl.ok(&format!("get cm {name} -o json{flag}")));
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     let line = |entry: &Value| {
         format!("{} {}", entry["manager"].as_str().unwrap(), entry["operation"].as_str().unwrap())
@@ -22,7 +22,7 @@ fn managers(kubectl: &Kubectl, name: &str) -> Vec<String> {
 }
 
 fn data(kubectl: &Kubectl, name: &str) -> Value {
-    serde_json::from_str::<Value>(&kubectl.ok(&format!("get cm {name} -o json"))).unwrap()["data"].clone()
+    json(&kubectl.ok(&format!("get cm {name} -o json")))["data"].clone()
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn daemon_set_is_applied_restarted_and_kustomized() {
         // the next apply conflicts on the image set by hand; the annotation set by hand stays
         contains(&kubectl.fails("apply --server-side -f ds.yaml"), &["kubectl-set", ".image"]);
         kubectl.ok("apply --server-side --force-conflicts -f ds.yaml");
-        let set: Value = serde_json::from_str(&kubectl.ok("get ds agent -o json")).unwrap();
+        let set = json(&kubectl.ok("get ds agent -o json"));
         let template = &set["spec"]["template"];
         assert_eq!(template["spec"]["containers"][0]["image"], "registry.example.com/agent:1");
         assert!(

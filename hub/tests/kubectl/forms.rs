@@ -4,17 +4,13 @@
 //! Every kind in the hub's table is created, listed, described, explained and restored with every kubectl, so a new kind that kubectl
 //! cannot handle fails here.
 
-use crate::programs::{Kubectl, contains, table, with_every_kubectl};
+use crate::programs::{Kubectl, contains, json, registered, table, with_every_kubectl};
 use crate::server::Hub;
 use kedge_hub_core::kinds::KINDS;
 use serde_json::{Value, json};
 
 const MAPS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p1, labels: {site: quarry}}\ndata: {a: \"1\"}\n---\n\
                     apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p2, labels: {site: quarry}}\ndata: {a: \"2\"}\n";
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
 
 /// A request for a client certificate of this name and organization, as a value of `spec.request`, and its key (PEM).
 fn certificate_request(name: &str, organization: &str) -> (String, String) {
@@ -137,8 +133,7 @@ fn watches_print_changes_in_every_output_format() {
 
 /// One object of every kind.
 fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
-    let node = kubectl.as_node(hub, "edge-1");
-    node.ok_with("create -f -", r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#);
+    registered(hub, kubectl, "edge-1");
     let template =
         json!({"metadata": {"labels": {"app": "x"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let objects = vec![
@@ -243,11 +238,7 @@ fn status_subresource_is_read_patched_replaced_and_edited() {
         if kubectl.version == "1.20" {
             return;
         }
-        let node = kubectl.as_node(hub, "edge-1");
-        node.ok_with(
-            "create -f -",
-            r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#,
-        );
+        registered(hub, kubectl, "edge-1");
         let both = r#"{"status":{"phase":"Running"},"spec":{"unschedulable":true}}"#;
         let phase = || kubectl.ok("get node edge-1 -o jsonpath={.status.phase}{.spec.unschedulable}");
         kubectl.ok(&format!("patch node edge-1 --subresource=status --type=merge -p '{both}'"));
@@ -367,11 +358,7 @@ fn permissions_resources_and_fields_are_listed_in_full() {
 #[test]
 fn taints_are_set_changed_and_removed() {
     with_every_kubectl(|hub, kubectl| {
-        let node = kubectl.as_node(hub, "edge-1");
-        node.ok_with(
-            "create -f -",
-            r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#,
-        );
+        registered(hub, kubectl, "edge-1");
         let taints = || {
             let line = "get node edge-1 -o jsonpath='{range .spec.taints[*]}{.key}={.value}:{.effect} {end}'";
             let mut found: Vec<String> = kubectl.ok(line).split_whitespace().map(str::to_owned).collect();

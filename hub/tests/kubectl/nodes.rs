@@ -2,22 +2,9 @@
 //!
 //! Every refusal is checked by its text, because the texts are upstream's and people search for them.
 
-use crate::programs::{Kubectl, contains, with_every_kubectl};
+use crate::programs::{contains, json, registered, with_every_kubectl};
 use crate::server::Hub;
 use serde_json::{Value, json};
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
-
-/// Creates the Node `name` with that node's own credentials, and returns a kubectl with them.
-fn registered(hub: &Hub, kubectl: &Kubectl, name: &str) -> Kubectl {
-    let node = kubectl.as_node(hub, name);
-    let labels = json!({"kubernetes.io/hostname": name, "site": "quarry"});
-    let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
-    assert_eq!(node.ok_with("create -f -", &object.to_string()), format!("node/{name} created\n"));
-    node
-}
 
 #[track_caller]
 fn forbidden(error: &str, resource: &str, reason: &str) {

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kedge_rig::programs;
+use serde_json::{Value, json};
 
 use crate::server::{COMMAND_LIMIT, Hub, Outcome, lines_of, run, wait};
 
@@ -210,6 +211,19 @@ fn words(line: &str) -> Vec<String> {
     }
     words.retain(|word| !word.is_empty());
     words
+}
+
+/// Creates the Node `name` with that node's own credentials, and returns a kubectl with them.
+pub(crate) fn registered(hub: &Hub, kubectl: &Kubectl, name: &str) -> Kubectl {
+    let node = kubectl.as_node(hub, name);
+    let labels = json!({"kubernetes.io/hostname": name, "site": "quarry"});
+    let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}});
+    assert_eq!(node.ok_with("create -f -", &object.to_string()), format!("node/{name} created\n"));
+    node
+}
+
+pub(crate) fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
 /// Asserts that a text contains every part; prints the text if not.

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use crate::programs::{Kubectl, VERSIONS, contains, table, with_every_kubectl};
+use crate::programs::{Kubectl, VERSIONS, contains, json, table, with_every_kubectl};
 use crate::server::Hub;
 use serde_json::{Value, json};
 
@@ -23,21 +23,16 @@ const STATUS: &str = r#"{"status": {
 /// A Node with a status, as an agent would leave it: registered and reported with the node's own credentials.
 fn register(hub: &Hub, kubectl: &Kubectl) {
     let node = kubectl.as_node(hub, "edge-1");
-    let mut object: Value = serde_json::from_str(NODE).unwrap();
+    let mut object = json(NODE);
     // only the administrator may set a role
     object["metadata"]["labels"].as_object_mut().unwrap().remove("node-role.kubernetes.io/edge");
     node.ok_with("create -f -", &object.to_string());
-    let status: Value = serde_json::from_str(STATUS).unwrap();
-    let mut whole: Value = serde_json::from_str(&node.ok("get node edge-1 -o json")).unwrap();
-    whole["status"] = status["status"].clone();
+    let mut whole = json(&node.ok("get node edge-1 -o json"));
+    whole["status"] = json(STATUS)["status"].clone();
     // kubectl 1.20 has no --subresource; replace --raw puts a file to any path
     node.file("status.json", whole.to_string());
     node.ok("replace --raw /api/v1/nodes/edge-1/status -f status.json");
     kubectl.ok("label node edge-1 node-role.kubernetes.io/edge=");
-}
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
 #[test]

@@ -3,8 +3,7 @@
 //! There is no DaemonSet controller and no kubelet here: each test makes the writes that upstream's would make. kubectl's output is
 //! checked, by version where it differs.
 
-use crate::programs::{Kubectl, contains, table, with_every_kubectl};
-use crate::server::Hub;
+use crate::programs::{Kubectl, contains, json, registered, table, with_every_kubectl};
 use serde_json::{Value, json};
 
 const SET: &str = r#"apiVersion: apps/v1
@@ -19,10 +18,6 @@ spec:
       - {name: main, image: "registry.example.com/agent:1"}
 "#;
 const IMAGE: &str = "get ds agent -o jsonpath={.spec.template.spec.containers[0].image}";
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
 
 fn owned_by_the_set(set: &Value) -> Value {
     json!([{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "agent", "uid": set["metadata"]["uid"],
@@ -147,13 +142,6 @@ fn pod(name: &str, more: Value) -> Value {
     pod
 }
 
-/// Registers `edge-1` with its own credentials, and returns a kubectl with them, which stands in for the kubelet.
-fn node(hub: &Hub, kubectl: &Kubectl) -> Kubectl {
-    let node = kubectl.as_node(hub, "edge-1");
-    node.ok_with("create -f -", r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1"}}"#);
-    node
-}
-
 /// Deletes terminating pods, as the kubelet does when their containers have ended.
 fn confirm(node: &Kubectl, pods: &[&str]) {
     for pod in pods {
@@ -168,7 +156,7 @@ fn confirm(node: &Kubectl, pods: &[&str]) {
 #[test]
 fn drain_needs_flags_for_daemon_sets_and_bare_pods() {
     with_every_kubectl(|hub, kubectl| {
-        let node = node(hub, kubectl);
+        let node = registered(hub, kubectl, "edge-1");
         let set = json(&kubectl.ok_with("create -f - -o json", SET));
         let owned = json!({"metadata": {"ownerReferences": owned_by_the_set(&set)}});
         kubectl.ok_with("create -f -", &pod("of-the-set", owned).to_string());
@@ -215,7 +203,7 @@ fn drained(kubectl: &Kubectl) -> &'static str {
 #[test]
 fn cascade_option_decides_over_a_daemon_sets_pods() {
     with_every_kubectl(|hub, kubectl| {
-        let node = node(hub, kubectl);
+        let node = registered(hub, kubectl, "edge-1");
         let make = || {
             let set = json(&kubectl.ok_with("create -f - -o json", SET));
             controller(kubectl, 2);
@@ -251,7 +239,7 @@ fn cascade_option_decides_over_a_daemon_sets_pods() {
 #[test]
 fn wait_ends_at_condition_value_or_deletion() {
     with_every_kubectl(|hub, kubectl| {
-        let node = node(hub, kubectl);
+        let node = registered(hub, kubectl, "edge-1");
         let late = kubectl.fails("wait --for=condition=Ready node/edge-1 --timeout=1s");
         contains(&late, &["timed out waiting for the condition on nodes/edge-1"]);
         let mut waiting = kubectl.start("wait --for=condition=Ready node/edge-1 --timeout=100s");
@@ -291,7 +279,7 @@ fn wait_ends_at_condition_value_or_deletion() {
 #[test]
 fn logs_exec_and_port_forward_report_an_unreachable_node() {
     with_every_kubectl(|hub, kubectl| {
-        node(hub, kubectl);
+        registered(hub, kubectl, "edge-1");
         kubectl.ok_with("create -f -", &pod("p", json!({})).to_string());
         let two = json!({"spec": {"containers": [{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]}});
         kubectl.ok_with("create -f -", &pod("two", two).to_string());
