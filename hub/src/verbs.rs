@@ -11,8 +11,9 @@ use serde_json::{Map, Value};
 
 use crate::Hub;
 use crate::store::writer::{Expect, MAX_OBJECT_BYTES, WriteError};
-use kedge_hub_core::api_error::{ApiError, FieldError};
+use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Owner};
+use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::kinds::{self, Kind, NAMESPACE, at, meta, schema, text};
 use kedge_hub_core::object::Object;
 

@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-use kedge_api::excerpt_of;
 use serde_json::{Value, json};
 
+use crate::field_error::FieldError;
 use crate::kinds::Kind;
 
 /// A refused request.
@@ -32,83 +32,6 @@ impl fmt::Display for ApiError {
 }
 
 impl std::error::Error for ApiError {}
-
-/// What is wrong with one field of an object; see [`ApiError::invalid`].
-#[derive(Debug, Clone)]
-pub struct FieldError {
-    reason: &'static str,
-    field: String,
-    text: String,
-}
-
-/// Characters of a wrong value that a message repeats.
-const SHOWN_CHARS: usize = 256;
-
-fn shown(value: &Value) -> String {
-    match value {
-        Value::String(text) => format!("{:?}", excerpt_of(text, SHOWN_CHARS)),
-        other => excerpt_of(&other.to_string(), SHOWN_CHARS),
-    }
-}
-
-impl FieldError {
-    /// The field must be given.
-    pub fn required(field: impl Into<String>, detail: &str) -> FieldError {
-        let text =
-            if detail.is_empty() { "Required value".to_owned() } else { format!("Required value: {detail}") };
-        FieldError { reason: "FieldValueRequired", field: field.into(), text }
-    }
-
-    /// The value breaks a rule.
-    pub fn invalid(field: impl Into<String>, value: impl Into<Value>, detail: &str) -> FieldError {
-        let text = format!("Invalid value: {}: {detail}", shown(&value.into()));
-        FieldError { reason: "FieldValueInvalid", field: field.into(), text }
-    }
-
-    /// The field must not be given.
-    pub fn forbidden(field: impl Into<String>, detail: &str) -> FieldError {
-        FieldError {
-            reason: "FieldValueForbidden",
-            field: field.into(),
-            text: format!("Forbidden: {detail}"),
-        }
-    }
-
-    /// The value is none of the allowed ones.
-    pub fn unsupported(field: impl Into<String>, value: impl Into<Value>, supported: &[&str]) -> FieldError {
-        let supported = supported.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>().join(", ");
-        let text = format!("Unsupported value: {}: supported values: {supported}", shown(&value.into()));
-        FieldError { reason: "FieldValueNotSupported", field: field.into(), text }
-    }
-
-    /// The value stands twice in a list that is a set.
-    pub fn duplicate(field: impl Into<String>, value: impl Into<Value>) -> FieldError {
-        let text = format!("Duplicate value: {}", shown(&value.into()));
-        FieldError { reason: "FieldValueDuplicate", field: field.into(), text }
-    }
-
-    /// The value names something that is not there.
-    pub fn not_found(field: impl Into<String>, value: impl Into<Value>) -> FieldError {
-        let text = format!("Not found: {}", shown(&value.into()));
-        FieldError { reason: "FieldValueNotFound", field: field.into(), text }
-    }
-
-    /// The value has more than `limit` bytes.
-    pub fn too_long(field: impl Into<String>, limit: usize) -> FieldError {
-        let text = format!("Too long: may not be more than {limit} bytes");
-        FieldError { reason: "FieldValueTooLong", field: field.into(), text }
-    }
-}
-
-impl fmt::Display for FieldError {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{}: {}", self.field, self.text)
-    }
-}
-
-fn cause(error: &FieldError) -> Value {
-    json!({"reason": error.reason, "message": error.text, "field": error.field})
-}
 
 impl ApiError {
     fn new(code: u16, reason: &'static str, message: impl Into<String>) -> ApiError {
@@ -136,6 +59,14 @@ impl ApiError {
     /// 400.
     pub fn bad_request(message: impl Into<String>) -> ApiError {
         ApiError::new(400, "BadRequest", message)
+    }
+
+    /// 400: a body that the kind's type cannot hold, in upstream's words.
+    pub fn untyped(kind: &Kind, (namespace, name): (&str, &str), why: &str) -> ApiError {
+        let Kind { group, version, kind, .. } = kind;
+        ApiError::bad_request(format!(
+            "failed to create typed patch object ({namespace}/{name}; {group}/{version}, Kind={kind}): {why}"
+        ))
     }
 
     /// 401.
@@ -261,7 +192,7 @@ impl ApiError {
         let mut error = ApiError::new(422, "Invalid", format!("{qualified} {name:?} is invalid: {all}"))
             .about(kind, name);
         error.details["kind"] = kind.kind.into();
-        error.details["causes"] = errors.iter().map(cause).collect();
+        error.details["causes"] = errors.iter().map(FieldError::cause).collect();
         error
     }
 
@@ -275,7 +206,7 @@ impl ApiError {
         };
         let mut refused =
             ApiError::new(422, "Invalid", format!("{kind}.meta.k8s.io \"\" is invalid: {error}"));
-        refused.details = json!({"group": "meta.k8s.io", "kind": kind, "causes": [cause(error)]});
+        refused.details = json!({"group": "meta.k8s.io", "kind": kind, "causes": [error.cause()]});
         refused
     }
 
@@ -283,7 +214,7 @@ impl ApiError {
     pub fn invalid_patch(shown: impl Into<Value>, why: &str) -> ApiError {
         let error = FieldError::invalid("patch", shown, why);
         let mut refused = ApiError::new(422, "Invalid", format!(" \"\" is invalid: {error}"));
-        refused.details = json!({"causes": [cause(&error)]});
+        refused.details = json!({"causes": [error.cause()]});
         refused
     }
 

@@ -8,8 +8,9 @@ use std::fmt;
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use crate::api_error::{ApiError, FieldError};
+use crate::api_error::ApiError;
 use crate::apply;
+use crate::field_error::FieldError;
 use crate::kinds::{Kind, schema};
 use crate::protobuf::{self, ProtobufError};
 use crate::yaml;
@@ -137,16 +138,16 @@ pub fn applied(
     apply::mark_reset(&mut value);
     let findings = schema::conform(kind.schema(), &mut value);
     if let Some(wrong) = findings.wrong {
-        return Err(ApiError::bad_request(untyped(kind, place, &wrong)));
+        return Err(ApiError::untyped(kind, place, &wrong));
     }
     let unknown: Vec<String> =
         findings.unknown.iter().map(|path| format!(".{path}: field not declared in schema")).collect();
     match unknown.as_slice() {
         [] => {}
-        [one] => return Err(ApiError::bad_request(untyped(kind, place, one))),
+        [one] => return Err(ApiError::untyped(kind, place, one)),
         all => {
             let why = format!("errors:\n  {}", all.join("\n  "));
-            return Err(ApiError::bad_request(untyped(kind, place, &why)));
+            return Err(ApiError::untyped(kind, place, &why));
         }
     }
     let key = |path: &String| path.rsplit('.').next().unwrap_or(path).to_owned();
@@ -169,12 +170,6 @@ fn type_text(version: &str, kind: &str) -> String {
         [group, version] => format!("{group}/{version}, Kind={kind}"),
         _ => "/, Kind=".to_owned(),
     }
-}
-
-/// Upstream's words for a body that its types cannot hold.
-pub fn untyped(kind: &Kind, (namespace, name): (&str, &str), why: &str) -> String {
-    let Kind { group, version, kind, .. } = kind;
-    format!("failed to create typed patch object ({namespace}/{name}; {group}/{version}, Kind={kind}): {why}")
 }
 
 /// A body may leave out apiVersion and kind; if it names them they must be those of the path.

@@ -9,13 +9,16 @@
 pub mod api_error;
 pub mod apply;
 pub mod decode;
+pub mod field_error;
 pub mod identity;
 pub mod kinds;
 pub mod object;
 pub mod patch;
 pub mod protobuf;
 pub mod selector;
+pub mod value;
 pub mod yaml;
 
 pub use api_error::ApiError;
+pub use field_error::FieldError;
 pub use object::{Event, Object};

@@ -4,7 +4,7 @@
 //! (labels, selectable fields), so a change is matched against thousands of watches without parsing anything.
 
 use crate::api_error::ApiError;
-use crate::kinds::{Kind, meta};
+use crate::kinds::{Kind, names};
 use crate::object::Object;
 
 /// Requirements of one selector; nobody needs more.
@@ -173,7 +173,7 @@ fn parse_label(words: &mut Words<'_>) -> Result<LabelRequirement, String> {
     if key.is_empty() || is_sign(key) {
         return Err(format!("found '{key}', expected: identifier"));
     }
-    if let Some(complaint) = meta::qualified_name_complaint(key) {
+    if let Some(complaint) = names::qualified_name_complaint(key) {
         return Err(format!("<nil>: Invalid value: {key:?}: {complaint}"));
     }
     let test = match words.peek() {
@@ -231,7 +231,7 @@ fn several_values(words: &mut Words<'_>, key: &str) -> Result<Vec<String>, Strin
 }
 
 fn checked_value(value: &str, index: usize, key: &str) -> Result<String, String> {
-    match meta::label_value_complaint(value) {
+    match names::label_value_complaint(value) {
         Some(complaint) => Err(format!("values[{index}][{key}]: Invalid value: {value:?}: {complaint}")),
         None => Ok(value.to_owned()),
     }

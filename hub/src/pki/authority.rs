@@ -25,7 +25,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::durable::Flush;
 use super::{PkiError, durable};
-use kedge_hub_core::identity::request::Request;
+use kedge_hub_core::identity::certificate_request::Request;
 
 /// Start of every certificate's validity; see the module's words on time.
 const NOT_BEFORE: OffsetDateTime = datetime!(1970-01-01 00:00:00 UTC);

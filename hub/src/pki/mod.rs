@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use kedge_api::NODE_USER_PREFIX;
-use kedge_hub_core::identity::request::Request;
+use kedge_hub_core::identity::certificate_request::Request;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};

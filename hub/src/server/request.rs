@@ -8,7 +8,8 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 
 use super::route::percent_decode;
-use kedge_hub_core::api_error::{ApiError, FieldError};
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::field_error::FieldError;
 
 /// Largest request body; upstream's limit.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;

@@ -9,8 +9,9 @@ use super::request::header;
 use super::respond::{self, Body};
 use super::route::Target;
 use crate::verbs::{self, Part, WriteOptions};
-use kedge_hub_core::api_error::{ApiError, FieldError};
+use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode::{self, Decoded, FieldValidation};
+use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity;
 use kedge_hub_core::kinds::{BINDING, POD, Subresource, pod, schema, text};
 

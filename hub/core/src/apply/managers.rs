@@ -6,16 +6,26 @@
 use serde_json::{Value, json};
 
 use super::fields::FieldSet;
-use super::{MAX_NAME_BYTES, Manager};
 use crate::api_error::ApiError;
 use crate::kinds::{Kind, text};
 
+/// Longest name of a manager, in bytes; upstream's limit.
+pub const MAX_NAME_BYTES: usize = 128;
 /// Entries of managers that update; the oldest become one. Upstream's limit.
 const MAX_UPDATERS: usize = 10;
 /// Entries of managers that apply. Upstream has no limit but the object's size; each costs every write a pass over its fields.
 const MAX_APPLIERS: usize = 100;
 /// Who the merged oldest updates are.
 const ANCIENT: &str = "ancient-changes";
+
+/// Who writes.
+#[derive(Debug, Clone)]
+pub struct Manager {
+    /// The client's `fieldManager`, or what it calls itself.
+    pub name: String,
+    /// Through which part of the object; empty for the object itself.
+    pub subresource: String,
+}
 
 /// How a manager came to its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -19,24 +19,14 @@ use crate::kinds::{Kind, at, text};
 use managers::{Entry, Operation};
 
 pub use fields::FieldSet;
+pub use managers::{MAX_NAME_BYTES, Manager};
 
-/// Longest name of a manager, in bytes; upstream's limit.
-pub const MAX_NAME_BYTES: usize = 128;
 /// What client-side apply remembers in.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Upstream's name for whoever set the fields of an object that has no managers.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
 /// The manager that takes over from client-side apply.
 const KUBECTL: &str = "kubectl";
-
-/// Who writes.
-#[derive(Debug, Clone)]
-pub struct Manager {
-    /// The client's `fieldManager`, or what it calls itself.
-    pub name: String,
-    /// Through which part of the object; empty for the object itself.
-    pub subresource: String,
-}
 
 /// What a write means for who owns what.
 #[derive(Debug, Clone, Copy)]
@@ -150,7 +140,7 @@ impl Apply {
         }
         typed::check_lists(kind.schema(), &applied).map_err(|why| {
             let place = (text(&applied, &["metadata", "namespace"]), text(&applied, &["metadata", "name"]));
-            ApiError::bad_request(crate::decode::untyped(kind, place, &why))
+            ApiError::untyped(kind, place, &why)
         })?;
         let fields = typed::fields_of(kind.schema(), &applied).without_identity();
         Ok(Apply { kind, applied, fields, manager, force })

@@ -7,8 +7,8 @@
 
 use serde_json::Value;
 
-use super::{Attributes, ClusterView, requested_name, required_field};
-use crate::identity::request::Request;
+use super::attributes::{Attributes, ClusterView, requested_name, required_field};
+use crate::identity::certificate_request::Request;
 use crate::kinds::schema;
 use kedge_api::{
     CLUSTER_EVENT_NAMESPACE, CONFIG_SOURCE_ANNOTATION, NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX,
@@ -549,7 +549,7 @@ mod tests {
             check(&view, &refused.replace('X', of), Err(""));
         }
         let asks = |signer: &str, name: &str| {
-            let pem = crate::identity::request::tests::pem(name, &["system:nodes"], &[]);
+            let pem = crate::identity::certificate_request::tests::pem(name, &["system:nodes"], &[]);
             let request =
                 json!({"spec": {"signerName": signer, "request": schema::base64_encode(pem.as_bytes())}});
             admit_signing_request("a", &request)

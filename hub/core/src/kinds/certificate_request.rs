@@ -6,10 +6,12 @@
 use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER};
 use serde_json::Value;
 
+use super::kind::{Kind, Selectable};
 use super::table::{Column, age, human_duration};
-use super::{Kind, Selectable, at, meta, schema, text};
-use crate::api_error::FieldError;
-use crate::identity::request::Request;
+use super::{names, schema};
+use crate::field_error::FieldError;
+use crate::identity::certificate_request::Request;
+use crate::value::{at, text};
 
 /// Shortest life of a certificate that may be asked for; upstream's limit.
 const MINIMUM_SECS: i64 = 600;
@@ -219,9 +221,9 @@ fn validate_spec(spec: &Value, errors: &mut Vec<FieldError>) {
         _ => validate_usages(spec, errors),
     }
     let signer = text(spec, &["signerName"]);
-    let two_parts = signer
-        .split_once('/')
-        .is_some_and(|(domain, path)| meta::is_subdomain(domain) && domain.contains('.') && !path.is_empty());
+    let two_parts = signer.split_once('/').is_some_and(|(domain, path)| {
+        names::is_subdomain(domain) && domain.contains('.') && !path.is_empty()
+    });
     if signer.is_empty() {
         errors.push(FieldError::required("spec.signerName", ""));
     } else if !two_parts {

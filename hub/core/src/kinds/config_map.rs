@@ -2,9 +2,11 @@
 
 use serde_json::Value;
 
+use super::kind::Kind;
 use super::table::{Column, age, count};
-use super::{Kind, at, meta, schema, text};
-use crate::api_error::FieldError;
+use super::{names, schema};
+use crate::field_error::FieldError;
+use crate::value::{at, text};
 
 /// All keys and values of one ConfigMap together; upstream's limit.
 const TOTAL_BYTES: usize = 1024 * 1024;
@@ -32,7 +34,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     for field in ["data", "binaryData"] {
         for (key, value) in new[field].as_object().into_iter().flatten() {
             let path = format!("{field}[{key}]");
-            if let Some(complaint) = meta::config_key_complaint(key) {
+            if let Some(complaint) = names::config_key_complaint(key) {
                 errors.push(FieldError::invalid(path.as_str(), key.as_str(), &complaint));
             }
             if field == "binaryData" && at(new, &["data", key]).is_some() {

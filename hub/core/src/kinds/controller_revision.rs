@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
+use super::kind::Kind;
 use super::table::{Column, age};
-use super::{Kind, text};
-use crate::api_error::FieldError;
+use crate::field_error::FieldError;
+use crate::value::text;
 
 /// apps/v1 ControllerRevision.
 pub static CONTROLLER_REVISION: Kind = Kind {

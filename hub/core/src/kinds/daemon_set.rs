@@ -5,9 +5,11 @@
 
 use serde_json::{Value, json};
 
+use super::kind::Kind;
 use super::table::{Column, age};
-use super::{Kind, at, meta, pod_spec, text};
-use crate::api_error::FieldError;
+use super::{names, pod_spec};
+use crate::field_error::FieldError;
+use crate::value::{at, text};
 
 /// Where apps/v1 keeps what older versions had as a field.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
@@ -130,10 +132,10 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     pod_spec::validate(template, "spec.template.spec", errors);
     let labels = spec["template"]["metadata"]["labels"].as_object().into_iter().flatten();
     for (key, value) in labels {
-        if let Some(why) = meta::qualified_name_complaint(key) {
+        if let Some(why) = names::qualified_name_complaint(key) {
             errors.push(FieldError::invalid("spec.template.labels", key.as_str(), &why));
         }
-        if let Some(why) = meta::label_value_complaint(value.as_str().unwrap_or("")) {
+        if let Some(why) = names::label_value_complaint(value.as_str().unwrap_or("")) {
             errors.push(FieldError::invalid("spec.template.labels", value.clone(), &why));
         }
     }

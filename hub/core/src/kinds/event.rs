@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
+use super::kind::{Kind, Selectable};
 use super::table::{Column, since};
-use super::{Kind, Selectable, text};
-use crate::api_error::FieldError;
+use crate::field_error::FieldError;
+use crate::value::text;
 
 /// core/v1 Event.
 pub static EVENT: Kind = Kind {

@@ -2,9 +2,10 @@
 
 use serde_json::Value;
 
+use super::kind::Kind;
 use super::table::{Column, age};
-use super::{Kind, text};
-use crate::api_error::FieldError;
+use crate::field_error::FieldError;
+use crate::value::text;
 
 /// coordination.k8s.io/v1 Lease. A PUT of a missing one creates it and a PUT without resourceVersion is refused, as upstream.
 pub static LEASE: Kind = Kind {

@@ -2,55 +2,17 @@
 //!
 //! The limits and texts are upstream's (apimachinery `validation`), so that what is refused here is refused there.
 
-use kedge_api::names::{self, SUBDOMAIN_BYTES};
 use serde_json::Value;
 
-pub use kedge_api::names::{is_subdomain, label_value_complaint, qualified_name_complaint};
-
-use super::{Kind, text};
-use crate::api_error::FieldError;
+use super::kind::Kind;
+use super::names::{NameRule, label_value_complaint, qualified_name_complaint};
+use crate::field_error::FieldError;
+use crate::value::text;
 
 /// All annotations of one object together; upstream's limit.
 const TOTAL_ANNOTATION_BYTES: usize = 256 * 1024;
 /// Finalizers and owners of one object: nobody needs more, and a stranger shall not store more.
 const LIST_ITEMS: usize = 1000;
-
-/// What names of a kind look like.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NameRule {
-    /// `a-b.c`, at most 253 bytes.
-    Subdomain,
-    /// `a-b`, at most 63 bytes.
-    Label,
-}
-
-impl NameRule {
-    /// What is wrong with the name, nothing if it is good.
-    pub fn complaint(self, name: &str) -> Option<String> {
-        match self {
-            NameRule::Subdomain => names::subdomain_complaint(name),
-            NameRule::Label => names::label_complaint(name),
-        }
-    }
-}
-
-/// What is wrong with a key of a ConfigMap.
-pub fn config_key_complaint(key: &str) -> Option<String> {
-    if key.len() > SUBDOMAIN_BYTES {
-        return Some(format!("must be no more than {SUBDOMAIN_BYTES} characters"));
-    }
-    let good = !key.is_empty()
-        && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
-    if !good {
-        return Some("a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')".to_owned());
-    }
-    match key {
-        "." => Some("must not be '.'".to_owned()),
-        ".." => Some("must not be '..'".to_owned()),
-        _ if key.starts_with("..") => Some("must not start with '..'".to_owned()),
-        _ => None,
-    }
-}
 
 /// Judges the metadata of an object.
 pub fn validate(kind: &Kind, object: &Value, errors: &mut Vec<FieldError>) {
@@ -146,20 +108,5 @@ fn validate_owners(meta: &Value, errors: &mut Vec<FieldError>) {
     if controllers > 1 {
         let explained = "only one reference can have Controller set to true";
         errors.push(FieldError::invalid("metadata.ownerReferences", controllers, explained));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn config_keys_follow_upstream() {
-        for good in ["kubelet", ".hidden", "a..b", "A_1-"] {
-            assert_eq!(config_key_complaint(good), None, "{good}");
-        }
-        for bad in ["", ".", "..", "..a", "a/b", "a b"] {
-            assert!(config_key_complaint(bad).is_some(), "{bad}");
-        }
     }
 }

@@ -3,8 +3,10 @@
 use kedge_api::NODE_LEASE_NAMESPACE;
 use serde_json::{Value, json};
 
+use super::kind::Kind;
+use super::names;
 use super::table::{Column, age};
-use super::{Kind, meta, text};
+use crate::value::text;
 
 /// Namespaces that the hub makes by itself.
 pub const SYSTEM: [&str; 4] = ["default", "kube-system", "kube-public", NODE_LEASE_NAMESPACE];
@@ -23,7 +25,7 @@ pub static NAMESPACE: Kind = Kind {
     verbs: &["create", "delete", "get", "list", "patch", "update", "watch"],
     status: true,
     type_name: "core/v1/Namespace",
-    name_rule: meta::NameRule::Label,
+    name_rule: names::NameRule::Label,
     selectable: &[super::Selectable {
         label: "status.phase",
         value: |namespace| text(namespace, &["status", "phase"]).to_owned(),

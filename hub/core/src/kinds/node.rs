@@ -6,9 +6,11 @@
 use kedge_api::NOT_READY_TAINT;
 use serde_json::{Value, json};
 
+use super::kind::{Kind, Selectable};
+use super::names;
 use super::table::{Column, age};
-use super::{Kind, Selectable, at, meta, text};
-use crate::api_error::FieldError;
+use crate::field_error::FieldError;
+use crate::value::{at, text};
 
 /// Longest `configSource` text that makes sense; a bound on what a Node can carry there.
 const REFERENCE_BYTES: usize = 253;
@@ -151,10 +153,10 @@ fn validate_taints(node: &Value, errors: &mut Vec<FieldError>) {
     for (index, taint) in items(node, &["spec", "taints"]).enumerate() {
         let path = |field: &str| format!("metadata.taints[{index}].{field}");
         let (key, value, effect) = (text(taint, &["key"]), text(taint, &["value"]), text(taint, &["effect"]));
-        if let Some(complaint) = meta::qualified_name_complaint(key) {
+        if let Some(complaint) = names::qualified_name_complaint(key) {
             errors.push(FieldError::invalid(path("key"), key, &complaint));
         }
-        if let Some(complaint) = meta::label_value_complaint(value) {
+        if let Some(complaint) = names::label_value_complaint(value) {
             errors.push(FieldError::invalid(path("value"), value, &complaint));
         }
         match effect {
@@ -191,9 +193,9 @@ fn validate_source(source: &Value, errors: &mut Vec<FieldError>) {
     }
     type Rule = (&'static str, fn(&str) -> Option<String>);
     let rules: [Rule; 3] = [
-        ("namespace", |value| meta::NameRule::Label.complaint(value)),
-        ("name", |value| meta::NameRule::Subdomain.complaint(value)),
-        ("kubeletConfigKey", meta::config_key_complaint),
+        ("namespace", |value| names::NameRule::Label.complaint(value)),
+        ("name", |value| names::NameRule::Subdomain.complaint(value)),
+        ("kubeletConfigKey", names::config_key_complaint),
     ];
     for (field, complaint) in rules {
         match text(map, &[field]) {
@@ -263,7 +265,7 @@ mod tests {
                 "spec.configSource.configMap.resourceVersion: Forbidden: resourceVersion must not be set in spec",
                 &format!(
                     "spec.configSource.configMap.name: Invalid value: \"../baz\": {}",
-                    meta::NameRule::Subdomain.complaint("../baz").unwrap()
+                    names::NameRule::Subdomain.complaint("../baz").unwrap()
                 ),
                 "spec.configSource.configMap.kubeletConfigKey: Required value: kubeletConfigKey must be set",
             ],

@@ -7,9 +7,11 @@
 use kedge_api::{NOT_READY_TAINT, UNREACHABLE_TAINT};
 use serde_json::{Map, Value, json};
 
+use super::kind::{Kind, Selectable};
+use super::pod_spec;
 use super::table::{Column, age, since};
-use super::{Kind, Selectable, at, pod_spec, text};
-use crate::api_error::FieldError;
+use crate::field_error::FieldError;
+use crate::value::{at, text};
 
 /// How long a pod stays on a node that is not ready or not reachable, when it does not say itself; upstream's default.
 const TOLERATED_SECS: i64 = 300;

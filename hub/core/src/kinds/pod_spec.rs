@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{at, meta, text};
-use crate::api_error::FieldError;
+use super::names;
+use crate::field_error::FieldError;
+use crate::value::{at, text};
 
 /// Containers, volumes, variables and the like of one pod: nobody needs more, and every rule looks at each of them.
 const LIST_ITEMS: usize = 1000;
@@ -184,22 +185,22 @@ pub fn validate(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
     }
     for field in ["nodeName", "serviceAccountName"] {
         let name = text(spec, &[field]);
-        if let Some(why) = meta::NameRule::Subdomain.complaint(name).filter(|_| !name.is_empty()) {
+        if let Some(why) = names::NameRule::Subdomain.complaint(name).filter(|_| !name.is_empty()) {
             errors.push(FieldError::invalid(at_path(field), name, &why));
         }
     }
     for field in ["hostname", "subdomain"] {
         let name = text(spec, &[field]);
-        if let Some(why) = meta::NameRule::Label.complaint(name).filter(|_| !name.is_empty()) {
+        if let Some(why) = names::NameRule::Label.complaint(name).filter(|_| !name.is_empty()) {
             errors.push(FieldError::invalid(at_path(field), name, &why));
         }
     }
     validate_tolerations(spec, path, errors);
     for (key, value) in spec["nodeSelector"].as_object().into_iter().flatten() {
-        if let Some(why) = meta::qualified_name_complaint(key) {
+        if let Some(why) = names::qualified_name_complaint(key) {
             errors.push(FieldError::invalid(at_path("nodeSelector"), key.as_str(), &why));
         }
-        if let Some(why) = meta::label_value_complaint(value.as_str().unwrap_or("")) {
+        if let Some(why) = names::label_value_complaint(value.as_str().unwrap_or("")) {
             errors.push(FieldError::invalid(at_path("nodeSelector"), value.clone(), &why));
         }
     }
@@ -224,7 +225,7 @@ fn not_negative(value: &Value, field: &str, path: &str, errors: &mut Vec<FieldEr
 fn validate_name(name: &str, path: &str, errors: &mut Vec<FieldError>) {
     if name.is_empty() {
         errors.push(FieldError::required(format!("{path}.name"), ""));
-    } else if let Some(why) = meta::NameRule::Label.complaint(name) {
+    } else if let Some(why) = names::NameRule::Label.complaint(name) {
         errors.push(FieldError::invalid(format!("{path}.name"), name, &why));
     }
 }
@@ -415,7 +416,7 @@ fn validate_tolerations(spec: &Value, path: &str, errors: &mut Vec<FieldError>) 
     for (index, toleration) in list(spec, "tolerations").iter().enumerate() {
         let path = format!("{path}.tolerations[{index}]");
         let (key, operator) = (text(toleration, &["key"]), text(toleration, &["operator"]));
-        if let Some(why) = meta::qualified_name_complaint(key).filter(|_| !key.is_empty()) {
+        if let Some(why) = names::qualified_name_complaint(key).filter(|_| !key.is_empty()) {
             errors.push(FieldError::invalid(format!("{path}.key"), key, &why));
         }
         if key.is_empty() && operator != "Exists" {

@@ -5,9 +5,11 @@
 
 use serde_json::Value;
 
+use super::kind::{Kind, Selectable};
 use super::table::{Column, age, count};
-use super::{Kind, Selectable, at, meta, schema, text};
-use crate::api_error::FieldError;
+use super::{names, schema};
+use crate::field_error::FieldError;
+use crate::value::{at, text};
 
 /// All values of one Secret together; upstream's limit.
 const TOTAL_BYTES: usize = 1024 * 1024;
@@ -54,7 +56,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
 fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     let mut total = 0;
     for (key, value) in new["data"].as_object().into_iter().flatten() {
-        if let Some(complaint) = meta::config_key_complaint(key) {
+        if let Some(complaint) = names::config_key_complaint(key) {
             errors.push(FieldError::invalid(format!("data[{key}]"), key.as_str(), &complaint));
         }
         total += value.as_str().and_then(schema::base64_decode).map_or(0, |bytes| bytes.len());

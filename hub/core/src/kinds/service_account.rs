@@ -4,8 +4,9 @@
 
 use serde_json::Value;
 
+use super::kind::Kind;
 use super::table::{Column, age, count};
-use super::{Kind, text};
+use crate::value::text;
 
 /// core/v1 ServiceAccount.
 pub static SERVICE_ACCOUNT: Kind = Kind {

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{schema, text};
+use super::schema;
+use crate::value::text;
 
 /// One column.
 #[derive(Debug, Clone, Copy)]

@@ -1,0 +1,76 @@
+//! What an authorizer is asked, and what it may look up to answer.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+/// What a request wants. Everything is empty that the request does not name.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Attributes<'a> {
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; for a path, the HTTP method in
+    /// lower case.
+    pub verb: &'a str,
+    /// API group, empty for core.
+    pub group: &'a str,
+    /// Plural resource; empty for a request to a path.
+    pub resource: &'a str,
+    /// For example `status`.
+    pub subresource: &'a str,
+    /// Empty for cluster-scoped resources and for requests over all namespaces.
+    pub namespace: &'a str,
+    /// Empty for collections and for creation.
+    pub name: &'a str,
+    /// The `fieldSelector` parameter as sent.
+    pub field_selector: &'a str,
+    /// For requests that name no resource: `/version`, `/apis`.
+    pub path: &'a str,
+}
+
+/// What the authorizer may look up.
+pub trait ClusterView {
+    /// The stored object, if there is one. `namespace` is empty for cluster-scoped resources.
+    fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
+    /// The pods bound to a node, in one namespace or (empty) in all.
+    fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>>;
+}
+
+/// The one object a request is about: named in the path, or, for list and watch, by the field selector.
+pub(super) fn requested_name<'a>(attributes: &Attributes<'a>) -> &'a str {
+    match attributes.name {
+        "" if matches!(attributes.verb, "list" | "watch") => {
+            required_field(attributes.field_selector, "metadata.name").unwrap_or_default()
+        }
+        name => name,
+    }
+}
+
+/// The value a field selector demands of `field`. More demands beside it only narrow the answer. A selector with
+/// escapes demands nothing: names need none, and an escaped comma could hide one reading from another.
+pub(super) fn required_field<'a>(selector: &'a str, field: &str) -> Option<&'a str> {
+    if selector.contains('\\') {
+        return None;
+    }
+    selector.split(',').find_map(|term| {
+        let (key, value) = term.split_once('=')?;
+        (key.trim() == field).then(|| value.strip_prefix('=').unwrap_or(value).trim())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn field_selectors_demand_a_value_only_by_equality() {
+        let check = |selector: &str, expect: Option<&str>| {
+            assert_eq!(required_field(selector, "metadata.name"), expect, "{selector}");
+        };
+        check("metadata.name=a", Some("a"));
+        check("metadata.name==a", Some("a"));
+        check("spec.unschedulable=false, metadata.name = a", Some("a"));
+        check("metadata.name!=a", None);
+        check("xmetadata.name=a", None);
+        check("spec.unschedulable!=1\\,metadata.name=a", None);
+        check("", None);
+    }
+}

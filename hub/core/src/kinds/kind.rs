@@ -1,0 +1,202 @@
+//! What the hub must know of a kind to serve it.
+//!
+//! Owns: [`Kind`], the entry of the table in `kinds`, and what entries have in common ([`Kind::USUAL`]). Always holds: an entry is a
+//! static, compared by [`Kind::resource_name`]. Leaves to others: the entries themselves, each in its kind's own file.
+
+use serde_json::{Map, Value};
+
+use super::{names::NameRule, schema, table};
+use crate::field_error::FieldError;
+use crate::value::text;
+
+/// What may be done with a kind, in upstream's words and order of discovery.
+pub const ALL_VERBS: &[&str] =
+    &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+
+/// One served kind.
+#[derive(Debug)]
+pub struct Kind {
+    /// API group, empty for core.
+    pub group: &'static str,
+    /// API version.
+    pub version: &'static str,
+    /// For example `ConfigMap`.
+    pub kind: &'static str,
+    /// The resource, for example `configmaps`.
+    pub plural: &'static str,
+    /// For example `configmap`.
+    pub singular: &'static str,
+    /// For example `cm`.
+    pub short_names: &'static [&'static str],
+    /// For example `all`.
+    pub categories: &'static [&'static str],
+    /// Lives in a namespace.
+    pub namespaced: bool,
+    /// What may be done; anything else answers 405.
+    pub verbs: &'static [&'static str],
+    /// Has `/status`: writes of the object keep the old status, writes of the status keep the rest.
+    pub status: bool,
+    /// Whether a create keeps the status of the body, as upstream does for nodes.
+    pub status_on_create: bool,
+    /// Whether changes outside metadata and status count up `metadata.generation`.
+    pub generation: bool,
+    /// PUT without resourceVersion is allowed.
+    pub unconditional_update: bool,
+    /// PUT of a missing object creates it.
+    pub create_on_update: bool,
+    /// The type in the schema table.
+    pub type_name: &'static str,
+    /// What names look like.
+    pub name_rule: NameRule,
+    /// A change of nothing but these fields need not be durable before it is acknowledged
+    /// (a renewal that is lost is only a late one).
+    pub volatile: &'static [&'static [&'static str]],
+    /// Field selectors besides `metadata.name` and `metadata.namespace`.
+    pub selectable: &'static [Selectable],
+    /// Columns of tables.
+    pub columns: &'static [table::Column],
+    /// The cells of one row, as many as `columns`.
+    pub cells: fn(&Value, time::OffsetDateTime) -> Vec<Value>,
+    /// Fills in what the API server decides, before validation; `old` is absent at creation.
+    pub prepare: fn(new: &mut Value, old: Option<&Value>),
+    /// What `prepare` adds to a new object that upstream adds by admission: it is nobody's, other than defaults, which are the
+    /// creator's.
+    pub admitted: &'static [&'static [&'static str]],
+    /// The kind's own rules; metadata was judged before.
+    pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>),
+    /// Sentences for `Warning` headers about a change that is accepted; only about what this change sets, so that nobody
+    /// is told again and again of what somebody else wrote.
+    pub warnings: fn(new: &Value, old: Option<&Value>) -> Vec<String>,
+}
+
+/// One field selector: its label and how to read it.
+#[derive(Debug)]
+pub struct Selectable {
+    /// For example `spec.unschedulable`.
+    pub label: &'static str,
+    /// The value, empty when absent.
+    pub value: fn(&Value) -> String,
+}
+
+/// A subresource besides `status`.
+#[derive(Debug)]
+pub struct Subresource {
+    /// For example `binding`.
+    pub name: &'static str,
+    /// Group, version and kind of what is sent to it.
+    pub of: (&'static str, &'static str, &'static str),
+    /// What may be done.
+    pub verbs: &'static [&'static str],
+}
+
+/// What gives a pod its node; also posted to `bindings` of its namespace.
+pub const BINDING: Subresource =
+    Subresource { name: "binding", of: ("", "v1", "Binding"), verbs: &["create"] };
+
+/// Streams are opened by GET (WebSocket) or POST (SPDY).
+const STREAM: &[&str] = &["create", "get"];
+
+impl Kind {
+    /// What most kinds have in common; an entry names where it differs, and its own names. It is no kind itself.
+    pub const USUAL: Kind = Kind {
+        group: "",
+        version: "v1",
+        kind: "",
+        plural: "",
+        singular: "",
+        short_names: &[],
+        categories: &[],
+        namespaced: true,
+        verbs: ALL_VERBS,
+        status: false,
+        status_on_create: false,
+        generation: false,
+        unconditional_update: true,
+        create_on_update: false,
+        type_name: "",
+        name_rule: NameRule::Subdomain,
+        volatile: &[],
+        selectable: &[],
+        columns: &[table::Column::NAME, table::Column::AGE],
+        cells: |object, now| vec![text(object, &["metadata", "name"]).into(), table::age(object, now)],
+        prepare: no_defaults,
+        admitted: &[],
+        validate: no_rules,
+        warnings: no_warnings,
+    };
+
+    /// `plural` or `plural.group`: how errors and the store name the kind.
+    pub fn resource_name(&self) -> String {
+        if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
+    }
+
+    /// `v1` or `group/v1`.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            self.version.to_owned()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
+    }
+
+    /// The kind of a list of it.
+    pub fn list_kind(&self) -> String {
+        format!("{}List", self.kind)
+    }
+
+    /// Subresources besides `status`.
+    pub fn subresources(&self) -> &'static [Subresource] {
+        match self.kind {
+            "Pod" => &[
+                BINDING,
+                Subresource { name: "eviction", of: ("policy", "v1", "Eviction"), verbs: &["create"] },
+                Subresource { name: "log", of: ("", "v1", "Pod"), verbs: &["get"] },
+                Subresource { name: "attach", of: ("", "v1", "PodAttachOptions"), verbs: STREAM },
+                Subresource { name: "exec", of: ("", "v1", "PodExecOptions"), verbs: STREAM },
+                Subresource { name: "portforward", of: ("", "v1", "PodPortForwardOptions"), verbs: STREAM },
+            ],
+            "CertificateSigningRequest" => &[Subresource {
+                name: "approval",
+                of: ("certificates.k8s.io", "v1", "CertificateSigningRequest"),
+                verbs: &["get", "patch", "update"],
+            }],
+            _ => &[],
+        }
+    }
+
+    /// Whether the verb is served.
+    pub fn allows(&self, verb: &str) -> bool {
+        self.verbs.contains(&verb)
+    }
+
+    /// Writes into an object what upstream's objects have even where nobody said anything of it: spec and status, and the
+    /// numbers of a status. A JSON patch adds to them, and people wait for a number to be 0.
+    pub fn complete(&self, value: &mut Value) {
+        let (of, Some(fields)) = (self.schema(), value.as_object_mut()) else { return };
+        for part in ["spec", "status"] {
+            let Some(schema::Shape::Message(name)) = of.field(part).map(|field| &field.shape) else {
+                continue;
+            };
+            let whole = fields.entry(part).or_insert_with(|| Value::Object(Map::new()));
+            let Some(fields) = whole.as_object_mut().filter(|_| part == "status") else { continue };
+            let numbers = schema::find(name).into_iter().flat_map(|of| &of.fields);
+            for number in numbers.filter(|field| field.required && field.shape == schema::Shape::Int32) {
+                fields.entry(number.name).or_insert_with(|| 0.into());
+            }
+        }
+    }
+
+    /// Its type in the schema table.
+    pub fn schema(&self) -> &'static schema::Type {
+        schema::find(self.type_name).expect("a test proves that every kind's type is in the table")
+    }
+}
+
+/// A kind without rules of its own.
+pub fn no_rules(_: &Value, _: Option<&Value>, _: &mut Vec<FieldError>) {}
+/// A kind without defaults.
+pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
+/// A kind without warnings.
+pub fn no_warnings(_: &Value, _: Option<&Value>) -> Vec<String> {
+    Vec::new()
+}

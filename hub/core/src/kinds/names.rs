@@ -1,0 +1,57 @@
+//! What names, label keys and values, and keys of a ConfigMap look like, in upstream's words (apimachinery `validation`).
+
+use kedge_api::names::{SUBDOMAIN_BYTES, label_complaint, subdomain_complaint};
+
+pub use kedge_api::names::{is_subdomain, label_value_complaint, qualified_name_complaint};
+
+/// What names of a kind look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NameRule {
+    /// `a-b.c`, at most 253 bytes.
+    Subdomain,
+    /// `a-b`, at most 63 bytes.
+    Label,
+}
+
+impl NameRule {
+    /// What is wrong with the name, nothing if it is good.
+    pub fn complaint(self, name: &str) -> Option<String> {
+        match self {
+            NameRule::Subdomain => subdomain_complaint(name),
+            NameRule::Label => label_complaint(name),
+        }
+    }
+}
+
+/// What is wrong with a key of a ConfigMap.
+pub fn config_key_complaint(key: &str) -> Option<String> {
+    if key.len() > SUBDOMAIN_BYTES {
+        return Some(format!("must be no more than {SUBDOMAIN_BYTES} characters"));
+    }
+    let good = !key.is_empty()
+        && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
+    if !good {
+        return Some("a valid config key must consist of alphanumeric characters, '-', '_' or '.' (e.g. 'key.name',  or 'KEY_NAME',  or 'key-name', regex used for validation is '[-._a-zA-Z0-9]+')".to_owned());
+    }
+    match key {
+        "." => Some("must not be '.'".to_owned()),
+        ".." => Some("must not be '..'".to_owned()),
+        _ if key.starts_with("..") => Some("must not start with '..'".to_owned()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn config_keys_follow_upstream() {
+        for good in ["kubelet", ".hidden", "a..b", "A_1-"] {
+            assert_eq!(config_key_complaint(good), None, "{good}");
+        }
+        for bad in ["", ".", "..", "..a", "a/b", "a b"] {
+            assert!(config_key_complaint(bad).is_some(), "{bad}");
+        }
+    }
+}
