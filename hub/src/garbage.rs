@@ -160,7 +160,7 @@ impl Collector {
 
     async fn delete_dependents(&mut self, uid: &str) {
         for (kind, object) in self.hub.memory().dependents(uid) {
-            self.check_owners(KINDS[kind], &object).await;
+            self.check_owners(kind, &object).await;
         }
     }
 
@@ -201,13 +201,13 @@ impl Collector {
         }
         if has_finalizer(&value, ORPHAN) {
             for (kind, dependent) in self.hub.memory().dependents(&object.uid) {
-                self.disown(KINDS[kind], &dependent, &object.uid).await;
+                self.disown(kind, &dependent, &object.uid).await;
             }
             self.remove_finalizer(kind, object, ORPHAN).await;
         }
         if has_finalizer(&value, FOREGROUND) {
             for (kind, dependent) in blocking(&self.hub, &object.uid) {
-                self.delete_first(KINDS[kind], &dependent, &object.uid).await;
+                self.delete_first(kind, &dependent, &object.uid).await;
             }
             if blocking(&self.hub, &object.uid).is_empty() {
                 self.remove_finalizer(kind, object, FOREGROUND).await;
@@ -268,7 +268,6 @@ impl Collector {
                     ..Default::default()
                 };
                 let internal = crate::verbs::WriteOptions::internal();
-                let kind = KINDS[kind];
                 let outcome =
                     crate::verbs::delete(&self.hub, kind, namespace, &object.name, &options, &internal).await;
                 self.report(kind, &object, outcome.map(drop));
@@ -398,7 +397,7 @@ fn has_finalizer(value: &Value, finalizer: &str) -> bool {
 }
 
 /// The dependents whose reference says that the owner waits for them. Others go when the owner is gone, as upstream.
-fn blocking(hub: &Hub, owner: &str) -> Vec<(usize, Arc<Object>)> {
+fn blocking(hub: &Hub, owner: &str) -> Vec<(&'static Kind, Arc<Object>)> {
     let blocks = |dependent: &Object| {
         references(&dependent.value())
             .iter()

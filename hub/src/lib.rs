@@ -40,12 +40,13 @@ use kedge_hub_core::{ApiError, Event, Object, identity};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use crate::memory::{Memory, Query, Start, Watch, index_of};
+use crate::memory::{Memory, Watch};
 use crate::store::sqlite::Sqlite;
-use crate::store::writer::{Expect, Outcome, Write, WriteError, Writer};
+use crate::store::writer::{Outcome, Writer};
 use crate::verbs::{Answer, DeleteOptions, WriteOptions};
 use kedge_hub_core::kinds::{Kind, NAMESPACE, SERVICE_ACCOUNT};
 use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::{Expect, Query, Start, Write, WriteError};
 
 pub use crate::store::OpenError;
 
@@ -123,26 +124,26 @@ impl Hub {
         }
         let value = verbs::new_object(kind, value).map_err(|error| engine_error(&error.message))?;
         let (answer, answered) = std::sync::mpsc::channel();
-        self.writer.submit(Write {
-            kind: index_of(kind),
+        let write = Write {
+            kind,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             expect: Expect::Absent,
             new: Some(value),
             volatile: false,
-            answer: Box::new(move |outcome| drop(answer.send(outcome))),
-        });
+        };
+        self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
         Ok(Some(answered))
     }
 
     /// One object; `namespace` is empty for cluster-scoped kinds.
     pub fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        self.memory.get(index_of(kind), namespace, name)
+        self.memory.get(kind, namespace, name)
     }
 
     /// All objects of a kind in a namespace, in all namespaces if it is empty.
     pub fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
-        let page = self.memory.list(index_of(kind), &Selection::all(namespace), &Query::default());
+        let page = self.memory.list(kind, &Selection::all(namespace), &Query::default());
         page.map(|page| page.objects).unwrap_or_default()
     }
 
@@ -153,7 +154,7 @@ impl Hub {
 
     /// The objects of a kind and every change after, without a gap.
     pub fn subscribe(&self, kind: &'static Kind) -> Subscription {
-        match self.memory.watch(index_of(kind), Selection::default(), None) {
+        match self.memory.watch(kind, Selection::default(), None) {
             Ok((Start::Objects(snapshot), revision, watch)) => {
                 Subscription { snapshot, revision, watch: Some(watch) }
             }
@@ -229,16 +230,10 @@ impl Hub {
         volatile: bool,
     ) -> Outcome {
         let (answer, answered) = oneshot::channel();
-        self.writer.submit(Write {
-            kind: index_of(kind),
-            namespace: place.0.to_owned(),
-            name: place.1.to_owned(),
-            expect,
-            new,
-            volatile,
-            // a client that went away does not need its answer
-            answer: Box::new(move |outcome| drop(answer.send(outcome))),
-        });
+        let (namespace, name) = (place.0.to_owned(), place.1.to_owned());
+        let write = Write { kind, namespace, name, expect, new, volatile };
+        // a client that went away does not need its answer
+        self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
         match tokio::time::timeout(WRITE_TIMEOUT, answered).await {
             Ok(answer) => answer.unwrap_or(Err(WriteError::Closed)),
             Err(_) => Err(WriteError::TimedOut),

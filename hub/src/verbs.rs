@@ -10,12 +10,12 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::Hub;
-use crate::store::writer::{Expect, MAX_OBJECT_BYTES, WriteError};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Owner};
 use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::kinds::{self, Kind, NAMESPACE, at, meta, schema, text};
 use kedge_hub_core::object::Object;
+use kedge_hub_core::state::{Expect, MAX_OBJECT_BYTES, WriteError};
 
 /// How often a write that names no version is computed anew because others were quicker. Those who lost take turns, so only
 /// newcomers can still be quicker: so many in a row means a flood of writes to one object, and the client is asked to wait.

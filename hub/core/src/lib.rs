@@ -16,6 +16,7 @@ pub mod object;
 pub mod patch;
 pub mod protobuf;
 pub mod selector;
+pub mod state;
 pub mod value;
 pub mod yaml;
 

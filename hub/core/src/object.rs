@@ -10,6 +10,11 @@ use serde_json::Value;
 
 use crate::kinds::{Kind, text};
 
+/// The key of an object: `namespace/name`, and `/name` for cluster-scoped kinds.
+pub fn key(namespace: &str, name: &str) -> String {
+    format!("{namespace}/{name}")
+}
+
 /// One object at one revision. Never changes.
 #[derive(Debug)]
 pub struct Object {

@@ -16,7 +16,6 @@ use super::request::{self, Form, Parameters, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
 use super::{Server, discovery, health, node_streams, openapi, reviews, subresources, watch};
-use crate::memory::{Page, Query, index_of};
 use crate::verbs::{self, Answer, DeleteOptions, Part, Propagation, WriteOptions};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
@@ -27,6 +26,7 @@ use kedge_hub_core::kinds::{self, Kind, schema};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::patch::{self, PatchError};
 use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::{Page, Query};
 
 /// Patch formats.
 const PATCHES: &[&str] = &[
@@ -348,7 +348,7 @@ async fn resource(
 fn get(asked: &Asked<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
     let memory = asked.server.hub.memory();
     check_not_in_future(asked, memory.revision())?;
-    match memory.get(index_of(target.kind), &target.namespace, &target.name) {
+    match memory.get(target.kind, &target.namespace, &target.name) {
         Some(object) => Ok(writer.answer(200, &object)),
         None => Err(ApiError::not_found(target.kind, &target.name)),
     }
@@ -448,7 +448,7 @@ fn page(asked: &Asked<'_>, kind: &'static Kind, selection: &Selection) -> Result
         }
         let (revision, after) = parse_continue(parameters.text("continue"))?;
         let query = Query { revision: Some(revision), after: Some(&after), limit };
-        return memory.list(index_of(kind), selection, &query).map_err(|_| {
+        return memory.list(kind, selection, &query).map_err(|_| {
             ApiError::expired(
                 "The provided continue parameter is too old to display a consistent list result. You must start a new list without the continue parameter.",
             )
@@ -458,7 +458,7 @@ fn page(asked: &Asked<'_>, kind: &'static Kind, selection: &Selection) -> Result
     let revision = version.filter(|_| matching == "Exact");
     let query = Query { revision, after: None, limit };
     memory
-        .list(index_of(kind), selection, &query)
+        .list(kind, selection, &query)
         .map_err(|_| ApiError::expired("The resourceVersion for the provided list is too old."))
 }
 

@@ -10,7 +10,6 @@ use serde_json::json;
 use super::Server;
 use super::handlers::Asked;
 use super::respond::{self, Body};
-use crate::memory::index_of;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::KINDS;
 
@@ -75,9 +74,7 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         (1..=5).map(|class| (format!("{{code=\"{class}xx\"}}"), read(&counters.answers[class]))).collect();
     let objects: Vec<(String, u64)> = KINDS
         .iter()
-        .map(|kind| {
-            (format!("{{resource=\"{}\"}}", kind.resource_name()), memory.count(index_of(kind)) as u64)
-        })
+        .map(|kind| (format!("{{resource=\"{}\"}}", kind.resource_name()), memory.count(kind) as u64))
         .collect();
     sample("apiserver_request_total", "counter", "Answered requests by class of status.", &answers);
     sample(

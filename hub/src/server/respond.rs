@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 
 use super::request::Form;
 use super::watch::WatchStream;
-use crate::memory::Page;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::{Kind, table::Column};
 use kedge_hub_core::object::Object;
+use kedge_hub_core::state::Page;
 
 /// Warnings sent with one answer; more would not fit a client's header limits.
 const MAX_WARNINGS: usize = 16;

@@ -290,12 +290,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{Memory, index_of};
+    use crate::memory::Memory;
     use crate::server::request::{Form, Parameters};
     use crate::server::{respond, watch};
     use kedge_hub_core::kinds::CONFIG_MAP;
     use kedge_hub_core::object::{Event, Object};
     use kedge_hub_core::selector::Selection;
+    use kedge_hub_core::state::{Changed, Index};
     use serde_json::json;
     use tokio::io::{AsyncReadExt, DuplexStream};
 
@@ -315,7 +316,7 @@ mod tests {
         let map = json!({"metadata": {"name": "a", "namespace": "n"}});
         let new = Object::new(&CONFIG_MAP, &map, revision).map(Arc::new);
         let event = Event { revision, old: None, new, last: None };
-        memory.publish(vec![(index_of(&CONFIG_MAP), Arc::new(event))]);
+        memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event) }]);
     }
 
     async fn read_until(stream: &mut DuplexStream, end: &str) -> String {
@@ -330,7 +331,7 @@ mod tests {
     fn a_watch_is_one_answer_in_chunks_and_leaves_the_connection_as_it_was() {
         run(async {
             let (mut client, server) = tokio::io::duplex(4096);
-            let memory = Arc::new(Memory::new(1));
+            let memory = Arc::new(Memory::new(Index::new(1)));
             let mut link = Link::new(server);
             link.give_back(b"GET");
             let answer = answer(&memory);
@@ -364,7 +365,7 @@ mod tests {
     fn a_client_that_leaves_ends_its_watch_and_one_that_talks_on_is_not_heard_for_ever() {
         run(async {
             let (mut client, server) = tokio::io::duplex(64);
-            let memory = Arc::new(Memory::new(1));
+            let memory = Arc::new(Memory::new(Index::new(1)));
             let mut link = Link::new(server);
             let answer = answer(&memory);
             assert_eq!(memory.watches(), 1);
@@ -382,7 +383,7 @@ mod tests {
             assert!(goes_on.unwrap(), "its requests are answered once the watch is over");
 
             let (client, server) = tokio::io::duplex(4096);
-            let memory = Arc::new(Memory::new(1));
+            let memory = Arc::new(Memory::new(Index::new(1)));
             let answer = self::answer(&memory);
             drop(client);
             // the head may be written to nobody, or refused
@@ -407,7 +408,7 @@ mod tests {
             ] {
                 let manner = Manner { chunks, closes: true };
                 let (mut client, server) = tokio::io::duplex(64);
-                let memory = Arc::new(Memory::new(1));
+                let memory = Arc::new(Memory::new(Index::new(1)));
                 let told = Answer { manner, ..answer(&memory) };
                 let mut link = Link::new(server);
                 let leaving = async {
@@ -420,7 +421,7 @@ mod tests {
                 assert_eq!(memory.watches(), 0);
 
                 let (mut client, server) = tokio::io::duplex(4096);
-                let memory = Arc::new(Memory::new(1));
+                let memory = Arc::new(Memory::new(Index::new(1)));
                 let told = Answer { manner, ..answer(&memory) };
                 publish(&memory, 2);
                 memory.close();

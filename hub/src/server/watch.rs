@@ -20,11 +20,12 @@ use tokio::time::{Instant, Sleep};
 
 use super::request::{Form, Parameters};
 use super::respond::{IncludeObject, Writer};
-use crate::memory::{Memory, Start, Watch, WatchRefused, index_of};
+use crate::memory::{Memory, Watch};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::{Start, WatchRefused};
 
 /// Watches end after at most this long, so that connections move to renewed certificates and nothing lives for ever.
 const MAX_WATCH: Duration = Duration::from_secs(60 * 60);
@@ -74,8 +75,7 @@ pub(super) fn start(
     let omit_heartbeats = parameters.flag("omitHeartbeats")?;
     let from = from(parameters)?;
     let timeout = parameters.number("timeoutSeconds")?;
-    let registered =
-        memory.watch(index_of(kind), selection, from.after).map_err(|why| refused(why, from.after))?;
+    let registered = memory.watch(kind, selection, from.after).map_err(|why| refused(why, from.after))?;
     let (start, revision, watch) = registered;
     if let Some(wanted) = from.at_least.filter(|wanted| *wanted > revision) {
         return Err(ApiError::too_large_version(wanted, revision));

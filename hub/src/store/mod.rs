@@ -13,56 +13,7 @@ pub mod writer;
 use std::fmt;
 use std::path::PathBuf;
 
-/// One stored object.
-#[derive(Debug)]
-pub struct Record {
-    /// `plural` or `plural.group`.
-    pub resource: String,
-    /// Empty for cluster-scoped kinds.
-    pub namespace: String,
-    /// Name.
-    pub name: String,
-    /// Revision at which it was written.
-    pub revision: u64,
-    /// JSON text.
-    pub json: Vec<u8>,
-}
-
-/// One change of a batch.
-#[derive(Debug)]
-pub enum Change<'a> {
-    /// Insert or replace.
-    Put {
-        /// Resource.
-        resource: &'a str,
-        /// Namespace.
-        namespace: &'a str,
-        /// Name.
-        name: &'a str,
-        /// Revision.
-        revision: u64,
-        /// JSON text.
-        json: &'a [u8],
-    },
-    /// Remove; a missing object is no error.
-    Delete {
-        /// Resource.
-        resource: &'a str,
-        /// Namespace.
-        namespace: &'a str,
-        /// Name.
-        name: &'a str,
-    },
-}
-
-/// The revision marks found at open.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Marks {
-    /// No revision above this was ever handed out.
-    pub reserved: u64,
-    /// The last revision handed out, only known after a clean close.
-    pub clean: Option<u64>,
-}
+pub use kedge_hub_core::state::{Change, Marks, Record};
 
 /// A durable copy.
 pub trait Store: Send {

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::memory::key;
+use kedge_hub_core::object::key;
 
 /// The numbers of one resource: 2^44 of them, more than ten thousand new objects a second make in fifty years. 2^19 resources
 /// have room beside each other, and a hub serves a few dozen.

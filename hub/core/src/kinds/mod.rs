@@ -51,6 +51,14 @@ pub static KINDS: &[&Kind] = &[
     &LEASE,
 ];
 
+/// The position of a kind in the table.
+pub fn index_of(kind: &Kind) -> usize {
+    KINDS
+        .iter()
+        .position(|known| known.kind == kind.kind && known.group == kind.group)
+        .expect("kinds are statics of the table")
+}
+
 /// The kind of this group, version and resource.
 pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
     KINDS.iter().copied().find(|kind| kind.group == group && kind.version == version && kind.plural == plural)

@@ -3,7 +3,7 @@
 use kedge_api::NODE_LEASE_NAMESPACE;
 use serde_json::{Value, json};
 
-use super::kind::Kind;
+use super::kind::{Kind, Selectable};
 use super::names;
 use super::table::{Column, age};
 use crate::value::text;
@@ -26,7 +26,7 @@ pub static NAMESPACE: Kind = Kind {
     status: true,
     type_name: "core/v1/Namespace",
     name_rule: names::NameRule::Label,
-    selectable: &[super::Selectable {
+    selectable: &[Selectable {
         label: "status.phase",
         value: |namespace| text(namespace, &["status", "phase"]).to_owned(),
     }],
