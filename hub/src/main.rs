@@ -15,6 +15,8 @@ use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
 use kedge_hub::store::backup;
 use kedge_hub::{Hub, lifecycle, logging, server, signer};
+use kedge_platform::Supervisor as _;
+use kedge_platform::linux::NotifySocket;
 use time::OffsetDateTime;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
@@ -105,10 +107,11 @@ async fn serve(options: Serve) -> Result<(), String> {
     if let Err(error) = print(&format!("listening: {listening}\nca: {ca}\nkubeconfig: {kubeconfig}\n")) {
         log::warn!("{error}; listening: {listening}");
     }
-    notify(&[sd_notify::NotifyState::Ready]);
-    let served = server::serve(listener, tls, hub, async {
+    let supervisor = NotifySocket::from_environment();
+    supervisor.ready();
+    let served = server::serve(listener, tls, hub, async move {
         shutdown.await;
-        notify(&[sd_notify::NotifyState::Stopping]);
+        supervisor.stopping();
     })
     .await;
     controllers.shutdown().await;
@@ -202,13 +205,6 @@ fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
             _ = interrupt.recv() => {}
         }
     })
-}
-
-/// Tells systemd, if it listens.
-fn notify(states: &[sd_notify::NotifyState]) {
-    if let Err(error) = sd_notify::notify(states) {
-        log::warn!("cannot tell systemd about this start or stop: {error}");
-    }
 }
 
 fn print(text: &str) -> Result<(), String> {

@@ -9,6 +9,8 @@
 mod server;
 
 use std::collections::HashMap;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -198,15 +200,14 @@ fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_ki
 fn systemd_is_asked_for_time_where_a_start_takes_long_and_for_none_otherwise() {
     let folder = scratch();
     Hub::start(folder.path()).terminate();
-    // its whole path may be too long for a socket
-    let directory = std::fs::File::open(folder.path()).unwrap();
-    let short = format!("/proc/self/fd/{}/notify", std::os::fd::AsRawFd::as_raw_fd(&directory));
-    let socket = std::os::unix::net::UnixDatagram::bind(short).unwrap();
+    let name = format!("kedge-store-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let socket = UnixDatagram::bind_addr(&address).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let told = || {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
-        command.current_dir(folder.path()).env("NOTIFY_SOCKET", "notify");
+        command.env("NOTIFY_SOCKET", format!("@{name}"));
         let hub = Hub::spawn(command, folder.path());
         let mut messages = Vec::new();
         while !messages.last().is_some_and(|last: &String| last.contains("READY=1")) {

@@ -6,8 +6,9 @@
 //! `deaf` (ignores SIGTERM), `once=FILE` (ends with code 0 if FILE exists, else creates it and goes on),
 //! `env=FILE` (appends the variables of an ended run to FILE), `child-ready` (a child process says READY=1).
 
+use kedge_platform::Supervisor as _;
+use kedge_platform::linux::NotifySocket;
 use std::io::Write;
-use std::os::unix::net::UnixDatagram;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,11 +25,11 @@ fn main() -> ExitCode {
 fn perform(name: &str, value: &str) -> Option<ExitCode> {
     let millis = || Duration::from_millis(value.parse().unwrap_or(0));
     match name {
-        "ready" => notify("READY=1"),
-        "stopping" => notify("STOPPING=1"),
-        "ping" => notify("WATCHDOG=1"),
-        "status" => notify(&format!("STATUS={value}")),
-        "extend" => notify(&format!("EXTEND_TIMEOUT_USEC={}", millis().as_micros())),
+        "ready" => supervisor().ready(),
+        "stopping" => supervisor().stopping(),
+        "ping" => supervisor().watchdog_ping(),
+        "status" => supervisor().status(value),
+        "extend" => supervisor().extend_timeout(millis()),
         "usec" => return (!watchdog_is_ours()).then_some(ExitCode::from(64)),
         "sleep" => std::thread::sleep(millis()),
         "pings" => (0..value.parse().unwrap_or(0)).for_each(|_| ping_and_rest()),
@@ -55,18 +56,12 @@ fn perform(name: &str, value: &str) -> Option<ExitCode> {
 }
 
 fn ping_and_rest() {
-    notify("WATCHDOG=1");
+    supervisor().watchdog_ping();
     std::thread::sleep(Duration::from_millis(20));
 }
 
-fn notify(text: &str) {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
-        return;
-    };
-    let sent = UnixDatagram::unbound().and_then(|socket| socket.send_to(text.as_bytes(), path));
-    if let Err(error) = sent {
-        eprintln!("notify {text}: {error}");
-    }
+fn supervisor() -> NotifySocket {
+    NotifySocket::from_environment()
 }
 
 fn watchdog_is_ours() -> bool {

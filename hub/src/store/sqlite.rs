@@ -13,6 +13,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kedge_platform::Supervisor as _;
+use kedge_platform::linux::NotifySocket;
 use rusqlite::{Connection, OpenFlags, params};
 
 use super::rows::Rows;
@@ -229,10 +231,8 @@ impl Sqlite {
     fn ask_for_time(&self, to: &str, bytes_per_sec: u64) {
         let bytes = std::fs::metadata(&self.path).map_or(0, |file| file.len());
         let time = PATIENCE_LEAST + Duration::from_secs(bytes / bytes_per_sec);
-        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
-        if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::ExtendTimeoutUsec(micros)]) {
-            log::warn!("cannot ask systemd for time to {to} store {}: {error}", self.path.display());
-        }
+        log::debug!("asking systemd for {} s to {to} store {}", time.as_secs(), self.path.display());
+        NotifySocket::from_environment().extend_timeout(time);
     }
 
     fn read_rows(&self) -> Result<Rows, OpenError> {

@@ -1,7 +1,7 @@
 //! sd_notify(3) over the socket in `$NOTIFY_SOCKET`.
 //!
-//! Written here and not taken from a crate: it is one datagram, and ours keeps the socket open, never blocks on a
-//! supervisor that does not read, and knows abstract addresses (`@...`), which containers use.
+//! Agent, hub and rig all use it. Not taken from a crate: sd-notify 0.5 opens a socket for each message, blocks on a supervisor
+//! that does not read, and takes an abstract address (`@...`, in containers) for a path. This one does none of that.
 //!
 //! What always holds: without the variable nothing is sent; a failure is logged once in a row and changes nothing.
 //! Leaves to others: when to ping. The variables stay in the environment; children must not be given them.
