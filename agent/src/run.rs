@@ -229,7 +229,7 @@ impl Agent {
         // not before it is sure that no other agent's marks lie there
         self.marks.begin();
         self.main_token.busy();
-        self.take(Event::Start);
+        self.handle(Event::Start);
         while self.exit.is_none() {
             let deadline = self.node.next_deadline(self.handled);
             let wait = deadline.map(|at| at.saturating_sub(self.clocks.monotonic()));
@@ -256,14 +256,14 @@ impl Agent {
                     if std::mem::replace(&mut self.stop_asked, true) {
                         self.exit = Some("asked to stop again, not waiting for the disk".into());
                     }
-                    self.take(Event::Stop(why.into()));
+                    self.handle(Event::Stop(why.into()));
                 }
                 Happened::HangUp => {
                     log::info!("SIGHUP: a changed local config takes effect at the next start")
                 }
-                Happened::Event(event) => self.take(*event),
+                Happened::Event(event) => self.handle(*event),
                 Happened::Call(call) => self.answer(call),
-                Happened::Time => self.take(Event::Tick),
+                Happened::Time => self.handle(Event::Tick),
             }
         }
         let why = self.exit.unwrap_or_default();
@@ -290,7 +290,7 @@ impl Agent {
         now(&self.clocks, &self.faults)
     }
 
-    fn take(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.handled = self.now();
         self.node.handle(self.handled, event, &mut actions);
@@ -348,7 +348,7 @@ impl Agent {
         let (response, event) = answers::answer(&call.request, &self.node, now, &self.supervisor_status());
         call.answer(response);
         if let Some(event) = event {
-            self.take(event);
+            self.handle(event);
         }
     }
 

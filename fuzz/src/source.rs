@@ -3,7 +3,7 @@
 use crate::Target;
 use crate::input::{joined, sections};
 use crate::yaml::check_message;
-use kedge_core::config::source::{Source, Wanted, wanted};
+use kedge_core::config::source::{RequestedSource, Source, requested_source};
 use serde_json::Value;
 
 pub(crate) const TARGET: Target =
@@ -58,10 +58,12 @@ fn run(data: &[u8]) {
     let is_hub = server != b"K";
     let field: Option<Value> = serde_json::from_slice(field).ok();
     let annotation = std::str::from_utf8(annotation).ok().filter(|text| !text.is_empty());
-    match wanted(field.as_ref(), annotation, is_hub) {
-        Wanted::Nil => assert!(field.is_none_or(|field| field.is_null()), "a source that is set is not nil"),
-        Wanted::Invalid(why) => check_message(&why),
-        Wanted::Correct(source) => check_source(&source),
+    match requested_source(field.as_ref(), annotation, is_hub) {
+        RequestedSource::Nil => {
+            assert!(field.is_none_or(|field| field.is_null()), "a source that is set is not nil")
+        }
+        RequestedSource::Invalid(why) => check_message(&why),
+        RequestedSource::Correct(source) => check_source(&source),
     }
 }
 

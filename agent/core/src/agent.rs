@@ -9,8 +9,8 @@ use crate::config::condition::{self, ConfigOk};
 use crate::config::disk::AssignedNow;
 use crate::config::judge::PreviousRun;
 use crate::config::records::{BadConfigs, CheckpointName};
-use crate::config::running::{Configuration, Forgiveness, News, Next, Object};
-use crate::config::source::{Wanted, wanted};
+use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
+use crate::config::source::requested_source;
 use crate::config::start::{self, Active, Facts, Obstacle, Parsed, Started};
 use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
 use crate::kubelet::{self, ConfigError, Effective, LocalLayers};
@@ -19,7 +19,7 @@ use crate::node::registration::{missing_labels, registration};
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::pace::Jitter;
 use crate::report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report};
-use crate::requests::{LONGEST_WAIT, Line, what};
+use crate::requests::{LONGEST_WAIT, RequestSlot, describe};
 use crate::writes::{Steps, Suspend};
 use kedge_api::{self as api, excerpt};
 use serde_json::{Value, json};
@@ -27,9 +27,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// News that wait to be posted as Events: enough for a start with everything wrong, and no more than a hub can take from
+/// Notices that wait to be posted as Events: enough for a start with everything wrong, and no more than a hub can take from
 /// 10,000 nodes that come back together.
-const NEWS: usize = 16;
+const PENDING_EVENTS: usize = 16;
 
 /// What the command line and the board say once.
 #[derive(Debug, Clone)]
@@ -72,19 +72,19 @@ struct Running {
     server_is_hub: Option<bool>,
     watched: Option<(String, String)>,
     /// What is watched must be listed anew.
-    watch_anew: bool,
+    must_relist: bool,
     /// UID of the Node last seen, whether it is still there or not.
     seen_uid: String,
     /// The Node is not looked for again before this.
-    next_search: Duration,
+    next_relist: Duration,
     /// The server answered with another node's Node: said once.
-    was_misled: bool,
-    next_look: Duration,
-    looking: bool,
+    wrong_node_logged: bool,
+    next_host_facts: Duration,
+    awaits_host_facts: bool,
     status_in_flight: Option<StatusPatch>,
     config_status_sent: Option<Value>,
-    lines: BTreeMap<RequestKind, Line>,
-    news: heapless::Deque<api::Event, NEWS>,
+    slots: BTreeMap<RequestKind, RequestSlot>,
+    pending_events: heapless::Deque<api::Event, PENDING_EVENTS>,
     last_config_ok: ConfigOk,
     exiting: bool,
     evidence_consumed: bool,
@@ -129,7 +129,7 @@ impl Core {
             Phase::Exited => {}
             Phase::New | Phase::Starting { .. } => self.handle_start(now, event, actions),
             Phase::Running(running) => {
-                running.take(now, event, &self.options, &mut self.jitter, actions);
+                running.handle(now, event, &self.options, &mut self.jitter, actions);
                 self.settle(now, actions);
             }
         }
@@ -243,16 +243,16 @@ impl Running {
             node_known_missing: false,
             server_is_hub: None,
             watched: None,
-            watch_anew: false,
+            must_relist: false,
             seen_uid: String::new(),
-            next_search: now.mono,
-            was_misled: false,
-            next_look: now.mono,
-            looking: false,
+            next_relist: now.mono,
+            wrong_node_logged: false,
+            next_host_facts: now.mono,
+            awaits_host_facts: false,
             status_in_flight: None,
             config_status_sent: None,
-            lines: BTreeMap::new(),
-            news: heapless::Deque::new(),
+            slots: BTreeMap::new(),
+            pending_events: heapless::Deque::new(),
             last_config_ok: config_ok.clone(),
             exiting: false,
             evidence_consumed: false,
@@ -260,10 +260,10 @@ impl Running {
             status_posts: 0,
         };
         for finding in findings {
-            running.tell(now, options, actions, warning("StateSetAside", finding));
+            running.publish(now, options, actions, warning("StateSetAside", finding));
         }
         if let Some(how) = ended {
-            running.tell(
+            running.publish(
                 now,
                 options,
                 actions,
@@ -271,13 +271,13 @@ impl Running {
             );
         }
         if let Some(message) = changed {
-            let news = News { warning: false, reason: "KubeletConfigChanged", message };
-            running.tell(now, options, actions, news);
+            let notice = Notice { warning: false, reason: "KubeletConfigChanged", message };
+            running.publish(now, options, actions, notice);
         }
         for verdict in condemned {
             let colon = if verdict.detail.is_empty() { "" } else { ": " };
             let message = format!("{}{colon}{}; {}", verdict.reason, verdict.detail, config_ok.message);
-            running.tell(now, options, actions, warning("ConfigRolledBack", message));
+            running.publish(now, options, actions, warning("ConfigRolledBack", message));
         }
         if let Some(report) = report {
             actions.push(Action::Log(Level::Warn, report));
@@ -298,7 +298,7 @@ impl Running {
 
     /// Once, and only when everything it proved is on disk: until then it is the proof, over restarts and power cuts.
     fn consume_evidence(&mut self, actions: &mut Vec<Action>) {
-        if !self.evidence_consumed && self.configuration.proven() {
+        if !self.evidence_consumed && self.configuration.evidence_is_recorded() {
             self.evidence_consumed = true;
             actions.push(Action::ConsumeEvidence);
         }
@@ -322,7 +322,7 @@ impl Running {
 
     // ------------------------------------------------------------------------------------------ events
 
-    fn take(
+    fn handle(
         &mut self,
         now: Now,
         event: Event,
@@ -334,10 +334,10 @@ impl Running {
             Event::Start | Event::Tick => {}
             Event::StepDone(outcome) => {
                 let next = self.configuration.done(now, outcome);
-                self.follow(next, actions);
+                self.perform_next(next, actions);
             }
             Event::HostFacts(facts) => {
-                self.looking = false;
+                self.awaits_host_facts = false;
                 let effective = self.configuration.effective();
                 self.status.observe(now, *facts, &effective.config, &options.version);
             }
@@ -345,7 +345,7 @@ impl Running {
             Event::Renewed(answer) => {
                 self.contact_if(&answer);
                 if self.lease.is_claimed() && is_not_found(&answer) {
-                    self.search_node(now, actions);
+                    self.relist_node(now, actions);
                 }
                 if let Some(line) = self.lease.answered(now, &answer, jitter) {
                     let level = if answer.is_contact() { Level::Info } else { Level::Warn };
@@ -354,7 +354,7 @@ impl Running {
             }
             Event::NodeSeen(node) if node.metadata.name != options.node_name => {
                 self.configuration.contact();
-                if !std::mem::replace(&mut self.was_misled, true) {
+                if !std::mem::replace(&mut self.wrong_node_logged, true) {
                     let line = format!(
                         "the API server answered with the Node of {:?}, expected {:?}; what it asks for is ignored",
                         excerpt(&node.metadata.name),
@@ -367,7 +367,7 @@ impl Running {
                 self.configuration.contact();
                 if !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid {
                     // perhaps a server that began anew: a watch that goes on from the old one's version would hear nothing
-                    self.watch_anew = true;
+                    self.must_relist = true;
                 }
                 self.seen_uid.clone_from(&node.metadata.uid);
                 self.lease.node(Some(&node.metadata.uid), now);
@@ -415,7 +415,7 @@ impl Running {
                 // Nothing of the other server's Node may be held against, or sent to, this one: under another server's rules
                 // its annotation could even read as "nothing is assigned".
                 self.server_is_hub = None;
-                self.lines.values_mut().for_each(Line::server_changed);
+                self.slots.values_mut().for_each(RequestSlot::server_changed);
                 self.lease.node(None, now);
                 self.status.node_gone();
                 (self.config_status_sent, self.status_in_flight) = (None, None);
@@ -437,8 +437,8 @@ impl Running {
         let sent = self.config_status_sent.as_ref().and_then(Value::as_str);
         if there.is_some() && sent.is_some() && there.map(String::as_str) != sent {
             self.config_status_sent = None;
-            let line = self.line(RequestKind::PatchNode);
-            line.not_before = line.not_before.max(now.mono + LONGEST_WAIT);
+            let slot = self.slot(RequestKind::PatchNode);
+            slot.not_before = slot.not_before.max(now.mono + LONGEST_WAIT);
         }
     }
 
@@ -457,8 +457,8 @@ impl Running {
         jitter: &mut Jitter,
         actions: &mut Vec<Action>,
     ) {
-        let line = self.lines.entry(kind).or_default();
-        if line.is_answered_by_another_server() {
+        let slot = self.slots.entry(kind).or_default();
+        if slot.is_answered_by_another_server() {
             return;
         }
         if answer.is_contact() {
@@ -471,40 +471,40 @@ impl Running {
         };
         match (kind, refused) {
             (RequestKind::Version, None) => {
-                line.succeeded();
+                slot.succeeded();
                 self.server_is_hub =
                     Some(matches!(&answer, Answer::Accepted(Some(version)) if is_hub_version(version)));
             }
             // an identity that may not read it is no hub's
             (RequestKind::Version, Some(403 | 404)) => {
-                line.succeeded();
+                slot.succeeded();
                 self.server_is_hub = Some(false);
             }
             (RequestKind::PatchStatus, None) => {
-                line.succeeded();
+                slot.succeeded();
                 self.status_posts += 1;
                 if let Some(patch) = self.status_in_flight.take() {
                     let frequency = self.configuration.effective().config.node_status_report_frequency;
                     self.status.accepted(now, patch, frequency, jitter);
                 }
             }
-            (RequestKind::Register, Some(409)) => line.succeeded(),
+            (RequestKind::Register, Some(409)) => slot.succeeded(),
             // an Event is a courtesy: one the server will never take is dropped
             (RequestKind::PostEvent, Some(status))
                 if (400..500).contains(&status) && status != 429 && status != 401 =>
             {
-                line.succeeded();
-                self.news.pop_front();
+                slot.succeeded();
+                self.pending_events.pop_front();
                 actions.push(Action::Log(Level::Warn, format!("event dropped: {answer}")));
             }
             (RequestKind::PostEvent, None) => {
-                line.succeeded();
-                self.news.pop_front();
+                slot.succeeded();
+                self.pending_events.pop_front();
             }
-            (_, None) => line.succeeded(),
+            (_, None) => slot.succeeded(),
             (_, Some(_)) => {
-                if line.failed(now, &answer, jitter) {
-                    let text = format!("{}: {answer}; trying on", what(kind, &options.node_name));
+                if slot.failed(now, &answer, jitter) {
+                    let text = format!("{}: {answer}; trying on", describe(kind, &options.node_name));
                     actions.push(Action::Log(Level::Warn, text));
                 }
                 match kind {
@@ -513,7 +513,7 @@ impl Running {
                     _ => return,
                 }
                 if is_not_found(&answer) {
-                    self.search_node(now, actions);
+                    self.relist_node(now, actions);
                 }
             }
         }
@@ -521,11 +521,11 @@ impl Running {
 
     /// The server does not know what the watch says is there. A server that was wiped and has grown past the version we watch
     /// from says nothing on that watch: only a new list tells.
-    fn search_node(&mut self, now: Now, actions: &mut Vec<Action>) {
-        if self.node.is_none() || now.mono < self.next_search {
+    fn relist_node(&mut self, now: Now, actions: &mut Vec<Action>) {
+        if self.node.is_none() || now.mono < self.next_relist {
             return;
         }
-        self.next_search = now.mono + LONGEST_PATIENCE;
+        self.next_relist = now.mono + LONGEST_PATIENCE;
         actions
             .push(Action::Log(Level::Info, "the API server does not find the Node, reading it anew".into()));
         actions.push(Action::WatchNode);
@@ -544,26 +544,26 @@ impl Running {
         if !self.exiting {
             self.judge_source();
             let next = self.configuration.next(now);
-            self.follow(next, actions);
+            self.perform_next(next, actions);
         }
-        for news in self.configuration.take_news() {
-            self.tell(now, options, actions, news);
+        for notice in self.configuration.take_notices() {
+            self.publish(now, options, actions, notice);
         }
         if self.exiting {
             return true;
         }
         self.consume_evidence(actions);
         self.note_condition(actions);
-        self.watch_wanted(actions);
-        self.look(now, jitter, actions);
-        self.ask(now, options, actions);
+        self.update_config_map_watch(actions);
+        self.refresh_host_facts(now, jitter, actions);
+        self.send_due_requests(now, options, actions);
         if let Some(request) = self.lease.poll(now) {
             actions.push(Action::Renew { request, deadline: self.lease.request_deadline() });
         }
         false
     }
 
-    fn follow(&mut self, next: Option<Next>, actions: &mut Vec<Action>) {
+    fn perform_next(&mut self, next: Option<Next>, actions: &mut Vec<Action>) {
         match next {
             Some(Next::Step(step)) => actions.push(Action::Step(step)),
             Some(Next::Exit(why)) => {
@@ -578,8 +578,8 @@ impl Running {
     fn judge_source(&mut self) {
         let (Some(node), Some(is_hub)) = (&self.node, self.server_is_hub) else { return };
         let annotation = node.metadata.annotations.get(api::CONFIG_SOURCE_ANNOTATION).map(String::as_str);
-        let wanted: Wanted = wanted(node.spec.config_source.as_ref(), annotation, is_hub);
-        self.configuration.node_seen(&node.metadata.uid, wanted);
+        let requested = requested_source(node.spec.config_source.as_ref(), annotation, is_hub);
+        self.configuration.node_seen(&node.metadata.uid, requested);
     }
 
     fn note_condition(&mut self, actions: &mut Vec<Action>) {
@@ -591,58 +591,58 @@ impl Running {
         }
     }
 
-    fn watch_wanted(&mut self, actions: &mut Vec<Action>) {
+    fn update_config_map_watch(&mut self, actions: &mut Vec<Action>) {
         // while the Node is unreachable, what was watched goes on being watched
-        let wanted = match (self.configuration.wanted_object(), &self.node) {
+        let wanted = match (self.configuration.requested_object(), &self.node) {
             (Some((namespace, name)), _) => Some((namespace.to_owned(), name.to_owned())),
             (None, Some(_)) => None,
             (None, None) => return,
         };
-        let anew = self.configuration.take_must_read() | std::mem::take(&mut self.watch_anew);
+        let anew = self.configuration.take_must_read() | std::mem::take(&mut self.must_relist);
         if wanted != self.watched || (anew && wanted.is_some()) {
             actions.push(Action::WatchConfigMap(wanted.clone()));
             self.watched = wanted;
         }
     }
 
-    fn look(&mut self, now: Now, jitter: &mut Jitter, actions: &mut Vec<Action>) {
-        if self.looking || now.mono < self.next_look {
+    fn refresh_host_facts(&mut self, now: Now, jitter: &mut Jitter, actions: &mut Vec<Action>) {
+        if self.awaits_host_facts || now.mono < self.next_host_facts {
             return;
         }
-        self.looking = true;
+        self.awaits_host_facts = true;
         let every = self.configuration.effective().config.node_status_update_frequency;
-        self.next_look = now.mono + jitter.stretch(every, 0.04);
+        self.next_host_facts = now.mono + jitter.stretch(every, 0.04);
         actions.push(Action::ReadHostFacts);
     }
 
-    fn ask(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
-        if self.server_is_hub.is_none() && self.line(RequestKind::Version).free(now) {
+    fn send_due_requests(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
+        if self.server_is_hub.is_none() && self.slot(RequestKind::Version).free(now) {
             self.send(Request::Version, actions);
         }
         let register = self.configuration.effective().config.register_node && self.node_known_missing;
-        if register && self.line(RequestKind::Register).free(now) && self.status.facts().is_some() {
+        if register && self.slot(RequestKind::Register).free(now) && self.status.facts().is_some() {
             let config = &self.configuration.effective().config;
             let node = registration(options, config, self.status.facts());
             // answered by the watch: until then, not again
-            let line = self.line(RequestKind::Register);
-            line.not_before = now.mono + LONGEST_WAIT;
+            let slot = self.slot(RequestKind::Register);
+            slot.not_before = now.mono + LONGEST_WAIT;
             self.send(Request::Register(node), actions);
         }
-        self.ask_for_status(now, options, actions);
-        if self.line(RequestKind::PostEvent).free(now)
+        self.send_due_patches(now, options, actions);
+        if self.slot(RequestKind::PostEvent).free(now)
             && self.node.is_some()
-            && let Some(event) = self.news.front()
+            && let Some(event) = self.pending_events.front()
         {
             let event = json!(event);
             self.send(Request::PostEvent(event), actions);
         }
     }
 
-    fn ask_for_status(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
+    fn send_due_patches(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
         let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
         let node_labels = missing_labels(node, options, self.status.facts());
         let status = condition::config_status(&self.configuration);
-        if self.line(RequestKind::PatchStatus).free(now) {
+        if self.slot(RequestKind::PatchStatus).free(now) {
             let mut patch = self.status.patch(now, &self.last_config_ok);
             if is_hub && self.status.facts().is_some() {
                 add_config_status(&mut patch, &status, self.status.believed());
@@ -652,7 +652,7 @@ impl Running {
                 self.status_in_flight = Some(patch);
             }
         }
-        if self.line(RequestKind::PatchNode).free(now) {
+        if self.slot(RequestKind::PatchNode).free(now) {
             let mut metadata = serde_json::Map::new();
             if !node_labels.is_empty() {
                 metadata.insert("labels".into(), json!(node_labels));
@@ -673,7 +673,7 @@ impl Running {
             let labels_only = metadata.len() == 1 && metadata.contains_key("labels");
             if labels_only {
                 // answered by the watch: until then, not again
-                self.line(RequestKind::PatchNode).not_before = now.mono + LONGEST_WAIT;
+                self.slot(RequestKind::PatchNode).not_before = now.mono + LONGEST_WAIT;
             }
             if !metadata.is_empty() {
                 self.send(Request::PatchNode(json!({"metadata": metadata})), actions);
@@ -681,19 +681,19 @@ impl Running {
         }
     }
 
-    fn line(&mut self, kind: RequestKind) -> &mut Line {
-        self.lines.entry(kind).or_default()
+    fn slot(&mut self, kind: RequestKind) -> &mut RequestSlot {
+        self.slots.entry(kind).or_default()
     }
 
     fn send(&mut self, request: Request, actions: &mut Vec<Action>) {
-        self.line(request.kind()).sent();
+        self.slot(request.kind()).sent();
         actions.push(Action::Request(request));
     }
 
     /// A log line, and an Event once there is a Node to post it on.
-    fn tell(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>, news: News) {
-        let level = if news.warning { Level::Warn } else { Level::Info };
-        actions.push(Action::Log(level, format!("{}: {}", news.reason, news.message)));
+    fn publish(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>, notice: Notice) {
+        let level = if notice.warning { Level::Warn } else { Level::Info };
+        actions.push(Action::Log(level, format!("{}: {}", notice.reason, notice.message)));
         self.posted += 1;
         let name = format!("{}.{:x}{:02x}", options.node_name, now.wall.micros(), self.posted & 0xff);
         let event = api::Event {
@@ -705,39 +705,39 @@ impl Running {
                 api_version: "v1".into(),
                 namespace: String::new(),
             },
-            reason: news.reason.into(),
-            message: news.message.chars().take(1000).collect(),
+            reason: notice.reason.into(),
+            message: notice.message.chars().take(1000).collect(),
             source: api::EventSource { component: "kedge".into(), host: options.node_name.clone() },
             first_timestamp: Some(now.wall),
             last_timestamp: Some(now.wall),
             count: 1,
-            event_type: if news.warning { "Warning" } else { "Normal" }.into(),
+            event_type: if notice.warning { "Warning" } else { "Normal" }.into(),
         };
         // the one being posted stays; of the others the oldest goes
-        if self.news.is_full() {
-            let first = self.news.pop_front();
-            if self.line(RequestKind::PostEvent).in_flight {
-                self.news.pop_front();
+        if self.pending_events.is_full() {
+            let first = self.pending_events.pop_front();
+            if self.slot(RequestKind::PostEvent).in_flight {
+                self.pending_events.pop_front();
                 if let Some(first) = first {
-                    let _ = self.news.push_front(first);
+                    let _ = self.pending_events.push_front(first);
                 }
             }
         }
-        let _ = self.news.push_back(event);
+        let _ = self.pending_events.push_back(event);
     }
 
     fn next_deadline(&self, now: Now) -> Option<Duration> {
         let report = self.status.report_due();
-        let lines = self.lines.values().filter(|line| !line.in_flight && line.backoff.failures() > 0);
-        let waiting = lines.map(|line| line.not_before).filter(|at| *at > now.mono);
+        let slots = self.slots.values().filter(|slot| !slot.in_flight && slot.backoff.failures() > 0);
+        let waiting = slots.map(|slot| slot.not_before).filter(|at| *at > now.mono);
         let register =
-            self.lines.get(&RequestKind::Register).filter(|line| self.node_known_missing && !line.in_flight);
+            self.slots.get(&RequestKind::Register).filter(|slot| self.node_known_missing && !slot.in_flight);
         [
             self.configuration.next_deadline(now),
             self.lease.next_deadline(),
-            (!self.looking).then_some(self.next_look),
+            (!self.awaits_host_facts).then_some(self.next_host_facts),
             report.filter(|at| self.node.is_some() && self.status_in_flight.is_none() && *at > now.mono),
-            register.map(|line| line.not_before).filter(|at| *at > now.mono),
+            register.map(|slot| slot.not_before).filter(|at| *at > now.mono),
         ]
         .into_iter()
         .flatten()
@@ -809,8 +809,8 @@ fn is_not_found(answer: &Answer) -> bool {
     matches!(answer, Answer::Refused { status: 404, .. })
 }
 
-fn warning(reason: &'static str, message: String) -> News {
-    News { warning: true, reason, message }
+fn warning(reason: &'static str, message: String) -> Notice {
+    Notice { warning: true, reason, message }
 }
 
 /// Adds `status.config` to the patch where it differs; what is absent there is removed with an explicit null.
@@ -824,10 +824,10 @@ fn add_config_status(
         return;
     }
     let Some(result) = patch.as_ref().map(|patch| patch.result.clone()).or(believed.cloned()) else { return };
-    let mut lines = serde_json::Map::new();
+    let mut fields = serde_json::Map::new();
     let mut set = |name: &str, differs: bool, value: Value| {
         if differs {
-            lines.insert(name.to_owned(), value);
+            fields.insert(name.to_owned(), value);
         }
     };
     set("assigned", there.assigned != status.assigned, json!(status.assigned));
@@ -837,7 +837,7 @@ fn add_config_status(
     set("error", there.error != status.error, error);
     let patch =
         patch.get_or_insert_with(|| StatusPatch { body: json!({"status": {}}), result, changed: true });
-    patch.body["status"]["config"] = Value::Object(lines);
+    patch.body["status"]["config"] = Value::Object(fields);
     patch.result.config = Some(status.clone());
     patch.changed = true;
 }

@@ -12,7 +12,7 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// One request that is repeated until it is answered well.
 #[derive(Debug, Default)]
-pub(crate) struct Line {
+pub(crate) struct RequestSlot {
     pub(crate) in_flight: bool,
     /// The request in flight went to another server: its answer says nothing about this one.
     is_stale: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Line {
     pub(crate) backoff: Backoff,
 }
 
-impl Line {
+impl RequestSlot {
     pub(crate) fn free(&self, now: Now) -> bool {
         !self.in_flight && now.mono >= self.not_before
     }
@@ -34,7 +34,7 @@ impl Line {
         *self = Self { in_flight: self.in_flight, is_stale: self.in_flight, ..Self::default() };
     }
 
-    /// Says whether this answer is to a request that another server was sent; then the line is free again.
+    /// Says whether this answer is to a request that another server was sent; then the slot is free again.
     pub(crate) fn is_answered_by_another_server(&mut self) -> bool {
         let is_stale = std::mem::take(&mut self.is_stale);
         if is_stale {
@@ -57,7 +57,8 @@ impl Line {
     }
 }
 
-pub(crate) fn what(kind: RequestKind, node: &str) -> String {
+/// For the log.
+pub(crate) fn describe(kind: RequestKind, node: &str) -> String {
     match kind {
         RequestKind::Version => "GET /version".into(),
         RequestKind::Register => format!("creating Node {node}"),

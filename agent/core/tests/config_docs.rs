@@ -4,7 +4,7 @@
 // a build that can commit faults has fields that no release has, and the page is about releases
 #![cfg(not(feature = "fault-injection"))]
 
-use kedge_core::kubelet::schema::{self, Default, Sort};
+use kedge_core::kubelet::schema::{self, Default, Effect};
 
 const PAGE: &str = include_str!("../../../docs/config.md");
 
@@ -18,8 +18,8 @@ fn section(name: &str) -> Vec<&'static str> {
     found
 }
 
-fn fields(sort: Sort) -> Vec<(String, Default)> {
-    let leaves = schema::leaves().into_iter().filter(|(_, field)| field.sort == sort);
+fn fields(effect: Effect) -> Vec<(String, Default)> {
+    let leaves = schema::leaves().into_iter().filter(|(_, field)| field.effect == effect);
     leaves.map(|(path, field)| (path, field.default)).collect()
 }
 
@@ -45,7 +45,7 @@ fn the_table_has_every_honoured_field_with_its_default() {
             (field, default)
         })
         .collect();
-    let expect: Vec<(String, String)> = fields(Sort::Honoured)
+    let expect: Vec<(String, String)> = fields(Effect::Honoured)
         .into_iter()
         .map(|(path, default)| (format!("`{path}`"), shown(default)))
         .collect();
@@ -53,15 +53,15 @@ fn the_table_has_every_honoured_field_with_its_default() {
 }
 
 #[track_caller]
-fn check_list(name: &str, sort: Sort) {
+fn check_list(name: &str, effect: Effect) {
     let text = section(name).join(" ");
     let listed: Vec<&str> = text.split(", ").map(|field| field.trim().trim_matches('`')).collect();
-    let expect: Vec<String> = fields(sort).into_iter().map(|(path, _)| path).collect();
+    let expect: Vec<String> = fields(effect).into_iter().map(|(path, _)| path).collect();
     assert_eq!(listed, expect);
 }
 
 #[test]
 fn the_lists_have_every_field_without_effect() {
-    check_list("with pods", Sort::WithPods);
-    check_list("no effect", Sort::NoEffect);
+    check_list("with pods", Effect::WithPods);
+    check_list("no effect", Effect::NoEffect);
 }

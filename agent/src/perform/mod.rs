@@ -14,13 +14,13 @@ use crate::net::watch;
 use disk::{DiskLoop, DiskOrder};
 use kedge_core::{Event, LeaseRequest, Request};
 use kedge_platform::{Progress, Watchdog};
-use requests::Server;
+use requests::ApiServer;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc::Sender as EventSender;
-use watches::{ConfigMapWatch, Version, Wanted};
+use watches::{ConfigMapWatch, LatestOrder, Version};
 
 /// Orders that wait for a loop. Core has at most a handful under way; a full queue makes the main loop wait, and the
 /// watchdog see it.
@@ -41,8 +41,8 @@ pub(crate) struct Loops {
     disk: SyncSender<DiskOrder>,
     renew: SyncSender<LeaseOrder>,
     transfer: SyncSender<Request>,
-    config_map: Arc<Wanted<ConfigMapWatch>>,
-    node: Arc<Wanted<()>>,
+    config_map: Arc<LatestOrder<ConfigMapWatch>>,
+    node: Arc<LatestOrder<()>>,
 }
 
 /// What the loops are made of.
@@ -65,7 +65,7 @@ impl Loops {
         let token = watchdog.watch(kedge_core::DISK_LOOP, DISK_TURN);
         let (to, hang) = (events.clone(), faults.clone());
         spawn(kedge_core::DISK_LOOP, move || {
-            each(
+            run_orders(
                 orders,
                 &token,
                 || {
@@ -79,7 +79,7 @@ impl Loops {
             );
         })?;
 
-        let server = Server::new(node_name, kubeconfig, clock, events, faults);
+        let server = ApiServer::new(node_name, kubeconfig, clock, events, faults);
         let (renew, orders) = sync_channel(ORDERS);
         server.run("renew", watchdog, orders, |server, client, (request, deadline): LeaseOrder| {
             Event::Renewed(server.renew(client, request, deadline))
@@ -88,12 +88,12 @@ impl Loops {
         server.run("transfer", watchdog, orders, |server, client, request: Request| {
             Event::Answered(request.kind(), server.transfer(client, &request))
         })?;
-        let node = Arc::new(Wanted::default());
+        let node = Arc::new(LatestOrder::default());
         let token = watchdog.watch("watch-node", NETWORK_TURN);
         let (wanted, node_server) = (node.clone(), server.clone());
         spawn("watch-node", move || node_server.watch_node(&wanted, &token, seed))?;
 
-        let config_map = Arc::new(Wanted::default());
+        let config_map = Arc::new(LatestOrder::default());
         let token = watchdog.watch("watch-configmap", NETWORK_TURN);
         let wanted = config_map.clone();
         spawn("watch-configmap", move || server.watch_config_map(&wanted, &token, seed))?;
@@ -135,7 +135,12 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()
 }
 
 /// Performs orders as they come; ends with the process.
-fn each<T>(orders: Receiver<T>, token: &Progress, mut before: impl FnMut(), mut perform: impl FnMut(T)) {
+fn run_orders<T>(
+    orders: Receiver<T>,
+    token: &Progress,
+    mut before: impl FnMut(),
+    mut perform: impl FnMut(T),
+) {
     loop {
         token.idle();
         let Ok(order) = orders.recv() else { return };

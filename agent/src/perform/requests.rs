@@ -3,7 +3,7 @@
 //! Always holds: each order is answered by one event, whatever happens; the kubeconfig may appear, vanish and change while we
 //! run. Leaves to others: what is asked and when it is repeated (core), the bytes (`net`), the watches (`watches`).
 
-use super::{NETWORK_TURN, each, lock, spawn};
+use super::{NETWORK_TURN, lock, run_orders, spawn};
 use crate::errors::chain;
 use crate::faults::Faults;
 use crate::net::client::{
@@ -42,7 +42,7 @@ enum Opening {
 
 /// One API server, as the streams see it: the kubeconfig may appear, vanish and change while we run.
 #[derive(Clone)]
-pub(crate) struct Server {
+pub(crate) struct ApiServer {
     pub(crate) node_name: String,
     kubeconfig: Option<PathBuf>,
     clock: WallClock,
@@ -53,7 +53,7 @@ pub(crate) struct Server {
     pub(crate) faults: Faults,
 }
 
-impl Server {
+impl ApiServer {
     pub(crate) fn new(
         node_name: String,
         kubeconfig: Option<PathBuf>,
@@ -122,7 +122,7 @@ impl Server {
         let server = self.clone();
         spawn(name, move || {
             let mut client = None;
-            each(
+            run_orders(
                 orders,
                 &token,
                 || server.faults.point(name),
@@ -152,12 +152,15 @@ impl Server {
     ) -> Answer {
         let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", api::NODE_LEASE_NAMESPACE);
         let request = match request {
-            LeaseRequest::Patch(body) => {
-                HttpRequest::patch(format!("{leases}/{}", self.node_name), MERGE_PATCH, text(&body), deadline)
-            }
-            LeaseRequest::Create(body) => HttpRequest::post(leases, text(&body), deadline),
+            LeaseRequest::Patch(body) => HttpRequest::patch(
+                format!("{leases}/{}", self.node_name),
+                MERGE_PATCH,
+                json_bytes(&body),
+                deadline,
+            ),
+            LeaseRequest::Create(body) => HttpRequest::post(leases, json_bytes(&body), deadline),
         };
-        ask(client, &self.small(request), false)
+        send(client, &self.small(request), false)
     }
 
     pub(crate) fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
@@ -167,21 +170,24 @@ impl Server {
         let http = match request {
             Request::Version => HttpRequest::get("/version", deadline),
             Request::Register(body) => {
-                HttpRequest::post("/api/v1/nodes", text(body), deadline).with_smallest_answer()
+                HttpRequest::post("/api/v1/nodes", json_bytes(body), deadline).with_smallest_answer()
             }
-            Request::PatchStatus(body) => {
-                HttpRequest::patch(format!("{node}/status"), STRATEGIC_MERGE_PATCH, text(body), deadline)
-                    .with_smallest_answer()
-            }
+            Request::PatchStatus(body) => HttpRequest::patch(
+                format!("{node}/status"),
+                STRATEGIC_MERGE_PATCH,
+                json_bytes(body),
+                deadline,
+            )
+            .with_smallest_answer(),
             Request::PatchNode(body) => {
-                HttpRequest::patch(node, MERGE_PATCH, text(body), deadline).with_smallest_answer()
+                HttpRequest::patch(node, MERGE_PATCH, json_bytes(body), deadline).with_smallest_answer()
             }
             Request::PostEvent(body) => {
-                HttpRequest::post("/api/v1/namespaces/default/events", text(body), deadline)
+                HttpRequest::post("/api/v1/namespaces/default/events", json_bytes(body), deadline)
                     .with_smallest_answer()
             }
         };
-        let answer = ask(client, &http, wants_object);
+        let answer = send(client, &http, wants_object);
         if let (Request::Version, Answer::Accepted(Some(version))) = (request, &answer) {
             self.is_hub.store(kedge_core::is_hub_version(version), Ordering::Relaxed);
         }
@@ -198,11 +204,11 @@ impl Server {
     }
 }
 
-fn text(body: &Value) -> Vec<u8> {
+fn json_bytes(body: &Value) -> Vec<u8> {
     serde_json::to_vec(body).expect("a JSON value can be written")
 }
 
-fn ask(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> Answer {
+fn send(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> Answer {
     let client = match client {
         Ok(client) => client,
         Err(why) => return Answer::Failed(why),

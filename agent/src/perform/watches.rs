@@ -5,7 +5,7 @@
 //! (core), the bytes of a watch (`net::watch`).
 
 use super::lock;
-use super::requests::{REQUEST_DEADLINE, Server};
+use super::requests::{ApiServer, REQUEST_DEADLINE};
 use crate::net::client::{Client, NetError, is_contact};
 use crate::net::transport::Cancel;
 use crate::net::watch::{self, WatchEnd, WatchEvent, WatchFrom, WatchLimits};
@@ -42,12 +42,12 @@ pub(crate) struct ConfigMapWatch {
 }
 
 /// What is to be watched: the latest word counts, and ends the watch before.
-pub(crate) struct Wanted<T> {
-    state: Mutex<WantedState<T>>,
+pub(crate) struct LatestOrder<T> {
+    state: Mutex<OrderState<T>>,
     changed: Condvar,
 }
 
-struct WantedState<T> {
+struct OrderState<T> {
     which: Option<T>,
     /// Counts the changes.
     change: u64,
@@ -55,14 +55,14 @@ struct WantedState<T> {
     cancel: Option<Cancel>,
 }
 
-impl<T> Default for Wanted<T> {
+impl<T> Default for LatestOrder<T> {
     fn default() -> Self {
-        let state = WantedState { which: None, change: 0, cancel: None };
+        let state = OrderState { which: None, change: 0, cancel: None };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 }
 
-impl<T: Clone> Wanted<T> {
+impl<T: Clone> LatestOrder<T> {
     pub(crate) fn set(&self, which: Option<T>) {
         let mut state = lock(&self.state);
         state.which = which;
@@ -95,8 +95,8 @@ impl<T: Clone> Wanted<T> {
     }
 }
 
-impl Server {
-    pub(crate) fn watch_node(&self, wanted: &Wanted<()>, token: &Progress, seed: u64) {
+impl ApiServer {
+    pub(crate) fn watch_node(&self, wanted: &LatestOrder<()>, token: &Progress, seed: u64) {
         // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the parameter
         let selector = format!(
             "fieldSelector=metadata.name%3D{}&omitHeartbeats=true",
@@ -108,7 +108,7 @@ impl Server {
             let (change, ()) = wanted.next();
             token.busy();
             let client = self.client("watch-node", token);
-            let mut wait = Wait::new(seed);
+            let mut wait = WatchState::new(seed);
             while !wanted.superseded(change, Some(client.cancel_handle())) {
                 client.api().refresh();
                 let now = client.api().url();
@@ -118,7 +118,7 @@ impl Server {
                     let _ = self.events.blocking_send(Event::ServerChanged);
                 }
                 url = Some(now);
-                let set = Set { path: "/api/v1/nodes", params: &selector, config_map: None };
+                let set = WatchTarget { path: "/api/v1/nodes", params: &selector, config_map: None };
                 let ended = || wanted.superseded(change, None);
                 self.follow(&client, token, &set, &mut wait, &ended, &mut |object| self.node_event(object));
             }
@@ -136,7 +136,7 @@ impl Server {
         }
     }
 
-    pub(crate) fn watch_config_map(&self, wanted: &Wanted<ConfigMapWatch>, token: &Progress, seed: u64) {
+    pub(crate) fn watch_config_map(&self, wanted: &LatestOrder<ConfigMapWatch>, token: &Progress, seed: u64) {
         loop {
             token.idle();
             let (change, ConfigMapWatch { namespace, name, held }) = wanted.next();
@@ -144,8 +144,8 @@ impl Server {
             let client = self.client("watch-configmap", token);
             let path = format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(&namespace));
             let selector = format!("fieldSelector=metadata.name%3D{}", api::percent_encoded(&name));
-            let set = Set { path: &path, params: &selector, config_map: Some((&namespace, &name)) };
-            let mut wait = Wait { held, ..Wait::new(seed) };
+            let set = WatchTarget { path: &path, params: &selector, config_map: Some((&namespace, &name)) };
+            let mut wait = WatchState { held, ..WatchState::new(seed) };
             while !wanted.superseded(change, Some(client.cancel_handle())) {
                 let ended = || wanted.superseded(change, None);
                 self.follow(&client, token, &set, &mut wait, &ended, &mut |object| {
@@ -187,8 +187,8 @@ impl Server {
         &self,
         client: &Client,
         token: &Progress,
-        set: &Set,
-        wait: &mut Wait,
+        set: &WatchTarget,
+        wait: &mut WatchState,
         ended: &dyn Fn() -> bool,
         event: &mut dyn FnMut(Option<Value>) -> Option<Event>,
     ) {
@@ -212,12 +212,12 @@ impl Server {
                 found.map(|(found, version)| {
                     if !ended() {
                         send(match (found, set.config_map) {
-                            (Found::Held((uid, resource_version)), Some((namespace, name))) => {
+                            (ListResult::Held((uid, resource_version)), Some((namespace, name))) => {
                                 let (namespace, name) = (namespace.to_owned(), name.to_owned());
                                 Some(Event::ConfigMapUnchanged { namespace, name, uid, resource_version })
                             }
-                            (Found::Held(_), None) => None,
-                            (Found::Object(object), _) => event(object),
+                            (ListResult::Held(_), None) => None,
+                            (ListResult::Object(object), _) => event(object),
                         });
                         wait.reset();
                     }
@@ -274,18 +274,18 @@ impl Server {
         &self,
         client: &Client,
         token: &Progress,
-        set: &Set,
-        wait: &mut Wait,
-    ) -> Result<(Found, String), NetError> {
+        set: &WatchTarget,
+        wait: &mut WatchState,
+    ) -> Result<(ListResult, String), NetError> {
         if let Some(held) = &wait.held {
             token.idle_for(REQUEST_DEADLINE);
             let listed = watch::list_metadata(client, set.path, set.params, REQUEST_DEADLINE);
             token.busy();
             match listed {
                 Ok(listed) => match listed.items.first() {
-                    None => return Ok((Found::Object(None), listed.resource_version)),
+                    None => return Ok((ListResult::Object(None), listed.resource_version)),
                     Some(item) if version_of(set, item).as_ref() == Some(held) => {
-                        return Ok((Found::Held(held.clone()), listed.resource_version));
+                        return Ok((ListResult::Held(held.clone()), listed.resource_version));
                     }
                     Some(_) => {}
                 },
@@ -301,14 +301,14 @@ impl Server {
         let listed = listed?;
         let object = listed.items.into_iter().next();
         wait.held = object.as_ref().and_then(|object| version_of(set, object));
-        Ok((Found::Object(object), listed.resource_version))
+        Ok((ListResult::Object(object), listed.resource_version))
     }
 
     fn watch_from(
         &self,
         client: &Client,
         token: &Progress,
-        set: &Set,
+        set: &WatchTarget,
         resource_version: String,
         opened: &mut bool,
         seen: &mut dyn FnMut(Option<Value>),
@@ -351,14 +351,14 @@ impl Server {
 }
 
 /// What is listed and watched; namespace and name if it is a ConfigMap.
-struct Set<'a> {
+struct WatchTarget<'a> {
     path: &'a str,
     params: &'a str,
     config_map: Option<(&'a str, &'a str)>,
 }
 
 /// What a list found.
-enum Found {
+enum ListResult {
     /// What we hold already.
     Held(Version),
     /// The object, if there is one.
@@ -366,14 +366,14 @@ enum Found {
 }
 
 /// Which version of a ConfigMap this is; the Node is small, and read whole always.
-fn version_of(set: &Set, object: &Value) -> Option<Version> {
+fn version_of(set: &WatchTarget, object: &Value) -> Option<Version> {
     set.config_map?;
     let part = |name: &str| object["metadata"][name].as_str().map(str::to_owned);
     Some((part("uid")?, part("resourceVersion")?))
 }
 
 /// The wait between two tries of a watch.
-struct Wait {
+struct WatchState {
     next: Duration,
     seed: u64,
     said: bool,
@@ -387,7 +387,7 @@ struct Wait {
     held: Option<Version>,
 }
 
-impl Wait {
+impl WatchState {
     fn new(seed: u64) -> Self {
         Self {
             next: WATCH_WAIT,

@@ -17,7 +17,7 @@ pub(crate) const CUTS: u32 = 28;
 pub(crate) const SHORTEST_TRIAL_MS: u64 = 60_000;
 
 /// Silent trials that condemn for good: one outage, however long, must not.
-pub(crate) const LOST: u8 = 2;
+pub(crate) const SILENT_TRIALS: u8 = 2;
 
 /// What a config says about its own trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -203,7 +203,7 @@ pub(crate) fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<B
 
 /// What rule f looks at, apart from the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct Role {
     /// It is what is assigned; a last-known-good proved itself long ago.
     pub assigned: bool,
     /// It came over the network, so there was a network.
@@ -213,10 +213,10 @@ pub(crate) struct Standing {
 }
 
 /// Rule f: a whole trial of running without contact. Also what sends a running agent to its start for the verdict.
-pub(crate) fn lost_contact(startups: &Startups, terms: Terms, standing: Standing) -> bool {
-    standing.assigned
-        && standing.downloaded
-        && !standing.last_known_good
+pub(crate) fn lost_contact(startups: &Startups, terms: Terms, role: Role) -> bool {
+    role.assigned
+        && role.downloaded
+        && !role.last_known_good
         && !startups.contact
         && startups.ran_ms >= terms.settled_after_ms()
 }
@@ -475,20 +475,20 @@ mod tests {
     #[test]
     fn rule_f_is_only_for_an_assigned_config_that_came_over_the_network() {
         let terms = Terms::default();
-        let standing = Standing { assigned: true, downloaded: true, last_known_good: false };
+        let role = Role { assigned: true, downloaded: true, last_known_good: false };
         let silent = with(0, 0, 600_000);
-        assert!(lost_contact(&silent, terms, standing));
-        assert!(!lost_contact(&with(0, 0, 599_999), terms, standing));
-        assert!(!lost_contact(&Startups { contact: true, ..silent.clone() }, terms, standing));
-        assert!(!lost_contact(&silent, terms, Standing { assigned: false, ..standing }));
-        assert!(!lost_contact(&silent, terms, Standing { downloaded: false, ..standing }));
-        assert!(!lost_contact(&silent, terms, Standing { last_known_good: true, ..standing }));
+        assert!(lost_contact(&silent, terms, role));
+        assert!(!lost_contact(&with(0, 0, 599_999), terms, role));
+        assert!(!lost_contact(&Startups { contact: true, ..silent.clone() }, terms, role));
+        assert!(!lost_contact(&silent, terms, Role { assigned: false, ..role }));
+        assert!(!lost_contact(&silent, terms, Role { downloaded: false, ..role }));
+        assert!(!lost_contact(&silent, terms, Role { last_known_good: true, ..role }));
         let none = Terms { trial_ms: 0, ..terms };
         assert!(
-            !lost_contact(&with(0, 0, 0), none, standing),
+            !lost_contact(&with(0, 0, 0), none, role),
             "a trial of 0 leaves a minute for the first contact"
         );
-        assert!(lost_contact(&with(0, 0, 60_000), none, standing));
+        assert!(lost_contact(&with(0, 0, 60_000), none, role));
     }
 
     #[test]
@@ -496,7 +496,7 @@ mod tests {
         let wall = Timestamp::default();
         let first = verdict(BadKind::Contact, "current", "u", wall, None);
         let second = verdict(BadKind::Contact, "current", "u", wall, Some(&first));
-        assert_eq!((first.lost, second.lost, second.retry), (1, LOST, false));
+        assert_eq!((first.lost, second.lost, second.retry), (1, SILENT_TRIALS, false));
     }
 
     #[test]

@@ -7,12 +7,12 @@
 //! parsed here; a failed write changes nothing but the time of the next try.
 
 use crate::config::disk::{AssignedNow, Content, Disk, content};
-use crate::config::judge::{self, LOST, Standing};
+use crate::config::judge::{self, Role, SILENT_TRIALS};
 use crate::config::records::{
     Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known, RanAs,
     Startups, StateFile, Verdict, shortened,
 };
-use crate::config::source::{Source, Wanted};
+use crate::config::source::{RequestedSource, Source};
 use crate::config::start::{Active, Facts, InUse, Obstacle, Started};
 use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
@@ -89,10 +89,10 @@ enum Transition {
     Readdress { checkpoint: Vec<u8>, name: CheckpointName, current: Current, rekeyed: Option<Startups> },
     NoteSource { current: Current },
     Unassign { node_uid: String, why: String },
-    Save { startups: Startups },
+    TrialProgress { startups: Startups },
     Promote { startups: Startups, config: ConfigRecord },
-    SilentTrial { startups: Startups },
-    RetryLost { bad: BadConfigs, progress: Option<Startups> },
+    TrialWithoutContact { startups: Startups },
+    ContactUnderFallback { bad: BadConfigs, progress: Option<Startups> },
     ContactUnderRetry { startups: Startups, bad: BadConfigs },
     TryAssigned { startups: Startups },
     RecordVerdict { bad: BadConfigs },
@@ -108,10 +108,10 @@ impl Transition {
             Self::Readdress { .. } => "readdress",
             Self::NoteSource { .. } => "note-source",
             Self::Unassign { .. } => "unassign",
-            Self::Save { .. } => "trial-progress",
+            Self::TrialProgress { .. } => "trial-progress",
             Self::Promote { .. } => "promote",
-            Self::SilentTrial { .. } => "trial-over-without-contact",
-            Self::RetryLost { .. } => "contact-under-fallback",
+            Self::TrialWithoutContact { .. } => "trial-over-without-contact",
+            Self::ContactUnderFallback { .. } => "contact-under-fallback",
             Self::ContactUnderRetry { .. } => "contact-under-retry",
             Self::TryAssigned { .. } => "try-assigned",
             Self::RecordVerdict { .. } => "record-verdict",
@@ -126,8 +126,8 @@ impl Transition {
             self,
             Self::Adopt { .. }
                 | Self::Unassign { .. }
-                | Self::SilentTrial { .. }
-                | Self::RetryLost { .. }
+                | Self::TrialWithoutContact { .. }
+                | Self::ContactUnderFallback { .. }
                 | Self::TryAssigned { .. }
                 | Self::CleanExit { .. }
         )
@@ -174,7 +174,7 @@ impl fmt::Display for Forgiveness {
 
 /// Something worth telling people: becomes a log line and an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct News {
+pub(crate) struct Notice {
     pub(crate) warning: bool,
     pub(crate) reason: &'static str,
     pub(crate) message: String,
@@ -206,7 +206,7 @@ pub(crate) struct Configuration {
     node_uid: String,
     /// The Node that asked for something, valid or not, since this agent runs.
     asked_by: String,
-    wanted: Option<Wanted>,
+    requested: Option<RequestedSource>,
     object: Object,
     /// What the object is said to be is not what is recorded: it must be read whole.
     must_read: bool,
@@ -223,12 +223,12 @@ pub(crate) struct Configuration {
     reset: bool,
     job: Option<Job>,
     /// What the end of the previous run proved is not on disk yet.
-    unproven: bool,
+    evidence_unrecorded: bool,
     /// The last transition ended at a write that failed.
     write_failed: bool,
     /// No transition that writes starts before this, after one failed.
     not_before: Duration,
-    news: Vec<News>,
+    notices: Vec<Notice>,
 }
 
 impl Configuration {
@@ -255,7 +255,7 @@ impl Configuration {
             counts,
             node_uid: String::new(),
             asked_by: String::new(),
-            wanted: None,
+            requested: None,
             object: Object::Unread,
             must_read: false,
             sync: None,
@@ -267,35 +267,37 @@ impl Configuration {
             forgive: Vec::new(),
             reset: false,
             job: None,
-            unproven: started.unproven,
+            evidence_unrecorded: started.evidence_unrecorded,
             write_failed: false,
             // a disk that refused a moment ago is not asked again at once, or each start would lead to the next
             not_before: if disk_refused { now.mono + RETRY_WRITE } else { now.mono },
-            news: Vec::new(),
+            notices: Vec::new(),
         }
     }
 
     // ------------------------------------------------------------------------------------------ what is known
 
     /// The Node was read.
-    pub(crate) fn node_seen(&mut self, uid: &str, wanted: Wanted) {
-        let object_of = |wanted: &Wanted| match wanted {
-            Wanted::Correct(source) => Some((source.object().0.to_owned(), source.object().1.to_owned())),
+    pub(crate) fn node_seen(&mut self, uid: &str, requested: RequestedSource) {
+        let object_of = |requested: &RequestedSource| match requested {
+            RequestedSource::Correct(source) => {
+                Some((source.object().0.to_owned(), source.object().1.to_owned()))
+            }
             _ => None,
         };
-        if self.wanted.as_ref().and_then(object_of) != object_of(&wanted) {
+        if self.requested.as_ref().and_then(object_of) != object_of(&requested) {
             self.object = Object::Unread;
         }
-        if wanted != Wanted::Nil && self.asked_by != uid {
+        if requested != RequestedSource::Nil && self.asked_by != uid {
             self.asked_by = uid.to_owned();
         }
         self.node_uid = uid.to_owned();
-        self.wanted = Some(wanted);
+        self.requested = Some(requested);
     }
 
     /// The ConfigMap that the source names was read, or was not.
     pub(crate) fn object_seen(&mut self, namespace: &str, name: &str, object: Object) {
-        let is_wanted = self.wanted_object().is_some_and(|wanted| wanted == (namespace, name));
+        let is_wanted = self.requested_object().is_some_and(|wanted| wanted == (namespace, name));
         // a whole object is worth more than the word that it did not change
         if is_wanted && !self.object.is(&object) {
             self.object = object;
@@ -304,7 +306,7 @@ impl Configuration {
 
     /// UID and resourceVersion of the wanted ConfigMap as it is recorded, if its checkpoint is whole: it need not be read again.
     pub(crate) fn held(&self) -> Option<(&str, &str)> {
-        let Some(Wanted::Correct(source)) = &self.wanted else { return None };
+        let Some(RequestedSource::Correct(source)) = &self.requested else { return None };
         let recorded = self.recorded(source)?;
         Some((&recorded.config.uid, &recorded.config.resource_version))
     }
@@ -321,9 +323,9 @@ impl Configuration {
     }
 
     /// The ConfigMap to watch.
-    pub(crate) fn wanted_object(&self) -> Option<(&str, &str)> {
-        match &self.wanted {
-            Some(Wanted::Correct(source)) if self.facts.dynamic => Some(source.object()),
+    pub(crate) fn requested_object(&self) -> Option<(&str, &str)> {
+        match &self.requested {
+            Some(RequestedSource::Correct(source)) if self.facts.dynamic => Some(source.object()),
             _ => None,
         }
     }
@@ -444,13 +446,13 @@ impl Configuration {
         self.job.as_ref().map(|job| job.kind.name())
     }
 
-    pub(crate) fn take_news(&mut self) -> Vec<News> {
-        std::mem::take(&mut self.news)
+    pub(crate) fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Whether what the end of the previous run proved is on disk, or proves nothing any more: then its evidence can go.
-    pub(crate) fn proven(&self) -> bool {
-        !self.unproven
+    pub(crate) fn evidence_is_recorded(&self) -> bool {
+        !self.evidence_unrecorded
     }
 
     // ------------------------------------------------------------------------------------------ what comes next
@@ -527,7 +529,7 @@ impl Configuration {
                         durable!(disk.put_bad_configs(steps, self.verdicts_anew()));
                     }
                     durable!(disk.put_current(steps, current.clone()));
-                    durable!(disk.put_startups(steps, closed(&disk, *id)));
+                    durable!(disk.put_startups(steps, closed_startups(&disk, *id)));
                     let config = current.assigned.as_ref().map(|assigned| assigned.config.describe());
                     exit = Some(format!("restarting to use {}", config.unwrap_or_default()));
                 }
@@ -543,19 +545,21 @@ impl Configuration {
                     durable!(disk.put_current(steps, Current::local(node_uid)));
                     exit = Some(why.clone());
                 }
-                Transition::Save { startups } => durable!(disk.put_startups(steps, startups.clone())),
+                Transition::TrialProgress { startups } => {
+                    durable!(disk.put_startups(steps, startups.clone()))
+                }
                 Transition::Promote { startups, config } => {
                     durable!(disk.put_startups(steps, startups.clone()));
                     durable!(disk.put_last_known_good(steps, Some(config.clone())));
                 }
-                Transition::SilentTrial { startups } => {
+                Transition::TrialWithoutContact { startups } => {
                     durable!(disk.put_startups(steps, startups.clone()));
                     exit = Some(
                         "no contact with the API server during the whole trial, restarting for the verdict"
                             .into(),
                     );
                 }
-                Transition::RetryLost { bad, progress } => {
+                Transition::ContactUnderFallback { bad, progress } => {
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                     self.close(progress.as_ref(), &mut disk, steps)?;
                     exit = Some(
@@ -630,8 +634,8 @@ impl Configuration {
             return self.failed(now, &kind, why);
         }
         self.write_failed = false;
-        if let Some(news) = self.succeeded(&kind) {
-            self.news.push(news);
+        if let Some(notice) = self.succeeded(&kind) {
+            self.notices.push(notice);
         }
         match ended.exit {
             Some(why) => Some(Next::Exit(why)),
@@ -640,18 +644,18 @@ impl Configuration {
     }
 
     /// What a finished transition means for what is known besides the disk, and what to tell.
-    fn succeeded(&mut self, kind: &Transition) -> Option<News> {
+    fn succeeded(&mut self, kind: &Transition) -> Option<Notice> {
         if matches!(
             kind,
-            Transition::Save { .. }
+            Transition::TrialProgress { .. }
                 | Transition::Promote { .. }
                 | Transition::ContactUnderRetry { .. }
                 | Transition::RecordVerdict { .. }
                 | Transition::Readdress { rekeyed: Some(_), .. }
         ) {
-            self.unproven = false;
+            self.evidence_unrecorded = false;
         }
-        let normal = |reason, message| Some(News { warning: false, reason, message });
+        let normal = |reason, message| Some(Notice { warning: false, reason, message });
         match kind {
             Transition::Promote { startups, config } => {
                 self.saved(startups);
@@ -667,7 +671,7 @@ impl Configuration {
                     ),
                 )
             }
-            Transition::Save { startups } => {
+            Transition::TrialProgress { startups } => {
                 self.saved(startups);
                 None
             }
@@ -692,7 +696,7 @@ impl Configuration {
             Transition::Forgive { uid, .. } => {
                 self.forgive.retain(|other| other != uid);
                 if matches!(self.obstacle, Some(Obstacle::Marked { .. } | Obstacle::VerdictsUnknown(_))) {
-                    self.acquitted();
+                    self.drop_verdict();
                 }
                 self.rejudge();
                 normal("ConfigForgiven", format!("the verdicts on UID {uid} were removed on request"))
@@ -716,14 +720,14 @@ impl Configuration {
             // asked for by a person: say so and drop it, they can ask again
             Transition::Forgive { uid, .. } => self.forgive.retain(|other| other != uid),
             // a save that fails is tried again when the next is due
-            Transition::Save { .. } => self.saved_at_ms = self.ran_ms(now),
+            Transition::TrialProgress { .. } => self.saved_at_ms = self.ran_ms(now),
             _ => {}
         }
         // said when it begins, not every minute that a disk is full
         if std::mem::replace(&mut self.write_failed, true) {
             return None;
         }
-        self.news.push(News {
+        self.notices.push(Notice {
             warning: true,
             reason: "ConfigNotRecorded",
             message: format!("{what}: a write failed ({why}); nothing was changed, {next}"),
@@ -779,7 +783,7 @@ impl Configuration {
         } else {
             if other && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
                 // the verdict is about another object with this payload
-                self.acquitted();
+                self.drop_verdict();
             }
             self.source_noted();
             self.rejudge();
@@ -815,9 +819,9 @@ impl Configuration {
         from_source
             .or_else(|| self.contact_under_retry(now))
             .or_else(|| self.promotion(now))
-            .or_else(|| self.silent_trial(now))
+            .or_else(|| self.trial_without_contact(now))
             .or_else(|| self.progress(now))
-            .or_else(|| self.beside_a_fallback(now))
+            .or_else(|| self.retry_assigned(now))
     }
 
     fn asked_for(&self, now: Now) -> Option<Transition> {
@@ -855,11 +859,11 @@ impl Configuration {
 
     /// Compares the source with `current` (ARCHITECTURE.md, "Sources"). Sets what the condition says about the source.
     fn compare_source(&mut self, now: Now) -> Option<Transition> {
-        let wanted = self.wanted.clone()?;
-        let (problem, transition) = match &wanted {
-            Wanted::Nil => self.compare_nil(),
-            Wanted::Invalid(why) => self.compare_invalid(why),
-            Wanted::Correct(source) => match self.object.clone() {
+        let requested = self.requested.clone()?;
+        let (problem, transition) = match &requested {
+            RequestedSource::Nil => self.compare_nil(),
+            RequestedSource::Invalid(why) => self.compare_invalid(why),
+            RequestedSource::Correct(source) => match self.object.clone() {
                 // nothing new is known: what was said stays said
                 Object::Unread => return None,
                 Object::Missing => {
@@ -1106,23 +1110,23 @@ impl Configuration {
         Some(Transition::Promote { startups: self.progressed(now), config: config.clone() })
     }
 
-    fn silent_trial(&self, now: Now) -> Option<Transition> {
+    fn trial_without_contact(&self, now: Now) -> Option<Transition> {
         let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
-        let standing = Standing {
+        let role = Role {
             assigned: self.in_use.active == Active::Assigned,
             downloaded,
             last_known_good: !self.in_trial(),
         };
         let startups = self.progressed(now);
-        let due = self.counts_running() && judge::lost_contact(&startups, self.in_use.terms, standing);
-        due.then_some(Transition::SilentTrial { startups: Startups { open: None, ..startups } })
+        let due = self.counts_running() && judge::lost_contact(&startups, self.in_use.terms, role);
+        due.then_some(Transition::TrialWithoutContact { startups: Startups { open: None, ..startups } })
     }
 
     fn progress(&mut self, now: Now) -> Option<Transition> {
         let settled =
             self.saved_at_ms >= self.in_use.terms.settled_after_ms().max(self.in_use.terms.trial_ms);
         let due = self.counts_running() && !settled && self.ran_ms(now) >= self.save_due_ms();
-        due.then(|| Transition::Save { startups: self.progressed(now) })
+        due.then(|| Transition::TrialProgress { startups: self.progressed(now) })
     }
 
     fn contact_under_retry(&self, now: Now) -> Option<Transition> {
@@ -1140,7 +1144,7 @@ impl Configuration {
     // ------------------------------------------------------------------------------------------ beside a fallback
 
     /// While the assigned config is not the one that runs: has what stood in its way gone?
-    fn beside_a_fallback(&self, now: Now) -> Option<Transition> {
+    fn retry_assigned(&self, now: Now) -> Option<Transition> {
         if self.in_use.active == Active::Assigned {
             return None;
         }
@@ -1148,7 +1152,7 @@ impl Configuration {
         let content = self.assigned.as_ref();
         match (&self.obstacle, content) {
             (Some(Obstacle::Marked { verdict, recorded: true }), Some(content)) => {
-                self.retry_lost(now, &config, content.id, verdict)
+                self.contact_under_fallback(now, &config, content.id, verdict)
             }
             (Some(Obstacle::Marked { recorded: false, .. }), _) => {
                 self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad })
@@ -1157,7 +1161,7 @@ impl Configuration {
                 let kept =
                     self.counts.clone().filter(|startups| startups.ran_as == RanAs::Config(content.id));
                 let startups = kept.map_or_else(
-                    || closed(&self.disk, content.id),
+                    || closed_startups(&self.disk, content.id),
                     |startups| Startups { open: None, ..startups },
                 );
                 Some(Transition::TryAssigned { startups })
@@ -1181,19 +1185,19 @@ impl Configuration {
         Some(bad)
     }
 
-    fn retry_lost(
+    fn contact_under_fallback(
         &self,
         now: Now,
         config: &ConfigRecord,
         id: ConfigId,
         verdict: &Verdict,
     ) -> Option<Transition> {
-        if !self.contact || verdict.kind != BadKind::Contact || verdict.lost >= LOST {
+        if !self.contact || verdict.kind != BadKind::Contact || verdict.lost >= SILENT_TRIALS {
             return None;
         }
         let mut bad = self.disk.bad_configs.known()?.clone();
         bad.mark(&config.uid, id, Verdict { retry: true, ..verdict.clone() }, &[&config.uid]);
-        Some(Transition::RetryLost { bad, progress: self.progress_at_exit(now) })
+        Some(Transition::ContactUnderFallback { bad, progress: self.progress_at_exit(now) })
     }
 
     /// Judges the assigned config again by what may have changed: verdicts and content.
@@ -1209,14 +1213,14 @@ impl Configuration {
         };
         match (marked, &self.obstacle) {
             (Some(verdict), _) => self.obstacle = Some(Obstacle::Marked { verdict, recorded: true }),
-            (None, Some(Obstacle::Marked { recorded: true, .. })) => self.acquitted(),
+            (None, Some(Obstacle::Marked { recorded: true, .. })) => self.drop_verdict(),
             (None, _) => {}
         }
     }
 
     /// What was held against the assigned config is gone, and with it the counts that led to it: they may still be on disk,
     /// if the start of the fallback could not be recorded.
-    fn acquitted(&mut self) {
+    fn drop_verdict(&mut self) {
         self.obstacle = None;
         self.counts = self.assigned.as_ref().map(|content| Startups::fresh(RanAs::Config(content.id)));
     }
@@ -1233,7 +1237,7 @@ fn compared(recorded: &Assigned, resource_version: &str) -> Option<(Digest, Stri
 }
 
 /// The counts of a config that is about to be started by a clean exit: its own if the file is about it, else none.
-fn closed(disk: &Disk, id: ConfigId) -> Startups {
+fn closed_startups(disk: &Disk, id: ConfigId) -> Startups {
     let ran_as = RanAs::Config(id);
     let own = disk.startups.known().filter(|startups| startups.ran_as == ran_as).cloned();
     Startups { open: None, ..own.unwrap_or_else(|| Startups::fresh(ran_as)) }

@@ -32,7 +32,7 @@ pub enum Source {
 
 /// What the Node asks for, judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum RequestedSource {
     /// Empty: the local config.
     Nil,
     /// One ConfigMap.
@@ -111,23 +111,28 @@ impl fmt::Display for Source {
 
 /// Judges what a Node asks for. `annotation` is looked at only where the server is not our hub: there a node's own
 /// identity may write annotations, and the hub keeps the real field.
-pub fn wanted(config_source: Option<&Value>, annotation: Option<&str>, server_is_hub: bool) -> Wanted {
+pub fn requested_source(
+    config_source: Option<&Value>,
+    annotation: Option<&str>,
+    server_is_hub: bool,
+) -> RequestedSource {
     let field = config_source.filter(|value| !value.is_null());
     let annotation = annotation.filter(|text| !server_is_hub && !text.trim().is_empty());
-    let judge = |value: &Value| Source::parse(value).map_or_else(Wanted::Invalid, Wanted::Correct);
+    let judge =
+        |value: &Value| Source::parse(value).map_or_else(RequestedSource::Invalid, RequestedSource::Correct);
     match (field, annotation) {
-        (None, None) => Wanted::Nil,
+        (None, None) => RequestedSource::Nil,
         (Some(field), None) => judge(field),
         (field, Some(text)) => match (field, serde_json::from_str::<Value>(text)) {
-            (_, Err(error)) => Wanted::Invalid(format!(
+            (_, Err(error)) => RequestedSource::Invalid(format!(
                 "annotation {} is not JSON: {error}",
                 kedge_api::CONFIG_SOURCE_ANNOTATION
             )),
-            (Some(field), Ok(value)) if *field != value => Wanted::Invalid(format!(
+            (Some(field), Ok(value)) if *field != value => RequestedSource::Invalid(format!(
                 "spec.configSource and annotation {} are both set and differ",
                 kedge_api::CONFIG_SOURCE_ANNOTATION
             )),
-            (_, Ok(Value::Null)) => Wanted::Nil,
+            (_, Ok(Value::Null)) => RequestedSource::Nil,
             (_, Ok(value)) => judge(&value),
         },
     }
@@ -236,12 +241,12 @@ mod tests {
 
     #[track_caller]
     fn check(field: Value, expect: Result<Source, &str>) {
-        match (wanted(Some(&field), None, true), expect) {
-            (Wanted::Correct(source), Ok(expected)) => {
+        match (requested_source(Some(&field), None, true), expect) {
+            (RequestedSource::Correct(source), Ok(expected)) => {
                 assert_eq!(source, expected);
                 assert_eq!(Source::parse(&source.to_value()), Ok(source));
             }
-            (Wanted::Invalid(why), Err(part)) => assert!(why.contains(part), "{why}"),
+            (RequestedSource::Invalid(why), Err(part)) => assert!(why.contains(part), "{why}"),
             (got, expected) => panic!("{field}: {got:?}, expected {expected:?}"),
         }
     }
@@ -319,20 +324,33 @@ mod tests {
 
     #[test]
     fn empty_is_nil() {
-        assert_eq!(wanted(None, None, true), Wanted::Nil);
-        assert_eq!(wanted(Some(&Value::Null), None, false), Wanted::Nil);
-        assert_eq!(wanted(None, Some(" "), false), Wanted::Nil);
+        assert_eq!(requested_source(None, None, true), RequestedSource::Nil);
+        assert_eq!(requested_source(Some(&Value::Null), None, false), RequestedSource::Nil);
+        assert_eq!(requested_source(None, Some(" "), false), RequestedSource::Nil);
     }
 
     #[test]
     fn the_annotation_counts_only_where_the_server_is_not_our_hub() {
         let text = following().to_value().to_string();
-        assert_eq!(wanted(None, Some(&text), false), Wanted::Correct(following()));
-        assert_eq!(wanted(None, Some(&text), true), Wanted::Nil, "a node could write it there");
-        assert_eq!(wanted(Some(&following().to_value()), Some(&text), false), Wanted::Correct(following()));
-        let differ = wanted(Some(&pinned().to_value()), Some(&text), false);
-        assert!(matches!(&differ, Wanted::Invalid(why) if why.contains("both set and differ")), "{differ:?}");
-        let garbled = wanted(None, Some("{"), false);
-        assert!(matches!(&garbled, Wanted::Invalid(why) if why.contains("is not JSON")), "{garbled:?}");
+        assert_eq!(requested_source(None, Some(&text), false), RequestedSource::Correct(following()));
+        assert_eq!(
+            requested_source(None, Some(&text), true),
+            RequestedSource::Nil,
+            "a node could write it there"
+        );
+        assert_eq!(
+            requested_source(Some(&following().to_value()), Some(&text), false),
+            RequestedSource::Correct(following())
+        );
+        let differ = requested_source(Some(&pinned().to_value()), Some(&text), false);
+        assert!(
+            matches!(&differ, RequestedSource::Invalid(why) if why.contains("both set and differ")),
+            "{differ:?}"
+        );
+        let garbled = requested_source(None, Some("{"), false);
+        assert!(
+            matches!(&garbled, RequestedSource::Invalid(why) if why.contains("is not JSON")),
+            "{garbled:?}"
+        );
     }
 }

@@ -6,7 +6,7 @@
 
 use crate::ConfigId;
 use crate::config::disk::{AssignedNow, Content, Disk, load};
-use crate::config::judge::{self, Ended, PreviousRun, Standing, Terms};
+use crate::config::judge::{self, Ended, PreviousRun, Role, Terms};
 use crate::config::records::{
     BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict, shortened_detail,
 };
@@ -109,7 +109,7 @@ pub(crate) struct Started {
     /// The counts of the assigned config brought up to date, recorded or not.
     pub(crate) assigned_counts: Option<Startups>,
     /// What the end of the previous run proved could not be recorded: the evidence of it must stay.
-    pub(crate) unproven: bool,
+    pub(crate) evidence_unrecorded: bool,
 }
 
 /// Results of parsing, so that a program that runs again from its top parses once.
@@ -153,7 +153,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Re
         condemned: Vec::new(),
         assigned_counts: None,
         // switched off, a start holds nothing against anybody
-        unproven: !facts.dynamic,
+        evidence_unrecorded: !facts.dynamic,
     };
     if !facts.dynamic {
         return Ok(started);
@@ -211,8 +211,8 @@ fn start_assigned(
         started.obstacle = Some(Obstacle::SourceInvalid(why.to_owned()));
         return fall_back(steps, facts, parsed, started, fallback, true);
     }
-    let standing = Standing { assigned: true, downloaded, last_known_good: same };
-    let candidate = Candidate { config, content, standing, what: "current" };
+    let role = Role { assigned: true, downloaded, last_known_good: same };
+    let candidate = Candidate { config, content, role, what: "current" };
     match try_to_run(steps, facts, parsed, &mut started, candidate, true)? {
         Ok(in_use) => Ok(Started { in_use, ..started }),
         Err(obstacle) => {
@@ -278,8 +278,8 @@ fn fall_back(
         (fallback, _) => fallback,
     };
     if let Some((config, content)) = fallback {
-        let standing = Standing { assigned: false, downloaded: true, last_known_good: true };
-        let candidate = Candidate { config, content, standing, what: "last-known-good" };
+        let role = Role { assigned: false, downloaded: true, last_known_good: true };
+        let candidate = Candidate { config, content, role, what: "last-known-good" };
         match try_to_run(steps, facts, parsed, &mut started, candidate, may_write)? {
             Ok(in_use) => return Ok(Started { in_use, ..started }),
             Err(obstacle) => {
@@ -302,7 +302,7 @@ fn fall_back(
 struct Candidate {
     config: ConfigRecord,
     content: Result<Content, String>,
-    standing: Standing,
+    role: Role,
     what: &'static str,
 }
 
@@ -316,12 +316,12 @@ fn try_to_run(
     candidate: Candidate,
     may_write: bool,
 ) -> Result<Result<InUse, Obstacle>, Suspend> {
-    let Candidate { config, content, standing, what } = candidate;
+    let Candidate { config, content, role, what } = candidate;
     let id = content.as_ref().ok().map(|content| content.id);
     let entry = match &started.disk.bad_configs {
         Known::Is(bad) => bad.verdict(&config.uid, id),
         Known::Absent => None,
-        Known::Unknown { why, .. } if standing.assigned && !standing.last_known_good => {
+        Known::Unknown { why, .. } if role.assigned && !role.last_known_good => {
             return Ok(Err(Obstacle::VerdictsUnknown(why.clone())));
         }
         Known::Unknown { .. } => None,
@@ -336,40 +336,47 @@ fn try_to_run(
         Err(why) => return Ok(Err(Obstacle::Missing(why))),
     };
     let startups = counts(facts, started, content.id);
-    if standing.assigned {
+    if role.assigned {
         let recorded = started.disk.startups.known();
         let first = recorded.is_some_and(|recorded| *recorded == Startups::fresh(RanAs::Config(content.id)));
         started.changed = first.then(|| format!("Kubelet restarted to use {}", config.describe()));
         started.assigned_counts = Some(startups.clone());
     }
-    let mut court =
-        Court { facts, config: &config, id: content.id, what, entry, detail: String::new(), opened: None };
+    let mut start_verdict = StartVerdict {
+        facts,
+        config: &config,
+        id: content.id,
+        what,
+        entry,
+        detail: String::new(),
+        opened: None,
+    };
     // rules c (crash loop) and d (cuts), by what is remembered of its terms
     if let Some(kind) = judge::condemned_by_counts(&startups, Terms::remembered(&startups)) {
-        return court.condemn(steps, started, kind).map(Err);
+        return start_verdict.condemn(steps, started, kind).map(Err);
     }
     if may_write && let Err(why) = started.disk.put_startups(steps, startups.clone())? {
-        started.unproven = true;
+        started.evidence_unrecorded = true;
         let in_trial = startups.ran_ms < Terms::remembered(&startups).settled_after_ms();
-        if standing.assigned && !standing.last_known_good && in_trial {
+        if role.assigned && !role.last_known_good && in_trial {
             return Ok(Err(Obstacle::NotRecorded(why)));
         }
     } else if may_write {
-        court.opened = Some(startups.clone());
+        start_verdict.opened = Some(startups.clone());
     }
     // rule e: invalid
     let effective = match parsed.effective(&content, &facts.local) {
         Ok(effective) => effective,
         Err(error) => {
-            if standing.assigned {
+            if role.assigned {
                 started.report = Some(error.report());
             }
-            court.detail = shortened_detail(&error.to_string());
+            start_verdict.detail = shortened_detail(&error.to_string());
             let kind = match error.kind {
                 ErrorKind::Parse => BadKind::Parse,
                 ErrorKind::Validate => BadKind::Validate,
             };
-            return court.condemn(steps, started, kind).map(Err);
+            return start_verdict.condemn(steps, started, kind).map(Err);
         }
     };
     let trial = &effective.config.trial;
@@ -378,12 +385,12 @@ fn try_to_run(
         threshold: trial.crash_loop_threshold,
     };
     // rules c and d by its own terms; rule f: contact
-    let lost = || judge::lost_contact(&startups, terms, standing).then_some(BadKind::Contact);
+    let lost = || judge::lost_contact(&startups, terms, role).then_some(BadKind::Contact);
     if let Some(kind) = judge::condemned_by_counts(&startups, terms).or_else(lost) {
-        return court.condemn(steps, started, kind).map(Err);
+        return start_verdict.condemn(steps, started, kind).map(Err);
     }
     let startups = Startups { threshold: Some(terms.threshold), trial_ms: Some(terms.trial_ms), ..startups };
-    let active = if standing.assigned { Active::Assigned } else { Active::LastKnownGood };
+    let active = if role.assigned { Active::Assigned } else { Active::LastKnownGood };
     Ok(Ok(InUse { active, effective, config: Some((config, content.id)), startups, terms }))
 }
 
@@ -403,7 +410,7 @@ fn counts(facts: &Facts, started: &mut Started, id: ConfigId) -> Startups {
     judge::counted(startups, &ended, &facts.boot_id, facts.previous.runs, facts.wall)
 }
 
-struct Court<'a> {
+struct StartVerdict<'a> {
     facts: &'a Facts,
     config: &'a ConfigRecord,
     id: ConfigId,
@@ -414,7 +421,7 @@ struct Court<'a> {
     opened: Option<Startups>,
 }
 
-impl Court<'_> {
+impl StartVerdict<'_> {
     /// Writes the verdict; whether or not that worked, the config does not run.
     fn condemn(
         &mut self,
@@ -431,7 +438,7 @@ impl Court<'_> {
             Known::Absent => BadConfigs::default(),
             // adding to a list that could not be read would make the rest of it read as empty
             Known::Unknown { .. } => {
-                started.unproven = true;
+                started.evidence_unrecorded = true;
                 self.close_opened(steps, started)?;
                 return Ok(Obstacle::Marked { verdict, recorded: false });
             }
@@ -440,7 +447,7 @@ impl Court<'_> {
         let in_use: Vec<&str> = in_use.iter().map(String::as_str).collect();
         bad.mark(uid, self.id, verdict.clone(), &in_use);
         let recorded = started.disk.put_bad_configs(steps, bad)?.is_ok();
-        started.unproven |= !recorded;
+        started.evidence_unrecorded |= !recorded;
         if !recorded {
             self.close_opened(steps, started)?;
         }

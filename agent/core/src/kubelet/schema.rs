@@ -2,7 +2,7 @@
 //! added for 1.37), the two trial fields of dynamic kubelet configuration, and ours under `kedge`.
 //!
 //! Always holds: a field is in this table or it is an error; its type is upstream's, so what decodes there decodes
-//! here; whether it does anything here is said by its [`Sort`], and only a field that does something has a default.
+//! here; whether it does anything here is said by its [`Effect`], and only a field that does something has a default.
 //! One kind is found at each path, so merging never meets a list on one side and an object on the other.
 //! Left to others: which layer wrote a field, and combinations of fields.
 
@@ -20,10 +20,10 @@ pub const KIND: &str = "KubeletConfiguration";
 
 /// What a field does here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sort {
+pub enum Effect {
     /// It means something to this agent.
     Honoured,
-    /// It will mean something once this agent runs pods; until then as [`Sort::NoEffect`].
+    /// It will mean something once this agent runs pods; until then as [`Effect::NoEffect`].
     WithPods,
     /// Known from upstream; accepted, checked for its type, without effect.
     NoEffect,
@@ -97,21 +97,21 @@ pub struct Field {
     /// What it holds.
     pub kind: Kind,
     /// What it does here. For an object with fields, see those.
-    pub sort: Sort,
+    pub effect: Effect,
     /// Its value when no layer sets it.
     pub default: Default,
 }
 
 const fn honoured(name: &'static str, kind: Kind, default: Default) -> Field {
-    Field { name, kind, sort: Sort::Honoured, default }
+    Field { name, kind, effect: Effect::Honoured, default }
 }
 
 const fn with_pods(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, sort: Sort::WithPods, default: Default::None }
+    Field { name, kind, effect: Effect::WithPods, default: Default::None }
 }
 
 const fn no_effect(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, sort: Sort::NoEffect, default: Default::None }
+    Field { name, kind, effect: Effect::NoEffect, default: Default::None }
 }
 
 const I32: Kind = Kind::Int { low: i32::MIN as i64, high: i32::MAX as i64 };
@@ -137,7 +137,7 @@ pub static FIELDS: &[Field] = &[
     // the local endpoint
     honoured("healthzPort", Kind::Int { low: 0, high: 65_535 }, Default::Int(10_248)),
     honoured("healthzBindAddress", Kind::Text, Default::Text("127.0.0.1")),
-    Field { name: "logging", kind: Kind::Object(LOGGING), sort: Sort::NoEffect, default: Default::None },
+    Field { name: "logging", kind: Kind::Object(LOGGING), effect: Effect::NoEffect, default: Default::None },
     // capacity and pressure
     honoured("maxPods", Kind::Int { low: 0, high: i32::MAX as i64 }, Default::Int(110)),
     honoured("systemReserved", Kind::Object(RESERVED), Default::None),
@@ -688,7 +688,7 @@ fn idle_fields(
         let length = path::enter(path, key);
         match (field.kind, value) {
             (Kind::Object(fields), Value::Object(object)) => idle_fields(fields, object, path, found),
-            _ if field.sort != Sort::Honoured => found.push(path.clone()),
+            _ if field.effect != Effect::Honoured => found.push(path.clone()),
             _ => {}
         }
         path.truncate(length);
@@ -854,7 +854,7 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), leaves.len());
         for (path, field) in leaves {
-            assert!(field.default == Default::None || field.sort == Sort::Honoured, "{path}");
+            assert!(field.default == Default::None || field.effect == Effect::Honoured, "{path}");
             if let (Kind::Duration, Default::Text(text)) = (field.kind, field.default) {
                 assert_eq!(duration::format(duration::parse(text).unwrap()), text, "{path}");
             }
