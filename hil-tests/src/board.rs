@@ -1,4 +1,4 @@
-//! A board: what its file in `hil-tests/boards` says about how to power it and how to hand it an identity.
+//! A board, read from its file in `hil-tests/boards`: how to start it, and how to hand it an identity.
 //!
 //! Always holds: every key is known and given at most once. The stories do not change with the board; what a board cannot do
 //! (no hardware watchdog, no boot loader that counts) they ask here. Only QEMU's machines are known so far: a real board needs a way
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_board_that_is_shipped_can_be_read() {
+    fn shipped_boards_are_valid() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("boards");
         let names: Vec<_> =
             std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_board_file_says_wrongly_is_named() {
+    fn invalid_board_files_are_rejected() {
         let check = |text: &str, expect: &str| {
             let problem = Board::parse("b", text).unwrap_err();
             assert!(problem.contains(expect), "{problem}");

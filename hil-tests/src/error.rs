@@ -1,6 +1,6 @@
-//! What ends a story: a machine that does not do what machines do, the kit, or something that never came or was wrong.
+//! Why a story cannot go on: QEMU or this machine failed, kedge-rig did, or the story waited in vain or found something wrong.
 //!
-//! Always holds: each error says what was tried or awaited, on what, and what was found instead.
+//! Always holds: each error names what was tried or awaited, on which object, and what was found instead.
 
 use std::fmt;
 use std::io;
@@ -8,19 +8,19 @@ use std::path::Path;
 
 use kedge_rig::error::KitError;
 
-/// Why a story cannot go on.
+/// What ends a story.
 #[derive(Debug)]
 pub(crate) enum HilError {
-    /// The hub, kubectl, or a file of the kit's.
+    /// The hub, kubectl, or a file of kedge-rig.
     Kit(KitError),
-    /// Something on this machine refused.
+    /// An operation on this machine failed.
     Io {
-        /// What was tried, on which path.
+        /// The operation and its path.
         tried: String,
-        /// The answer.
+        /// The error.
         source: io::Error,
     },
-    /// A file or an answer is not what it must be.
+    /// A file or an answer is invalid.
     Garbled(String),
     /// QEMU ended, or does not answer.
     Machine(String),
@@ -29,16 +29,16 @@ pub(crate) enum HilError {
         /// The command.
         command: String,
         /// Its exit code and output.
-        said: String,
+        output: String,
     },
-    /// A wait ended without what was awaited.
+    /// A wait reached its limit.
     Never {
-        /// What was awaited, and for how long.
+        /// The awaited state, and for how long.
         awaited: String,
-        /// What there was instead.
+        /// The state found instead.
         found: String,
     },
-    /// The story found something else than it must.
+    /// A value differs from the expected one.
     Wrong(String),
 }
 
@@ -50,9 +50,9 @@ impl HilError {
     }
 }
 
-/// Whether a read that failed is to be made again, if there is time left. One with a time limit is interrupted whatever a handler of
-/// signals says.
-pub(crate) fn is_no_end(kind: io::ErrorKind) -> bool {
+/// Whether a failed read is to be repeated, if there is time left. A read with a time limit is interrupted by signals even if their
+/// handlers ask for restarts.
+pub(crate) fn is_retryable(kind: io::ErrorKind) -> bool {
     matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for HilError {
             HilError::Kit(error) => error.fmt(f),
             HilError::Io { tried, source } => write!(f, "{tried}: {source}"),
             HilError::Garbled(text) | HilError::Machine(text) | HilError::Wrong(text) => f.write_str(text),
-            HilError::Guest { command, said } => write!(f, "in the guest: {command}: {said}"),
+            HilError::Guest { command, output } => write!(f, "in the guest: {command}: {output}"),
             HilError::Never { awaited, found } => write!(f, "never came: {awaited}; found: {found}"),
         }
     }

@@ -1,8 +1,8 @@
 //! One machine in QEMU: power, disks, network, monitor, shell, serial log.
 //!
-//! Owns the process and the files of one run directory. Always holds: the process dies with this one (also by SIGKILL); the guest
+//! Owns the QEMU process and the files of one run directory. Always holds: QEMU dies with this program (also by SIGKILL); the guest
 //! reaches one address, the hub's, through a relay, and nothing else; the serial log grows over all starts. The emulated clock of a
-//! machine started from a snapshot is the snapshot's.
+//! machine started from a snapshot continues from the snapshot's time.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -28,14 +28,14 @@ const SNAPSHOT: &str = "ready";
 /// Longest wait for QEMU's sockets.
 const SOCKETS_LIMIT: Duration = Duration::from_secs(60);
 
-/// What a start of the machine is given beside its disk.
+/// How the machine is started.
 #[derive(Clone, Default)]
 pub(crate) struct Start {
     /// Continue from the snapshot.
     pub(crate) from_snapshot: bool,
-    /// What the machine's clock says, as `-rtc base=` takes it.
+    /// The machine's clock at the start, as `-rtc base=` takes it.
     pub(crate) clock: Option<String>,
-    /// The board's small memory instead of its usual one.
+    /// Use the board's small memory instead of its usual one.
     pub(crate) is_small: bool,
     /// The network cable is not plugged in.
     pub(crate) unplugged: bool,
@@ -93,7 +93,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether what is handed later arrives at the next start, too.
+    /// Whether a credential handed over later reaches the guest at its next start.
     pub(crate) fn is_handed_at_each_start(&self) -> bool {
         self.board.credentials == Credentials::Smbios
     }
@@ -172,12 +172,12 @@ impl Machine {
         self.dir.join("serial.log")
     }
 
-    /// What QEMU itself said since the last start.
+    /// The output of QEMU itself since the last start.
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("qemu.log")
     }
 
-    /// A directory for what a story wants kept should it fail.
+    /// A directory for files that a story wants kept if it fails.
     pub(crate) fn kept(&self) -> Result<PathBuf, HilError> {
         let kept = self.dir.join("kept");
         std::fs::create_dir_all(&kept).map_err(HilError::io("create directory", &kept))?;
@@ -189,11 +189,11 @@ impl Machine {
         for socket in ["monitor", "console"] {
             let _ = std::fs::remove_file(self.dir.join(socket));
         }
-        let said = self.log();
-        let log = std::fs::File::create(&said).map_err(HilError::io("create", &said))?;
+        let path = self.log();
+        let log = std::fs::File::create(&path).map_err(HilError::io("create", &path))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).args(self.command(start)?).current_dir(&self.dir);
-        let again = log.try_clone().map_err(HilError::io("create", &said))?;
+        let again = log.try_clone().map_err(HilError::io("create", &path))?;
         command.stdin(Stdio::null()).stdout(again).stderr(log);
         let child = command.spawn().map_err(|source| HilError::Io { tried: "start QEMU".into(), source })?;
         self.process = Some(child);
@@ -217,8 +217,8 @@ impl Machine {
         let ended =
             process.try_wait().map_err(|source| HilError::Io { tried: "wait for QEMU".into(), source })?;
         if let Some(status) = ended {
-            let said = std::fs::read_to_string(self.log()).unwrap_or_default();
-            return Err(HilError::Machine(format!("QEMU ended with {status}: {}", said.trim())));
+            let output = std::fs::read_to_string(self.log()).unwrap_or_default();
+            return Err(HilError::Machine(format!("QEMU ended with {status}: {}", output.trim())));
         }
         if Instant::now() > end {
             return Err(error);
@@ -248,7 +248,7 @@ impl Machine {
         } else {
             add("-drive if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap");
         }
-        // where QEMU starts the kernel itself that has the first place, and a second holder of it is refused
+        // a kernel that QEMU starts itself has boot index 0, and QEMU refuses a second device with it
         let order = if self.starts_kernel(start) { "" } else { ",bootindex=0" };
         add(&format!("-device virtio-blk-pci,drive=disk{order}"));
         for (number, file) in self.files.iter().enumerate() {
@@ -279,7 +279,7 @@ impl Machine {
         Ok(words)
     }
 
-    /// The credentials; returns what of them goes to the kernel's command line.
+    /// Hands over the credentials; returns the part that goes to the kernel's command line.
     fn hand_over(&self, words: &mut Vec<String>) -> Result<String, HilError> {
         let options = " systemd.set_credential=kedge.rescue-shell:1".to_owned();
         if self.board.credentials == Credentials::Smbios {
@@ -342,7 +342,7 @@ impl Machine {
     }
 
     fn monitor(&mut self) -> &mut Qmp {
-        self.monitor.as_mut().expect("the machine is on: stories ask it nothing while it is off")
+        self.monitor.as_mut().expect("the machine is on: stories send no commands while it is off")
     }
 
     /// Runs a command in the guest; its exit code and output.
@@ -443,7 +443,7 @@ pub(crate) fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> 
     }
 }
 
-/// A path that stands for itself in QEMU's options, where commas and spaces do not.
+/// A path that can stand in QEMU's options as it is: without commas and spaces.
 fn plain(path: &Path) -> Result<&str, HilError> {
     match path.to_str() {
         Some(text) if !text.contains([',', ' ']) => Ok(text),

@@ -1,8 +1,8 @@
-//! `kedge-hil`: boots the disk images of `images/` in QEMU and tells stories on them, with the hub and kubectl on this machine.
+//! `kedge-hil`: boots the disk images of `images/` in QEMU and runs stories on them, with the hub and kubectl on this machine.
 //!
 //! The first boot of a run is a story itself: factory-new disk, firmware, identity, first Lease, Ready. It is saved as a snapshot, with
-//! the agent stopped, from which the others start, each with its own copy of the disk and of the hub's data. A story that fails leaves its serial log, the
-//! guest's journal and the hub's log in the folder that is named, and the next one is told.
+//! the agent stopped, from which the others start, each with its own copy of the disk and of the hub's data. A story that fails leaves
+//! its serial log, the guest's journal and the hub's log in the folder that is printed, and the next one runs.
 
 mod board;
 mod error;
@@ -37,14 +37,14 @@ kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update 
           [--sabotage FILE] [--taken DIR] [--outcomes FILE] [STORY...]
 kedge-hil --list
 
-Boots the image of a board in QEMU and tells the stories named, or the core ones, or all (--full).
+Boots the image of a board in QEMU and runs the stories named, or the core ones, or all (--full).
 
   --images DIR          where images/build left its folders
   --board NAME          a file of hil-tests/boards [x86_64-uefi]
   --faults FILE         an agent with fault injection that runs on the board
   --broken-update FILE  an update for the board whose agent does not start
-  --sabotage FILE       what is done to the node in each story, see hil-tests/sabotage: a story passes if it then fails, and
-                        for the reason that the file gives
+  --sabotage FILE       commands that break the node, see hil-tests/sabotage: a story passes if it then fails for the reason
+                        in the file
   --logs DIR            where a failing story leaves its logs [target/hil]
   --taken DIR           shared by several runs: a story that one of them has taken is left to it
   --outcomes FILE       gets a line for each story: board, story, outcome, seconds
@@ -98,7 +98,7 @@ fn run() -> Result<bool, HilError> {
         _ => {}
     }
     let options = parse().map_err(|error| HilError::Garbled(format!("{error}; see kedge-hil --help")))?;
-    Run::open(&options)?.tell()
+    Run::open(&options)?.stories()
 }
 
 fn parse() -> Result<Options, lexopt::Error> {
@@ -142,7 +142,7 @@ struct Run<'a> {
     hub: Hub,
     scratch: Scratch,
     teller: Teller,
-    /// By the story that it must make fail; None: nothing is sabotaged.
+    /// By the name of the story that it must make fail; None: run the stories as they are.
     sabotage: Option<BTreeMap<String, Sabotage>>,
     passed: usize,
     left_out: usize,
@@ -182,8 +182,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Tells everything that was asked for; false if anything failed.
-    fn tell(mut self) -> Result<bool, HilError> {
+    /// Runs every story asked for; false if one failed.
+    fn stories(mut self) -> Result<bool, HilError> {
         let start = Instant::now();
         self.teller.chapter(&format!("{}: a factory-new node boots, joins and is Ready", self.board.name));
         let mut machine = self.machine("first")?;
@@ -207,7 +207,7 @@ impl<'a> Run<'a> {
                         self.left_out += 1;
                         self.teller.say(Tone::Open, &format!("{}: left out: {why}", story.name));
                     }
-                    None => self.tell_one(story, machine.dir())?,
+                    None => self.story(story, machine.dir())?,
                 }
             }
         }
@@ -252,24 +252,22 @@ impl<'a> Run<'a> {
     fn why_not(&self, story: &Story) -> Option<&'static str> {
         let is_slotted = self.board.firmware.is_some();
         if self.sabotage.as_ref().is_some_and(|sabotage| !sabotage.contains_key(story.name)) {
-            return Some("nothing is known to sabotage it with");
+            return Some("hil-tests/sabotage has no command for it");
         }
         match story.needs {
-            Needs::Faults if self.options.faults.is_none() => {
-                Some("no agent with faults was given (--faults)")
-            }
-            Needs::Watchdog if self.board.watchdog.is_none() => Some("this board has no hardware watchdog"),
+            Needs::Faults if self.options.faults.is_none() => Some("needs an agent with faults (--faults)"),
+            Needs::Watchdog if self.board.watchdog.is_none() => Some("the board has no hardware watchdog"),
             Needs::Slots | Needs::BrokenUpdate if !is_slotted => {
-                Some("this board has no boot loader that counts")
+                Some("the board has no boot loader that counts tries")
             }
             Needs::BrokenUpdate if self.options.broken_update.is_none() => {
-                Some("no broken update was given (--broken-update)")
+                Some("needs a broken update (--broken-update)")
             }
             _ => None,
         }
     }
 
-    /// A machine with everything it is handed and lent, without a disk.
+    /// A machine with its credentials and the disks with updates, without a disk of its own.
     fn machine(&mut self, name: &str) -> Result<Machine, HilError> {
         let dir = self.scratch.path().join(name);
         let mut machine = Machine::new(&self.board, &dir, &self.image, self.hub.address())?;
@@ -292,16 +290,17 @@ impl<'a> Run<'a> {
         machine.flash()?;
         machine.start(&Start::default())?;
         let start = Instant::now();
+        // a stage owns its machine, and returns it; meanwhile the caller's variable needs one
         let placeholder =
             Machine::new(&self.board, &self.scratch.path().join("none"), &self.image, self.hub.address())?;
         let machine_now = std::mem::replace(machine, placeholder);
         let mut stage = Stage::new(&mut self.hub, machine_now, &mut self.teller);
-        let told = measure_first_boot(&mut stage, start);
+        let result = measure_first_boot(&mut stage, start);
         *machine = stage.machine;
-        told
+        result
     }
 
-    fn tell_one(&mut self, story: &'static Story, first: &Path) -> Result<(), HilError> {
+    fn story(&mut self, story: &'static Story, first: &Path) -> Result<(), HilError> {
         self.teller.chapter(&format!("{}: {}", story.name, story.about));
         self.hub.kill();
         let data = self.hub_data();
@@ -314,12 +313,12 @@ impl<'a> Run<'a> {
         let mut stage = Stage::new(&mut self.hub, machine, &mut self.teller);
         let sabotage = self.sabotage.as_ref().and_then(|sabotage| sabotage.get(story.name));
         let begun = stage.machine.start(&Start { from_snapshot: true, ..Start::default() });
-        let told = begun.and_then(|()| stage.wakes()).and_then(|()| match sabotage {
-            None => (story.tell)(&mut stage),
-            Some(sabotage) => tell_sabotaged(&mut stage, story, sabotage),
+        let result = begun.and_then(|()| stage.wakes()).and_then(|()| match sabotage {
+            None => (story.run)(&mut stage),
+            Some(sabotage) => run_sabotaged(&mut stage, story, sabotage),
         });
         let mut machine = stage.machine;
-        match told {
+        match result {
             Ok(()) => {
                 self.passed += 1;
                 self.outcome(story.name, "passed", start)?;
@@ -342,7 +341,7 @@ impl<'a> Run<'a> {
         self.scratch.path().join("hub/data")
     }
 
-    /// What a person needs to find out why. What cannot be had is left out: the story's own error is the news.
+    /// Collects what a person needs to find the cause, as far as it can be had: the story's own error comes first.
     fn keep_logs(&mut self, name: &str, machine: &mut Machine) {
         let to = self.options.logs.join(&self.board.name).join(name);
         // what an earlier failure left would be taken for this one's
@@ -361,7 +360,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What the guest is asked after a failure, and the file that keeps it. The agent's own state first, for a journal may be lost, or hang.
+/// Commands in the guest after a failure, and the file for the output. The agent's own state first: a journal may be lost, or hang.
 const ASKED_AFTER_FAILURE: [(&str, &str); 3] = [
     (
         "agent.log",
@@ -373,8 +372,8 @@ const ASKED_AFTER_FAILURE: [(&str, &str); 3] = [
     ("journal.log", "journalctl --no-pager -o short-monotonic -n 2000"),
 ];
 
-/// A story that must fail, because of this.
-fn tell_sabotaged(stage: &mut Stage<'_>, story: &Story, sabotage: &Sabotage) -> Result<(), HilError> {
+/// Runs a story that must fail because of the sabotage.
+fn run_sabotaged(stage: &mut Stage<'_>, story: &Story, sabotage: &Sabotage) -> Result<(), HilError> {
     stage.after_each_boot.clone_from(&sabotage.after_each_boot);
     if let Some(command) = &sabotage.after_each_boot {
         stage.say(&format!("sabotage after each boot: {command}"));
@@ -383,15 +382,13 @@ fn tell_sabotaged(stage: &mut Stage<'_>, story: &Story, sabotage: &Sabotage) -> 
         stage.say(&format!("sabotage: {command}"));
         stage.guest(command)?;
     }
-    match (story.tell)(stage) {
+    match (story.run)(stage) {
         Err(error) if error.to_string().contains(&sabotage.fails_with) => {
-            stage.say(&format!("it fails, as it must: {error}"));
+            stage.say(&format!("fails, as it must: {error}"));
             Ok(())
         }
-        Err(error) => {
-            Err(HilError::Wrong(format!("it fails, but not with {:?}: {error}", sabotage.fails_with)))
-        }
-        Ok(()) => Err(HilError::Wrong("it passes all the same".into())),
+        Err(error) => Err(HilError::Wrong(format!("fails, but not with {:?}: {error}", sabotage.fails_with))),
+        Ok(()) => Err(HilError::Wrong("passes in spite of the sabotage".into())),
     }
 }
 

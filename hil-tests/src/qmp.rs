@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::error::{HilError, is_no_end};
+use crate::error::{HilError, is_retryable};
 
 /// Longest wait for one answer; saving a machine's memory to a busy disk takes seconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(120);
@@ -26,7 +26,7 @@ pub(crate) struct Qmp {
 }
 
 impl Qmp {
-    /// Connects and says hello.
+    /// Connects, and leaves the negotiation mode.
     pub(crate) fn connect(path: &Path) -> Result<Qmp, HilError> {
         let stream = UnixStream::connect(path).map_err(HilError::io("connect to", path))?;
         let mut qmp = Qmp { stream, buffer: Vec::new(), events: VecDeque::new() };
@@ -35,7 +35,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Runs a command and returns what it returned.
+    /// Runs a command; returns its result.
     pub(crate) fn execute(&mut self, command: &str, arguments: Value) -> Result<Value, HilError> {
         let line = json!({"execute": command, "arguments": arguments}).to_string() + "\n";
         self.stream
@@ -56,15 +56,15 @@ impl Qmp {
         }
     }
 
-    /// A command of the human monitor. What it prints is an error: those used here are silent.
+    /// Runs a command of the human monitor. Output is an error: the commands used here print nothing if they succeed.
     pub(crate) fn monitor(&mut self, line: &str) -> Result<(), HilError> {
         match self.execute("human-monitor-command", json!({"command-line": line}))?.as_str() {
             None | Some("") => Ok(()),
-            Some(said) => Err(HilError::Machine(format!("monitor command {line}: {}", said.trim()))),
+            Some(output) => Err(HilError::Machine(format!("monitor command {line}: {}", output.trim()))),
         }
     }
 
-    /// Waits for an event of this name, also one that has come already, and forgets all before it.
+    /// Waits for an event of this name, or finds one that has come already, and drops all before it.
     pub(crate) fn wait_event(&mut self, name: &str, limit: Duration) -> Result<bool, HilError> {
         let end = Instant::now() + limit;
         loop {
@@ -80,7 +80,7 @@ impl Qmp {
         }
     }
 
-    /// Forgets what came so far.
+    /// Drops the events that came so far.
     pub(crate) fn forget_events(&mut self) {
         self.events.clear();
     }
@@ -98,7 +98,7 @@ impl Qmp {
                 let line: Vec<u8> = self.buffer.drain(..=line_end).collect();
                 return serde_json::from_slice(&line)
                     .map(Some)
-                    .map_err(|error| HilError::Machine(format!("QMP said no JSON: {error}")));
+                    .map_err(|error| HilError::Machine(format!("QMP sent invalid JSON: {error}")));
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -110,7 +110,7 @@ impl Qmp {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(HilError::Machine("QEMU has ended".into())),
                 Ok(length) => self.buffer.extend_from_slice(&chunk[..length]),
-                Err(error) if is_no_end(error.kind()) => {}
+                Err(error) if is_retryable(error.kind()) => {}
                 Err(error) => return Err(failed(error)),
             }
             if self.buffer.len() > MESSAGE_BYTES {

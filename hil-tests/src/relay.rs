@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use crate::error::HilError;
 
-/// This program, where it lay when this was first asked: a build during a run of stories puts another in its place.
+/// The path of this program at the first call: a build during a run replaces the file there.
 pub(crate) fn program() -> Result<PathBuf, HilError> {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     if let Some(path) = PROGRAM.get() {

@@ -8,10 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::error::{HilError, is_no_end};
+use crate::error::{HilError, is_retryable};
 use crate::stage::patience;
 
-/// How often a greeting is repeated until somebody answers.
+/// How often the greeting is repeated until the shell answers.
 const GREET_EVERY: Duration = Duration::from_millis(500);
 /// Most bytes of one command's output.
 const OUTPUT_BYTES: usize = 4 << 20;
@@ -35,7 +35,7 @@ impl Shell {
         self.is_greeted = false;
     }
 
-    /// Runs a command; returns its exit code and what it wrote. The limit begins when the shell is there.
+    /// Runs a command; returns its exit code and output. The limit begins when the shell has answered a greeting.
     pub(crate) fn run(&mut self, command: &str, limit: Duration) -> Result<(i32, String), HilError> {
         self.greet_within(patience())?;
         let end = Instant::now() + limit;
@@ -107,15 +107,15 @@ impl Shell {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(HilError::Machine("QEMU has ended".into())),
                 Ok(length) => bytes.extend_from_slice(&chunk[..length]),
-                Err(error) if is_no_end(error.kind()) => {}
+                Err(error) if is_retryable(error.kind()) => {}
                 Err(error) => return Err(failed(error)),
             }
         }
     }
 }
 
-/// A mark as it is sent, which the shell makes whole: a console that still echoes what it is sent, because the shell has not begun, must
-/// not look like an answer.
+/// A mark in a form that the shell joins to the mark itself: the echo of a console whose shell has not started yet must not look like
+/// an answer.
 fn unlike_its_echo(mark: &str) -> String {
     mark.replacen('@', "@\"\"", 1)
 }
@@ -124,7 +124,7 @@ fn unlike_its_echo(mark: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A shell on a console; one that echoes says each line that it is sent.
+    /// A shell on a console, which echoes each line or not.
     fn shell(echoes: bool) -> Shell {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let end = || std::os::fd::OwnedFd::from(theirs.try_clone().unwrap());
@@ -144,12 +144,12 @@ mod tests {
     }
 
     #[test]
-    fn a_command_gives_its_output_and_exit_code() {
+    fn command_returns_output_and_exit_code() {
         check(false);
     }
 
     #[test]
-    fn the_echo_of_a_console_is_no_answer() {
+    fn console_echo_is_not_an_answer() {
         check(true);
     }
 }

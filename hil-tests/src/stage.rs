@@ -1,7 +1,7 @@
 //! One story's stage: a hub on this machine, a node that is a whole booted image, and the phrases in which stories speak about them.
 //!
-//! Always holds: changes go through kubectl; what is waited for is what the API says, unless the story is about what the node does
-//! without it; every wait has a limit that a busy machine does not reach.
+//! Always holds: changes go through kubectl; a story waits for what the API shows, unless it is about what the node does without it;
+//! every wait has a limit that a busy machine does not reach.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::error::HilError;
 use crate::machine::{Machine, Start};
 
-/// What ConfigOK says while nothing is assigned.
+/// ConfigOK's message while nothing is assigned.
 pub(crate) const LOCAL: &str = "using current (default)";
 /// The node's name.
 pub(crate) const NODE: &str = "edge-1";
@@ -20,8 +20,8 @@ pub(crate) const NODE: &str = "edge-1";
 /// and the agent's own limits together under two minutes, and all of it several times that on a busy machine: with a load of 30 on two
 /// cores boots took 400 s. Only what never comes costs it.
 const PATIENCE_SECS: u64 = 900;
-/// How often something is looked at again; later less often, for a look starts kubectl, which the emulated machine pays for where
-/// processors are few.
+/// How often a wait looks again; later less often, because each look starts kubectl, which slows the emulated machine where processors
+/// are few.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(5);
 /// The first lines of every payload.
@@ -42,7 +42,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) hub: &'a mut Hub,
     /// The node's machine.
     pub(crate) machine: Machine,
-    /// Whoever listens.
+    /// Prints the story.
     pub(crate) teller: &'a mut Teller,
     /// A command that is run on the node after each boot; only to make a story fail, see [`crate::sabotage`].
     pub(crate) after_each_boot: Option<String>,
@@ -50,8 +50,8 @@ pub(crate) struct Stage<'a> {
 
 /// Longest wait for anything.
 pub(crate) fn patience() -> Duration {
-    let told = std::env::var("KEDGE_HIL_PATIENCE_SECS").ok().and_then(|secs| secs.parse().ok());
-    Duration::from_secs(told.unwrap_or(PATIENCE_SECS))
+    let secs = std::env::var("KEDGE_HIL_PATIENCE_SECS").ok().and_then(|secs| secs.parse().ok());
+    Duration::from_secs(secs.unwrap_or(PATIENCE_SECS))
 }
 
 /// A payload with these trial rules.
@@ -72,7 +72,7 @@ impl Stage<'_> {
         self.teller.say(Tone::Plain, text);
     }
 
-    /// Looks again and again until `look` finds something.
+    /// Repeats `look` until it finds something.
     pub(crate) fn wait<T>(
         &mut self,
         awaited: &str,
@@ -102,7 +102,7 @@ impl Stage<'_> {
             (0, output) => Ok(output),
             (code, output) => Err(HilError::Guest {
                 command: command.to_owned(),
-                said: format!("exit code {code}: {output}"),
+                output: format!("exit code {code}: {output}"),
             }),
         }
     }
@@ -128,7 +128,7 @@ impl Stage<'_> {
         Ok((!text.is_empty()).then_some(text))
     }
 
-    /// Waits for a renewal that was not there before: the node has contact now.
+    /// Waits for a renewal after now: the node has contact.
     pub(crate) fn renews(&mut self) -> Result<(), HilError> {
         let before = self.renewed()?;
         self.wait("a renewal of the Lease", patience(), |stage| {
@@ -137,8 +137,8 @@ impl Stage<'_> {
         })
     }
 
-    /// Stops the agent, for a snapshot: the other ends of its connections do not outlive one, and a watch that only listens would find
-    /// out by the kernel's questions, after 75 s.
+    /// Stops the agent, for a snapshot: its connections do not survive one, and an idle watch would notice only by TCP keepalive, after
+    /// 75 s.
     pub(crate) fn sleeps(&mut self) -> Result<(), HilError> {
         self.guest("systemctl stop kedge").map(|_| ())
     }
@@ -214,7 +214,7 @@ impl Stage<'_> {
         })
     }
 
-    /// Waits until the agent itself says, on its own machine, that it runs this; the API need not be in reach.
+    /// Waits until the agent reports on its own machine that it runs this; the API need not be reachable.
     pub(crate) fn says_it_runs(&mut self, message: &str) -> Result<(), HilError> {
         self.wait(&format!("the agent's own {message:?}"), patience(), |stage| {
             let (code, text) = stage.ask("kedge config status --output json")?;
@@ -243,7 +243,7 @@ impl Stage<'_> {
         Ok(Counted { startups, cuts })
     }
 
-    /// The agent's process; None while there is none that is ready.
+    /// The agent's process; None until one is ready.
     pub(crate) fn process(&mut self) -> Result<Option<u32>, HilError> {
         let text = self.guest("systemctl show -P ActiveState -P MainPID kedge")?;
         let words: Vec<_> = text.split_whitespace().collect();
@@ -251,7 +251,7 @@ impl Stage<'_> {
         Ok(number.filter(|number| *number != 0 && words.contains(&"active")))
     }
 
-    /// Waits for another process of the agent's than this one, ready.
+    /// Waits until a process of the agent other than this one is ready.
     pub(crate) fn restarted(&mut self, old: u32) -> Result<u32, HilError> {
         self.wait("a new process of the agent", patience(), |stage| {
             let now = stage.process()?;
@@ -274,12 +274,14 @@ impl Stage<'_> {
         self.machine.was_reset();
         let boot = self.boot_id()?;
         if boot == old_boot {
-            return Err(HilError::Wrong(format!("the machine was to be reset and is still in boot {boot}")));
+            return Err(HilError::Wrong(format!(
+                "expected a reset, and the machine is still in boot {boot}"
+            )));
         }
         self.comes_up()
     }
 
-    /// Waits for the agent of a boot that has begun.
+    /// Waits for the agent, after a boot has begun.
     fn comes_up(&mut self) -> Result<(), HilError> {
         if let Some(command) = self.after_each_boot.clone() {
             self.guest(&command)?;
@@ -301,12 +303,12 @@ impl Stage<'_> {
         self.comes_up()
     }
 
-    /// The power goes, and comes back.
+    /// Cuts the power and switches it on again.
     pub(crate) fn power_cut(&mut self) -> Result<(), HilError> {
         self.comes_back_as(&Start::default())
     }
 
-    /// The power goes, and comes back to other surroundings.
+    /// Cuts the power and starts the machine in other surroundings.
     pub(crate) fn comes_back_as(&mut self, start: &Start) -> Result<(), HilError> {
         self.machine.cut();
         self.power_on(start)

@@ -1,4 +1,4 @@
-//! Chance: what is random in a story. The seed of a run is printed, and `KEDGE_HIL_SEED` repeats it.
+//! Random numbers for stories. A run prints its seed, and `KEDGE_HIL_SEED` repeats it.
 
 use crate::stage::Stage;
 
@@ -6,7 +6,7 @@ use crate::stage::Stage;
 pub(super) struct Chance(u64);
 
 impl Chance {
-    /// With the seed that is given, else another each time; it is printed.
+    /// With the seed from the environment, else a new one each time; prints it.
     pub(super) fn from_environment(stage: &mut Stage<'_>) -> Chance {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let seed = number("KEDGE_HIL_SEED").unwrap_or(now.as_nanos() as u64) | 1;
@@ -14,7 +14,7 @@ impl Chance {
         Chance(seed)
     }
 
-    /// A number below this one.
+    /// A number below `limit`.
     pub(super) fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,4 +1,4 @@
-//! What becomes of a pushed configuration on a real system: kept, rolled back after crashes, after kills, after hangs.
+//! A pushed configuration on a real system: kept, or rolled back after crashes, kills and hangs.
 
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<String, HilError> {
 
 pub(super) fn lives(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = good(stage)?;
-    // what runs then comes from its own disk
+    // without a network the config can only come from its own disk
     stage.machine.plug(false)?;
     stage.reboot()?;
     stage.says_it_runs(&format!("using current (UID: {uid})"))?;
@@ -30,7 +30,7 @@ pub(super) fn lives(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// From here to the next boot the agent is the one that can be asked for faults, from the second disk.
+/// Runs the agent with faults, from the second disk, until the next boot.
 pub(super) fn take_faulty_agent(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let process = stage.running()?;
     stage.guest(
@@ -41,7 +41,7 @@ pub(super) fn take_faulty_agent(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.renews()
 }
 
-/// Waits until the API shows that the one was rolled back to the other after crashes.
+/// Waits until the API shows that `bad` was rolled back to `good` after crashes.
 pub(super) fn rolled_back(stage: &mut Stage<'_>, bad: &str, good: &str) -> Result<(), HilError> {
     stage.config_ok(
         "False",

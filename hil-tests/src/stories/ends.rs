@@ -11,14 +11,14 @@ fn counts(stage: &mut Stage<'_>, row: &str, startups: usize, cuts: u64) -> Resul
     Ok(())
 }
 
-/// Something done to the agent's process, after which systemd starts another.
+/// Runs a command that ends the agent's process, and waits for systemd to start another.
 fn to_the_process(stage: &mut Stage<'_>, command: &str) -> Result<(), HilError> {
     let process = stage.running()?;
     stage.guest(&command.replace("PID", &process.to_string()))?;
     stage.restarted(process).map(|_| ())
 }
 
-/// A kernel that dies by itself; what it does then, the guest has been told.
+/// Crashes the guest's kernel; the guest's own settings decide what it does then.
 fn kernel_dies(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let boot = stage.boot_id()?;
     stage.machine.run_last("echo c >/proc/sysrq-trigger")?;
@@ -36,10 +36,10 @@ pub(super) fn rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     counts(stage, "SIGTERM", 0, 0)?;
     to_the_process(stage, "kill -KILL PID")?;
     counts(stage, "SIGKILL", 1, 0)?;
-    // not SIGSEGV: Rust's handler for stack overflows lets one that was sent by somebody pass
+    // not SIGSEGV: Rust's handler for stack overflows ignores one sent by kill
     to_the_process(stage, "kill -ABRT PID")?;
     counts(stage, "SIGABRT", 2, 0)?;
-    // the cgroup's own limit, put below what the process needs, and taken back when it is gone
+    // the cgroup's own limit, below what the process needs, and reset when the process is gone
     to_the_process(
         stage,
         "cd /sys/fs/cgroup/system.slice/kedge.service && echo 0 >memory.swap.max 2>/dev/null; echo 100000 >memory.max; \
@@ -62,7 +62,7 @@ fn journal_has(stage: &mut Stage<'_>, text: &str) -> Result<(), HilError> {
     })
 }
 
-/// What the unit says beside itself until the next boot.
+/// Adds settings to the unit until the next boot.
 pub(super) fn unit_says(stage: &mut Stage<'_>, lines: &str) -> Result<(), HilError> {
     let dir = "/run/systemd/system/kedge.service.d";
     stage.guest(&format!(
@@ -77,7 +77,7 @@ pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let next = stage.push("edge-next", &payload("10h", 10, ""))?;
     stage.runs(&next)?;
 
-    // The agent ends with no code but 0 once its start is recorded, so a shell around it does.
+    // Once its start is recorded the agent exits with 0 only, so a shell around it exits with another code.
     unit_says(
         stage,
         "NotifyAccess=all\\nWatchdogSec=0\\nExecStart=\\nExecStart=/bin/sh -c \"/usr/bin/kedge agent --kubeconfig /etc/kedge/kubeconfig; exit 7\"\\n",
@@ -105,7 +105,7 @@ pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.running()?;
     counts(stage, "starts refused for an invalid local config", 1, 0)?;
 
-    // systemd's watchdog watches a start, too, and would be earlier
+    // systemd's watchdog would end a hanging start, too, and earlier
     unit_says(stage, "TimeoutStartSec=20\\nWatchdogSec=0\\n")?;
     let hangs = "kedge:\n  faultInjection:\n    hangLoop: start\n    hangAfter: 0s\n";
     let bad = stage.push("edge-start", &payload("1h", 0, hangs))?;
@@ -134,7 +134,7 @@ pub(super) fn dead_kernel(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.say("and the node is back with its config");
     kernel_dies(stage)?;
     let counted = stage.counted()?;
-    // without a store for the panic's record (pstore) nothing tells it from a power cut
+    // without pstore, which keeps the panic's record, a panic looks like a power cut
     let has_record = stage
         .ask("ls /sys/fs/pstore/dmesg-* /var/lib/systemd/pstore/*/dmesg-* /var/lib/systemd/pstore/dmesg-*")?
         .1;

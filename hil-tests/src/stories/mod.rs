@@ -1,6 +1,6 @@
-//! The stories, and which of them a quick run tells.
+//! The stories, and which of them belong to the ordinary run.
 //!
-//! Always holds: a story starts on a node that has joined, Ready, without anything assigned, with a hub that knows nothing of other
+//! Always holds: a story starts on a node that has joined and is Ready, with nothing assigned, and with a hub without traces of other
 //! stories; it passes only if everything it waited for came.
 
 mod chance;
@@ -23,7 +23,7 @@ pub(crate) enum Needs {
     Faults,
     /// A hardware watchdog.
     Watchdog,
-    /// A boot loader that counts, and so two slots.
+    /// A boot loader that counts tries, and so two slots.
     Slots,
     /// The same, and an update whose agent does not start.
     BrokenUpdate,
@@ -35,12 +35,12 @@ pub(crate) struct Story {
     pub(crate) name: &'static str,
     /// What it shows.
     pub(crate) about: &'static str,
-    /// A quick run tells it.
+    /// Part of the ordinary run.
     pub(crate) is_core: bool,
     /// What it needs of the board.
     pub(crate) needs: Needs,
-    /// Tells it.
-    pub(crate) tell: fn(&mut Stage<'_>) -> Result<(), HilError>,
+    /// The story itself.
+    pub(crate) run: fn(&mut Stage<'_>) -> Result<(), HilError>,
 }
 
 const fn story(
@@ -48,12 +48,12 @@ const fn story(
     about: &'static str,
     is_core: bool,
     needs: Needs,
-    tell: fn(&mut Stage<'_>) -> Result<(), HilError>,
+    run: fn(&mut Stage<'_>) -> Result<(), HilError>,
 ) -> Story {
-    Story { name, about, is_core, needs, tell }
+    Story { name, about, is_core, needs, run }
 }
 
-/// All of them, in the order in which they are told.
+/// All of them, in the order in which they run.
 pub(crate) const STORIES: &[Story] = &[
     story(
         "config",
@@ -107,7 +107,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "update",
-        "an update into the other slot is tried, takes no other meanwhile, and is kept",
+        "an update into the other slot is tried, refuses another one meanwhile, and is kept",
         true,
         Needs::Slots,
         slots::good,
@@ -121,7 +121,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "refused-update",
-        "no update at all, a foreign one, a damaged one, a shortened one: the boot loader's list stays",
+        "kedge-update refuses other data, another board's update, a damaged and a shortened one: boot entries stay",
         false,
         Needs::Slots,
         slots::refused,
@@ -188,7 +188,7 @@ pub(crate) const STORIES: &[Story] = &[
     ),
     story(
         "state-wiped",
-        "the state partition is wiped: the node comes back with the identity it was handed",
+        "the state partition is wiped: the node comes back with the identity handed over at boot",
         true,
         Needs::Nothing,
         surroundings::state_wiped,

@@ -7,7 +7,7 @@ use crate::error::HilError;
 use crate::machine::Start;
 use crate::stage::{NODE, Stage, patience, payload};
 
-/// One boot is half a minute: a full run has this many cycles unless told otherwise.
+/// Cycles unless `KEDGE_HIL_CYCLES` says otherwise: one boot is half a minute.
 const CYCLES: u64 = 12;
 
 pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
@@ -38,7 +38,7 @@ pub(super) fn cuts(stage: &mut Stage<'_>) -> Result<(), HilError> {
         let aside = stage.guest("ls -R /var/lib/kedge | grep corrupt- || true")?;
         stage.expect("files set aside as corrupt", aside.as_str(), "")?;
         stage.say(&format!(
-            "cycle {cycle}: cut {millis} ms after the push; the node came back and did what it was told"
+            "cycle {cycle}: cut {millis} ms after the push; the node came back and runs the right config"
         ));
     }
     Ok(())

@@ -37,7 +37,9 @@ pub(super) fn good(stage: &mut Stage<'_>) -> Result<(), HilError> {
     blessed(stage, "kedge-a.conf kedge-b.conf")?;
     stage.renews()?;
     stage.runs(&uid)?;
-    stage.say("slot b runs, its agent is well under the same config, and the boot loader knows it as good");
+    stage.say(
+        "slot b runs, its agent is well under the same config, and its boot entry counts no tries any more",
+    );
     stage.guest(&format!("kedge-update {GOOD}"))?;
     let found = entries(stage)?;
     stage.expect("boot entries", found.as_str(), "kedge-a+3.conf kedge-b.conf")?;
@@ -61,19 +63,19 @@ pub(super) fn bad(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.expect("boot entries", found.as_str(), "kedge-a.conf kedge-b+0-3.conf")?;
     stage.renews()?;
     stage.runs(&uid)?;
-    stage.say("slot a runs again, with its config, and nobody was there");
+    stage.say("slot a runs again, with its config, without help");
     Ok(())
 }
 
-/// An update that must be refused, with these words.
+/// Runs a command that must be refused with this message.
 fn refuses(stage: &mut Stage<'_>, command: &str, why: &str) -> Result<(), HilError> {
-    let (code, said) = stage.ask(command)?;
+    let (code, output) = stage.ask(command)?;
     stage.expect(
-        &format!("{command}: refused with {why:?}: {said}"),
-        (code != 0, said.contains(why)),
+        &format!("{command}: refused with {why:?}: {output}"),
+        (code != 0, output.contains(why)),
         (true, true),
     )?;
-    stage.say(&format!("refused: {}", said.lines().find(|line| line.contains(why)).unwrap_or_default()));
+    stage.say(&format!("refused: {}", output.lines().find(|line| line.contains(why)).unwrap_or_default()));
     Ok(())
 }
 

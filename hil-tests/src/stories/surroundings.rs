@@ -1,4 +1,4 @@
-//! What a site does to a node: clocks, cables, hubs, disks, memory.
+//! A node in bad surroundings: clocks, cables, hubs, disks, memory.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ const OUTAGE: Duration = Duration::from_secs(30);
 /// A long one, in seconds, unless `KEDGE_HIL_OUTAGE_SECS` says otherwise. An hour of it shows nothing that 12 minutes do not: the
 /// longest time the agent knows is 10 minutes (a connection's idle time, and the most that a server may ask it to wait).
 const LONG_OUTAGE_SECS: u64 = 720;
-/// How often the cable is pulled and plugged in again in a story of nothing else.
+/// How often `flapping` pulls the cable and plugs it in again.
 const FLAPS: u64 = 20;
 /// Most blocks that one command in the guest overwrites: each takes a process, 0.1 s of a busy machine.
 const BLOCKS_AT_ONCE: u32 = 200;
@@ -39,7 +39,7 @@ pub(super) fn clock(stage: &mut Stage<'_>) -> Result<(), HilError> {
         let same = stage.running()?;
         stage.expect("the agent's process", same, process)?;
         let last = stage.guest("journalctl -b -u kedge -o cat --no-pager -n 1")?;
-        stage.say(&format!("clock {words}: the same process goes on; it last said: {last}"));
+        stage.say(&format!("clock {words}: the same process goes on; its last log line: {last}"));
     }
     stage.renews()?;
     stage.runs(&uid)
@@ -82,7 +82,7 @@ pub(super) fn network(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 pub(super) fn long_outage(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let good = super::config::good(stage)?;
-    // What has had contact once is promoted by time alone: the cable goes while the agent that is to try it has not begun.
+    // A config that has had contact once is promoted by time alone, so the cable is pulled before the agent starts under it.
     unit_says(stage, "Restart=no\\n")?;
     let next = stage.push("edge-next", &payload("90s", 2, ""))?;
     stage.wait("the end of the agent that takes edge-next", patience(), |stage| {
@@ -153,7 +153,7 @@ pub(super) fn address(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
     has_address(stage, "10.0.2.15", "10.0.2.77")?;
     let process = stage.running()?;
-    // of another length, so that it is not secondary to the one that goes
+    // with another prefix length, or removing the old address would remove this one as its secondary
     stage.guest("ip address add 10.0.2.77/16 dev eth0 && ip address del 10.0.2.15/24 dev eth0")?;
     stage.renews()?;
     has_address(stage, "10.0.2.77", "10.0.2.15")?;
@@ -190,7 +190,7 @@ pub(super) fn moved_hub(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.comes_back_as(&moved)?;
     stage.renews()?;
     stage.runs(&uid)?;
-    stage.say("and after a power cut: what was handed long ago does not undo it");
+    stage.say("and after a power cut: the kubeconfig handed over at first does not replace it");
     if stage.machine.is_handed_at_each_start() {
         let kubeconfig = stage.hub.node_kubeconfig(NODE)?.replace(stage.hub.address(), HUB_IN_GUEST);
         stage.machine.hand("kedge.kubeconfig", &kubeconfig)?;
@@ -260,24 +260,25 @@ pub(super) fn state_read_only(stage: &mut Stage<'_>) -> Result<(), HilError> {
     Ok(())
 }
 
-/// After damage to the disk: a boot by itself, the identity, the heartbeat, and what the hub says is assigned. What was said about the damage.
+/// Cuts the power after damage to the disk, and waits until the node boots by itself, has its identity, renews, and runs what the hub
+/// assigns. Returns the log lines about the damage.
 fn comes_back_from_damage(stage: &mut Stage<'_>, uid: &str) -> Result<String, HilError> {
     stage.power_cut()?;
     stage.renews()?;
     stage.ready()?;
-    let said = stage.guest(
+    let log = stage.guest(
         "dmesg | grep kedge-image; journalctl -b -u kedge-provision -o cat | grep provision: || true",
     )?;
     let found = condition(&stage.node()?, "ConfigOK");
     stage.say(&format!("back and Ready; ConfigOK {found:?}"));
-    for line in said.lines().take(8) {
+    for line in log.lines().take(8) {
         stage.say(line);
     }
-    stage.wait("edge-good, or the local config with a word about it", patience(), |stage| {
+    stage.wait("edge-good, or the local config with a condition that is not True", patience(), |stage| {
         let found = condition(&stage.node()?, "ConfigOK");
         Ok(if found.1.contains(uid) || found.0 != "True" { Ok(()) } else { Err(format!("{found:?}")) })
     })?;
-    Ok(said)
+    Ok(log)
 }
 
 pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
@@ -285,12 +286,12 @@ pub(super) fn state_wiped(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.guest("for d in /dev/disk/by-partlabel/state; do dd if=/dev/zero of=$d bs=1M oflag=direct conv=notrunc 2>/dev/null; done; true")?;
     comes_back_from_damage(stage, &uid)?;
     stage.runs(&uid)?;
-    stage.say("all of the state partition was zeroed: the identity came again, and edge-good from the hub");
+    stage.say("all of the state partition was zeroed: the identity was handed over again, and edge-good came from the hub");
     Ok(())
 }
 
-/// Overwrites blocks of the state partition, those whose numbers the command prints, and resets at once, for the kernel writes what it
-/// has over the damage when it next has something to note there. Of the command, `$d` is the partition and `$s` a block's size.
+/// Overwrites the blocks of the state partition whose numbers the command prints, and resets at once, because the kernel would write
+/// its own copies over the damage. In the command `$d` is the partition and `$s` the size of a block.
 fn overwritten(stage: &mut Stage<'_>, what: &str, blocks: &str) -> Result<(), HilError> {
     let each = "while read b; do dd if=/dev/urandom of=$d bs=$s seek=$b count=1 oflag=direct conv=notrunc || exit 1; done";
     stage.machine.run_last(&format!(
@@ -304,22 +305,22 @@ fn overwritten(stage: &mut Stage<'_>, what: &str, blocks: &str) -> Result<(), Hi
 
 pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
     let uid = super::config::good(stage)?;
-    // first, while all copies are still whole
+    // first, while all copies of the superblock are intact
     overwritten(stage, "the first 64 KiB", "seq 0 $((65536 / s - 1))")?;
-    let said = comes_back_from_damage(stage, &uid)?;
-    let is_taken = said.contains("a copy of it was taken");
-    stage.expect(&format!("a copy of the superblock was taken: {said}"), is_taken, true)?;
+    let log = comes_back_from_damage(stage, &uid)?;
+    let is_taken = log.contains("a copy of it was taken");
+    stage.expect(&format!("a copy of the superblock was taken: {log}"), is_taken, true)?;
     overwritten(
         stage,
         "all block bitmaps",
         "dumpe2fs $d | sed -n 's/.*Block bitmap at \\([0-9]*\\).*/\\1/p'",
     )?;
     comes_back_from_damage(stage, &uid)?;
-    // not a file system that took no more writes when the kernel came upon the first of them
+    // the file system must not have become read-only when the kernel met the first of them
     stage.guest("touch /var/lib/kedge/x && sync /var/lib/kedge/x && rm /var/lib/kedge/x")?;
     overwritten(
         stage,
-        "what stands in the kubeconfig, the node's name and the machine id",
+        "the contents of kubeconfig, node-name and machine-id",
         "for f in kedge/kubeconfig kedge/node-name machine-id; do debugfs -R \"blocks /etc/$f\" $d; done | tr ' ' '\\n' | sed '/^$/d'",
     )?;
     comes_back_from_damage(stage, &uid)?;
@@ -352,7 +353,7 @@ pub(super) fn state_corrupted(stage: &mut Stage<'_>) -> Result<(), HilError> {
 
 pub(super) fn small(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.machine.cut();
-    // the firmware alone wants more than this, so the kernel is started directly
+    // the firmware alone needs more than this, so QEMU starts the kernel directly
     let start = Start { is_small: true, direct: true, ..Start::default() };
     let mib = stage.machine.memory_mib(&start);
     stage.power_on(&start)?;
