@@ -1,7 +1,7 @@
-//! What makes a story fail on purpose: the lines of `hil-tests/sabotage`, so that each story is known to notice something.
+//! Commands that make a core story fail on purpose, from `hil-tests/sabotage`: proof that each of them notices a broken node.
 //!
-//! Always holds: a story that is sabotaged has at least one command, and the text which it must then fail with; a failure for another
-//! reason proves nothing. The commands run as root on the node, in [`crate::stage`].
+//! Always holds: each entry has at least one command and the text that the story must then fail with; a failure for another reason
+//! proves nothing. [`crate::stage`] runs the commands, as root on the node.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,11 +12,11 @@ use crate::stories::STORIES;
 /// How one story is made to fail.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Sabotage {
-    /// Done before the story begins.
+    /// Runs before the story begins.
     pub(crate) before: Option<String>,
-    /// Done after each boot in the story, before anything is asked of the agent.
+    /// Runs after each boot in the story, before the story looks at the agent.
     pub(crate) after_each_boot: Option<String>,
-    /// What the story's failure must say.
+    /// Part of the story's error.
     pub(crate) fails_with: String,
 }
 
@@ -44,12 +44,12 @@ fn parse(text: &str) -> Result<BTreeMap<String, Sabotage>, String> {
             _ => return Err(not_one()),
         };
         if !is_first {
-            return Err(format!("{key} stands there twice"));
+            return Err(format!("{key} appears twice"));
         }
     }
     for (name, one) in &all {
         if one.fails_with.is_empty() || (one.before.is_none() && one.after_each_boot.is_none()) {
-            return Err(format!("{name} needs a command and what it fails with"));
+            return Err(format!("{name} needs a command and a text to fail with"));
         }
     }
     Ok(all)
@@ -60,16 +60,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_story_has_a_sabotage() {
+    fn core_stories_have_a_sabotage() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("sabotage");
         let all = read(&path).unwrap();
         for story in STORIES {
-            assert!(all.contains_key(story.name), "{}", story.name);
+            assert_eq!(all.contains_key(story.name), story.is_core, "{}", story.name);
         }
     }
 
     #[test]
-    fn a_line_that_is_no_sabotage_is_named() {
+    fn invalid_lines_are_rejected() {
         let check = |text: &str, expect: &str| {
             let problem = parse(text).unwrap_err();
             assert!(problem.contains(expect), "{problem}");
@@ -77,14 +77,14 @@ mod tests {
         check("config", "is not STORY: COMMAND");
         check("confg: true", "is not STORY: COMMAND");
         check("config at dawn: true", "is not STORY: COMMAND");
-        check("config: true\nconfig: false", "config stands there twice");
-        check("config fails with: x\nconfig fails with: y", "config fails with stands there twice");
-        check("config: true", "config needs a command and what it fails with");
-        check("config fails with: x", "config needs a command and what it fails with");
+        check("config: true\nconfig: false", "config appears twice");
+        check("config fails with: x\nconfig fails with: y", "config fails with appears twice");
+        check("config: true", "config needs a command and a text to fail with");
+        check("config fails with: x", "config needs a command and a text to fail with");
     }
 
     #[test]
-    fn a_story_has_commands_for_two_times_and_a_reason() {
+    fn entry_has_two_commands_and_a_reason() {
         let text = "# why\nconfig: a: b\n\nconfig after each boot: c\nconfig fails with: never came: d\n";
         let expect = Sabotage {
             before: Some("a: b".into()),
