@@ -2,25 +2,23 @@
 //!
 //! Small changes of one input, crossings of two, and words of the target. No search: nothing here knows what was reached.
 
+use kedge_rig::Random;
+
 /// Bytes that mean something to readers of text, and some that mean nothing to anybody.
 const SPICE: &[u8] = b"{}[]:,-?&*!|>'\"%@`#\n\r\t \\~<=./0129eExX_+an\x00\x1e\x7f\x80\xc3\xff";
 
-/// Numbers without end from one seed (xorshift64*).
-pub struct Dice(u64);
+/// Changes inputs, the same way for the same seed.
+pub struct Dice(Random);
 
 impl Dice {
     /// Each seed gives its own numbers.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        Self(seed | 1)
+        Self(Random::new(seed))
     }
 
     fn roll(&mut self, sides: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(number).unwrap_or(0) % sides.max(1)
+        self.0.index(sides)
     }
 
     /// A few changes of one of `inputs`.

@@ -895,14 +895,11 @@ mod tests {
     }
 
     /// Random values from words that mean something to patches and kinds; the seed is in the panic's message.
-    struct Chaos(u64);
+    struct Chaos(kedge_rig::Random);
 
     impl Chaos {
         fn next(&mut self, below: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            usize::try_from(self.0 % below as u64).unwrap()
+            self.0.index(below)
         }
 
         fn word(&mut self) -> &'static str {
@@ -983,7 +980,7 @@ mod tests {
         use kedge_hub_core::patch;
         let mut accepted = 0;
         for seed in 1..4000_u64 {
-            let mut chaos = Chaos(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let mut chaos = Chaos(kedge_rig::Random::new(seed));
             let kind = kinds::KINDS[chaos.next(kinds::KINDS.len())];
             let namespace = if kind.namespaced { json!("default") } else { Value::Null };
             let mut first = json!({"metadata": {"name": "x", "namespace": namespace}});

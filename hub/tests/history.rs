@@ -18,6 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use history_check::{Record, violations};
 use kedge_hub::store::sqlite::Sqlite;
 use kedge_hub::store::{Change, Marks, Record as Stored, Store, StoreError};
+use kedge_rig::Random;
 use serde_json::{Value, json};
 use server::{Client, Hub, scratch};
 
@@ -36,18 +37,6 @@ const LONGEST_LIFE: Duration = Duration::from_secs(120);
 /// Which store the child runs on; absent in a child that is none.
 const BROKEN: &str = "KEDGE_HISTORY_STORE";
 const DIRECTORY: &str = "KEDGE_HISTORY_DIRECTORY";
-
-/// The same choices from the same seed.
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
 
 /// What everybody saw, and the counter that orders it.
 #[derive(Default)]
@@ -93,18 +82,18 @@ const JSON: &str = "application/json";
 /// One random step of a client; `None` ends it.
 fn step(
     client: &mut Client,
-    chance: &mut Chance,
+    random: &mut Random,
     notes: &Notes,
     own: &mut Vec<String>,
     id: &str,
 ) -> Option<()> {
-    let name = format!("shared-{}", chance.below(SHARED));
+    let name = format!("shared-{}", random.below(SHARED));
     let path = format!("{MAPS}/{name}");
     let started = notes.now();
     let wrote = |name: String, base: Option<u64>, answer: &Value| {
         notes.add(Record::Write { name, base, version: version(answer), started, ended: notes.now() });
     };
-    match chance.below(10) {
+    match random.below(10) {
         0..=2 => {
             let (code, mut found) = ask(client, "GET", &path, JSON, &Value::Null)?;
             let seen = (code == 200).then(|| version(&found));
@@ -139,7 +128,7 @@ fn step(
             }
         }
         7 if !own.is_empty() => {
-            let name = own.swap_remove(usize::try_from(chance.below(own.len() as u64)).unwrap());
+            let name = own.swap_remove(usize::try_from(random.below(own.len() as u64)).unwrap());
             let outcome = ask(client, "DELETE", &format!("{MAPS}/{name}"), JSON, &Value::Null);
             // without an answer it may be gone or not: from now on nothing is claimed of it
             let ended = if outcome.is_some() { notes.now() } else { u64::MAX };
@@ -198,7 +187,7 @@ fn watch(client: &mut Client, notes: &Notes, resume: Option<(u64, u64)>) -> Opti
 }
 
 /// One life of the hub, ended by a kill.
-fn life(hub: Hub, chance: &mut Chance, notes: &Arc<Notes>, round: u64, resume: &mut Vec<Option<(u64, u64)>>) {
+fn life(hub: Hub, random: &mut Random, notes: &Arc<Notes>, round: u64, resume: &mut Vec<Option<(u64, u64)>>) {
     notes.stop.store(false, Ordering::SeqCst);
     let mut admin = hub.admin();
     for number in 0..SHARED {
@@ -217,11 +206,11 @@ fn life(hub: Hub, chance: &mut Chance, notes: &Arc<Notes>, round: u64, resume: &
     let clients: Vec<_> = (0..CLIENTS)
         .map(|number| {
             let (mut client, notes) = (admin.another(), notes.clone());
-            let mut chance = Chance(chance.0 ^ (round << 8 | number) << 32 | 1);
+            let mut random = Random::new(random.number());
             std::thread::spawn(move || {
                 let (mut own, id) = (Vec::new(), format!("c{number}-r{round}"));
                 while notes.goes_on() {
-                    if step(&mut client, &mut chance, &notes, &mut own, &id).is_none() {
+                    if step(&mut client, &mut random, &notes, &mut own, &id).is_none() {
                         // a broken connection, or an object that is not there: the next step finds out
                         client = client.another();
                     }
@@ -244,7 +233,7 @@ fn life(hub: Hub, chance: &mut Chance, notes: &Arc<Notes>, round: u64, resume: &
         })
         .collect();
     // so much happens, however slow the machine is
-    let enough = notes.count() + LEAST_RECORDS + usize::try_from(chance.below(MORE_RECORDS)).unwrap();
+    let enough = notes.count() + LEAST_RECORDS + usize::try_from(random.below(MORE_RECORDS)).unwrap();
     let until = Instant::now() + LONGEST_LIFE;
     while notes.count() < enough {
         assert!(Instant::now() < until, "the hub hardly answers");
@@ -259,10 +248,10 @@ fn life(hub: Hub, chance: &mut Chance, notes: &Arc<Notes>, round: u64, resume: &
 /// Runs lives until `kills` hubs were killed; stops earlier when `caught`, asked after each life, says so.
 fn run(kills: u64, seed: u64, start: impl Fn() -> Hub, caught: impl Fn(&[Record]) -> bool) -> Vec<Record> {
     let notes = Arc::new(Notes::default());
-    let mut chance = Chance(seed | 1);
+    let mut random = Random::new(seed);
     let mut resume = vec![None; usize::try_from(WATCHERS).unwrap()];
     for round in 0..kills {
-        life(start(), &mut chance, &notes, round, &mut resume);
+        life(start(), &mut random, &notes, round, &mut resume);
         let hub = start();
         let mut client = hub.admin();
         let started = notes.now();

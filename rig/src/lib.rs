@@ -22,3 +22,6 @@ pub mod story;
 pub mod table;
 pub mod teller;
 pub mod view;
+
+pub use kedge_platform::fake::Random;
+pub use scratch::Scratch;

@@ -17,6 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Random;
 use crate::error::KitError;
 use crate::scratch::poll;
 
@@ -545,7 +546,7 @@ impl Iterator for Cuts<'_> {
         self.applied = window.start;
         let mut image = self.durable.clone();
         if subset > 0 {
-            let mut chance = Chance::new(self.seed, flush, subset);
+            let mut chance = random(self.seed, flush, subset);
             let style = Style::new(subset, window.len(), &mut chance);
             for (number, entry) in self.recording.entries[window].iter().enumerate() {
                 if style.survives(number, &mut chance) {
@@ -568,7 +569,7 @@ enum Style {
 }
 
 impl Style {
-    fn new(subset: usize, entries: usize, chance: &mut Chance) -> Self {
+    fn new(subset: usize, entries: usize, chance: &mut Random) -> Self {
         match subset % 3 {
             1 => Self::Half,
             2 => Self::Most,
@@ -576,7 +577,7 @@ impl Style {
         }
     }
 
-    fn survives(&self, number: usize, chance: &mut Chance) -> bool {
+    fn survives(&self, number: usize, chance: &mut Random) -> bool {
         match self {
             Self::Half => chance.below(2) == 0,
             Self::Most => chance.below(8) != 0,
@@ -586,10 +587,10 @@ impl Style {
 }
 
 /// Which sectors of a surviving write survive: mostly all, else its first ones or any.
-fn torn(entry: &Entry, chance: &mut Chance) -> impl FnMut(u64) -> bool + use<> {
+fn torn(entry: &Entry, chance: &mut Random) -> impl FnMut(u64) -> bool + use<> {
     let kind = if entry.sectors > 1 { chance.below(8) } else { 2 };
     let end = chance.below(entry.sectors.max(1));
-    let mut chance = Chance(chance.number());
+    let mut chance = Random::new(chance.number());
     move |index| match kind {
         0 => index < end,
         1 => chance.below(2) == 0,
@@ -597,27 +598,9 @@ fn torn(entry: &Entry, chance: &mut Chance) -> impl FnMut(u64) -> bool + use<> {
     }
 }
 
-/// Seeded chance (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn new(seed: u64, flush: usize, subset: usize) -> Self {
-        let mut chance = Self(seed ^ (flush as u64).rotate_left(32) ^ (subset as u64).rotate_left(48));
-        chance.number();
-        chance
-    }
-
-    fn number(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.number() % bound
-    }
+/// The numbers for one cut.
+fn random(seed: u64, flush: usize, subset: usize) -> Random {
+    Random::new(seed ^ (flush as u64).rotate_left(32) ^ (subset as u64).rotate_left(48))
 }
 
 #[cfg(test)]

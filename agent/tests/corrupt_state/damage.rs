@@ -1,5 +1,6 @@
 //! What can befall a file or directory.
 
+use kedge_rig::Random;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::symlink;
@@ -105,10 +106,6 @@ fn remove(path: &Path) {
 }
 
 fn noise(length: usize) -> Vec<u8> {
-    let mut state = 7_u64;
-    let mut byte = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    (0..length).map(|_| byte()).collect()
+    let mut random = Random::new(7);
+    (0..length).map(|_| random.number() as u8).collect()
 }

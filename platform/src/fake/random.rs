@@ -1,4 +1,4 @@
-//! Seeded chance for fakes and tests.
+//! Seeded random numbers for fakes and for every test in the workspace (the rig re-exports the type).
 //!
 //! What always holds: the same seed gives the same sequence, on every machine and in every version of this crate.
 //! Leaves to others: anything that must be unpredictable. This is not.
@@ -38,6 +38,11 @@ impl Random {
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         let at = self.below(from.len() as u64);
         &from[usize::try_from(at).expect("below a length")]
+    }
+
+    /// An index into `length` things; 0 if there are none.
+    pub fn index(&mut self, length: usize) -> usize {
+        self.below(length.max(1) as u64) as usize
     }
 
     /// True once in `n` times.

@@ -11,6 +11,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use kedge_rig::Random;
 use kedge_rig::agent::{Agent, AgentOptions};
 use kedge_rig::cluster::HEADER;
 use kedge_rig::error::KitError;
@@ -159,7 +160,7 @@ struct Stage {
     processes: BTreeMap<&'static str, (i32, Instant)>,
     /// Until when a node's weather lasts.
     weather: BTreeMap<&'static str, Instant>,
-    chance: Chance,
+    random: Random,
     // last: the processes end before their directory goes
     scratch: Scratch,
 }
@@ -214,7 +215,7 @@ impl Stage {
             next_line: begun + LINE_EVERY,
             processes: BTreeMap::new(),
             weather: BTreeMap::new(),
-            chance: Chance(options.seed),
+            random: Random::new(options.seed),
             scratch,
         })
     }
@@ -227,7 +228,7 @@ impl Stage {
         while self.begun.elapsed() < options.whole && !self.lived.interrupted {
             let now = self.turn(around);
             if now >= next_weather {
-                next_weather = now + self.chance.secs(10, 30);
+                next_weather = now + self.secs(10, 30);
                 self.worsen(now, around.troubles);
             }
             let its_time = self.begun.elapsed() >= options.whole.mul_f64(OUTAGE_AT);
@@ -236,14 +237,14 @@ impl Stage {
                     self.fair(around.troubles);
                     length
                 }
-                _ if now >= next_restart => self.chance.secs(1, 20),
+                _ if now >= next_restart => self.secs(1, 20),
                 _ => continue,
             };
             self.away(length, around)?;
             if its_time && outage.take().is_some() {
                 self.see_returns(around.view)?;
             }
-            next_restart = Instant::now() + self.chance.secs(60, 120);
+            next_restart = Instant::now() + self.secs(60, 120);
         }
         self.lived.lived_secs = self.begun.elapsed().as_secs_f64();
         Ok(())
@@ -307,16 +308,16 @@ impl Stage {
 
     /// One node's link gets worse.
     fn worsen(&mut self, now: Instant, troubles: &Troubles) {
-        let at = self.chance.below(self.agents.len() as u64) as usize;
-        let (node, kind) = (self.agents[at].0, self.chance.below(4));
+        let at = self.random.below(self.agents.len() as u64) as usize;
+        let (node, kind) = (self.agents[at].0, self.random.below(4));
         if self.weather.contains_key(node) {
             return;
         }
         self.lived.weathers += 1;
         let (weather, length) = match kind {
-            0 => (Weather::Cut, self.chance.secs(3, 20)),
-            1 => (Weather::Stalled, self.chance.secs(3, 25)),
-            2 => (Weather::Slow(SLOW), self.chance.secs(20, 40)),
+            0 => (Weather::Cut, self.secs(3, 20)),
+            1 => (Weather::Stalled, self.secs(3, 25)),
+            2 => (Weather::Slow(SLOW), self.secs(20, 40)),
             _ => return self.agents[at].2.forget(),
         };
         // a slow link is no excuse
@@ -441,6 +442,10 @@ impl Stage {
         );
     }
 
+    fn secs(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_secs(least + self.random.below(most - least + 1))
+    }
+
     fn renewals(&self, view: &View) -> BTreeMap<&'static str, usize> {
         view.look(|world| NODES.iter().map(|(node, _)| (*node, world.renewal_count(node))).collect())
     }
@@ -465,22 +470,5 @@ impl Stage {
             agent.stop()?;
         }
         self.hub.stop()
-    }
-}
-
-/// Seeded chance (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn secs(&mut self, least: u64, most: u64) -> Duration {
-        Duration::from_secs(least + self.below(most - least + 1))
     }
 }
