@@ -9,7 +9,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -21,6 +20,7 @@ use kedge_api::Timestamp;
 use kedge_core::config::records::{self, StateFile};
 use kedge_core::{Action, Core, Event, Now, Options, Outcome, Step};
 use kedge_platform::ProcessFacts;
+use kedge_rig::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
@@ -28,25 +28,15 @@ use tokio::sync::{mpsc, oneshot};
 /// all of ours open.
 static NO_CHILDREN: Mutex<()> = Mutex::new(());
 
-struct Folder(PathBuf);
+struct Folder(Scratch);
 
 impl Folder {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("kedge-local-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(Scratch::new("local").unwrap())
     }
 
     fn socket(&self) -> PathBuf {
         self.0.join("run/kedge.sock")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

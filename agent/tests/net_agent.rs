@@ -113,7 +113,7 @@ impl Scene {
     }
 
     fn start_with_log(&mut self, log: impl Into<Stdio>) {
-        let at = |name: &str| self.bench.folder.0.join(name).display().to_string();
+        let at = |name: &str| self.bench.folder.join(name).display().to_string();
         let agent = Command::new(env!("CARGO_BIN_EXE_kedge"))
             .args(["agent", "--hostname-override", NODE, "--config-dir", ""])
             .args(["--kubeconfig", &at("kubeconfig"), "--root-dir", &at("state"), "--run-dir", &at("run")])
@@ -228,13 +228,13 @@ fn a_log_that_nobody_reads_stops_no_heartbeat() {
 #[test]
 fn a_kubeconfig_that_does_not_answer_stops_neither_a_start_nor_a_heartbeat() {
     let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
-    let kubeconfig = scene.bench.folder.0.join("kubeconfig");
+    let kubeconfig = scene.bench.folder.join("kubeconfig");
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
     std::fs::remove_file(&kubeconfig).unwrap();
     // whoever reads a pipe nobody writes to waits, as on a disk that does not answer
     assert!(Command::new("mkfifo").arg(&kubeconfig).status().unwrap().success());
     scene.start();
-    let run_dir = scene.bench.folder.0.join("run");
+    let run_dir = scene.bench.folder.join("run");
     wait_until("the agent to be ready", || {
         let mut status = Command::new(env!("CARGO_BIN_EXE_kedge"));
         status.args(["status", "--run-dir"]).arg(&run_dir).stdout(Stdio::null()).stderr(Stdio::null());
@@ -249,10 +249,10 @@ fn a_kubeconfig_that_does_not_answer_stops_neither_a_start_nor_a_heartbeat() {
 #[test]
 fn a_kubeconfig_that_is_no_use_is_told_at_each_change_and_used_once_it_is_mended() {
     let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
-    let kubeconfig = scene.bench.folder.0.join("kubeconfig");
+    let kubeconfig = scene.bench.folder.join("kubeconfig");
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
     std::fs::remove_file(&kubeconfig).unwrap();
-    let log = scene.bench.folder.0.join("log");
+    let log = scene.bench.folder.join("log");
     scene.start_with_log(std::fs::File::create(&log).unwrap());
     let is_told = |what: &str| wait_until(what, || std::fs::read_to_string(&log).unwrap().contains(what));
     is_told("No such file");

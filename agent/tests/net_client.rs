@@ -114,7 +114,7 @@ fn requests_of_one_stream_share_a_connection_and_one_lookup() {
     let counted = Arc::clone(&lookups);
     let api = Api::open_with_lookup(
         ApiOptions {
-            kubeconfig: folder.0.join("kubeconfig"),
+            kubeconfig: folder.join("kubeconfig"),
             clock: system_clock(),
             proxies: ProxyEnvironment::default(),
         },
@@ -288,7 +288,10 @@ fn a_half_dead_server_costs_no_more_than_the_deadline() {
     });
     let api = Api::open_with_lookup(options, lookup).unwrap();
     let client = api.stream("test");
-    check(&Bench { folder: Folder::new(), api, client }, "look up hub.test: no answer in time");
+    check(
+        &Bench { folder: Scratch::new("net").unwrap(), api, client },
+        "look up hub.test: no answer in time",
+    );
 }
 
 #[test]
@@ -479,7 +482,7 @@ fn a_rotated_token_is_used_at_once_and_a_missing_one_is_an_error() {
     };
     let server =
         Server::start_with(&options, |heard| Reply::ok(&heard.header("authorization").unwrap_or_default()));
-    let folder = Folder::new();
+    let folder = Scratch::new("net").unwrap();
     let kubeconfig = KubeconfigText {
         server: format!("https://{}", server.address),
         roots: &authority,
@@ -496,7 +499,7 @@ fn a_rotated_token_is_used_at_once_and_a_missing_one_is_an_error() {
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
     bench.folder.write("token", "second\n");
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer second");
-    std::fs::remove_file(bench.folder.0.join("token")).unwrap();
+    std::fs::remove_file(bench.folder.join("token")).unwrap();
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer second");
     bench.folder.write("token", "two words");
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer second");
@@ -515,7 +518,7 @@ fn a_token_file_that_does_not_answer_keeps_no_request_waiting() {
     };
     let server =
         Server::start_with(&options, |heard| Reply::ok(&heard.header("authorization").unwrap_or_default()));
-    let folder = Folder::new();
+    let folder = Scratch::new("net").unwrap();
     folder.write("token", "first");
     let kubeconfig = KubeconfigText {
         server: format!("https://{}", server.address),
@@ -528,7 +531,7 @@ fn a_token_file_that_does_not_answer_keeps_no_request_waiting() {
     let bench = Bench::open(folder, options);
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
     // whoever opens a pipe nobody writes to waits, as on a disk that does not answer
-    let token = bench.folder.0.join("token");
+    let token = bench.folder.join("token");
     std::fs::remove_file(&token).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(&token).status().unwrap().success());
     for _ in 0..20 {
@@ -605,12 +608,12 @@ fn a_kubeconfig_that_changes_while_it_is_read_is_read_again() {
         cluster: String::new(),
         user: CERTIFICATE_USER.into(),
     };
-    let key = folder.0.join("node.key");
+    let key = folder.join("node.key");
     let text = std::fs::read_to_string(&key).unwrap();
     std::fs::remove_file(&key).unwrap();
     // whoever reads it is held there, with the kubeconfig read already
     assert!(std::process::Command::new("mkfifo").arg(&key).status().unwrap().success());
-    let kubeconfig_path = folder.0.join("kubeconfig");
+    let kubeconfig_path = folder.join("kubeconfig");
     let options = ApiOptions {
         kubeconfig: kubeconfig_path,
         clock: system_clock(),
@@ -664,7 +667,7 @@ fn a_proxy_carries_the_connection_without_seeing_into_it() {
             https_proxy: Some(format!("http://{}", proxy.address)),
             no_proxy: no_proxy.map(str::to_owned),
         };
-        let kubeconfig = folder.0.join("kubeconfig");
+        let kubeconfig = folder.join("kubeconfig");
         let lookup = Arc::new(|_: &str, _: u16| Err(std::io::ErrorKind::NotFound.into()));
         Api::open_with_lookup(ApiOptions { kubeconfig, clock: system_clock(), proxies }, lookup).unwrap()
     };
@@ -727,7 +730,7 @@ fn cancelling_ends_a_request_wherever_it_waits() {
     let asked = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&asked);
     let options = ApiOptions {
-        kubeconfig: folder.0.join("kubeconfig"),
+        kubeconfig: folder.join("kubeconfig"),
         clock: system_clock(),
         proxies: ProxyEnvironment::default(),
     };

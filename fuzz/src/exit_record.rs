@@ -2,10 +2,10 @@
 
 use crate::Target;
 use crate::input::{joined, sections};
-use crate::scratch::Scratch;
 use kedge_platform::exit::{EVIDENCE_SEEN, EXIT_RECORD};
 use kedge_platform::fake::{FakeDisk, FakeTraces, files, previous_exit};
 use kedge_platform::{PreviousExit, RunDirectory, record_exit};
+use kedge_rig::Scratch;
 use std::cell::OnceCell;
 
 pub(crate) const TARGET: Target =
@@ -57,7 +57,7 @@ fn run(data: &[u8]) {
     read_and_consume(record, seen);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     MARKS.with(|marks| {
-        let folder = marks.get_or_init(|| Scratch::new("marks")).path();
+        let folder = marks.get_or_init(|| crate::scratch("marks")).path();
         write_and_read([text(result), text(code), text(status)], stalled, folder);
     });
 }

@@ -2,10 +2,10 @@
 
 use crate::Target;
 use crate::input::{joined, sections};
-use crate::scratch::Scratch;
 use kedge_platform::HostFacts;
 use kedge_platform::exit::{PANIC_RECORDS_LIMIT, ResetTraces};
 use kedge_platform::linux::{LinuxHost, LinuxTraces, Roots};
+use kedge_rig::Scratch;
 use std::cell::OnceCell;
 use std::path::Path;
 
@@ -81,7 +81,7 @@ thread_local! {
 fn run(data: &[u8]) {
     MACHINE.with(|machine| {
         let root = machine.get_or_init(|| {
-            let made = Scratch::new("machine");
+            let made = crate::scratch("machine");
             for file in FILES {
                 let folder = made.path().join(file).parent().map(Path::to_owned).unwrap_or_default();
                 std::fs::create_dir_all(folder).expect("the scratch folder is ours");

@@ -6,7 +6,6 @@
 
 use crate::Target;
 use crate::input::{Input, sections};
-use crate::scratch::Scratch;
 use kedge_hub::Hub;
 use kedge_hub::store::sqlite::Sqlite;
 use kedge_hub::store::{Change, Marks, OpenError, Record, Store, StoreError};
@@ -75,7 +74,7 @@ thread_local! {
 
 impl Template {
     fn new() -> Self {
-        let folder = Scratch::new("hub-store-template");
+        let folder = crate::scratch("hub-store-template");
         let mut store = Sqlite::open(folder.path()).expect("an empty folder is a place for a store");
         let put = |store: &mut Sqlite, resource: &str, namespace: &str, name: &str, revision: u64| {
             let object = json!({"metadata": {"name": name, "namespace": namespace, "uid": name,
@@ -99,7 +98,7 @@ impl Template {
 }
 
 fn files(data: &[u8]) {
-    let folder = Scratch::new("hub-store");
+    let folder = crate::scratch("hub-store");
     TEMPLATE.with(|template| {
         let mut contents = template.0.clone();
         let mut input = Input::new(data);

@@ -4,12 +4,12 @@
 //! and `@KEY@` (base64 of PEM), or as the files `ca.crt`, `edge.crt`, `edge.key` and `token`.
 
 use crate::Target;
-use crate::scratch::Scratch;
 use crate::server::Authority;
 use kedge::net::client::{Api, ApiOptions};
 use kedge::net::kubeconfig::{self, MAX_CERTIFICATES};
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::system_clock;
+use kedge_rig::Scratch;
 use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
@@ -105,7 +105,7 @@ impl Place {
     fn new() -> Self {
         let authority = Authority::new();
         let edge = authority.identity();
-        let folder = Scratch::new("kubeconfig");
+        let folder = crate::scratch("kubeconfig");
         let files =
             [("ca.crt", &authority.pem), ("edge.crt", &edge.certificate_pem), ("edge.key", &edge.key_pem)];
         for (name, content) in files {

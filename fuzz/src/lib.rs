@@ -25,10 +25,15 @@ mod node;
 pub mod pack;
 mod records;
 mod scalars;
-mod scratch;
 mod server;
 mod source;
 mod yaml;
+
+/// A directory for a target's files, in memory where the machine has such a place.
+fn scratch(name: &str) -> kedge_rig::Scratch {
+    kedge_rig::Scratch::in_memory(&format!("fuzz-{name}"))
+        .expect("a fuzz target needs a directory for its files")
+}
 
 /// One thing that reads what others wrote.
 #[derive(Clone, Copy)]

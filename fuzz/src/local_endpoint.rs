@@ -1,7 +1,6 @@
 //! Callers on the node: any bytes on the unix socket get a whole answer or none, and what they ask reaches core as an event.
 
 use crate::Target;
-use crate::scratch::Scratch;
 use kedge::local::answers;
 use kedge::local::server::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
 use kedge::local::{Call, Listener, Verb, serve};
@@ -10,6 +9,7 @@ use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::LocalLayers;
 use kedge_core::{Action, Core, Event, Now, Options, Outcome, PreviousRun, Step};
 use kedge_platform::ProcessFacts;
+use kedge_rig::Scratch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -89,7 +89,7 @@ fn now() -> Now {
 
 impl Endpoint {
     fn new() -> Self {
-        let folder = Scratch::new("endpoint");
+        let folder = crate::scratch("endpoint");
         let socket = folder.path().join("kedge.sock");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         let (sender, calls) = mpsc::channel(1);

@@ -5,12 +5,12 @@
 
 use crate::Target;
 use crate::input::{Input, SEPARATOR};
-use crate::scratch::Scratch;
 use kedge::net::client::{Api, ApiOptions, NetError, Request, STRATEGIC_MERGE_PATCH};
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::system_clock;
 use kedge::net::watch::{MAX_LISTED, WatchEnd, WatchEvent, WatchFrom, WatchLimits, list, watch};
 use kedge_api::{ConfigMap, Node};
+use kedge_rig::Scratch;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -173,7 +173,7 @@ impl Stage {
         let answers = Answers::default();
         let server = listen(&answers, move |socket, answer| serve(socket, &tls, answer));
         let proxy = listen(&answers, serve_plain);
-        let folder = Scratch::new("server");
+        let folder = crate::scratch("server");
         fs::write(folder.path().join("ca.crt"), &authority.pem).expect("the scratch folder is ours");
         let api = |name: &str, more: &str| {
             let path = folder.path().join(name);

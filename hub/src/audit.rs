@@ -187,9 +187,7 @@ mod tests {
 
     #[test]
     fn the_log_is_rotated_and_bounded() {
-        let folder = std::env::temp_dir().join(format!("kedge-hub-audit-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
+        let folder = kedge_rig::Scratch::new("hub-audit").unwrap();
         let mut log = Rotating::open(folder.join("audit.log"), 100).unwrap();
         for number in 0..200 {
             log.write(format!("{number:019}\n").as_bytes()).unwrap();
@@ -201,7 +199,6 @@ mod tests {
         assert!(sizes.iter().all(|size| *size <= 120), "{sizes:?}");
         let newest = fs::read_to_string(folder.join("audit.log")).unwrap();
         assert!(newest.ends_with(&format!("{:019}\n", 199)));
-        let _ = fs::remove_dir_all(&folder);
     }
 
     #[test]

@@ -220,9 +220,7 @@ mod tests {
     #[test]
     fn a_certificate_says_what_was_asked_and_nothing_more() {
         use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
-        let directory = std::env::temp_dir().join(format!("kedge-hub-signer-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&directory);
-        std::fs::create_dir_all(&directory).unwrap();
+        let directory = kedge_rig::Scratch::new("hub-signer").unwrap();
         let pki = Pki::open(&directory, &["localhost".to_owned()], NOW).unwrap();
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
         params.distinguished_name = DistinguishedName::new();
@@ -247,6 +245,5 @@ mod tests {
         write_answer(&mut asked, &why, "now");
         assert_eq!(condition(&asked, "Failed").unwrap()["reason"], "SignerValidationFailure");
         assert!(!is_due(&asked));
-        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -10,37 +10,23 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use kedge_platform::files::{RESERVE_BYTES, RESERVE_NAME, TEMPORARY_PREFIX};
 use kedge_platform::linux::{self, LinuxHost, Roots};
 use kedge_platform::{Files, HostFacts, Kind, ReadError, WriteError};
+use kedge_rig::Scratch;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 const LIMIT: usize = 64 * 1024;
 
-/// A directory of this test's own, removed in the end.
-struct Scratch(PathBuf);
+/// A root for the platform's files, below a directory of this test's own.
+struct Root(Scratch);
 
-impl Scratch {
+impl Root {
     fn new() -> Self {
-        Self::below(&std::env::temp_dir())
-    }
-
-    /// For many files; a tmpfs where there is one.
-    fn in_memory() -> Self {
-        let shared_memory = Path::new("/dev/shm");
-        if shared_memory.is_dir() { Self::below(shared_memory) } else { Self::new() }
-    }
-
-    fn below(directory: &Path) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = directory.join(format!("kedge-platform-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).expect("the temporary directory can be written");
-        Self(path)
+        Self(Scratch::new("platform").expect("the temporary directory can be written"))
     }
 
     fn files(&self) -> impl Files + use<> {
@@ -53,18 +39,12 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A small tmpfs, if this user may mount one.
-struct SmallDisk(Scratch);
+struct SmallDisk(Root);
 
 impl SmallDisk {
     fn mount(size: &str) -> Option<Self> {
-        let scratch = Scratch::new();
+        let scratch = Root::new();
         fs::create_dir(scratch.at("")).expect("an empty directory");
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={size},mode=0700"), "kedge-test"])
@@ -88,7 +68,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn what_is_written_is_read_again_and_nobody_else_may_read_it() {
-    let scratch = Scratch::new();
+    let scratch = Root::new();
     let files = scratch.files();
     let path = Path::new("checkpoints/7f3c/12");
     files.write_durably(path, b"one").unwrap();
@@ -108,7 +88,7 @@ fn what_is_written_is_read_again_and_nobody_else_may_read_it() {
 
 #[test]
 fn directories_removed_under_a_running_program_are_made_again() {
-    let scratch = Scratch::new();
+    let scratch = Root::new();
     let files = scratch.files();
     files.write_durably(Path::new("v1/startups.json"), b"1").unwrap();
     fs::remove_dir_all(scratch.at("v1")).unwrap();
@@ -122,7 +102,7 @@ fn directories_removed_under_a_running_program_are_made_again() {
 
 #[test]
 fn nothing_is_created_by_looking() {
-    let scratch = Scratch::new();
+    let scratch = Root::new();
     let files = scratch.files();
     assert!(matches!(files.read(Path::new("a"), 1), Err(ReadError::NotFound { .. })));
     assert!(matches!(files.list(Path::new(""), 1), Err(ReadError::NotFound { .. })));
@@ -157,7 +137,7 @@ const ODD: [Kind; 4] = [Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket
 #[test]
 fn odd_things_in_place_of_a_file_are_named_and_never_opened() {
     for kind in ODD {
-        let scratch = Scratch::new();
+        let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
         make(kind, &scratch.at("current"));
         // A FIFO opened without care would block here for ever.
@@ -171,7 +151,7 @@ fn odd_things_in_place_of_a_file_are_named_and_never_opened() {
 #[test]
 fn odd_things_in_place_of_a_file_are_replaced_by_a_write_and_directories_kept() {
     for kind in ODD {
-        let scratch = Scratch::new();
+        let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
         make(kind, &scratch.at("current"));
         let files = scratch.files();
@@ -190,7 +170,7 @@ fn odd_things_in_place_of_a_file_are_replaced_by_a_write_and_directories_kept() 
 #[test]
 fn odd_things_in_place_of_a_directory_are_set_aside_by_a_write_below_it() {
     for kind in [Kind::File, Kind::Symlink, Kind::Fifo, Kind::Socket] {
-        let scratch = Scratch::new();
+        let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
         make(kind, &scratch.at("checkpoints"));
         let files = scratch.files();
@@ -206,7 +186,7 @@ fn odd_things_in_place_of_a_directory_are_set_aside_by_a_write_below_it() {
 
 #[test]
 fn a_link_to_a_directory_is_not_walked_through() {
-    let scratch = Scratch::new();
+    let scratch = Root::new();
     let outside = scratch.0.join("outside");
     fs::create_dir_all(&outside).unwrap();
     fs::write(outside.join("secret"), b"secret").unwrap();
@@ -223,8 +203,8 @@ fn a_link_to_a_directory_is_not_walked_through() {
 
 #[test]
 fn a_sweep_of_the_root_takes_our_leftovers_there_and_nothing_below() {
-    let root = Scratch::new();
-    let files = linux::files(&root.0);
+    let root = Root::new();
+    let files = linux::files(root.0.path());
     files.write_durably(Path::new("record"), b"kept").unwrap();
     for path in [".kedge-new-7-1", "pods/.kedge-new-7-1", "pods/data"] {
         fs::create_dir_all(root.0.join(path).parent().unwrap()).unwrap();
@@ -239,7 +219,7 @@ fn a_sweep_of_the_root_takes_our_leftovers_there_and_nothing_below() {
 
 #[test]
 fn a_file_that_the_operator_named_is_read_through_links_and_nothing_else_is_opened() {
-    let scratch = Scratch::new();
+    let scratch = Root::new();
     fs::create_dir(scratch.at("")).unwrap();
     for kind in ODD {
         make(kind, &scratch.at(&kind.to_string()));
@@ -261,7 +241,7 @@ fn a_file_that_the_operator_named_is_read_through_links_and_nothing_else_is_open
 
 #[test]
 fn the_root_itself_may_be_a_link() {
-    let scratch = Scratch::new();
+    let scratch = Root::new();
     fs::create_dir(scratch.0.join("real")).unwrap();
     symlink(scratch.0.join("real"), scratch.0.join("root")).unwrap();
     scratch.files().write_durably(Path::new("a/b"), b"x").unwrap();
@@ -271,7 +251,7 @@ fn the_root_itself_may_be_a_link() {
 #[test]
 fn anything_can_be_set_aside_and_only_the_newest_are_kept() {
     for kind in [Kind::File, Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket] {
-        let scratch = Scratch::new();
+        let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
         let files = scratch.files();
         for round in 0..14 {
@@ -289,7 +269,7 @@ fn anything_can_be_set_aside_and_only_the_newest_are_kept() {
 #[test]
 fn a_start_is_not_held_up_by_a_hundred_thousand_leftovers() {
     const LEFTOVERS: usize = 100_000;
-    let scratch = Scratch::in_memory();
+    let scratch = Root(Scratch::in_memory("platform").unwrap());
     fs::create_dir(scratch.at("")).unwrap();
     for n in 0..LEFTOVERS {
         fs::File::create(scratch.at(&format!("{TEMPORARY_PREFIX}1-{n}"))).unwrap();
@@ -351,7 +331,7 @@ fn a_read_only_disk_says_so() {
 
 #[test]
 fn the_reserve_takes_real_space() {
-    let scratch = Scratch::new();
+    let scratch = Root::new();
     scratch.files().ensure_reserve(RESERVE_BYTES).unwrap();
     let metadata = fs::metadata(scratch.at(RESERVE_NAME)).unwrap();
     assert_eq!(metadata.len(), RESERVE_BYTES as u64);
@@ -380,8 +360,8 @@ fn facts_of_the_machine_this_runs_on_make_sense() {
 }
 
 /// A made-up machine: pairs of path and content below a scratch root.
-fn machine(files: &[(&str, &str)]) -> (Scratch, Roots) {
-    let scratch = Scratch::new();
+fn machine(files: &[(&str, &str)]) -> (Root, Roots) {
+    let scratch = Root::new();
     for (path, content) in files {
         let path = scratch.0.join(path);
         fs::create_dir_all(path.parent().expect("below the scratch directory")).unwrap();
@@ -423,7 +403,7 @@ fn the_machine_id_comes_from_the_first_place_that_has_a_real_one() {
     const ID: &str = "0123456789abcdef0123456789abcdef";
     let id_of = |files: &[(&str, &str)]| {
         let (scratch, roots) = machine(files);
-        LinuxHost::new(roots, &scratch.0).identity().machine_id
+        LinuxHost::new(roots, scratch.0.path()).identity().machine_id
     };
     assert_eq!(id_of(&[("etc/machine-id", &format!("{ID}\n"))]), ID);
     let dbus = [("etc/machine-id", "uninitialized\n"), ("var/lib/dbus/machine-id", ID)];
@@ -454,7 +434,7 @@ fn capacity_and_usage_are_read_from_the_roots() {
         ("sys/devices/system/cpu/online", "0-3\n"),
         ("usr/lib/os-release", "PRETTY_NAME=\"Board OS 1.0\"\n"),
     ]);
-    let host = LinuxHost::new(roots, &scratch.0);
+    let host = LinuxHost::new(roots, scratch.0.path());
     let (capacity, usage) = (host.capacity(), host.usage());
     assert_eq!((capacity.cpus, capacity.memory_bytes, capacity.pids), (4, 2048 * 1024, 15_000));
     assert_eq!((usage.memory_available_bytes, usage.pids_in_use), (1024 * 1024, 234));

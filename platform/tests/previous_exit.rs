@@ -5,43 +5,23 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use kedge_platform::exit::{EVIDENCE_SEEN, EXIT_RECORD, Ending, ResetTraces};
 use kedge_platform::fake::{self, FakeDisk, FakeTraces, Loss};
 use kedge_platform::linux::{self, Roots};
 use kedge_platform::{Evidence, ExitRecord, Files, Kind, PreviousExit, RunDirectory, record_exit};
+use kedge_rig::Scratch;
 
 const BOOT: &str = "6fe9d3a8-0000-4000-8000-000000000001";
 
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("kedge-exit-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).expect("the temporary directory can be written");
-        Self(path)
-    }
-
-    fn put(&self, path: &str, content: &[u8]) {
-        let path = self.0.join(path);
-        fs::create_dir_all(path.parent().expect("below the scratch directory")).expect("writable");
-        fs::write(path, content).expect("writable");
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn scratch() -> Scratch {
+    Scratch::new("exit").expect("the temporary directory can be written")
 }
 
 /// Records an end on a new fake disk: the environment as `NAME=value` words, then what the run had marked.
 fn recorded(environment: &str, marks: impl Fn(&RunDirectory)) -> (FakeDisk, ExitRecord) {
-    let scratch = Scratch::new();
-    let run = RunDirectory::new(scratch.0.join("run"));
+    let scratch = scratch();
+    let run = RunDirectory::new(scratch.join("run"));
     run.begin();
     marks(&run);
     let disk = FakeDisk::new();
@@ -278,10 +258,10 @@ fn a_failure_to_consume_is_told_and_both_halves_are_tried() {
 
 /// The real traces on a made-up machine.
 fn traces(files: &[(&str, &str)]) -> (Scratch, Roots) {
-    let scratch = Scratch::new();
-    scratch.put("proc/sys/kernel/random/boot_id", format!("{BOOT}\n").as_bytes());
-    files.iter().for_each(|(path, content)| scratch.put(path, content.as_bytes()));
-    let roots = Roots::under(&scratch.0);
+    let scratch = scratch();
+    scratch.write("proc/sys/kernel/random/boot_id", format!("{BOOT}\n").as_bytes());
+    files.iter().for_each(|(path, content)| drop(scratch.write(path, content)));
+    let roots = Roots::under(&scratch);
     (scratch, roots)
 }
 
@@ -340,16 +320,16 @@ fn a_machine_with_thousands_of_old_panics_still_sees_a_new_one() {
     let (scratch, roots) = traces(&[]);
     for n in 0..1000 {
         let path = format!("var/lib/systemd/pstore/{}/dmesg-efi-1", 1_700_000_000 + n);
-        scratch.put(&path, format!("Panic#1 Part1\nnumber {n}").as_bytes());
+        scratch.write(&path, format!("Panic#1 Part1\nnumber {n}").as_bytes());
     }
-    let files = linux::files(scratch.0.join("data"));
+    let files = linux::files(scratch.join("data"));
     let previous = linux::previous_exit(files, roots);
     previous.consume().unwrap();
     assert!(!previous.read().kernel_panic);
-    scratch.put("sys/fs/pstore/dmesg-efi-1", b"Panic#1 Part1\nfresh");
+    scratch.write("sys/fs/pstore/dmesg-efi-1", b"Panic#1 Part1\nfresh");
     assert!(previous.read().kernel_panic);
-    fs::remove_file(scratch.0.join("sys/fs/pstore/dmesg-efi-1")).unwrap();
-    scratch.put("var/lib/systemd/pstore/1700001000/dmesg-efi-1", b"Panic#1 Part1\nfresh");
+    fs::remove_file(scratch.join("sys/fs/pstore/dmesg-efi-1")).unwrap();
+    scratch.write("var/lib/systemd/pstore/1700001000/dmesg-efi-1", b"Panic#1 Part1\nfresh");
     assert!(previous.read().kernel_panic);
 }
 
@@ -357,26 +337,26 @@ fn a_machine_with_thousands_of_old_panics_still_sees_a_new_one() {
 fn a_panic_record_that_moves_to_the_disk_is_not_a_second_panic() {
     let panic = "Panic#1 Part1\n<0>Kernel panic - not syncing";
     let (scratch, roots) = traces(&[("sys/fs/pstore/dmesg-efi-1", panic)]);
-    let files = || linux::files(scratch.0.join("data")) as Arc<dyn Files>;
+    let files = || linux::files(scratch.join("data")) as Arc<dyn Files>;
     let previous = || linux::previous_exit(files(), roots.clone());
     assert!(previous().read().kernel_panic);
     previous().consume().unwrap();
     assert!(!previous().read().kernel_panic);
-    fs::remove_file(scratch.0.join("sys/fs/pstore/dmesg-efi-1")).unwrap();
+    fs::remove_file(scratch.join("sys/fs/pstore/dmesg-efi-1")).unwrap();
     previous().consume().unwrap();
-    scratch.put("var/lib/systemd/pstore/1700000000/dmesg-efi-1", panic.as_bytes());
+    scratch.write("var/lib/systemd/pstore/1700000000/dmesg-efi-1", panic.as_bytes());
     assert!(!previous().read().kernel_panic);
-    scratch.put("sys/fs/pstore/dmesg-efi-1", b"Panic#1 Part1\n<0>Kernel panic - another");
+    scratch.write("sys/fs/pstore/dmesg-efi-1", b"Panic#1 Part1\n<0>Kernel panic - another");
     assert!(previous().read().kernel_panic);
 }
 
 #[test]
 fn a_record_made_by_the_real_disk_is_read_by_it() {
-    let scratch = Scratch::new();
-    let run = RunDirectory::new(scratch.0.join("run/kedge"));
+    let scratch = scratch();
+    let run = RunDirectory::new(scratch.join("run/kedge"));
     run.begin();
     run.mark_ready();
-    let files = linux::files(scratch.0.join("data"));
+    let files = linux::files(scratch.join("data"));
     let environment = |name: &str| (name == "SERVICE_RESULT").then(|| "oom-kill".to_string());
     let record = record_exit(&*files, &run, BOOT, &environment).unwrap();
     let (_machine, roots) = traces(&[]);
@@ -384,14 +364,14 @@ fn a_record_made_by_the_real_disk_is_read_by_it() {
     assert_eq!(previous.read().exit_record, Some(record));
     previous.consume().unwrap();
     assert_eq!(previous.read(), Evidence::default());
-    assert!(!scratch.0.join("data").join(Path::new(EXIT_RECORD)).exists());
+    assert!(!scratch.join("data").join(Path::new(EXIT_RECORD)).exists());
 }
 
 #[test]
 fn marks_in_a_directory_that_cannot_be_written_stop_nothing() {
-    let scratch = Scratch::new();
-    scratch.put("blocked", b"a file where the directory belongs");
-    let run = RunDirectory::new(scratch.0.join("blocked"));
+    let scratch = scratch();
+    scratch.write("blocked", b"a file where the directory belongs");
+    let run = RunDirectory::new(scratch.join("blocked"));
     run.begin();
     run.mark_ready();
     run.mark_stalled(&["main"]);
@@ -401,8 +381,8 @@ fn marks_in_a_directory_that_cannot_be_written_stop_nothing() {
 
 #[test]
 fn the_same_end_over_and_over_is_written_once() {
-    let scratch = Scratch::new();
-    let run = RunDirectory::new(scratch.0.join("run"));
+    let scratch = scratch();
+    let run = RunDirectory::new(scratch.join("run"));
     let disk = FakeDisk::new();
     let files = fake::files(&disk);
     let ended = |status: &'static str| {
@@ -421,13 +401,13 @@ fn the_same_end_over_and_over_is_written_once() {
 
 #[test]
 fn a_directory_is_one_process_s_until_it_lets_go_of_it() {
-    let scratch = Scratch::new();
-    let directory = scratch.0.join("var/lib/kedge");
+    let scratch = scratch();
+    let directory = scratch.join("var/lib/kedge");
     let claimed = linux::claim(&directory).unwrap();
     assert!(claimed.is_some() && directory.is_dir());
     assert!(linux::claim(&directory).unwrap().is_none());
     drop(claimed);
     assert!(linux::claim(&directory).unwrap().is_some());
-    scratch.put("file", b"");
-    assert!(linux::claim(&scratch.0.join("file")).is_err());
+    scratch.write("file", b"");
+    assert!(linux::claim(&scratch.join("file")).is_err());
 }

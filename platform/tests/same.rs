@@ -70,7 +70,7 @@ fn tree<D: Operations>(disk: &D, directory: &Path) -> Vec<(PathBuf, Option<Vec<u
 
 #[test]
 fn the_fake_disk_and_the_real_one_answer_the_same() {
-    let root = std::env::temp_dir().join(format!("kedge-same-{}", std::process::id()));
+    let root = kedge_rig::Scratch::new("same").unwrap();
     for seed in 0..SEEDS {
         let mut random = Random::new(seed);
         let (real, fake) = (LinuxDisk::new(root.join(seed.to_string())), FakeDisk::new());
@@ -87,5 +87,4 @@ fn the_fake_disk_and_the_real_one_answer_the_same() {
         assert_eq!(tree(&real, Path::new("")), tree(&fake, Path::new("")), "seed {seed}");
         fs::remove_dir_all(real.root()).expect("ours");
     }
-    fs::remove_dir(&root).expect("empty again");
 }

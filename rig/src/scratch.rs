@@ -1,15 +1,16 @@
-//! A directory for one story or one test, and waiting for something outside this process.
+//! A directory for one test or one run of a program, and waiting for something outside this process.
 //!
-//! Always holds: the directory is new, readable by its owner only, and removed when dropped, unless it is kept on purpose so
-//! that somebody can look at it.
+//! Always holds: the directory is new, readable by its owner only, and removed when dropped; it is kept after a panic, on
+//! request, and where `KEDGE_KEEP_SCRATCH` is set.
 
 use std::io;
+use std::ops::Deref;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A directory of our own below the system's temporary directory.
+/// A directory of our own. Dereferences to its path.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -17,12 +18,22 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes `kedge-<purpose>-<pid>-<n>`.
+    /// Makes `kedge-<purpose>-<pid>-<n>` below the system's temporary directory.
     pub fn new(purpose: &str) -> io::Result<Scratch> {
+        Scratch::below(&std::env::temp_dir(), purpose)
+    }
+
+    /// The same in memory where the machine has such a place: for many files, and for disks whose flushes should cost nothing.
+    pub fn in_memory(purpose: &str) -> io::Result<Scratch> {
+        let memory = Path::new("/dev/shm");
+        if memory.is_dir() { Scratch::below(memory, purpose) } else { Scratch::new(purpose) }
+    }
+
+    fn below(parent: &Path, purpose: &str) -> io::Result<Scratch> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         loop {
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
-            let path = std::env::temp_dir().join(format!("kedge-{purpose}-{}-{count}", std::process::id()));
+            let path = parent.join(format!("kedge-{purpose}-{}-{count}", std::process::id()));
             match std::fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Scratch { path, keep: false }),
                 // left by an earlier process with our id: not ours to use
@@ -32,9 +43,22 @@ impl Scratch {
         }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Writes a file below it, with the directories that lead there; an existing file is replaced whole.
+    ///
+    /// # Panics
+    /// It cannot be written: no test goes on without its files.
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path.join(name);
+        let temporary = path.with_added_extension("tmp");
+        let written = std::fs::create_dir_all(path.parent().unwrap_or(&self.path))
+            .and_then(|()| std::fs::write(&temporary, content))
+            .and_then(|()| std::fs::rename(&temporary, &path));
+        written.unwrap_or_else(|error| panic!("write {}: {error}", path.display()));
+        path
     }
 
     /// Leaves it on disk when dropped.
@@ -43,23 +67,39 @@ impl Scratch {
     }
 }
 
+impl Deref for Scratch {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<Path> for Scratch {
+    fn as_ref(&self) -> &Path {
+        &self.path
+    }
+}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
         let keep = self.keep || std::thread::panicking() || std::env::var_os("KEDGE_KEEP_SCRATCH").is_some();
         if keep {
-            eprintln!("kept for a look: {}", self.path.display());
-        } else if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            eprintln!("kept: {}", self.path.display());
+        } else if let Err(error) = std::fs::remove_dir_all(&self.path)
+            && error.kind() != io::ErrorKind::NotFound
+        {
             eprintln!("remove {}: {error}", self.path.display());
         }
     }
 }
 
-/// How often [`poll`] looks.
+/// How often [`poll`] calls its probe.
 const POLL_EVERY: Duration = Duration::from_millis(20);
 
-/// Looks again and again until `probe` finds something or the limit has passed. For what cannot be waited for otherwise:
-/// files and processes of others.
-pub fn poll<T>(limit: Duration, probe: impl Fn() -> Option<T>) -> Option<T> {
+/// Calls `probe` until it returns something or the limit has passed. For what cannot be waited for otherwise: files and
+/// processes of others.
+pub fn poll<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
         if let Some(found) = probe() {
@@ -70,4 +110,14 @@ pub fn poll<T>(limit: Duration, probe: impl Fn() -> Option<T>) -> Option<T> {
         }
         std::thread::sleep(POLL_EVERY);
     }
+}
+
+/// [`poll`] for a condition that must come true.
+///
+/// # Panics
+/// It did not within the limit.
+#[track_caller]
+pub fn wait_until(awaited: &str, limit: Duration, mut is_so: impl FnMut() -> bool) {
+    let found = poll(limit, || is_so().then_some(()));
+    assert!(found.is_some(), "waited {} s in vain for {awaited}", limit.as_secs());
 }

@@ -560,32 +560,8 @@ fn parse_server(text: &str) -> Result<ServerAddress, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_rig::Scratch;
     use std::fs;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new() -> Self {
-            static NEXT: AtomicU32 = AtomicU32::new(0);
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let path = std::env::temp_dir().join(format!("kedge-kubeconfig-{}-{number}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-
-        fn write(&self, name: &str, text: &[u8]) -> PathBuf {
-            let path = self.0.join(name);
-            fs::write(&path, text).unwrap();
-            path
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn identity() -> (String, String) {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -606,7 +582,7 @@ mod tests {
     }
 
     fn check(text: &str, expect: &str) {
-        let folder = Folder::new();
+        let folder = Scratch::new("kubeconfig").unwrap();
         let path = folder.write("kubeconfig", text.as_bytes());
         let found = match load(&path) {
             Ok(kubeconfig) => format!("ok {}", kubeconfig.server.url()),
@@ -686,8 +662,8 @@ mod tests {
 
     #[test]
     fn files_count_from_the_kubeconfig_and_inline_data_wins() {
-        let folder = Folder::new();
-        fs::create_dir_all(folder.0.join("pki")).unwrap();
+        let folder = Scratch::new("kubeconfig").unwrap();
+        fs::create_dir_all(folder.join("pki")).unwrap();
         let (certificate, key) = identity();
         folder.write("pki/node.crt", certificate.as_bytes());
         folder.write("pki/node.key", key.as_bytes());
@@ -697,15 +673,15 @@ mod tests {
         );
         let loaded = load(&folder.write("kubeconfig", text.as_bytes())).unwrap();
         let files: Vec<&Path> = loaded.files.iter().map(|file| file.path.as_path()).collect();
-        let expected = ["kubeconfig", "pki/node.crt", "pki/node.key"].map(|name| folder.0.join(name));
+        let expected = ["kubeconfig", "pki/node.crt", "pki/node.key"].map(|name| folder.join(name));
         assert_eq!(files, expected);
         assert_eq!(loaded.client_certificate.unwrap().chain.len(), 1);
         let expected =
-            TokenSource::File { path: folder.0.join("pki/token"), fallback: Some("fixed".to_owned()) };
+            TokenSource::File { path: folder.join("pki/token"), fallback: Some("fixed".to_owned()) };
         assert!(loaded.token == expected);
-        fs::remove_file(folder.0.join("pki/node.key")).unwrap();
-        let error = load(&folder.0.join("kubeconfig")).unwrap_err();
-        assert_eq!(error.to_string(), format!("read {}", folder.0.join("pki/node.key").display()));
+        fs::remove_file(folder.join("pki/node.key")).unwrap();
+        let error = load(&folder.join("kubeconfig")).unwrap_err();
+        assert_eq!(error.to_string(), format!("read {}", folder.join("pki/node.key").display()));
     }
 
     #[test]
@@ -716,7 +692,7 @@ mod tests {
 
     #[test]
     fn secrets_do_not_show() {
-        let folder = Folder::new();
+        let folder = Scratch::new("kubeconfig").unwrap();
         let text = kubeconfig(&format!("server: https://h, {}", ca_data()), "token: secret-token");
         let loaded = load(&folder.write("kubeconfig", text.as_bytes())).unwrap();
         assert!(!format!("{loaded:?}").contains("secret-token"));

@@ -5,7 +5,7 @@
 //! process ends with its test, and every wait has a limit.
 
 use crate::api::{Api, NODE};
-use crate::net_server::{Authority, CERTIFICATE_USER, Folder, KubeconfigText, NOW};
+use crate::net_server::{Authority, CERTIFICATE_USER, KubeconfigText, NOW, Scratch};
 use serde_json::Value;
 use std::fs;
 use std::io;
@@ -40,7 +40,7 @@ pub(crate) struct Board {
     // first: what is dropped first ends first
     child: Option<Child>,
     pub(crate) api: Api,
-    folder: Folder,
+    folder: Scratch,
     program: PathBuf,
     as_nobody: bool,
     root: PathBuf,
@@ -119,7 +119,7 @@ impl Board {
     pub(crate) fn empty() -> Self {
         let authority = Authority::new("corrupt state");
         let api = Api::start(&authority);
-        let folder = Folder::new();
+        let folder = Scratch::new("net").unwrap();
         let identity = authority.identity(&["edge-1"], NOW);
         folder.write("node.pem", &identity.certificate_pem);
         folder.write("node.key", &identity.key_pem);
@@ -131,7 +131,7 @@ impl Board {
             user: CERTIFICATE_USER.into(),
         };
         text.write(&folder);
-        let root = folder.0.join("root");
+        let root = folder.join("root");
         fs::create_dir(&root).expect("our own folder");
         let program = PathBuf::from(env!("CARGO_BIN_EXE_kedge"));
         Self { child: None, api, folder, program, as_nobody: false, root }
@@ -149,7 +149,7 @@ impl Board {
     /// The same again: a new directory with the state as it was.
     pub(crate) fn renew(&mut self) {
         self.kill();
-        let _ = fs::remove_dir_all(self.folder.0.join("run"));
+        let _ = fs::remove_dir_all(self.folder.join("run"));
         let _ = fs::remove_file(self.log_path());
         let _ = make_removable(&self.root);
         let _ = fs::remove_dir_all(&self.root);
@@ -164,14 +164,14 @@ impl Board {
     pub(crate) fn run_as_nobody(&mut self) {
         self.as_nobody = true;
         // where nobody may look, and the build directory may not be
-        let program = self.folder.0.join("kedge");
+        let program = self.folder.join("kedge");
         if !program.exists() {
             fs::copy(&self.program, &program).expect("a copy of the program");
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our own file");
             self.program = program;
         }
-        fs::create_dir_all(self.folder.0.join("run")).expect("our own folder");
-        give_away(&self.folder.0, NOBODY);
+        fs::create_dir_all(self.folder.join("run")).expect("our own folder");
+        give_away(&self.folder, NOBODY);
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -179,7 +179,7 @@ impl Board {
     }
 
     fn log_path(&self) -> PathBuf {
-        self.folder.0.join("log")
+        self.folder.join("log")
     }
 
     /// Everything all its agents wrote.
@@ -194,7 +194,7 @@ impl Board {
         self.api.begin();
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log_path()).expect("a log");
         let mut command = self.command(&["agent", "--config-dir", "", "--healthz-port", "0"]);
-        command.arg("--kubeconfig").arg(self.folder.0.join("kubeconfig")).args(["--hostname-override", NODE]);
+        command.arg("--kubeconfig").arg(self.folder.join("kubeconfig")).args(["--hostname-override", NODE]);
         if self.as_nobody {
             command.uid(NOBODY).gid(NOBODY);
         }
@@ -209,7 +209,7 @@ impl Board {
             .arg("--root-dir")
             .arg(&self.root)
             .arg("--run-dir")
-            .arg(self.folder.0.join("run"));
+            .arg(self.folder.join("run"));
         for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "RUNTIME_DIRECTORY", "JOURNAL_STREAM"] {
             command.env_remove(name);
         }
@@ -256,7 +256,7 @@ impl Board {
 
     /// `kedge status --output json`, from the socket; None while nobody answers.
     pub(crate) fn status(&self) -> Option<Value> {
-        let answer = kedge::local::client::get(&self.folder.0.join("run/kedge.sock"), "/status").ok()?;
+        let answer = kedge::local::client::get(&self.folder.join("run/kedge.sock"), "/status").ok()?;
         (answer.status == 200).then(|| serde_json::from_slice(&answer.body).expect("JSON"))
     }
 

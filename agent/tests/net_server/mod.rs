@@ -6,11 +6,10 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of this")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
-use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +17,7 @@ use std::time::{Duration, Instant};
 use kedge::net::client::{Api, ApiOptions, Client};
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{WallClock, system_clock};
+pub use kedge_rig::Scratch;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -417,34 +417,6 @@ impl Proxy {
     }
 }
 
-/// A folder that goes away with its test.
-pub struct Folder(pub PathBuf);
-
-impl Folder {
-    pub fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("kedge-net-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    /// Writes a file as careful people do: the new one takes the old one's place whole.
-    pub fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        let temporary = self.0.join(format!("{name}.tmp"));
-        fs::write(&temporary, text).unwrap();
-        fs::rename(&temporary, &path).unwrap();
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// What a test's kubeconfig says.
 pub struct KubeconfigText<'a> {
     pub server: String,
@@ -465,15 +437,15 @@ impl KubeconfigText<'_> {
         )
     }
 
-    pub fn write(&self, folder: &Folder) -> PathBuf {
+    pub fn write(&self, folder: &Scratch) -> PathBuf {
         folder.write("ca.pem", &self.roots.pem);
-        folder.write("kubeconfig", &self.text())
+        folder.write("kubeconfig", self.text())
     }
 }
 
 /// A client of a server, with everything around it.
 pub struct Bench {
-    pub folder: Folder,
+    pub folder: Scratch,
     pub api: Arc<Api>,
     pub client: Client,
 }
@@ -494,7 +466,7 @@ impl Bench {
         cluster: &str,
         clock: WallClock,
     ) -> Self {
-        let folder = Folder::new();
+        let folder = Scratch::new("net").unwrap();
         let identity = identity_of.identity(&["edge-1"], NOW);
         folder.write("node.pem", &identity.certificate_pem);
         folder.write("node.key", &identity.key_pem);
@@ -509,7 +481,7 @@ impl Bench {
         Self::open(folder, options)
     }
 
-    pub fn open(folder: Folder, options: ApiOptions) -> Self {
+    pub fn open(folder: Scratch, options: ApiOptions) -> Self {
         let api = Api::open(options).unwrap();
         let client = api.stream("test");
         Self { folder, api, client }

@@ -290,7 +290,6 @@ fn tell(lost: &[String]) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -302,7 +301,8 @@ mod tests {
 
     /// A hub with its store on a real disk, and a performer whose clock the test holds.
     struct Stage {
-        data_dir: PathBuf,
+        // removed after the hub is closed
+        _data_dir: kedge_rig::Scratch,
         hub: Arc<Hub>,
         performer: Performer,
         listener: Option<TcpListener>,
@@ -312,15 +312,12 @@ mod tests {
     impl Drop for Stage {
         fn drop(&mut self) {
             self.hub.close();
-            let _ = std::fs::remove_dir_all(&self.data_dir);
         }
     }
 
     impl Stage {
         async fn new(name: &str) -> Stage {
-            let data_dir =
-                std::env::temp_dir().join(format!("kedge-hub-lifecycle-{name}-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&data_dir);
+            let data_dir = kedge_rig::Scratch::new(&format!("hub-lifecycle-{name}")).unwrap();
             let hub = Hub::open(&data_dir).unwrap();
             let pki =
                 Pki::open(&data_dir, &["localhost".to_owned()], time::OffsetDateTime::now_utc()).unwrap();
@@ -328,7 +325,7 @@ mod tests {
             let probe = Probe::new(listener.local_addr().unwrap(), pki.client_config().unwrap());
             let stalled = Arc::new(AtomicU64::new(0));
             let performer = Performer::new(Arc::clone(&hub), MINIMUM_GRACE, Arc::new(probe), stalled);
-            Stage { data_dir, hub, performer, listener: Some(listener), pki }
+            Stage { _data_dir: data_dir, hub, performer, listener: Some(listener), pki }
         }
 
         async fn with(name: &str, nodes: usize) -> Stage {

@@ -2,7 +2,6 @@
 //!
 //! Holds for every test: client and server are rustls as the agent and the hub use it; only the client's clock is made.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration as StdDuration;
 
@@ -35,7 +34,10 @@ impl TimeProvider for Clock {
 struct Client {
     now: OffsetDateTime,
     kubeconfig: Option<String>,
-    trusts: PathBuf,
+    /// The PEM of the authority that it trusts.
+    trusts: Vec<u8>,
+    /// Kept until the test is over.
+    _data: kedge_rig::Scratch,
     versions: &'static [&'static SupportedProtocolVersion],
 }
 
@@ -46,8 +48,9 @@ fn hub(name: &str) -> (Pki, Arc<ServerConfig>, Client) {
     let pki = Pki::open(&data, &["localhost".to_owned(), "127.0.0.1".to_owned()], now).unwrap();
     let config = pki.server_config().unwrap();
     let kubeconfig = node_kubeconfig(&data, "edge-1", Some("https://localhost:1".to_owned()), now).unwrap();
+    let trusts = std::fs::read(pki.ca_path()).unwrap();
     let client =
-        Client { now, kubeconfig: Some(kubeconfig), trusts: pki.ca_path(), versions: rustls::ALL_VERSIONS };
+        Client { now, kubeconfig: Some(kubeconfig), trusts, versions: rustls::ALL_VERSIONS, _data: data };
     (pki, config, client)
 }
 
@@ -60,7 +63,7 @@ fn embedded(kubeconfig: &str, field: &str) -> Vec<u8> {
 impl Client {
     fn config(&self) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(&self.trusts).unwrap()).unwrap();
+        roots.add(CertificateDer::from_pem_slice(&self.trusts).unwrap()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_details(provider, Arc::new(Clock(self.now)))
             .with_protocol_versions(self.versions)

@@ -433,11 +433,8 @@ fn exists(path: &Path) -> Result<bool, PkiError> {
 
 /// A directory of its own for one test, empty.
 #[cfg(test)]
-fn test_directory(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("kedge-hub-{name}-{}", std::process::id()));
-    let _ = fs::remove_dir_all(&path);
-    fs::create_dir_all(&path).unwrap();
-    path
+fn test_directory(name: &str) -> kedge_rig::Scratch {
+    kedge_rig::Scratch::new(&format!("hub-{name}")).unwrap()
 }
 
 #[cfg(test)]

@@ -447,7 +447,6 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
@@ -460,7 +459,8 @@ mod tests {
 
     /// A server without sockets.
     struct Stage {
-        data_dir: PathBuf,
+        // removed after the hub is closed
+        _data_dir: kedge_rig::Scratch,
         server: Arc<Server>,
         stop: signal::Sender<bool>,
     }
@@ -468,7 +468,6 @@ mod tests {
     impl Drop for Stage {
         fn drop(&mut self) {
             self.server.hub.close();
-            let _ = std::fs::remove_dir_all(&self.data_dir);
         }
     }
 
@@ -496,12 +495,10 @@ mod tests {
 
     impl Stage {
         fn new(name: &str) -> Stage {
-            let data_dir =
-                std::env::temp_dir().join(format!("kedge-hub-server-{name}-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&data_dir);
+            let data_dir = kedge_rig::Scratch::new(&format!("hub-server-{name}")).unwrap();
             let hub = Hub::open(&data_dir).unwrap();
             let server = Arc::new(Server { hub, counters: Counters::default(), limits: Arc::default() });
-            Stage { data_dir, server, stop: signal::channel(false).0 }
+            Stage { _data_dir: data_dir, server, stop: signal::channel(false).0 }
         }
 
         fn connect(&self, identity: Option<Identity>) -> DuplexStream {

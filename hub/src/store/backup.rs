@@ -291,22 +291,10 @@ mod tests {
     use super::super::sqlite::{Sqlite, version_1};
     use super::super::{Change, Marks, Store};
     use super::*;
+    use kedge_rig::Scratch;
 
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(name: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("kedge-hub-backup-{name}-{}", std::process::id()));
-            let _ = fs::remove_dir_all(&path);
-            fs::create_dir_all(&path).unwrap();
-            Folder(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    fn scratch(purpose: &str) -> Scratch {
+        Scratch::new(&format!("hub-backup-{purpose}")).unwrap()
     }
 
     const OBJECT: &[u8] = br#"{"metadata":{"name":"a"}}"#;
@@ -324,8 +312,8 @@ mod tests {
 
     #[test]
     fn a_backup_of_a_running_store_is_one_moment_and_comes_back_with_higher_revisions() {
-        let folder = Folder::new("moment");
-        let (data, file) = (folder.0.join("data"), folder.0.join("b"));
+        let folder = scratch("moment");
+        let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();
         store.commit(&[put("a", 5)], Some(100)).unwrap();
         let content = backup(&data, &file).unwrap();
@@ -340,15 +328,15 @@ mod tests {
         let kept = open(&data.join("state.db.before-restore"), OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
         assert_eq!(judge(&kept, &data).unwrap().objects, 2);
         // and into an empty directory
-        let other = folder.0.join("other");
+        let other = folder.join("other");
         restore(&other, &file).unwrap();
         assert_eq!(found(&other).0, ["a"]);
     }
 
     #[test]
     fn a_damaged_store_is_replaced_and_no_revision_comes_again() {
-        let folder = Folder::new("damaged");
-        let (data, file) = (folder.0.join("data"), folder.0.join("b"));
+        let folder = scratch("damaged");
+        let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();
         store.commit(&[put("a", 5)], Some(100)).unwrap();
         drop(store);
@@ -361,8 +349,8 @@ mod tests {
 
     #[test]
     fn a_backup_of_version_1_is_restored_and_one_of_a_newer_hub_is_not() {
-        let folder = Folder::new("versions");
-        let (old, file, data) = (folder.0.join("old"), folder.0.join("b"), folder.0.join("data"));
+        let folder = scratch("versions");
+        let (old, file, data) = (folder.join("old"), folder.join("b"), folder.join("data"));
         // the old hub runs while the new program makes the backup
         let hub = version_1::make(&old, 900, None);
         assert_eq!(backup(&old, &file).unwrap(), Content { objects: 60, reserved: 900 });
@@ -384,12 +372,12 @@ mod tests {
 
     #[test]
     fn what_is_no_good_backup_changes_nothing() {
-        let folder = Folder::new("bad");
-        let (data, file) = (folder.0.join("data"), folder.0.join("b"));
+        let folder = scratch("bad");
+        let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();
         store.commit(&[put("a", 5)], Some(100)).unwrap();
         drop(store);
-        let good = folder.0.join("good");
+        let good = folder.join("good");
         backup(&data, &good).unwrap();
         let bytes = fs::read(&good).unwrap();
         let mut torn = bytes.clone();
@@ -401,7 +389,7 @@ mod tests {
         }
         fs::create_dir_all(data.join("pki")).unwrap();
         fs::write(data.join("pki/ca.pem"), "one").unwrap();
-        let keyed = folder.0.join("keyed");
+        let keyed = folder.join("keyed");
         backup(&data, &keyed).unwrap();
         fs::write(data.join("pki/ca.pem"), "another").unwrap();
         assert!(restore(&data, &keyed).unwrap_err().to_string().contains("another certificate authority"));

@@ -513,21 +513,10 @@ pub(super) mod version_1 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_rig::Scratch;
 
-    pub(crate) struct Folder(pub(crate) PathBuf);
-
-    impl Folder {
-        pub(crate) fn new(name: &str) -> Folder {
-            let path = std::env::temp_dir().join(format!("kedge-hub-{name}-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&path);
-            Folder(path)
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
+    fn scratch(purpose: &str) -> Scratch {
+        Scratch::new(&format!("hub-{purpose}")).unwrap()
     }
 
     fn put<'a>(name: &'a str, revision: u64) -> Change<'a> {
@@ -551,8 +540,8 @@ mod tests {
         const SECOND: Upgrade = |store| store.execute_batch("ALTER TABLE objects ADD COLUMN two INTEGER");
         const BROKEN: Upgrade = |store| store.execute_batch("ALTER TABLE nosuch ADD COLUMN x");
         let present: Upgrade = |_| panic!("a file of the present version needs no step to it");
-        let folder = Folder::new("upgrade");
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let folder = scratch("upgrade");
+        let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("a", 5)], None).unwrap();
         assert!(store.upgrade(&[present, FIRST, BROKEN]).is_err());
         assert_eq!(version(&store), Some(2));
@@ -565,7 +554,7 @@ mod tests {
         store.connection.prepare("SELECT one, two FROM objects").unwrap();
         assert_eq!(names(&mut store).0, ["a@5"]);
         drop(store);
-        assert!(matches!(Sqlite::open(&folder.0), Err(OpenError::TooNew(_, 4))));
+        assert!(matches!(Sqlite::open(&folder), Err(OpenError::TooNew(_, 4))));
     }
 
     /// Everything in it, as `version_1::objects` has it.
@@ -584,8 +573,8 @@ mod tests {
     #[test]
     fn a_store_of_version_1_is_taken_over_whole() {
         let check = |how: &str, crashed: bool, clean: Option<u64>| {
-            let folder = Folder::new(how);
-            let (made, data) = (folder.0.join("made"), folder.0.join("data"));
+            let folder = scratch(how);
+            let (made, data) = (folder.join("made"), folder.join("data"));
             let old = version_1::make(&made, 900, clean.map(u64::cast_signed));
             if crashed {
                 // the log as it lies there
@@ -629,8 +618,8 @@ mod tests {
 
     #[test]
     fn a_kill_at_any_step_of_an_upgrade_leaves_a_store_that_starts() {
-        let folder = Folder::new("upgrade-cut");
-        let (data, cut) = (folder.0.join("data"), folder.0.join("cut"));
+        let folder = scratch("upgrade-cut");
+        let (data, cut) = (folder.join("data"), folder.join("cut"));
         drop(version_1::make(&data, 900, Some(60)));
         let file = |name: &str| std::fs::read(data.join(name)).unwrap();
         let before = file("state.db");
@@ -672,8 +661,8 @@ mod tests {
 
     #[test]
     fn a_commit_that_failed_leaves_no_trace() {
-        let folder = Folder::new("failed-commit");
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let folder = scratch("failed-commit");
+        let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("a", 1), put("b", 1)], Some(10)).unwrap();
         let limit = |store: &Sqlite, pages: i64| {
             store.connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
@@ -695,20 +684,20 @@ mod tests {
         limit(&store, MAX_PAGES);
         store.commit(&[put("more", 6)], None).unwrap();
         drop(store);
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(names(&mut store).0, ["a@1", "b@5", "new@4", "more@6"]);
     }
 
     #[test]
     fn an_object_may_come_and_go_within_one_commit() {
         let check = |changes: &[Change<'_>], expect: &[&str]| {
-            let folder = Folder::new("come-and-go");
-            let mut store = Sqlite::open(&folder.0).unwrap();
+            let folder = scratch("come-and-go");
+            let mut store = Sqlite::open(&folder).unwrap();
             store.commit(&[put("old", 1)], Some(10)).unwrap();
             store.commit(changes, None).unwrap();
             assert_eq!(names(&mut store).0, expect, "{changes:?}");
             drop(store);
-            assert_eq!(names(&mut Sqlite::open(&folder.0).unwrap()).0, expect, "{changes:?}");
+            assert_eq!(names(&mut Sqlite::open(&folder).unwrap()).0, expect, "{changes:?}");
         };
         let remove = |name| Change::Delete { resource: "nodes", namespace: "", name };
         check(&[put("a", 2), put("a", 3)], &["old@1", "a@3"]);
@@ -720,8 +709,8 @@ mod tests {
 
     #[test]
     fn a_row_that_somebody_took_away_is_missed_not_lost() {
-        let folder = Folder::new("taken-away");
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let folder = scratch("taken-away");
+        let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("a", 1)], Some(10)).unwrap();
         Connection::open(&store.path).unwrap().execute("DELETE FROM objects", []).unwrap();
         assert!(store.commit(&[put("a", 2)], None).is_err());
@@ -731,8 +720,8 @@ mod tests {
 
     #[test]
     fn an_update_writes_the_pages_that_it_changes() {
-        let folder = Folder::new("pages");
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let folder = scratch("pages");
+        let mut store = Sqlite::open(&folder).unwrap();
         let mut revision = 0;
         let mut frames = |changes: &[(&str, usize, u8)]| {
             let log = store.path.with_extension("db-wal");
@@ -762,8 +751,8 @@ mod tests {
 
     #[test]
     fn unused_space_is_given_back_at_the_next_start() {
-        let folder = Folder::new("compact");
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let folder = scratch("compact");
+        let mut store = Sqlite::open(&folder).unwrap();
         let json = vec![b' '; 1024 * 1024];
         let name = |number: usize| format!("n{number}");
         for number in 0..24 {
@@ -779,7 +768,7 @@ mod tests {
         let path = store.path.clone();
         drop(store);
         let before = std::fs::metadata(&path).unwrap().len();
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(names(&mut store).0, ["kept@3"]);
         drop(store);
         let after = std::fs::metadata(&path).unwrap().len();
@@ -788,11 +777,11 @@ mod tests {
 
     #[test]
     fn an_upgrade_that_finds_the_disk_full_leaves_the_old_store_and_is_made_when_there_is_room() {
-        let folder = Folder::new("upgrade-full");
-        drop(version_1::make(&folder.0, 900, Some(60)));
-        let path = folder.0.join("state.db");
+        let folder = scratch("upgrade-full");
+        drop(version_1::make(&folder, 900, Some(60)));
+        let path = folder.join("state.db");
         let store =
-            Sqlite { connection: connect(&path).unwrap(), path, rows: None, _lock: lock(&folder.0).unwrap() };
+            Sqlite { connection: connect(&path).unwrap(), path, rows: None, _lock: lock(&folder).unwrap() };
         store.set_pragmas().unwrap();
         // not a page more than the old form has
         store.set_limit(1).unwrap();
@@ -800,7 +789,7 @@ mod tests {
         assert!(refused.contains("cannot upgrade store") && refused.contains("full"), "{refused}");
         assert_eq!(version(&store), Some(1));
         drop(store);
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(version(&store), Some(SCHEMA_VERSION));
         let expect = (version_1::objects(), Marks { reserved: 900, clean: Some(60) });
         assert!(content(&mut store) == expect, "objects or marks differ");
@@ -809,8 +798,8 @@ mod tests {
     #[test]
     fn an_upgrade_leaves_no_larger_file_and_the_limit_of_its_size() {
         const LIMIT: i64 = 8000;
-        let folder = Folder::new("upgrade-size");
-        let old = version_1::make(&folder.0, 900, None);
+        let folder = scratch("upgrade-size");
+        let old = version_1::make(&folder, 900, None);
         old.execute_batch("BEGIN").unwrap();
         let mut insert = old.prepare("INSERT INTO objects VALUES ('x', '', ?1, 1, ?2)").unwrap();
         // rows that take as much room in both versions
@@ -827,7 +816,7 @@ mod tests {
         let before = pages(&old, "page_count");
         assert!(before > COMPACT_PAGES && 2 * before > LIMIT, "{before} pages prove nothing");
         drop(old);
-        let store = Sqlite::open_limited(&folder.0, LIMIT).unwrap();
+        let store = Sqlite::open_limited(&folder, LIMIT).unwrap();
         let after = pages(&store.connection, "page_count");
         assert!(after < before * 11 / 10, "{before} pages, then {after}");
         assert_eq!(pages(&store.connection, "max_page_count"), LIMIT);
@@ -835,18 +824,18 @@ mod tests {
 
     #[test]
     fn what_was_committed_is_found_again() {
-        let folder = Folder::new("found-again");
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let folder = scratch("found-again");
+        let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(names(&mut store), (vec![], Marks::default()));
         store.commit(&[put("a", 1), put("b", 2)], Some(100)).unwrap();
         let remove = Change::Delete { resource: "nodes", namespace: "", name: "a" };
         store.commit(&[put("b", 3), remove], None).unwrap();
         drop(store);
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(names(&mut store), (vec!["b@3".to_owned()], Marks { reserved: 100, clean: None }));
         store.close(3).unwrap();
         drop(store);
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(names(&mut store).1, Marks { reserved: 100, clean: Some(3) });
         store.commit(&[], Some(200)).unwrap();
         assert_eq!(names(&mut store).1, Marks { reserved: 200, clean: None });
@@ -855,17 +844,17 @@ mod tests {
     #[test]
     fn a_start_that_was_cut_while_it_made_the_store_leaves_a_first_start() {
         let check = |left: &[(&str, &[u8])]| {
-            let folder = Folder::new("cut");
-            std::fs::create_dir_all(&folder.0).unwrap();
+            let folder = scratch("cut");
+            std::fs::create_dir_all(&folder).unwrap();
             for (name, content) in left {
-                std::fs::write(folder.0.join(name), content).unwrap();
+                std::fs::write(folder.join(name), content).unwrap();
             }
-            let mut store = Sqlite::open(&folder.0).unwrap_or_else(|error| panic!("{left:?}: {error}"));
+            let mut store = Sqlite::open(&folder).unwrap_or_else(|error| panic!("{left:?}: {error}"));
             store.commit(&[put("a", 1)], Some(10)).unwrap();
             drop(store);
-            let mut store = Sqlite::open(&folder.0).unwrap();
+            let mut store = Sqlite::open(&folder).unwrap();
             assert_eq!(names(&mut store).0, ["a@1"], "{left:?}");
-            assert!(!folder.0.join("state.db.new").exists(), "{left:?}");
+            assert!(!folder.join("state.db.new").exists(), "{left:?}");
         };
         check(&[("state.db.new", b"half")]);
         check(&[("state.db.new", b""), ("state.db.new-wal", b"log")]);
@@ -876,43 +865,43 @@ mod tests {
 
     #[test]
     fn the_log_of_a_removed_store_is_not_read_into_a_new_one() {
-        let folder = Folder::new("stale-log");
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let folder = scratch("stale-log");
+        let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("old", 5)], Some(100)).unwrap();
-        let log = std::fs::read(folder.0.join("state.db-wal")).unwrap();
+        let log = std::fs::read(folder.join("state.db-wal")).unwrap();
         assert!(!log.is_empty());
         drop(store);
-        std::fs::remove_file(folder.0.join("state.db")).unwrap();
-        std::fs::write(folder.0.join("state.db-wal"), log).unwrap();
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        std::fs::remove_file(folder.join("state.db")).unwrap();
+        std::fs::write(folder.join("state.db-wal"), log).unwrap();
+        let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(names(&mut store), (vec![], Marks::default()));
     }
 
     #[test]
     fn two_hubs_cannot_open_one_directory() {
-        let folder = Folder::new("two-hubs");
-        let first = Sqlite::open(&folder.0).unwrap();
-        assert!(matches!(Sqlite::open(&folder.0), Err(OpenError::Locked(_))));
+        let folder = scratch("two-hubs");
+        let first = Sqlite::open(&folder).unwrap();
+        assert!(matches!(Sqlite::open(&folder), Err(OpenError::Locked(_))));
         drop(first);
-        assert!(Sqlite::open(&folder.0).is_ok());
+        assert!(Sqlite::open(&folder).is_ok());
     }
 
     #[test]
     fn a_damaged_a_foreign_and_a_newer_store_are_refused_with_advice() {
-        let folder = Folder::new("damaged");
-        let path = folder.0.join("state.db");
+        let folder = scratch("damaged");
+        let path = folder.join("state.db");
         let refused = |expect: &str| {
-            let error = Sqlite::open(&folder.0).unwrap_err().to_string();
+            let error = Sqlite::open(&folder).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };
-        std::fs::create_dir_all(&folder.0).unwrap();
+        std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(&path, "this is certainly no database file, it is only text of some length").unwrap();
         refused("is damaged: ");
         std::fs::remove_file(&path).unwrap();
         Connection::open(&path).unwrap().execute_batch("CREATE TABLE x (y)").unwrap();
         refused("it is not a store of this program");
         std::fs::remove_file(&path).unwrap();
-        drop(Sqlite::open(&folder.0).unwrap());
+        drop(Sqlite::open(&folder).unwrap());
         Connection::open(&path)
             .unwrap()
             .execute("UPDATE meta SET value = 99 WHERE key = 'schema'", [])
@@ -921,7 +910,7 @@ mod tests {
             "schema version 99, this hub knows 2: use the newer hub that wrote it, or restore a backup that an older one made",
         );
         std::fs::remove_file(&path).unwrap();
-        let mut store = Sqlite::open(&folder.0).unwrap();
+        let mut store = Sqlite::open(&folder).unwrap();
         let text = "x".repeat(3000).into_bytes();
         let names: Vec<String> = (0..200).map(|index| format!("n{index}")).collect();
         let changes: Vec<_> = names
@@ -937,7 +926,7 @@ mod tests {
         refused("is damaged: ");
         let with = |change: &str, expect: &str| {
             std::fs::remove_file(&path).unwrap();
-            let mut store = Sqlite::open(&folder.0).unwrap();
+            let mut store = Sqlite::open(&folder).unwrap();
             store.commit(&[put("a", 1), put("b", 1)], Some(10)).unwrap();
             drop(store);
             Connection::open(&path).unwrap().execute(change, []).unwrap();
