@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use kedge_rig::careless::{self, Skips};
 use kedge_rig::logged_disk::{
     self, Choice, Cut, EXT4, EXT4_WRITEBACK, FileSystem, LogClock, LoggedDisk, Mounted, Recording,
 };
+use kedge_rig::nosync_preload::{self, Skips};
 use serde_json::{Value, json};
 use server::{Client, Hub};
 
@@ -383,7 +383,7 @@ fn a_hub_that_does_not_sync_is_caught() {
     }
     let file_system = roomy(EXT4_WRITEBACK, "data=writeback,noauto_da_alloc,commit=1");
     let files = Files::new("careless");
-    let careless = careless::program(&files.0, Path::new(HUB), Skips::Files).unwrap();
+    let careless = nosync_preload::program(&files.0, Path::new(HUB), Skips::Files).unwrap();
     let lived = live(&file_system, &files.0, &careless);
     let found = check(&lived, &file_system, &files.0, 1, Some(TOLD));
     println!("{} of {} states wrong: {:#?}", found.violations, found.states, found.told);

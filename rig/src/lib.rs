@@ -6,13 +6,13 @@
 
 pub mod agent;
 pub mod babysitter;
-pub mod careless;
 pub mod client;
 pub mod cluster;
 pub mod error;
 pub mod hub;
 pub mod kubectl;
 pub mod logged_disk;
+pub mod nosync_preload;
 pub mod process;
 pub mod programs;
 pub mod scratch;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use kedge_rig::careless::{self, Skips};
 use kedge_rig::logged_disk::{self, BTRFS, Choice, Cuts, EXT4, EXT4_WRITEBACK, FileSystem, Image};
+use kedge_rig::nosync_preload::{self, Skips};
 
 use crate::harness::{Outcome, Test};
 use crate::life::{self, Length, Lived};
@@ -220,7 +220,7 @@ fn catch(skips: Skips, file_system: &FileSystem) -> Outcome {
     }
     let files = Files::new(&format!("without-{what}"));
     let agent = life::agent_with_faults();
-    let careless = careless::program(&files.below("careless"), &agent, skips).unwrap();
+    let careless = nosync_preload::program(&files.below("careless"), &agent, skips).unwrap();
     let purpose = format!("crash-without-{what}");
     let lived = life::live(&purpose, file_system, Length::Short, &files.below("disk"), &careless, &agent);
     let enough = if full() { None } else { Some(3) };

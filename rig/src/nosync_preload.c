@@ -1,5 +1,5 @@
 /* Preloaded into a program that must be caught: fsync and fdatasync of files, or of directories, do nothing and say that all
- * is well. $KEDGE_SHIM_SKIPS says which: "files" or "directories". All others reach the kernel. */
+ * is well. $KEDGE_NOSYNC says which: "files" or "directories". All others reach the kernel. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 static int is_skipped(int descriptor)
 {
-	const char *skips = getenv("KEDGE_SHIM_SKIPS");
+	const char *skips = getenv("KEDGE_NOSYNC");
 	struct stat what;
 
 	if (!skips || fstat(descriptor, &what))

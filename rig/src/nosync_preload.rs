@@ -9,7 +9,7 @@ use std::process::Command;
 
 use crate::error::KitError;
 
-const LIBRARY: &str = include_str!("careless.c");
+const LIBRARY: &str = include_str!("nosync_preload.c");
 
 /// What is not synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Skips {
 /// No C compiler, or the directory cannot be written.
 pub fn program(directory: &Path, program: &Path, skips: Skips) -> Result<PathBuf, KitError> {
     let at = |name: &str| directory.join(name);
-    let (source, library) = (at("careless.c"), at("careless.so"));
+    let (source, library) = (at("nosync_preload.c"), at("nosync_preload.so"));
     std::fs::write(&source, LIBRARY).map_err(KitError::io("write", &source))?;
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&library).arg(&source);
@@ -49,14 +49,14 @@ pub fn program(directory: &Path, program: &Path, skips: Skips) -> Result<PathBuf
         });
     }
     let script = format!(
-        "#!/bin/sh\nKEDGE_SHIM_SKIPS={} LD_PRELOAD={} exec {} \"$@\"\n",
+        "#!/bin/sh\nKEDGE_NOSYNC={} LD_PRELOAD={} exec {} \"$@\"\n",
         skips.name(),
         library.display(),
         program.display()
     );
-    let careless = at("careless");
-    std::fs::write(&careless, script).map_err(KitError::io("write", &careless))?;
-    std::fs::set_permissions(&careless, std::fs::Permissions::from_mode(0o755))
-        .map_err(KitError::io("make executable", &careless))?;
-    Ok(careless)
+    let wrapper = at("nosync");
+    std::fs::write(&wrapper, script).map_err(KitError::io("write", &wrapper))?;
+    std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755))
+        .map_err(KitError::io("make executable", &wrapper))?;
+    Ok(wrapper)
 }
