@@ -5,23 +5,23 @@
 //! each acknowledgement could have left it, with nothing and with random parts of what was on its way, and the hub is started
 //! on each. The checker is checked: a hub whose syncs do nothing must be caught.
 //!
-//! `KEDGE_CRASH_FULL=1` checks more states, `KEDGE_CRASH_SEED` chooses other random parts. Needs what `kedge_rig::logged_disk` needs:
-//! where that is missing nothing is shown, and under CI=true that is a failure.
+//! Needs what `kedge_rig::logged_disk` needs: where that is missing nothing is shown, and under CI=true that is a failure.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
 mod server;
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use kedge_rig::logged_disk::{
-    self, Choice, Cut, EXT4, EXT4_WRITEBACK, FileSystem, LogClock, LoggedDisk, Mounted, Recording,
-};
+use kedge_rig::Scratch;
+use kedge_rig::logged_disk::{EXT4, EXT4_WRITEBACK, FileSystem, LogClock, LoggedDisk};
 use kedge_rig::nosync_preload::{self, Skips};
+use kedge_rig::power_cut::{
+    self, Cutting, Rebuilt, Report, cut_at_every_flush, is_full, is_possible, print_past_test_runner,
+};
 use serde_json::{Value, json};
 use server::{Client, Hub};
 
@@ -38,9 +38,6 @@ const STEPS: u64 = 18;
 const LARGE: usize = 100_000;
 /// What is said of an object that went back.
 const LOST: &str = "older than its last acknowledged write";
-/// Violations spelt out; further ones are only counted.
-const TOLD: usize = 3;
-
 /// A disk with room for the log. The journal is committed every second, so that what nobody synced reaches the disk, too.
 const fn roomy(file_system: FileSystem, options: &'static str) -> FileSystem {
     FileSystem { mib: 48, options, ..file_system }
@@ -65,9 +62,8 @@ struct History {
     lease: Vec<(u64, String)>,
 }
 
-impl History {
-    /// Moments of acknowledgements.
-    fn instants(&self) -> Vec<u64> {
+impl power_cut::History for History {
+    fn acknowledged(&self) -> Vec<u64> {
         let acknowledged = self.objects.values().flatten().filter_map(|step| step.acknowledged);
         acknowledged.map(|(at, _)| at).collect()
     }
@@ -189,12 +185,9 @@ fn start(program: &Path, data_dir: &Path) -> Hub {
 }
 
 /// A first start, writes, an orderly stop; then by the program `later` a log that is copied back, a kill, a recovery, writes.
-fn live(file_system: &FileSystem, directory: &Path, later: &Path) -> (Recording, History) {
-    let mount = directory.join("mount");
-    std::fs::create_dir_all(&mount).unwrap();
-    let disk = LoggedDisk::start(file_system, directory, &mount).unwrap();
+fn live(disk: &LoggedDisk, later: &Path) -> History {
     let history = Arc::new(Mutex::new(History::default()));
-    let (clock, data_dir) = (disk.clock(), mount.join("hub"));
+    let (clock, data_dir) = (disk.clock(), disk.mount().join("hub"));
     let mut life = Life { clock, program: Path::new(HUB), data_dir, history: history.clone(), count: 0 };
     let hub = life.start();
     life.write(&hub, 0);
@@ -208,22 +201,19 @@ fn live(file_system: &FileSystem, directory: &Path, later: &Path) -> (Recording,
     life.write(&hub, 0);
     hub.kill();
     drop(life);
-    let recording = disk.cut().unwrap();
-    (recording, Arc::into_inner(history).unwrap().into_inner().unwrap())
+    Arc::into_inner(history).unwrap().into_inner().unwrap()
 }
 
 /// Starts the hub on what the cut left.
 ///
 /// # Panics
 /// Something is not as it must be.
-fn judge(history: &History, file_system: &FileSystem, cut: &Cut, directory: &Path) {
-    let mount = directory.join("mount");
-    std::fs::create_dir_all(&mount).unwrap();
-    let mounted = Mounted::new(file_system, &cut.image, &directory.join("image"), &mount);
-    let _mounted = mounted.expect("the file system does not mount");
-    let hub = start(Path::new(HUB), &mount.join("hub"));
+fn judge(history: &History, rebuilt: &Rebuilt<'_>) -> Result<(), String> {
+    let mounted = rebuilt.mount()?;
+    let at = rebuilt.cut.at;
+    let hub = start(Path::new(HUB), &mounted.path().join("hub"));
     let mut client = match &history.ready {
-        Some((at, kubeconfig)) if *at <= cut.at => Client::new(kubeconfig, &hub.url),
+        Some((ready, kubeconfig)) if *ready <= at => Client::new(kubeconfig, &hub.url),
         _ => hub.admin(),
     };
     let list = client.get(MAPS).expect(200);
@@ -231,13 +221,14 @@ fn judge(history: &History, file_system: &FileSystem, cut: &Cut, directory: &Pat
     let found = |name: &str| items.iter().find(|item| item["metadata"]["name"] == name);
     let mut highest = items.iter().map(version).max().unwrap_or_default();
     for (name, steps) in &history.objects {
-        check_object(name, steps, cut.at, found(name));
+        check_object(name, steps, at, found(name));
     }
-    let before = history.versions.iter().filter(|(at, _)| *at <= cut.at);
+    let before = history.versions.iter().filter(|(then, _)| *then <= at);
     highest = before.map(|(_, version)| *version).max().unwrap_or_default().max(highest);
-    check_lease(history, cut.at, &mut client);
+    check_lease(history, at, &mut client);
     let next = client.post(MAPS, &json!({"metadata": {"name": "after"}})).expect(201);
     assert!(version(&next) > highest, "version {} is handed out after {highest} was", version(&next));
+    Ok(())
 }
 
 /// The object is as its last acknowledged write or a later one left it, and says so with the version of that write.
@@ -266,126 +257,39 @@ fn check_lease(history: &History, cut: u64, client: &mut Client) {
     assert!(is_first || renewed >= durable.as_str(), "the Lease is of {renewed}, {durable} was durable");
 }
 
-fn is_full() -> bool {
-    std::env::var_os("KEDGE_CRASH_FULL").is_some_and(|value| !value.is_empty() && value != "0")
-}
-
-fn seed() -> u64 {
-    let chosen = std::env::var("KEDGE_CRASH_SEED").ok();
-    chosen.map_or(1, |seed| seed.parse().expect("KEDGE_CRASH_SEED is a number"))
-}
-
-/// What the checks found.
-#[derive(Debug, Default)]
-struct Findings {
-    states: usize,
-    violations: usize,
-    told: Vec<String>,
-}
-
-/// Checks every cut of the choice, or until `enough` violations are found.
-fn check(
-    lived: &(Recording, History),
-    file_system: &FileSystem,
-    directory: &Path,
-    subsets: usize,
-    enough: Option<usize>,
-) -> Findings {
-    let (recording, history) = lived;
-    let choice = Choice { subsets, thin: !is_full(), instants: history.instants(), seed: seed() };
-    let cuts = Mutex::new(recording.cuts(&choice));
-    let findings = Mutex::new(Findings::default());
-    let workers = std::thread::available_parallelism().map_or(2, usize::from);
-    std::thread::scope(|scope| {
-        for worker in 0..workers {
-            let directory = directory.join(format!("worker-{worker}"));
-            let (cuts, findings) = (&cuts, &findings);
-            scope.spawn(move || {
-                std::fs::create_dir_all(&directory).unwrap();
-                loop {
-                    let Some(cut) = cuts.lock().unwrap().next() else { return };
-                    let judged =
-                        catch_unwind(AssertUnwindSafe(|| judge(history, file_system, &cut, &directory)));
-                    let mut findings = findings.lock().unwrap();
-                    findings.states += 1;
-                    if let Err(panic) = judged {
-                        findings.violations += 1;
-                        let text = panic.downcast_ref::<String>().cloned();
-                        let text =
-                            text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-                        if findings.told.len() < TOLD {
-                            let text = text.unwrap_or_default();
-                            findings.told.push(format!("flush {}, subset {}: {text}", cut.flush, cut.subset));
-                        }
-                    }
-                    if enough.is_some_and(|enough| findings.violations >= enough) {
-                        return;
-                    }
-                }
-            });
-        }
-    });
-    findings.into_inner().unwrap()
-}
-
-/// A directory for disks and images that goes with the test.
-struct Files(PathBuf);
-
-impl Files {
-    fn new(purpose: &str) -> Files {
-        let path =
-            logged_disk::fast_directory().join(format!("kedge-hub-cut-{}-{purpose}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Files(path)
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Whether this machine can show it.
-fn is_possible() -> bool {
-    let Some(lacks) = logged_disk::missing(&EXT4) else { return true };
-    assert!(std::env::var("CI").as_deref() != Ok("true"), "no power cut can be shown: {lacks}");
-    eprintln!("SKIPPED: no power cut can be shown here, for want of: {lacks}");
-    false
+/// Lives and checks every cut. `later` is the program of the second part of the life.
+fn cut(name: &str, file_system: FileSystem, later: &Path, subsets: usize, enough: Option<usize>) -> Report {
+    let files = Scratch::in_memory(name).unwrap();
+    let mount = files.join("mount");
+    let cutting = Cutting { name, file_system, mount: &mount, subsets, thin: !is_full(), enough };
+    let (report, _) = cut_at_every_flush(&cutting, |disk| live(disk, later), judge).unwrap();
+    print_past_test_runner(&format!("{name}: {report}"));
+    report
 }
 
 #[test]
-fn a_hub_cut_at_any_flush_has_all_it_acknowledged() {
-    if !is_possible() {
-        return;
-    }
+fn no_cut_of_a_hub_loses_what_it_acknowledged() {
     let file_system = roomy(EXT4, "commit=1");
-    let files = Files::new("ours");
-    let lived = live(&file_system, &files.0, Path::new(HUB));
-    let subsets = if is_full() { 3 } else { 1 };
-    let found = check(&lived, &file_system, &files.0, subsets, None);
-    let acknowledged = lived.1.instants().len();
-    println!(
-        "{acknowledged} acknowledgements; {} writes, {} flushes; {} states, {} violations",
-        lived.0.writes(),
-        lived.0.flushes(),
-        found.states,
-        found.violations
-    );
-    assert!(found.states > acknowledged, "too few states to prove anything");
-    assert_eq!(found.violations, 0, "{:#?}", found.told);
+    if !is_possible(&file_system) {
+        return;
+    }
+    let report = cut("hub-cut", file_system, Path::new(HUB), if is_full() { 3 } else { 1 }, None);
+    report.assert_none_wrong(report.acknowledgements);
 }
 
 #[test]
-fn a_hub_that_does_not_sync_is_caught() {
-    if !is_possible() {
+fn hub_without_sync_is_caught() {
+    let file_system = roomy(EXT4_WRITEBACK, "data=writeback,noauto_da_alloc,commit=1");
+    if !is_possible(&file_system) {
         return;
     }
-    let file_system = roomy(EXT4_WRITEBACK, "data=writeback,noauto_da_alloc,commit=1");
-    let files = Files::new("careless");
-    let careless = nosync_preload::program(&files.0, Path::new(HUB), Skips::Files).unwrap();
-    let lived = live(&file_system, &files.0, &careless);
-    let found = check(&lived, &file_system, &files.0, 1, Some(TOLD));
-    println!("{} of {} states wrong: {:#?}", found.violations, found.states, found.told);
-    assert!(found.told.iter().any(|told| told.contains(LOST)), "nothing lost in {} states", found.states);
+    let files = Scratch::new("hub-nosync").unwrap();
+    let later = nosync_preload::program(files.path(), Path::new(HUB), Skips::Files).unwrap();
+    let report = cut("hub-cut-nosync", file_system, &later, 1, Some(3));
+    let described = &report.described;
+    assert!(
+        described.iter().any(|text| text.contains(LOST)),
+        "nothing lost in {} disks: {described:?}",
+        report.disks
+    );
 }

@@ -4,17 +4,19 @@
 //! What always holds: no rebuilt disk has less than was acknowledged before that flush, or anything but whole content.
 //! The checker is checked: without fsync of the file, or of the directory, it must find fault.
 //!
-//! The rig is `kedge_rig::logged_disk`. Without root, loop devices, FUSE and qemu-storage-daemon this says so and does
+//! The rig is `kedge_rig::power_cut`. Without root, loop devices, FUSE and qemu-storage-daemon this says so and does
 //! nothing; under CI=true it fails.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use kedge_platform::{Files, linux};
-use kedge_rig::logged_disk::{self, Choice, EXT4, FileSystem, Image, LoggedDisk, Mounted, Recording};
+use kedge_rig::Scratch;
+use kedge_rig::logged_disk::{EXT4, FileSystem, LoggedDisk};
+use kedge_rig::power_cut::{Cutting, History, Rebuilt, Report, cut_at_every_flush, is_possible};
 
 /// The journal is committed every second, so that a write nobody synced reaches the disk while the test still looks.
 const FILE_SYSTEM: FileSystem = FileSystem { options: "commit=1", ..EXT4 };
@@ -53,44 +55,30 @@ fn write(writer: Writer, root: &Path, content: &[u8]) {
     }
 }
 
-/// A directory that goes with the test.
-struct Scratch(PathBuf);
+/// The log's length when each version was acknowledged.
+struct Acknowledged(Vec<u64>);
 
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = logged_disk::fast_directory().join(format!("kedge-cut-{}-{name}", std::process::id()));
-        fs::create_dir_all(path.join("mount")).unwrap();
-        Self(path)
-    }
-
-    fn mount(&self) -> PathBuf {
-        self.0.join("mount")
+impl History for Acknowledged {
+    fn acknowledged(&self) -> Vec<u64> {
+        self.0.clone()
     }
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Writes version after version, then cuts: everything written, and the log's length when each was acknowledged.
-fn record(scratch: &Scratch, writer: Writer) -> (Recording, Vec<u64>) {
-    let disk = LoggedDisk::start(&FILE_SYSTEM, &scratch.0, &scratch.mount()).unwrap();
+/// Writes version after version.
+fn run(disk: &LoggedDisk, writer: Writer) -> Acknowledged {
     let (root, clock) = (disk.mount().join("root"), disk.clock());
     let acknowledged = (1..=ROUNDS).map(|n| {
         write(writer, &root, &version(n));
         clock.now()
     });
-    let acknowledged = acknowledged.collect();
-    (disk.cut().unwrap(), acknowledged)
+    Acknowledged(acknowledged.collect())
 }
 
 /// Whether the disk has whole content, and none older than was acknowledged.
-fn judge(scratch: &Scratch, image: &Image, needed: usize) -> Result<(), String> {
-    let mounted = Mounted::new(&FILE_SYSTEM, image, &scratch.0.join("image"), &scratch.mount());
-    let _mounted = mounted.map_err(|error| format!("does not mount: {error}"))?;
-    let content = linux::files(scratch.mount().join("root")).read(Path::new(RECORD), LIMIT);
+fn judge(acknowledged: &Acknowledged, rebuilt: &Rebuilt<'_>) -> Result<(), String> {
+    let needed = acknowledged.0.iter().filter(|at| **at <= rebuilt.cut.at).count();
+    let mounted = rebuilt.mount()?;
+    let content = linux::files(mounted.path().join("root")).read(Path::new(RECORD), LIMIT);
     let found = match content {
         Ok(content) => (1..=ROUNDS).find(|n| version(*n) == content).ok_or("content of no version")?,
         Err(_) => 0,
@@ -98,42 +86,34 @@ fn judge(scratch: &Scratch, image: &Image, needed: usize) -> Result<(), String> 
     if found < needed { Err(format!("acknowledged {needed}, found {found}")) } else { Ok(()) }
 }
 
-/// Runs a writer, cuts, and checks: how many states, and what is wrong. `None` where it cannot be done.
-fn explore(name: &str, writer: Writer) -> Option<(usize, Vec<String>)> {
-    if let Some(lacks) = logged_disk::missing(&FILE_SYSTEM) {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "a real file system cannot be cut: {lacks}");
-        eprintln!("SKIPPED: a real file system cannot be cut here, for want of: {lacks}");
+/// Runs a writer, cuts, and checks. `None` where it cannot be done.
+fn cut(name: &str, writer: Writer) -> Option<Report> {
+    if !is_possible(&FILE_SYSTEM) {
         return None;
     }
-    let scratch = Scratch::new(name);
-    let (recording, acknowledged) = record(&scratch, writer);
-    // one disk in two is enough to find fault
+    let files = Scratch::in_memory(name).unwrap();
+    let mount = files.join("mount");
+    // one disk in two is enough to find violations
     let thin = writer != Writer::Ours;
-    let choice = Choice { subsets: 1, thin, instants: acknowledged.clone(), seed: 1 };
-    let (mut states, mut wrong) = (0, Vec::new());
-    for cut in recording.cuts(&choice) {
-        let needed = acknowledged.iter().filter(|at| **at <= cut.at).count();
-        states += 1;
-        if let Err(problem) = judge(&scratch, &cut.image, needed) {
-            wrong.push(format!("flush {}, subset {}: {problem}", cut.flush, cut.subset));
-        }
-    }
-    Some((states, wrong))
+    let cutting = Cutting { name, file_system: FILE_SYSTEM, mount: &mount, subsets: 1, thin, enough: None };
+    let (report, _) = cut_at_every_flush(&cutting, |disk| run(disk, writer), judge).unwrap();
+    eprintln!("{name}: {report}");
+    Some(report)
 }
 
 #[test]
-fn a_real_file_system_cut_at_every_flush_has_what_was_acknowledged() {
-    let Some((states, wrong)) = explore("ours", Writer::Ours) else { return };
-    assert!(states > 30, "only {states} states");
-    assert!(wrong.is_empty(), "{} of {states} wrong, first: {:?}", wrong.len(), wrong.first());
-    eprintln!("{states} crash states of a real ext4, none wrong");
+fn durable_writes_survive_a_cut_at_every_flush() {
+    let Some(report) = cut("cut-ours", Writer::Ours) else { return };
+    report.assert_none_wrong(30);
 }
 
 #[test]
-fn the_checker_of_the_real_file_system_catches_missing_syncs() {
-    for (name, writer) in [("file", Writer::WithoutFileSync), ("directory", Writer::WithoutDirectorySync)] {
-        let Some((states, wrong)) = explore(name, writer) else { return };
-        assert!(!wrong.is_empty(), "without sync of the {name}: nothing found in {states} states");
-        eprintln!("without sync of the {name}: {} of {states} states wrong", wrong.len());
+fn missing_syncs_are_caught() {
+    for (name, writer) in [
+        ("cut-no-file-sync", Writer::WithoutFileSync),
+        ("cut-no-directory-sync", Writer::WithoutDirectorySync),
+    ] {
+        let Some(report) = cut(name, writer) else { return };
+        assert!(report.violations > 0, "{name}: nothing found in {} disks", report.disks);
     }
 }

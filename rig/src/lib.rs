@@ -13,6 +13,7 @@ pub mod hub;
 pub mod kubectl;
 pub mod logged_disk;
 pub mod nosync_preload;
+pub mod power_cut;
 pub mod process;
 pub mod programs;
 pub mod scratch;

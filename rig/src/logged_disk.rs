@@ -48,6 +48,8 @@ pub struct FileSystem {
     pub options: &'static str,
     /// Size of the disk in MiB.
     pub mib: u64,
+    /// The program that repairs it before each mount after a cut, with its options; empty: the journal's replay must do.
+    pub repair: &'static [&'static str],
 }
 
 /// ext4 with the blocks that a disk of any real size gets, and its default mount options.
@@ -57,6 +59,27 @@ pub const EXT4: FileSystem = FileSystem {
     make: &["mkfs.ext4", "-q", "-F", "-b", "4096"],
     options: "defaults",
     mib: 24,
+    repair: &[],
+};
+
+/// The state partition of the disk images, made, mounted and repaired as `images/root/usr/lib/kedge-image/open-state` does; with
+/// the blocks that mkfs chooses for a partition of any real size.
+pub const STATE_PARTITION: FileSystem = FileSystem {
+    name: "ext4 of the images",
+    make: &[
+        "mkfs.ext4",
+        "-b",
+        "4096",
+        "-q",
+        "-F",
+        "-L",
+        "state",
+        "-E",
+        "lazy_itable_init=1,lazy_journal_init=1",
+    ],
+    options: "noatime,errors=remount-ro",
+    repair: &["e2fsck", "-f", "-p"],
+    ..EXT4
 };
 
 /// ext4 that does not order data before the metadata that names it.
@@ -70,11 +93,32 @@ pub const BTRFS: FileSystem = FileSystem {
     make: &["mkfs.btrfs", "-q", "-f"],
     options: "defaults",
     mib: 114,
+    repair: &[],
 };
+
+/// e2fsck's exit codes below this one: there were no errors, or they are corrected.
+const UNCORRECTED: i32 = 4;
+
+impl FileSystem {
+    fn repair(&self, device: &Path) -> Result<(), KitError> {
+        let [program, options @ ..] = self.repair else { return Ok(()) };
+        let output = Command::new(program).args(options).arg(device).stdin(Stdio::null()).output();
+        let output = output.map_err(|source| KitError::Io { tried: format!("run {program}"), source })?;
+        match output.status.code() {
+            Some(code) if code < UNCORRECTED => Ok(()),
+            _ => Err(KitError::Failed {
+                command: (*program).to_owned(),
+                status: output.status.to_string(),
+                said: String::from_utf8_lossy(&output.stdout).into_owned(),
+            }),
+        }
+    }
+}
 
 /// What this machine lacks for a logged disk with this file system, for people; `None` if nothing.
 pub fn missing(file_system: &FileSystem) -> Option<String> {
-    let tools = [file_system.make[0], "losetup", "mount", "umount", "qemu-storage-daemon", "setpriv"];
+    let mut tools = vec![file_system.make[0], "losetup", "mount", "umount", "qemu-storage-daemon", "setpriv"];
+    tools.extend(file_system.repair.first());
     let mut lacks: Vec<String> =
         tools.iter().filter(|tool| !succeeds("which", &[tool])).map(|tool| (*tool).to_owned()).collect();
     let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -281,11 +325,17 @@ impl Mounted {
         // never the file of an earlier one: that may still be mounted in the name space of a process that is ending
         let _ = fs::remove_file(file);
         image.write_to(file)?;
+        file_system.repair(file)?;
         let options = format!("loop,{}", file_system.options);
         let mounted = perform(Command::new("mount").args(["-o", &options]).arg(file).arg(mount));
         let removed = fs::remove_file(file).map_err(KitError::io("remove", file));
         mounted.and(removed)?;
         Ok(Self { mount: mount.to_owned() })
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.mount
     }
 }
 
@@ -639,6 +689,19 @@ mod tests {
     fn shown(image: &Image) -> Vec<u8> {
         let sector = |at: u64| image.pages.get(&(at / 8)).map_or(0, |page| page[(at % 8) as usize * SECTOR]);
         (0..4).map(sector).collect()
+    }
+
+    #[test]
+    fn state_partition_is_that_of_the_images() {
+        let script = include_str!("../../images/root/usr/lib/kedge-image/open-state");
+        let [mkfs, _, _, options @ ..] = STATE_PARTITION.make else { panic!("mkfs and its block size") };
+        for expect in [
+            format!("{mkfs} {} \"$1\"", options.join(" ")),
+            format!("options={}\n", STATE_PARTITION.options),
+            format!("check {} \"$1\"", STATE_PARTITION.repair[1..].join(" ")),
+        ] {
+            assert!(script.contains(&expect), "open-state does not contain {expect}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A node's life on a logged disk, step by step, with two witnesses who write down what it says and when.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +9,8 @@ use kedge::local::client;
 use kedge_rig::agent::{Agent, AgentOptions};
 use kedge_rig::babysitter::State;
 use kedge_rig::cluster::{Cluster, HEADER, PATIENCE, Source};
-use kedge_rig::logged_disk::{FileSystem, LogClock, LoggedDisk, Recording};
+use kedge_rig::logged_disk::{FileSystem, LogClock, LoggedDisk};
+use kedge_rig::power_cut::{Cutting, Report, cut_at_every_flush, is_full};
 use serde_json::{Value, json};
 
 use crate::oracle::{Config, History, Picture, Witness};
@@ -32,19 +33,23 @@ pub(crate) enum Length {
     Whole,
 }
 
-/// What is left of a life: everything that was written, and everything that was said.
-pub(crate) struct Lived {
-    pub(crate) recording: Recording,
-    pub(crate) history: History,
-    pub(crate) start: Start,
-    pub(crate) ends: usize,
-    pub(crate) log: String,
-    // keeps credentials and drop-ins until the checks are over
-    _cluster: Cluster,
+/// A life to cut.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Life<'a> {
+    pub(crate) file_system: &'a FileSystem,
+    pub(crate) length: Length,
+    /// The agent that lives.
+    pub(crate) program: &'a Path,
+    /// The agent that is started on each disk.
+    pub(crate) checked: &'a Path,
+    pub(crate) subsets: usize,
+    /// Starts on each disk.
+    pub(crate) boots: usize,
+    pub(crate) enough: Option<usize>,
 }
 
 /// A node whose life is being recorded.
-struct Life<'a> {
+struct Living<'a> {
     cluster: Cluster,
     history: &'a Mutex<History>,
     clock: LogClock,
@@ -60,46 +65,51 @@ fn payload(fields: &str) -> String {
     format!("{HEADER}configTrialDuration: {trial_secs}s\ncrashLoopThreshold: 1\n{fields}")
 }
 
-/// Lives it. `files` is a directory for the disk; `program` the agent, `checked` the agent that is started afterwards.
-pub(crate) fn live(
-    purpose: &str,
-    file_system: &FileSystem,
-    length: Length,
-    files: &Path,
-    program: &Path,
-    checked: &Path,
-) -> Lived {
+/// Lives it and checks what every cut leaves. Returns the agent's log, too.
+pub(crate) fn cut(purpose: &str, life: &Life<'_>) -> (Report, String) {
     let mut cluster = Cluster::start(purpose).unwrap();
-    let root = cluster.scratch().path().join(NODE).join("root");
-    std::fs::create_dir_all(&root).unwrap();
-    let disk = LoggedDisk::start(file_system, files, &root).unwrap();
-    let mut options = AgentOptions::new(program);
+    let mount = cluster.scratch().path().join(NODE).join("root");
+    let mut options = AgentOptions::new(life.program);
     options.restart_after = Duration::from_millis(50);
     options.abort = Duration::from_secs(5);
-    cluster.add(NODE, options).unwrap();
-    let history = Mutex::new(History::default());
-    let mut life = Life { cluster, history: &history, clock: disk.clock() };
-    life.go(length);
-    let Life { mut cluster, .. } = life;
-    let agent = cluster.agent(NODE);
+    let agent = cluster.add(NODE, options).unwrap();
     let start = Start {
-        program: checked.to_owned(),
+        program: life.checked.to_owned(),
         kubeconfig: agent.kubeconfig(),
         drop_ins: agent.drop_in_dir(),
         node: NODE,
-        file_system: *file_system,
     };
-    let (log, ends) = (agent.log_text(), agent.babysitter().state().ends.len());
-    // the cut: whatever the agent would still write does not count
-    cluster.agent_mut(NODE).cut();
-    let recording = disk.cut().unwrap();
-    cluster.hub_mut().stop().unwrap();
-    let history = history.into_inner().unwrap();
-    assert!(history.surprises.is_empty(), "unexpected:\n{}\n{log}", history.surprises.join("\n"));
-    Lived { recording, history, start, ends, log, _cluster: cluster }
+    let cutting = Cutting {
+        name: purpose,
+        file_system: *life.file_system,
+        mount: &mount,
+        subsets: life.subsets,
+        thin: !is_full(),
+        enough: life.enough,
+    };
+    let (mut log, mut kept) = (String::new(), None);
+    let live = |disk: &LoggedDisk| {
+        let history = Mutex::new(History::default());
+        let mut living = Living { cluster, history: &history, clock: disk.clock() };
+        living.go(life.length);
+        // whatever the agent would still write does not count
+        living.cluster.agent_mut(NODE).cut();
+        log = living.cluster.agent(NODE).log_text();
+        // credentials and drop-ins are needed until the checks are over
+        let Living { mut cluster, .. } = living;
+        cluster.hub_mut().stop().unwrap();
+        kept = Some(cluster);
+        let history = history.into_inner().unwrap();
+        assert!(history.surprises.is_empty(), "unexpected:\n{}\n{log}", history.surprises.join("\n"));
+        history
+    };
+    let (report, _) =
+        cut_at_every_flush(&cutting, live, |history, rebuilt| start.judge(history, rebuilt, life.boots))
+            .unwrap();
+    (report, log)
 }
 
-impl Life<'_> {
+impl Living<'_> {
     fn agent(&self) -> &Agent {
         self.cluster.agent(NODE)
     }
@@ -291,9 +301,4 @@ fn witness_status(history: &Mutex<History>, clock: &LogClock, socket: &Path) {
     let startups = status["config"]["startups"].as_u64().unwrap_or(0);
     let picture = Picture::of_status(&status);
     lock(history).said(Witness::Status, clock.now(), &picture, startups);
-}
-
-/// Where `.ci/build` put the agent with faults, without which a crash loop cannot be told.
-pub(crate) fn agent_with_faults() -> PathBuf {
-    kedge_rig::programs::agent_with_faults().unwrap()
 }

@@ -6,18 +6,12 @@
 //! configuration, says which, says only what is on disk, and has lost nothing that `/status` or the API had shown before.
 //! The checker is checked: an agent whose fsyncs do nothing must be caught.
 //!
-//! Not libtest's harness, so that a test that cannot run here is counted as ignored and the counts are always printed.
 //! `KEDGE_CRASH_FULL=1` checks more states of more file systems; `KEDGE_CRASH_SEED` chooses other random parts.
 //! Needs what `.ci/build` builds, kubectl, and what `kedge_rig::logged_disk` needs; under CI=true it fails without.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is how a test says what failed")]
 
-mod harness;
 mod life;
 mod oracle;
 mod restart;
 mod tests;
-
-fn main() -> std::process::ExitCode {
-    harness::run(&tests::ALL)
-}

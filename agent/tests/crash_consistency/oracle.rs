@@ -233,21 +233,6 @@ impl History {
         self.seen.iter().all(|seen| seen + 1 == self.moments.len())
     }
 
-    /// Names of the steps, for the count.
-    pub(crate) fn steps(&self) -> usize {
-        self.steps.len()
-    }
-
-    /// How many acknowledgements there are.
-    pub(crate) fn acknowledgements(&self) -> usize {
-        self.acknowledged.len()
-    }
-
-    /// The positions of the log at which something new was acknowledged.
-    pub(crate) fn instants(&self) -> Vec<u64> {
-        self.acknowledged.iter().map(|seen| seen.at).collect()
-    }
-
     /// What a cut at this position may leave: the numbers of the first and the last picture.
     fn bounds(&self, at: u64) -> (usize, usize) {
         let acknowledged = self.acknowledged.iter().filter(|seen| seen.at <= at).map(|seen| seen.picture);
@@ -274,14 +259,15 @@ impl History {
         }
         Ok(())
     }
+}
 
-    /// Whether any step had begun before this position.
-    pub(crate) fn has_begun(&self, at: u64) -> bool {
-        self.steps.first().is_some_and(|step| step.begins <= at)
+impl kedge_rig::power_cut::History for History {
+    fn acknowledged(&self) -> Vec<u64> {
+        self.acknowledged.iter().map(|seen| seen.at).collect()
     }
 
-    /// The step that was the last to begin before this position.
-    pub(crate) fn step_at(&self, at: u64) -> &'static str {
-        self.steps.iter().rev().find(|step| step.begins <= at).map_or("before its life", |step| step.name)
+    /// Until the first step nothing of ours is on the disk: its making and mounting are the file system's affair.
+    fn step_at(&self, at: u64) -> Option<&'static str> {
+        self.steps.iter().rev().find(|step| step.begins <= at).map(|step| step.name)
     }
 }

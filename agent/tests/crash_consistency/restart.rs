@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use kedge::local::client;
-use kedge_rig::logged_disk::{FileSystem, Image, Mounted};
+use kedge_rig::power_cut::Rebuilt;
 use kedge_rig::scratch::poll;
 use serde_json::Value;
 
@@ -17,8 +17,6 @@ use crate::oracle::{Config, History, Picture};
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Longest wait for what a start does after it answers.
 const SETTLE_LIMIT: Duration = Duration::from_secs(20);
-/// How the reason begins if there was nothing to start the agent on.
-pub(crate) const UNMOUNTABLE: &str = "the file system does not mount";
 /// How names of temporary files begin, before the process id.
 const TEMPORARY: &str = ".kedge-new-";
 /// How often a start is repeated that a crashing configuration ended before it answered: it has a second.
@@ -33,7 +31,6 @@ pub(crate) struct Start {
     pub(crate) kubeconfig: PathBuf,
     pub(crate) drop_ins: PathBuf,
     pub(crate) node: &'static str,
-    pub(crate) file_system: FileSystem,
 }
 
 /// What was said at one moment.
@@ -90,18 +87,11 @@ fn boot_id(number: usize) -> String {
 }
 
 impl Start {
-    /// Starts the agent on the image, once or several times, each as another boot; judges each time.
-    pub(crate) fn judge(
-        &self,
-        history: &History,
-        image: &Image,
-        at: u64,
-        directory: &Path,
-        boots: usize,
-    ) -> Result<(), String> {
+    /// Starts the agent on the disk, once or several times, each as another boot; judges each time.
+    pub(crate) fn judge(&self, history: &History, rebuilt: &Rebuilt<'_>, boots: usize) -> Result<(), String> {
         let mut last = Err("never started".to_owned());
         for _ in 0..TRIES {
-            last = self.judge_once(history, image, at, directory, boots);
+            last = self.judge_once(history, rebuilt, boots);
             if !matches!(&last, Err(why) if why.contains(ENDED_BY_FAULT)) {
                 break;
             }
@@ -109,23 +99,13 @@ impl Start {
         last
     }
 
-    fn judge_once(
-        &self,
-        history: &History,
-        image: &Image,
-        at: u64,
-        directory: &Path,
-        boots: usize,
-    ) -> Result<(), String> {
-        let mount = directory.join("mount");
-        fs::create_dir_all(&mount).map_err(|error| format!("make {}: {error}", mount.display()))?;
-        let mounted = Mounted::new(&self.file_system, image, &directory.join("image"), &mount);
-        let _mounted = mounted.map_err(|error| format!("{UNMOUNTABLE}: {error}"))?;
+    fn judge_once(&self, history: &History, rebuilt: &Rebuilt<'_>, boots: usize) -> Result<(), String> {
+        let mounted = rebuilt.mount()?;
         for boot in 1..=boots {
-            let found = self.start(&mount, directory, boot)?;
+            let found = self.start(mounted.path(), rebuilt.directory, boot)?;
             let judged = [&found.first, &found.settled]
                 .into_iter()
-                .try_for_each(|said| history.judge(at, &said.picture, said.startups))
+                .try_for_each(|said| history.judge(rebuilt.cut.at, &said.picture, said.startups))
                 .and_then(|()| found.agrees(history));
             judged.map_err(|why| format!("boot {boot}: {why}\nrecords: {:?}", found.records))?;
         }
