@@ -1,9 +1,10 @@
-//! An API server with one Node, its Lease, its Events and some ConfigMaps, in two flavours: our hub, and a Kubernetes that
+//! An API server with Nodes, their Leases and Events, and some ConfigMaps, in two flavours: our hub, and a Kubernetes that
 //! silently drops `spec.configSource` and `status.config`.
 //!
 //! Always holds: objects have UIDs that never come back and resourceVersions that change with every change; a status
 //! patch merges by condition type and address type, as a real one does. Leaves to others: being late, lost or wrong.
 
+use crate::NODE;
 use kedge_api as api;
 use kedge_core::{Answer, LeaseRequest, Request};
 use serde_json::{Map, Value, json};
@@ -22,9 +23,9 @@ pub const NAMESPACE: &str = "kube-system";
 #[derive(Debug, Clone)]
 pub struct Hub {
     pub flavour: Flavour,
-    pub node: Option<Value>,
-    pub config_maps: BTreeMap<String, Value>,
-    pub lease: Option<Value>,
+    nodes: BTreeMap<String, Value>,
+    config_maps: BTreeMap<String, Value>,
+    leases: BTreeMap<String, Value>,
     pub events: Vec<Value>,
     /// Bodies of the status patches taken, since somebody looked.
     pub status_patches: Vec<Value>,
@@ -36,9 +37,9 @@ impl Hub {
     pub fn new(flavour: Flavour) -> Self {
         Self {
             flavour,
-            node: None,
+            nodes: BTreeMap::new(),
             config_maps: BTreeMap::new(),
-            lease: None,
+            leases: BTreeMap::new(),
             events: Vec::new(),
             status_patches: Vec::new(),
             renewals: 0,
@@ -73,11 +74,43 @@ impl Hub {
     pub fn create_node(&mut self, name: &str) {
         let uid = format!("node-{}", self.count());
         let node = json!({"metadata": {"name": name, "uid": uid}, "spec": {}, "status": {}});
-        self.node = Some(self.stamp(node));
+        let node = self.stamp(node);
+        self.nodes.insert(name.to_owned(), node);
+    }
+
+    /// The Node of the first board.
+    pub fn node(&self) -> Option<&Value> {
+        self.node_named(NODE)
+    }
+
+    pub fn node_named(&self, name: &str) -> Option<&Value> {
+        self.nodes.get(name)
+    }
+
+    pub fn delete_node(&mut self) {
+        self.nodes.remove(NODE);
+    }
+
+    /// The Lease of the first board.
+    pub fn lease(&self) -> Option<&Value> {
+        self.leases.get(NODE)
+    }
+
+    pub fn delete_lease(&mut self) {
+        self.leases.remove(NODE);
+    }
+
+    pub fn config_map(&self, name: &str) -> Option<&Value> {
+        self.config_maps.get(name)
+    }
+
+    /// Places a ConfigMap as it is, whatever was there before.
+    pub fn put_config_map(&mut self, name: &str, map: Value) {
+        self.config_maps.insert(name.to_owned(), map);
     }
 
     pub fn node_uid(&self) -> String {
-        let uid = self.node.as_ref().and_then(|node| node["metadata"]["uid"].as_str());
+        let uid = self.node().and_then(|node| node["metadata"]["uid"].as_str());
         uid.unwrap_or_default().to_owned()
     }
 
@@ -101,8 +134,9 @@ impl Hub {
         uid
     }
 
-    pub fn delete_config_map(&mut self, name: &str) {
-        self.config_maps.remove(name);
+    /// Deletes it and returns it, if it was there.
+    pub fn delete_config_map(&mut self, name: &str) -> Option<Value> {
+        self.config_maps.remove(name)
     }
 
     pub fn uid_of(&self, name: &str) -> String {
@@ -120,10 +154,15 @@ impl Hub {
         json!({"configMap": {"namespace": NAMESPACE, "name": name, "kubeletConfigKey": "kubelet"}})
     }
 
-    /// Sets what the Node asks for; null is nothing. Against Kubernetes it is the annotation.
+    /// Sets what the Node of the first board asks for; null is nothing. Against Kubernetes it is the annotation.
     pub fn assign(&mut self, source: Value) {
-        let Some(mut node) = self.node.take() else { return };
-        match self.flavour {
+        self.assign_to(NODE, source);
+    }
+
+    /// The same for the Node of this name.
+    pub fn assign_to(&mut self, name: &str, source: Value) {
+        let flavour = self.flavour;
+        self.edit(name, |node| match flavour {
             Flavour::Kedge if source.is_null() => {
                 if let Some(spec) = node["spec"].as_object_mut() {
                     spec.remove("configSource");
@@ -139,14 +178,18 @@ impl Hub {
             Flavour::Kubernetes => {
                 node["metadata"]["annotations"][api::CONFIG_SOURCE_ANNOTATION] = json!(source.to_string());
             }
-        }
-        self.node = Some(self.stamp(node));
+        });
     }
 
     pub fn edit_node(&mut self, edit: impl FnOnce(&mut Value)) {
-        let Some(mut node) = self.node.take() else { return };
+        self.edit(NODE, edit);
+    }
+
+    fn edit(&mut self, name: &str, edit: impl FnOnce(&mut Value)) {
+        let Some(mut node) = self.nodes.get(name).cloned() else { return };
         edit(&mut node);
-        self.node = Some(self.stamp(node));
+        let node = self.stamp(node);
+        self.nodes.insert(name.to_owned(), node);
     }
 
     /// What the node lifecycle does when nothing was heard of a node.
@@ -164,21 +207,26 @@ impl Hub {
     }
 
     pub fn condition(&self, kind: &str) -> Option<&Value> {
-        let conditions = self.node.as_ref()?["status"]["conditions"].as_array()?;
+        self.condition_of(NODE, kind)
+    }
+
+    pub fn condition_of(&self, name: &str, kind: &str) -> Option<&Value> {
+        let conditions = self.nodes.get(name)?["status"]["conditions"].as_array()?;
         conditions.iter().find(|condition| condition["type"] == kind)
     }
 
     // ------------------------------------------------------------------------------------------ the node
 
-    pub fn answer(&mut self, request: &Request) -> Answer {
+    /// Answers a request of the node of this name.
+    pub fn answer(&mut self, name: &str, request: &Request) -> Answer {
         match request {
             Request::Version => {
                 let mark = if self.flavour == Flavour::Kedge { "v1.34.0+kedge-0.1.0" } else { "v1.36.2" };
                 Answer::Accepted(Some(json!({"gitVersion": mark})))
             }
-            Request::Register(node) => self.register(node),
-            Request::PatchStatus(patch) => self.patch_status(patch),
-            Request::PatchNode(patch) => self.patch_node(patch),
+            Request::Register(node) => self.register(name, node),
+            Request::PatchStatus(patch) => self.patch_status(name, patch),
+            Request::PatchNode(patch) => self.patch_node(name, patch),
             Request::PostEvent(event) => {
                 self.events.push(event.clone());
                 Answer::Accepted(None)
@@ -186,18 +234,21 @@ impl Hub {
         }
     }
 
-    fn register(&mut self, node: &Value) -> Answer {
-        if self.node.is_some() {
+    fn register(&mut self, name: &str, node: &Value) -> Answer {
+        if self.nodes.contains_key(name) {
             return refused(409, "AlreadyExists", "node already exists");
         }
         let mut node = node.clone();
         node["metadata"]["uid"] = json!(format!("node-{}", self.count()));
-        self.node = Some(self.stamp(node));
+        let node = self.stamp(node);
+        self.nodes.insert(name.to_owned(), node);
         Answer::Accepted(None)
     }
 
-    fn patch_status(&mut self, patch: &Value) -> Answer {
-        let Some(mut node) = self.node.clone() else { return refused(404, "NotFound", "no such node") };
+    fn patch_status(&mut self, name: &str, patch: &Value) -> Answer {
+        let Some(mut node) = self.nodes.get(name).cloned() else {
+            return refused(404, "NotFound", "no such node");
+        };
         self.status_patches.push(patch.clone());
         merge(&mut node["status"], &patch["status"], "status");
         if self.flavour == Flavour::Kubernetes
@@ -205,34 +256,34 @@ impl Hub {
         {
             status.remove("config");
         }
-        self.changed(node)
+        self.changed(name, node)
     }
 
-    fn patch_node(&mut self, patch: &Value) -> Answer {
-        let Some(mut node) = self.node.clone() else { return refused(404, "NotFound", "no such node") };
+    fn patch_node(&mut self, name: &str, patch: &Value) -> Answer {
+        let Some(mut node) = self.nodes.get(name).cloned() else {
+            return refused(404, "NotFound", "no such node");
+        };
         merge(&mut node, patch, "node");
-        self.changed(node)
+        self.changed(name, node)
     }
 
-    fn changed(&mut self, node: Value) -> Answer {
-        if self.node.as_ref() != Some(&node) {
-            self.node = Some(self.stamp(node));
+    fn changed(&mut self, name: &str, node: Value) -> Answer {
+        if self.nodes.get(name) != Some(&node) {
+            let node = self.stamp(node);
+            self.nodes.insert(name.to_owned(), node);
         }
         Answer::Accepted(None)
     }
 
-    pub fn renew(&mut self, request: &LeaseRequest) -> Answer {
-        match (request, self.lease.take()) {
+    /// Answers a renewal by the node of this name.
+    pub fn renew(&mut self, name: &str, request: &LeaseRequest) -> Answer {
+        match (request, self.leases.get_mut(name)) {
             (LeaseRequest::Patch(_), None) => return refused(404, "NotFound", "no such lease"),
-            (LeaseRequest::Create(_), Some(lease)) => {
-                self.lease = Some(lease);
+            (LeaseRequest::Create(_), Some(_)) => {
                 return refused(409, "AlreadyExists", "lease already exists");
             }
-            (LeaseRequest::Create(lease), None) => self.lease = Some(lease.clone()),
-            (LeaseRequest::Patch(patch), Some(mut lease)) => {
-                merge(&mut lease, patch, "lease");
-                self.lease = Some(lease);
-            }
+            (LeaseRequest::Create(lease), None) => drop(self.leases.insert(name.to_owned(), lease.clone())),
+            (LeaseRequest::Patch(patch), Some(lease)) => merge(lease, patch, "lease"),
         }
         self.renewals += 1;
         Answer::Accepted(None)

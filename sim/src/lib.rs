@@ -1,92 +1,63 @@
-//! A whole board around the core of one agent: a disk, an API server, a supervisor, clocks, and a thread of time that the
-//! test holds. Shared by the rows of the tables and by the simulation.
+//! One world for every test of a node: a hub and N nodes on one thread, with one seed and a time that the test holds. The rows
+//! of the tables, the simulation and the fuzz target of a node live in it.
 //!
-//! Always holds: actions are performed only when the test says so or in the order a real agent would; every action and
-//! every performed step is kept in `seen`; two steps under way at once end the test. Nothing here knows the rules it tests.
+//! Owns the hub, the nodes and the passing of time. Always holds: no time passes but by [`World::advance`]; the same acts give
+//! the same world. Leaves to others: what a node is (`node`), what a server answers (`hub`), what must hold.
+//!
+//! Most tests have one node, and a [`World`] stands for its first node: `world.disk` is that node's disk.
 
 pub mod disk;
 pub mod hub;
+pub mod node;
 pub mod situations;
 
-use disk::Disk;
+pub use node::{Node, Process, Seen, map_event, node_event};
+
 use hub::{Flavour, Hub};
-use kedge_api::{Node as ApiNode, Timestamp};
-use kedge_core::config::records::{Read, StateFile};
-use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
-use kedge_core::{
-    Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, PreviousRun,
-    Report, Request, Step,
-};
-use kedge_platform::fake::{Loss, Losses};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::path::Path;
+use kedge_core::{Answer, Event, Exit};
+use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
 pub const NODE: &str = "edge-1";
 /// 2026-11-21T01:35:58Z.
 pub const WALL_MICROS: i64 = 1_795_224_958_000_000;
 pub const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-
 /// `maxPods` of a node that nobody configured.
 pub const DEFAULT_PODS: u32 = 110;
+
+/// Acts without any time passing, after which nothing comes to rest any more.
+const TURNS: u32 = 10_000;
+/// Time between an exit and the supervisor's next start.
+const RESTART_DELAY: Duration = Duration::from_secs(2);
+/// Starts in one stretch of time, for each node: more is a loop.
+const STARTS: u64 = 200;
 
 /// A payload that differs from others by `maxPods`, so that what runs can be told apart.
 pub fn payload(max_pods: u32, fields: &str) -> String {
     format!("{HEADER}maxPods: {max_pods}\n{fields}\n")
 }
 
-/// Something that happened, in order.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Seen {
-    /// The core asked for it.
-    Asked(Action),
-    /// A file step was performed.
-    Performed(Step, Outcome),
-}
-
-/// A running agent, and what it waits for.
-pub struct Process {
-    pub node: Core,
-    pub step: Option<Step>,
-    pub facts_wanted: bool,
-    pub requests: Vec<Request>,
-    pub renewal: Option<(LeaseRequest, Duration)>,
-    pub watches_node: bool,
-    pub watched: Option<(String, String)>,
-    pub node_shown: Option<Value>,
-    map_shown: Option<Value>,
-    pub exit: Option<String>,
-    /// `maxPods` of the configuration in use.
-    pub used: Option<u32>,
-    /// It was asked to stop.
-    pub stop_asked: bool,
-}
-
-/// Everything around the core.
+/// A hub, its nodes, and their time.
 pub struct World {
-    pub disk: Disk,
     pub hub: Hub,
-    pub link: bool,
-    pub mono: Duration,
-    pub wall_micros: i64,
-    pub boots: u32,
-    /// Runs of the agent that began in this boot.
-    pub runs: u64,
-    pub version: String,
-    pub local: LocalLayers,
-    pub dynamic: bool,
-    pub facts: HostFacts,
-    pub previous: PreviousRun,
-    pub process: Option<Process>,
-    pub seen: Vec<Seen>,
-    pub log: Vec<String>,
-    /// Whole ConfigMaps that the agent read.
-    pub downloads: usize,
-    pub starts: u64,
-    pub seed: u64,
-    /// How fast the agent's running clock goes, in percent: 100 is right.
-    pub hurry_percent: u32,
+    pub nodes: Vec<Node>,
+    /// Since the world began, whatever the boards' clocks say.
+    pub time: Duration,
+}
+
+/// The first node.
+impl Deref for World {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        &self.nodes[0]
+    }
+}
+
+impl DerefMut for World {
+    fn deref_mut(&mut self) -> &mut Node {
+        &mut self.nodes[0]
+    }
 }
 
 impl Default for World {
@@ -102,344 +73,137 @@ impl World {
     }
 
     pub fn with(flavour: Flavour) -> Self {
+        Self::fleet(flavour, &[NODE])
+    }
+
+    /// Boards of these names, with a hub that knows their Nodes and nothing assigned. Not started.
+    pub fn fleet(flavour: Flavour, names: &[&str]) -> Self {
         let mut hub = Hub::new(flavour);
-        hub.create_node(NODE);
-        Self {
-            disk: Disk::new(),
-            hub,
-            link: true,
-            mono: Duration::from_secs(20),
-            wall_micros: WALL_MICROS,
-            boots: 1,
-            runs: 0,
-            version: "0.1.0".into(),
-            local: LocalLayers::default(),
-            dynamic: true,
-            facts: host_facts(),
-            previous: PreviousRun::default(),
-            process: None,
-            seen: Vec::new(),
-            log: Vec::new(),
-            downloads: 0,
-            starts: 0,
-            seed: 1,
-            hurry_percent: 100,
+        for name in names {
+            hub.create_node(name);
         }
+        let nodes = names.iter().zip(1..).map(|(name, seed)| Node::new(name, seed)).collect();
+        Self { hub, nodes, time: Duration::ZERO }
     }
 
-    pub fn now(&self) -> Now {
-        let mono = self.mono * self.hurry_percent / 100;
-        Now { mono, wall: Timestamp::from_micros(self.wall_micros) }
-    }
+    // ------------------------------------------------------------------------------------------ the first node and the hub
 
-    /// When the agent wants to be woken, by the world's clock.
-    pub fn deadline(&self) -> Option<Duration> {
-        let process = self.process.as_ref()?;
-        Some(process.node.next_deadline(self.now())? * 100 / self.hurry_percent)
-    }
-
-    pub fn boot_id(&self) -> String {
-        format!("boot-{}", self.boots)
-    }
-
-    pub fn advance(&mut self, by: Duration) {
-        self.mono += by;
-        self.wall_micros += i64::try_from(by.as_micros()).expect("tests last less than 292,000 years");
-    }
-
-    pub fn base(&mut self, fields: &str) {
-        let text = format!("{HEADER}{fields}\n").into_bytes();
-        self.local.base = Some(LayerText { origin: Origin::File("/etc/kedge/config.yaml".into()), text });
-    }
-
-    pub fn drop_in(&mut self, fields: &str) {
-        let text = format!("{HEADER}{fields}\n").into_bytes();
-        self.local.drop_ins =
-            vec![LayerText { origin: Origin::DropIn("/etc/kedge/config.d/10-site.conf".into()), text }];
-    }
-
-    // ------------------------------------------------------------------------------------------ the process
-
-    /// Starts the agent and hands it its first event; performs nothing.
-    pub fn launch(&mut self) {
-        self.try_launch().expect("the local config is valid");
-    }
-
-    /// The same with a local config that may be invalid: then the agent refuses, and says why.
-    pub fn try_launch(&mut self) -> Result<(), String> {
-        assert!(self.process.is_none(), "the agent runs already");
-        let options = Options {
-            node_name: NODE.into(),
-            version: self.version.clone(),
-            local: self.local.clone(),
-            dynamic_config: self.dynamic,
-            node_labels: BTreeMap::new(),
-            boot_id: self.boot_id(),
-            previous_run: PreviousRun { runs: self.runs + 1, ..self.previous.clone() },
-            seed: self.seed.wrapping_add(self.starts),
-        };
-        let node = Core::new(options, self.now()).map_err(|error| error.report())?;
-        self.starts += 1;
-        self.runs += 1;
-        self.disk.new_process();
-        self.process = Some(Process {
-            node,
-            step: None,
-            facts_wanted: false,
-            requests: Vec::new(),
-            renewal: None,
-            watches_node: false,
-            watched: None,
-            node_shown: None,
-            map_shown: None,
-            exit: None,
-            used: None,
-            stop_asked: false,
-        });
-        self.handle(Event::Start);
-        Ok(())
-    }
-
+    /// An event for the first node.
     pub fn handle(&mut self, event: Event) {
-        let now = self.now();
-        let Some(process) = &mut self.process else { return };
-        let mut actions = Vec::new();
-        process.node.handle(now, event, &mut actions);
-        for action in actions {
-            self.take(action);
-        }
+        self.nodes[0].handle(event);
     }
 
-    fn take(&mut self, action: Action) {
-        self.seen.push(Seen::Asked(action.clone()));
-        let process = self.process.as_mut().expect("a process gave this action");
-        assert!(
-            process.exit.is_none() || matches!(action, Action::Log(..)),
-            "after the exit was ordered: {action:?}"
-        );
-        match action {
-            Action::Step(step) => {
-                assert!(process.step.is_none(), "a second step while {:?} is under way", process.step);
-                process.step = Some(step);
-            }
-            Action::Use(effective) => {
-                assert!(process.used.is_none(), "a second configuration in one run");
-                process.used = Some(effective.config.max_pods);
-            }
-            Action::ConsumeEvidence => self.previous = PreviousRun::default(),
-            Action::Sweep { keep } => self.sweep(keep.map(|keep| {
-                keep.into_iter().map(|name| StateFile::Checkpoint(name).path(&self.version)).collect()
-            })),
-            Action::ReadHostFacts => {
-                assert!(!process.facts_wanted, "a second look at the host");
-                process.facts_wanted = true;
-            }
-            Action::Request(request) => {
-                let same = process.requests.iter().any(|other| other.kind() == request.kind());
-                assert!(!same, "a second {:?} in flight", request.kind());
-                process.requests.push(request);
-            }
-            Action::Renew { request, deadline } => {
-                assert!(process.renewal.is_none(), "a second renewal in flight");
-                process.renewal = Some((request, deadline));
-            }
-            Action::WatchNode => (process.watches_node, process.node_shown) = (true, None),
-            Action::WatchConfigMap(wanted) => {
-                process.watched = wanted;
-                process.map_shown = None;
-            }
-            Action::Exit(why) => process.exit = Some(why),
-            Action::Log(level, line) => {
-                let mark = if level == Level::Warn { "W" } else { " " };
-                self.log.push(format!("{mark} {line}"));
-            }
-        }
+    /// The first node's process ends, and the supervisor records how.
+    pub fn end(&mut self, exit: Exit) {
+        self.nodes[0].end(exit);
     }
 
-    /// Removes what no record names: checkpoints, leftovers, other versions' counts.
-    fn sweep(&mut self, keep: Option<Vec<String>>) {
-        let ours = StateFile::Startups.path(&self.version);
-        self.disk.sweep(&|path| {
-            let checkpoint = path.starts_with("checkpoints") && path != Path::new("checkpoints");
-            // a directory is kept for what is kept in it
-            let is_named = |keep: &Vec<String>| keep.iter().any(|kept| Path::new(kept).starts_with(path));
-            let counts = path.ends_with("startups.json");
-            (!checkpoint || keep.as_ref().is_none_or(is_named)) && (!counts || path == Path::new(&ours))
-        });
-    }
-
-    // ------------------------------------------------------------------------------------------ performing
-
-    pub fn perform(&mut self, step: &Step) -> Outcome {
-        let path = |file: &StateFile| file.path(&self.version);
-        match step {
-            Step::Read(file) => {
-                let path = path(file);
-                Outcome::Read(self.disk.read(&path))
-            }
-            Step::Write(file, bytes) => {
-                let path = path(file);
-                Outcome::Done(self.disk.write(file, &path, bytes))
-            }
-            Step::SetAside(file) => {
-                let path = path(file);
-                Outcome::Done(self.disk.set_aside(&path))
-            }
-        }
-    }
-
-    /// Performs the step that is asked for. Says whether there was one.
-    pub fn do_step(&mut self) -> bool {
-        let Some(step) = self.process.as_mut().and_then(|process| process.step.take()) else { return false };
-        let outcome = self.perform(&step);
-        self.seen.push(Seen::Performed(step, outcome.clone()));
-        self.handle(Event::StepDone(outcome));
-        true
-    }
-
-    /// Lets the agent look at the host.
-    pub fn do_facts(&mut self) -> bool {
-        let Some(process) = self.process.as_mut().filter(|process| process.facts_wanted) else {
-            return false;
-        };
-        process.facts_wanted = false;
-        let facts = HostFacts { boot_id: self.boot_id(), ..self.facts.clone() };
-        self.handle(Event::HostFacts(Box::new(facts)));
-        true
-    }
-
-    /// Answers the oldest request: by the server, or by this answer instead.
+    /// Answers the first node's oldest request: by the server, or by this answer instead.
     pub fn do_request(&mut self, instead: Option<Answer>) -> bool {
-        let Some(process) = self.process.as_mut().filter(|process| !process.requests.is_empty()) else {
-            return false;
-        };
-        let request = process.requests.remove(0);
-        let answer = instead.unwrap_or_else(|| self.hub.answer(&request));
-        self.handle(Event::Answered(request.kind(), answer));
-        true
+        self.nodes[0].do_request(&mut self.hub, instead)
     }
 
     pub fn do_renewal(&mut self, instead: Option<Answer>) -> bool {
-        let Some((request, _)) = self.process.as_mut().and_then(|process| process.renewal.take()) else {
-            return false;
-        };
-        let answer = instead.unwrap_or_else(|| self.hub.renew(&request));
-        self.handle(Event::Renewed(answer));
-        true
+        self.nodes[0].do_renewal(&mut self.hub, instead)
     }
 
-    /// The watch of the Node tells what it has not told yet.
     pub fn do_watch_node(&mut self) -> bool {
-        let there = self.hub.node.as_ref().unwrap_or(&Value::Null);
-        let Some(process) = self.process.as_mut().filter(|process| process.watches_node) else {
-            return false;
-        };
-        if process.node_shown.as_ref() == Some(there) {
-            return false;
-        }
-        let there = there.clone();
-        process.node_shown = Some(there.clone());
-        self.handle(node_event(&there));
-        true
+        self.nodes[0].do_watch_node(&self.hub)
     }
 
-    /// The watch of the ConfigMap tells what it has not told yet.
     pub fn do_watch_map(&mut self) -> bool {
-        let Some((namespace, name)) = self.process.as_ref().and_then(|process| process.watched.clone())
-        else {
-            return false;
-        };
-        let there = self.hub.config_maps.get(&name).cloned().unwrap_or(Value::Null);
-        let process = self.process.as_mut().expect("it watches");
-        if process.map_shown.as_ref() == Some(&there) {
-            return false;
-        }
-        let is_list = process.map_shown.replace(there.clone()).is_none();
-        let held = process.node.held_config_map().filter(|_| is_list);
-        let part = |name: &str| there["metadata"][name].as_str().unwrap_or_default().to_owned();
-        let event = match held {
-            // as the agent does it: a list of metadata says whether a download is worth its bytes
-            Some((uid, resource_version))
-                if (&uid, &resource_version) == (&part("uid"), &part("resourceVersion")) =>
-            {
-                Event::ConfigMapUnchanged { namespace, name, uid, resource_version }
-            }
-            _ => {
-                self.downloads += usize::from(!there.is_null());
-                map_event(&namespace, &name, there)
-            }
-        };
-        self.handle(event);
-        true
+        self.nodes[0].do_watch_map(&self.hub)
     }
 
-    /// Whether a watch has something to tell.
     pub fn has_news(&self) -> bool {
-        let Some(process) = &self.process else { return false };
-        let node = self.hub.node.as_ref().unwrap_or(&Value::Null);
-        let map =
-            process.watched.as_ref().map(|(_, name)| self.hub.config_maps.get(name).unwrap_or(&Value::Null));
-        let new_node = process.watches_node && process.node_shown.as_ref() != Some(node);
-        new_node || map.is_some_and(|map| process.map_shown.as_ref() != Some(map))
+        self.nodes[0].has_news(&self.hub)
     }
 
-    /// The watches begin anew, as after a broken connection.
-    pub fn forget_shown(&mut self) {
-        if let Some(process) = &mut self.process {
-            (process.node_shown, process.map_shown) = (None, None);
-        }
-    }
-
-    // ------------------------------------------------------------------------------------------ time
-
-    /// Everything that is asked for is performed, until nothing is or the agent exits. No time passes.
-    pub fn turn(&mut self) {
-        for _ in 0..10_000 {
-            if self.exited() {
-                return;
-            }
-            let link = self.link;
-            let down = || (!link).then(|| Answer::Failed("connection refused".into()));
-            let moved = self.do_step()
-                || self.do_facts()
-                || self.do_request(down())
-                || self.do_renewal(down())
-                || (link && (self.do_watch_node() || self.do_watch_map()));
-            if !moved {
-                return;
-            }
-        }
-        panic!(
-            "the agent does not come to rest; last: {:#?}",
-            self.seen.iter().rev().take(12).collect::<Vec<_>>()
-        );
-    }
-
-    pub fn exited(&self) -> bool {
-        self.process.as_ref().is_none_or(|process| process.exit.is_some())
-    }
-
-    /// Starts the agent and lets it come to rest.
+    /// Starts the first node's agent; every node comes to rest.
     pub fn start(&mut self) {
         self.launch();
         self.turn();
     }
 
-    /// Time passes; the agent is woken when it asked to be. Stops early if it exits.
-    pub fn run_for(&mut self, time: Duration) {
-        let end = self.mono + time;
-        loop {
-            self.turn();
-            if self.exited() || self.mono >= end {
-                return;
-            }
-            let next = self.deadline().filter(|at| *at > self.mono).map_or(end, |at| at.min(end));
-            self.advance(next - self.mono);
-            self.handle(Event::Tick);
+    /// SIGTERM to the first node's agent, and the exit it leads to.
+    #[track_caller]
+    pub fn stop(&mut self) {
+        self.process.as_mut().expect("it runs").stop_asked = true;
+        self.handle(Event::Stop("asked to stop".into()));
+        self.turn();
+        self.exit();
+    }
+
+    /// A planned reboot of the first node.
+    pub fn reboot(&mut self) {
+        self.stop();
+        self.power_cut();
+    }
+
+    /// The exit that the first node's agent ordered, then its next start, until it rests.
+    pub fn restart(&mut self) {
+        self.exit();
+        self.advance(RESTART_DELAY);
+        self.start();
+    }
+
+    /// Reasons and messages of the Events posted since the last look.
+    pub fn take_events(&mut self) -> Vec<String> {
+        let events = std::mem::take(&mut self.hub.events);
+        let text =
+            |event: &serde_json::Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        events.iter().map(|event| format!("{}: {}", text(event, "reason"), text(event, "message"))).collect()
+    }
+
+    // ------------------------------------------------------------------------------------------ time
+
+    /// Time passes on every board.
+    pub fn advance(&mut self, by: Duration) {
+        self.time += by;
+        for node in &mut self.nodes {
+            node.advance(by);
         }
     }
 
-    /// Runs until the agent exits by itself; returns why.
+    /// Everything that is asked for is performed, until nothing is or every agent exits. No time passes.
+    pub fn turn(&mut self) {
+        for _ in 0..TURNS {
+            let hub = &mut self.hub;
+            if self.nodes.iter_mut().filter_map(|node| node.turn(hub).then_some(())).count() == 0 {
+                return;
+            }
+        }
+        panic!(
+            "an agent does not come to rest; last: {:#?}",
+            self.seen.iter().rev().take(12).collect::<Vec<_>>()
+        );
+    }
+
+    /// Time passes; agents are woken when they asked to be. Stops early if all have exited.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.time + time;
+        loop {
+            self.turn();
+            if self.time >= end || self.nodes.iter().all(Node::exited) {
+                return;
+            }
+            self.pass_to_deadline(end);
+        }
+    }
+
+    /// Time passes up to the first deadline, or to the end.
+    fn pass_to_deadline(&mut self, end: Duration) {
+        let running = self.nodes.iter().filter(|node| !node.exited());
+        let waits =
+            running.filter_map(|node| node.deadline()?.checked_sub(node.mono)).filter(|wait| !wait.is_zero());
+        let left = end - self.time;
+        self.advance(waits.min().map_or(left, |wait| wait.min(left)));
+        for node in &mut self.nodes {
+            node.handle(Event::Tick);
+        }
+    }
+
+    /// Runs until the first node's agent exits by itself; returns why.
     #[track_caller]
     pub fn run_until_exit(&mut self, limit: Duration) -> String {
         self.run_for(limit);
@@ -449,153 +213,26 @@ impl World {
         why
     }
 
-    // ------------------------------------------------------------------------------------------ ends
-
-    /// The exit that the agent ordered takes place.
-    pub fn exit(&mut self) {
-        let process = self.process.take().expect("it runs");
-        assert!(process.exit.is_some(), "it ordered no exit");
-        let exit = Exit {
-            exit_code: "exited".into(),
-            exit_status: "0".into(),
-            stop_asked: process.stop_asked,
-            ..self.ending("success")
-        };
-        self.previous.exit = Some(exit);
-    }
-
-    pub fn ending(&self, result: &str) -> Exit {
-        let (boot_id, run) = (self.boot_id(), self.runs);
-        Exit { boot_id, run, result: result.into(), was_ready: true, ..Exit::default() }
-    }
-
-    /// The process ends, and the supervisor records how.
-    pub fn end(&mut self, exit: Exit) {
-        self.process = None;
-        self.previous.exit = Some(exit);
-    }
-
-    /// The process ends with a panic.
-    pub fn crash(&mut self) {
-        let exit = Exit { exit_code: "exited".into(), exit_status: "101".into(), ..self.ending("exit-code") };
-        self.end(exit);
-    }
-
-    /// The process ends and nobody records how.
-    pub fn die_unrecorded(&mut self) {
-        (self.process, self.previous.exit) = (None, None);
-    }
-
-    /// SIGTERM, and the exit it leads to.
+    /// Time passes; supervisors start agents that do not run or have exited.
     #[track_caller]
-    pub fn stop(&mut self) {
-        self.process.as_mut().expect("it runs").stop_asked = true;
-        self.handle(Event::Stop("asked to stop".into()));
-        self.turn();
-        self.exit();
-    }
-
-    /// The power goes and comes back; everything that was not durable is lost.
-    pub fn power_cut(&mut self) {
-        self.power_cut_with(Loss::Everything);
-    }
-
-    /// The same; of what was not durable this is lost.
-    pub fn power_cut_with(&mut self, loss: Loss) -> Losses {
-        self.process = None;
-        (self.boots, self.runs) = (self.boots + 1, 0);
-        // what the hardware says of how a boot began, it says in that boot
-        self.previous.hardware_reset = false;
-        self.mono = Duration::from_secs(20);
-        self.disk.lose_power(loss)
-    }
-
-    /// A planned reboot.
-    pub fn reboot(&mut self) {
-        self.stop();
-        self.power_cut();
-    }
-
-    /// The exit that was ordered, then the next start, until it rests.
-    pub fn restart(&mut self) {
-        self.exit();
-        self.advance(Duration::from_secs(2));
-        self.start();
-    }
-
-    // ------------------------------------------------------------------------------------------ looking
-
-    #[track_caller]
-    pub fn report(&self) -> Report {
-        let process = self.process.as_ref().expect("it runs");
-        process.node.report(self.now()).expect("a config is in use")
-    }
-
-    /// `maxPods` of what is in use.
-    #[track_caller]
-    pub fn used(&self) -> u32 {
-        self.process.as_ref().and_then(|process| process.used).expect("a config is in use")
-    }
-
-    pub fn file(&self, path: &str) -> Option<Value> {
-        let bytes = self.disk.content(path)?;
-        Some(serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes))))
-    }
-
-    pub fn startups(&self) -> Value {
-        self.file(&StateFile::Startups.path(&self.version)).unwrap_or(Value::Null)
-    }
-
-    pub fn bad_configs(&self) -> Value {
-        self.file(&StateFile::BadConfigs.path(&self.version)).unwrap_or(Value::Null)
-    }
-
-    pub fn read_bad_configs(&self) -> Read {
-        self.disk.read(&StateFile::BadConfigs.path(&self.version))
-    }
-
-    /// Reasons and messages of the Events posted, since somebody looked.
-    pub fn take_events(&mut self) -> Vec<String> {
-        let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
-        let events = std::mem::take(&mut self.hub.events);
-        events.iter().map(|event| format!("{}: {}", text(event, "reason"), text(event, "message"))).collect()
-    }
-}
-
-pub fn node_event(there: &Value) -> Event {
-    if there.is_null() {
-        return Event::NodeGone;
-    }
-    let node: ApiNode = serde_json::from_value(there.clone()).expect("the fake keeps Nodes");
-    Event::NodeSeen(Box::new(node))
-}
-
-pub fn map_event(namespace: &str, name: &str, there: Value) -> Event {
-    let (namespace, name) = (namespace.to_owned(), name.to_owned());
-    if there.is_null() {
-        return Event::ConfigMapGone { namespace, name };
-    }
-    Event::ConfigMapSeen { namespace, name, object: there }
-}
-
-fn host_facts() -> HostFacts {
-    HostFacts {
-        machine_id: "5f3c".into(),
-        system_uuid: "a-uuid".into(),
-        boot_id: String::new(),
-        kernel_version: "6.1.0".into(),
-        os_image: "Debian GNU/Linux 12".into(),
-        architecture: "arm64".into(),
-        hostname: NODE.into(),
-        addresses: vec!["192.0.2.7".into()],
-        cpus: 4,
-        memory_bytes: 1 << 30,
-        storage_bytes: 8 << 30,
-        inodes: 500_000,
-        pids: 32_768,
-        memory_available_bytes: 1 << 29,
-        storage_available_bytes: 4 << 30,
-        inodes_free: 400_000,
-        pids_in_use: 120,
+    pub fn supervise_for(&mut self, time: Duration) {
+        let end = self.time + time;
+        let starts = |world: &Self| world.nodes.iter().map(|node| node.starts).sum::<u64>();
+        let most = starts(self) + STARTS * self.nodes.len() as u64;
+        loop {
+            self.turn();
+            let stopped = self.nodes.iter_mut().filter(|node| node.exited());
+            let launched = stopped.map(Node::supervise).count();
+            assert!(
+                starts(self) < most,
+                "restarted again and again: {:#?}",
+                self.log.iter().rev().take(12).collect::<Vec<_>>()
+            );
+            match launched {
+                0 if self.time >= end => return,
+                0 => self.pass_to_deadline(end),
+                _ => {}
+            }
+        }
     }
 }

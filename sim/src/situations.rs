@@ -100,7 +100,7 @@ impl World {
 
     /// `status.config` as the API server has it.
     pub fn config_status(&self) -> Value {
-        self.hub.node.as_ref().map(|node| node["status"]["config"].clone()).unwrap_or_default()
+        self.hub.node().map(|node| node["status"]["config"].clone()).unwrap_or_default()
     }
 
     /// Running on writes nothing more.

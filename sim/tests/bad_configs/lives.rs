@@ -179,14 +179,15 @@ fn edited_every_minute_no_edit_is_promoted_and_the_heartbeat_goes_on() {
 fn larger_than_a_checkpoint_may_be_it_is_refused_before_anything_is_written() {
     let (mut world, _) = settled();
     let uid = world.hub.push("large", &payload(OTHER, ""));
-    let mut large = world.hub.config_maps["large"].clone();
+    let mut large = world.hub.config_map("large").cloned().expect("pushed");
     large["metadata"]["annotations"] = json!({"note": "x".repeat(CHECKPOINT_BYTES)});
-    let small = world.hub.config_maps.insert("large".into(), large).expect("it was pushed");
+    let small = world.hub.delete_config_map("large").expect("it was pushed");
+    world.hub.put_config_map("large", large);
     world.hub.assign(world.hub.pinned("large"));
     world.disk.take_written();
     check_unknown(&mut world, "large", GOOD, "bytes, expected at most 4194304");
     assert_eq!(world.disk.take_written(), Vec::<&str>::new());
-    world.hub.config_maps.insert("large".into(), small);
+    world.hub.put_config_map("large", small);
     world.settle("not large any more");
     assert_eq!((world.used(), world.recorded_uid("current")), (OTHER, uid));
 }
@@ -216,11 +217,12 @@ fn a_drop_in_that_contradicts_it_brings_the_local_config_until_the_drop_in_goes(
 #[test]
 fn another_object_of_the_name_in_another_namespace_is_not_it() {
     let (mut world, _) = following();
-    let mut other = world.hub.config_maps[BAD].clone();
+    let mut other = world.hub.config_map(BAD).cloned().expect("pushed");
     other["metadata"]["namespace"] = json!("default");
     other["metadata"]["uid"] = json!("uid-of-another");
     other["data"]["kubelet"] = json!(payload(OTHER, ""));
-    let own = world.hub.config_maps.insert(BAD.into(), other).expect("it was pushed");
+    let own = world.hub.delete_config_map(BAD).expect("it was pushed");
+    world.hub.put_config_map(BAD, other);
     check_unknown(
         &mut world,
         "another's",
@@ -228,7 +230,7 @@ fn another_object_of_the_name_in_another_namespace_is_not_it() {
         "the API server answered with ConfigMap default/edge-settings",
     );
     assert_eq!(NAMESPACE, "kube-system");
-    world.hub.config_maps.insert(BAD.into(), own);
+    world.hub.put_config_map(BAD, own);
     world.settle("its own");
     assert_eq!(world.seen("its own").status, "True");
 }

@@ -75,7 +75,7 @@ impl Operator for World {
         let condition =
             self.hub.condition("ConfigOK").unwrap_or_else(|| panic!("{what}: no condition")).clone();
         let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
-        let error = self.hub.node.as_ref().map(|node| node["status"]["config"]["error"].clone());
+        let error = self.hub.node().map(|node| node["status"]["config"]["error"].clone());
         let events = self.take_events();
         Seen {
             status: text("status"),

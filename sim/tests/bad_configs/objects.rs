@@ -38,11 +38,12 @@ fn push(what: &str, case: &Value) -> String {
     let starts = world.starts;
 
     let uid = world.hub.push_data(BAD, json!({}));
-    let map = world.hub.config_maps.get_mut(BAD).expect("pushed");
+    let mut map = world.hub.delete_config_map(BAD).expect("pushed");
     map.as_object_mut().expect("an object").remove("data");
     for (member, value) in case["configMap"].as_object().expect("members") {
         map[member] = value.clone();
     }
+    world.hub.put_config_map(BAD, map);
     let source = case["configSource"].to_string().replace("$UID", &uid);
     world.hub.assign(serde_json::from_str(&source).expect("it was JSON"));
     world.settle(what);

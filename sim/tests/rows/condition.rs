@@ -161,8 +161,9 @@ fn its_heartbeat_is_set_at_every_start_and_its_transition_when_it_changes() {
 #[test]
 fn status_config_says_assigned_active_last_known_good_and_the_error() {
     let (mut world, good) = World::known_good();
-    let version_of =
-        |world: &World, name: &str| world.hub.config_maps[name]["metadata"]["resourceVersion"].clone();
+    let version_of = |world: &World, name: &str| {
+        world.hub.config_map(name).expect("pushed")["metadata"]["resourceVersion"].clone()
+    };
     let source = |world: &World, name: &str, uid: &str| {
         json!({"configMap": {
             "namespace": "kube-system", "name": name, "uid": uid, "resourceVersion": version_of(world, name),
@@ -221,8 +222,10 @@ fn the_condition_is_composed_after_the_writes_and_sent_first_on_first_contact() 
 #[test]
 fn events_tell_of_adoption_promotion_and_roll_back() {
     let (mut world, uid) = World::in_trial("a", &payload(A, ""));
-    let version =
-        world.hub.config_maps["a"]["metadata"]["resourceVersion"].as_str().expect("a text").to_owned();
+    let version = world.hub.config_map("a").expect("pushed")["metadata"]["resourceVersion"]
+        .as_str()
+        .expect("a text")
+        .to_owned();
     assert_eq!(
         world.take_events(),
         [format!(

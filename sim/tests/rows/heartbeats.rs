@@ -47,7 +47,7 @@ fn the_lease_is_renewed_every_ten_seconds_with_its_time_alone() {
             Some(vec!["renewTime".to_owned()])
         );
     }
-    let lease = world.hub.lease.as_ref().expect("created");
+    let lease = world.hub.lease().expect("created");
     assert_eq!(lease["spec"]["holderIdentity"], json!(NODE));
     assert_eq!(lease["spec"]["leaseDurationSeconds"], json!(40));
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": world.hub.node_uid()}]);
@@ -133,25 +133,26 @@ fn no_lease_is_created_for_a_node_that_does_not_exist() {
     world.hub = Hub::new(Flavour::Kedge);
     world.start();
     world.run_for(HOUR);
-    assert!(world.hub.lease.is_none());
+    assert!(world.hub.lease().is_none());
     assert!(renewals(&world).is_empty());
     assert!(requests(&world).iter().all(|request| !matches!(request, Request::Register(_))));
     world.hub.create_node(NODE);
     world.run_for(MINUTE);
-    assert!(world.hub.lease.is_some());
+    assert!(world.hub.lease().is_some());
 }
 
 #[test]
 fn a_lease_that_is_deleted_is_created_again_and_a_re_created_node_owns_it() {
     let mut world = settled();
-    world.hub.lease = None;
+    world.hub.delete_lease();
     world.run_for(MINUTE);
-    assert!(world.hub.lease.is_some());
+    assert!(world.hub.lease().is_some());
     let before = world.hub.node_uid();
-    (world.hub.node, world.hub.lease) = (None, None);
+    world.hub.delete_node();
+    world.hub.delete_lease();
     world.run_for(2 * MINUTE);
     assert_ne!(world.hub.node_uid(), before);
-    let owners = &world.hub.lease.as_ref().expect("created")["metadata"]["ownerReferences"];
+    let owners = &world.hub.lease().expect("created")["metadata"]["ownerReferences"];
     assert_eq!(owners[0]["uid"], json!(world.hub.node_uid()));
 }
 
@@ -217,7 +218,7 @@ fn a_new_address_replaces_the_old_one() {
     let mut world = settled();
     world.facts.addresses = vec!["198.51.100.9".into()];
     world.run_for(11 * SECOND);
-    let addresses = world.hub.node.as_ref().expect("there")["status"]["addresses"].clone();
+    let addresses = world.hub.node().expect("there")["status"]["addresses"].clone();
     assert_eq!(
         addresses,
         json!([{"type": "InternalIP", "address": "198.51.100.9"}, {"type": "Hostname", "address": NODE}])
@@ -249,7 +250,7 @@ fn conditions_and_labels_of_others_are_left_alone() {
         node["status"]["capacity"]["example.com/gpu"] = json!("2");
     });
     world.run_for(HOUR);
-    let node = world.hub.node.as_ref().expect("there");
+    let node = world.hub.node().expect("there");
     assert_eq!(node["metadata"]["labels"]["site"], "north");
     assert!(world.hub.condition("KernelDeadlock").is_some());
     assert_eq!(node["status"]["capacity"]["example.com/gpu"], "2");
@@ -393,7 +394,7 @@ fn a_mirrored_status_that_somebody_overwrote_is_sent_again_and_not_in_a_loop() {
     world.start();
     world.run_for(HOUR);
     let annotation = "/metadata/annotations/kedge.dev~1config-status";
-    let mirrored = |world: &World| world.hub.node.as_ref().and_then(|node| node.pointer(annotation)).cloned();
+    let mirrored = |world: &World| world.hub.node().and_then(|node| node.pointer(annotation)).cloned();
     let before = mirrored(&world);
     assert!(before.is_some());
     world.seen.clear();
@@ -415,15 +416,15 @@ fn a_node_that_was_re_created_unseen_gets_the_mirrored_status_too() {
     world.run_for(HOUR);
     world.hub.create_node(NODE);
     world.run_for(2 * MINUTE);
-    let node = world.hub.node.as_ref().expect("there");
+    let node = world.hub.node().expect("there");
     assert!(node.pointer("/metadata/annotations/kedge.dev~1config-status").is_some());
 }
 
 /// The hub begins anew with nothing, and the watch of the Node goes on where it was and hears nothing of that.
 fn wiped_unheard() -> World {
     let mut world = settled();
-    world.hub.node = None;
-    world.hub.lease = None;
+    world.hub.delete_node();
+    world.hub.delete_lease();
     let process = world.process.as_mut().expect("it runs");
     process.node_shown = Some(Value::Null);
     world.seen.clear();
@@ -439,8 +440,8 @@ fn a_node_that_a_renewal_does_not_find_is_read_anew_and_registered() {
     let mut world = wiped_unheard();
     world.run_for(MINUTE);
     assert_eq!(searches(&world), 1);
-    assert!(world.hub.node.is_some(), "registered again");
-    assert!(world.hub.lease.is_some());
+    assert!(world.hub.node().is_some(), "registered again");
+    assert!(world.hub.lease().is_some());
     world.run_for(HOUR);
     assert_eq!(searches(&world), 1, "once");
 }
@@ -450,7 +451,7 @@ fn a_first_renewal_that_finds_no_lease_says_nothing_about_the_node() {
     let mut world = World::new();
     world.start();
     world.run_for(MINUTE);
-    assert!(world.hub.lease.is_some(), "created");
+    assert!(world.hub.lease().is_some(), "created");
     assert_eq!(searches(&world), 1, "the watch that every start begins with");
 }
 

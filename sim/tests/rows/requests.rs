@@ -297,7 +297,7 @@ fn of_the_status_of_the_config_only_what_changed_is_sent_and_what_is_gone_as_nul
 }
 
 fn mirrored(world: &World) -> Option<Value> {
-    let node = world.hub.node.as_ref().expect("there");
+    let node = world.hub.node().expect("there");
     let text = node["metadata"]["annotations"][CONFIG_STATUS_ANNOTATION].as_str()?;
     Some(serde_json::from_str(text).expect("JSON"))
 }

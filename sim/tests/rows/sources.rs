@@ -33,7 +33,7 @@ fn nil_where_nothing_was_assigned_changes_nothing() {
 /// A node with a known good config meets another Node under its name.
 fn re_created() -> (World, String) {
     let (mut world, uid) = World::known_good();
-    world.hub.node = None;
+    world.hub.delete_node();
     world.turn();
     world.hub.create_node(NODE);
     world.run_for(MINUTE);
@@ -129,8 +129,8 @@ fn a_wiped_hub_is_registered_with_again_and_the_node_keeps_its_config() {
     // UIDs are never the same again
     world.hub.push("something", "else");
     world.run_for(2 * MINUTE);
-    assert!(world.hub.node.is_some(), "registered");
-    assert!(world.hub.lease.is_some());
+    assert!(world.hub.node().is_some(), "registered");
+    assert!(world.hub.lease().is_some());
     assert_eq!(world.used(), A);
     assert_eq!(world.config_ok()[0], "Unknown");
     let uid = world.assign("a", &payload(A, ""));
@@ -201,7 +201,7 @@ fn an_object_that_cannot_be_read_keeps_what_is_active_and_is_taken_when_it_can()
     let (mut world, uid) = World::known_good();
     world.hub.push("b", &payload(B, ""));
     world.hub.assign(world.hub.pinned("b"));
-    let there = world.hub.config_maps.remove("b").expect("pushed");
+    let there = world.hub.delete_config_map("b").expect("pushed");
     assert!(world.do_watch_node());
     let (namespace, name) = (NAMESPACE.to_owned(), "b".to_owned());
     world.handle(Event::ConfigMapUnreadable { namespace, name, why: "403 forbidden".into() });
@@ -211,7 +211,7 @@ fn an_object_that_cannot_be_read_keeps_what_is_active_and_is_taken_when_it_can()
         &format!("using current (UID: {uid})"),
         "failed to sync, reason: failed to download ConfigMap kube-system/b: 403 forbidden",
     );
-    world.hub.config_maps.insert("b".into(), there);
+    world.hub.put_config_map("b", there);
     world.turn();
     world.restart();
     assert_eq!(world.used(), B);
@@ -323,7 +323,7 @@ fn a_pinned_config_edited_in_place_is_not_followed_and_that_is_said() {
     world.run_for(HOUR);
     assert!(!world.exited());
     world.check_written(&[]);
-    let now = world.hub.config_maps["a"]["metadata"]["resourceVersion"].clone();
+    let now = world.hub.config_map("a").expect("pushed")["metadata"]["resourceVersion"].clone();
     let (now, assigned) = (now.as_str().expect("a text"), assigned.as_str().expect("a text"));
     let reason = format!(
         "all checks passed; ConfigMap kube-system/a was edited (resourceVersion {now}, assigned {assigned}); a \
@@ -420,7 +420,7 @@ fn against_kubernetes_the_annotation_is_the_source_and_another_mirrors_the_statu
     world.run_for(TRIAL);
     assert_eq!(world.state(), "known-good");
     world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
-    let annotations = &world.hub.node.as_ref().expect("registered")["metadata"]["annotations"];
+    let annotations = &world.hub.node().expect("registered")["metadata"]["annotations"];
     let text = annotations[CONFIG_STATUS_ANNOTATION].as_str().expect("mirrored");
     let status: Value = serde_json::from_str(text).expect("JSON");
     for part in ["assigned", "active", "lastKnownGood"] {
@@ -646,7 +646,10 @@ fn an_object_read_whole_is_not_read_again_for_the_word_that_it_did_not_change() 
     let (downloads, said) = (world.downloads, world.config_ok());
     assert!(said[2].contains("it has no text under key \"other\""), "{said:?}");
     // asked for while the key was another one
-    world.handle(unchanged(&world, &world.hub.config_maps["a"]["metadata"]["resourceVersion"].clone()));
+    world.handle(unchanged(
+        &world,
+        &world.hub.config_map("a").expect("pushed")["metadata"]["resourceVersion"].clone(),
+    ));
     world.turn();
     assert_eq!((world.downloads, world.config_ok()), (downloads, said));
 }
@@ -733,10 +736,10 @@ fn an_object_as_large_as_a_checkpoint_may_be_is_taken_and_a_larger_one_is_not() 
         let (mut world, _) = World::known_good();
         let data = |filler: usize| json!({"kubelet": payload(B, ""), "filler": "x".repeat(filler)});
         world.hub.push_data("b", data(0));
-        let empty = serde_json::to_vec(&world.hub.config_maps["b"]).expect("an object").len();
+        let empty = serde_json::to_vec(world.hub.config_map("b").expect("pushed")).expect("an object").len();
         // the next version is as long as this one, for the counter has three digits
         world.hub.push_data("b", data(CHECKPOINT_BYTES - empty + more));
-        let bytes = serde_json::to_vec(&world.hub.config_maps["b"]).expect("an object").len();
+        let bytes = serde_json::to_vec(world.hub.config_map("b").expect("pushed")).expect("an object").len();
         assert_eq!(bytes, CHECKPOINT_BYTES + more);
         world.hub.assign(world.hub.pinned("b"));
         world.turn();

@@ -44,8 +44,8 @@ fn check_end(what: &str, startups: usize, cuts: u64, end: impl Fn(&mut World)) {
 fn how_the_previous_run_ended_decides_what_is_counted() {
     check_end("asked to stop", 0, 0, World::stop);
     check_end("a planned reboot", 0, 0, World::reboot);
-    check_end("an exit code", 1, 0, World::crash);
-    check_end("nothing recorded, in this boot", 1, 0, World::die_unrecorded);
+    check_end("an exit code", 1, 0, |world| world.crash());
+    check_end("nothing recorded, in this boot", 1, 0, |world| world.die_unrecorded());
     for result in ["signal", "core-dump", "oom-kill", "watchdog"] {
         check_end(result, 1, 0, |world| world.end(world.ending(result)));
     }
@@ -58,7 +58,7 @@ fn how_the_previous_run_ended_decides_what_is_counted() {
     check_end("only the disk stood still", 0, 1, |world| {
         world.end(Exit { stalled: vec!["disk".into()], ..world.ending("watchdog") });
     });
-    check_end("a power cut", 0, 1, World::power_cut);
+    check_end("a power cut", 0, 1, |world| world.power_cut());
     check_end("stop asked for, killed at its time limit", 0, 0, |world| {
         world.end(Exit { stop_asked: true, ..world.ending("timeout") });
     });

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// A field of the Node as the API server has it.
 #[track_caller]
 fn said(world: &World, pointer: &str) -> Value {
-    let node = world.hub.node.as_ref().expect("there is one");
+    let node = world.hub.node().expect("there is one");
     node.pointer(pointer).unwrap_or_else(|| panic!("no {pointer} in {node}")).clone()
 }
 

@@ -43,7 +43,7 @@ fn adopting_writes_the_checkpoint_then_current_then_the_closed_counts_and_exits(
     assert_eq!(current["downloaded"], json!(true));
     let version = current["resourceVersion"].as_str().expect("a text");
     let checkpoint = world.file(&format!("checkpoints/{uid}/{version}")).expect("written");
-    assert_eq!(Some(&checkpoint), world.hub.config_maps.get("a"), "the whole ConfigMap");
+    assert_eq!(Some(&checkpoint), world.hub.config_map("a"), "the whole ConfigMap");
     assert_eq!(world.startups()["open"], Value::Null);
     assert_eq!(world.startups()["ran_ms"], json!(0));
 }

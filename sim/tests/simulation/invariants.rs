@@ -305,7 +305,7 @@ impl Life {
 
     /// As the API server has it, and as the agent says.
     fn invariant_the_heartbeat_resumes(&self, report: &Report) -> Check {
-        let there = (self.elapsed - self.renewed_at).as_secs();
+        let there = (self.world.time - self.renewed_at).as_secs();
         let said = report.lease.seconds_since_renewal;
         hold!(
             there <= 160 && said.is_some_and(|said| said <= 160),
@@ -325,7 +325,7 @@ impl Life {
                 == [&json!(said.status), &json!(said.reason), &json!(said.message)],
             "invariant_the_last_word_arrived: the condition is {there}, the agent says {said:?}"
         );
-        let node = self.world.hub.node.clone().unwrap_or_default();
+        let node = self.world.hub.node().cloned().unwrap_or_default();
         let annotation = text(&node, "/metadata/annotations/kedge.dev~1config-status");
         let status = match self.world.hub.flavour {
             kedge_sim::hub::Flavour::Kedge => node["status"]["config"].clone(),
@@ -422,7 +422,7 @@ impl Life {
         if reason.contains("the list of bad configs is unknown") {
             return true;
         }
-        let node = self.world.hub.node.clone().unwrap_or_default();
+        let node = self.world.hub.node().cloned().unwrap_or_default();
         let annotation = text(&node, "/metadata/annotations/kedge.dev~1config-source");
         let source = match self.world.hub.flavour {
             kedge_sim::hub::Flavour::Kedge => node["spec"]["configSource"].clone(),
@@ -433,7 +433,7 @@ impl Life {
             return true;
         }
         let named = if pinned.is_null() { followed } else { pinned };
-        let Some(map) = self.world.hub.config_maps.get(text(named, "/name")) else { return true };
+        let Some(map) = self.world.hub.config_map(text(named, "/name")) else { return true };
         let other = !pinned.is_null() && text(pinned, "/uid") != text(map, "/metadata/uid");
         other
             || map.pointer("/data/kubelet").is_none()

@@ -81,8 +81,6 @@ pub(crate) struct Life {
     /// The story so far, if somebody wants to read it.
     pub(crate) story: Option<Vec<String>>,
     overrides: Vec<u8>,
-    /// Time since the life began, whatever the board's clocks say.
-    pub(crate) elapsed: Duration,
     /// When the config in use ends its run.
     late: Option<Duration>,
     local_invalid: bool,
@@ -147,7 +145,6 @@ impl Life {
             coverage: Coverage::default(),
             story: tell.then(Vec::new),
             overrides: Vec::new(),
-            elapsed: Duration::ZERO,
             late: None,
             local_invalid: false,
             verdict_now: false,
@@ -174,7 +171,7 @@ impl Life {
         life.world.disk.settles_directories = mutant != Some(Mutant::NamesNotSettled);
         life.world.version = (*life.random.pick(&VERSIONS)).into();
         if life.random.percent(20) {
-            life.world.hub.node = None;
+            life.world.hub.delete_node();
         }
         life.edit_drop_in();
         let about: Vec<String> = life
@@ -197,7 +194,7 @@ impl Life {
 
     pub(crate) fn tell(&mut self, line: impl FnOnce() -> String) {
         if let Some(story) = &mut self.story {
-            story.push(format!("{:>8.0} s  {}", self.elapsed.as_secs_f64(), line()));
+            story.push(format!("{:>8.0} s  {}", self.world.time.as_secs_f64(), line()));
         }
     }
 
@@ -559,7 +556,7 @@ impl Life {
             Some(Answer::Failed(why)) => {
                 // it may have arrived all the same
                 if self.link() && self.random.percent(50) {
-                    self.world.hub.answer(&request);
+                    self.world.hub.answer(NODE, &request);
                 }
                 Answer::Failed(why)
             }
@@ -569,7 +566,7 @@ impl Life {
             {
                 Answer::Accepted(None)
             }
-            None => self.world.hub.answer(&request),
+            None => self.world.hub.answer(NODE, &request),
         };
         self.tell(|| format!("  {:?}: {answer}", request.kind()));
         self.hit("event", "Answered");
@@ -588,8 +585,8 @@ impl Life {
             Some(answer) => answer,
             None if self.settling && self.mutant == Some(Mutant::RenewalsDropped) => Answer::Accepted(None),
             None => {
-                self.renewed_at = self.elapsed;
-                self.world.hub.renew(&request)
+                self.renewed_at = self.world.time;
+                self.world.hub.renew(NODE, &request)
             }
         };
         self.tell(|| format!("  renewal: {answer}"));
@@ -604,7 +601,7 @@ impl Life {
         if !self.shows_news() || self.world.exited() {
             return Ok(());
         }
-        let node = self.world.hub.node.clone().unwrap_or(Value::Null);
+        let node = self.world.hub.node().cloned().unwrap_or(Value::Null);
         if self.world.do_watch_node() {
             self.hit("event", if node.is_null() { "NodeGone" } else { "NodeSeen" });
             self.events += 1;
@@ -614,7 +611,7 @@ impl Life {
             self.observe()?;
         }
         let name = self.world.process.as_ref().and_then(|process| process.watched.clone());
-        let map = name.as_ref().and_then(|(_, name)| self.world.hub.config_maps.get(name)).cloned();
+        let map = name.as_ref().and_then(|(_, name)| self.world.hub.config_map(name)).cloned();
         let downloads = self.world.downloads;
         if !self.world.exited() && self.world.do_watch_map() {
             let name_of_event = match &map {
@@ -739,7 +736,7 @@ impl Life {
                 let request = self.orphans.remove(0);
                 self.hit("fault", "executed after a restart");
                 self.tell(|| format!("  a request of a dead agent ARRIVES: {:?}", request.kind()));
-                self.world.hub.answer(&request);
+                self.world.hub.answer(NODE, &request);
                 false
             }
             11 if !self.old_nodes.is_empty() => {
@@ -777,7 +774,6 @@ impl Life {
 
     fn pass_time(&mut self, time: Duration) {
         self.world.advance(time);
-        self.elapsed += time;
     }
 
     fn pass_to_deadline(&mut self) -> Check {
@@ -818,7 +814,7 @@ impl Life {
 
     /// Everything is done promptly for a while; with `restart`, the supervisor restarts what ends.
     fn prompt(&mut self, time: Duration, restart: bool) -> Check {
-        let (end, starts) = (self.elapsed + time, self.world.starts);
+        let (end, starts) = (self.world.time + time, self.world.starts);
         self.tell(|| format!("everything is prompt for {} s", time.as_secs()));
         loop {
             if self.world.process.is_none() || self.world.exited() {
@@ -842,11 +838,11 @@ impl Life {
             if self.do_next_pending()? {
                 continue;
             }
-            if self.elapsed >= end {
+            if self.world.time >= end {
                 return Ok(());
             }
             let mono = self.world.mono;
-            let left = end - self.elapsed;
+            let left = end - self.world.time;
             let wait = self
                 .world
                 .deadline()
@@ -1105,6 +1101,7 @@ impl Life {
             return;
         }
         let (name, design) = (*self.random.pick(&MAPS), self.random.pick(&self.designs).clone());
+        let is_running = self.world.process.is_some();
         let (pods, hub) = (design.max_pods, &mut self.world.hub);
         let told = match self.random.below(if wild { 30 } else { 12 }) {
             0..=3 => {
@@ -1125,7 +1122,7 @@ impl Life {
                 hub.assign(Value::Null);
                 "assigns nothing".into()
             }
-            11 if hub.config_maps.contains_key(name) => {
+            11 if hub.config_map(name).is_some() => {
                 hub.assign(hub.pinned(name));
                 format!("assigns {name} as it is")
             }
@@ -1154,7 +1151,7 @@ impl Life {
                 format!("takes the payload out of {name}")
             }
             19 => {
-                hub.node = None;
+                hub.delete_node();
                 if self.random.percent(50) {
                     self.world.hub.create_node(NODE);
                 }
@@ -1172,7 +1169,7 @@ impl Life {
                 hub.mark_unknown();
                 "hears nothing and marks the Node Unknown".into()
             }
-            23 if self.world.process.is_some() => {
+            23 if is_running => {
                 self.ghost.forget_all();
                 self.handle("Reset", Event::Reset);
                 "resets on the node".into()
@@ -1185,7 +1182,7 @@ impl Life {
             }
             25 => {
                 self.world.wall_micros =
-                    WALL_MICROS + i64::try_from(self.elapsed.as_micros()).expect("a life");
+                    WALL_MICROS + i64::try_from(self.world.time.as_micros()).expect("a life");
                 self.hit("fault", "clock set right");
                 "the clock on the wall is set right".into()
             }

@@ -1,0 +1,511 @@
+//! One node: a board around the core of one agent. A disk, a supervisor, clocks, a link to the hub.
+//!
+//! Always holds: actions are performed only when the test says so or in the order a real agent would; every action and every
+//! performed step is kept in `seen`; two steps under way at once end the test. Nothing here knows the rules it tests. Leaves
+//! the hub and the passing of time to [`crate::World`].
+
+use crate::disk::Disk;
+use crate::hub::Hub;
+use crate::{HEADER, WALL_MICROS};
+use kedge_api::{Node as ApiNode, Timestamp};
+use kedge_core::config::records::{Read, StateFile};
+use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
+use kedge_core::{
+    Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, PreviousRun,
+    Report, Request, Step,
+};
+use kedge_platform::fake::{Loss, Losses};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+/// Something that happened, in order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Seen {
+    /// The core asked for it.
+    Asked(Action),
+    /// A file step was performed.
+    Performed(Step, Outcome),
+}
+
+/// A running agent, and what it waits for.
+pub struct Process {
+    pub node: Core,
+    pub step: Option<Step>,
+    pub facts_wanted: bool,
+    pub requests: Vec<Request>,
+    pub renewal: Option<(LeaseRequest, Duration)>,
+    pub watches_node: bool,
+    pub watched: Option<(String, String)>,
+    pub node_shown: Option<Value>,
+    map_shown: Option<Value>,
+    pub exit: Option<String>,
+    /// `maxPods` of the configuration in use.
+    pub used: Option<u32>,
+    /// It was asked to stop.
+    pub stop_asked: bool,
+}
+
+/// Everything around the core of one agent.
+pub struct Node {
+    pub name: String,
+    pub disk: Disk,
+    pub link: bool,
+    /// Since the board booted.
+    pub mono: Duration,
+    pub wall_micros: i64,
+    pub boots: u32,
+    /// Runs of the agent that began in this boot.
+    pub runs: u64,
+    pub version: String,
+    pub local: LocalLayers,
+    pub dynamic: bool,
+    pub facts: HostFacts,
+    pub previous: PreviousRun,
+    pub process: Option<Process>,
+    pub seen: Vec<Seen>,
+    pub log: Vec<String>,
+    /// Whole ConfigMaps that the agent read.
+    pub downloads: usize,
+    pub starts: u64,
+    pub seed: u64,
+    /// How fast the agent's running clock goes, in percent: 100 is right.
+    pub hurry_percent: u32,
+}
+
+impl Node {
+    /// A new board with nothing on it. Not started.
+    pub fn new(name: &str, seed: u64) -> Self {
+        Self {
+            name: name.to_owned(),
+            disk: Disk::new(),
+            link: true,
+            mono: Duration::from_secs(20),
+            wall_micros: WALL_MICROS,
+            boots: 1,
+            runs: 0,
+            version: "0.1.0".into(),
+            local: LocalLayers::default(),
+            dynamic: true,
+            facts: host_facts(name),
+            previous: PreviousRun::default(),
+            process: None,
+            seen: Vec::new(),
+            log: Vec::new(),
+            downloads: 0,
+            starts: 0,
+            seed,
+            hurry_percent: 100,
+        }
+    }
+
+    pub fn now(&self) -> Now {
+        let mono = self.mono * self.hurry_percent / 100;
+        Now { mono, wall: Timestamp::from_micros(self.wall_micros) }
+    }
+
+    /// When the agent wants to be woken, by the world's clock.
+    pub fn deadline(&self) -> Option<Duration> {
+        let process = self.process.as_ref()?;
+        Some(process.node.next_deadline(self.now())? * 100 / self.hurry_percent)
+    }
+
+    pub fn boot_id(&self) -> String {
+        format!("boot-{}", self.boots)
+    }
+
+    pub fn advance(&mut self, by: Duration) {
+        self.mono += by;
+        self.wall_micros += i64::try_from(by.as_micros()).expect("tests last less than 292,000 years");
+    }
+
+    pub fn base(&mut self, fields: &str) {
+        let text = format!("{HEADER}{fields}\n").into_bytes();
+        self.local.base = Some(LayerText { origin: Origin::File("/etc/kedge/config.yaml".into()), text });
+    }
+
+    pub fn drop_in(&mut self, fields: &str) {
+        let text = format!("{HEADER}{fields}\n").into_bytes();
+        self.local.drop_ins =
+            vec![LayerText { origin: Origin::DropIn("/etc/kedge/config.d/10-site.conf".into()), text }];
+    }
+
+    // ------------------------------------------------------------------------------------------ the process
+
+    /// Starts the agent and hands it its first event; performs nothing.
+    pub fn launch(&mut self) {
+        self.try_launch().expect("the local config is valid");
+    }
+
+    /// The same with a local config that may be invalid: then the agent refuses, and says why.
+    pub fn try_launch(&mut self) -> Result<(), String> {
+        assert!(self.process.is_none(), "the agent runs already");
+        let options = Options {
+            node_name: self.name.clone(),
+            version: self.version.clone(),
+            local: self.local.clone(),
+            dynamic_config: self.dynamic,
+            node_labels: BTreeMap::new(),
+            boot_id: self.boot_id(),
+            previous_run: PreviousRun { runs: self.runs + 1, ..self.previous.clone() },
+            seed: self.seed.wrapping_add(self.starts),
+        };
+        let node = Core::new(options, self.now()).map_err(|error| error.report())?;
+        self.starts += 1;
+        self.runs += 1;
+        self.disk.new_process();
+        self.process = Some(Process {
+            node,
+            step: None,
+            facts_wanted: false,
+            requests: Vec::new(),
+            renewal: None,
+            watches_node: false,
+            watched: None,
+            node_shown: None,
+            map_shown: None,
+            exit: None,
+            used: None,
+            stop_asked: false,
+        });
+        self.handle(Event::Start);
+        Ok(())
+    }
+
+    pub fn handle(&mut self, event: Event) {
+        let now = self.now();
+        let Some(process) = &mut self.process else { return };
+        let mut actions = Vec::new();
+        process.node.handle(now, event, &mut actions);
+        for action in actions {
+            self.take(action);
+        }
+    }
+
+    fn take(&mut self, action: Action) {
+        self.seen.push(Seen::Asked(action.clone()));
+        let process = self.process.as_mut().expect("a process gave this action");
+        assert!(
+            process.exit.is_none() || matches!(action, Action::Log(..)),
+            "after the exit was ordered: {action:?}"
+        );
+        match action {
+            Action::Step(step) => {
+                assert!(process.step.is_none(), "a second step while {:?} is under way", process.step);
+                process.step = Some(step);
+            }
+            Action::Use(effective) => {
+                assert!(process.used.is_none(), "a second configuration in one run");
+                process.used = Some(effective.config.max_pods);
+            }
+            Action::ConsumeEvidence => self.previous = PreviousRun::default(),
+            Action::Sweep { keep } => self.sweep(keep.map(|keep| {
+                keep.into_iter().map(|name| StateFile::Checkpoint(name).path(&self.version)).collect()
+            })),
+            Action::ReadHostFacts => {
+                assert!(!process.facts_wanted, "a second look at the host");
+                process.facts_wanted = true;
+            }
+            Action::Request(request) => {
+                let same = process.requests.iter().any(|other| other.kind() == request.kind());
+                assert!(!same, "a second {:?} in flight", request.kind());
+                process.requests.push(request);
+            }
+            Action::Renew { request, deadline } => {
+                assert!(process.renewal.is_none(), "a second renewal in flight");
+                process.renewal = Some((request, deadline));
+            }
+            Action::WatchNode => (process.watches_node, process.node_shown) = (true, None),
+            Action::WatchConfigMap(wanted) => {
+                process.watched = wanted;
+                process.map_shown = None;
+            }
+            Action::Exit(why) => process.exit = Some(why),
+            Action::Log(level, line) => {
+                let mark = if level == Level::Warn { "W" } else { " " };
+                self.log.push(format!("{mark} {line}"));
+            }
+        }
+    }
+
+    /// Removes what no record names: checkpoints, leftovers, other versions' counts.
+    fn sweep(&mut self, keep: Option<Vec<String>>) {
+        let ours = StateFile::Startups.path(&self.version);
+        self.disk.sweep(&|path| {
+            let checkpoint = path.starts_with("checkpoints") && path != Path::new("checkpoints");
+            // a directory is kept for what is kept in it
+            let is_named = |keep: &Vec<String>| keep.iter().any(|kept| Path::new(kept).starts_with(path));
+            let counts = path.ends_with("startups.json");
+            (!checkpoint || keep.as_ref().is_none_or(is_named)) && (!counts || path == Path::new(&ours))
+        });
+    }
+
+    // ------------------------------------------------------------------------------------------ performing
+
+    pub fn perform(&mut self, step: &Step) -> Outcome {
+        let path = |file: &StateFile| file.path(&self.version);
+        match step {
+            Step::Read(file) => {
+                let path = path(file);
+                Outcome::Read(self.disk.read(&path))
+            }
+            Step::Write(file, bytes) => {
+                let path = path(file);
+                Outcome::Done(self.disk.write(file, &path, bytes))
+            }
+            Step::SetAside(file) => {
+                let path = path(file);
+                Outcome::Done(self.disk.set_aside(&path))
+            }
+        }
+    }
+
+    /// Performs the step that is asked for. Says whether there was one.
+    pub fn do_step(&mut self) -> bool {
+        let Some(step) = self.process.as_mut().and_then(|process| process.step.take()) else { return false };
+        let outcome = self.perform(&step);
+        self.seen.push(Seen::Performed(step, outcome.clone()));
+        self.handle(Event::StepDone(outcome));
+        true
+    }
+
+    /// Lets the agent look at the host.
+    pub fn do_facts(&mut self) -> bool {
+        let Some(process) = self.process.as_mut().filter(|process| process.facts_wanted) else {
+            return false;
+        };
+        process.facts_wanted = false;
+        let facts = HostFacts { boot_id: self.boot_id(), ..self.facts.clone() };
+        self.handle(Event::HostFacts(Box::new(facts)));
+        true
+    }
+
+    /// Answers the oldest request: by the server, or by this answer instead.
+    pub fn do_request(&mut self, hub: &mut Hub, instead: Option<Answer>) -> bool {
+        let Some(process) = self.process.as_mut().filter(|process| !process.requests.is_empty()) else {
+            return false;
+        };
+        let request = process.requests.remove(0);
+        let answer = instead.unwrap_or_else(|| hub.answer(&self.name, &request));
+        self.handle(Event::Answered(request.kind(), answer));
+        true
+    }
+
+    pub fn do_renewal(&mut self, hub: &mut Hub, instead: Option<Answer>) -> bool {
+        let Some((request, _)) = self.process.as_mut().and_then(|process| process.renewal.take()) else {
+            return false;
+        };
+        let answer = instead.unwrap_or_else(|| hub.renew(&self.name, &request));
+        self.handle(Event::Renewed(answer));
+        true
+    }
+
+    /// The watch of the Node tells what it has not told yet.
+    pub fn do_watch_node(&mut self, hub: &Hub) -> bool {
+        let there = hub.node_named(&self.name).unwrap_or(&Value::Null);
+        let Some(process) = self.process.as_mut().filter(|process| process.watches_node) else {
+            return false;
+        };
+        if process.node_shown.as_ref() == Some(there) {
+            return false;
+        }
+        let there = there.clone();
+        process.node_shown = Some(there.clone());
+        self.handle(node_event(&there));
+        true
+    }
+
+    /// The watch of the ConfigMap tells what it has not told yet.
+    pub fn do_watch_map(&mut self, hub: &Hub) -> bool {
+        let Some((namespace, name)) = self.process.as_ref().and_then(|process| process.watched.clone())
+        else {
+            return false;
+        };
+        let there = hub.config_map(&name).cloned().unwrap_or(Value::Null);
+        let process = self.process.as_mut().expect("it watches");
+        if process.map_shown.as_ref() == Some(&there) {
+            return false;
+        }
+        let is_list = process.map_shown.replace(there.clone()).is_none();
+        let held = process.node.held_config_map().filter(|_| is_list);
+        let part = |name: &str| there["metadata"][name].as_str().unwrap_or_default().to_owned();
+        let event = match held {
+            // as the agent does it: a list of metadata says whether a download is worth its bytes
+            Some((uid, resource_version))
+                if (&uid, &resource_version) == (&part("uid"), &part("resourceVersion")) =>
+            {
+                Event::ConfigMapUnchanged { namespace, name, uid, resource_version }
+            }
+            _ => {
+                self.downloads += usize::from(!there.is_null());
+                map_event(&namespace, &name, there)
+            }
+        };
+        self.handle(event);
+        true
+    }
+
+    /// Whether a watch has something to tell.
+    pub fn has_news(&self, hub: &Hub) -> bool {
+        let Some(process) = &self.process else { return false };
+        let node = hub.node_named(&self.name).unwrap_or(&Value::Null);
+        let map = process.watched.as_ref().map(|(_, name)| hub.config_map(name).unwrap_or(&Value::Null));
+        let new_node = process.watches_node && process.node_shown.as_ref() != Some(node);
+        new_node || map.is_some_and(|map| process.map_shown.as_ref() != Some(map))
+    }
+
+    /// The watches begin anew, as after a broken connection.
+    pub fn forget_shown(&mut self) {
+        if let Some(process) = &mut self.process {
+            (process.node_shown, process.map_shown) = (None, None);
+        }
+    }
+
+    /// The first thing that is asked for is performed, as a real agent would have it. Says whether there was one.
+    pub fn turn(&mut self, hub: &mut Hub) -> bool {
+        if self.exited() {
+            return false;
+        }
+        let link = self.link;
+        let down = || (!link).then(|| Answer::Failed("connection refused".into()));
+        self.do_step()
+            || self.do_facts()
+            || self.do_request(hub, down())
+            || self.do_renewal(hub, down())
+            || (link && (self.do_watch_node(hub) || self.do_watch_map(hub)))
+    }
+
+    pub fn exited(&self) -> bool {
+        self.process.as_ref().is_none_or(|process| process.exit.is_some())
+    }
+
+    // ------------------------------------------------------------------------------------------ ends
+
+    /// The exit that the agent ordered takes place.
+    pub fn exit(&mut self) {
+        let process = self.process.take().expect("it runs");
+        assert!(process.exit.is_some(), "it ordered no exit");
+        let exit = Exit {
+            exit_code: "exited".into(),
+            exit_status: "0".into(),
+            stop_asked: process.stop_asked,
+            ..self.ending("success")
+        };
+        self.previous.exit = Some(exit);
+    }
+
+    /// What a supervisor does beside an agent that does not run: the exit that was ordered takes place, and the next run begins.
+    pub fn supervise(&mut self) {
+        if self.process.is_some() {
+            self.exit();
+        }
+        self.launch();
+    }
+
+    pub fn ending(&self, result: &str) -> Exit {
+        let (boot_id, run) = (self.boot_id(), self.runs);
+        Exit { boot_id, run, result: result.into(), was_ready: true, ..Exit::default() }
+    }
+
+    /// The process ends, and the supervisor records how.
+    pub fn end(&mut self, exit: Exit) {
+        self.process = None;
+        self.previous.exit = Some(exit);
+    }
+
+    /// The process ends with a panic.
+    pub fn crash(&mut self) {
+        let exit = Exit { exit_code: "exited".into(), exit_status: "101".into(), ..self.ending("exit-code") };
+        self.end(exit);
+    }
+
+    /// The process ends and nobody records how.
+    pub fn die_unrecorded(&mut self) {
+        (self.process, self.previous.exit) = (None, None);
+    }
+
+    /// The power goes and comes back; everything that was not durable is lost.
+    pub fn power_cut(&mut self) {
+        self.power_cut_with(Loss::Everything);
+    }
+
+    /// The same; of what was not durable this is lost.
+    pub fn power_cut_with(&mut self, loss: Loss) -> Losses {
+        self.process = None;
+        (self.boots, self.runs) = (self.boots + 1, 0);
+        // what the hardware says of how a boot began, it says in that boot
+        self.previous.hardware_reset = false;
+        self.mono = Duration::from_secs(20);
+        self.disk.lose_power(loss)
+    }
+
+    // ------------------------------------------------------------------------------------------ looking
+
+    #[track_caller]
+    pub fn report(&self) -> Report {
+        let process = self.process.as_ref().expect("it runs");
+        process.node.report(self.now()).expect("a config is in use")
+    }
+
+    /// `maxPods` of what is in use.
+    #[track_caller]
+    pub fn used(&self) -> u32 {
+        self.process.as_ref().and_then(|process| process.used).expect("a config is in use")
+    }
+
+    pub fn file(&self, path: &str) -> Option<Value> {
+        let bytes = self.disk.content(path)?;
+        Some(serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes))))
+    }
+
+    pub fn startups(&self) -> Value {
+        self.file(&StateFile::Startups.path(&self.version)).unwrap_or(Value::Null)
+    }
+
+    pub fn bad_configs(&self) -> Value {
+        self.file(&StateFile::BadConfigs.path(&self.version)).unwrap_or(Value::Null)
+    }
+
+    pub fn read_bad_configs(&self) -> Read {
+        self.disk.read(&StateFile::BadConfigs.path(&self.version))
+    }
+}
+
+pub fn node_event(there: &Value) -> Event {
+    if there.is_null() {
+        return Event::NodeGone;
+    }
+    let node: ApiNode = serde_json::from_value(there.clone()).expect("the fake keeps Nodes");
+    Event::NodeSeen(Box::new(node))
+}
+
+pub fn map_event(namespace: &str, name: &str, there: Value) -> Event {
+    let (namespace, name) = (namespace.to_owned(), name.to_owned());
+    if there.is_null() {
+        return Event::ConfigMapGone { namespace, name };
+    }
+    Event::ConfigMapSeen { namespace, name, object: there }
+}
+
+fn host_facts(name: &str) -> HostFacts {
+    HostFacts {
+        machine_id: "5f3c".into(),
+        system_uuid: "a-uuid".into(),
+        boot_id: String::new(),
+        kernel_version: "6.1.0".into(),
+        os_image: "Debian GNU/Linux 12".into(),
+        architecture: "arm64".into(),
+        hostname: name.to_owned(),
+        addresses: vec!["192.0.2.7".into()],
+        cpus: 4,
+        memory_bytes: 1 << 30,
+        storage_bytes: 8 << 30,
+        inodes: 500_000,
+        pids: 32_768,
+        memory_available_bytes: 1 << 29,
+        storage_available_bytes: 4 << 30,
+        inodes_free: 400_000,
+        pids_in_use: 120,
+    }
+}
