@@ -4,9 +4,9 @@
 //! schema changes nothing more), can be stored, shown and read back; one that is refused is refused with a Status.
 
 use crate::Target;
-use kedge_hub::verbs;
 use kedge_hub_core::decode::{FieldValidation, object};
 use kedge_hub_core::kinds::{KINDS, Kind, schema};
+use kedge_hub_core::requests::{self, Fresh};
 use kedge_hub_core::{ApiError, Object};
 use serde_json::Value;
 use time::OffsetDateTime;
@@ -14,6 +14,7 @@ use time::OffsetDateTime;
 pub(crate) const TARGET: Target =
     Target { name: "hub_body", run, seeds, words: WORDS, longest_bytes: 4096, mutations: 2000 };
 
+const FRESH: Fresh = Fresh { now: OffsetDateTime::UNIX_EPOCH, random: [7; 21] };
 /// Longest message of a refusal that is about a body of this size.
 const MESSAGE_BYTES: usize = 64 * 1024;
 
@@ -116,7 +117,7 @@ fn sent(kind: &'static Kind, content_type: &str, body: &[u8]) {
         Ok(decoded) => {
             assert_eq!(strict.is_ok(), decoded.warnings.is_empty(), "{:?}", decoded.warnings);
             check_final(kind, &decoded.value);
-            match verbs::new_object(kind, decoded.value) {
+            match requests::new_object(kind, decoded.value, &FRESH) {
                 Ok(value) => check_stored(kind, &value),
                 Err(error) => check_refusal(&error),
             }

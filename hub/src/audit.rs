@@ -95,7 +95,7 @@ impl Audit {
 
     /// Hands a line over; never waits.
     pub fn record(&self, entry: &Entry<'_>) {
-        let line = entry.line(&crate::verbs::now_text());
+        let line = entry.line(&crate::requests::now_text());
         let queue = self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let kept = queue.as_ref().is_some_and(|queue| queue.try_send(line).is_ok());
         if !kept && self.lost.fetch_add(1, Ordering::Relaxed) == 0 {

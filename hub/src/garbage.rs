@@ -11,10 +11,11 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::Hub;
-use crate::verbs::{FOREGROUND, ORPHAN, Propagation};
+use crate::requests;
 use kedge_hub_core::kinds::pod::NODE_NAME_FIELD;
 use kedge_hub_core::kinds::{EVENT, KINDS, Kind, NAMESPACE, NODE, POD, at, schema, text};
 use kedge_hub_core::object::{Event, Object};
+use kedge_hub_core::requests::{DeleteOptions, FOREGROUND, ORPHAN, Place, Propagation, WriteOptions};
 
 /// Everything is looked at this often, besides what changes.
 const SWEEP: Duration = Duration::from_secs(60);
@@ -124,14 +125,16 @@ impl Collector {
             if !pod.terminating || node.is_empty() || self.hub.get(&NODE, "", node).is_some() {
                 continue;
             }
-            let asked = crate::verbs::DeleteOptions {
-                uid: Some(pod.uid.to_string()),
-                grace_secs: Some(0),
-                ..Default::default()
-            };
-            let internal = crate::verbs::WriteOptions::internal();
-            let outcome =
-                crate::verbs::delete(&self.hub, &POD, &pod.namespace, &pod.name, &asked, &internal).await;
+            let asked =
+                DeleteOptions { uid: Some(pod.uid.to_string()), grace_secs: Some(0), ..Default::default() };
+            let internal = WriteOptions::internal();
+            let outcome = requests::delete(
+                &self.hub,
+                &Place { kind: &POD, namespace: &pod.namespace, name: &pod.name },
+                &asked,
+                &internal,
+            )
+            .await;
             self.report(&POD, &pod, outcome.map(drop));
         }
     }
@@ -143,10 +146,15 @@ impl Collector {
     /// Says whether it was this that deleted it.
     async fn delete_as(&mut self, kind: &'static Kind, object: &Object, propagation: Propagation) -> bool {
         let uid = Some(object.uid.to_string());
-        let options = crate::verbs::DeleteOptions { uid, propagation, ..Default::default() };
-        let internal = crate::verbs::WriteOptions::internal();
-        let outcome =
-            crate::verbs::delete(&self.hub, kind, &object.namespace, &object.name, &options, &internal).await;
+        let options = DeleteOptions { uid, propagation, ..Default::default() };
+        let internal = WriteOptions::internal();
+        let outcome = requests::delete(
+            &self.hub,
+            &Place { kind, namespace: &object.namespace, name: &object.name },
+            &options,
+            &internal,
+        )
+        .await;
         match outcome {
             Ok(_) => true,
             Err(error) if matches!(error.code, 404 | 409) => false,
@@ -263,13 +271,15 @@ impl Collector {
     async fn empty_namespace(&mut self, namespace: &str) {
         for (kind, object) in self.hub.memory().in_namespace(namespace) {
             if !object.terminating {
-                let options = crate::verbs::DeleteOptions {
-                    propagation: Propagation::Background,
-                    ..Default::default()
-                };
-                let internal = crate::verbs::WriteOptions::internal();
-                let outcome =
-                    crate::verbs::delete(&self.hub, kind, namespace, &object.name, &options, &internal).await;
+                let options = DeleteOptions { propagation: Propagation::Background, ..Default::default() };
+                let internal = WriteOptions::internal();
+                let outcome = requests::delete(
+                    &self.hub,
+                    &Place { kind, namespace, name: &object.name },
+                    &options,
+                    &internal,
+                )
+                .await;
                 self.report(kind, &object, outcome.map(drop));
             }
         }
@@ -281,8 +291,7 @@ impl Collector {
         if !terminating || !self.hub.memory().in_namespace(namespace).is_empty() {
             return;
         }
-        let internal = crate::verbs::WriteOptions::internal();
-        let outcome = crate::verbs::finalize_namespace(&self.hub, namespace, &internal).await;
+        let outcome = requests::finalize_namespace(&self.hub, namespace).await;
         match outcome {
             Ok(_) => log::info!("namespace {namespace} is empty and gone"),
             Err(error) if error.code == 404 => {}

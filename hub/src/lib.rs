@@ -26,10 +26,10 @@ pub mod lifecycle;
 pub mod logging;
 pub mod memory;
 pub mod pki;
+pub mod requests;
 pub mod server;
 pub mod signer;
 pub mod store;
-pub mod verbs;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,8 +43,8 @@ use tokio::sync::oneshot;
 use crate::memory::{Memory, Watch};
 use crate::store::sqlite::Sqlite;
 use crate::store::writer::{Outcome, Writer};
-use crate::verbs::{Answer, DeleteOptions, WriteOptions};
 use kedge_hub_core::kinds::{Kind, NAMESPACE, SERVICE_ACCOUNT};
+use kedge_hub_core::requests::{Answer, DeleteOptions, Objects, Part, Place, WriteOptions, new_object};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Expect, Query, Start, Write, WriteError};
 
@@ -58,7 +58,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Hub {
     memory: Arc<Memory>,
     writer: Writer,
-    turns: verbs::Turns,
+    locks: requests::KeyedLocks,
     audit: Option<audit::Audit>,
 }
 
@@ -85,7 +85,7 @@ impl Hub {
 
     fn start(store: Box<dyn store::Store>, audit: Option<audit::Audit>) -> Result<Arc<Hub>, OpenError> {
         let (writer, memory) = Writer::start(store).map_err(OpenError::Engine)?;
-        let hub = Arc::new(Hub { memory, writer, turns: verbs::Turns::default(), audit });
+        let hub = Arc::new(Hub { memory, writer, locks: requests::KeyedLocks::default(), audit });
         hub.make_namespaces()?;
         Ok(hub)
     }
@@ -122,7 +122,9 @@ impl Hub {
         if kind.namespaced {
             value["metadata"]["namespace"] = namespace.into();
         }
-        let value = verbs::new_object(kind, value).map_err(|error| engine_error(&error.message))?;
+        let value = requests::fresh()
+            .and_then(|fresh| new_object(kind, value, &fresh))
+            .map_err(|error| engine_error(&error.message))?;
         let (answer, answered) = std::sync::mpsc::channel();
         let write = Write {
             kind,
@@ -166,7 +168,7 @@ impl Hub {
     /// Creates an object; `generateName` works. Returns it as stored.
     pub async fn create(&self, kind: &'static Kind, value: Value) -> Result<Arc<Object>, ApiError> {
         let namespace = kinds::text(&value, &["metadata", "namespace"]).to_owned();
-        let answer = verbs::create(self, kind, &namespace, value, &WriteOptions::internal()).await?;
+        let answer = requests::create(self, kind, &namespace, value, &WriteOptions::internal()).await?;
         self.stored(kind, answer)
     }
 
@@ -183,16 +185,22 @@ impl Hub {
             change(&mut value);
             Ok(value)
         };
-        let answer =
-            verbs::edit(self, kind, verbs::Part::All, namespace, name, &WriteOptions::internal(), edit)
-                .await?;
+        let answer = requests::edit(
+            self,
+            &Place { kind, namespace, name },
+            Part::All,
+            &WriteOptions::internal(),
+            edit,
+        )
+        .await?;
         self.stored(kind, answer)
     }
 
     /// Deletes an object, or marks it for deletion if it has finalizers.
     pub async fn delete(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<(), ApiError> {
         let options = DeleteOptions::default();
-        verbs::delete(self, kind, namespace, name, &options, &WriteOptions::internal()).await.map(|_| ())
+        let place = Place { kind, namespace, name };
+        requests::delete(self, &place, &options, &WriteOptions::internal()).await.map(|_| ())
     }
 
     fn stored(&self, kind: &'static Kind, answer: Answer) -> Result<Arc<Object>, ApiError> {
@@ -215,23 +223,13 @@ impl Hub {
         &self.writer
     }
 
-    /// Who waits to write an object that others write, too.
-    pub(crate) fn turns(&self) -> &verbs::Turns {
-        &self.turns
+    pub(crate) fn locks(&self) -> &requests::KeyedLocks {
+        &self.locks
     }
 
     /// One write through the group-commit thread.
-    pub(crate) async fn write(
-        &self,
-        kind: &'static Kind,
-        place: (&str, &str),
-        expect: Expect,
-        new: Option<Value>,
-        volatile: bool,
-    ) -> Outcome {
+    pub(crate) async fn write(&self, write: Write) -> Outcome {
         let (answer, answered) = oneshot::channel();
-        let (namespace, name) = (place.0.to_owned(), place.1.to_owned());
-        let write = Write { kind, namespace, name, expect, new, volatile };
         // a client that went away does not need its answer
         self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
         match tokio::time::timeout(WRITE_TIMEOUT, answered).await {
@@ -252,6 +250,12 @@ impl Hub {
 
 fn engine_error(message: &str) -> OpenError {
     OpenError::Engine(store::StoreError { message: format!("cannot make the system namespaces: {message}") })
+}
+
+impl Objects for Hub {
+    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        Hub::get(self, kind, namespace, name)
+    }
 }
 
 impl identity::ClusterView for Hub {

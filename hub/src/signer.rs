@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 
 use crate::Hub;
 use crate::pki::Pki;
-use crate::verbs::now_text;
+use crate::requests::now_text;
 use kedge_api::{CLIENT_SIGNER, NODE_SIGNER};
 use kedge_hub_core::identity::certificate_request::Request;
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, at, schema, text};

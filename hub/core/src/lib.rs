@@ -15,6 +15,7 @@ pub mod kinds;
 pub mod object;
 pub mod patch;
 pub mod protobuf;
+pub mod requests;
 pub mod selector;
 pub mod state;
 pub mod value;

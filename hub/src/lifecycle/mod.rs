@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::Hub;
-use crate::verbs::now_text;
+use crate::requests::now_text;
 use kedge_hub_core::kinds::{EVENT, LEASE, NODE};
 
 use monitor::{Action, LeaseSight, Monitor, NodeSight, World};

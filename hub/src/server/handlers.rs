@@ -16,7 +16,7 @@ use super::request::{self, Form, Parameters, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
 use super::{Server, discovery, health, node_streams, openapi, reviews, subresources, watch};
-use crate::verbs::{self, Answer, DeleteOptions, Part, Propagation, WriteOptions};
+use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
 use kedge_hub_core::decode::{self, FieldValidation};
@@ -25,6 +25,7 @@ use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::{self, Kind, schema};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::patch::{self, PatchError};
+use kedge_hub_core::requests::{Answer, DeleteOptions, Part, Place, Propagation, WriteOptions, check_place};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Page, Query};
 
@@ -561,7 +562,7 @@ async fn apply_patch(
     // without a name it is the URL's if the object exists, and refused later if it does not
     let given = kinds::text(&read.value, &["metadata", "name"]);
     if !given.is_empty() {
-        verbs::check_place("name", given, name)?;
+        check_place("name", given, name)?;
     }
     if asked.server.hub.get(kind, namespace, name).is_none() {
         stamp_requester(asked, target, &mut read.value)?;
@@ -571,7 +572,15 @@ async fn apply_patch(
         let attributes = Attributes { name: "", ..attributes("create", target, &asked.parameters) };
         identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
     };
-    let answer = verbs::apply(&asked.server.hub, kind, part, place, &applied, options, &may_create).await?;
+    let answer = requests::apply(
+        &asked.server.hub,
+        &Place { kind, namespace, name },
+        part,
+        &applied,
+        options,
+        &may_create,
+    )
+    .await?;
     Ok((answer, read.warnings))
 }
 
@@ -588,15 +597,16 @@ async fn change(
     let hub = &asked.server.hub;
     let validation = FieldValidation::parse(verb, asked.parameters.text("fieldValidation"))?;
     let content_type = header(&asked.parts.headers, "content-type");
+    let place = Place { kind, namespace, name };
     let (answer, mut warnings) = match verb {
         "create" => {
             let mut read = decode::object(kind, content_type, body, validation)?;
             stamp_requester(asked, target, &mut read.value)?;
-            (verbs::create(hub, kind, namespace, read.value, options).await?, read.warnings)
+            (requests::create(hub, kind, namespace, read.value, options).await?, read.warnings)
         }
         "update" => {
             let read = decode::object(kind, content_type, body, validation)?;
-            (verbs::update(hub, kind, part, namespace, name, read.value, options).await?, read.warnings)
+            (requests::update(hub, &place, part, read.value, options).await?, read.warnings)
         }
         _ if content_type.split(';').next().unwrap_or("").trim() == decode::APPLY => {
             apply_patch(asked, target, part, body, options).await?
@@ -615,7 +625,7 @@ async fn change(
                 }
                 Ok(value)
             };
-            let answer = verbs::edit(hub, kind, part, namespace, name, options, compute).await?;
+            let answer = requests::edit(hub, &place, part, options, compute).await?;
             (answer, found.into_inner().unwrap_or_default())
         }
     };
@@ -711,9 +721,9 @@ impl Patch {
         }
         let [wanted_namespace, wanted_name] = place(&value);
         if kind.namespaced && !wanted_namespace.is_empty() {
-            verbs::check_place("namespace", &wanted_namespace, &namespace)?;
+            check_place("namespace", &wanted_namespace, &namespace)?;
         }
-        verbs::check_place("name", &wanted_name, &name)?;
+        check_place("name", &wanted_name, &name)?;
         let mut complaints = self.complaints.clone();
         complaints.extend(findings.complaints());
         match validation {
@@ -820,7 +830,8 @@ async fn delete(
     let (wanted, dry_run) = delete_options(asked, body)?;
     let options = WriteOptions { dry_run: dry_run || options.dry_run, ..options };
     let Target { kind, namespace, name, .. } = target;
-    let answer = verbs::delete(&asked.server.hub, kind, namespace, name, &wanted, &options).await?;
+    let answer =
+        requests::delete(&asked.server.hub, &Place { kind, namespace, name }, &wanted, &options).await?;
     if !answer.deleted || writer.form == Form::Nothing {
         return Ok(written(&answer, writer));
     }
@@ -846,7 +857,8 @@ async fn delete_collection(
     for object in &page.objects {
         // only what was listed: an object of the same name made meanwhile stays
         wanted.uid = Some(object.uid.to_string());
-        match verbs::delete(hub, target.kind, &object.namespace, &object.name, &wanted, &options).await {
+        let place = Place { kind: target.kind, namespace: &object.namespace, name: &object.name };
+        match requests::delete(hub, &place, &wanted, &options).await {
             Err(error) if matches!(error.code, 404 | 409) => {}
             outcome => drop(outcome?),
         }

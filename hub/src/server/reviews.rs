@@ -47,7 +47,7 @@ fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiE
     if *route == Route::SelfReview {
         let review = json!({
             "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1",
-            "metadata": {"creationTimestamp": crate::verbs::now_text()},
+            "metadata": {"creationTimestamp": crate::requests::now_text()},
             "status": {"userInfo": {"username": identity.user, "groups": identity.groups}},
         });
         return Ok(review);

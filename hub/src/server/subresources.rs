@@ -8,12 +8,13 @@ use super::handlers::{self, Asked};
 use super::request::header;
 use super::respond::{self, Body};
 use super::route::Target;
-use crate::verbs::{self, Part, WriteOptions};
+use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode::{self, Decoded, FieldValidation};
 use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity;
 use kedge_hub_core::kinds::{BINDING, POD, Subresource, pod, schema, text};
+use kedge_hub_core::requests::{Part, Place, WriteOptions};
 
 /// `POST .../NAME/SUBRESOURCE`.
 pub(super) async fn create(
@@ -90,11 +91,11 @@ async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(),
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &asked.server.hub;
     let compute = |_: &kedge_hub_core::Object, mut found: Value| {
-        pod::bind(&mut found, node, &verbs::now_text())
+        pod::bind(&mut found, node, &requests::now_text())
             .map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
         Ok(found)
     };
-    verbs::edit(hub, &POD, Part::All, &target.namespace, &target.name, &options, compute).await?;
+    requests::edit(hub, &place(target), Part::All, &options, compute).await?;
     Ok(())
 }
 
@@ -105,8 +106,12 @@ async fn evict(asked: &Asked<'_>, target: &Target, mut eviction: Value) -> Resul
     let admit = admission(asked, &attributes);
     let dry_run = dry_run || asked.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
-    verbs::delete(&asked.server.hub, &POD, &target.namespace, &target.name, &wanted, &options).await?;
+    requests::delete(&asked.server.hub, &place(target), &wanted, &options).await?;
     Ok(())
+}
+
+fn place(target: &Target) -> Place<'_> {
+    Place { kind: &POD, namespace: &target.namespace, name: &target.name }
 }
 
 fn admission<'a>(

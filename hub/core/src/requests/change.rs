@@ -1,0 +1,465 @@
+//! Changes of objects: what a part of them may change, what the server keeps, and what the kind's rules say.
+
+use serde_json::{Map, Value};
+
+use super::create::{check_place, compose, create, created, metadata, set_namespace};
+use super::delete::{check_finalizers, is_released};
+use super::types::{Answer, Decision, Fresh, Objects, Part, Pending, Place, WriteOptions};
+use crate::api_error::ApiError;
+use crate::apply::{self, Apply, Owner};
+use crate::field_error::FieldError;
+use crate::kinds::{CERTIFICATE_REQUEST, Kind, certificate_request, meta, schema};
+use crate::object::Object;
+use crate::state::{Expect, Write};
+use crate::value::text;
+
+/// Replaces an object by the body of a PUT.
+pub fn update(
+    objects: &dyn Objects,
+    place: &Place<'_>,
+    part: Part,
+    mut value: Value,
+    options: &WriteOptions<'_>,
+    fresh: &Fresh,
+) -> Result<Decision, ApiError> {
+    let Place { kind, namespace, name } = *place;
+    set_namespace(kind, namespace, &mut value)?;
+    check_place("name", text(&value, &["metadata", "name"]), name)?;
+    if place.find(objects).is_none() && kind.create_on_update && part == Part::Main {
+        metadata(&mut value).remove("resourceVersion");
+        return create(objects, kind, namespace, value, options, fresh);
+    }
+    let unversioned = matches!(text(&value, &["metadata", "resourceVersion"]), "" | "0");
+    if unversioned && !kind.unconditional_update {
+        let error = FieldError::invalid("metadata.resourceVersion", 0, "must be specified for an update");
+        return Err(ApiError::invalid(kind, name, &[error]));
+    }
+    edit(objects, place, part, options, fresh, |_, _| Ok(value))
+}
+
+/// Applies a part of an object: to the object there is, or by creating it (`may_create` is asked first).
+pub fn apply(
+    objects: &dyn Objects,
+    place: &Place<'_>,
+    part: Part,
+    applied: &Apply,
+    options: &WriteOptions<'_>,
+    may_create: &dyn Fn() -> Result<(), ApiError>,
+    fresh: &Fresh,
+) -> Result<Decision, ApiError> {
+    let options = WriteOptions { owner: Owner::Applied, ..*options };
+    if place.find(objects).is_some() || part != Part::Main {
+        let to = |_: &Object, live: Value| applied.to(live, &fresh.stamp());
+        return edit(objects, place, part, &options, fresh, to);
+    }
+    may_create()?;
+    create_applied(objects, place, applied, &options, fresh)
+}
+
+/// Creates what is applied to nothing. What it says of an object that there was is judged as upstream judges it (apiserver's
+/// `patcher.applyPatch`): a UID is a conflict; a resourceVersion says "no newer object of this name", which holds
+/// (kubernetes/kubernetes#106745).
+fn create_applied(
+    objects: &dyn Objects,
+    place: &Place<'_>,
+    applied: &Apply,
+    options: &WriteOptions<'_>,
+    fresh: &Fresh,
+) -> Result<Decision, ApiError> {
+    let Place { kind, namespace, name } = *place;
+    let mut value = applied.created(&fresh.stamp());
+    match text(&value, &["metadata", "uid"]) {
+        "" => {}
+        uid => {
+            let why = format!(
+                "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+            );
+            return Err(ApiError::conflict_because(kind, name, &why));
+        }
+    }
+    check_place("name", text(&value, &["metadata", "name"]), name)?;
+    metadata(&mut value).remove("resourceVersion");
+    // one that was made meanwhile is applied to at the next try
+    Ok(created(kind, compose(objects, kind, namespace, value, options, fresh)?, options))
+}
+
+/// Changes the object there is to what `compute` makes of it.
+pub fn edit(
+    objects: &dyn Objects,
+    place: &Place<'_>,
+    part: Part,
+    options: &WriteOptions<'_>,
+    fresh: &Fresh,
+    compute: impl FnOnce(&Object, Value) -> Result<Value, ApiError>,
+) -> Result<Decision, ApiError> {
+    let Place { kind, namespace, name } = *place;
+    let Some(current) = place.find(objects) else {
+        return Err(ApiError::not_found(kind, name));
+    };
+    let now = fresh.stamp();
+    let mut old = current.value();
+    // one that an older hub stored may not have them
+    kind.complete(&mut old);
+    let mut wanted = compute(&current, old.clone())?;
+    check_version(kind, &current, &wanted)?;
+    let claim = apply::take_claim(&mut wanted);
+    let mut new = merged_with_old(kind, part, &old, wanted, &now)?;
+    // asked only where it matters: a node's renewals, which are most writes, have no managers
+    let renewal = matches!(options.owner, Owner::Updates(_)) && is_renewal(kind, &old, &new);
+    apply::track(kind, &old, &mut new, claim, options.owner, (renewal, &now));
+    (options.admit)(Some(&old), &new)?;
+    if old == new {
+        return Ok(Decision::Answer(Answer::of(current).warned(kind, &new, Some(&old))));
+    }
+    let deleted = is_released(&new);
+    if options.dry_run {
+        metadata(&mut new).insert("resourceVersion".to_owned(), current.revision.to_string().into());
+        let answer = Answer::dry(new.clone()).warned(kind, &new, Some(&old));
+        return Ok(Decision::Answer(Answer { deleted, ..answer }));
+    }
+    let pending = Pending { created: false, deleted, warnings: (kind.warnings)(&new, Some(&old)) };
+    let write = Write {
+        kind,
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        expect: Expect::Revision(current.revision),
+        volatile: !deleted && is_volatile(kind, &old, &new),
+        new: (!deleted).then_some(new),
+    };
+    Ok(Decision::Write(write, pending))
+}
+
+/// An error if the version named is not the current one, or if the UID is another object's. The version of a patched object is
+/// the one that was patched, unless the patch itself names one.
+fn check_version(kind: &Kind, current: &Object, wanted: &Value) -> Result<(), ApiError> {
+    let uid = text(wanted, &["metadata", "uid"]);
+    if !uid.is_empty() && uid != &*current.uid {
+        let why =
+            format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {}", current.uid);
+        return Err(ApiError::conflict_because(kind, &current.name, &why));
+    }
+    match text(wanted, &["metadata", "resourceVersion"]) {
+        "" | "0" => Ok(()),
+        version => match version.parse::<u64>() {
+            Ok(version) if version == current.revision => Ok(()),
+            Ok(_) => Err(ApiError::conflict(kind, &current.name)),
+            Err(_) => {
+                let error =
+                    FieldError::invalid("metadata.resourceVersion", version, "must be a whole number");
+                Err(ApiError::invalid(kind, &current.name, &[error]))
+            }
+        },
+    }
+}
+
+/// The object as it would be stored: what this part may not change is taken from the old one, the server's own fields
+/// stay, and the kind's rules are asked.
+pub fn merged_with_old(
+    kind: &'static Kind,
+    part: Part,
+    old: &Value,
+    wanted: Value,
+    now: &str,
+) -> Result<Value, ApiError> {
+    let Value::Object(mut fields) = wanted else {
+        return Err(ApiError::bad_request("the object is no JSON object"));
+    };
+    let mut base = old.as_object().cloned().unwrap_or_default();
+    match part {
+        Part::All => {}
+        Part::Main if kind.status => keep(&mut fields, &base, "status"),
+        Part::Main => {}
+        Part::Approval => {
+            fields = match certificate_request::approved(old, &Value::Object(fields), now) {
+                Value::Object(fields) => fields,
+                _ => base,
+            };
+        }
+        Part::Status => {
+            let status = fields.remove("status");
+            let meta = fields.remove("metadata");
+            match status {
+                Some(status) => base.insert("status".to_owned(), status),
+                None => base.remove("status"),
+            };
+            base.extend(meta.map(|meta| ("metadata".to_owned(), meta)));
+            fields = base;
+            if kind.kind == CERTIFICATE_REQUEST.kind
+                && let Value::Object(kept) =
+                    certificate_request::reported(old, &Value::Object(fields.clone()), now)
+            {
+                fields = kept;
+            }
+        }
+    }
+    let mut new = Value::Object(fields);
+    keep_server_fields(kind, old, &mut new);
+    kind.complete(&mut new);
+    if !matches!(part, Part::Status | Part::Approval) {
+        (kind.prepare)(&mut new, Some(old));
+    }
+    count_generation(kind, old, &mut new);
+    let findings = schema::conform(kind.schema(), &mut new);
+    if let Some(wrong) = findings.wrong {
+        return Err(ApiError::bad_request(format!(
+            "{} cannot be handled as a {}: {wrong}",
+            kind.kind, kind.kind
+        )));
+    }
+    let mut errors = Vec::new();
+    meta::validate(kind, &new, &mut errors);
+    (kind.validate)(&new, Some(old), &mut errors);
+    check_finalizers(old, &new, &mut errors);
+    match errors.as_slice() {
+        [] => Ok(new),
+        errors => Err(ApiError::invalid(kind, text(old, &["metadata", "name"]), errors)),
+    }
+}
+
+fn keep(fields: &mut Map<String, Value>, old: &Map<String, Value>, field: &str) {
+    match old.get(field) {
+        Some(value) => fields.insert(field.to_owned(), value.clone()),
+        None => fields.remove(field),
+    };
+}
+
+fn keep_server_fields(kind: &Kind, old: &Value, new: &mut Value) {
+    new["apiVersion"] = kind.api_version().into();
+    new["kind"] = kind.kind.into();
+    let empty = Map::new();
+    let old = old["metadata"].as_object().unwrap_or(&empty);
+    let meta = metadata(new);
+    for field in [
+        "name",
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "deletionTimestamp",
+        "deletionGracePeriodSeconds",
+        "generation",
+        "generateName",
+        "resourceVersion",
+    ] {
+        keep(meta, old, field);
+    }
+    meta.remove("managedFields");
+    meta.remove("selfLink");
+}
+
+fn count_generation(kind: &Kind, old: &Value, new: &mut Value) {
+    if !kind.generation {
+        return;
+    }
+    let spec_of = |value: &Value| {
+        let mut fields = value.as_object().cloned().unwrap_or_default();
+        fields.remove("metadata");
+        fields.remove("status");
+        fields
+    };
+    if spec_of(old) != spec_of(new) {
+        let generation = old["metadata"]["generation"].as_i64().unwrap_or(0).saturating_add(1);
+        metadata(new).insert("generation".to_owned(), generation.into());
+    }
+}
+
+/// Whether nothing but the kind's volatile fields differs, whoever manages them. `new` has no managers yet.
+fn is_renewal(kind: &Kind, old: &Value, new: &Value) -> bool {
+    if kind.volatile.is_empty() || old["metadata"].get("managedFields").is_none() {
+        return is_volatile(kind, old, new);
+    }
+    let mut old = old.clone();
+    apply::take_claim(&mut old);
+    is_volatile(kind, &old, new)
+}
+
+/// Whether nothing but the kind's volatile fields differs.
+fn is_volatile(kind: &Kind, old: &Value, new: &Value) -> bool {
+    if kind.volatile.is_empty() {
+        return false;
+    }
+    let without = |value: &Value| {
+        let mut value = value.clone();
+        for path in kind.volatile {
+            let Some((last, parents)) = path.split_last() else { continue };
+            let parent = parents.iter().try_fold(&mut value, |value, field| value.get_mut(*field));
+            if let Some(fields) = parent.and_then(Value::as_object_mut) {
+                fields.remove(*last);
+            }
+        }
+        value
+    };
+    without(old) == without(new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::create::new_object;
+    use super::super::delete::marked_for_deletion;
+    use super::super::types::Propagation;
+    use super::*;
+    use crate::kinds::{KINDS, LEASE, NODE};
+    use serde_json::json;
+
+    const NOW: &str = "2026-11-21T12:00:00Z";
+    const FRESH: Fresh = Fresh { now: time::macros::datetime!(2026-11-21 12:00:00 UTC), random: [7; 21] };
+
+    #[test]
+    fn writes_keep_to_their_part() {
+        let old = new_object(
+            &NODE,
+            json!({"metadata": {"name": "n"}, "spec": {"unschedulable": true}, "status": {"phase": "a"}}),
+            &FRESH,
+        )
+        .unwrap();
+        let wanted =
+            json!({"metadata": {"name": "n", "labels": {"l": "1"}}, "spec": {}, "status": {"phase": "b"}});
+        let check = |part, spec: Value, phase: &str| {
+            let new = merged_with_old(&NODE, part, &old, wanted.clone(), NOW).unwrap();
+            assert_eq!((&new["spec"], &new["status"]["phase"]), (&spec, &json!(phase)));
+            assert_eq!(new["metadata"]["labels"]["l"], "1");
+            assert_eq!(new["metadata"]["uid"], old["metadata"]["uid"]);
+        };
+        check(Part::Main, json!({}), "a");
+        assert_eq!(old["spec"]["unschedulable"], true);
+        check(Part::Status, old["spec"].clone(), "b");
+        check(Part::All, json!({}), "b");
+    }
+
+    #[test]
+    fn only_a_pure_renewal_is_volatile() {
+        let lease = |renewed: &str, holder: &str| json!({"metadata": {"name": "n"}, "spec": {"renewTime": renewed, "holderIdentity": holder}});
+        assert!(is_volatile(&LEASE, &lease("1", "a"), &lease("2", "a")));
+        assert!(is_volatile(&LEASE, &json!({"spec": {}}), &json!({"spec": {"renewTime": "1"}})));
+        assert!(!is_volatile(&LEASE, &lease("1", "a"), &lease("2", "b")));
+        assert!(!is_volatile(&NODE, &json!({"spec": {"renewTime": 1}}), &json!({"spec": {"renewTime": 2}})));
+    }
+
+    /// Random values from words that mean something to patches and kinds; the seed is in the panic's message.
+    struct Chaos(kedge_rig::Random);
+
+    impl Chaos {
+        fn next(&mut self, below: usize) -> usize {
+            self.0.index(below)
+        }
+
+        fn word(&mut self) -> &'static str {
+            const WORDS: &[&str] = &[
+                "metadata",
+                "name",
+                "labels",
+                "annotations",
+                "finalizers",
+                "ownerReferences",
+                "uid",
+                "spec",
+                "status",
+                "conditions",
+                "type",
+                "taints",
+                "key",
+                "effect",
+                "configSource",
+                "configMap",
+                "configMapRef",
+                "data",
+                "binaryData",
+                "immutable",
+                "$patch",
+                "$retainKeys",
+                "$setElementOrder/conditions",
+                "$setElementOrder/finalizers",
+                "delete",
+                "$deleteFromPrimitiveList/finalizers",
+                "replace",
+                "merge",
+                "Ready",
+                "addresses",
+                "resourceVersion",
+                "a",
+                "leaseDurationSeconds",
+                "renewTime",
+                "creationTimestamp",
+                "deletionTimestamp",
+                "unschedulable",
+                "",
+                "2026-01-01T00:00:00Z",
+            ];
+            WORDS[self.next(WORDS.len())]
+        }
+
+        fn value(&mut self, depth: usize) -> Value {
+            match self.next(if depth == 0 { 5 } else { 10 }) {
+                0 => Value::Null,
+                1 => (self.next(2) == 0).into(),
+                2 => self.next(100).into(),
+                3 | 4 => self.word().into(),
+                5 | 6 => (0..self.next(4)).map(|_| self.value(depth - 1)).collect(),
+                _ => Value::Object(
+                    (0..self.next(5)).map(|_| (self.word().to_owned(), self.value(depth - 1))).collect(),
+                ),
+            }
+        }
+
+        fn pointer(&mut self) -> String {
+            (0..self.next(4)).map(|_| format!("/{}", self.word().replace('/', "~1"))).collect()
+        }
+
+        fn json_patch(&mut self) -> Value {
+            let operations = ["add", "remove", "replace", "move", "copy", "test", ""];
+            (0..self.next(5))
+                .map(|_| {
+                    let operation = operations[self.next(operations.len())];
+                    json!({"op": operation, "path": self.pointer(), "from": self.pointer(), "value": self.value(3)})
+                })
+                .collect()
+        }
+    }
+
+    /// No patch of any shape panics, or makes an object that breaks the rules of its kind.
+    #[test]
+    fn any_patch_keeps_the_rules() {
+        use crate::patch;
+        let mut accepted = 0;
+        for seed in 1..4000_u64 {
+            let mut chaos = Chaos(kedge_rig::Random::new(seed));
+            let kind = KINDS[chaos.next(KINDS.len())];
+            let namespace = if kind.namespaced { json!("default") } else { Value::Null };
+            let mut first = json!({"metadata": {"name": "x", "namespace": namespace}});
+            for part in ["spec", "status", "data"] {
+                first[part] = chaos.value(5);
+            }
+            schema::conform(kind.schema(), &mut first);
+            // what is left may still break the schema; then it is no stored object
+            if schema::conform(kind.schema(), &mut first).wrong.is_some() {
+                continue;
+            }
+            let Ok(old) = new_object(kind, first, &FRESH) else { continue };
+            let mut wanted = old.clone();
+            let applied = match chaos.next(3) {
+                0 => patch::json::apply(&mut wanted, &chaos.json_patch()).is_ok(),
+                1 => {
+                    patch::merge::apply(&mut wanted, chaos.value(6));
+                    true
+                }
+                _ => patch::strategic::apply(kind.schema(), &mut wanted, chaos.value(6)).is_ok(),
+            };
+            if !applied || schema::conform(kind.schema(), &mut wanted).wrong.is_some() {
+                continue;
+            }
+            let part = [Part::Main, Part::Status, Part::All][chaos.next(3)];
+            let Ok(new) = merged_with_old(kind, part, &old, wanted, NOW) else { continue };
+            accepted += 1;
+            assert_eq!(new["metadata"]["uid"], old["metadata"]["uid"], "seed {seed}");
+            assert_eq!(new["metadata"]["name"], "x", "seed {seed}");
+            let mut again = new.clone();
+            let findings = schema::conform(kind.schema(), &mut again);
+            assert!(findings.wrong.is_none() && findings.unknown.is_empty(), "seed {seed}: {findings:?}");
+            assert_eq!(again, new, "seed {seed}");
+            assert_eq!((kind.cells)(&new, time::OffsetDateTime::UNIX_EPOCH).len(), kind.columns.len());
+            (kind.warnings)(&new, Some(&old));
+            assert!(Object::new(kind, &new, 1).is_some(), "seed {seed}");
+            marked_for_deletion(kind, &new, Propagation::Foreground, NOW);
+        }
+        assert!(accepted > 200, "only {accepted} patches were accepted: the test proves little");
+    }
+}

@@ -1,0 +1,242 @@
+//! New objects: their uid, name and defaults, where they may be made, and who owns their fields.
+
+use serde_json::{Map, Value};
+
+use super::types::{Answer, Decision, Fresh, Objects, Pending, WriteOptions};
+use crate::api_error::ApiError;
+use crate::apply;
+use crate::kinds::{Kind, NAMESPACE, meta};
+use crate::state::{Expect, Write};
+use crate::value::{at, text};
+
+/// A generated name keeps so much of its base.
+const NAME_BASE_BYTES: usize = 58;
+const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+/// Random bytes of a UID; the rest of [`Fresh::random`] makes names.
+const UID_BYTES: usize = 16;
+
+/// A version 4 UUID.
+fn uid(random: &[u8]) -> String {
+    let mut bytes = [0_u8; UID_BYTES];
+    bytes.copy_from_slice(&random[..UID_BYTES]);
+    bytes[6] = (bytes[6] & 0x0f) | 0x40;
+    bytes[8] = (bytes[8] & 0x3f) | 0x80;
+    let hex = |range: std::ops::Range<usize>| {
+        bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    [hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16)].join("-")
+}
+
+fn generated_name(base: &str, random: &[u8]) -> String {
+    let cut = base.char_indices().nth(NAME_BASE_BYTES).map_or(base, |(index, _)| &base[..index]);
+    let letter = |byte: &u8| char::from(NAME_ALPHABET[usize::from(*byte) % NAME_ALPHABET.len()]);
+    cut.chars().chain(random[UID_BYTES..].iter().map(letter)).collect()
+}
+
+pub(super) fn metadata(value: &mut Value) -> &mut Map<String, Value> {
+    if !value["metadata"].is_object() {
+        value["metadata"] = Value::Object(Map::new());
+    }
+    value["metadata"].as_object_mut().expect("it was made an object in the line before")
+}
+
+/// Gives a new object what the server decides: uid, creation time, generation, defaults; then judges it.
+pub fn new_object(kind: &'static Kind, mut value: Value, fresh: &Fresh) -> Result<Value, ApiError> {
+    value["apiVersion"] = kind.api_version().into();
+    value["kind"] = kind.kind.into();
+    let meta = metadata(&mut value);
+    for field in
+        ["managedFields", "selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"]
+    {
+        meta.remove(field);
+    }
+    meta.remove("resourceVersion");
+    meta.insert("uid".to_owned(), uid(&fresh.random).into());
+    meta.insert("creationTimestamp".to_owned(), fresh.stamp().into());
+    if kind.generation {
+        meta.insert("generation".to_owned(), 1.into());
+    }
+    if kind.status
+        && !kind.status_on_create
+        && let Some(fields) = value.as_object_mut()
+    {
+        fields.remove("status");
+    }
+    kind.complete(&mut value);
+    (kind.prepare)(&mut value, None);
+    let mut errors = Vec::new();
+    meta::validate(kind, &value, &mut errors);
+    (kind.validate)(&value, None, &mut errors);
+    match errors.as_slice() {
+        [] => Ok(value),
+        errors => Err(ApiError::invalid(kind, text(&value, &["metadata", "name"]), errors)),
+    }
+}
+
+/// Whether the object's name is to be made up: then a name that is taken is worth another try.
+pub fn wants_generated_name(value: &Value) -> bool {
+    text(value, &["metadata", "name"]).is_empty() && !text(value, &["metadata", "generateName"]).is_empty()
+}
+
+/// Creates an object. `value` passed [`schema::conform`](crate::kinds::schema::conform); its namespace is the request's.
+pub fn create(
+    objects: &dyn Objects,
+    kind: &'static Kind,
+    namespace: &str,
+    value: Value,
+    options: &WriteOptions<'_>,
+    fresh: &Fresh,
+) -> Result<Decision, ApiError> {
+    let value = compose(objects, kind, namespace, value, options, fresh)?;
+    let name = text(&value, &["metadata", "name"]);
+    if let Some(existing) = objects.get(kind, namespace, name) {
+        return Err(ApiError::already_exists(kind, name, existing.terminating));
+    }
+    Ok(created(kind, value, options))
+}
+
+/// The object as it would be created, judged by everything but whether there is one of its name.
+pub(super) fn compose(
+    objects: &dyn Objects,
+    kind: &'static Kind,
+    namespace: &str,
+    mut value: Value,
+    options: &WriteOptions<'_>,
+    fresh: &Fresh,
+) -> Result<Value, ApiError> {
+    set_namespace(kind, namespace, &mut value)?;
+    if !text(&value, &["metadata", "resourceVersion"]).is_empty() {
+        return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
+    }
+    if wants_generated_name(&value) {
+        let name = generated_name(text(&value, &["metadata", "generateName"]), &fresh.random);
+        metadata(&mut value).insert("name".to_owned(), name.into());
+    }
+    let claim = apply::take_claim(&mut value);
+    let given: Vec<bool> = kind.admitted.iter().map(|path| at(&value, path).is_some()).collect();
+    let mut value = new_object(kind, value, fresh)?;
+    let before = set_by_nobody(kind, &value, &given);
+    apply::track(kind, &before, &mut value, claim, options.owner, (false, &fresh.stamp()));
+    check_namespace(objects, kind, namespace, text(&value, &["metadata", "name"]))?;
+    (options.admit)(None, &value)?;
+    Ok(value)
+}
+
+pub(super) fn created(kind: &'static Kind, value: Value, options: &WriteOptions<'_>) -> Decision {
+    let warnings = (kind.warnings)(&value, None);
+    if options.dry_run {
+        return Decision::Answer(Answer { created: true, warnings, ..Answer::dry(value) });
+    }
+    let write = Write {
+        kind,
+        namespace: text(&value, &["metadata", "namespace"]).to_owned(),
+        name: text(&value, &["metadata", "name"]).to_owned(),
+        expect: Expect::Absent,
+        new: Some(value),
+        volatile: false,
+    };
+    Decision::Write(write, Pending { created: true, deleted: false, warnings })
+}
+
+/// An object is where the request says: what it says itself of its name or namespace must not differ. An object without a name
+/// is nowhere. Words and order are upstream's.
+pub fn check_place(of: &str, given: &str, asked: &str) -> Result<(), ApiError> {
+    if given == asked {
+        return Ok(());
+    }
+    Err(ApiError::bad_request(match (of, given) {
+        ("namespace", _) => format!(
+            "the namespace of the provided object does not match the namespace sent on the request ({given:?}, {asked:?})"
+        ),
+        (_, "") => {
+            format!("the name of the object ({asked} based on URL) was undeterminable: name must be provided")
+        }
+        _ => format!("the name of the object ({given}) does not match the name on the URL ({asked})"),
+    }))
+}
+
+/// Of a new object that which its creator did not set: the parts that every object has, a status that is not the creator's to
+/// give, and what admission added (`given` says which of it the creator had given).
+fn set_by_nobody(kind: &Kind, new: &Value, given: &[bool]) -> Value {
+    let mut before = Value::Object(Map::new());
+    kind.complete(&mut before);
+    if kind.status && !kind.status_on_create {
+        before["status"] = new["status"].clone();
+    }
+    for (path, _) in kind.admitted.iter().zip(given).filter(|(_, given)| !**given) {
+        if let (Some(value), [part, field]) = (at(new, path), path) {
+            before[part][field] = value.clone();
+        }
+    }
+    before
+}
+
+/// The namespace of the body must be that of the path, or absent.
+pub(super) fn set_namespace(kind: &Kind, namespace: &str, value: &mut Value) -> Result<(), ApiError> {
+    let meta = metadata(value);
+    let given = meta.get("namespace").and_then(Value::as_str).unwrap_or("").to_owned();
+    if !kind.namespaced {
+        // judged by the rules of metadata: it is forbidden there
+        return Ok(());
+    }
+    if !given.is_empty() {
+        check_place("namespace", &given, namespace)?;
+    }
+    meta.insert("namespace".to_owned(), namespace.into());
+    Ok(())
+}
+
+/// Nothing is made in a namespace that is missing or goes away.
+fn check_namespace(objects: &dyn Objects, kind: &Kind, namespace: &str, name: &str) -> Result<(), ApiError> {
+    if !kind.namespaced {
+        return Ok(());
+    }
+    match objects.get(&NAMESPACE, "", namespace) {
+        None => Err(ApiError::not_found(&NAMESPACE, namespace)),
+        Some(found) if found.terminating => {
+            let why = format!(
+                "unable to create new content in namespace {namespace} because it is being terminated"
+            );
+            Err(ApiError::forbidden_object(kind, name, &why))
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::{CONFIG_MAP, NODE};
+    use serde_json::json;
+
+    const FRESH: Fresh = Fresh { now: time::macros::datetime!(2026-11-21 12:00:00 UTC), random: [7; 21] };
+
+    #[test]
+    fn new_object_gets_server_fields_and_no_claimed_ones() {
+        let made = new_object(
+            &NODE,
+            json!({"metadata": {"name": "n", "uid": "mine", "generation": 7, "selfLink": "x",
+                "managedFields": [{}], "creationTimestamp": "1970-01-01T00:00:00Z"}, "status": {"phase": "x"}}),
+            &FRESH,
+        )
+        .unwrap();
+        assert_eq!(made["kind"], "Node");
+        assert_eq!(made["metadata"]["uid"], "07070707-0707-4707-8707-070707070707");
+        assert_eq!(made["metadata"]["creationTimestamp"], "2026-11-21T12:00:00Z");
+        assert_eq!(made["status"]["phase"], "x");
+        for field in ["generation", "selfLink", "managedFields"] {
+            assert!(made["metadata"].get(field).is_none(), "{field}");
+        }
+        let refused = new_object(&CONFIG_MAP, json!({"metadata": {"name": "A", "namespace": "d"}}), &FRESH)
+            .unwrap_err();
+        assert_eq!(refused.code, 422);
+    }
+
+    #[test]
+    fn generated_name_keeps_base_and_ends_in_random_letters() {
+        let name = generated_name(&"a".repeat(100), &FRESH.random);
+        assert_eq!(name.len(), 63);
+        assert!(name.starts_with(&"a".repeat(58)));
+        assert_ne!(generated_name("x-", &FRESH.random), generated_name("x-", &[8; 21]));
+    }
+}

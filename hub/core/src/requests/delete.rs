@@ -1,0 +1,181 @@
+//! Deletion: at once, or marked until finalizers, grace or the content of a namespace are gone.
+
+use serde_json::Value;
+use time::OffsetDateTime;
+
+use super::create::metadata;
+use super::types::{Answer, Decision, DeleteOptions, Objects, Pending, Place, Propagation, WriteOptions};
+use crate::api_error::ApiError;
+use crate::field_error::FieldError;
+use crate::kinds::{Kind, NAMESPACE, POD, namespace, pod};
+use crate::object::Object;
+use crate::state::{Expect, Write};
+use crate::value::{at, rfc3339, text};
+
+/// Finalizer of a deletion that waits for its dependents.
+pub const FOREGROUND: &str = "foregroundDeletion";
+/// Finalizer of a deletion that lets its dependents go first.
+pub const ORPHAN: &str = "orphan";
+
+/// Deletes an object, or marks it when something must happen first.
+pub fn delete(
+    objects: &dyn Objects,
+    place: &Place<'_>,
+    asked: &DeleteOptions,
+    options: &WriteOptions<'_>,
+    now: OffsetDateTime,
+) -> Result<Decision, ApiError> {
+    let Place { kind, name, .. } = *place;
+    if kind.kind == NAMESPACE.kind && namespace::PROTECTED.contains(&name) {
+        return Err(ApiError::forbidden_object(kind, name, "this namespace may not be deleted"));
+    }
+    let Some(current) = place.find(objects) else {
+        return Err(ApiError::not_found(kind, name));
+    };
+    check_preconditions(kind, &current, asked)?;
+    let old = current.value();
+    (options.admit)(Some(&old), &old)?;
+    let mut marked = marked_for_deletion(kind, &old, asked.propagation, &rfc3339(now));
+    if kind.kind == POD.kind {
+        marked = pod::with_grace(&old, marked, asked.grace_secs, now);
+    }
+    let deleted = is_released(&marked);
+    if !deleted && old == marked {
+        return Ok(Decision::Answer(Answer::of(current)));
+    }
+    if options.dry_run {
+        return Ok(Decision::Answer(Answer { deleted, ..Answer::dry(marked) }));
+    }
+    Ok(write(kind, &current, (!deleted).then_some(marked)))
+}
+
+/// Lets an empty terminating namespace go: what upstream does through the finalize subresource.
+pub fn finalize_namespace(objects: &dyn Objects, name: &str) -> Result<Decision, ApiError> {
+    let Some(current) = objects.get(&NAMESPACE, "", name) else {
+        return Err(ApiError::not_found(&NAMESPACE, name));
+    };
+    if !current.terminating {
+        return Ok(Decision::Answer(Answer::of(current)));
+    }
+    let mut value = current.value();
+    if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
+        spec.remove("finalizers");
+    }
+    let new = if is_released(&value) { None } else { Some(value) };
+    Ok(write(&NAMESPACE, &current, new))
+}
+
+fn write(kind: &'static Kind, current: &Object, new: Option<Value>) -> Decision {
+    let pending = Pending { deleted: new.is_none(), ..Pending::default() };
+    let write = Write {
+        kind,
+        namespace: current.namespace.to_string(),
+        name: current.name.to_string(),
+        expect: Expect::Revision(current.revision),
+        new,
+        volatile: false,
+    };
+    Decision::Write(write, pending)
+}
+
+/// While an object goes away its finalizers may only become fewer.
+pub(super) fn check_finalizers(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
+    if text(old, &["metadata", "deletionTimestamp"]).is_empty() {
+        return;
+    }
+    let none = Vec::new();
+    let list = |value: &Value| {
+        at(value, &["metadata", "finalizers"]).and_then(Value::as_array).unwrap_or(&none).clone()
+    };
+    let before = list(old);
+    for added in list(new).iter().filter(|finalizer| !before.contains(finalizer)) {
+        let why = format!(
+            "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{added}}}"
+        );
+        errors.push(FieldError::forbidden("metadata.finalizers", &why));
+    }
+}
+
+/// Marked for deletion and nobody holds it any more.
+pub(super) fn is_released(value: &Value) -> bool {
+    let list_is_empty = |path: &[&str]| at(value, path).and_then(Value::as_array).is_none_or(Vec::is_empty);
+    // a pod stays for its grace, until its node says that it has ended
+    let grace = at(value, &["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64);
+    !text(value, &["metadata", "deletionTimestamp"]).is_empty()
+        && grace.unwrap_or(0) <= 0
+        && list_is_empty(&["metadata", "finalizers"])
+        && (value["kind"] != NAMESPACE.kind || list_is_empty(&["spec", "finalizers"]))
+}
+
+fn check_preconditions(kind: &Kind, current: &Object, asked: &DeleteOptions) -> Result<(), ApiError> {
+    let differs = |what: &str, wanted: &str, found: &str| {
+        let why =
+            format!("Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {found}");
+        ApiError::conflict_because(kind, &current.name, &why)
+    };
+    if let Some(uid) = asked.uid.as_deref().filter(|uid| *uid != &*current.uid) {
+        return Err(differs("UID", uid, &current.uid));
+    }
+    let version = current.revision.to_string();
+    match asked.resource_version.as_deref() {
+        Some(wanted) if wanted != version => Err(differs("ResourceVersion", wanted, &version)),
+        _ => Ok(()),
+    }
+}
+
+/// The object with its deletion time and the finalizers that the propagation asks for; without finalizers it can go.
+pub(super) fn marked_for_deletion(kind: &Kind, old: &Value, propagation: Propagation, now: &str) -> Value {
+    let mut value = old.clone();
+    let again = !text(old, &["metadata", "deletionTimestamp"]).is_empty();
+    let meta = metadata(&mut value);
+    let mut finalizers = meta.get("finalizers").and_then(Value::as_array).cloned().unwrap_or_default();
+    if propagation != Propagation::Unset {
+        finalizers.retain(|finalizer| finalizer != FOREGROUND && finalizer != ORPHAN);
+    }
+    match propagation {
+        Propagation::Unset | Propagation::Background => {}
+        Propagation::Foreground => finalizers.push(FOREGROUND.into()),
+        Propagation::Orphan => finalizers.push(ORPHAN.into()),
+    }
+    match finalizers.is_empty() {
+        true => drop(meta.remove("finalizers")),
+        false => drop(meta.insert("finalizers".to_owned(), finalizers.into())),
+    }
+    if !again {
+        meta.insert("deletionTimestamp".to_owned(), now.into());
+        meta.insert("deletionGracePeriodSeconds".to_owned(), 0.into());
+        if let Some(generation) = meta.get("generation").and_then(Value::as_i64) {
+            meta.insert("generation".to_owned(), generation.saturating_add(1).into());
+        }
+    }
+    if kind.kind == NAMESPACE.kind {
+        value["status"]["phase"] = "Terminating".into();
+    }
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::CONFIG_MAP;
+    use serde_json::json;
+
+    const NOW: &str = "2026-11-21T12:00:00Z";
+
+    #[test]
+    fn deletion_waits_for_finalizers() {
+        let free = json!({"kind": "ConfigMap", "metadata": {"name": "c"}});
+        assert!(is_released(&marked_for_deletion(&CONFIG_MAP, &free, Propagation::Background, NOW)));
+        assert!(!is_released(&marked_for_deletion(&CONFIG_MAP, &free, Propagation::Foreground, NOW)));
+        let held = json!({"kind": "ConfigMap", "metadata": {"name": "c", "generation": 1, "finalizers": ["example.com/x"]}});
+        let marked = marked_for_deletion(&CONFIG_MAP, &held, Propagation::Background, NOW);
+        assert!(!is_released(&marked));
+        assert_eq!(marked["metadata"]["generation"], 2);
+        assert_eq!(marked_for_deletion(&CONFIG_MAP, &marked, Propagation::Background, NOW), marked);
+        let mut errors = Vec::new();
+        let mut more = marked.clone();
+        more["metadata"]["finalizers"] = json!(["example.com/x", "example.com/y"]);
+        check_finalizers(&marked, &more, &mut errors);
+        assert_eq!(errors.len(), 1);
+    }
+}

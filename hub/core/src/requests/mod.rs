@@ -1,0 +1,18 @@
+//! What create, update, patch, apply and delete mean, the same for every kind: upstream's order of steps and upstream's refusals.
+//!
+//! Owns: from the objects there are, a request, the time and random bytes to one [`Decision`]: an answer, or a write with the revision
+//! it was computed from. Always holds: an update that changes nothing writes nothing and keeps its resourceVersion; uid, name and
+//! creation time never change; no update is lost, because a write whose revision is no longer the latest is refused by `state`.
+//! Leaves to others: making the write durable and deciding again when somebody was quicker (`kedge-hub`), HTTP, who may (`identity`).
+
+mod change;
+mod create;
+mod delete;
+mod types;
+
+pub use change::{apply, edit, merged_with_old, update};
+pub use create::{check_place, create, new_object, wants_generated_name};
+pub use delete::{FOREGROUND, ORPHAN, delete, finalize_namespace};
+pub use types::{
+    Admit, Answer, Decision, DeleteOptions, Fresh, Objects, Part, Pending, Place, Propagation, WriteOptions,
+};
