@@ -1,0 +1,459 @@
+//! What a node did, as the lines of a scenario.
+//!
+//! Owns the names in them: `a` is the UID of ConfigMap `a`, `a'` of the next ConfigMap with that name, `a.2` its second
+//! version, and `startups a'` are the counts under the second content or drop-in of `a`. Always holds: every write, exit,
+//! log line, event and change of the reported condition is a line; reads, requests and renewals are not.
+
+use kedge_core::config::records::StateFile;
+use kedge_core::{Action, Level, Outcome, Step};
+use kedge_sim::{Seen, World};
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+/// Behind a condition that the API server has accepted.
+const REPORTED: &str = ", reported";
+
+/// The event of a new config: the `writes` and `uses` beside it say the same.
+const ADOPTED: &str = "KubeletConfigChanged";
+
+/// Lines alike but for their numbers that are shown one by one; of more the first and the last.
+const ALIKE: usize = 3;
+
+#[derive(Default)]
+pub(crate) struct Observer {
+    /// Names of all ConfigMaps there ever were.
+    pub(crate) config_maps: BTreeSet<String>,
+    lines: Vec<String>,
+    /// Texts that differ from world to world, and the names shown for them.
+    names: BTreeMap<String, String>,
+    /// The checkpoints that were on disk.
+    checkpoints: BTreeSet<String>,
+    /// The ConfigMap that `current` names.
+    current: String,
+    /// `ConfigOK` as last logged, and as last accepted by the API server.
+    logged: String,
+    reported: String,
+    /// Log lines that are to become events, and whether a command ended before they did.
+    unposted: Vec<(String, bool)>,
+    /// Whole ConfigMaps by the names of their versions.
+    objects: BTreeMap<String, Value>,
+    runs: String,
+    kept: bool,
+}
+
+impl Observer {
+    pub(crate) fn note(&mut self, line: &str) {
+        self.lines.push(line.to_owned());
+    }
+
+    /// Takes note of what happened; `since` is the begin of a command that takes time.
+    pub(crate) fn observe(&mut self, world: &mut World, since: Option<Duration>) {
+        self.learn_names(world);
+        let time = since.map(|since| world.mono.saturating_sub(since)).unwrap_or_default();
+        let from = self.lines.len();
+        for seen in std::mem::take(&mut world.seen) {
+            let Some(line) = self.line(&seen) else { continue };
+            let line = self.named(&line);
+            match (self.lines[from..].last_mut(), line.strip_prefix("writes ")) {
+                (Some(last), Some(record)) if last.starts_with("writes ") => {
+                    last.push_str(&format!("; {record}"))
+                }
+                _ => self.lines.push(line),
+            }
+        }
+        for path in std::mem::take(&mut world.disk.needless) {
+            let name = self.file(&path);
+            self.note(&format!("(as it was: {name})"));
+        }
+        self.note_removed(world);
+        self.note_reported(world);
+        self.note_events(world);
+        self.note_what_runs(world, from);
+        if !time.is_zero() {
+            for line in &mut self.lines[from..] {
+                *line = format!("{:<7} {line}", text_of(time));
+            }
+        }
+    }
+
+    /// The lines since the last call.
+    pub(crate) fn take_lines(&mut self) -> Vec<String> {
+        self.note_unposted();
+        shortened(std::mem::take(&mut self.lines))
+    }
+
+    fn learn_names(&mut self, world: &World) {
+        for name in &self.config_maps.clone() {
+            let Some(map) = world.hub.config_map(name) else { continue };
+            let part = |part: &str| map["metadata"][part].as_str().unwrap_or_default().to_owned();
+            let uid = self.name(&part("uid"), name, "'");
+            let version = part("resourceVersion");
+            if !self.names.contains_key(&version) {
+                let number =
+                    (1..).find(|n| !self.is_taken(&format!("{uid}.{n}"))).expect("numbers do not end");
+                self.objects.insert(format!("{uid}.{number}"), map.clone());
+                self.names.insert(version, format!("{uid}.{number}"));
+            }
+        }
+        self.name(&world.hub.node_uid(), "NODE", "'");
+    }
+
+    /// The name of this text: this one, with as many marks as make it new.
+    fn name(&mut self, text: &str, name: &str, mark: &str) -> String {
+        if let Some(name) = self.names.get(text) {
+            return name.clone();
+        }
+        let mut name = name.to_owned();
+        while self.is_taken(&name) {
+            name.push_str(mark);
+        }
+        self.names.insert(text.to_owned(), name.clone());
+        name
+    }
+
+    fn is_taken(&self, name: &str) -> bool {
+        self.names.values().any(|other| other == name)
+    }
+
+    /// The text with names in it. A resourceVersion is a mere number: it has one only where it is called one.
+    fn named(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for (raw, name) in self.names.iter().rev().filter(|(raw, _)| !raw.is_empty()) {
+            if raw.bytes().all(|byte| byte.is_ascii_digit()) {
+                for before in ["ResourceVersion: ", "resourceVersion ", "assigned ", "resourceVersion \""] {
+                    text = text.replace(&format!("{before}{raw}"), &format!("{before}{name}"));
+                }
+            } else {
+                text = text.replace(raw.as_str(), name);
+            }
+        }
+        short_source(text).trim_end().replace('\n', "\n    ")
+    }
+
+    fn line(&mut self, seen: &Seen) -> Option<String> {
+        match seen {
+            Seen::Asked(Action::Log(level, line)) => {
+                if line.starts_with("ConfigOK=") {
+                    let line = self.named(line);
+                    return (std::mem::replace(&mut self.logged, line.clone()) != line).then_some(line);
+                }
+                if let Some((reason, _)) = line.split_once(": ").filter(|(reason, _)| is_reason(reason)) {
+                    self.unposted.push((line.clone(), false));
+                    if reason == ADOPTED {
+                        return None;
+                    }
+                } else if self.lines.last().is_some_and(|last| last.contains(&self.named(line))) {
+                    return None;
+                }
+                Some(format!("{} {line}", if *level == Level::Warn { "warns" } else { "logs" }))
+            }
+            Seen::Asked(Action::Use(effective)) => {
+                Some(format!("uses maxPods={}", effective.config.max_pods))
+            }
+            Seen::Asked(Action::Exit(why)) => (why != "asked to stop").then(|| format!("exits: {why}")),
+            Seen::Performed(Step::Write(file, bytes), Outcome::Done(Ok(()))) => {
+                Some(format!("writes {}", self.record(file, bytes)))
+            }
+            Seen::Performed(Step::Write(file, _), Outcome::Done(Err(why))) => {
+                Some(format!("cannot write {}: {why}", kedge_sim::disk::name(file)))
+            }
+            Seen::Performed(Step::SetAside(file), Outcome::Done(done)) => {
+                let why = done.as_ref().err().map(|why| format!(": {why}")).unwrap_or_default();
+                let verb = if why.is_empty() { "sets aside" } else { "cannot set aside" };
+                Some(format!("{verb} {}{why}", kedge_sim::disk::name(file)))
+            }
+            _ => None,
+        }
+    }
+
+    fn note_removed(&mut self, world: &World) {
+        let there = world.disk.paths().into_iter().filter(|path| path.starts_with("checkpoints/"));
+        let there: BTreeSet<String> = there.collect();
+        let gone: Vec<String> =
+            self.checkpoints.difference(&there).map(|path| self.checkpoint(path)).collect();
+        gone.iter().for_each(|name| self.note(&format!("(gone: {name})")));
+        self.checkpoints = there;
+    }
+
+    fn note_reported(&mut self, world: &World) {
+        let Some(condition) = world.hub.condition("ConfigOK") else { return };
+        let part = |part: &str| condition[part].as_str().unwrap_or_default();
+        let text = format!("ConfigOK={}: {} ({})", part("status"), part("message"), part("reason"));
+        let text = self.named(&text);
+        if text == self.reported {
+            return;
+        }
+        match self.lines.iter_mut().rev().find(|line| **line == text) {
+            Some(logged) => logged.push_str(REPORTED),
+            None if text == self.logged => self.note(&format!("ConfigOK={}{REPORTED}", part("status"))),
+            None => self.note(&format!("{text}{REPORTED}")),
+        }
+        self.reported = text;
+    }
+
+    /// An event is a line that was logged. One that is posted in the same command goes without saying.
+    fn note_events(&mut self, world: &mut World) {
+        for event in std::mem::take(&mut world.hub.events) {
+            let part = |part: &str| event[part].as_str().unwrap_or_default();
+            let (reason, event) = (part("reason"), format!("{}: {}", part("reason"), part("message")));
+            match self.unposted.iter().position(|(line, _)| *line == event) {
+                Some(at) if self.unposted.remove(at).1 => self.note(&format!("posts {reason}")),
+                Some(_) => {}
+                None => self.note(&self.named(&format!("posts {event}"))),
+            }
+        }
+    }
+
+    fn note_unposted(&mut self) {
+        let mut unposted = std::mem::take(&mut self.unposted);
+        for (line, is_noted) in &mut unposted {
+            if !std::mem::replace(is_noted, true) {
+                let reason = line.split(':').next().unwrap_or_default();
+                self.note(&format!("(not posted yet: {reason})"));
+            }
+        }
+        self.unposted = unposted;
+    }
+
+    /// What runs, beside the line that says since when, and whether evidence of the previous run waits for a disk.
+    fn note_what_runs(&mut self, world: &World, from: usize) {
+        let runs = runs(world);
+        let used = (from..self.lines.len()).rev().find(|at| self.lines[*at].starts_with("uses "));
+        if runs.is_empty() {
+            // what ran before an end is what is expected after it
+        } else if let Some(used) = used {
+            match runs == self.runs {
+                true => drop(self.lines.remove(used)),
+                false => self.lines[used].clone_from(&runs),
+            }
+            self.runs = runs;
+        } else if runs != self.runs {
+            self.note(&format!("is now {}", runs.split(", ").last().unwrap_or_default()));
+            self.runs = runs;
+        }
+        let kept = world.process.is_some() && world.previous != Default::default();
+        if kept && !self.kept {
+            self.note("(the evidence is kept)");
+        }
+        self.kept = kept;
+    }
+
+    fn checkpoint(&self, path: &str) -> String {
+        let version = path.rsplit('/').next().unwrap_or_default();
+        format!("checkpoint {}", self.names.get(version).map_or(path, String::as_str))
+    }
+
+    /// A record in a few words.
+    fn record(&mut self, file: &StateFile, bytes: &[u8]) -> String {
+        let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        match file {
+            StateFile::Checkpoint(_) => {
+                let name = self.checkpoint(&file.path(""));
+                let is_whole =
+                    name.split(' ').next_back().and_then(|name| self.objects.get(name)) == Some(&record);
+                name + if is_whole { "" } else { ", not the whole ConfigMap" }
+            }
+            StateFile::Current => {
+                self.current = self.named(record["uid"].as_str().unwrap_or_default());
+                format!("current: {}", self.source(&record))
+            }
+            StateFile::LastKnownGood => format!("last-known-good: {}", self.source(&record)),
+            StateFile::BadConfigs => format!("bad-configs: {}", self.verdicts(&record)),
+            StateFile::Startups => self.counts(&record),
+        }
+    }
+
+    fn source(&self, record: &Value) -> String {
+        let text = |member: &str| record[member].as_str().unwrap_or_default();
+        let mut words = Vec::new();
+        if record["local"] == json!(true) {
+            words.push("local".to_owned());
+        } else {
+            let pinned = record["source"]["configMapRef"].is_object();
+            let version = text("resourceVersion");
+            let version = self.names.get(version).map_or(version, String::as_str);
+            words.push(format!("{version} {}", if pinned { "pinned" } else { "followed" }));
+        }
+        if !matches!(self.named(text("nodeUID")).as_str(), "" | "NODE") {
+            words.push(format!("for {}", text("nodeUID")));
+        }
+        if record["downloaded"] == json!(false) {
+            words.push("preloaded".into());
+        }
+        if !text("invalidSource").is_empty() {
+            words.push("source invalid".into());
+        }
+        self.named(&words.join(", "))
+    }
+
+    fn counts(&mut self, record: &Value) -> String {
+        let text = |member: &str| record[member].as_str().unwrap_or_default().to_owned();
+        let number = |member: &str| record[member].as_u64().unwrap_or_default();
+        let mut words = vec![format!("ran {}", text_of(Duration::from_millis(number("ran_ms"))))];
+        let startups = record["startups"].as_array().map_or(0, Vec::len);
+        let counted = [(startups as u64, "crashes"), (number("cuts"), "cuts")];
+        words.extend(counted.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{what} {n}")));
+        if record["contact"] == json!(true) {
+            words.push("contact".into());
+        }
+        match (record["trial_ms"].as_u64(), record["threshold"].as_u64()) {
+            (Some(600_000), Some(10)) => {}
+            (Some(trial), Some(threshold)) => {
+                words.push(format!("terms {}/{threshold}", text_of(Duration::from_millis(trial))));
+            }
+            _ if words == ["ran 0s"] => words = vec!["new".into()],
+            _ => words.push("terms unknown".into()),
+        }
+        words.push(match record["open"].as_str() {
+            Some(boot) => format!("open in {boot}"),
+            None => "closed".into(),
+        });
+        let id = text("id");
+        let whose =
+            if id == "local" { id } else { self.name(&id, &format!("startups {}", self.current), "'") };
+        format!("{whose}: {}", words.join(", ")).replacen("local:", "startups local:", 1)
+    }
+
+    fn verdicts(&self, record: &Value) -> String {
+        let entries = record.as_object().into_iter().flatten();
+        let entries = entries.map(|(uid, entry)| match entry["contents"].as_object() {
+            None => format!("{} (every content)", self.named(uid)),
+            Some(contents) => format!("{} {}", self.named(uid), kinds(contents)),
+        });
+        let entries: Vec<String> = entries.collect();
+        if entries.is_empty() { "none".into() } else { entries.join("; ") }
+    }
+
+    /// The path of a record, or of the checkpoint of a ConfigMap.
+    pub(crate) fn path_of(&self, world: &World, name: &str) -> String {
+        match name {
+            "checkpoint-of-last-known-good" => {
+                let record = world.file("last-known-good").expect("there is one");
+                let part = |part: &str| record[part].as_str().expect("a text").to_owned();
+                format!("checkpoints/{}/{}", part("uid"), part("resourceVersion"))
+            }
+            "bad-configs" | "startups" => format!("{}/{name}.json", world.version),
+            _ => match name.strip_prefix("checkpoint-") {
+                Some(name) => {
+                    let uid = world.hub.uid_of(name);
+                    let path = world.disk.paths().into_iter().find(|path| path.contains(&uid));
+                    path.expect("a checkpoint of it")
+                }
+                None => name.to_owned(),
+            },
+        }
+    }
+
+    /// A record as it lies on disk, or which files do.
+    pub(crate) fn show(&mut self, world: &World, what: &str) {
+        self.learn_names(world);
+        let file = match what {
+            "current" => StateFile::Current,
+            "last-known-good" => StateFile::LastKnownGood,
+            "bad-configs" => StateFile::BadConfigs,
+            "startups" => StateFile::Startups,
+            "verdicts" => {
+                let bad = world.report().config.bad;
+                let uids: Vec<String> = bad.iter().map(|entry| self.named(&entry.uid)).collect();
+                return self.note(&format!("knows verdicts on {}", uids.join(", ")));
+            }
+            "files" => {
+                let names: Vec<String> = world.disk.paths().iter().map(|path| self.file(path)).collect();
+                return self.note(&names.join(", "));
+            }
+            _ => panic!("show what?"),
+        };
+        let line = match world.disk.content(&file.path(&world.version)) {
+            Some(bytes) => self.record(&file, &bytes),
+            None => format!("{what}: absent"),
+        };
+        let line = self.named(&line);
+        self.note(&line);
+    }
+
+    fn file(&self, path: &str) -> String {
+        if path.starts_with("checkpoints/") { self.checkpoint(path) } else { path.to_owned() }
+    }
+}
+
+/// Whether it is the reason of an event: one word in camel case.
+fn is_reason(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_uppercase())
+        && word.chars().all(|c| c.is_ascii_alphabetic())
+        && word != "GET"
+}
+
+/// A whole reference to a version of a ConfigMap is its version's name.
+fn short_source(text: String) -> String {
+    let (begin, end) = ("/api/v1/namespaces/kube-system/configmaps/", ", KubeletConfigKey: kubelet");
+    let Some((before, rest)) = text.split_once(begin) else { return text };
+    let Some((reference, after)) = rest.split_once(end) else { return text };
+    let version = reference.split("ResourceVersion: ").last().unwrap_or_default();
+    format!("{before}{version}{after}")
+}
+
+/// What runs, and as what.
+fn runs(world: &World) -> String {
+    let Some(process) = world.process.as_ref().filter(|process| process.exit.is_none()) else {
+        return String::new();
+    };
+    let report = process.node.report(world.now());
+    let Some((report, used)) = report.zip(process.used) else { return String::new() };
+    format!("uses maxPods={used}, {}", report.config.state)
+}
+
+fn kinds(contents: &Map<String, Value>) -> String {
+    let kind = |verdict: &Value| {
+        let kind = verdict["kind"].as_str().unwrap_or_default();
+        let lost = verdict["lost"].as_u64().filter(|lost| *lost > 0).map(|lost| format!(" {lost}"));
+        let retry = if verdict["retry"] == json!(true) { " to be tried again" } else { "" };
+        format!("{kind}{}{retry}", lost.unwrap_or_default())
+    };
+    contents.values().map(kind).collect::<Vec<_>>().join(", ")
+}
+
+/// `2h`, `2m30s`, `0s`: whole seconds.
+fn text_of(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let parts = [(seconds / 3600, "h"), (seconds / 60 % 60, "m"), (seconds % 60, "s")];
+    let text: String = parts.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{n}{unit}")).collect();
+    if text.is_empty() { "0s".into() } else { text }
+}
+
+/// A line without its numbers.
+fn form(line: &str) -> String {
+    line.chars().filter(|c| !c.is_ascii_digit() && !matches!(c, 'h' | 'm' | 's' | ' ')).collect()
+}
+
+/// Of lines that are alike but for their numbers the first and the last.
+fn shortened(lines: Vec<String>) -> Vec<String> {
+    let mut short = Vec::new();
+    for group in lines.chunk_by(|one, other| form(one) == form(other)) {
+        match group {
+            [first, .., last] if group.len() > ALIKE => {
+                short.extend([first.clone(), format!("... {} more", group.len() - 2), last.clone()]);
+            }
+            _ => short.extend(group.iter().cloned()),
+        }
+    }
+    short
+}
+
+/// The same of rounds.
+pub(crate) fn shortened_rounds(rounds: Vec<Vec<String>>) -> Vec<String> {
+    let form = |round: &Vec<String>| round.iter().map(|line| form(line)).collect::<Vec<_>>();
+    let mut short = Vec::new();
+    for group in rounds.chunk_by(|one, other| form(one) == form(other)) {
+        match group {
+            [first, ..] if first.is_empty() => {}
+            [first, .., last] if group.len() > 2 => {
+                short.extend(first.clone());
+                short.push(format!("... {} rounds more", group.len() - 2));
+                short.extend(last.clone());
+            }
+            _ => short.extend(group.iter().flatten().cloned()),
+        }
+    }
+    short
+}
