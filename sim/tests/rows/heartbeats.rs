@@ -286,24 +286,6 @@ fn a_clock_that_jumps_by_twenty_years_changes_no_timing() {
 }
 
 #[test]
-fn a_board_without_a_clock_runs_its_trial_and_counts_its_crashes() {
-    let mut world = World::new();
-    world.wall_micros = 0;
-    world.start();
-    world.adopt("a", &payload(A, "crashLoopThreshold: 2"));
-    world.run_for(TRIAL);
-    assert_eq!(world.state(), "known-good");
-    for _ in 0..3 {
-        world.power_cut();
-        world.wall_micros = 0;
-        world.start();
-        world.crash_and_start();
-        world.wall_micros = 0;
-    }
-    assert_eq!(world.used(), crate::DEFAULT, "three crashes");
-}
-
-#[test]
 fn ten_minutes_without_a_hub_need_no_help() {
     let mut world = settled();
     let starts = world.starts;

@@ -4,19 +4,18 @@
 //! records are lost, how heartbeats go on, what is asked of the API server. Each test is one row, told as a sentence; each looks at what the node did next.
 
 mod condition;
+mod forgive;
 mod heartbeats;
-mod proofs;
 mod records;
 mod requests;
 mod sources;
 mod starts;
 mod status;
-mod verdicts;
 mod writes;
 
 use kedge_sim::DEFAULT_PODS as DEFAULT;
+use kedge_sim::payload;
 use kedge_sim::situations::{A, B, TRIAL};
-use kedge_sim::{World, payload};
 use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);

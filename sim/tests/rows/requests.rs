@@ -396,3 +396,40 @@ fn a_report_counts_what_was_done() {
     world.adopt("b", "broken: [");
     assert_eq!(world.report().config.obstacle, Some("marked"));
 }
+
+#[test]
+fn an_answer_of_401_and_a_server_that_is_not_trusted_are_no_contact() {
+    let mut world = World::silent_trial();
+    for _ in 0..100 {
+        while world.do_step()
+            || world.do_facts()
+            || world.do_request(Some(kedge_sim::hub::refused(401, "Unauthorized", "Unauthorized")))
+            || world.do_renewal(Some(kedge_sim::hub::refused(401, "Unauthorized", "Unauthorized")))
+        {}
+        if world.exited() {
+            break;
+        }
+        world.advance(SECOND * 10);
+        world.handle(Event::Tick);
+    }
+    assert!(world.exited(), "a silent trial");
+    world.restart();
+    assert_eq!(world.used(), A);
+    world.run_for(HOUR);
+    assert_eq!(world.used(), A);
+}
+
+#[test]
+fn any_other_answer_is_contact() {
+    for status in [403, 404, 409, 429, 500, 503] {
+        let mut world = World::silent_trial();
+        while world.process.as_ref().is_some_and(|process| process.requests.is_empty()) {
+            world.advance(SECOND);
+            world.handle(Event::Tick);
+            while world.do_step() || world.do_facts() {}
+        }
+        let answer = kedge_sim::hub::refused(status, "", "");
+        assert!(world.do_request(Some(answer)), "GET /version");
+        assert!(world.report().config.contact, "{status}");
+    }
+}

@@ -1,0 +1,113 @@
+//! Rules a to f (ARCHITECTURE.md) and what ends a verdict: `kedge config forgive`, a returning network, another object.
+
+use crate::{A, MINUTE, payload};
+use kedge_core::{Core, Event, Forgiveness};
+use kedge_sim::World;
+use serde_json::{Value, json};
+
+#[test]
+fn at_most_eight_wait_to_be_forgiven_and_each_once() {
+    let mut world = World::new();
+    let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
+    let uids: Vec<String> = (1..=9).map(|number| format!("uid-{number}")).collect();
+    let list: Value = uids.iter().map(|uid| (uid.clone(), entry.clone())).collect();
+    world.disk.put("0.1.0/bad-configs.json", list.to_string().as_bytes());
+    world.start();
+    // some ask twice
+    for uid in uids[..8].iter().flat_map(|uid| [uid, uid]).chain([&uids[8]]) {
+        world.handle(Event::Forgive(uid.clone()));
+    }
+    assert_eq!(
+        world.log[world.log.len() - 2..],
+        [
+            "  asked to forgive UID uid-8: removing the verdicts on it",
+            "W asked to forgive UID uid-9: not done, too many others wait for the disk; ask again later",
+        ]
+    );
+    world.turn();
+    assert_eq!(
+        world.bad_configs().as_object().map(|left| left.keys().cloned().collect()),
+        Some(vec!["uid-9".to_owned()])
+    );
+}
+
+#[test]
+fn what_an_exit_on_its_way_would_not_come_to_is_not_promised() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", "broken: [");
+    fn node(world: &World) -> &Core {
+        &world.process.as_ref().expect("it runs").node
+    }
+    let said = |world: &World| [node(world).forgiveness(&uid), node(world).forgiveness("nobody")];
+    let reset_refusal = |world: &World| node(world).reset_refusal();
+    assert_eq!(said(&world), [Forgiveness::Taken, Forgiveness::NothingKnown]);
+    assert_eq!(reset_refusal(&world), None);
+    world.assign("c", &payload(A + 2, ""));
+    while world.report().config.transition != Some("adopt") {
+        assert!(world.do_watch_node() || world.do_watch_map() || world.do_step());
+    }
+    assert_eq!(said(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
+    assert_eq!(reset_refusal(&world), Some("the agent is about to restart; ask again then"));
+    world.handle(Event::Forgive(uid.clone()));
+    let line =
+        format!("W asked to forgive UID {uid}: not done, the agent is about to restart; ask again then");
+    assert_eq!(world.log.last(), Some(&line));
+    world.turn();
+    world.restart();
+    assert!(world.bad_configs().get(&uid).is_some());
+    world.handle(Event::Stop("asked to stop".into()));
+    assert_eq!(said(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
+    assert_eq!(reset_refusal(&world), Some("the agent is about to restart; ask again then"));
+}
+
+#[test]
+fn a_reset_waits_for_what_was_promised_and_comes_then() {
+    let mut world = World::new();
+    let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
+    world.disk.put(
+        "0.1.0/bad-configs.json",
+        json!({"one": entry, "two": entry, "three": entry}).to_string().as_bytes(),
+    );
+    world.start();
+    let uid = world.adopt("a", &payload(A, ""));
+    world.handle(Event::Forgive("one".into()));
+    assert_eq!(world.report().config.transition, Some("forgive"), "its write is on its way");
+    world.handle(Event::Forgive("two".into()));
+    world.handle(Event::Reset);
+    let node = &world.process.as_ref().expect("it runs").node;
+    assert_eq!(node.forgiveness("three"), Forgiveness::Taken);
+    assert_eq!(node.reset_refusal(), None, "who asks twice is not refused");
+    world.handle(Event::Forgive("three".into()));
+    assert_eq!(world.file("current").expect("there")["uid"], json!(uid));
+    world.turn();
+    assert!(world.exited());
+    assert_eq!(
+        (world.bad_configs(), &world.file("current").expect("there")["local"]),
+        (json!({}), &json!(true))
+    );
+}
+
+#[test]
+fn what_is_asked_while_dynamic_config_is_off_is_refused_and_the_list_is_nobodys_edit() {
+    let (mut world, _) = World::known_good();
+    let uid = world.adopt("b", "broken: [");
+    world.stop();
+    world.disk.take_written();
+    world.dynamic = false;
+    world.start();
+    // an agent that never read the list takes what is there for an edit
+    world.handle(Event::BadConfigsRead(world.read_bad_configs()));
+    let node = &world.process.as_ref().expect("it runs").node;
+    assert_eq!(node.forgiveness(&uid), Forgiveness::SwitchedOff);
+    assert_eq!(
+        node.reset_refusal(),
+        Some("dynamic configuration is off (--dynamic-config=false) and the local config runs")
+    );
+    assert!(world.report().config.bad.is_empty());
+    world.handle(Event::Forgive(uid.clone()));
+    world.handle(Event::Reset);
+    world.run_for(MINUTE);
+    assert!(!world.exited());
+    world.check_written(&[]);
+    assert!(world.bad_configs().get(&uid).is_some());
+}
