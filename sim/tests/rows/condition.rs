@@ -1,5 +1,5 @@
-//! How the configuration is reported: the proposal's examples word for word, their siblings, the
-//! times of the condition, `status.config`, and the Events.
+//! How the configuration is reported: the times of `ConfigOK`, `status.config`, and the Events. The words of the condition:
+//! `condition.txt` and the file of each rule.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload};
 use kedge_core::{Action, Request};
@@ -14,7 +14,7 @@ fn times(world: &World) -> (String, String) {
 }
 
 #[test]
-fn its_heartbeat_is_set_at_every_start_and_its_transition_when_it_changes() {
+fn heartbeat_time_is_set_at_start_transition_time_on_change() {
     let (mut world, _) = World::known_good();
     let first = times(&world);
     world.run_for(24 * HOUR);
@@ -38,7 +38,7 @@ fn its_heartbeat_is_set_at_every_start_and_its_transition_when_it_changes() {
 }
 
 #[test]
-fn status_config_says_assigned_active_last_known_good_and_the_error() {
+fn status_config_names_assigned_active_and_last_known_good() {
     let (mut world, good) = World::known_good();
     let version_of = |world: &World, name: &str| {
         world.hub.config_map(name).expect("pushed")["metadata"]["resourceVersion"].clone()
@@ -71,7 +71,7 @@ fn status_config_says_assigned_active_last_known_good_and_the_error() {
 }
 
 #[test]
-fn the_condition_is_composed_after_the_writes_and_sent_first_on_first_contact() {
+fn condition_is_composed_after_writes_and_sent_on_contact() {
     let (mut world, _) = World::known_good();
     world.assign("b", "maxPods: [");
     world.turn();
@@ -99,7 +99,7 @@ fn the_condition_is_composed_after_the_writes_and_sent_first_on_first_contact() 
 }
 
 #[test]
-fn events_tell_of_adoption_promotion_and_roll_back() {
+fn adoption_promotion_and_roll_back_are_events() {
     let (mut world, uid) = World::in_trial("a", &payload(A, ""));
     let version = world.hub.config_map("a").expect("pushed")["metadata"]["resourceVersion"]
         .as_str()
@@ -137,7 +137,7 @@ fn events_tell_of_adoption_promotion_and_roll_back() {
 }
 
 #[test]
-fn a_status_that_the_server_refuses_is_sent_until_it_is_taken() {
+fn refused_status_is_sent_until_it_is_accepted() {
     let (mut world, uid) = World::known_good();
     let bad = world.assign("b", "maxPods: [");
     world.turn();

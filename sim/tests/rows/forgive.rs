@@ -1,4 +1,4 @@
-//! Rules a to f (ARCHITECTURE.md) and what ends a verdict: `kedge config forgive`, a returning network, another object.
+//! `kedge config forgive` and `reset` as the core answers them: taken, refused, or made to wait.
 
 use crate::{A, MINUTE, payload};
 use kedge_core::{Core, Event, Forgiveness};
@@ -6,14 +6,14 @@ use kedge_sim::World;
 use serde_json::{Value, json};
 
 #[test]
-fn at_most_eight_wait_to_be_forgiven_and_each_once() {
+fn at_most_eight_forgive_requests_wait() {
     let mut world = World::new();
     let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
     let uids: Vec<String> = (1..=9).map(|number| format!("uid-{number}")).collect();
     let list: Value = uids.iter().map(|uid| (uid.clone(), entry.clone())).collect();
     world.disk.put("0.1.0/bad-configs.json", list.to_string().as_bytes());
     world.start();
-    // some ask twice
+    // some of them twice
     for uid in uids[..8].iter().flat_map(|uid| [uid, uid]).chain([&uids[8]]) {
         world.handle(Event::Forgive(uid.clone()));
     }
@@ -32,21 +32,21 @@ fn at_most_eight_wait_to_be_forgiven_and_each_once() {
 }
 
 #[test]
-fn what_an_exit_on_its_way_would_not_come_to_is_not_promised() {
+fn forgive_and_reset_are_refused_while_exiting() {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", "broken: [");
     fn node(world: &World) -> &Core {
         &world.process.as_ref().expect("it runs").node
     }
-    let said = |world: &World| [node(world).forgiveness(&uid), node(world).forgiveness("nobody")];
+    let answers = |world: &World| [node(world).forgiveness(&uid), node(world).forgiveness("nobody")];
     let reset_refusal = |world: &World| node(world).reset_refusal();
-    assert_eq!(said(&world), [Forgiveness::Taken, Forgiveness::NothingKnown]);
+    assert_eq!(answers(&world), [Forgiveness::Taken, Forgiveness::NothingKnown]);
     assert_eq!(reset_refusal(&world), None);
     world.assign("c", &payload(A + 2, ""));
     while world.report().config.transition != Some("adopt") {
         assert!(world.do_watch_node() || world.do_watch_map() || world.do_step());
     }
-    assert_eq!(said(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
+    assert_eq!(answers(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
     assert_eq!(reset_refusal(&world), Some("the agent is about to restart; ask again then"));
     world.handle(Event::Forgive(uid.clone()));
     let line =
@@ -56,12 +56,12 @@ fn what_an_exit_on_its_way_would_not_come_to_is_not_promised() {
     world.restart();
     assert!(world.bad_configs().get(&uid).is_some());
     world.handle(Event::Stop("asked to stop".into()));
-    assert_eq!(said(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
+    assert_eq!(answers(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
     assert_eq!(reset_refusal(&world), Some("the agent is about to restart; ask again then"));
 }
 
 #[test]
-fn a_reset_waits_for_what_was_promised_and_comes_then() {
+fn reset_waits_for_pending_forgive_requests() {
     let mut world = World::new();
     let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
     world.disk.put(
@@ -71,12 +71,12 @@ fn a_reset_waits_for_what_was_promised_and_comes_then() {
     world.start();
     let uid = world.adopt("a", &payload(A, ""));
     world.handle(Event::Forgive("one".into()));
-    assert_eq!(world.report().config.transition, Some("forgive"), "its write is on its way");
+    assert_eq!(world.report().config.transition, Some("forgive"), "its write is under way");
     world.handle(Event::Forgive("two".into()));
     world.handle(Event::Reset);
     let node = &world.process.as_ref().expect("it runs").node;
     assert_eq!(node.forgiveness("three"), Forgiveness::Taken);
-    assert_eq!(node.reset_refusal(), None, "who asks twice is not refused");
+    assert_eq!(node.reset_refusal(), None, "a second request is not refused");
     world.handle(Event::Forgive("three".into()));
     assert_eq!(world.file("current").expect("there")["uid"], json!(uid));
     world.turn();
@@ -88,14 +88,14 @@ fn a_reset_waits_for_what_was_promised_and_comes_then() {
 }
 
 #[test]
-fn what_is_asked_while_dynamic_config_is_off_is_refused_and_the_list_is_nobodys_edit() {
+fn dynamic_off_refuses_requests_and_ignores_file_edits() {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", "broken: [");
     world.stop();
     world.disk.take_written();
     world.dynamic = false;
     world.start();
-    // an agent that never read the list takes what is there for an edit
+    // to an agent that never read the list any content looks like an edit
     world.handle(Event::BadConfigsRead(world.read_bad_configs()));
     let node = &world.process.as_ref().expect("it runs").node;
     assert_eq!(node.forgiveness(&uid), Forgiveness::SwitchedOff);

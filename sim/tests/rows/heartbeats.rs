@@ -1,4 +1,4 @@
-//! Heartbeats: the Lease and the status, each by its own clock, whatever else is the matter.
+//! Heartbeats: the Lease and the status keep their own periods whatever else fails.
 
 use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload};
 use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKind};
@@ -23,7 +23,7 @@ fn requests(world: &World) -> Vec<&Request> {
     world.seen.iter().filter_map(request).collect()
 }
 
-/// A node that has run for a while; what it did is forgotten.
+/// A node that has run for a while, with an empty record of what it did.
 fn settled() -> World {
     let (mut world, _) = World::known_good();
     world.run_for(TRIAL);
@@ -33,7 +33,7 @@ fn settled() -> World {
 }
 
 #[test]
-fn the_lease_is_renewed_every_ten_seconds_with_its_time_alone() {
+fn renewal_patches_only_the_time_every_ten_seconds() {
     let mut world = settled();
     world.run_for(HOUR);
     let renewals = renewals(&world);
@@ -55,7 +55,7 @@ fn the_lease_is_renewed_every_ten_seconds_with_its_time_alone() {
 }
 
 #[test]
-fn a_renewal_has_a_deadline_shorter_than_its_period() {
+fn renewal_deadline_is_shorter_than_its_period() {
     let mut world = settled();
     world.run_for(MINUTE);
     for seen in &world.seen {
@@ -66,7 +66,7 @@ fn a_renewal_has_a_deadline_shorter_than_its_period() {
 }
 
 #[test]
-fn the_lease_goes_on_while_status_is_refused_and_status_while_the_lease_is() {
+fn lease_and_status_do_not_wait_for_each_other() {
     let mut world = settled();
     for _ in 0..3600 {
         while world.do_step()
@@ -95,7 +95,7 @@ fn the_lease_goes_on_while_status_is_refused_and_status_while_the_lease_is() {
 }
 
 #[test]
-fn the_lease_goes_on_while_a_status_request_is_never_answered() {
+fn unanswered_status_does_not_delay_the_lease() {
     let mut world = settled();
     for _ in 0..3600 {
         while world.do_step() || world.do_facts() || world.do_renewal(None) {}
@@ -106,7 +106,7 @@ fn the_lease_goes_on_while_a_status_request_is_never_answered() {
 }
 
 #[test]
-fn the_lease_goes_on_while_a_disk_write_is_stuck() {
+fn stuck_disk_write_does_not_delay_the_lease() {
     let mut world = settled();
     world.assign("b", &payload(B, ""));
     for _ in 0..3600 {
@@ -127,7 +127,7 @@ fn the_lease_goes_on_while_a_disk_write_is_stuck() {
 }
 
 #[test]
-fn no_lease_is_created_for_a_node_that_does_not_exist() {
+fn missing_node_gets_no_lease() {
     let mut world = World::new();
     world.base("registerNode: false");
     world.hub = Hub::new(Flavour::Kedge);
@@ -142,7 +142,7 @@ fn no_lease_is_created_for_a_node_that_does_not_exist() {
 }
 
 #[test]
-fn a_lease_that_is_deleted_is_created_again_and_a_re_created_node_owns_it() {
+fn deleted_lease_is_created_again_for_the_present_node() {
     let mut world = settled();
     world.hub.delete_lease();
     world.run_for(MINUTE);
@@ -157,7 +157,7 @@ fn a_lease_that_is_deleted_is_created_again_and_a_re_created_node_owns_it() {
 }
 
 #[test]
-fn no_status_is_sent_when_nothing_changed_and_one_when_a_report_is_due() {
+fn unchanged_status_is_sent_only_when_a_report_is_due() {
     let mut world = settled();
     world.run_for(24 * HOUR);
     let patches = &world.hub.status_patches;
@@ -181,7 +181,7 @@ fn no_status_is_sent_when_nothing_changed_and_one_when_a_report_is_due() {
 }
 
 #[test]
-fn a_start_within_a_second_of_wall_time_sends_no_more_than_one_on_it() {
+fn start_within_a_wall_second_sends_no_extra_status() {
     let mut world = World::new();
     world.wall_micros += 123_456;
     world.start();
@@ -192,7 +192,7 @@ fn a_start_within_a_second_of_wall_time_sends_no_more_than_one_on_it() {
 }
 
 #[test]
-fn a_change_is_sent_when_it_is_seen_and_moves_the_transition_of_that_condition_alone() {
+fn changed_condition_is_sent_with_its_own_transition_time() {
     let mut world = settled();
     let before = world.hub.condition("Ready").expect("reported").clone();
     world.facts.memory_available_bytes = 1 << 20;
@@ -214,7 +214,7 @@ fn a_change_is_sent_when_it_is_seen_and_moves_the_transition_of_that_condition_a
 }
 
 #[test]
-fn a_new_address_replaces_the_old_one() {
+fn new_address_replaces_the_old_one() {
     let mut world = settled();
     world.facts.addresses = vec!["198.51.100.9".into()];
     world.run_for(11 * SECOND);
@@ -226,7 +226,7 @@ fn a_new_address_replaces_the_old_one() {
 }
 
 #[test]
-fn ready_that_was_set_to_unknown_is_answered_with_a_fresh_status() {
+fn unknown_ready_is_answered_with_a_fresh_status() {
     let mut world = settled();
     world.hub.mark_unknown();
     assert_eq!(world.hub.condition("Ready").expect("there")["status"], "Unknown");
@@ -239,7 +239,7 @@ fn ready_that_was_set_to_unknown_is_answered_with_a_fresh_status() {
 }
 
 #[test]
-fn conditions_and_labels_of_others_are_left_alone() {
+fn conditions_and_labels_of_others_are_kept() {
     let mut world = settled();
     world.hub.edit_node(|node| {
         node["metadata"]["labels"]["site"] = json!("north");
@@ -259,9 +259,9 @@ fn conditions_and_labels_of_others_are_left_alone() {
 const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
 
 #[test]
-fn a_clock_that_jumps_by_twenty_years_changes_no_timing() {
+fn wall_clock_jump_of_twenty_years_changes_no_timing() {
     for step in [TWENTY_YEARS_MICROS, -TWENTY_YEARS_MICROS] {
-        // in trial, with a crash before, so that every clock is in play
+        // in trial, with a crash before, so that every clock matters
         let (mut world, _) = World::in_trial("a", &payload(A, ""));
         world.crash_and_start();
         let (mut stepped, _) = World::in_trial("a", &payload(A, ""));
@@ -286,7 +286,7 @@ fn a_clock_that_jumps_by_twenty_years_changes_no_timing() {
 }
 
 #[test]
-fn ten_minutes_without_a_hub_need_no_help() {
+fn ten_minute_outage_ends_within_one_period() {
     let mut world = settled();
     let starts = world.starts;
     world.link = false;
@@ -301,13 +301,13 @@ fn ten_minutes_without_a_hub_need_no_help() {
     assert!(world.hub.renewals > before, "renewed within one period");
     assert_eq!(world.starts, starts);
     world.check_written(&[]);
-    // said when it began and when it was over, not every few seconds
+    // logged when it began and when it was over, not every few seconds
     let about = world.log.iter().filter(|line| line.contains("lease")).count();
     assert!(about <= 2, "{:?}", world.log);
 }
 
 #[test]
-fn a_server_that_asks_for_patience_gets_it_within_reason() {
+fn retry_after_is_obeyed_up_to_twenty_seconds() {
     for (asked, given) in [(15, 15), (20, 20), (31_536_000, 20)] {
         check_patience(Duration::from_secs(asked), Duration::from_secs(given));
     }
@@ -335,7 +335,7 @@ fn check_patience(asked: Duration, given: Duration) {
 }
 
 #[test]
-fn another_server_is_asked_anew_what_it_is() {
+fn new_server_is_asked_for_its_version() {
     let mut world = settled();
     world.hub.flavour = Flavour::Kubernetes;
     world.handle(Event::ServerChanged);
@@ -344,11 +344,11 @@ fn another_server_is_asked_anew_what_it_is() {
 }
 
 #[test]
-fn a_late_answer_of_another_server_says_nothing_about_this_one() {
+fn late_answer_of_the_previous_server_is_ignored() {
     let mut world = settled();
     world.handle(Event::ServerChanged);
     assert_eq!(requests(&world), [&Request::Version]);
-    // a hub, which is left before it says what it is
+    // replaced before it has answered
     world.hub.flavour = Flavour::Kubernetes;
     world.handle(Event::ServerChanged);
     assert_eq!(requests(&world), [&Request::Version], "one request of a kind at a time");
@@ -360,7 +360,7 @@ fn a_late_answer_of_another_server_says_nothing_about_this_one() {
 }
 
 #[test]
-fn a_status_patch_that_raced_with_the_watch_is_repaired() {
+fn status_wiped_by_others_is_sent_again() {
     let mut world = settled();
     // somebody else wipes what we reported
     world.hub.edit_node(|node| node["status"] = json!({}));
@@ -371,7 +371,7 @@ fn a_status_patch_that_raced_with_the_watch_is_repaired() {
 }
 
 #[test]
-fn a_mirrored_status_that_somebody_overwrote_is_sent_again_and_not_in_a_loop() {
+fn overwritten_mirror_is_sent_again_after_a_pause() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.run_for(HOUR);
@@ -392,7 +392,7 @@ fn a_mirrored_status_that_somebody_overwrote_is_sent_again_and_not_in_a_loop() {
 }
 
 #[test]
-fn a_node_that_was_re_created_unseen_gets_the_mirrored_status_too() {
+fn node_recreated_unseen_gets_the_mirror_too() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.run_for(HOUR);
@@ -402,7 +402,7 @@ fn a_node_that_was_re_created_unseen_gets_the_mirrored_status_too() {
     assert!(node.pointer("/metadata/annotations/kedge.dev~1config-status").is_some());
 }
 
-/// The hub begins anew with nothing, and the watch of the Node goes on where it was and hears nothing of that.
+/// The hub was wiped, and the watch of the Node, which goes on from its old version, gets no event.
 fn wiped_unheard() -> World {
     let mut world = settled();
     world.hub.delete_node();
@@ -418,7 +418,7 @@ fn searches(world: &World) -> usize {
 }
 
 #[test]
-fn a_node_that_a_renewal_does_not_find_is_read_anew_and_registered() {
+fn node_missing_at_a_renewal_is_listed_and_registered() {
     let mut world = wiped_unheard();
     world.run_for(MINUTE);
     assert_eq!(searches(&world), 1);
@@ -429,7 +429,7 @@ fn a_node_that_a_renewal_does_not_find_is_read_anew_and_registered() {
 }
 
 #[test]
-fn a_first_renewal_that_finds_no_lease_says_nothing_about_the_node() {
+fn missing_lease_says_nothing_about_the_node() {
     let mut world = World::new();
     world.start();
     world.run_for(MINUTE);
@@ -438,7 +438,7 @@ fn a_first_renewal_that_finds_no_lease_says_nothing_about_the_node() {
 }
 
 #[test]
-fn a_server_that_never_finds_the_status_is_not_asked_for_the_node_again_and_again() {
+fn repeated_404_lists_the_node_every_five_minutes() {
     let mut world = settled();
     world.seen.clear();
     let not_found = Answer::Refused {
@@ -454,7 +454,7 @@ fn a_server_that_never_finds_the_status_is_not_asked_for_the_node_again_and_agai
     assert_eq!(searches(&world), 1);
     world.handle(Event::Answered(RequestKind::PatchStatus, not_found.clone()));
     assert_eq!(searches(&world), 2, "five minutes later");
-    // what the watch said to be gone is not looked for
+    // a Node that the watch reported as deleted is not listed
     let mut world = settled();
     world.handle(Event::NodeGone);
     world.seen.clear();

@@ -1,7 +1,7 @@
-//! The decision rules of ARCHITECTURE.md, row by row, through the core's one door: events in, actions out.
+//! The decision rules of ARCHITECTURE.md where text would not do (see `scenarios`): one property over many inputs, counts
+//! over hours, the bodies of requests, and what the core answers when it is asked directly.
 //!
-//! Each module is one table: where a config comes from, what is written when, how a start decides, what is reported, how
-//! records are lost, how heartbeats go on, what is asked of the API server. Each test is one row, told as a sentence; each looks at what the node did next.
+//! Always holds: the core is driven by events and observed by its actions; nothing here looks inside.
 
 mod condition;
 mod forgive;

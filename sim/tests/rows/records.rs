@@ -1,5 +1,4 @@
-//! Records that are missing, damaged or from another agent: the agent starts, says what it set aside,
-//! loses nothing that it could still know, and mends what it can.
+//! Damage of several records at once, and the bound of the list of bad configs. Single records: `lost-records.txt`.
 
 use crate::{A, B, HOUR, MINUTE, TRIAL, payload};
 use kedge_core::config::records::BAD_UIDS;
@@ -24,7 +23,7 @@ fn stopped() -> (World, String, String) {
 }
 
 #[test]
-fn files_that_cannot_be_read_or_set_aside_do_not_stop_the_agent() {
+fn unreadable_file_does_not_stop_the_agent() {
     for path in ["current", "last-known-good", "0.1.0/startups.json", "0.1.0/bad-configs.json"] {
         for full in [false, true] {
             let (mut world, _, _) = stopped();
@@ -49,7 +48,7 @@ fn files_that_cannot_be_read_or_set_aside_do_not_stop_the_agent() {
 }
 
 #[test]
-fn everything_damaged_at_once_is_local_and_the_heartbeat_goes_on() {
+fn damage_of_every_file_at_once_is_repaired() {
     for (what, bytes) in DAMAGE {
         let (mut world, _, uid) = stopped();
         for path in world.disk.paths() {
@@ -62,18 +61,18 @@ fn everything_damaged_at_once_is_local_and_the_heartbeat_goes_on() {
                 world.restart();
             }
         }
-        // the network told what was lost
+        // read again from the API server
         assert_eq!((world.used(), world.state()), (B, "trial"), "{what}");
         world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
     }
 }
 
 #[test]
-fn the_oldest_verdict_goes_when_there_are_too_many_and_never_that_on_a_config_in_use() {
+fn oldest_verdict_is_dropped_unless_in_use() {
     let (mut world, good) = World::known_good();
     let entry = |second: usize| {
         let time = format!("2026-01-01T00:00:{second:02}Z");
-        // another content of that object: what runs is not banned by it
+        // about another content of that object: what runs is not banned
         let verdict = json!({"time": time, "reason": "tried", "kind": "validate"});
         json!({"time": time, "reason": "tried", "contents": {"0".repeat(64): verdict}})
     };

@@ -1,7 +1,7 @@
-//! What is asked of the API server besides renewals: when, with which body, what is asked again after which failure, and
-//! what people are told of it.
+//! Requests to the API server besides renewals: when they are sent, with which body, what is repeated after which failure,
+//! what is logged, and which answers are contact.
 //!
-//! Always holds, by the board: one request of a kind at a time.
+//! Always holds, for the world asserts it: one request of a kind at a time.
 
 use crate::{A, HOUR, MINUTE, SECOND, TRIAL, payload};
 use kedge_api::CONFIG_STATUS_ANNOTATION;
@@ -10,7 +10,7 @@ use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World, node_event};
 use serde_json::{Value, json};
 
-/// Requests of a kind that were asked for, since somebody looked.
+/// How many requests of a kind were sent since `seen` was emptied.
 fn asked(world: &World, kind: RequestKind) -> usize {
     let is_one = |seen: &&Seen| matches!(seen, Seen::Asked(Action::Request(other)) if other.kind() == kind);
     world.seen.iter().filter(is_one).count()
@@ -45,12 +45,12 @@ fn running(fields: &str) -> World {
     world
 }
 
-/// Nothing but what a test is about wakes the agent.
+/// Only the deadline under test wakes the agent.
 const RARELY_WOKEN: &str =
     "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400";
 
 #[test]
-fn a_request_that_fails_is_repeated_ever_more_rarely_though_nothing_else_wakes_the_agent_and_is_said_once() {
+fn failed_request_backs_off_and_is_logged_once() {
     let mut world = World::new();
     world.base(RARELY_WOKEN);
     world.link = false;
@@ -64,7 +64,7 @@ fn a_request_that_fails_is_repeated_ever_more_rarely_though_nothing_else_wakes_t
 }
 
 #[test]
-fn a_report_that_is_refused_when_it_is_due_is_tried_again_after_a_second_and_not_all_the_time() {
+fn refused_report_is_retried_after_a_second() {
     let mut world = running(
         "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 5m\nnodeLeaseDurationSeconds: 86400",
     );
@@ -78,7 +78,7 @@ fn a_report_that_is_refused_when_it_is_due_is_tried_again_after_a_second_and_not
 }
 
 #[test]
-fn what_failed_is_said_by_name_when_it_begins_to_fail() {
+fn failure_is_logged_by_name_once_per_outage() {
     for (kind, what) in [
         (RequestKind::Version, "GET /version"),
         (RequestKind::Register, "creating Node edge-1"),
@@ -99,7 +99,7 @@ fn what_failed_is_said_by_name_when_it_begins_to_fail() {
 }
 
 #[test]
-fn an_event_that_the_server_will_never_take_is_dropped_and_any_other_is_posted_later() {
+fn rejected_event_is_dropped_any_other_posted_later() {
     for (status, is_dropped) in [
         (302, false),
         (400, true),
@@ -128,7 +128,7 @@ fn an_event_that_the_server_will_never_take_is_dropped_and_any_other_is_posted_l
     }
 }
 
-/// A node with verdicts on twenty UIDs, each of which can be forgiven: a piece of news.
+/// A node with verdicts on twenty UIDs; forgiving one is an event.
 fn with_much_to_forgive() -> World {
     let mut world = World::new();
     let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
@@ -157,7 +157,7 @@ fn told(world: &World) -> Vec<u32> {
 }
 
 #[test]
-fn of_much_news_the_last_sixteen_are_posted_in_order_each_under_its_own_name() {
+fn only_the_last_sixteen_events_are_posted_in_order() {
     let mut world = with_much_to_forgive();
     world.link = false;
     world.start();
@@ -173,7 +173,7 @@ fn of_much_news_the_last_sixteen_are_posted_in_order_each_under_its_own_name() {
 }
 
 #[test]
-fn the_news_being_posted_stays_and_the_oldest_after_it_goes() {
+fn event_in_flight_stays_when_the_queue_is_full() {
     let mut world = with_much_to_forgive();
     world.start();
     forgive(&mut world, 1..=20);
@@ -182,7 +182,7 @@ fn the_news_being_posted_stays_and_the_oldest_after_it_goes() {
     assert_eq!(told(&world), [vec![1], (6..=20).collect()].concat());
 }
 
-/// What a node without a Node asks to be created.
+/// The Node that is created for an unregistered node.
 #[track_caller]
 fn registered(fields: &str) -> Value {
     let mut world = World::new();
@@ -196,7 +196,7 @@ fn registered(fields: &str) -> Value {
 }
 
 #[test]
-fn a_node_is_created_with_its_labels_provider_and_taints() {
+fn node_is_created_with_labels_provider_and_taints() {
     let labels = json!({
         "kubernetes.io/hostname": NODE, "kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64",
     });
@@ -217,7 +217,7 @@ fn a_node_is_created_with_its_labels_provider_and_taints() {
 }
 
 #[test]
-fn a_node_that_was_created_and_is_not_seen_is_created_again_after_half_a_minute() {
+fn unseen_node_is_created_again_after_half_a_minute() {
     for answer in [Answer::Accepted(None), refused(409, "AlreadyExists", "node already exists")] {
         let mut world = World::new();
         world.base(RARELY_WOKEN);
@@ -235,7 +235,7 @@ fn a_node_that_was_created_and_is_not_seen_is_created_again_after_half_a_minute(
 }
 
 #[test]
-fn the_machine_is_looked_at_every_ten_seconds_though_nothing_else_wakes_the_agent() {
+fn host_facts_are_read_every_ten_seconds() {
     let mut world = running("nodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400");
     world.run_for(HOUR);
     let looks = world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::ReadHostFacts))).count();
@@ -244,7 +244,7 @@ fn the_machine_is_looked_at_every_ten_seconds_though_nothing_else_wakes_the_agen
 }
 
 #[test]
-fn nothing_is_said_of_a_node_before_its_machine_was_looked_at() {
+fn no_status_before_first_host_facts() {
     for is_registered in [true, false] {
         let mut world = World::new();
         if !is_registered {
@@ -260,7 +260,7 @@ fn nothing_is_said_of_a_node_before_its_machine_was_looked_at() {
 }
 
 #[test]
-fn a_settled_node_asks_for_nothing_but_its_reports() {
+fn settled_node_sends_only_reports() {
     let mut world = running("");
     world.run_for(HOUR);
     for kind in [RequestKind::Version, RequestKind::Register, RequestKind::PatchNode, RequestKind::PostEvent]
@@ -270,14 +270,14 @@ fn a_settled_node_asks_for_nothing_but_its_reports() {
     assert_eq!(world.log, [""; 0]);
 }
 
-/// The parts of `status.config` that status patches had, since somebody looked.
+/// `status.config` of the status patches since the last call.
 fn config_parts(world: &mut World) -> Vec<Value> {
     let patches = std::mem::take(&mut world.hub.status_patches);
     patches.iter().filter_map(|patch| patch["status"].get("config").cloned()).collect()
 }
 
 #[test]
-fn of_the_status_of_the_config_only_what_changed_is_sent_and_what_is_gone_as_null() {
+fn status_config_patch_has_only_what_changed() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));
     config_parts(&mut world);
     world.run_for(TRIAL);
@@ -303,7 +303,7 @@ fn mirrored(world: &World) -> Option<Value> {
 }
 
 #[test]
-fn a_mirrored_status_that_was_refused_is_sent_again() {
+fn refused_mirror_is_sent_again() {
     let mut world = World::with(Flavour::Kubernetes);
     world.launch();
     run_up_to(&mut world, RequestKind::PatchNode);
@@ -315,7 +315,7 @@ fn a_mirrored_status_that_was_refused_is_sent_again() {
 }
 
 #[test]
-fn a_mirrored_status_changes_as_often_as_what_it_says() {
+fn mirror_follows_every_change() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     // labels alone are followed by a pause
@@ -333,7 +333,7 @@ fn a_mirrored_status_changes_as_often_as_what_it_says() {
 }
 
 #[test]
-fn a_mirrored_status_is_not_sent_for_a_restart_nor_to_a_server_that_dropped_it() {
+fn mirror_is_not_sent_on_restart_or_after_it_was_dropped() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.run_for(HOUR);
@@ -356,7 +356,7 @@ fn a_mirrored_status_is_not_sent_for_a_restart_nor_to_a_server_that_dropped_it()
 }
 
 #[test]
-fn another_nodes_node_is_contact_and_nothing_else_and_that_is_said_once() {
+fn node_of_another_name_is_contact_and_logged_once() {
     let mut world = World::new();
     world.link = false;
     world.start();
@@ -373,7 +373,7 @@ fn another_nodes_node_is_contact_and_nothing_else_and_that_is_said_once() {
 }
 
 #[test]
-fn a_report_counts_what_was_done() {
+fn report_counts_renewals_and_status_patches() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));
     world.crash();
     world.advance(SECOND);
@@ -398,7 +398,7 @@ fn a_report_counts_what_was_done() {
 }
 
 #[test]
-fn an_answer_of_401_and_a_server_that_is_not_trusted_are_no_contact() {
+fn unauthorized_answer_is_not_contact() {
     let mut world = World::silent_trial();
     for _ in 0..100 {
         while world.do_step()

@@ -1,17 +1,16 @@
-//! Where the assigned config comes from (ARCHITECTURE.md, "Sources"): what a running agent does about each source it reads.
+//! Sources (ARCHITECTURE.md) on an API server that is not a hub, and which ConfigMaps are listed and downloaded. What else a
+//! running agent does about a source: `source.txt`.
 
 use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL, payload};
 use kedge_api::{CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION};
 use kedge_core::config::records::CHECKPOINT_BYTES;
 use kedge_core::{Action, Event, Request};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
-use kedge_sim::{NODE, World};
+use kedge_sim::{NODE, Seen, World};
 use serde_json::{Value, json};
 
-use kedge_sim::Seen;
-
 #[test]
-fn against_kubernetes_the_annotation_is_the_source_and_another_mirrors_the_status() {
+fn kubernetes_annotations_are_source_and_mirror() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     let uid = world.assign("a", &payload(A, ""));
@@ -41,7 +40,7 @@ fn against_kubernetes_the_annotation_is_the_source_and_another_mirrors_the_statu
 }
 
 #[test]
-fn on_our_hub_the_annotation_is_ignored_because_a_node_could_write_it() {
+fn annotation_is_ignored_on_the_hub() {
     let mut world = World::new();
     world.start();
     world.hub.push("a", &payload(A, ""));
@@ -53,7 +52,7 @@ fn on_our_hub_the_annotation_is_ignored_because_a_node_could_write_it() {
 }
 
 #[test]
-fn field_and_annotation_that_differ_are_invalid_and_equal_ones_are_one() {
+fn differing_field_and_annotation_are_invalid() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
     world.hub.push("a", &payload(A, ""));
@@ -72,7 +71,7 @@ fn field_and_annotation_that_differ_are_invalid_and_equal_ones_are_one() {
 }
 
 #[test]
-fn dynamic_config_off_means_the_local_config_and_leaves_the_records_alone() {
+fn dynamic_config_off_downloads_nothing() {
     let (mut world, _) = World::known_good();
     world.stop();
     world.dynamic = false;
@@ -85,7 +84,7 @@ fn dynamic_config_off_means_the_local_config_and_leaves_the_records_alone() {
 }
 
 #[test]
-fn a_config_map_that_is_on_disk_as_it_is_is_not_downloaded_again() {
+fn unchanged_config_map_is_not_downloaded_again() {
     let (mut world, _) = World::known_good();
     world.downloads = 0;
     world.stop();
@@ -100,7 +99,7 @@ fn a_config_map_that_is_on_disk_as_it_is_is_not_downloaded_again() {
 }
 
 #[test]
-fn a_config_map_whose_checkpoint_is_lost_is_downloaded_again() {
+fn lost_checkpoint_is_downloaded_again() {
     let (mut world, _) = World::known_good();
     world.stop();
     world.disk.retain(|path| !path.starts_with("checkpoints/"));
@@ -112,7 +111,7 @@ fn a_config_map_whose_checkpoint_is_lost_is_downloaded_again() {
 }
 
 #[test]
-fn another_source_for_the_config_map_on_disk_has_it_read_whole() {
+fn new_source_form_downloads_the_config_map() {
     let (mut world, _) = World::known_good();
     world.stop();
     world.start();
@@ -126,19 +125,19 @@ fn another_source_for_the_config_map_on_disk_has_it_read_whole() {
     assert_eq!(world.disk.take_written(), ["checkpoint", "current"]);
 }
 
-/// What is to be watched from a new list on, since somebody looked.
+/// How often a ConfigMap was listed since `seen` was emptied.
 fn lists(world: &World) -> usize {
     let list = |seen: &&Seen| matches!(seen, Seen::Asked(Action::WatchConfigMap(Some(_))));
     world.seen.iter().filter(list).count()
 }
 
 #[test]
-fn a_config_map_is_listed_anew_for_a_re_created_node_and_not_for_every_change_of_it() {
+fn config_map_is_listed_anew_for_a_recreated_node() {
     let (mut world, _) = World::known_good();
     world.seen.clear();
     world.run_for(HOUR);
     assert_eq!(lists(&world), 0);
-    // the server may have begun anew: a watch that goes on where it was would hear nothing
+    // the server may have been wiped: a watch from the old version would get no event
     world.hub.create_node(NODE);
     world.hub.assign(world.hub.pinned("a"));
     world.turn();
@@ -146,7 +145,7 @@ fn a_config_map_is_listed_anew_for_a_re_created_node_and_not_for_every_change_of
 }
 
 #[test]
-fn another_source_on_a_re_created_node_has_the_config_map_read_whole_too() {
+fn new_source_on_a_recreated_node_downloads_too() {
     let (mut world, _) = World::known_good();
     world.stop();
     world.start();
@@ -159,7 +158,7 @@ fn another_source_on_a_re_created_node_has_the_config_map_read_whole_too() {
     assert_eq!(world.config_ok()[0], "True");
 }
 
-/// Running what it follows, whose newest version it has read whole.
+/// A node that follows `a` and has downloaded its newest version.
 fn following_read_whole() -> World {
     let mut world = World::new();
     world.start();
@@ -171,7 +170,7 @@ fn following_read_whole() -> World {
     world
 }
 
-/// The word that ConfigMap a did not change since this version.
+/// ConfigMap `a` has not changed since this version.
 fn unchanged(world: &World, resource_version: &Value) -> Event {
     Event::ConfigMapUnchanged {
         namespace: NAMESPACE.into(),
@@ -182,7 +181,7 @@ fn unchanged(world: &World, resource_version: &Value) -> Event {
 }
 
 #[test]
-fn an_object_read_whole_is_not_read_again_for_the_word_that_it_did_not_change() {
+fn unchanged_notice_after_a_download_is_ignored() {
     let mut world = following_read_whole();
     let mut source = Hub::following("a");
     source["configMap"]["kubeletConfigKey"] = json!("other");
@@ -190,7 +189,7 @@ fn an_object_read_whole_is_not_read_again_for_the_word_that_it_did_not_change() 
     world.turn();
     let (downloads, said) = (world.downloads, world.config_ok());
     assert!(said[2].contains("it has no text under key \"other\""), "{said:?}");
-    // asked for while the key was another one
+    // an answer to a request sent while the key was another one
     world.handle(unchanged(
         &world,
         &world.hub.config_map("a").expect("pushed")["metadata"]["resourceVersion"].clone(),
@@ -200,7 +199,7 @@ fn an_object_read_whole_is_not_read_again_for_the_word_that_it_did_not_change() 
 }
 
 #[test]
-fn the_word_that_the_recorded_version_is_back_ends_what_was_said_of_an_edit() {
+fn restored_version_ends_the_note_about_an_edit() {
     let (mut world, _) = World::known_good();
     let recorded = world.file("current").expect("there")["resourceVersion"].clone();
     world.hub.push("a", &payload(B, ""));
@@ -213,7 +212,7 @@ fn the_word_that_the_recorded_version_is_back_ends_what_was_said_of_an_edit() {
 }
 
 #[test]
-fn a_late_word_about_another_object_changes_nothing() {
+fn late_event_of_another_object_is_ignored() {
     let mut world = following_read_whole();
     let said = world.config_ok();
     for (namespace, name) in [(NAMESPACE, "b"), ("elsewhere", "a")] {
@@ -224,7 +223,7 @@ fn a_late_word_about_another_object_changes_nothing() {
 }
 
 #[test]
-fn an_object_as_large_as_a_checkpoint_may_be_is_taken_and_a_larger_one_is_not() {
+fn object_of_checkpoint_size_is_taken_a_larger_one_is_not() {
     for (more, taken) in [(0, true), (1, false)] {
         let (mut world, _) = World::known_good();
         let data = |filler: usize| json!({"kubelet": payload(B, ""), "filler": "x".repeat(filler)});
@@ -243,7 +242,7 @@ fn an_object_as_large_as_a_checkpoint_may_be_is_taken_and_a_larger_one_is_not() 
 }
 
 #[test]
-fn a_config_map_as_large_as_kubernetes_takes_is_adopted_whatever_its_text_costs_in_json() {
+fn one_mebibyte_payload_is_adopted() {
     let (mut world, _) = World::known_good();
     // in JSON a line end is two bytes
     let mut text = payload(B, "");

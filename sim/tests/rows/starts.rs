@@ -1,4 +1,4 @@
-//! ARCHITECTURE.md, "How the previous run ended" and cases 1 to 5 of "Start".
+//! What a start reads and in which order it acts. What it decides: `start.txt` and `previous-run.txt`.
 
 use crate::{A, HOUR, payload};
 use kedge_core::config::records::StateFile;
@@ -6,7 +6,7 @@ use kedge_core::{Action, Step};
 use kedge_sim::{Seen, World};
 
 #[test]
-fn a_start_reads_a_checkpoint_that_two_records_name_once() {
+fn checkpoint_named_twice_is_read_once() {
     let (mut world, _) = World::known_good();
     world.stop();
     world.seen.clear();
@@ -16,7 +16,7 @@ fn a_start_reads_a_checkpoint_that_two_records_name_once() {
 }
 
 #[test]
-fn evidence_is_consumed_once() {
+fn evidence_is_consumed_once_per_start() {
     let (mut world, _) = World::known_good();
     world.crash();
     world.seen.clear();
@@ -27,7 +27,7 @@ fn evidence_is_consumed_once() {
 }
 
 #[test]
-fn what_was_consumed_is_said_after_it_was_recorded() {
+fn evidence_is_consumed_only_after_startups_is_durable() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));
     world.crash();
     world.seen.clear();
@@ -40,7 +40,7 @@ fn what_was_consumed_is_said_after_it_was_recorded() {
 }
 
 #[test]
-fn there_is_no_configuration_before_the_start_is_decided() {
+fn no_config_is_in_use_before_start_is_decided() {
     let (mut world, _) = World::known_good();
     world.stop();
     let max_pods = |world: &World| {

@@ -1,5 +1,4 @@
-//! What a Node says of the machine it is on: facts, labels, capacity and what is left of it for pods, and the error that
-//! goes with a verdict.
+//! The Node's status: host facts, labels, capacity and allocatable, and the error that goes with a verdict.
 
 use crate::{A, B, HOUR, MINUTE, payload, short};
 use kedge_sim::hub::{Flavour, Hub};
@@ -21,7 +20,7 @@ fn running(fields: &str) -> World {
 }
 
 #[test]
-fn the_node_says_what_its_machine_is_and_which_agent_runs_there() {
+fn node_info_names_machine_and_agent() {
     let world = running("");
     let expect = json!({
         "machineID": "5f3c",
@@ -39,7 +38,7 @@ fn the_node_says_what_its_machine_is_and_which_agent_runs_there() {
 }
 
 #[test]
-fn the_labels_of_a_node_agent_are_put_on_a_node_that_was_there_and_on_one_it_creates() {
+fn labels_are_set_on_present_and_new_nodes() {
     let expect = json!({
         "kubernetes.io/hostname": NODE, "kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64",
     });
@@ -64,7 +63,7 @@ fn check_resources(fields: &str, capacity: [&str; 4], allocatable: [&str; 4]) {
 }
 
 #[test]
-fn what_is_reserved_and_what_eviction_keeps_free_is_not_for_pods() {
+fn reservations_and_eviction_reduce_allocatable() {
     let all = |pods| ["4", "1Gi", "8Gi", pods];
     check_resources(
         "evictionHard: {memory.available: 100Mi, nodefs.available: 1Gi}",
@@ -87,7 +86,7 @@ fn what_is_reserved_and_what_eviction_keeps_free_is_not_for_pods() {
 }
 
 #[test]
-fn a_report_comes_on_time_though_nothing_else_wakes_the_agent() {
+fn due_report_wakes_the_agent() {
     let mut world = running(
         "nodeStatusUpdateFrequency: 2h\nnodeStatusReportFrequency: 5m\nnodeLeaseDurationSeconds: 86400",
     );
@@ -98,7 +97,7 @@ fn a_report_comes_on_time_though_nothing_else_wakes_the_agent() {
 }
 
 #[test]
-fn a_node_that_nobody_configured_sleeps_until_its_next_heartbeat() {
+fn idle_node_sleeps_until_its_next_heartbeat() {
     let fields =
         "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400";
     let mut world = running(fields);
@@ -108,7 +107,7 @@ fn a_node_that_nobody_configured_sleeps_until_its_next_heartbeat() {
 }
 
 #[test]
-fn the_error_goes_on_with_the_details_of_a_verdict_and_ends_where_there_are_none() {
+fn error_appends_verdict_details_if_any() {
     let (mut world, _) = World::known_good();
     let uid = world.adopt("b", &short(B, "10m", 0));
     world.crash_and_start();

@@ -1,11 +1,11 @@
-//! ARCHITECTURE.md, "Durable writes": every transition's durable writes in their order, and no others.
+//! Transitions under way, and when a refused write is repeated. What is written: `adoption-writes.txt`, `failed-writes.txt`.
 
 use crate::{A, B, MINUTE, TRIAL, payload, short};
 use kedge_sim::World;
 use kedge_sim::disk::WriteFault;
 
 #[test]
-fn a_report_names_the_transition_that_waits_for_the_disk() {
+fn report_names_the_transition_under_way() {
     let (mut world, _) = World::known_good();
     assert_eq!(world.report().config.transition, None);
     world.assign("b", &payload(B, ""));
@@ -16,7 +16,7 @@ fn a_report_names_the_transition_that_waits_for_the_disk() {
     assert_eq!(world.report().config.transition, None);
 }
 
-/// A node whose heartbeats are hours apart: what it does within minutes, its own deadlines woke it for.
+/// A node whose heartbeats are hours apart: within minutes only its other deadlines wake it.
 fn rarely_woken() -> World {
     let mut world = World::new();
     world.drop_in(
@@ -29,7 +29,7 @@ fn rarely_woken() -> World {
 }
 
 #[test]
-fn a_disk_that_refused_is_tried_again_though_nothing_else_wakes_the_agent() {
+fn refused_write_is_retried_after_a_minute() {
     let mut world = rarely_woken();
     world.disk.fault = WriteFault::Once(0);
     world.assign("b", &payload(B, ""));
