@@ -33,7 +33,7 @@ fn shown(default: Default) -> String {
 }
 
 #[test]
-fn the_table_has_every_honoured_field_with_its_default() {
+fn table_has_every_honoured_field_with_its_default() {
     let rows: Vec<(String, String)> = section("honoured")
         .into_iter()
         .skip(2)
@@ -61,7 +61,7 @@ fn check_list(name: &str, effect: Effect) {
 }
 
 #[test]
-fn the_lists_have_every_field_without_effect() {
+fn lists_have_every_field_without_effect() {
     check_list("with pods", Effect::WithPods);
     check_list("no effect", Effect::NoEffect);
 }

@@ -1,5 +1,5 @@
-//! What a configuration is once all its layers are read: the stories of KEP-3983 and of upstream's merge, the errors
-//! with their exact words, and what the identity of a configuration depends on.
+//! A configuration once all its layers are read: the examples of KEP-3983 and of upstream's merge, the exact words of the
+//! errors, and what the identity of a configuration depends on.
 
 use core::time::Duration;
 
@@ -62,7 +62,7 @@ impl MapStrings for &[&str] {
 }
 
 #[test]
-fn the_example_of_kep_3983_gives_the_documents_final_result() {
+fn kep_3983_example_gives_its_final_result() {
     let layers = layers(
         "authentication:
   anonymous:
@@ -99,7 +99,7 @@ clusterDNS:
 }
 
 #[test]
-fn the_same_layers_as_json_give_the_same() {
+fn json_layers_give_the_same_as_yaml() {
     let yaml = effective(&layers("maxPods: 5\nlogging: {verbosity: 2}\n", &[]), None).unwrap();
     let text = r#"{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1",
         "logging":{"verbosity":2},"maxPods":5}"#;
@@ -109,7 +109,7 @@ fn the_same_layers_as_json_give_the_same() {
 }
 
 #[test]
-fn without_any_layer_the_defaults_rule() {
+fn no_layer_gives_the_defaults() {
     let found = effective(&LocalLayers::default(), None).unwrap();
     let config = found.config;
     assert_eq!((config.trial.duration, config.trial.crash_loop_threshold), (Duration::from_secs(600), 10));
@@ -200,7 +200,7 @@ evictionPressureTransitionPeriod: 0
 
 /// The rows of what a drop-in may write, one field each.
 #[test]
-fn a_drop_in_changes_what_it_writes_and_nothing_else() {
+fn drop_in_changes_only_what_it_writes() {
     let check = |base: &str, drop_in: &str, field: &str, expect: Value| {
         let found = effective(&layers(base, &[drop_in]), None).unwrap();
         let value = found.object.pointer(&format!("/{field}")).cloned().unwrap_or(Value::Null);
@@ -252,7 +252,7 @@ fn a_drop_in_changes_what_it_writes_and_nothing_else() {
 }
 
 #[test]
-fn thresholds_merge_one_by_one_over_the_defaults_wherever_they_are_written() {
+fn thresholds_merge_one_by_one_over_the_defaults() {
     let defaults = json!({"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%"});
     let with = |memory: &str| {
         let mut thresholds = defaults.clone();
@@ -269,7 +269,7 @@ fn thresholds_merge_one_by_one_over_the_defaults_wherever_they_are_written() {
 }
 
 #[test]
-fn reports_are_as_frequent_as_computations_unless_somebody_says_otherwise() {
+fn report_frequency_defaults_to_update_frequency() {
     let check = |fields: &str, seconds: u64| {
         let frequency = local(fields).config.node_status_report_frequency;
         assert_eq!(frequency, Duration::from_secs(seconds), "{fields}");
@@ -286,7 +286,7 @@ fn reports_are_as_frequent_as_computations_unless_somebody_says_otherwise() {
 
 /// Upstream's end-to-end test of the drop-in directory, with the two zeros as our semantics has them.
 #[test]
-fn upstreams_end_to_end_row_comes_out() {
+fn upstream_end_to_end_row_is_reproduced() {
     let found = effective(
         &layers(
             "port: 10250
@@ -354,7 +354,7 @@ shutdownGracePeriodByPodPriority:
 
 /// What kubeadm writes, zeros included: those that mean "the default" there are values here.
 #[test]
-fn a_file_of_kubeadms_is_accepted_but_for_the_frequencies_that_cannot_be_zero() {
+fn kubeadm_file_is_accepted_but_for_zero_frequencies() {
     let fields = "address: 0.0.0.0
 authentication: {anonymous: {enabled: false}, webhook: {cacheTTL: 0s, enabled: true}, x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}}
 authorization: {mode: Webhook, webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}}
@@ -397,7 +397,7 @@ volumeStatsAggPeriod: 0s
 }
 
 #[test]
-fn a_payload_takes_the_place_of_the_base_and_drop_ins_and_flags_stay_above_it() {
+fn payload_replaces_base_below_drop_ins_and_flags() {
     let mut layers = layers("maxPods: 1\nproviderID: base\n", &["crashLoopThreshold: 4"]);
     layers.flags =
         vec![("register-with-taints", json!({"registerWithTaints": [{"key": "a", "effect": "NoExecute"}]}))];
@@ -418,7 +418,7 @@ fn a_payload_takes_the_place_of_the_base_and_drop_ins_and_flags_stay_above_it() 
 }
 
 #[test]
-fn what_is_not_a_kubelet_configuration_is_refused_by_name() {
+fn other_kind_is_refused_by_name() {
     let check = |text: &str, expect: &[&str]| {
         let base = Some(LayerText { origin: Origin::File("/c.yaml".to_owned()), text: text.into() });
         check_error(&LocalLayers { base, ..LocalLayers::default() }, ErrorKind::Parse, expect);
@@ -459,7 +459,7 @@ fn what_is_not_a_kubelet_configuration_is_refused_by_name() {
 }
 
 #[test]
-fn each_layers_errors_name_file_field_and_line() {
+fn errors_name_file_field_and_line_in_each_layer() {
     check_error(
         &layers("logging:\n  verbosity: loud\n", &["maxpods: 1\n", "providerID: a\nproviderID: b\n"]),
         ErrorKind::Parse,
@@ -480,7 +480,7 @@ fn each_layers_errors_name_file_field_and_line() {
 }
 
 #[test]
-fn a_wrong_value_is_laid_to_the_layer_that_wrote_it() {
+fn invalid_value_names_the_layer_that_wrote_it() {
     let check = |fields: &str, expect: &[&str]| {
         let expect: Vec<String> =
             expect.iter().map(|text| format!("drop-in /etc/kedge/config.d/00.conf: {text}")).collect();
@@ -545,7 +545,7 @@ fn a_wrong_value_is_laid_to_the_layer_that_wrote_it() {
 }
 
 #[test]
-fn values_and_pairs_of_values_are_right_up_to_their_limits() {
+fn values_and_pairs_are_valid_up_to_their_limits() {
     for (fields, is_right) in [
         ("nodeStatusUpdateFrequency: 1s", true),
         ("nodeStatusUpdateFrequency: 999ms", false),
@@ -578,13 +578,13 @@ fn values_and_pairs_of_values_are_right_up_to_their_limits() {
 }
 
 #[test]
-fn a_wrong_value_that_a_higher_layer_corrects_is_no_error() {
+fn value_corrected_by_a_higher_layer_is_valid() {
     let found = effective(&layers("maxPods: -1", &["maxPods: 3"]), None).unwrap();
     assert_eq!(found.config.max_pods, 3);
 }
 
 #[test]
-fn an_error_keeps_twenty_problems_and_counts_the_rest() {
+fn error_keeps_twenty_problems_and_counts_the_rest() {
     let fields: String = (0..50).map(|index| format!("nonsense{index}: 1\n")).collect();
     let error = effective(&layers(&fields, &[]), None).expect_err("nonsense");
     assert_eq!((error.problems.len(), error.omitted), (20, 30));
@@ -610,7 +610,7 @@ fn too_many_drop_ins_are_refused() {
 }
 
 #[test]
-fn overrides_are_known_by_what_they_change() {
+fn overrides_differ_only_by_what_they_change() {
     let canonical = |drop_ins: &[&str]| -> Result<String, ConfigError> {
         canonical_overrides(&layers("maxPods: 1", drop_ins)).map(|text| String::from_utf8(text).unwrap())
     };
@@ -640,7 +640,7 @@ fn overrides_are_known_by_what_they_change() {
 }
 
 #[test]
-fn the_shown_text_names_each_fields_layer_and_reads_back_as_the_same_object() {
+fn shown_text_names_layers_and_reads_back_the_same() {
     let layers = layers(
         "port: 1\nproviderID: 'yes'\nclusterDNS: [a, '1']\nfeatureGates: {'on': true}\nauthentication: {}\nstaticPodURLHeader: {'a b': ['x: y', \"l\\n#\"]}\n",
         &["logging: {verbosity: 3}\nmaxPods: 7\n"],
@@ -660,7 +660,7 @@ fn the_shown_text_names_each_fields_layer_and_reads_back_as_the_same_object() {
 }
 
 #[test]
-fn lists_are_shown_an_item_a_line_and_what_is_empty_as_such() {
+fn lists_are_shown_one_item_a_line() {
     let text = local("clusterDNS: [10.0.0.1, 10.0.0.2]\nregisterWithTaints: []\n").to_text();
     let lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| line.starts_with("clusterDNS:")).expect("it was set");
@@ -669,7 +669,7 @@ fn lists_are_shown_an_item_a_line_and_what_is_empty_as_such() {
 }
 
 #[test]
-fn text_is_shown_bare_only_where_no_reader_could_take_it_for_anything_else() {
+fn ambiguous_text_is_shown_in_quotes() {
     for (text, shown) in [
         ("aws:///zone/i-1", "\"aws:///zone/i-1\""),
         ("/dev/disk", "/dev/disk"),
@@ -690,7 +690,7 @@ fn text_is_shown_bare_only_where_no_reader_could_take_it_for_anything_else() {
 }
 
 #[test]
-fn an_unknown_field_is_told_the_nearest_known_one_if_it_is_near() {
+fn unknown_field_suggests_a_near_known_one() {
     for (key, near) in [
         ("maxpods", Some("maxPods")),
         ("maxPod", Some("maxPods")),
@@ -725,7 +725,7 @@ fn as_many_taints_as_allowed_are_taken() {
 }
 
 #[test]
-fn the_shown_json_has_the_object_its_sources_and_what_does_nothing() {
+fn shown_json_has_object_layers_and_fields_without_effect() {
     let found = local("port: 1\nmaxPods: 2\n").to_json();
     assert_eq!(found["config"]["maxPods"], 2);
     assert_eq!(found["provenance"]["maxPods"], "config file /etc/kedge/config.yaml:4");
@@ -735,7 +735,7 @@ fn the_shown_json_has_the_object_its_sources_and_what_does_nothing() {
 
 #[cfg(not(feature = "fault-injection"))]
 #[test]
-fn a_release_knows_no_fault_injection() {
+fn release_refuses_fault_injection() {
     check_error(
         &layers("kedge: {faultInjection: {crashAfter: 0s}}", &[]),
         ErrorKind::Parse,
@@ -745,7 +745,7 @@ fn a_release_knows_no_fault_injection() {
 
 #[cfg(feature = "fault-injection")]
 #[test]
-fn faults_are_read_when_the_build_can_commit_them() {
+fn fault_injection_is_read_in_a_build_with_it() {
     let fields = "kedge: {faultInjection: {crashAfter: 0s, hangLoop: disk, hangAfter: 2s, clockOffset: -1h}}";
     let faults = local(fields).config.fault_injection;
     assert_eq!((faults.crash_after, faults.hang_loop.as_deref()), (Some(Duration::ZERO), Some("disk")));

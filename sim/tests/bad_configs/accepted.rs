@@ -1,4 +1,4 @@
-//! Configurations that are right and odd: extreme values, unusual spellings. They are taken, and no node is lost to them.
+//! Valid but unusual configurations: extreme values and spellings. They are accepted, and the node is heard of.
 //!
 //! Always holds: the server hears of the node by Lease or status, and a correct configuration that is pushed afterwards is
 //! taken.

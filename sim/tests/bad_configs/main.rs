@@ -7,15 +7,15 @@
 //!
 //! `corpus/*.txt` hold each case and, below it, the text an operator reads about it, rewritten with `KEDGE_GOLDEN=write`.
 
-// the texts are those of a release: with faults to ask for, one of the bad payloads is good
+// the texts are those of a release: with fault injection one of the payloads is valid
 #![cfg(not(feature = "fault-injection"))]
 #![allow(clippy::disallowed_methods, reason = "the core opens no file; its tests read their corpus")]
 
 mod accepted;
 mod archive;
 mod corpus;
+mod edits;
 mod golden;
-mod lives;
 mod objects;
 mod payloads;
 

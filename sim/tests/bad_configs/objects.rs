@@ -1,9 +1,9 @@
-//! Bad ConfigMaps and bad sources: what the Node asks for is invalid, cannot be had, or is no configuration's ConfigMap.
+//! Invalid sources, and ConfigMaps that are missing or hold no configuration.
 //!
-//! Always holds: nothing of it restarts a node or is written to its disk beyond a note; the condition is Unknown and says
-//! what is wrong; a correct source mends it.
+//! Always holds: the node does not restart and writes no more than a note in `current`; the condition is Unknown and says
+//! what is wrong; a correct source is taken afterwards.
 //!
-//! A file has the `configSource` and the members of the `configMap`; `$UID` is the UID of that ConfigMap.
+//! A case has the `configSource` and the members of the `configMap`; `$UID` is the UID of that ConfigMap.
 
 use crate::Operator;
 use crate::corpus::{Corpus, OBJECTS};
@@ -12,7 +12,7 @@ use crate::{BAD, GOOD, TRIAL};
 use kedge_sim::{World, payload};
 use serde_json::{Value, json};
 
-/// Longest text shown in a condition: etcd and every watcher of Nodes pay for it.
+/// Longest text in a condition: every watcher of Nodes reads it.
 const LONGEST_REASON: usize = 1000;
 
 #[test]

@@ -1,5 +1,4 @@
-//! Each bad payload: judged by the configuration's own door, then pushed to a node in both forms of a source and to a node
-//! that never had another.
+//! Each invalid payload: read as a layer, then pushed to a node in both forms of a source and to a node that has no other.
 //!
 //! Always holds: whatever the form, the operator reads the same verdict, and where a field or line is known it is named.
 
@@ -12,7 +11,7 @@ use kedge_sim::hub::Hub;
 use kedge_sim::{World, payload};
 use serde_json::json;
 
-/// Larger payloads are pushed in one form only: reading a megabyte takes a second in a debug build, and size is no matter of form.
+/// Larger payloads are pushed in one form only: reading a megabyte takes a second in a debug build.
 const LARGE_BYTES: usize = 64 * 1024;
 
 /// The event of an adoption, before its version.
@@ -78,7 +77,7 @@ fn read_of(case: &Case) -> String {
     golden.into_text()
 }
 
-/// What the configuration's own door says, with the node's drop-in if it has one.
+/// The payload as a layer, above the node's drop-in if it has one.
 fn judged(case: &Case) -> Result<Effective, ConfigError> {
     let origin =
         Origin::ConfigMap { namespace: "kube-system".into(), name: BAD.into(), uid: "UID-OF-BAD".into() };
@@ -98,7 +97,7 @@ fn local(case: &Case) -> LocalLayers {
     LocalLayers { drop_ins: case.drop_in.iter().map(layer).collect(), ..LocalLayers::default() }
 }
 
-/// Pushes the payload in this form and lets the node live with it; gives what an operator sees, with UIDs by name.
+/// Pushes the payload in this form and runs the node; returns what an operator sees, with UIDs by name.
 fn push(case: &Case, form: Form, what: &str) -> Seen {
     let mut world = World::new();
     world.local = local(case);
@@ -108,7 +107,7 @@ fn push(case: &Case, form: Form, what: &str) -> Seen {
     assert_eq!(world.used(), used, "{what}");
     world.take_events();
 
-    // a ConfigMap holds what is no UTF-8 under another member, where no agent looks for a configuration
+    // what is not UTF-8 becomes `binaryData`, which is not read
     let data = std::str::from_utf8(&case.payload).map_or(json!({}), |text| json!({"kubelet": text}));
     let uid = world.hub.push_data(BAD, data);
     if form != Form::Edited {
@@ -139,7 +138,7 @@ fn push(case: &Case, form: Form, what: &str) -> Seen {
     }
 }
 
-/// The node's life before: gives the UID of its last-known-good, empty if that is the local configuration.
+/// Gives the node a last-known-good and returns its UID, empty if that is the local configuration.
 fn prepare(world: &mut World, form: Form) -> String {
     let name = match form {
         Form::First => return String::new(),
@@ -171,7 +170,7 @@ fn check_reports(case: &Case, error: &ConfigError, seen: &[Seen]) {
     };
     for seen in seen {
         if std::str::from_utf8(&case.payload).is_err() {
-            // it never got as far as being assigned: what was active stays
+            // never assigned: what was active stays
             assert_eq!(seen.status, "Unknown", "{name}");
             assert!(seen.error.contains("no text under key \"kubelet\""), "{name}: {seen:?}");
             continue;

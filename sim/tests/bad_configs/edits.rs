@@ -1,4 +1,6 @@
-//! The life of a ConfigMap under a node: it is deleted, made again, renamed, edited, as often and as oddly as it goes.
+//! A ConfigMap that is deleted, created again, renamed and edited while a node uses it, a hundred times over.
+//!
+//! Always holds: the node keeps its last-known-good, its records stay within their bounds, and a correction is taken.
 
 use crate::Operator;
 use crate::{BAD, DEFAULT, GOOD, MINUTE, TRIAL};
@@ -7,9 +9,9 @@ use kedge_sim::hub::{Hub, NAMESPACE};
 use kedge_sim::{World, payload};
 use serde_json::json;
 
-/// A payload of the first sort that is pushed in error.
+/// An invalid payload.
 const BROKEN: &str = "maxPods: many";
-/// Another configuration that is right.
+/// Another valid configuration.
 const OTHER: u32 = 203;
 
 /// A node with `good` as its last-known-good, by UID.
@@ -46,7 +48,7 @@ fn check_unknown(world: &mut World, what: &str, used: u32, reason: &str) {
 }
 
 #[test]
-fn deleted_in_its_trial_it_runs_on_and_made_again_it_is_another() {
+fn config_map_deleted_in_its_trial_keeps_running() {
     let (mut world, good) = settled();
     world.hub.push("tried", &payload(OTHER, ""));
     world.hub.assign(world.hub.pinned("tried"));
@@ -55,7 +57,7 @@ fn deleted_in_its_trial_it_runs_on_and_made_again_it_is_another() {
     world.hub.delete_config_map("tried");
     check_unknown(&mut world, "deleted", OTHER, "ConfigMap kube-system/tried does not exist");
     assert_eq!(world.report().config.state, "trial");
-    // it would be another object with what may be another content
+    // another object, perhaps with another content
     let again = world.hub.push("tried", &payload(OTHER, ""));
     check_unknown(&mut world, "made again", OTHER, &format!("UID of downloaded ConfigMap {again:?}"));
     assert_eq!(world.recorded_uid("last-known-good"), good);
@@ -63,7 +65,7 @@ fn deleted_in_its_trial_it_runs_on_and_made_again_it_is_another() {
 }
 
 #[test]
-fn renamed_it_is_gone_under_its_old_name_and_taken_under_its_new_one() {
+fn renamed_config_map_is_taken_under_its_new_name() {
     let (mut world, _) = following();
     world.hub.push("edge-settings-2", &payload(OTHER, ""));
     world.hub.delete_config_map(BAD);
@@ -74,7 +76,7 @@ fn renamed_it_is_gone_under_its_old_name_and_taken_under_its_new_one() {
 }
 
 #[test]
-fn its_key_renamed_by_an_edit_keeps_what_runs() {
+fn renamed_key_keeps_what_runs() {
     let (mut world, _) = following();
     world.hub.push_data(BAD, json!({"config.yaml": payload(OTHER, "")}));
     check_unknown(
@@ -89,7 +91,7 @@ fn its_key_renamed_by_an_edit_keeps_what_runs() {
 }
 
 #[test]
-fn broken_by_an_edit_and_restored_it_runs_again_without_another_trial() {
+fn broken_and_restored_config_needs_no_new_trial() {
     let (mut world, uid) = following();
     world.hub.push(BAD, BROKEN);
     world.settle("broken");
@@ -103,7 +105,7 @@ fn broken_by_an_edit_and_restored_it_runs_again_without_another_trial() {
 }
 
 #[test]
-fn assigned_again_a_bad_one_is_not_tried_again_and_told_as_before() {
+fn bad_config_assigned_again_is_not_tried_again() {
     let (mut world, _) = settled();
     world.hub.push(BAD, BROKEN);
     world.hub.assign(world.hub.pinned(BAD));
@@ -121,7 +123,7 @@ fn assigned_again_a_bad_one_is_not_tried_again_and_told_as_before() {
 }
 
 #[test]
-fn a_hundred_bad_ones_in_a_row_are_survived_within_bounds() {
+fn hundred_bad_configs_in_a_row_stay_within_bounds() {
     let (mut world, good) = settled();
     for number in 0..100 {
         let name = format!("bad-{number}");
@@ -140,7 +142,7 @@ fn a_hundred_bad_ones_in_a_row_are_survived_within_bounds() {
 }
 
 #[test]
-fn a_hundred_bad_edits_of_one_are_survived_within_bounds() {
+fn hundred_bad_edits_of_one_config_stay_within_bounds() {
     let (mut world, uid) = following();
     for number in 0..100 {
         world.hub.push(BAD, &format!("maxPods: {number} or so"));
@@ -154,7 +156,7 @@ fn a_hundred_bad_edits_of_one_are_survived_within_bounds() {
 }
 
 #[test]
-fn edited_every_minute_no_edit_is_promoted_and_the_heartbeat_goes_on() {
+fn edit_every_minute_promotes_none_and_heartbeats_go_on() {
     let (mut world, _) = following();
     for number in 0..60 {
         let text = if number % 3 == 0 { BROKEN.to_owned() } else { payload(300 + number, "") };
@@ -176,7 +178,7 @@ fn edited_every_minute_no_edit_is_promoted_and_the_heartbeat_goes_on() {
 }
 
 #[test]
-fn larger_than_a_checkpoint_may_be_it_is_refused_before_anything_is_written() {
+fn config_map_over_checkpoint_size_is_refused_unwritten() {
     let (mut world, _) = settled();
     let uid = world.hub.push("large", &payload(OTHER, ""));
     let mut large = world.hub.config_map("large").cloned().expect("pushed");
@@ -193,7 +195,7 @@ fn larger_than_a_checkpoint_may_be_it_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn a_drop_in_that_contradicts_it_brings_the_local_config_until_the_drop_in_goes() {
+fn contradicting_drop_in_runs_local_until_removed() {
     let mut world = World::new();
     world.start();
     world.hub.push("good", &payload(GOOD, "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60"));
@@ -215,7 +217,7 @@ fn a_drop_in_that_contradicts_it_brings_the_local_config_until_the_drop_in_goes(
 }
 
 #[test]
-fn another_object_of_the_name_in_another_namespace_is_not_it() {
+fn same_name_in_another_namespace_is_refused() {
     let (mut world, _) = following();
     let mut other = world.hub.config_map(BAD).cloned().expect("pushed");
     other["metadata"]["namespace"] = json!("default");
