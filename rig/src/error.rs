@@ -6,8 +6,6 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use crate::babysitter::BabysitterError;
-
 /// Why a story or a test cannot go on.
 #[derive(Debug)]
 pub enum KitError {
@@ -50,8 +48,6 @@ pub enum KitError {
         /// What there was instead.
         found: String,
     },
-    /// A process under a babysitter.
-    Babysitter(BabysitterError),
     /// It was asked to stop by a signal.
     Interrupted,
 }
@@ -80,7 +76,6 @@ impl fmt::Display for KitError {
             KitError::TimedOut { awaited, found } => {
                 write!(out, "waited in vain for {awaited}; found {found}")
             }
-            KitError::Babysitter(error) => error.fmt(out),
             KitError::Interrupted => write!(out, "asked to stop"),
         }
     }
@@ -90,14 +85,7 @@ impl std::error::Error for KitError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             KitError::Io { source, .. } => Some(source),
-            KitError::Babysitter(error) => error.source(),
             _ => None,
         }
-    }
-}
-
-impl From<BabysitterError> for KitError {
-    fn from(error: BabysitterError) -> KitError {
-        KitError::Babysitter(error)
     }
 }

@@ -17,7 +17,6 @@ pub mod power_cut;
 pub mod process;
 pub mod programs;
 pub mod scratch;
-pub mod service;
 pub mod signals;
 pub mod story;
 pub mod table;

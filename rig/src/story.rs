@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::agent::{Agent, AgentOptions};
+use crate::babysitter::ServiceResult;
 use crate::cluster::{Cluster, HEADER, PATIENCE, Source, borrowed, create_arguments};
 use crate::error::KitError;
 use crate::kubectl::shown;
 use crate::programs;
-use crate::service::ServiceResult;
 use crate::signals::StopSignal;
 use crate::teller::{Teller, Tone, clock};
 use crate::view::{ConfigStatus, Fact, FactKind, World};
@@ -258,7 +258,7 @@ impl Story {
 
     fn unclean_ends(&self, node: &str) -> usize {
         let ends = self.cluster.agent(node).babysitter().state().ends;
-        ends.iter().filter(|ended| ended.end.result != ServiceResult::Success).count()
+        ends.iter().filter(|ended| ended.result != ServiceResult::Success).count()
     }
 
     /// Creates a ConfigMap as a user would, and returns its UID.
@@ -427,7 +427,7 @@ fn tell_ends(teller: &mut Teller, agents: &[Agent], told: &mut [u64]) {
     for (agent, told) in agents.iter().zip(told).filter(|(agent, _)| agent.is_started()) {
         let before = *told;
         for ended in agent.babysitter().state().ends.iter().filter(|ended| ended.run > before) {
-            let is_clean = ended.end.result == ServiceResult::Success;
+            let is_clean = ended.result == ServiceResult::Success;
             let tone = if is_clean { Tone::Plain } else { Tone::Bad };
             let what = if is_clean { "restarts itself" } else { "crashed" };
             teller.say(tone, &format!("{}  the agent {what}: {ended}", agent.name()));

@@ -1,27 +1,68 @@
-//! The babysitter with real processes: what it hears, when it kills, what it records, and that nothing outlives it.
+//! The babysitter with real processes: which messages it believes, when it kills, what it records, and that nothing outlives it.
 //!
-//! The process is `kedge-puppet`, which does what its arguments say. Waits end at a condition, never after a guessed time.
+//! The process is this test program again, which performs the steps of `KEDGE_STEPS`. Waits end at a condition, never
+//! after a guessed time.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says what failed")]
 
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, exit};
+use std::thread::sleep;
 use std::time::Duration;
 
-use kedge_rig::babysitter::{Babysitter, Unit};
-use kedge_rig::scratch::Scratch;
-use kedge_rig::service::Phase;
-use nix::sys::signal::Signal;
+use kedge_rig::Scratch;
+use kedge_rig::babysitter::{Babysitter, Phase, Signal, Unit};
+use kedge_rig::scratch::{poll, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn puppet(scratch: &Scratch, steps: &str) -> Unit {
-    let program = env!("CARGO_BIN_EXE_kedge-puppet");
-    let mut command = vec![program.into()];
-    command.extend(steps.split_whitespace().map(Into::into));
-    let mut unit = Unit::new("puppet", command);
-    unit.record_command = Some(vec![program.into(), format!("env={}", ends_file(scratch).display()).into()]);
-    unit.run_dir = Some(scratch.path().join("run"));
-    unit.log = Some(scratch.path().join("log"));
+/// Not a test: the service of the others. `child=X` sends X from a child process, a number sleeps so many
+/// milliseconds, `pings` never ends, and what else has a `=` is sent to the babysitter.
+#[test]
+fn service() {
+    let Ok(steps) = std::env::var("KEDGE_STEPS") else { return };
+    let notify = |text: &str| {
+        let socket = std::env::var_os("NOTIFY_SOCKET").unwrap();
+        UnixDatagram::unbound().unwrap().send_to(text.as_bytes(), socket).unwrap();
+    };
+    for step in steps.split_whitespace() {
+        match step.split_once('=') {
+            Some(("exit", code)) => exit(code.parse().unwrap()),
+            Some(("child", text)) => {
+                let mut child = Command::new(std::env::current_exe().unwrap());
+                child.args(["service", "--exact"]).env("KEDGE_STEPS", text.replace(':', "="));
+                assert!(child.status().unwrap().success());
+            }
+            Some(_) => notify(step),
+            None if step == "abort" => std::process::abort(),
+            None if step == "watched" => {
+                let own = std::env::var("WATCHDOG_PID").unwrap() == std::process::id().to_string();
+                assert!(own && std::env::var("WATCHDOG_USEC").unwrap() == "2000000");
+            }
+            None if step == "pings" => loop {
+                notify("WATCHDOG=1");
+                sleep(Duration::from_millis(20));
+            },
+            None => sleep(Duration::from_millis(step.parse().unwrap())),
+        }
+    }
+    exit(0)
+}
+
+fn unit(scratch: &Scratch, steps: &str) -> Unit {
+    // what a shell ignores, the program that takes its place ignores, too
+    let launch = if steps.contains("deaf") { "trap '' TERM; exec \"$@\"" } else { "exec \"$@\"" };
+    let program = std::env::current_exe().unwrap();
+    let mut command: Vec<_> = ["/bin/sh", "-c", launch, "sh"].map(Into::into).into();
+    command.push(program.into());
+    command.extend(["service", "--exact"].map(Into::into));
+    let mut unit = Unit::new("service", command);
+    unit.environment.push(("KEDGE_STEPS".into(), steps.replace("deaf ", "").into()));
+    let record = format!("echo $SERVICE_RESULT $EXIT_CODE $EXIT_STATUS >>{}", ends_file(scratch).display());
+    unit.record_command = Some(["/bin/sh", "-c", &record].map(Into::into).into());
+    unit.run_dir = Some(scratch.join("run"));
+    unit.log = Some(scratch.join("log"));
     unit.limits.restart_after = Duration::from_millis(10);
     unit.limits.watchdog = Some(Duration::from_secs(2));
     unit.limits.start = Duration::from_secs(4);
@@ -30,8 +71,8 @@ fn puppet(scratch: &Scratch, steps: &str) -> Unit {
     unit
 }
 
-fn ends_file(scratch: &Scratch) -> PathBuf {
-    scratch.path().join("ends")
+fn ends_file(scratch: &Scratch) -> std::path::PathBuf {
+    scratch.join("ends")
 }
 
 fn read(path: &Path) -> String {
@@ -42,139 +83,110 @@ fn read(path: &Path) -> String {
 #[track_caller]
 fn check(steps: &str, expect: &str) {
     let scratch = Scratch::new("babysitter").unwrap();
-    let babysitter = Babysitter::start(puppet(&scratch, steps)).unwrap();
+    let babysitter = Babysitter::start(unit(&scratch, steps)).unwrap();
     let ends = babysitter.wait_ends(1, LIMIT).unwrap();
     let first = read(&ends_file(&scratch)).lines().next().unwrap_or_default().to_owned();
-    assert_eq!(first, expect, "{} {}", ends[0], read(&scratch.path().join("log")));
-    assert_eq!(ends[0].recorder_exit_code, Some(0));
+    assert_eq!(first, expect, "{steps}: {} {}", ends[0], read(&scratch.join("log")));
+    assert!(ends[0].is_recorded);
 }
 
 #[test]
-fn the_recording_command_is_told_how_the_run_ended() {
-    check("ready exit=0", "success exited 0");
-    check("ready exit=7", "exit-code exited 7");
+fn ends_are_recorded_in_the_words_of_systemd() {
+    check("READY=1 exit=0", "success exited 0");
+    check("READY=1 exit=7", "exit-code exited 7");
     check("exit=0", "protocol exited 0");
-    check("stopping exit=0", "success exited 0");
-    check("ready ping sleep=60000", "watchdog killed ABRT");
-    check("deaf sleep=60000", "timeout killed KILL");
-    check("sleep=60000", "timeout killed TERM");
+    check("STOPPING=1 exit=0", "success exited 0");
+    check("READY=1 WATCHDOG=1 60000", "watchdog killed ABRT");
+    check("deaf 60000", "timeout killed KILL");
+    check("60000", "timeout killed TERM");
+    check("watched READY=1 exit=3", "exit-code exited 3");
+    check("2000 EXTEND_TIMEOUT_USEC=6000000 3000 READY=1 exit=4", "exit-code exited 4");
 }
 
 #[test]
-fn an_abort_is_recorded_with_its_signal_whether_or_not_the_kernel_dumps_core() {
+fn messages_of_child_processes_are_ignored() {
+    check("child=READY:1 exit=0", "protocol exited 0");
+}
+
+#[test]
+fn abort_is_recorded_with_its_signal() {
     let scratch = Scratch::new("babysitter").unwrap();
-    let babysitter = Babysitter::start(puppet(&scratch, "ready abort")).unwrap();
+    let babysitter = Babysitter::start(unit(&scratch, "READY=1 abort")).unwrap();
     babysitter.wait_ends(1, LIMIT).unwrap();
     let ends = read(&ends_file(&scratch));
     let first = ends.lines().next().unwrap_or_default();
+    // the kernel writes a core file or not
     assert!(["signal killed ABRT", "core-dump dumped ABRT"].contains(&first), "{first}");
 }
 
 #[test]
-fn the_watchdog_variables_name_the_process_itself() {
-    check("usec ready exit=3", "exit-code exited 3");
-}
-
-#[test]
-fn a_start_may_ask_for_more_time() {
-    check("sleep=2000 extend=6000 sleep=3000 ready exit=4", "exit-code exited 4");
-}
-
-#[test]
-fn only_the_main_process_is_believed() {
-    check("child-ready exit=0", "protocol exited 0");
-}
-
-#[test]
-fn a_service_that_pings_lives_and_is_restarted_when_it_is_killed() {
+fn killed_service_is_restarted_and_stopped_one_is_not() {
     let scratch = Scratch::new("babysitter").unwrap();
-    let babysitter = Babysitter::start(puppet(&scratch, "status=well ready forever")).unwrap();
+    let babysitter = Babysitter::start(unit(&scratch, "STATUS=well READY=1 pings")).unwrap();
     let state = babysitter.wait_until("40 pings", LIMIT, |state| state.pings >= 40).unwrap();
-    assert_eq!((state.runs, state.readies, state.status.as_str()), (1, 1, "well"));
+    assert_eq!((state.runs, state.status.as_str()), (1, "well"));
     babysitter.signal(Signal::SIGKILL);
     babysitter.wait_until("the second run", LIMIT, |state| state.runs == 2 && state.is_ready()).unwrap();
     babysitter.stop_and_wait(LIMIT).unwrap();
     assert_eq!(read(&ends_file(&scratch)), "signal killed KILL\nsuccess killed TERM\n");
     babysitter.start_again();
-    let state = babysitter.wait_ready(LIMIT).unwrap();
-    assert_eq!(state.runs, 3);
+    assert_eq!(babysitter.wait_ready(LIMIT).unwrap().runs, 3);
 }
 
 #[test]
-fn a_process_that_is_stopped_by_a_signal_is_killed_by_the_watchdog() {
+fn suspended_process_is_killed_by_the_watchdog() {
     let scratch = Scratch::new("babysitter").unwrap();
-    let babysitter = Babysitter::start(puppet(&scratch, "ready forever")).unwrap();
+    let babysitter = Babysitter::start(unit(&scratch, "READY=1 pings")).unwrap();
     babysitter.wait_ready(LIMIT).unwrap();
     babysitter.signal(Signal::SIGSTOP);
     babysitter.wait_ends(1, LIMIT).unwrap();
-    // a stopped process does not get SIGABRT: only SIGKILL ends it
+    // a suspended process does not get SIGABRT: only SIGKILL ends it
     assert_eq!(read(&ends_file(&scratch)).lines().next(), Some("watchdog killed KILL"));
 }
 
 #[test]
-fn a_program_that_does_not_exist_is_an_end_like_any_other() {
+fn recorder_that_hangs_is_killed() {
     let scratch = Scratch::new("babysitter").unwrap();
-    let mut unit = puppet(&scratch, "");
-    unit.command = vec!["/nonexistent/kedge".into()];
+    let mut unit = unit(&scratch, "READY=1 exit=0");
+    unit.record_command = Some(["sleep", "60"].map(Into::into).into());
     let babysitter = Babysitter::start(unit).unwrap();
     let ends = babysitter.wait_ends(2, LIMIT).unwrap();
-    assert_eq!(ends[0].end.exit.code(), "exited");
-    assert_ne!(ends[0].end.exit.status(), "0");
+    assert!(!ends[0].is_recorded);
 }
 
 #[test]
-fn nothing_outlives_a_babysitter_that_is_dropped() {
+fn dropped_babysitter_leaves_no_process() {
     let scratch = Scratch::new("babysitter").unwrap();
-    let babysitter = Babysitter::start(puppet(&scratch, "deaf ready forever")).unwrap();
-    let pid = babysitter.wait_ready(LIMIT).unwrap().pid.unwrap();
-    assert_eq!(babysitter.state().phase, Phase::Running);
+    let babysitter = Babysitter::start(unit(&scratch, "deaf READY=1 pings")).unwrap();
+    let state = babysitter.wait_ready(LIMIT).unwrap();
+    assert_eq!(state.phase, Phase::Running);
     drop(babysitter);
-    assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    assert!(!Path::new(&format!("/proc/{}", state.pid.unwrap())).exists());
 }
 
-/// Kills the program form with SIGKILL and looks for its child.
-#[test]
-fn nothing_outlives_a_babysitter_that_is_killed() {
-    let scratch = Scratch::new("babysitter").unwrap();
-    let pid_file = scratch.path().join("pid");
-    let script = format!("echo $$ > {}; exec sleep 60", pid_file.display());
-    let mut babysitter = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-babysitter"))
-        .args([
-            "--run-dir",
-            scratch.path().join("run").to_str().unwrap(),
-            "--no-record",
-            "--",
-            "/bin/sh",
-            "-c",
-            &script,
-        ])
-        .spawn()
-        .unwrap();
-    let pid: u32 = poll("the child's process id", || read(&pid_file).trim().parse().ok());
-    babysitter.kill().unwrap();
-    babysitter.wait().unwrap();
-    let is_gone =
-        || std::fs::read_to_string(format!("/proc/{pid}/stat")).map_or(true, |stat| stat.contains(") Z "));
-    poll("the child's end", || is_gone().then_some(()));
-}
-
-#[test]
-fn the_program_form_stops_its_service_when_it_is_asked_to_stop() {
-    let scratch = Scratch::new("babysitter").unwrap();
-    let ready = scratch.path().join("ready");
-    let mut babysitter = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-babysitter"))
-        .args(["--no-record", "--", env!("CARGO_BIN_EXE_kedge-puppet"), "ready"])
-        .arg(format!("once={}", ready.display()))
-        .arg("forever")
-        .spawn()
-        .unwrap();
-    poll("the service", || ready.exists().then_some(()));
-    let pid = nix::unistd::Pid::from_raw(babysitter.id().cast_signed());
-    nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
-    assert!(babysitter.wait().unwrap().success());
-}
-
+/// The program form, which is killed or asked to stop; then its service is gone.
 #[track_caller]
-fn poll<T>(awaited: &str, probe: impl Fn() -> Option<T>) -> T {
-    kedge_rig::scratch::poll(LIMIT, probe).unwrap_or_else(|| panic!("waited in vain for {awaited}"))
+fn check_program(signal: Signal) {
+    let scratch = Scratch::new("babysitter").unwrap();
+    let pid_file = scratch.join("pid");
+    let script = format!("echo $$ >{}; exec sleep 60", pid_file.display());
+    let mut babysitter = Command::new(env!("CARGO_BIN_EXE_kedge-babysitter"))
+        .args(["--no-record", "--watchdog", "0", "--", "/bin/sh", "-c", &script])
+        .spawn()
+        .unwrap();
+    let pid: u32 = poll(LIMIT, || read(&pid_file).trim().parse().ok()).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(babysitter.id().cast_signed()), signal).unwrap();
+    assert_eq!(babysitter.wait().unwrap().success(), signal == Signal::SIGTERM);
+    let stat = || std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    wait_until("the service's end", LIMIT, || stat().map_or(true, |stat| stat.contains(") Z ")));
+}
+
+#[test]
+fn killed_program_leaves_no_process() {
+    check_program(Signal::SIGKILL);
+}
+
+#[test]
+fn program_stops_its_service_on_sigterm() {
+    check_program(Signal::SIGTERM);
 }

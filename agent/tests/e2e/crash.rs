@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use kedge_rig::agent::AgentOptions;
+use kedge_rig::babysitter::ServiceResult;
 use kedge_rig::babysitter::{Babysitter, Signal, Unit};
-use kedge_rig::service::ServiceResult;
 use serde_json::json;
 
 use crate::stage::{NODE, STARTUPS, Stage, faulty, payload, plain};
@@ -100,7 +100,7 @@ fn an_agent_that_no_longer_runs_is_killed_by_the_watchdog_and_that_counts() {
     stage.agent().babysitter().signal(Signal::SIGSTOP);
     rolled_back_for_crashes(&stage, &uid, &good);
     let ends = stage.ends();
-    assert_eq!(ends.last().map(|ended| ended.end.result), Some(ServiceResult::Watchdog));
+    assert_eq!(ends.last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
 }
 
 /// A loop of the agent hangs: the ping stops, the next start names the loop, and the config is rolled back.
@@ -111,7 +111,7 @@ fn check_hang(stalled: &str) {
     let fields = format!("kedge:\n  faultInjection:\n    hangLoop: {stalled}\n    hangAfter: 1s\n");
     let uid = stage.pin("edge-hang", &payload(300, 0, &fields));
     rolled_back_for_crashes(&stage, &uid, &good);
-    assert_eq!(stage.ends().last().map(|ended| ended.end.result), Some(ServiceResult::Watchdog));
+    assert_eq!(stage.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
     let log = stage.agent().log_text();
     assert!(log.contains(&format!("stalled: {stalled}")), "the stalled loop is not named:\n{log}");
 }
@@ -134,7 +134,7 @@ fn a_config_under_which_the_agent_is_never_ready_is_rolled_back() {
     let uid =
         stage.pin("edge-never-ready", &payload(300, 0, "kedge:\n  faultInjection:\n    hangLoop: start\n"));
     rolled_back_for_crashes(&stage, &uid, &good);
-    assert_eq!(stage.ends().last().map(|ended| ended.end.result), Some(ServiceResult::Timeout));
+    assert_eq!(stage.ends().last().map(|ended| ended.result), Some(ServiceResult::Timeout));
     // what last-known-good replaced is not run by a later start either
     stage.agent_mut().stop().unwrap();
     stage.agent_mut().start().unwrap();
@@ -155,7 +155,7 @@ fn a_disk_that_hangs_costs_no_heartbeat_and_is_not_blamed_on_the_config() {
     let start = std::time::Instant::now();
     stage.ready_in_run(4);
     stage.runs(&uid);
-    assert_eq!(stage.ends().last().map(|ended| ended.end.result), Some(ServiceResult::Watchdog));
+    assert_eq!(stage.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
     assert_eq!((stage.counted_startups(), stage.counted_cuts()), (0, 1));
     let silence = stage.cluster.view().look(|world| world.longest_silence(NODE, start));
     assert!(silence < Duration::from_secs(12), "a Lease of 12 s was not renewed for {silence:?}");
@@ -176,7 +176,7 @@ fn a_stop_that_had_to_be_a_kill_does_not_count() {
     assert!(deaf.is_some(), "{}", stage.agent().log_text());
     let babysitter = stage.agent().babysitter();
     babysitter.stop_and_wait(crate::stage::PATIENCE).unwrap();
-    assert_eq!(stage.ends().last().map(|ended| ended.end.result), Some(ServiceResult::Timeout));
+    assert_eq!(stage.ends().last().map(|ended| ended.result), Some(ServiceResult::Timeout));
     stage.agent_mut().start().unwrap();
     assert_eq!((stage.counted_startups(), stage.counted_cuts()), (0, 0));
     stage.runs(&uid);

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use kedge_rig::agent::{Agent, AgentOptions};
 use kedge_rig::babysitter::Ended;
+use kedge_rig::babysitter::ServiceResult;
 use kedge_rig::cluster::{Cluster, HEADER, Source};
 use kedge_rig::programs;
-use kedge_rig::service::ServiceResult;
 use kedge_rig::view::World;
 use serde_json::Value;
 
@@ -150,7 +150,7 @@ impl Stage {
 
     /// How many runs ended in another way than well.
     pub(crate) fn unclean_ends(&self) -> usize {
-        self.ends().iter().filter(|ended| ended.end.result != ServiceResult::Success).count()
+        self.ends().iter().filter(|ended| ended.result != ServiceResult::Success).count()
     }
 
     /// A JSON file of the agent's configuration directory.

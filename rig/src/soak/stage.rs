@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use kedge_rig::Random;
 use kedge_rig::agent::{Agent, AgentOptions};
+use kedge_rig::babysitter::ServiceResult;
 use kedge_rig::cluster::HEADER;
 use kedge_rig::error::KitError;
 use kedge_rig::hub::Hub;
 use kedge_rig::process::{Process, files_below};
 use kedge_rig::programs;
 use kedge_rig::scratch::Scratch;
-use kedge_rig::service::ServiceResult;
 use kedge_rig::signals::StopSignal;
 use kedge_rig::view::View;
 
@@ -368,7 +368,7 @@ impl Stage {
             let last_run = counted.last_run;
             for ended in agent.babysitter().state().ends.iter().filter(|ended| ended.run > last_run) {
                 counted.last_run = ended.run;
-                match ended.end.result {
+                match ended.result {
                     ServiceResult::Success => counted.clean += 1,
                     _ => counted.unclean += 1,
                 }
