@@ -100,6 +100,23 @@ pub fn render(figures: &[Figure]) -> String {
     text
 }
 
+/// All rows as a Markdown table; a missed goal stands out.
+pub fn markdown(figures: &[Figure]) -> String {
+    let mut text = "| figure | value | goal | how measured |\n|---|---|---|---|\n".to_owned();
+    for figure in figures {
+        let [name, value, goal, _, how] = figure.cells().map(|cell| cell.replace('|', "\\|"));
+        let value = if figure.is_met() == Some(false) { format!("**{value}, missed**") } else { value };
+        let _ = writeln!(text, "| {name} | {value} | {goal} | {how} |");
+    }
+    text
+}
+
+/// How many goals are met, how many missed.
+pub fn goals(figures: &[Figure]) -> (usize, usize) {
+    let count = |wanted| figures.iter().filter(|figure| figure.is_met() == Some(wanted)).count();
+    (count(true), count(false))
+}
+
 /// Whole numbers in groups of three, small ones with the digits that say something.
 fn number(value: f64) -> String {
     if !value.is_finite() {

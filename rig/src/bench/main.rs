@@ -9,12 +9,14 @@ mod fleet;
 mod idle;
 mod life;
 mod load;
+mod page;
 mod relay;
 mod stage;
 mod start;
 mod trace;
 
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use kedge_rig::error::KitError;
@@ -22,9 +24,10 @@ use kedge_rig::programs;
 use kedge_rig::table::{self, Figure, Goal};
 
 const HELP: &str = "\
-kedge-bench [--idle-secs N] [SECTION...]
+kedge-bench [--idle-secs N] [--page FILE --commit COMMIT] [SECTION...]
 
-Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table. Sections, all by default:
+Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table; a run of all sections also
+writes it to FILE. Sections, all by default:
   size    bytes of the programs
   start   exec to READY and to the first Lease; 500 drop-ins
   push    ConfigMap patch to active
@@ -40,12 +43,15 @@ const SECTIONS: [&str; 8] = ["size", "start", "push", "life", "cost", "idle", "h
 
 struct Options {
     idle: Duration,
+    /// The file and the commit that is measured.
+    page: Option<(PathBuf, String)>,
     sections: Vec<String>,
 }
 
 fn options() -> Result<Option<Options>, String> {
     use lexopt::prelude::*;
-    let mut options = Options { idle: Duration::from_secs(600), sections: Vec::new() };
+    let mut options = Options { idle: Duration::from_secs(600), page: None, sections: Vec::new() };
+    let (mut page, mut commit) = (None, "unknown".to_owned());
     let mut parser = lexopt::Parser::from_env();
     while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
         match argument {
@@ -57,6 +63,11 @@ fn options() -> Result<Option<Options>, String> {
                     text.parse().map_err(|_| format!("--idle-secs is {text:?}, expected a whole number"))?;
                 options.idle = Duration::from_secs(secs);
             }
+            Long("page") => page = Some(parser.value().map_err(|error| error.to_string())?.into()),
+            Long("commit") => {
+                let value = parser.value().and_then(|value| value.string());
+                commit = value.map_err(|error| error.to_string())?;
+            }
             Value(word) if SECTIONS.iter().any(|known| word == *known) => {
                 options.sections.push(word.to_string_lossy().into_owned());
             }
@@ -65,6 +76,7 @@ fn options() -> Result<Option<Options>, String> {
     }
     if options.sections.is_empty() {
         options.sections = SECTIONS.map(str::to_owned).to_vec();
+        options.page = page.map(|page| (page, commit));
     }
     Ok(Some(options))
 }
@@ -81,6 +93,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let machine = page::machine();
     let mut figures = Vec::new();
     let mut failed = 0;
     for section in &options.sections {
@@ -94,10 +107,25 @@ fn main() -> ExitCode {
         }
     }
     print!("{}", table::render(&figures));
-    let missed = figures.iter().filter(|figure| figure.is_met() == Some(false)).count();
-    let met = figures.iter().filter(|figure| figure.is_met() == Some(true)).count();
+    let (met, missed) = table::goals(&figures);
     println!("\n{met} goals met, {missed} missed, {failed} sections could not be measured");
+    if let Some((path, commit)) = options.page.filter(|_| failed == 0)
+        && let Err(error) = write_page(&path, commit, machine, &figures)
+    {
+        eprintln!("kedge-bench: {error}");
+        failed += 1;
+    }
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn write_page(path: &Path, commit: String, machine: String, figures: &[Figure]) -> Result<(), KitError> {
+    let date = Command::new("date").args(["-u", "+%F"]).output();
+    let date = date.map_err(KitError::io("run date for", path))?.stdout;
+    let date = String::from_utf8_lossy(&date).trim().to_owned();
+    let text = page::text(&page::Run { date, commit, machine }, figures);
+    std::fs::write(path, text).map_err(KitError::io("write", path))?;
+    println!("written: {}", path.display());
+    Ok(())
 }
 
 fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, KitError> {

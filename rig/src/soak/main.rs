@@ -120,8 +120,7 @@ fn run(options: Options) -> Result<bool, KitError> {
     for failure in &lived.tally.failures {
         println!("failed: {failure}");
     }
-    let missed = figures.iter().filter(|figure| figure.is_met() == Some(false)).count();
-    let met = figures.iter().filter(|figure| figure.is_met() == Some(true)).count();
+    let (met, missed) = table::goals(&figures);
     let cut_short = if lived.interrupted { "; it was cut short" } else { "" };
     println!("\nseed {}: {met} goals met, {missed} missed{cut_short}", options.seed);
     Ok(missed == 0 && !lived.interrupted)
