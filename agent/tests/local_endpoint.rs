@@ -101,7 +101,7 @@ fn text(body: &[u8]) -> &str {
 }
 
 #[test]
-fn the_command_line_gets_its_answers() {
+fn command_line_is_answered() {
     let folder = Folder::new();
     let _agent = Agent::start(&folder.socket(), echo);
     let check = |path: &str, status: u16, expect: &str| {
@@ -121,7 +121,7 @@ fn the_command_line_gets_its_answers() {
 }
 
 #[test]
-fn the_socket_is_ours_alone_and_a_stale_one_is_replaced() {
+fn socket_is_private_and_replaces_a_stale_one() {
     let _no_children = NO_CHILDREN.lock();
     let folder = Folder::new();
     fs::create_dir_all(folder.socket().parent().unwrap()).unwrap();
@@ -144,7 +144,7 @@ fn the_socket_is_ours_alone_and_a_stale_one_is_replaced() {
 }
 
 #[test]
-fn what_stands_in_the_sockets_place_is_not_taken_away() {
+fn other_file_in_place_of_the_socket_is_kept() {
     let folder = Folder::new();
     let agent = Agent::start(&folder.socket(), echo);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -187,7 +187,7 @@ fn tcp_answers_readers_on_loopback() {
 }
 
 #[test]
-fn callers_who_dawdle_or_flood_hold_up_nobody_else_on_another_listener() {
+fn slow_callers_do_not_block_another_listener() {
     let folder = Folder::new();
     let agent = Agent::start(&folder.socket(), echo);
     // as many as are served at once, none of whom finishes asking
@@ -215,7 +215,7 @@ fn callers_who_dawdle_or_flood_hold_up_nobody_else_on_another_listener() {
 }
 
 #[test]
-fn an_answer_that_makes_no_sense_is_told_from_none() {
+fn malformed_answer_differs_from_no_answer() {
     let folder = Folder::new();
     let socket = folder.0.join("other.sock");
     let check = |answer: &'static [u8], expect: &str| {
@@ -262,7 +262,7 @@ fn config_show(answer: Option<fn(Call)>, form: &str) -> (Option<i32>, String, St
 }
 
 #[test]
-fn config_show_says_who_gave_what_it_shows() {
+fn config_show_names_the_source() {
     let check = |answer: Option<fn(Call)>, from: &str, problem: &str| {
         let (code, out, complaint) = config_show(answer, "json");
         let shown: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -338,7 +338,7 @@ fn as_the_agent_answers(call: Call) {
 }
 
 #[test]
-fn a_request_to_forgive_that_is_not_taken_fails_with_the_reason() {
+fn refused_forgive_fails_with_the_reason() {
     let folder = Folder::new();
     let _agent = Agent::start(&folder.socket(), as_the_agent_answers);
     let forgive = |uid: &str| kedge(&folder, &["config", "forgive", uid]);
@@ -373,7 +373,7 @@ fn as_an_agent_that_stops_answers(call: Call) {
 }
 
 #[test]
-fn a_reset_that_an_exit_would_forget_fails_with_the_reason() {
+fn reset_while_exiting_fails_with_the_reason() {
     let folder = Folder::new();
     // before it stops, its disk has a write to do: else it would be gone at once
     let _agent = Agent::start(&folder.socket(), |call| {

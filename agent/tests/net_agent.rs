@@ -177,7 +177,7 @@ fn is_watch_of(asked: &str, path: &str) -> bool {
 }
 
 #[test]
-fn a_restart_does_not_download_the_config_map_that_is_on_disk() {
+fn restart_does_not_download_an_unchanged_config() {
     const PAYLOAD_BYTES: usize = 300_000;
     let mut scene = Scene::new(State::new(PAYLOAD_BYTES));
     scene.start();
@@ -204,7 +204,7 @@ fn a_restart_does_not_download_the_config_map_that_is_on_disk() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_stops_no_heartbeat() {
+fn blocked_log_pipe_does_not_stop_renewals() {
     let (_reader, mut full) = std::io::pipe().unwrap();
     let log = full.try_clone().unwrap();
     // one byte after the other fills the pipe, and takes what room ever comes
@@ -226,7 +226,7 @@ fn a_log_that_nobody_reads_stops_no_heartbeat() {
 }
 
 #[test]
-fn a_kubeconfig_that_does_not_answer_stops_neither_a_start_nor_a_heartbeat() {
+fn blocking_kubeconfig_stops_neither_start_nor_renewals() {
     let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
     let kubeconfig = scene.bench.folder.join("kubeconfig");
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
@@ -247,7 +247,7 @@ fn a_kubeconfig_that_does_not_answer_stops_neither_a_start_nor_a_heartbeat() {
 }
 
 #[test]
-fn a_kubeconfig_that_is_no_use_is_told_at_each_change_and_used_once_it_is_mended() {
+fn invalid_kubeconfig_is_logged_and_used_once_repaired() {
     let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
     let kubeconfig = scene.bench.folder.join("kubeconfig");
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
@@ -267,7 +267,7 @@ fn a_kubeconfig_that_is_no_use_is_told_at_each_change_and_used_once_it_is_mended
 }
 
 #[test]
-fn a_server_that_began_anew_is_noticed_though_the_watch_hears_nothing() {
+fn reset_server_is_noticed_despite_a_silent_watch() {
     let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
     scene.start();
     scene.wait_for(0, 1, is_renewal);

@@ -33,7 +33,7 @@ fn assert_shown(outcome: &Result<Response, NetError>, expect: &str) {
 }
 
 #[test]
-fn a_request_with_a_client_certificate_is_answered() {
+fn request_with_client_certificate_is_answered() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| {
         let headers = "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\nWarning: 299 - \"old field\"\r\n";
@@ -51,7 +51,7 @@ fn a_request_with_a_client_certificate_is_answered() {
 }
 
 #[test]
-fn no_header_is_sent_that_nobody_needs() {
+fn only_needed_headers_are_sent() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| Reply::ok("{}"));
     let bench = Bench::new(&authority, server.address);
@@ -77,7 +77,7 @@ fn sorted(headers: &str) -> Vec<&str> {
 }
 
 #[test]
-fn a_lease_renewal_costs_few_bytes() {
+fn lease_renewal_is_small() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| Reply::Raw(b"HTTP/1.1 204 No Content\r\n\r\n".to_vec()));
     let bench = Bench::new(&authority, server.address);
@@ -99,7 +99,7 @@ fn a_lease_renewal_costs_few_bytes() {
 }
 
 #[test]
-fn requests_of_one_stream_share_a_connection_and_one_lookup() {
+fn requests_of_a_stream_share_connection_and_lookup() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |heard| Reply::ok(&heard.path));
     let folder = Bench::with(
@@ -134,7 +134,7 @@ fn requests_of_one_stream_share_a_connection_and_one_lookup() {
 }
 
 #[test]
-fn streams_resume_each_others_tls_sessions() {
+fn streams_resume_tls_sessions_of_each_other() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| Reply::ok("{}"));
     let bench = Bench::new(&authority, server.address);
@@ -152,7 +152,7 @@ fn streams_resume_each_others_tls_sessions() {
 }
 
 #[test]
-fn only_a_certificate_that_verifies_is_trusted() {
+fn unverifiable_server_certificates_are_refused() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     let year_1970: WallClock = Arc::new(|| Duration::from_secs(1000));
     let year_1970_but_built_later: WallClock = Arc::new(|| Duration::from_secs(1_790_000_000));
@@ -184,7 +184,7 @@ fn only_a_certificate_that_verifies_is_trusted() {
 }
 
 #[test]
-fn the_server_may_carry_another_name_than_its_address() {
+fn tls_server_name_overrides_the_address() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| Reply::ok("fine"));
     let url = format!("https://{}", server.address);
@@ -198,7 +198,7 @@ fn the_server_may_carry_another_name_than_its_address() {
 }
 
 #[test]
-fn a_server_that_does_not_know_our_authority_is_named_as_such() {
+fn refused_client_certificate_is_reported() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
     for versions in [&[&rustls::version::TLS13], &[&rustls::version::TLS12]] {
         let identity = ours.identity(&["127.0.0.1"], NOW);
@@ -230,7 +230,7 @@ fn ipv6_and_tls_1_2_work() {
 }
 
 #[test]
-fn nobody_there_is_unreachable_and_says_who() {
+fn unreachable_server_is_named() {
     let authority = Authority::new("ca");
     let vacated = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let bench = Bench::new(&authority, vacated);
@@ -243,7 +243,7 @@ fn nobody_there_is_unreachable_and_says_who() {
 }
 
 #[test]
-fn a_half_dead_server_costs_no_more_than_the_deadline() {
+fn half_dead_server_is_given_up_at_the_deadline() {
     let authority = Authority::new("ca");
     let deadline = Duration::from_millis(400);
     let check = |bench: &Bench, expect: &str| {
@@ -295,7 +295,7 @@ fn a_half_dead_server_costs_no_more_than_the_deadline() {
 }
 
 #[test]
-fn an_answer_that_trickles_costs_no_more_than_the_deadline() {
+fn trickling_answer_is_given_up_at_the_deadline() {
     let authority = Authority::new("ca");
     let check = |head: &'static str, expect: &str| {
         let server = Server::start(&authority, move |_| Reply::Trickle(head.as_bytes().to_vec()));
@@ -316,7 +316,7 @@ fn an_answer_that_trickles_costs_no_more_than_the_deadline() {
 }
 
 #[test]
-fn what_a_server_that_is_none_of_ours_says_is_taken_as_it_stands() {
+fn unusual_answers_are_read_as_they_are() {
     let authority = Authority::new("ca");
     let check = |bytes: &'static str, expect: &str| {
         let server = Server::start(&authority, move |_| Reply::Close(bytes.as_bytes().to_vec()));
@@ -341,7 +341,7 @@ fn what_a_server_that_is_none_of_ours_says_is_taken_as_it_stands() {
 }
 
 #[test]
-fn an_answer_that_breaks_off_is_garbled_and_still_contact() {
+fn truncated_answer_is_garbled_and_counts_as_contact() {
     let authority = Authority::new("ca");
     let check = |reply: fn() -> Reply, expect: &str, is_it_contact: bool| {
         let server = Server::start(&authority, move |_| reply());
@@ -385,7 +385,7 @@ fn an_answer_that_breaks_off_is_garbled_and_still_contact() {
 }
 
 #[test]
-fn a_kept_connection_that_died_is_replaced_if_the_request_may_be_repeated() {
+fn dead_kept_connection_retries_idempotent_requests() {
     let authority = Authority::new("ca");
     let check = |request: Request, expect: &str, expected_requests: usize| {
         let seen = AtomicU64::new(0);
@@ -411,7 +411,7 @@ fn a_kept_connection_that_died_is_replaced_if_the_request_may_be_repeated() {
 }
 
 #[test]
-fn a_fresh_connection_that_breaks_is_not_tried_again_behind_the_callers_back() {
+fn broken_fresh_connection_is_not_retried() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| Reply::Cut(Vec::new()));
     let bench = Bench::new(&authority, server.address);
@@ -420,7 +420,7 @@ fn a_fresh_connection_that_breaks_is_not_tried_again_behind_the_callers_back() {
 }
 
 #[test]
-fn a_connection_the_server_closed_meanwhile_is_not_used() {
+fn closed_kept_connection_is_not_used() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |heard| {
         let body = &heard.path;
@@ -440,7 +440,7 @@ fn a_connection_the_server_closed_meanwhile_is_not_used() {
 }
 
 #[test]
-fn a_refusal_is_sorted_by_its_status() {
+fn refusals_are_classified_by_status() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |heard| match heard.path.as_str() {
         "/401" => Reply::status(401, "Unauthorized", "Unauthorized"),
@@ -471,7 +471,7 @@ fn a_refusal_is_sorted_by_its_status() {
 }
 
 #[test]
-fn a_rotated_token_is_used_at_once_and_a_missing_one_is_an_error() {
+fn rotated_token_is_used_at_once() {
     let authority = Authority::new("ca");
     let identity = authority.identity(&["127.0.0.1"], NOW);
     let options = ServerOptions {
@@ -507,7 +507,7 @@ fn a_rotated_token_is_used_at_once_and_a_missing_one_is_an_error() {
 }
 
 #[test]
-fn a_token_file_that_does_not_answer_keeps_no_request_waiting() {
+fn blocking_token_file_delays_no_request() {
     let authority = Authority::new("ca");
     let identity = authority.identity(&["127.0.0.1"], NOW);
     let options = ServerOptions {
@@ -549,7 +549,7 @@ fn a_token_file_that_does_not_answer_keeps_no_request_waiting() {
 }
 
 #[test]
-fn a_changed_kubeconfig_is_used_and_a_broken_one_is_not() {
+fn changed_kubeconfig_is_used_unless_invalid() {
     let (authority, other) = (Authority::new("ca"), Authority::new("other"));
     let first = Server::start(&authority, |_| Reply::ok("first"));
     let second = Server::start(&other, |_| Reply::ok("second"));
@@ -574,7 +574,7 @@ fn a_changed_kubeconfig_is_used_and_a_broken_one_is_not() {
 }
 
 #[test]
-fn a_kubeconfig_written_before_the_file_it_names_is_used_once_that_is_there() {
+fn kubeconfig_is_used_once_its_files_exist() {
     let (authority, other) = (Authority::new("ca"), Authority::new("other"));
     let first = Server::start(&authority, |_| Reply::ok("first"));
     let second = Server::start(&other, |_| Reply::ok("second"));
@@ -597,7 +597,7 @@ fn a_kubeconfig_written_before_the_file_it_names_is_used_once_that_is_there() {
 }
 
 #[test]
-fn a_kubeconfig_that_changes_while_it_is_read_is_read_again() {
+fn kubeconfig_changed_while_read_is_read_again() {
     let authority = Authority::new("ca");
     let first = Server::start(&authority, |_| Reply::ok("first"));
     let second = Server::start(&authority, |_| Reply::ok("second"));
@@ -631,7 +631,7 @@ fn a_kubeconfig_that_changes_while_it_is_read_is_read_again() {
 }
 
 #[test]
-fn a_base_path_stands_before_every_path() {
+fn base_path_precedes_every_path() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |heard| Reply::ok(&heard.path));
     let url = format!("https://{}/k8s/clusters/c-1/", server.address);
@@ -644,7 +644,7 @@ fn a_base_path_stands_before_every_path() {
 }
 
 #[test]
-fn a_proxy_carries_the_connection_without_seeing_into_it() {
+fn proxy_tunnels_tls() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| Reply::ok("through"));
     let proxy = Proxy::start(server.address, None);
@@ -676,7 +676,7 @@ fn a_proxy_carries_the_connection_without_seeing_into_it() {
 }
 
 #[test]
-fn a_proxy_that_refuses_is_named() {
+fn refusing_proxy_is_named() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| Reply::ok("through"));
     let check = |refusal: &'static str, expect: &str| {
@@ -693,7 +693,7 @@ fn a_proxy_that_refuses_is_named() {
 }
 
 #[test]
-fn cancelling_ends_a_request_wherever_it_waits() {
+fn cancelled_request_ends_wherever_it_waits() {
     let authority = Authority::new("ca");
     let check = |bench: &Bench, reached: &dyn Fn() -> bool| {
         let (client, cancel) = (bench.client.clone(), bench.client.cancel_handle());

@@ -60,7 +60,7 @@ fn chunks(write: impl FnOnce(&mut Chunks<'_>) + Send + 'static) -> Reply {
 const START: &str = "/api/v1/nodes?watch=true&allowWatchBookmarks=true&fieldSelector=metadata.name%3De";
 
 #[test]
-fn a_watch_delivers_what_happens_and_goes_on_where_the_server_ended_it() {
+fn ended_watch_resumes_at_the_last_version() {
     let (events, end, queries) =
         watched(version("5"), WatchLimits::default(), 7, |request, _| match request {
             0 => chunks(|body| {
@@ -80,7 +80,7 @@ fn a_watch_delivers_what_happens_and_goes_on_where_the_server_ended_it() {
 }
 
 #[test]
-fn events_arrive_whole_however_the_network_cuts_them() {
+fn events_split_by_the_network_arrive_whole() {
     let (events, end, _) = watched(version("5"), WatchLimits::default(), 4, |_, _| {
         chunks(|body| {
             let lines = event("ADDED", "a", "6")
@@ -98,7 +98,7 @@ fn events_arrive_whole_however_the_network_cuts_them() {
 }
 
 #[test]
-fn a_version_the_server_forgot_means_listing_again() {
+fn expired_version_lists_again() {
     let gone = || Reply::status(410, "Expired", "too old resource version: 5 (99)");
     let (events, end, _) = watched(version("5"), WatchLimits::default(), 0, move |_, _| gone());
     assert_eq!((events.as_str(), end), ("", WatchEnd::Expired));
@@ -114,7 +114,7 @@ fn a_version_the_server_forgot_means_listing_again() {
 }
 
 #[test]
-fn a_watch_from_the_beginning_goes_on_only_after_a_bookmark() {
+fn initial_watch_resumes_only_after_a_bookmark() {
     let initial = |bookmark: bool| {
         watched(WatchFrom::Initial, WatchLimits::default(), 4, move |request, _| match request {
             0 => chunks(move |body| {
@@ -147,7 +147,7 @@ fn assert_failed(end: &WatchEnd, expect: &str, expect_resume: Option<&str>) {
 }
 
 #[test]
-fn a_failed_watch_says_where_to_go_on() {
+fn failed_watch_reports_resume_version() {
     let small = WatchLimits { line_bytes: 10_000, ..WatchLimits::default() };
     let check = |reply: fn() -> Reply, expect_events: &str, expect: &str, resume: &str| {
         let (events, end, queries) = watched(version("5"), small, 0, move |_, _| reply());
@@ -188,7 +188,7 @@ fn cut_after(rest: &str) -> Vec<u8> {
 }
 
 #[test]
-fn a_silent_watch_ends_after_the_idle_limit_and_a_talking_one_does_not() {
+fn silent_watch_ends_after_the_idle_limit() {
     let idle = Duration::from_secs(1);
     let limits = WatchLimits { idle, ..WatchLimits::default() };
     let begun = Instant::now();
@@ -208,7 +208,7 @@ fn a_silent_watch_ends_after_the_idle_limit_and_a_talking_one_does_not() {
 }
 
 #[test]
-fn a_watch_whose_line_never_ends_is_given_up_however_it_trickles() {
+fn endless_line_ends_the_watch() {
     let limits = WatchLimits { idle: Duration::from_millis(500), ..WatchLimits::default() };
     let (events, end, _) = watched(version("5"), limits, 0, |_, _| {
         chunks(|body| {
@@ -224,7 +224,7 @@ fn a_watch_whose_line_never_ends_is_given_up_however_it_trickles() {
 }
 
 #[test]
-fn a_slow_line_has_its_whole_time_after_a_pause() {
+fn slow_line_gets_its_full_time_after_a_pause() {
     // a line may take 12 s; this one and the pause before it take 14
     let limits = WatchLimits { idle: Duration::from_secs(6), ..WatchLimits::default() };
     let (events, ..) = watched(version("5"), limits, 3, |_, _| {
@@ -242,7 +242,7 @@ fn a_slow_line_has_its_whole_time_after_a_pause() {
 }
 
 #[test]
-fn a_refusal_that_trickles_does_not_hold_a_watch() {
+fn trickling_refusal_ends_the_watch() {
     let begun = Instant::now();
     let limits = WatchLimits { open: Duration::from_millis(500), ..WatchLimits::default() };
     let (events, end, _) = watched(version("5"), limits, 0, |_, _| {
@@ -254,7 +254,7 @@ fn a_refusal_that_trickles_does_not_hold_a_watch() {
 }
 
 #[test]
-fn a_watch_that_is_never_answered_ends_after_the_limit_for_opening() {
+fn unanswered_watch_ends_after_the_open_limit() {
     let limits = WatchLimits { open: Duration::from_millis(400), ..WatchLimits::default() };
     let (events, end, _) = watched(version("5"), limits, 0, |_, _| Reply::Silence);
     assert_eq!(events, "");
@@ -262,7 +262,7 @@ fn a_watch_that_is_never_answered_ends_after_the_limit_for_opening() {
 }
 
 #[test]
-fn cancelling_ends_a_watch_at_once_on_a_small_stack() {
+fn cancelled_watch_ends_at_once_on_a_small_stack() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| {
         chunks(|body| {
@@ -291,7 +291,7 @@ fn cancelling_ends_a_watch_at_once_on_a_small_stack() {
 }
 
 #[test]
-fn a_deep_object_does_not_overflow_the_small_stack() {
+fn deep_object_does_not_overflow_the_small_stack() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |_| {
         chunks(|body| {
@@ -314,7 +314,7 @@ fn a_deep_object_does_not_overflow_the_small_stack() {
 }
 
 #[test]
-fn a_list_is_read_in_pages() {
+fn list_is_read_in_pages() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |heard| {
         let page = |version: &str, next: &str, names: &str| {
@@ -338,7 +338,7 @@ fn a_list_is_read_in_pages() {
 }
 
 #[test]
-fn what_is_no_list_is_never_taken_for_an_empty_one() {
+fn malformed_list_is_not_an_empty_list() {
     let authority = Authority::new("ca");
     let check = |body: &'static str, expect: &str| {
         let server = Server::start(&authority, move |_| Reply::ok(body));
@@ -367,7 +367,7 @@ fn what_is_no_list_is_never_taken_for_an_empty_one() {
 }
 
 #[test]
-fn watches_of_other_streams_do_not_hold_up_requests() {
+fn watches_do_not_delay_requests_of_other_streams() {
     let authority = Authority::new("ca");
     let server = Server::start(&authority, |heard| match heard.path.contains("watch=true") {
         true => chunks(|body| body.wait_for_end()),

@@ -274,7 +274,7 @@ fn seed() -> u64 {
 }
 
 #[test]
-fn a_hub_killed_at_random_keeps_every_promise() {
+fn randomly_killed_hub_keeps_every_promise() {
     let (folder, seed) = (scratch(), seed());
     let kills = number("KEDGE_HISTORY_KILLS").unwrap_or(KILLS);
     let history = run(kills, seed, || Hub::start(folder.path()), |_| false);
@@ -353,7 +353,7 @@ fn broken_hub() {
 }
 
 #[test]
-fn a_store_broken_on_purpose_is_caught() {
+fn broken_store_is_caught() {
     for (how, promise) in [("forgets", "lost"), ("goes-back", "went back")] {
         let folder = scratch();
         let start = || {

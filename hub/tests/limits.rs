@@ -30,7 +30,7 @@ fn row(kind: &Kind) -> String {
 }
 
 #[test]
-fn the_document_lists_exactly_the_kinds_that_are_served() {
+fn limits_page_lists_exactly_the_served_kinds() {
     let document = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/limits.md");
     let text = std::fs::read_to_string(document).unwrap();
     let listed: Vec<&str> = text

@@ -87,7 +87,7 @@ fn check(hub: &Hub, acknowledged: &Acknowledged) -> u64 {
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_when_the_hub_is_killed() {
+fn killed_hub_loses_nothing_acknowledged() {
     let folder = scratch();
     let acknowledged = Arc::new(Mutex::new(Acknowledged::new()));
     let mut highest = 0;
@@ -117,7 +117,7 @@ fn nothing_acknowledged_is_lost_when_the_hub_is_killed() {
 }
 
 #[test]
-fn a_lost_renewal_is_only_late_and_versions_do_not_go_back() {
+fn lost_renewal_keeps_lease_and_versions() {
     let folder = scratch();
     let path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n";
     let lease = |renewed: u32, version: &str| {
@@ -161,7 +161,7 @@ fn turn_back(data_dir: &std::path::Path) {
 }
 
 #[test]
-fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_killed() {
+fn upgrade_survives_killed_first_starts() {
     let folder = scratch();
     let hub = Hub::start(folder.path());
     let mut client = hub.admin();
@@ -197,7 +197,7 @@ fn a_directory_of_an_older_hub_is_taken_over_however_often_its_first_start_is_ki
 }
 
 #[test]
-fn systemd_is_asked_for_time_where_a_start_takes_long_and_for_none_otherwise() {
+fn long_start_extends_the_systemd_timeout() {
     let folder = scratch();
     Hub::start(folder.path()).terminate();
     let name = format!("kedge-store-{}", std::process::id());

@@ -25,7 +25,7 @@ fn short_watch() -> String {
 }
 
 #[test]
-fn a_connection_goes_on_after_its_watch() {
+fn connection_continues_after_its_watch() {
     let (_hub, admin) = hub();
     let mut client = admin.another();
     for _ in 0..2 {
@@ -40,7 +40,7 @@ fn a_connection_goes_on_after_its_watch() {
 }
 
 #[test]
-fn requests_sent_all_at_once_are_answered_in_order_whatever_is_a_watch() {
+fn pipelined_requests_are_answered_in_order() {
     let (_hub, mut admin) = hub();
     // more than sockets hold, so that the answer before the watch is still on its way when the watch is asked for
     for number in 0..8 {
@@ -66,7 +66,7 @@ fn requests_sent_all_at_once_are_answered_in_order_whatever_is_a_watch() {
 }
 
 #[test]
-fn an_older_client_and_one_that_wants_an_end_get_one() {
+fn http_1_0_and_close_end_the_connection() {
     let (_hub, admin) = hub();
     for (version, header) in [("1.0", ""), ("1.1", "connection: close\r\n")] {
         let mut client = admin.another();

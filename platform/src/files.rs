@@ -951,7 +951,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_that_leave_the_root_or_are_ours_are_refused() {
+    fn paths_outside_the_root_or_reserved_are_refused() {
         let temporary = format!("a/{TEMPORARY_PREFIX}1-1");
         for bad in [
             "",
@@ -975,7 +975,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_difference_is_found_at_every_length() {
+    fn first_difference_is_found_at_every_length() {
         let check = |a: &[u8], b: &[u8], expect| assert_eq!(first_difference(a, b), expect, "{a:?} {b:?}");
         check(b"", b"", None);
         check(b"ab", b"ab", None);
@@ -993,7 +993,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_say_what_was_tried_where_and_what_was_found() {
+    fn errors_name_operation_path_and_finding() {
         let path = PathBuf::from("checkpoints/7f3c");
         let full = WriteError::from_io("write", &path, io::Error::from(io::ErrorKind::StorageFull));
         assert_eq!(full.to_string(), "cannot write checkpoints/7f3c, the disk is full");

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn architectures_are_spelt_as_go_spells_them() {
+    fn architectures_are_spelled_as_in_go() {
         for (rust, go) in [
             ("x86_64", "amd64"),
             ("aarch64", "arm64"),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_come_in_a_stable_useful_order() {
+    fn addresses_have_a_stable_order() {
         let address = |interface: &str, ip: &str, default_route| Address {
             interface: interface.into(),
             ip: ip.parse().unwrap(),
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_of_a_thousand_interfaces_gives_a_bounded_list() {
+    fn addresses_of_1000_interfaces_are_bounded() {
         let many = (0..1000u32).map(|n| Address {
             interface: format!("veth{n}"),
             ip: IpAddr::V4(n.into()),

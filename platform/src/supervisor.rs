@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_one_line_cut_at_a_character() {
+    fn status_is_one_line_cut_at_a_character() {
         assert_eq!(status_line("in trial\nREADY=1"), "in trial READY=1");
         let long = "ä".repeat(STATUS_LIMIT);
         assert_eq!(status_line(&long).len(), STATUS_LIMIT);

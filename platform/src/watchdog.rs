@@ -183,12 +183,12 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_never_began_is_waiting() {
+    fn loop_that_never_began_is_waiting() {
         check(&[(0, None, false), (4, None, false), (4000, None, false)]);
     }
 
     #[test]
-    fn a_busy_loop_is_stalled_after_its_limit_and_not_before() {
+    fn busy_loop_is_stalled_after_its_limit() {
         check(&[
             (0, Some(Step::Busy), false),
             (4, None, false),
@@ -201,20 +201,20 @@ mod tests {
     }
 
     #[test]
-    fn a_loop_that_keeps_moving_is_never_stalled() {
+    fn moving_loop_is_never_stalled() {
         let rows: Vec<_> = (0..500).map(|n| (n * 3, Some(Step::Busy), false)).collect();
         check(&rows);
     }
 
     #[test]
-    fn a_loop_waiting_on_purpose_is_not_stalled() {
+    fn waiting_loop_is_not_stalled() {
         let mut rows = vec![(0, Some(Step::Busy), false), (2, Some(Step::Idle), false)];
         rows.extend((2..500).map(|n| (n * 3, None, false)));
         check(&rows);
     }
 
     #[test]
-    fn a_wake_up_that_never_comes_is_a_stall() {
+    fn missed_wake_up_is_a_stall() {
         let mut rows = vec![(0, Some(Step::IdleFor(60)), false)];
         rows.extend((1..=35).map(|n| (n * 2, None, false)));
         rows.push((72, None, true));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn time_in_which_the_checker_did_not_run_is_not_held_against_a_loop() {
+    fn suspended_checker_blames_no_loop() {
         check(&[
             (0, Some(Step::Busy), false),
             (3600, None, false),
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_of_zero_is_a_wait_and_an_endless_one_is_clamped() {
+    fn endless_wait_is_clamped() {
         check(&[(0, Some(Step::IdleFor(0)), false), (4, None, false), (8, None, false), (12, None, true)]);
         check(&[
             (0, Some(Step::IdleFor(u64::MAX)), false),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stalled_loop_is_named_and_a_slow_disk_has_longer() {
+    fn stalled_loops_are_named_and_disk_has_longer() {
         let mut watchdog = Watchdog::new(PERIOD);
         let (main, disk) = (
             watchdog.watch("main", Duration::from_secs(10)),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_reads_well() {
+    fn stall_message_names_loop_and_time() {
         let stalled =
             StalledLoop { name: "disk", unmoved: Duration::from_secs(61), limit: Duration::from_secs(60) };
         assert_eq!(stalled.to_string(), "loop disk did not move for 61 s, its limit is 60 s");

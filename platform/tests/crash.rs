@@ -282,61 +282,61 @@ const VERDICT_ON_A_FULL_DISK: Story = Story {
 };
 
 #[test]
-fn a_file_replaced_under_a_power_cut_is_the_old_one_or_the_new_one() {
+fn cut_replace_leaves_the_old_or_the_new_file() {
     REPLACE.holds();
 }
 
 #[test]
-fn a_first_write_is_there_whole_or_not_at_all() {
+fn cut_first_write_is_whole_or_absent() {
     FIRST_WRITE.holds();
 }
 
 #[test]
-fn a_directory_that_nobody_synced_is_made_durable_before_it_is_relied_on() {
+fn unsynced_directory_is_synced_before_use() {
     UNSYNCED_DIRECTORY.holds();
 }
 
 #[test]
-fn a_record_written_again_and_again_never_goes_back() {
+fn rewritten_record_never_goes_back() {
     RECORD.holds();
 }
 
 #[test]
-fn a_record_never_names_what_is_not_on_the_disk() {
+fn record_never_names_a_missing_checkpoint() {
     NAMED_BY_A_RECORD.holds();
 }
 
 #[test]
-fn what_is_set_aside_is_never_lost() {
+fn quarantined_file_is_never_lost() {
     SET_ASIDE.holds();
     SET_ASIDE_AGAIN.holds();
 }
 
 #[test]
-fn what_is_removed_is_gone_and_what_is_not_is_whole() {
+fn cut_remove_leaves_a_whole_file_or_none() {
     REMOVE.holds();
     REMOVE_TREE.holds();
 }
 
 #[test]
-fn a_directory_in_the_way_of_a_file_is_kept() {
+fn directory_in_place_of_a_file_is_kept() {
     DIRECTORY_IN_THE_WAY.holds();
 }
 
 #[test]
-fn a_verdict_on_a_full_disk_is_written_whole_or_not_at_all() {
+fn verdict_on_a_full_disk_is_whole_or_absent() {
     VERDICT_ON_A_FULL_DISK.holds();
 }
 
 #[test]
-fn the_checker_catches_a_protocol_without_fsync_of_the_file() {
+fn missing_file_fsync_is_caught() {
     for story in [REPLACE, FIRST_WRITE, RECORD, NAMED_BY_A_RECORD, VERDICT_ON_A_FULL_DISK] {
         story.is_caught(|disk| disk.ignore_sync(true));
     }
 }
 
 #[test]
-fn the_checker_catches_a_protocol_without_fsync_of_the_directory() {
+fn missing_directory_fsync_is_caught() {
     for story in
         [REPLACE, FIRST_WRITE, UNSYNCED_DIRECTORY, RECORD, NAMED_BY_A_RECORD, SET_ASIDE, REMOVE, REMOVE_TREE]
     {
@@ -345,7 +345,7 @@ fn the_checker_catches_a_protocol_without_fsync_of_the_directory() {
 }
 
 #[test]
-fn the_checker_catches_writing_in_place() {
+fn write_in_place_is_caught() {
     let in_place = Story {
         act: |files| {
             // What a plain write to the name does: the old content is gone before the new one is there.
@@ -357,7 +357,7 @@ fn the_checker_catches_writing_in_place() {
 }
 
 #[test]
-fn without_sync_the_fake_disk_really_tears() {
+fn unsynced_write_is_torn_by_the_fake_disk() {
     let torn = Loss::all(SEEDS).filter(|loss| {
         let disk = FakeDisk::new();
         disk.ignore_sync(true);
@@ -384,7 +384,7 @@ fn the_same_seed_loses_the_same() {
 }
 
 #[test]
-fn two_cuts_in_a_row_are_no_worse_than_one() {
+fn second_cut_loses_nothing_more() {
     // The second cut falls into the sweep and the write of the start after the first.
     for first in 0..12 {
         for second in 0..16 {
@@ -414,7 +414,7 @@ fn two_cuts_in_a_row_are_no_worse_than_one() {
 }
 
 #[test]
-fn what_was_read_is_not_taken_back_by_a_later_cut() {
+fn content_once_read_survives_a_later_cut() {
     type Act = fn(&dyn Files) -> Result<(), WriteError>;
     let check = |act: Act, by_the_next_start: bool| {
         for loss in Loss::all(SEEDS) {
@@ -481,7 +481,7 @@ fn live(disk: &FakeDisk, random: &mut Random, names: &[&str], possible: &mut Pos
 }
 
 #[test]
-fn no_history_of_faults_and_cuts_leaves_what_nobody_wrote() {
+fn faults_and_cuts_leave_only_written_content() {
     let names = ["current", "v1/startups.json", "v1/bad-configs.json", "checkpoints/7f3c/5"];
     let mut unanswered = 0;
     for seed in 0..400 {
@@ -509,7 +509,7 @@ fn no_history_of_faults_and_cuts_leaves_what_nobody_wrote() {
 }
 
 #[test]
-fn whatever_kind_of_thing_is_there_can_be_set_aside_for_ever() {
+fn every_kind_of_file_can_be_quarantined() {
     for kind in [Kind::File, Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::Device] {
         let disk = FakeDisk::new();
         for round in 0..20 {

@@ -25,7 +25,7 @@ fn disk_with_old() -> FakeDisk {
 }
 
 #[test]
-fn an_error_in_any_operation_is_told_and_costs_nothing() {
+fn failed_operation_is_reported_and_keeps_content() {
     let disk = disk_with_old();
     fake::files(&disk).write_durably(path(), b"new").unwrap();
     let operations = disk.operations();
@@ -46,7 +46,7 @@ fn an_error_in_any_operation_is_told_and_costs_nothing() {
 }
 
 #[test]
-fn a_disk_that_fails_for_good_keeps_the_old_content() {
+fn failed_disk_keeps_the_old_content() {
     for operation in [Operation::Create, Operation::Write, Operation::Sync, Operation::Rename] {
         let disk = disk_with_old();
         disk.fail_every(operation, EIO);
@@ -58,7 +58,7 @@ fn a_disk_that_fails_for_good_keeps_the_old_content() {
 }
 
 #[test]
-fn a_failed_sync_is_not_repeated_on_the_same_file() {
+fn failed_sync_is_not_repeated_on_the_same_file() {
     let disk = disk_with_old();
     let files = fake::files(&disk);
     disk.fail_every(Operation::Sync, EIO);
@@ -69,7 +69,7 @@ fn a_failed_sync_is_not_repeated_on_the_same_file() {
 }
 
 #[test]
-fn interrupted_calls_and_short_writes_are_carried_on() {
+fn interrupted_and_short_writes_are_continued() {
     let disk = disk_with_old();
     disk.interrupt(true, Some(7));
     let content: Vec<u8> = (0..=255).collect();
@@ -82,7 +82,7 @@ fn interrupted_calls_and_short_writes_are_carried_on() {
 }
 
 #[test]
-fn a_medium_that_stores_something_else_costs_a_retry_and_not_the_old_content() {
+fn corrupting_disk_is_retried_and_keeps_old_content() {
     let disk = disk_with_old();
     disk.flip_a_bit_next();
     let files = fake::files(&disk);
@@ -98,7 +98,7 @@ fn a_medium_that_stores_something_else_costs_a_retry_and_not_the_old_content() {
 }
 
 #[test]
-fn a_read_only_disk_says_so_and_can_still_be_read() {
+fn read_only_disk_is_reported_and_readable() {
     let disk = disk_with_old();
     disk.set_read_only(true);
     let files = fake::files(&disk);
@@ -112,7 +112,7 @@ fn a_read_only_disk_says_so_and_can_still_be_read() {
 }
 
 #[test]
-fn a_verdict_fits_on_a_full_disk_because_of_the_reserve() {
+fn reserve_makes_room_for_a_verdict() {
     let disk = disk_with_old();
     let files = fake::files(&disk);
     files.ensure_reserve(RESERVE_BYTES).unwrap();
@@ -126,7 +126,7 @@ fn a_verdict_fits_on_a_full_disk_because_of_the_reserve() {
 }
 
 #[test]
-fn a_big_content_may_not_use_the_reserve_up() {
+fn large_content_does_not_use_the_reserve() {
     let disk = disk_with_old();
     let files = fake::files(&disk);
     files.ensure_reserve(RESERVE_BYTES).unwrap();
@@ -138,7 +138,7 @@ fn a_big_content_may_not_use_the_reserve_up() {
 }
 
 #[test]
-fn a_full_disk_without_a_reserve_is_told_and_costs_nothing() {
+fn full_disk_without_reserve_is_reported() {
     let disk = disk_with_old();
     let files = fake::files(&disk);
     disk.set_space_bytes(Some(disk.used_bytes()));
@@ -154,7 +154,7 @@ fn a_full_disk_without_a_reserve_is_told_and_costs_nothing() {
 }
 
 #[test]
-fn an_existing_reserve_costs_no_write_and_a_small_one_grows() {
+fn existing_reserve_costs_no_write() {
     let disk = FakeDisk::new();
     let files = fake::files(&disk);
     assert!(!files.free_reserve().unwrap());
@@ -173,7 +173,7 @@ fn an_existing_reserve_costs_no_write_and_a_small_one_grows() {
 }
 
 #[test]
-fn reading_says_what_is_wrong() {
+fn read_errors_name_the_problem() {
     let disk = disk_with_old();
     let files = fake::files(&disk);
     assert!(matches!(files.read(Path::new("absent"), 1), Err(ReadError::NotFound { .. })));
@@ -188,7 +188,7 @@ fn reading_says_what_is_wrong() {
 }
 
 #[test]
-fn a_sweep_takes_leftovers_and_the_unwanted_and_nothing_else() {
+fn sweep_removes_leftovers_and_unwanted_only() {
     let disk = FakeDisk::new();
     let temporary = |directory: &str, n: u32| format!("{directory}{TEMPORARY_PREFIX}1-{n}");
     disk.put(temporary("", 1), b"x");
@@ -211,7 +211,7 @@ fn a_sweep_takes_leftovers_and_the_unwanted_and_nothing_else() {
 }
 
 #[test]
-fn a_sweep_gathers_errors_and_goes_on() {
+fn sweep_gathers_errors_and_continues() {
     let disk = FakeDisk::new();
     (0..30).for_each(|n| disk.put(format!("{TEMPORARY_PREFIX}1-{n}"), b"x"));
     disk.fail_after(disk.operations() + 3, EIO);
@@ -225,7 +225,7 @@ fn a_sweep_gathers_errors_and_goes_on() {
 }
 
 #[test]
-fn a_sweep_looks_at_no_more_than_it_may_and_gets_there_in_the_end() {
+fn bounded_sweeps_finish_in_the_end() {
     let disk = FakeDisk::new();
     (0..950).for_each(|n| disk.put(format!("d{}/{TEMPORARY_PREFIX}1-{n}", n % 2), b"x"));
     disk.put("current", b"x");
@@ -243,7 +243,7 @@ fn a_sweep_looks_at_no_more_than_it_may_and_gets_there_in_the_end() {
 }
 
 #[test]
-fn a_listing_is_sorted_bounded_and_hides_what_is_ours() {
+fn listing_is_sorted_bounded_and_hides_own_files() {
     let disk = FakeDisk::new();
     for name in ["b", "a", "c"] {
         disk.put(format!("d/{name}"), b"x");
@@ -262,7 +262,7 @@ fn a_listing_is_sorted_bounded_and_hides_what_is_ours() {
 }
 
 #[test]
-fn removing_what_is_not_there_is_done_and_a_huge_tree_goes_in_pieces() {
+fn remove_is_idempotent_and_bounded() {
     let disk = FakeDisk::new();
     let files = fake::files(&disk);
     files.remove(Path::new("absent")).unwrap();

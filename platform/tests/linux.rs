@@ -67,7 +67,7 @@ impl Drop for SmallDisk {
 }
 
 #[test]
-fn what_is_written_is_read_again_and_nobody_else_may_read_it() {
+fn written_files_are_private_and_read_back() {
     let scratch = Root::new();
     let files = scratch.files();
     let path = Path::new("checkpoints/7f3c/12");
@@ -87,7 +87,7 @@ fn what_is_written_is_read_again_and_nobody_else_may_read_it() {
 }
 
 #[test]
-fn directories_removed_under_a_running_program_are_made_again() {
+fn removed_directories_are_made_again() {
     let scratch = Root::new();
     let files = scratch.files();
     files.write_durably(Path::new("v1/startups.json"), b"1").unwrap();
@@ -101,7 +101,7 @@ fn directories_removed_under_a_running_program_are_made_again() {
 }
 
 #[test]
-fn nothing_is_created_by_looking() {
+fn reading_creates_nothing() {
     let scratch = Root::new();
     let files = scratch.files();
     assert!(matches!(files.read(Path::new("a"), 1), Err(ReadError::NotFound { .. })));
@@ -135,7 +135,7 @@ fn make(kind: Kind, path: &Path) {
 const ODD: [Kind; 4] = [Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket];
 
 #[test]
-fn odd_things_in_place_of_a_file_are_named_and_never_opened() {
+fn special_files_are_reported_and_not_opened() {
     for kind in ODD {
         let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
@@ -149,7 +149,7 @@ fn odd_things_in_place_of_a_file_are_named_and_never_opened() {
 }
 
 #[test]
-fn odd_things_in_place_of_a_file_are_replaced_by_a_write_and_directories_kept() {
+fn special_files_are_replaced_and_directories_kept() {
     for kind in ODD {
         let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
@@ -168,7 +168,7 @@ fn odd_things_in_place_of_a_file_are_replaced_by_a_write_and_directories_kept() 
 }
 
 #[test]
-fn odd_things_in_place_of_a_directory_are_set_aside_by_a_write_below_it() {
+fn special_file_as_directory_is_quarantined() {
     for kind in [Kind::File, Kind::Symlink, Kind::Fifo, Kind::Socket] {
         let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
@@ -185,7 +185,7 @@ fn odd_things_in_place_of_a_directory_are_set_aside_by_a_write_below_it() {
 }
 
 #[test]
-fn a_link_to_a_directory_is_not_walked_through() {
+fn links_to_directories_are_not_followed() {
     let scratch = Root::new();
     let outside = scratch.0.join("outside");
     fs::create_dir_all(&outside).unwrap();
@@ -202,7 +202,7 @@ fn a_link_to_a_directory_is_not_walked_through() {
 }
 
 #[test]
-fn a_sweep_of_the_root_takes_our_leftovers_there_and_nothing_below() {
+fn sweep_of_the_root_stays_in_the_root() {
     let root = Root::new();
     let files = linux::files(root.0.path());
     files.write_durably(Path::new("record"), b"kept").unwrap();
@@ -218,7 +218,7 @@ fn a_sweep_of_the_root_takes_our_leftovers_there_and_nothing_below() {
 }
 
 #[test]
-fn a_file_that_the_operator_named_is_read_through_links_and_nothing_else_is_opened() {
+fn named_file_is_read_through_links() {
     let scratch = Root::new();
     fs::create_dir(scratch.at("")).unwrap();
     for kind in ODD {
@@ -240,7 +240,7 @@ fn a_file_that_the_operator_named_is_read_through_links_and_nothing_else_is_open
 }
 
 #[test]
-fn the_root_itself_may_be_a_link() {
+fn root_may_be_a_link() {
     let scratch = Root::new();
     fs::create_dir(scratch.0.join("real")).unwrap();
     symlink(scratch.0.join("real"), scratch.0.join("root")).unwrap();
@@ -249,7 +249,7 @@ fn the_root_itself_may_be_a_link() {
 }
 
 #[test]
-fn anything_can_be_set_aside_and_only_the_newest_are_kept() {
+fn only_the_newest_quarantined_files_are_kept() {
     for kind in [Kind::File, Kind::Directory, Kind::Symlink, Kind::Fifo, Kind::Socket] {
         let scratch = Root::new();
         fs::create_dir(scratch.at("")).unwrap();
@@ -267,7 +267,7 @@ fn anything_can_be_set_aside_and_only_the_newest_are_kept() {
 }
 
 #[test]
-fn a_start_is_not_held_up_by_a_hundred_thousand_leftovers() {
+fn sweep_of_100000_leftovers_is_bounded() {
     const LEFTOVERS: usize = 100_000;
     let scratch = Root(Scratch::in_memory("platform").unwrap());
     fs::create_dir(scratch.at("")).unwrap();
@@ -292,7 +292,7 @@ fn a_start_is_not_held_up_by_a_hundred_thousand_leftovers() {
 }
 
 #[test]
-fn a_verdict_is_written_on_a_full_disk_and_a_checkpoint_is_refused() {
+fn full_disk_takes_verdicts_and_refuses_checkpoints() {
     let Some(disk) = SmallDisk::mount("1m") else { return };
     let files = disk.0.files();
     files.write_durably(Path::new("current"), b"old").unwrap();
@@ -318,7 +318,7 @@ fn a_verdict_is_written_on_a_full_disk_and_a_checkpoint_is_refused() {
 }
 
 #[test]
-fn a_read_only_disk_says_so() {
+fn read_only_disk_is_reported() {
     let Some(disk) = SmallDisk::mount("1m") else { return };
     let files = disk.0.files();
     files.write_durably(Path::new("current"), b"old").unwrap();
@@ -339,7 +339,7 @@ fn the_reserve_takes_real_space() {
 }
 
 #[test]
-fn facts_of_the_machine_this_runs_on_make_sense() {
+fn facts_of_this_machine_are_plausible() {
     let host = LinuxHost::new(Roots::default(), "/var/lib/kedge/not/there/yet");
     let identity = host.identity();
     assert_eq!(identity.boot_id.len(), 36);
@@ -372,7 +372,7 @@ fn machine(files: &[(&str, &str)]) -> (Root, Roots) {
 }
 
 #[test]
-fn a_machine_without_proc_and_sys_still_has_facts() {
+fn host_without_proc_and_sys_has_facts() {
     let (scratch, roots) = machine(&[]);
     let host = LinuxHost::new(roots.clone(), scratch.0.join("nowhere"));
     let identity = host.identity();
@@ -384,7 +384,7 @@ fn a_machine_without_proc_and_sys_still_has_facts() {
 }
 
 #[test]
-fn a_pipe_in_place_of_a_fact_costs_that_fact_and_keeps_nobody_waiting() {
+fn fifo_in_place_of_a_fact_does_not_block() {
     let (scratch, roots) = machine(&[("usr/lib/os-release", "PRETTY_NAME=Board\n")]);
     fs::create_dir_all(scratch.0.join("etc")).unwrap();
     for name in ["etc/machine-id", "etc/os-release"] {
@@ -399,7 +399,7 @@ fn a_pipe_in_place_of_a_fact_costs_that_fact_and_keeps_nobody_waiting() {
 }
 
 #[test]
-fn the_machine_id_comes_from_the_first_place_that_has_a_real_one() {
+fn machine_id_is_the_first_valid_one() {
     const ID: &str = "0123456789abcdef0123456789abcdef";
     let id_of = |files: &[(&str, &str)]| {
         let (scratch, roots) = machine(files);

@@ -37,7 +37,7 @@ fn previous_exit(disk: &FakeDisk) -> impl PreviousExit + use<> {
 }
 
 #[test]
-fn every_result_of_systemd_is_recorded_and_understood() {
+fn every_service_result_is_recorded() {
     let check = |environment: &str, ready: bool, expect: Ending, text: &str| {
         let (disk, record) = recorded(environment, |run| {
             if ready {
@@ -84,7 +84,7 @@ fn every_result_of_systemd_is_recorded_and_understood() {
 }
 
 #[test]
-fn the_marks_of_the_run_are_part_of_the_record() {
+fn record_contains_the_marks_of_the_run() {
     let (_, record) = recorded("SERVICE_RESULT=watchdog", |run| {
         run.mark_ready();
         run.mark_stalled(&["main", "disk"]);
@@ -127,7 +127,7 @@ fn the_runs_of_a_boot_are_counted() {
 }
 
 #[test]
-fn what_comes_from_outside_is_cut_short() {
+fn long_environment_values_are_truncated() {
     let (disk, record) = recorded(&format!("SERVICE_RESULT={}\n\u{1b}[31m", "x".repeat(100_000)), |run| {
         let names: Vec<_> = (0..10_000).map(|n| format!("loop{n}")).collect();
         run.mark_stalled(&names.iter().map(String::as_str).collect::<Vec<_>>());
@@ -138,7 +138,7 @@ fn what_comes_from_outside_is_cut_short() {
 }
 
 #[test]
-fn a_record_is_believed_until_it_is_consumed_and_then_never_again() {
+fn record_is_evidence_until_consumed() {
     let (disk, record) = recorded("SERVICE_RESULT=signal", |_| {});
     for _ in 0..3 {
         assert_eq!(previous_exit(&disk).read().exit_record.as_ref(), Some(&record));
@@ -156,7 +156,7 @@ fn a_record_is_believed_until_it_is_consumed_and_then_never_again() {
 }
 
 #[test]
-fn a_record_that_is_none_is_reported_and_set_aside_and_stops_nothing() {
+fn invalid_exit_record_is_quarantined_and_start_continues() {
     let check = |content: &[u8]| {
         let disk = FakeDisk::new();
         disk.put(EXIT_RECORD, content);
@@ -182,7 +182,7 @@ fn a_record_that_is_none_is_reported_and_set_aside_and_stops_nothing() {
 }
 
 #[test]
-fn a_record_of_a_newer_agent_is_not_believed_and_not_touched() {
+fn record_of_a_newer_agent_is_left_alone() {
     let disk = FakeDisk::new();
     let newer = br#"{"version":2,"record":{"bootId":"x","result":"success"}}"#;
     disk.put(EXIT_RECORD, newer);
@@ -197,7 +197,7 @@ fn a_record_of_a_newer_agent_is_not_believed_and_not_touched() {
 }
 
 #[test]
-fn a_directory_in_place_of_the_record_is_set_aside() {
+fn directory_in_place_of_the_record_is_quarantined() {
     let disk = FakeDisk::new();
     disk.put_kind(EXIT_RECORD, Kind::Directory);
     disk.put_kind(EVIDENCE_SEEN, Kind::Fifo);
@@ -207,7 +207,7 @@ fn a_directory_in_place_of_the_record_is_set_aside() {
 }
 
 #[test]
-fn a_watchdog_reset_is_believed_once_per_boot() {
+fn watchdog_reset_is_evidence_once_per_boot() {
     let (disk, traces) = (FakeDisk::new(), FakeTraces::new("boot-1"));
     let reset = || fake::previous_exit(fake::files(&disk), &traces).read().hardware_watchdog_reset;
     let consume = || fake::previous_exit(fake::files(&disk), &traces).consume().unwrap();
@@ -226,7 +226,7 @@ fn a_watchdog_reset_is_believed_once_per_boot() {
 }
 
 #[test]
-fn a_panic_is_believed_once_although_its_record_stays() {
+fn panic_is_evidence_once_though_its_record_stays() {
     let (disk, traces) = (FakeDisk::new(), FakeTraces::new("boot-1"));
     let panicked = || fake::previous_exit(fake::files(&disk), &traces).read().kernel_panic;
     let consume = || fake::previous_exit(fake::files(&disk), &traces).consume().unwrap();
@@ -242,7 +242,7 @@ fn a_panic_is_believed_once_although_its_record_stays() {
 }
 
 #[test]
-fn a_failure_to_consume_is_told_and_both_halves_are_tried() {
+fn failed_consume_is_reported_and_both_files_are_tried() {
     let (disk, _) = recorded("SERVICE_RESULT=signal", |_| {});
     let traces = FakeTraces::new("boot-2");
     traces.booted("boot-2", true);
@@ -266,7 +266,7 @@ fn traces(files: &[(&str, &str)]) -> (Scratch, Roots) {
 }
 
 #[test]
-fn the_watchdog_driver_says_who_reset_the_machine() {
+fn watchdog_driver_tells_the_cause_of_a_reset() {
     let check = |bits: &[&str], expect: bool| {
         let files: Vec<_> = bits
             .iter()
@@ -316,7 +316,7 @@ fn panics_are_found_where_the_kernel_and_systemd_leave_them() {
 }
 
 #[test]
-fn a_machine_with_thousands_of_old_panics_still_sees_a_new_one() {
+fn new_panic_is_found_among_thousands() {
     let (scratch, roots) = traces(&[]);
     for n in 0..1000 {
         let path = format!("var/lib/systemd/pstore/{}/dmesg-efi-1", 1_700_000_000 + n);
@@ -334,7 +334,7 @@ fn a_machine_with_thousands_of_old_panics_still_sees_a_new_one() {
 }
 
 #[test]
-fn a_panic_record_that_moves_to_the_disk_is_not_a_second_panic() {
+fn moved_panic_record_is_not_a_second_panic() {
     let panic = "Panic#1 Part1\n<0>Kernel panic - not syncing";
     let (scratch, roots) = traces(&[("sys/fs/pstore/dmesg-efi-1", panic)]);
     let files = || linux::files(scratch.join("data")) as Arc<dyn Files>;
@@ -351,7 +351,7 @@ fn a_panic_record_that_moves_to_the_disk_is_not_a_second_panic() {
 }
 
 #[test]
-fn a_record_made_by_the_real_disk_is_read_by_it() {
+fn real_disk_reads_back_its_record() {
     let scratch = scratch();
     let run = RunDirectory::new(scratch.join("run/kedge"));
     run.begin();
@@ -368,7 +368,7 @@ fn a_record_made_by_the_real_disk_is_read_by_it() {
 }
 
 #[test]
-fn marks_in_a_directory_that_cannot_be_written_stop_nothing() {
+fn unwritable_run_directory_is_harmless() {
     let scratch = scratch();
     scratch.write("blocked", b"a file where the directory belongs");
     let run = RunDirectory::new(scratch.join("blocked"));
@@ -380,7 +380,7 @@ fn marks_in_a_directory_that_cannot_be_written_stop_nothing() {
 }
 
 #[test]
-fn the_same_end_over_and_over_is_written_once() {
+fn repeated_identical_end_is_written_once() {
     let scratch = scratch();
     let run = RunDirectory::new(scratch.join("run"));
     let disk = FakeDisk::new();
@@ -400,7 +400,7 @@ fn the_same_end_over_and_over_is_written_once() {
 }
 
 #[test]
-fn a_directory_is_one_process_s_until_it_lets_go_of_it() {
+fn directory_lock_belongs_to_one_process() {
     let scratch = scratch();
     let directory = scratch.join("var/lib/kedge");
     let claimed = linux::claim(&directory).unwrap();

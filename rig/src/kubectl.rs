@@ -138,7 +138,7 @@ mod tests {
     use super::shown;
 
     #[test]
-    fn a_command_line_is_shown_so_that_a_shell_reads_it_back() {
+    fn command_lines_are_quoted_for_a_shell() {
         assert_eq!(shown(&["get", "nodes", "-o=wide"]), "kubectl get nodes -o=wide");
         assert_eq!(
             shown(&["patch", "node", "a", "-p", r#"{"a":1}"#]),

@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_is_there_and_what_was_not_is_not() {
+    fn flushed_writes_survive_and_others_do_not() {
         let recording = recording(&[Some((0, 1, 1)), None, Some((1, 2, 1)), None, None, Some((2, 3, 1))]);
         let disks: Vec<_> = recording.cuts(&choice(0, 1)).map(|cut| (cut.flush, shown(&cut.image))).collect();
         assert_eq!(
@@ -717,7 +717,7 @@ mod tests {
     }
 
     #[test]
-    fn random_parts_lose_and_tear_what_is_on_its_way_and_nothing_else() {
+    fn random_parts_tear_only_unflushed_writes() {
         let recording = recording(&[Some((0, 1, 1)), None, Some((1, 2, 1)), Some((2, 3, 2)), None]);
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..200 {
@@ -732,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledgement_after_a_flush_lies_before_every_later_cut() {
+    fn acknowledgement_after_a_flush_precedes_later_cuts() {
         let entries = [Some((0, 1, 1)), None, Some((1, 2, 1)), None];
         let recording = recording(&entries);
         let acknowledged = log(&entries[..2]).len() as u64;
@@ -747,7 +747,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thin_choice_has_one_disk_for_each_flush() {
+    fn thin_choice_has_one_disk_per_flush() {
         let recording = recording(&[Some((0, 1, 1)), None, Some((1, 2, 1)), None, Some((2, 3, 1)), None]);
         let choice = Choice { thin: true, ..choice(1, 1) };
         let subsets: Vec<_> = recording.cuts(&choice).map(|cut| (cut.flush, cut.subset)).collect();
@@ -755,7 +755,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_was_cut_in_the_middle_of_an_entry_ends_before_it() {
+    fn truncated_log_ends_before_its_last_entry() {
         let mut cut = log(&[Some((0, 1, 1)), None, Some((1, 2, 4))]);
         cut.truncate(cut.len() - 700);
         assert_eq!(entries(&cut).expect("a log").len(), 2);

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_about_this_process() {
+    fn own_process_can_be_measured() {
         let process = Process::new(std::process::id().try_into().unwrap());
         let memory = process.memory().unwrap();
         assert!(

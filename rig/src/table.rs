@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_shown_for_people() {
+    fn numbers_are_grouped_and_rounded() {
         let check = |value: f64, expect: &str| assert_eq!(number(value), expect);
         check(0.0, "0");
         check(1_234_567.0, "1,234,567");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_follows_from_value_and_goal() {
+    fn goal_is_met_by_value() {
         let check = |value: f64, goal: Goal, expect: Option<bool>| {
             assert_eq!(Figure::new("x", value, "B", "").with_goal(goal).is_met(), expect);
         };

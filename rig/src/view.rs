@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_only_repeats_itself_is_no_news() {
+    fn unchanged_node_adds_no_fact() {
         let mut world = World::default();
         world.take("nodes", false, node("True", "m", None));
         world.take("nodes", false, node("True", "m", None));
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_is_a_lease_with_another_renew_time() {
+    fn renewal_is_a_changed_renew_time() {
         let mut world = World::default();
         let start = Instant::now();
         assert_eq!(world.longest_silence("edge-1", start), Duration::MAX);

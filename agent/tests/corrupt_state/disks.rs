@@ -1,7 +1,7 @@
 //! Disks that take no more: full, out of inodes, read-only, given up by the kernel. Needs root, to mount small ones.
 
+use crate::foreign::{is_root, skip};
 use crate::stage::{Board, MENDED, State, TRIED, active};
-use crate::strangers::{is_root, skip};
 use crate::{Rest, check_spoilt};
 use std::fs;
 use std::io::Write;
@@ -88,7 +88,7 @@ fn remove_reserve(board: &Board) {
 }
 
 #[test]
-fn on_a_full_disk_the_reserve_lets_a_trial_go_on_and_without_one_last_known_good_runs() {
+fn full_disk_continues_a_trial_only_with_a_reserve() {
     if !is_root("full disks") {
         return;
     }
@@ -121,7 +121,7 @@ fn on_a_full_disk_the_reserve_lets_a_trial_go_on_and_without_one_last_known_good
 }
 
 #[test]
-fn on_a_read_only_disk_last_known_good_runs_and_the_agent_says_why() {
+fn read_only_disk_runs_last_known_good() {
     if !is_root("read-only disks") {
         return;
     }
@@ -140,7 +140,7 @@ fn on_a_read_only_disk_last_known_good_runs_and_the_agent_says_why() {
 }
 
 #[test]
-fn a_disk_that_the_kernel_gives_up_stops_no_heartbeat() {
+fn aborted_file_system_keeps_renewing() {
     if !is_root("a disk that the kernel gives up") {
         return;
     }
@@ -163,7 +163,7 @@ fn a_disk_that_the_kernel_gives_up_stops_no_heartbeat() {
 }
 
 #[test]
-fn a_disk_that_stands_still_under_a_running_agent_stops_no_heartbeat() {
+fn frozen_disk_keeps_renewing() {
     if !is_root("a disk that stands still") {
         return;
     }

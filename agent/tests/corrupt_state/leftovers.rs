@@ -1,8 +1,8 @@
 //! A hundred thousand things beside the records: leftovers of our own, and other people's.
 
 use crate::disks::Mount;
+use crate::foreign::is_root;
 use crate::stage::{Board, State};
-use crate::strangers::is_root;
 use crate::{Rest, check_spoilt};
 use std::fs;
 use std::path::Path;
@@ -30,7 +30,7 @@ fn file(path: std::path::PathBuf) {
 }
 
 #[test]
-fn a_hundred_thousand_leftovers_delay_no_start_and_are_removed_bit_by_bit() {
+fn leftovers_100000_delay_no_start() {
     if !is_root("leftovers") {
         return;
     }
@@ -44,7 +44,7 @@ fn a_hundred_thousand_leftovers_delay_no_start_and_are_removed_bit_by_bit() {
 }
 
 #[test]
-fn a_hundred_thousand_files_of_others_delay_no_start_and_hide_nothing() {
+fn foreign_files_100000_delay_no_start() {
     if !is_root("files of others") {
         return;
     }

@@ -9,11 +9,11 @@
 mod api;
 mod damage;
 mod disks;
+mod foreign;
 mod leftovers;
 #[path = "../net_server/mod.rs"]
 mod net_server;
 mod stage;
-mod strangers;
 
 use damage::{Damage, apply};
 use serde_json::Value;
@@ -109,45 +109,45 @@ fn check_record(target: &str, rest: Rest, said: &str) {
 }
 
 #[test]
-fn an_unreadable_current_is_set_aside_and_what_is_assigned_fetched_anew() {
+fn unreadable_current_is_quarantined_and_downloaded() {
     check_record("config/current", Rest::Assigned, "current is unreadable");
 }
 
 #[test]
-fn an_unreadable_last_known_good_is_set_aside_and_what_is_assigned_runs() {
+fn unreadable_last_known_good_keeps_assigned_running() {
     check_record("config/last-known-good", Rest::Assigned, "last-known-good is unreadable");
 }
 
 #[test]
-fn unreadable_counts_are_set_aside_and_begin_anew() {
+fn unreadable_startups_begin_anew() {
     check_record("config/0.1.0/startups.json", Rest::Assigned, "startups.json is unreadable");
 }
 
 #[test]
-fn unreadable_verdicts_are_set_aside_and_last_known_good_runs() {
+fn unreadable_bad_configs_run_last_known_good() {
     check_record("config/0.1.0/bad-configs.json", Rest::LastKnownGood, "bad-configs.json is unreadable");
 }
 
 #[test]
-fn a_damaged_checkpoint_of_the_assigned_config_is_fetched_anew() {
+fn damaged_assigned_checkpoint_is_downloaded() {
     let checkpoint = State::lived_in().checkpoint(TRIED);
     check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
 }
 
 #[test]
-fn a_damaged_checkpoint_of_last_known_good_is_told_and_the_assigned_config_runs() {
+fn damaged_last_known_good_checkpoint_is_reported() {
     let checkpoint = State::lived_in().checkpoint(GOOD);
     check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
 }
 
 #[test]
-fn evidence_that_cannot_be_read_is_set_aside_and_no_evidence() {
+fn unreadable_evidence_is_quarantined() {
     check_record("last-exit.json", Rest::Assigned, "last-exit.json");
     check_record("evidence-seen.json", Rest::Assigned, "evidence-seen.json");
 }
 
 #[test]
-fn whatever_stands_in_place_of_the_reserve_it_is_made_anew() {
+fn damaged_reserve_is_made_anew() {
     let mut board = Board::lived_in();
     for damage in UNREADABLE.into_iter().chain(DOUBTFUL) {
         check(&mut board, "config/.kedge-reserve", damage, Rest::Assigned, "");
@@ -177,7 +177,7 @@ fn check_directory(target: &str, rest: Rest, said: &str) {
 }
 
 #[test]
-fn what_stands_in_place_of_the_checkpoints_is_set_aside_and_they_are_fetched_anew() {
+fn replaced_checkpoints_directory_is_quarantined() {
     check_directory("config/checkpoints", Rest::Assigned, "checkpoints was a ");
     check_directory(&format!("config/checkpoints/{TRIED}"), Rest::Assigned, "checkpoints/uid-tried was a ");
     let mut board = Board::lived_in();
@@ -185,12 +185,12 @@ fn what_stands_in_place_of_the_checkpoints_is_set_aside_and_they_are_fetched_ane
 }
 
 #[test]
-fn what_stands_in_place_of_the_verdicts_directory_is_set_aside_and_the_verdicts_are_unknown() {
+fn replaced_version_directory_is_quarantined() {
     check_directory("config/0.1.0", Rest::LastKnownGood, "bad-configs.json is unreadable");
 }
 
 #[test]
-fn what_stands_in_place_of_the_state_directory_leaves_the_local_config_and_says_so() {
+fn replaced_state_directory_runs_local_config() {
     for target in ["config", ""] {
         let mut board = Board::lived_in();
         for damage in DISPLACED {
@@ -200,7 +200,7 @@ fn what_stands_in_place_of_the_state_directory_leaves_the_local_config_and_says_
 }
 
 #[test]
-fn a_state_directory_that_is_gone_is_a_first_boot_and_one_behind_a_link_is_the_same_state() {
+fn missing_state_is_a_first_boot_and_a_link_is_followed() {
     let mut board = Board::lived_in();
     for damage in [Damage::Missing, Damage::Directory] {
         board.renew();

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::stage::{NODE, Stage, payload, plain};
 
 #[test]
-fn a_good_config_is_adopted_survives_its_trial_and_becomes_last_known_good() {
+fn good_config_is_adopted_and_promoted() {
     let stage = Stage::new("good", plain());
     stage.config_ok(
         "True",
@@ -70,12 +70,12 @@ fn check_bad(purpose: &str, bad_payload: &str, reason: &str) {
 }
 
 #[test]
-fn a_config_that_does_not_parse_is_rolled_back_and_not_tried_again() {
+fn unparsable_config_is_rolled_back_for_good() {
     check_bad("parse", &payload(1, 2, "evictionHard: [\n"), "failed to parse current (UID: {uid})");
 }
 
 #[test]
-fn an_unknown_field_is_an_error_like_any_that_does_not_parse() {
+fn unknown_field_is_rolled_back_for_good() {
     check_bad(
         "unknown",
         &payload(1, 2, "nodeStatusReportFreqency: 1m\n"),
@@ -84,12 +84,12 @@ fn an_unknown_field_is_an_error_like_any_that_does_not_parse() {
 }
 
 #[test]
-fn a_config_that_does_not_validate_is_rolled_back_and_not_tried_again() {
+fn invalid_config_is_rolled_back_for_good() {
     check_bad("validate", &payload(1, 200, ""), "failed to validate current (UID: {uid})");
 }
 
 #[test]
-fn a_pinned_config_that_is_edited_in_place_is_not_followed_and_the_condition_says_so() {
+fn edit_of_a_pinned_config_is_reported_not_followed() {
     let stage = Stage::new("pinned", plain());
     let uid = stage.pin("edge-pinned", &payload(1, 2, "nodeStatusReportFrequency: 1m\n"));
     stage.runs(&uid);
@@ -109,7 +109,7 @@ fn a_pinned_config_that_is_edited_in_place_is_not_followed_and_the_condition_say
 }
 
 #[test]
-fn a_config_assigned_by_name_is_followed_with_a_trial_of_its_own() {
+fn edit_of_a_followed_config_gets_its_own_trial() {
     let stage = Stage::new("following", plain());
     let uid = stage.cluster.create_config("edge-named", &payload(2, 2, "")).unwrap();
     stage.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();
@@ -139,7 +139,7 @@ fn a_config_assigned_by_name_is_followed_with_a_trial_of_its_own() {
 }
 
 #[test]
-fn an_empty_source_is_unclear_and_changes_nothing_that_runs() {
+fn empty_source_is_unknown_and_changes_nothing() {
     let stage = Stage::new("unclear", plain());
     let good = stage.good("edge-good");
     stage.cluster.assign(NODE, &Source::Raw(json!({}))).unwrap();
@@ -162,7 +162,7 @@ fn an_empty_source_is_unclear_and_changes_nothing_that_runs() {
 }
 
 #[test]
-fn a_uid_that_belongs_to_no_config_is_unknown_and_changes_nothing_that_runs() {
+fn unknown_uid_is_unknown_and_changes_nothing() {
     let stage = Stage::new("no-such-uid", plain());
     let good = stage.good("edge-good");
     let wrong =
@@ -187,7 +187,7 @@ fn a_uid_that_belongs_to_no_config_is_unknown_and_changes_nothing_that_runs() {
 }
 
 #[test]
-fn a_node_that_is_unassigned_goes_back_to_its_local_config() {
+fn unassigned_node_runs_its_local_config() {
     let stage = Stage::new("unassign", plain());
     stage.good("edge-good");
     stage.cluster.assign(NODE, &Source::Nil).unwrap();
@@ -204,7 +204,7 @@ fn a_node_that_is_unassigned_goes_back_to_its_local_config() {
 }
 
 #[test]
-fn a_forgiven_config_is_tried_again() {
+fn forgiven_config_is_tried_again() {
     let stage = Stage::new("forgive", plain());
     let good = stage.good("edge-good");
     let bad = stage.pin("edge-bad", &payload(1, 200, ""));
@@ -226,7 +226,7 @@ fn a_forgiven_config_is_tried_again() {
 }
 
 #[test]
-fn an_edited_drop_in_is_a_fresh_trial_and_old_verdicts_do_not_apply() {
+fn edited_drop_in_voids_old_verdicts() {
     let mut stage = Stage::new("drop-in", plain());
     let good = stage.good("edge-good");
     // does not validate because of the drop-in: the lease would end before the next status
@@ -265,7 +265,7 @@ fn check_damage(damage: impl Fn(&Stage)) {
 }
 
 #[test]
-fn a_checkpoint_that_is_damaged_is_downloaded_again() {
+fn damaged_checkpoint_is_downloaded_again() {
     check_damage(|stage| {
         let current = stage.record("current");
         let (uid, version) = (current["uid"].as_str().unwrap(), current["resourceVersion"].as_str().unwrap());
@@ -276,18 +276,18 @@ fn a_checkpoint_that_is_damaged_is_downloaded_again() {
 }
 
 #[test]
-fn a_record_of_the_assignment_that_is_damaged_is_made_anew() {
+fn damaged_current_is_written_again() {
     check_damage(|stage| std::fs::write(stage.agent().config_dir().join("current"), "\0\0\0{").unwrap());
 }
 
 #[test]
-fn a_node_that_lost_all_its_state_gets_it_back() {
+fn lost_state_is_downloaded_again() {
     check_damage(|stage| std::fs::remove_dir_all(stage.agent().root_dir()).unwrap());
 }
 
 /// The state of a node whose agent was of another version: everything under that version's name.
 #[test]
-fn a_new_version_of_the_agent_judges_afresh_and_keeps_the_assignment() {
+fn new_agent_version_keeps_the_assignment() {
     let mut stage = Stage::new("upgrade", plain());
     let good = stage.good("edge-good");
     // condemned by the version before, for what this one reads well
@@ -324,7 +324,7 @@ fn a_new_version_of_the_agent_judges_afresh_and_keeps_the_assignment() {
 }
 
 #[test]
-fn a_new_version_of_the_same_payload_updates_the_record_and_restarts_nothing() {
+fn same_payload_updates_current_without_restart() {
     let stage = Stage::new("same-payload", plain());
     let uid = stage.cluster.create_config("edge-named", &payload(1, 2, "")).unwrap();
     stage.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();

@@ -38,22 +38,22 @@ fn check_threshold(fields: &str, threshold: u32) {
 }
 
 #[test]
-fn a_config_that_crashes_in_its_trial_is_rolled_back_after_one_more_crash_than_the_threshold() {
+fn crashes_above_the_threshold_roll_back() {
     check_threshold(CRASH_SOON, 2);
 }
 
 #[test]
-fn with_a_threshold_of_zero_the_first_crash_rolls_back() {
+fn threshold_zero_rolls_back_at_the_first_crash() {
     check_threshold(CRASH_SOON, 0);
 }
 
 #[test]
-fn a_config_that_crashes_before_the_agent_is_ready_is_counted_too() {
+fn crash_before_ready_is_counted() {
     check_threshold(CRASH_AT_ONCE, 1);
 }
 
 #[test]
-fn a_first_config_that_crashes_leaves_the_node_on_its_local_config() {
+fn crashing_first_config_falls_back_to_local() {
     let stage = Stage::new("crash-local", faulty());
     let bad = stage.pin("edge-crash", &payload(30, 1, CRASH_SOON));
     stage.config_ok(
@@ -65,7 +65,7 @@ fn a_first_config_that_crashes_leaves_the_node_on_its_local_config() {
 }
 
 #[test]
-fn a_kill_counts_and_a_stop_does_not() {
+fn kill_is_counted_and_stop_is_not() {
     let mut stage = Stage::new("kill", plain());
     let good = stage.good("edge-good");
     let uid = stage.pin("edge-next", &payload(120, 1, ""));
@@ -92,7 +92,7 @@ fn a_kill_counts_and_a_stop_does_not() {
 }
 
 #[test]
-fn an_agent_that_no_longer_runs_is_killed_by_the_watchdog_and_that_counts() {
+fn suspended_agent_is_killed_and_counted() {
     let stage = Stage::new("stopped", AgentOptions { watchdog: Duration::from_secs(3), ..plain() });
     let good = stage.good("edge-good");
     let uid = stage.pin("edge-next", &payload(120, 0, ""));
@@ -117,17 +117,17 @@ fn check_hang(stalled: &str) {
 }
 
 #[test]
-fn a_main_loop_that_hangs_is_named_and_counts() {
+fn hanging_main_loop_is_named_and_counted() {
     check_hang("main");
 }
 
 #[test]
-fn a_renewal_loop_that_hangs_is_named_and_counts() {
+fn hanging_renewal_loop_is_named_and_counted() {
     check_hang("renew");
 }
 
 #[test]
-fn a_config_under_which_the_agent_is_never_ready_is_rolled_back() {
+fn config_never_ready_is_rolled_back() {
     let mut stage = Stage::new("start-timeout", AgentOptions { start: Duration::from_secs(20), ..faulty() });
     let good = stage.good("edge-good");
     // a machine that builds at the same time may be slow to start the good ones; the bad one never gets there
@@ -143,7 +143,7 @@ fn a_config_under_which_the_agent_is_never_ready_is_rolled_back() {
 
 /// A stuck fsync is the disk's fault: no heartbeat is lost, and the kill that follows is not the config's.
 #[test]
-fn a_disk_that_hangs_costs_no_heartbeat_and_is_not_blamed_on_the_config() {
+fn hanging_disk_keeps_renewing_and_is_not_counted() {
     let stage = Stage::new("disk", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
     stage.good("edge-good");
     // the first write under it is the progress of its trial, after a quarter of it
@@ -162,7 +162,7 @@ fn a_disk_that_hangs_costs_no_heartbeat_and_is_not_blamed_on_the_config() {
 }
 
 #[test]
-fn a_stop_that_had_to_be_a_kill_does_not_count() {
+fn stop_that_ends_in_a_kill_is_not_counted() {
     let options =
         AgentOptions { watchdog: Duration::from_secs(600), stop: Duration::from_secs(2), ..faulty() };
     let mut stage = Stage::new("slow-stop", options);
@@ -208,17 +208,17 @@ fn as_of_another_boot(stage: &Stage) {
 }
 
 #[test]
-fn an_end_in_this_boot_that_nobody_recorded_counts() {
+fn unrecorded_end_in_this_boot_is_counted() {
     check_cut("no-record", |_| {}, 1, 0);
 }
 
 #[test]
-fn a_power_cut_is_not_a_crash() {
+fn power_cut_is_not_counted_as_crash() {
     check_cut("power-cut", as_of_another_boot, 0, 1);
 }
 
 #[test]
-fn a_config_in_whose_trial_the_power_fails_29_times_in_a_row_is_rolled_back() {
+fn cuts_29_in_a_row_roll_back() {
     let mut stage = Stage::new("29-cuts", plain());
     let good = stage.good("edge-good");
     let uid = stage.pin("edge-next", &payload(300, 2, ""));
@@ -243,7 +243,7 @@ fn a_config_in_whose_trial_the_power_fails_29_times_in_a_row_is_rolled_back() {
 }
 
 #[test]
-fn a_crash_that_was_recorded_before_the_reboot_counts_after_it() {
+fn crash_recorded_before_a_reboot_is_counted() {
     let record = json!({"version": 1, "record": {
         "bootId": "a-boot-that-is-over", "result": "watchdog", "exitCode": "killed", "exitStatus": "ABRT",
         "wasReady": true, "stopAsked": false, "stalled": ["main"]
@@ -260,7 +260,7 @@ fn a_crash_that_was_recorded_before_the_reboot_counts_after_it() {
 }
 
 #[test]
-fn a_plain_restart_loop_is_enough_to_survive_a_crashing_config() {
+fn plain_restart_loop_survives_a_crashing_config() {
     let mut stage = Stage::new("plain-loop", faulty());
     let good = stage.good("edge-good");
     stage.agent_mut().stop().unwrap();

@@ -51,7 +51,7 @@ fn get(socket: &Path, path: &str) -> Value {
 }
 
 #[test]
-fn the_example_of_kep_3983_is_shown_by_the_command_line_and_by_the_local_endpoint() {
+fn kep_3983_example_is_merged_as_specified() {
     let scratch = Scratch::new("kep").unwrap();
     let base = write(&scratch, "base.yaml", KEP_BASE);
     let mut options = plain();
@@ -85,7 +85,7 @@ fn the_example_of_kep_3983_is_shown_by_the_command_line_and_by_the_local_endpoin
 }
 
 #[test]
-fn config_check_judges_files_without_a_hub() {
+fn config_check_needs_no_hub() {
     let scratch = Scratch::new("check").unwrap();
     let good = write(&scratch, "good.yaml", "maxPods: 20\n");
     let typo = write(&scratch, "typo.yaml", "maxPod: 20\n");
@@ -101,7 +101,7 @@ fn config_check_judges_files_without_a_hub() {
 }
 
 #[test]
-fn an_agent_with_an_invalid_local_config_refuses_to_start_and_says_where() {
+fn invalid_local_config_refuses_to_start() {
     let scratch = Scratch::new("refuse").unwrap();
     let root = scratch.path().join("root");
     let file = write(&scratch, "conf.d/10-bad.conf", "maxPods: many\n");

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_broken_promise_is_seen() {
+    fn every_broken_promise_is_found() {
         let good = [write("a", None, 1, 0), write("a", Some(1), 2, 10), write("b", None, 3, 20)];
         let with = |more: &[Record]| [&good[..], more].concat();
         check(&with(&[read("a", Some(2), 30), list(3, &[("a", 2), ("b", 3)], 30)]), &[]);

@@ -259,7 +259,7 @@ mod tests {
     use std::time::SystemTime;
 
     #[test]
-    fn the_fake_supervisor_kills_only_a_ready_program_that_stopped_pinging() {
+    fn fake_supervisor_kills_ready_silent_programs_only() {
         let clocks = FakeClocks::new(SystemTime::UNIX_EPOCH);
         let supervisor = FakeSupervisor::new(clocks.clone(), Some(Duration::from_secs(30)));
         clocks.advance(Duration::from_secs(100));
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_killed_by_a_supervisor_that_does_not_watch() {
+    fn fake_supervisor_without_watchdog_kills_nothing() {
         let clocks = FakeClocks::new(SystemTime::UNIX_EPOCH);
         let supervisor = FakeSupervisor::new(clocks.clone(), None);
         supervisor.ready();

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn setting_the_date_moves_only_the_wall_and_a_reboot_begins_anew() {
+    fn set_date_moves_only_the_wall_clock() {
         let clocks = FakeClocks::new(SystemTime::UNIX_EPOCH);
         clocks.advance(Duration::from_secs(60));
         clocks.set_wall(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000));

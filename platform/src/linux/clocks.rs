@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_monotonic_clock_does_not_go_back_and_the_boot_has_a_name() {
+    fn monotonic_clock_does_not_go_back() {
         let clocks = LinuxClocks::new(&Roots::default());
         let before = clocks.monotonic();
         assert!(clocks.monotonic() >= before);
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_board_that_does_not_name_its_boot_gives_an_empty_name() {
+    fn missing_boot_id_is_empty() {
         assert_eq!(LinuxClocks::new(&Roots::under("/nonexistent")).boot_id(), "");
     }
 }

@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_pids_are_read_and_oddities_are_not() {
+    fn memory_and_pids_are_read_and_invalid_values_are_not() {
         let meminfo = "MemTotal:        1024 kB\nMemFree: 1 kB\nMemAvailable:     512 kB\n";
         assert_eq!(field_bytes(meminfo, "MemTotal:"), Some(1024 * 1024));
         assert_eq!(memory_available(meminfo), Some(512 * 1024));

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_watchdog_period_is_ours_only_if_it_names_us() {
+    fn watchdog_period_of_another_process_is_ignored() {
         let check = |pairs, expect: Option<u64>| {
             let socket = NotifySocket::new(&variables(pairs), 7);
             assert_eq!(socket.watchdog_period(), expect.map(Duration::from_secs), "{pairs:?}");
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_is_what_the_protocol_says() {
+    fn messages_follow_the_notify_protocol() {
         let address = SocketAddr::from_abstract_name(format!("kedge-test-{}", std::process::id())).unwrap();
         let listener = UnixDatagram::bind_addr(&address).unwrap();
         let name = OsString::from(format!("@kedge-test-{}", std::process::id()));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listening_and_a_supervisor_that_never_reads_are_both_harmless() {
+    fn absent_or_blocked_supervisor_is_harmless() {
         NotifySocket::new(&variables(&[]), 7).ready();
         NotifySocket::new(&variables(&[("NOTIFY_SOCKET", "/nonexistent/socket")]), 7).ready();
         NotifySocket::new(&variables(&[("NOTIFY_SOCKET", "relative")]), 7).ready();

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_hour_is_made_of_renewals_bookmarks_and_statuses() {
+    fn idle_hour_is_the_sum_of_its_messages() {
         let connection = |connection, up_bytes, down: &[usize], exchanges| Carried {
             connection,
             up_bytes,

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_are_named_by_the_record() {
+    fn writes_are_counted_by_record() {
         let renamed = ["/r/config/checkpoints/u/7", "/r/config/0.1.0/startups.json", "/r/config/current"];
         let found = kinds(&renamed.map(str::to_owned), "/r/config");
         let found: Vec<_> = found.iter().map(|(name, count)| (name.as_str(), *count)).collect();

@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_found_in_any_pieces() {
+    fn tls_records_are_found_in_any_pieces() {
         let mut stream = vec![22, 3, 3, 0, 2, 9, 9];
         stream.extend([23, 3, 3, 0, 0]);
         stream.extend([23, 3, 3, 1, 0]);
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_is_a_word_of_the_agent_after_one_of_the_hub() {
+    fn exchange_is_an_agent_message_after_a_hub_message() {
         let at = Instant::now();
         let record = |connection, is_up, bytes| Record { at, connection, is_up, content: 23, bytes };
         let records = [

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_atomic_write_is_one_rename_two_syncs_and_its_bytes() {
+    fn durable_write_is_one_rename_and_two_syncs() {
         let text = r#"1795229812.1 openat(AT_FDCWD</>, "/d/.new-1", O_WRONLY|O_CREAT|O_EXCL|O_CLOEXEC, 0600) = 5</d/.new-1>
 1795229812.2 write(5</d/.new-1>, "{\"a\": 1}"..., 120) = 120
 1795229812.2 fsync(5</d/.new-1>)             = 0
@@ -149,13 +149,13 @@ mod tests {
     }
 
     #[test]
-    fn a_relative_name_lies_below_its_descriptor() {
+    fn relative_path_is_below_its_descriptor() {
         let trace = read(r#"1 renameat(5</d/c>, ".new", 6</d/c>, "current") = 0"#, &[]);
         assert_eq!(trace.renamed, ["/d/c/current"]);
     }
 
     #[test]
-    fn reading_and_talking_change_nothing() {
+    fn reads_and_sockets_are_not_counted() {
         let check = |line: &str, expect: usize| assert_eq!(read(line, &["/log"]).changes, expect, "{line}");
         check(r#"1 openat(AT_FDCWD</>, "/etc/x", O_RDONLY) = 3</etc/x>"#, 0);
         check(r#"1 write(1<pipe:[5]>, "x", 1) = 1"#, 0);

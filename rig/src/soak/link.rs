@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_link_delivers_late_and_in_order() {
+    fn stalled_link_delivers_late_and_in_order() {
         let mut pair = pair();
         pair.node.write_all(b"one").unwrap();
         assert_eq!(read(&pair.hub, 3).unwrap(), b"one");
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_ends_what_is_open_and_refuses_until_it_is_fair_again() {
+    fn cut_link_closes_and_refuses_connections() {
         let pair = pair();
         pair.link.set(Weather::Cut);
         assert!(read(&pair.node, 1).is_err());
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_connection_is_dead_and_nobody_is_told() {
+    fn forgotten_connection_stays_open_and_carries_nothing() {
         let mut pair = pair();
         pair.link.forget();
         pair.node.write_all(b"lost").unwrap();

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_part_of_a_run_that_is_long_enough() {
+    fn long_runs_include_an_outage() {
         let check = |minutes, outage, expect: Option<(u64, u64)>| {
             let options = Options::new(minutes, outage, 1).ok();
             let found = options.map(|options| (options.whole.as_secs() / 60, options.outage.as_secs() / 60));

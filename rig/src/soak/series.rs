@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_before_the_warm_up_is_left_out() {
+    fn samples_before_the_warm_up_are_ignored() {
         let series = series(&[100.0, 50.0, 7.0, 7.0, 7.0, 7.0, 7.0, 7.0]);
         assert!(series.growth().is_some_and(|growth| growth < -10.0));
         let settled = series.since(20.0);

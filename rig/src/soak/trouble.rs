@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trouble_is_taken_off_once_and_only_from_whom_it_befell() {
+    fn overlapping_disruptions_are_subtracted_once() {
         let base = Instant::now();
         let at = |secs: u64| base + Duration::from_secs(secs);
         let spell = |whose: &str, begun, over: Option<u64>| Spell {

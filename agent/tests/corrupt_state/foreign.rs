@@ -59,7 +59,7 @@ fn check_closed(targets: &[(&str, Rest, &str)]) {
 }
 
 #[test]
-fn a_record_that_the_agent_may_not_read_is_like_one_it_cannot_read() {
+fn forbidden_record_is_like_an_unreadable_one() {
     if !is_root("records closed to the agent") {
         return;
     }
@@ -77,7 +77,7 @@ fn a_record_that_the_agent_may_not_read_is_like_one_it_cannot_read() {
 }
 
 #[test]
-fn a_directory_that_the_agent_may_not_enter_stops_no_heartbeat_and_is_told() {
+fn forbidden_directory_is_reported_and_renewals_go_on() {
     if !is_root("directories closed to the agent") {
         return;
     }
@@ -91,7 +91,7 @@ fn a_directory_that_the_agent_may_not_enter_stops_no_heartbeat_and_is_told() {
 }
 
 #[test]
-fn a_record_that_not_even_root_may_change_stops_no_heartbeat_and_is_told() {
+fn immutable_record_is_reported_and_renewals_go_on() {
     if !is_root("an immutable record") {
         return;
     }

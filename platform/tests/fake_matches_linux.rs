@@ -69,7 +69,7 @@ fn tree<D: Operations>(disk: &D, directory: &Path) -> Vec<(PathBuf, Option<Vec<u
 }
 
 #[test]
-fn the_fake_disk_and_the_real_one_answer_the_same() {
+fn fake_and_real_disk_answer_the_same() {
     let root = kedge_rig::Scratch::new("same").unwrap();
     for seed in 0..SEEDS {
         let mut random = Random::new(seed);

@@ -33,7 +33,7 @@ fn told() -> Vec<String> {
 }
 
 #[test]
-fn names_that_cannot_be_made_durable_are_told_once_until_they_can() {
+fn failed_directory_sync_is_logged_once() {
     log::set_logger(&TOLD).unwrap();
     log::set_max_level(log::LevelFilter::Info);
     let disk = FakeDisk::new();
