@@ -1,4 +1,4 @@
-//! Objects as a hostile API server sends them: each is refused or read, and what was read is written back the same.
+//! Objects from a hostile API server: each is refused or read, and a read one is written back equal.
 
 use crate::Target;
 use kedge_api::{ConfigMap, Event, Lease, ListMeta, Node, Status, WatchEvent};
@@ -77,11 +77,11 @@ fn run(data: &[u8]) {
 }
 
 fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) {
-    // by way of a tree as well: that is how watches hand objects on
+    // through a `Value` as well, as watches pass objects on
     let tree =
         serde_json::from_slice::<Value>(bytes).ok().and_then(|tree| serde_json::from_value::<T>(tree).ok());
     let Ok(object) = serde_json::from_slice::<T>(bytes) else { return };
-    // a key that stands twice is an error in one and the last word in the other; else they agree
+    // with a duplicate key one fails and the other takes the last value; else they agree
     if let Some(tree) = tree {
         assert_eq!(tree, object);
     }

@@ -165,7 +165,7 @@ fn check(layers: &LocalLayers, payload: Option<&LayerText>) {
             Err(error) => check_error(&error),
         }
     }
-    // the same bytes at the same place of the stack give the same configuration, whoever wrote them
+    // the same bytes in the same layer give the same configuration, whatever their source
     if let Some(payload) = payload {
         let as_file = LayerText { origin: Origin::File("/f".into()), text: payload.text.clone() };
         let filed = LocalLayers { base: Some(as_file), ..layers.clone() };
@@ -197,7 +197,7 @@ fn check_effective(found: &Effective) {
     }
     let shown = found.to_json();
     assert_eq!(shown["config"], found.object);
-    // what runs, written down and given as the whole configuration, runs again
+    // the effective configuration, written out and given as the only layer, gives itself
     let written = LayerText { origin: Origin::File("/written".into()), text: text.into_bytes() };
     match effective(&LocalLayers { base: Some(written), ..LocalLayers::default() }, None) {
         Ok(again) => {

@@ -1,4 +1,4 @@
-//! What is left of the previous run: the exit record, the list of evidence that was believed, and the supervisor's words.
+//! Evidence of the previous run: the exit record, the list of consumed evidence, and the supervisor's variables.
 
 use crate::Target;
 use crate::input::{joined, sections};
@@ -68,7 +68,7 @@ fn put(disk: &FakeDisk, name: &str, content: &[u8]) {
     }
 }
 
-/// Whatever the files hold, evidence is believed once.
+/// Whatever the files hold, evidence is consumed once.
 fn read_and_consume(record: &[u8], seen: &[u8]) {
     let (disk, traces) = (FakeDisk::new(), FakeTraces::new("boot-1"));
     traces.booted("boot-2", true);
@@ -99,7 +99,7 @@ fn read_and_consume(record: &[u8], seen: &[u8]) {
     }
 }
 
-/// What the supervisor says, whatever it says, is read back as it was recorded.
+/// Any values of the supervisor's variables are read back as they were recorded.
 fn write_and_read(words: [String; 3], stalled: &[u8], folder: &std::path::Path) {
     let (disk, traces) = (FakeDisk::new(), FakeTraces::new("boot-1"));
     let marks = RunDirectory::new(folder);

@@ -1,4 +1,4 @@
-//! What fuzzing found, as inputs that must stay harmless. Each is replayed by its target in every test run.
+//! Inputs that once broke a promise and must not do so again. Each is replayed by its target in every test run.
 
 /// An input that once broke a promise.
 #[derive(Clone, Copy, Debug)]
@@ -15,13 +15,12 @@ pub struct Finding {
 pub const FINDINGS: &[Finding] = &[
     Finding {
         target: "source",
-        story: "the kind of a reference stood as it was, control characters and all, in the condition and the log; it is \
-                escaped",
+        story: "the kind of a reference reached the condition and the log with its control characters; they are escaped",
         input: b"K\x1e{\"configMapRef\":{\"kind\":\"a\\u0000\\n\",\"namespace\":\"n\",\"name\":\"m\",\"uid\":\"u\"}}\x1e",
     },
     Finding {
         target: "source",
-        story: "a name \".\" passed as one, although it is no segment of a path; it is refused, as upstream refuses it",
+        story: "a name \".\" was accepted, although it cannot be a segment of a path; it is refused, as upstream does",
         input: b"K\x1e{\"configMap\":{\"namespace\":\".\",\"name\":\"m\",\"kubeletConfigKey\":\"k\"}}\x1e",
     },
     Finding {
@@ -31,35 +30,35 @@ pub const FINDINGS: &[Finding] = &[
     },
     Finding {
         target: "node",
-        story: "another server while GET /version is on its way: a second one went out, and the old server's answer was \
-                taken for the new one's; late answers now say nothing",
+        story: "a change of server during GET /version sent a second one, and took the old server's answer for the new \
+                one's; late answers are ignored",
         input: b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x11\x01\x11\x01",
     },
     Finding {
         target: "hub_store",
-        story: "an object newer than the store's marks: the hub counted on from the marks, and a version meant two things; it \
+        story: "with an object newer than the store's marks, the hub counted on from the marks and used a version twice; it \
                 counts on from the newest object",
         input: b"r\0\0\0\0\0\0\0\0nodes\x1e\x1ea\x1e\x7f\x1e{\"metadata\":{\"name\":\"a\"}}",
     },
     Finding {
         target: "local_endpoint",
-        story: "a GET with a body was handed on with it, though a GET has none; it is read and dropped",
+        story: "the body of a GET was passed on; it is read and dropped",
         input: b"GET /healthz HTTP/1.1\r\nContent-Length: 2\r\n\r\nab",
     },
     Finding {
         target: "records",
-        story: "the reader's error repeated a text of the file at its whole length, on its way into the condition; what is \
-                said of damage is shortened (in the exit record and in answers of a server as well)",
+        story: "the reader's error repeated a text of the file in full, and reached the condition; descriptions of damage \
+                are shortened (also for the exit record and a server's answers)",
         input: LONG_TEXT_FOR_A_FLAG,
     },
     Finding {
         target: "hub_patch",
-        story: "an order of a directive, not of a list, left the directive in the object; it is refused as malformed",
+        story: "a $setElementOrder of a directive left the directive in the object; it is refused as malformed",
         input: b"\x03s{}\x1e{\"x\":{\"$setElementOrder/$deleteFromPrimitiveList/f\":[]}}",
     },
     Finding {
         target: "hub_patch",
-        story: "directives within the items of a list merged as a set stayed in them; they are taken out",
+        story: "directives within items of a list merged as a set stayed in the object; they are removed",
         input: b"\x03s{}\x1e{\"x\":{\"$setElementOrder/f\":[{\"$retainKeys\":[]}],\"f\":[{\"$retainKeys\":[]}]}}",
     },
 ];

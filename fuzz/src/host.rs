@@ -1,4 +1,4 @@
-//! What a machine says of itself below /proc, /sys and /etc: a board from anywhere, with firmware by anybody.
+//! Host facts below /proc, /sys and /etc, as an unknown board with unknown firmware may present them.
 
 use crate::Target;
 use crate::input::{joined, sections};

@@ -1,14 +1,14 @@
-//! Server-side apply of arbitrary bodies, JSON and YAML, to objects of every kind, with managers of their own making.
+//! Server-side apply of arbitrary bodies, JSON and YAML, to objects of every kind with arbitrary managers.
 //!
-//! The first byte chooses the kind, the second whether conflicts are forced and through which part; then the live object, what is
-//! applied, and what is applied after it, behind separators. Checked: the same again changes nothing; what is applied is there;
-//! applying nothing more takes away at most what was applied; nothing grows beyond what was sent; managers can be read again.
+//! The first byte chooses the kind, the second the subresource and whether conflicts are forced; then the live object and two bodies
+//! that are applied one after the other, behind separators. Checked: a repeated apply changes nothing; the object does not grow
+//! beyond the size of its inputs; managers stay readable.
 
 use crate::Target;
-use crate::input::{SEPARATOR, sections};
+use crate::input::{SEPARATOR, chosen_kind, sections};
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
 use kedge_hub_core::decode::{APPLY, FieldValidation, object};
-use kedge_hub_core::kinds::{KINDS, Kind, schema};
+use kedge_hub_core::kinds::{Kind, schema};
 use serde_json::{Value, json};
 
 pub(crate) const TARGET: Target =
@@ -86,7 +86,7 @@ fn seeds() -> Vec<Vec<u8>> {
 
 fn run(data: &[u8]) {
     let [number, how, texts @ ..] = data else { return };
-    let kind: &'static Kind = KINDS[usize::from(*number) % KINDS.len()];
+    let kind = chosen_kind(*number);
     let [live, first, second] = sections::<3>(texts);
     let Ok(live) = object(kind, "application/json", live, FieldValidation::Ignore) else { return };
     let mut live = live.value;
@@ -97,11 +97,11 @@ fn run(data: &[u8]) {
     let given = data.len() + live.to_string().len();
 
     let Some(once) = applied(&first, live.clone(), given) else { return };
-    let again = applied(&first, once.clone(), given).expect("what was applied is the manager's own");
-    assert_eq!(again, once, "the same again changed something");
+    let again = applied(&first, once.clone(), given).expect("a manager does not conflict with itself");
+    assert_eq!(again, once, "a repeated apply changed the object");
     let Some(then) = applied(&second, once.clone(), 2 * given) else { return };
 
-    // an update by another, and one by nobody, keep managers readable
+    // an update by another manager, and one without a manager, keep managers readable
     for owner in [Owner::Updates(&manager(b'-')), Owner::Nobody] {
         let mut updated = once.clone();
         let claim = apply::take_claim(&mut updated);

@@ -4,8 +4,9 @@
 //! schema changes nothing more), can be stored, shown and read back; one that is refused is refused with a Status.
 
 use crate::Target;
+use crate::input::chosen_kind;
 use kedge_hub_core::decode::{FieldValidation, object};
-use kedge_hub_core::kinds::{KINDS, Kind, schema};
+use kedge_hub_core::kinds::{Kind, schema};
 use kedge_hub_core::requests::{self, Fresh};
 use kedge_hub_core::{ApiError, Object};
 use serde_json::Value;
@@ -99,7 +100,7 @@ fn seeds() -> Vec<Vec<u8>> {
 
 fn run(data: &[u8]) {
     let [number, how, body @ ..] = data else { return };
-    let kind: &'static Kind = KINDS[usize::from(*number) % KINDS.len()];
+    let kind = chosen_kind(*number);
     match how {
         b's' => stored(kind, body),
         b'p' => sent(kind, "application/vnd.kubernetes.protobuf", body),
@@ -112,7 +113,7 @@ fn sent(kind: &'static Kind, content_type: &str, body: &[u8]) {
     match object(kind, content_type, body, FieldValidation::Warn) {
         Err(error) => {
             check_refusal(&error);
-            assert!(strict.is_err(), "the strict reader takes what the other refuses");
+            assert!(strict.is_err(), "the strict reader accepts a body that the other refuses");
         }
         Ok(decoded) => {
             assert_eq!(strict.is_ok(), decoded.warnings.is_empty(), "{:?}", decoded.warnings);
@@ -152,7 +153,7 @@ fn show(kind: &'static Kind, value: &Value) {
     (kind.warnings)(value, None);
 }
 
-/// What lies in a store that somebody else wrote, or a disk changed: read or refused, and shown.
+/// An object from a damaged or foreign store is read or refused, and can be printed.
 fn stored(kind: &'static Kind, text: &[u8]) {
     let Some(object) = Object::from_json(kind, text.to_vec(), 1) else { return };
     for index in 0..kind.selectable.len() {
@@ -161,7 +162,7 @@ fn stored(kind: &'static Kind, text: &[u8]) {
     show(kind, &object.value());
 }
 
-/// A refusal is the client's fault, and says what is wrong.
+/// A refusal blames the client and has a text.
 pub(crate) fn check_refusal(error: &ApiError) {
     assert!((400..500).contains(&error.code), "{error:?}");
     assert!(

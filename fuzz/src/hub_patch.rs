@@ -5,8 +5,8 @@
 //! grows beyond what was sent, and what comes out is an object that the schema can judge.
 
 use crate::Target;
-use crate::input::{SEPARATOR, sections};
-use kedge_hub_core::kinds::{KINDS, Kind, schema};
+use crate::input::{SEPARATOR, chosen_kind, sections};
+use kedge_hub_core::kinds::{Kind, schema};
 use kedge_hub_core::patch::json::COPIED_BYTES;
 use kedge_hub_core::patch::{PatchError, json, merge, strategic};
 use serde_json::Value;
@@ -92,7 +92,7 @@ fn seeds() -> Vec<Vec<u8>> {
 
 fn run(data: &[u8]) {
     let [number, how, texts @ ..] = data else { return };
-    let kind: &'static Kind = KINDS[usize::from(*number) % KINDS.len()];
+    let kind = chosen_kind(*number);
     let [object, patch] = sections::<2>(texts);
     let (Ok(mut object), Ok(patch)) =
         (serde_json::from_slice::<Value>(object), serde_json::from_slice::<Value>(patch))
@@ -137,12 +137,12 @@ fn strategically(kind: &'static Kind, object: Value, patch: Value, given: usize)
     schema::conform(kind.schema(), &mut once);
 }
 
-/// Whether it applied; if not, it says why.
+/// Whether it applied; if not, the error must have a text.
 fn checked(applied: Result<(), PatchError>) -> bool {
     match applied {
         Ok(()) => true,
         Err(PatchError::Malformed(why) | PatchError::DoesNotApply(why)) => {
-            assert!(!why.is_empty(), "a refusal without a word");
+            assert!(!why.is_empty(), "a refusal without a text");
             false
         }
     }

@@ -1,12 +1,12 @@
-//! Callers that send the hub anything, over a connection: from the bytes of a request to the bytes of the answer.
+//! Callers that send any bytes to the hub over a connection: from the bytes of a request to the bytes of the answer.
 //!
-//! The first byte says who calls, the second how the rest is dressed: raw, or as one well-formed request of a method, a path, headers
-//! and a body, so that mutations also reach what lies behind HTTP. Each input meets a new hub over a store in memory. Checked: no
+//! The first byte chooses the caller, the second how the rest is sent: raw, or as one well-formed request of a method, a path, headers
+//! and a body, so that mutations also reach the code behind HTTP. Each input gets a new hub over a store in memory. Checked: no
 //! request fails on the hub's side, an answer is complete, and a refusal is a Status of the same code.
 
 use crate::Target;
+use crate::hub_store::Preset;
 use crate::input::sections;
-use kedge_hub::store::{Change, Marks, Record, Store, StoreError};
 use kedge_hub::{Hub, server};
 use kedge_hub_core::identity::Identity;
 use serde_json::Value;
@@ -19,8 +19,8 @@ pub(crate) const TARGET: Target =
 /// More than any input, and than the hub's answer to one: neither side waits for the other to read.
 const PIPE_BYTES: usize = 1 << 20;
 
-/// After so long without a byte a caller who sent anything hears no more: a watch has begun, and hears nobody leave while there is
-/// something of a next request to be read.
+/// A caller that sent raw bytes leaves after this long without a byte: a watch may have begun, and it does not notice a client that
+/// leaves while bytes of a next request are unread.
 const QUIET: Duration = Duration::from_millis(20);
 
 const WORDS: &[&str] = &[
@@ -150,49 +150,32 @@ fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A disk that keeps nothing and never fails.
-struct Nowhere;
-
-impl Store for Nowhere {
-    fn load(&mut self, _: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
-        Ok(Marks::default())
-    }
-
-    fn commit(&mut self, _: &[Change<'_>], _: Option<u64>) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn close(&mut self, _: u64) -> Result<(), StoreError> {
-        Ok(())
-    }
-}
-
 fn run(data: &[u8]) {
-    let [who, how, rest @ ..] = data else { return };
+    let [caller, form, rest @ ..] = data else { return };
     let identity =
         |user: &str, group: &str| Identity { user: user.to_owned(), groups: vec![group.to_owned()] };
-    let caller = match who {
+    let caller = match caller {
         b'a' => Some(identity("admin", "system:masters")),
         b'n' => Some(identity("system:node:edge-1", "system:nodes")),
         b'o' => Some(identity("other", "others")),
         _ => None,
     };
-    let hub = Hub::open_with(Box::new(Nowhere)).expect("this store never fails");
+    let hub = Hub::open_with(Box::<Preset>::default()).expect("this store never fails");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime needs only descriptors").block_on(async {
         let (client, ours) = tokio::io::duplex(PIPE_BYTES);
         let serving = async {
-            // an error is a caller who speaks no HTTP, or left
+            // an error means that the caller did not speak HTTP, or left
             drop(server::serve_one(hub.clone(), caller, ours).await);
             std::future::pending().await
         };
         let calling = async {
-            match how {
+            match form {
                 b'r' => any_bytes(client, rest).await,
                 _ => one_request(client, rest).await,
             }
         };
-        // the caller decides when it is over: a watch would go on
+        // the caller ends the run: a watch would not end
         tokio::select! {
             () = calling => {}
             () = serving => {}
@@ -201,21 +184,21 @@ fn run(data: &[u8]) {
     hub.close();
 }
 
-/// Says all of it and leaves: what of it is answered depends on when the hub notices.
+/// Sends everything and leaves: how much is answered depends on when the hub notices.
 async fn any_bytes(mut client: DuplexStream, bytes: &[u8]) {
-    // the hub may have hung up
+    // the hub may have closed the connection
     let _ = client.write_all(bytes).await;
     let _ = client.shutdown().await;
-    let mut said = Vec::new();
-    while let Ok(Ok(1..)) = tokio::time::timeout(QUIET, client.read_buf(&mut said)).await {}
+    let mut answer = Vec::new();
+    while let Ok(Ok(1..)) = tokio::time::timeout(QUIET, client.read_buf(&mut answer)).await {}
     let failed = b"HTTP/1.1 500";
-    assert!(!said.windows(failed.len()).any(|part| part == failed), "{}", said.escape_ascii());
+    assert!(!answer.windows(failed.len()).any(|part| part == failed), "{}", answer.escape_ascii());
 }
 
 async fn one_request(mut client: DuplexStream, dressed: &[u8]) {
     let [method, path, headers, body] = sections::<4>(dressed);
     let mut asked = [method, b" ", path, b" HTTP/1.1\r\nhost: h\r\n", headers].concat();
-    // a body that is announced and never comes would be waited for
+    // the hub would wait for a body that is announced and never comes
     let named =
         |name: &str| headers.to_ascii_lowercase().windows(name.len()).any(|part| part == name.as_bytes());
     if named("content-length")

@@ -71,7 +71,7 @@ fn run(data: &[u8]) {
     }
 }
 
-/// `key` and `!key` are opposites, whatever the key.
+/// `key` and `!key` are opposites, for every key.
 fn check_key(kind: &'static Kind, key: &str, object: &Object) {
     if key.contains([',', '(', '=', '<', '>', '!']) || key.trim().is_empty() {
         return;

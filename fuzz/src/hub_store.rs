@@ -1,8 +1,8 @@
-//! What the hub finds in its data directory at a start: a store that a disk changed, and records that it never wrote.
+//! The hub's data directory at a start: a damaged store, and records that the hub never wrote.
 //!
-//! The first byte says which. `f`: a good store's files with some bytes changed, cut or grown: it is refused with a word of what to do, or
-//! it opens, all in it can be read, and it opens again. `r`: records of any kind, place and text, and any marks: a hub over them
-//! answers lists, watches and writes, and its versions never stand below what is stored.
+//! The first byte chooses. `f`: a good store's files with some bytes changed, cut or grown: it is refused with advice, or it opens, every
+//! object can be read, and it opens again. `r`: records of any kind, place and text, and any marks: a hub over them answers lists,
+//! watches and writes, and its versions are never below a stored one.
 
 use crate::Target;
 use crate::input::{Input, sections};
@@ -65,7 +65,7 @@ fn run(data: &[u8]) {
     }
 }
 
-/// A store with some objects, as its files lie there after a crash: a part of it in the log.
+/// The files of a store with some objects after a crash: a part of them is in the log.
 struct Template([Vec<u8>; 2]);
 
 thread_local! {
@@ -92,7 +92,7 @@ impl Template {
         for number in 0..5 {
             put(&mut store, "nodes", "", &format!("n{number}"), number + 100);
         }
-        // copied while it is open: the log has not been folded back
+        // copied while it is open: the log has not been copied back into the file
         Self(FILES.map(|name| std::fs::read(folder.path().join(name)).expect("a store has both files")))
     }
 }
@@ -127,7 +127,7 @@ fn files(data: &[u8]) {
     assert!(again >= first, "versions went back from {first} to {again}");
 }
 
-/// Opens, reads all, writes one, closes in order; the version then. `None`: it was refused.
+/// Opens the store, reads every object, writes one and closes; the version after that. `None`: it was refused.
 fn opened(folder: &Path) -> Option<u64> {
     match Hub::open(folder) {
         Ok(hub) => Some(used(&hub)),
@@ -140,7 +140,7 @@ fn opened(folder: &Path) -> Option<u64> {
     }
 }
 
-/// Every read there is, and one write, which must get a version above all that are stored.
+/// Reads everything and writes once; the write must get a version above all stored ones.
 fn used(hub: &Arc<Hub>) -> u64 {
     let mut highest = 0;
     for kind in KINDS {
@@ -155,23 +155,24 @@ fn used(hub: &Arc<Hub>) -> u64 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
     let map = json!({"metadata": {"name": "fuzz-made", "namespace": "default"}});
     let made = runtime.expect("a runtime needs only descriptors").block_on(hub.create(&CONFIG_MAP, map));
-    // it may be there from the first time
+    // it may exist from the first time
     if let Ok(made) = made {
         assert!(made.revision > highest, "{} after {highest}", made.revision);
     }
     let revision = hub.revision();
-    assert!(revision >= highest, "{revision} stands below {highest}");
+    assert!(revision >= highest, "{revision} is below {highest}");
     hub.close();
     revision
 }
 
-/// A store that holds what it is told to.
-struct Told {
+/// A store in memory with these records; it forgets what is written.
+#[derive(Default)]
+pub(crate) struct Preset {
     records: Vec<Record>,
     marks: Marks,
 }
 
-impl Store for Told {
+impl Store for Preset {
     fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
         self.records.drain(..).for_each(each);
         Ok(self.marks)
@@ -207,7 +208,7 @@ fn records(data: &[u8]) {
             }
         })
         .collect();
-    match Hub::open_with(Box::new(Told { records, marks })) {
+    match Hub::open_with(Box::new(Preset { records, marks })) {
         Ok(hub) => drop(used(&hub)),
         Err(error) => assert!(!error.to_string().is_empty()),
     }

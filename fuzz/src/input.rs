@@ -3,7 +3,9 @@
 //! Always holds: the same bytes give the same choices; an input that ends goes on as zeros, so every prefix of an input is
 //! an input. Choices take one byte each: a mutation of one byte changes one choice.
 
-/// Separates the texts of an input that is made of several. YAML and JSON refuse it in a text, so it costs no input.
+use kedge_hub_core::kinds::{KINDS, Kind};
+
+/// Separates the texts of an input that has several. YAML and JSON refuse this byte within a text, so no input is lost.
 pub(crate) const SEPARATOR: u8 = 0x1e;
 
 /// The texts between separators, in order; those that are missing are empty.
@@ -12,13 +14,18 @@ pub(crate) fn sections<const COUNT: usize>(data: &[u8]) -> [&[u8]; COUNT] {
     std::array::from_fn(|_| all.next().unwrap_or_default())
 }
 
+/// The kind that a byte of an input chooses.
+pub(crate) fn chosen_kind(number: u8) -> &'static Kind {
+    KINDS[usize::from(number) % KINDS.len()]
+}
+
 /// The inverse of [`sections`].
 pub(crate) fn joined(texts: &[&str]) -> Vec<u8> {
     let separator = [SEPARATOR];
     texts.iter().map(|text| text.as_bytes()).collect::<Vec<_>>().join(&separator[..])
 }
 
-/// What is left of an input.
+/// The part of an input that was not used yet.
 pub(crate) struct Input<'a> {
     rest: &'a [u8],
 }

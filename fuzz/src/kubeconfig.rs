@@ -1,6 +1,6 @@
 //! A kubeconfig by anybody: complete, checked and usable for TLS, or refused with a reason.
 //!
-//! Keys and certificates are made anew by each process, so none stands in a corpus: an input names them as `@CA@`, `@CERT@`
+//! Each process makes new keys and certificates, so no corpus contains one: an input names them as `@CA@`, `@CERT@`
 //! and `@KEY@` (base64 of PEM), or as the files `ca.crt`, `edge.crt`, `edge.key` and `token`.
 
 use crate::Target;
@@ -90,7 +90,7 @@ fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// The folder of the kubeconfig, and what stands for the placeholders.
+/// The folder of the kubeconfig, and the texts for the placeholders.
 struct Place {
     folder: Scratch,
     path: PathBuf,

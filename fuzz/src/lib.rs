@@ -1,10 +1,10 @@
-//! What a stranger or a disk can hand us, as fuzz targets: bytes in, and either nothing happens or a promise was broken.
+//! Fuzz targets for everything a network peer or a disk can hand to a node or the hub: bytes in, a panic if a promise is broken.
 //!
 //! Owns the targets, the inputs kept for them (`corpus/`, one packed file a target) and what they found (`findings`).
-//! Always holds: a target is deterministic, needs no network beyond this machine and no root, leaves nothing behind, and
-//! checks more than the absence of panics: what is read is written back equal, limits hold, errors say something.
+//! Always holds: a target is deterministic, needs no network beyond this machine and no root, leaves no file behind, and
+//! checks more than the absence of panics: a value that was read is written back equal, limits hold, errors have a text.
 //! The same targets run under libFuzzer (`make fuzz`) and, over everything kept and a fixed number of mutations, as
-//! plain tests. Left to others: searching (libFuzzer), and what the code under test should do.
+//! plain tests. Left to others: searching for inputs (libFuzzer).
 
 mod api_objects;
 mod config;
@@ -35,7 +35,7 @@ fn scratch(name: &str) -> kedge_rig::Scratch {
         .expect("a fuzz target needs a directory for its files")
 }
 
-/// One thing that reads what others wrote.
+/// One reader of foreign input.
 #[derive(Clone, Copy)]
 pub struct Target {
     /// Its name: of its corpus, and for the command line.
@@ -44,7 +44,7 @@ pub struct Target {
     pub run: fn(&[u8]),
     /// Inputs to begin with: one of each shape, so that the search starts inside.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Words that matter to it and that chance would not spell.
+    /// Words that matter to it and that random bytes would not spell.
     pub words: &'static [&'static str],
     /// Longest input worth trying, in bytes.
     pub longest_bytes: usize,

@@ -1,4 +1,4 @@
-//! Callers on the node: any bytes on the unix socket get a whole answer or none, and what they ask reaches core as an event.
+//! Callers on the node: any bytes on the unix socket get a whole answer or none, and valid requests reach core as events.
 
 use crate::Target;
 use kedge::local::answers;
@@ -172,7 +172,11 @@ fn reply(call: Call, node: &Core) {
     match event {
         None => {}
         Some(Event::Forgive(uid)) => {
-            assert_eq!((request.verb, uid.as_str()), (Verb::Post, "u-1"), "only what is known is forgiven");
+            assert_eq!(
+                (request.verb, uid.as_str()),
+                (Verb::Post, "u-1"),
+                "only a known bad config can be forgiven"
+            );
         }
         Some(Event::Reset) => {
             assert_eq!((request.verb, request.path.as_str()), (Verb::Post, "/config/reset"))
@@ -182,7 +186,7 @@ fn reply(call: Call, node: &Core) {
     call.answer(response);
 }
 
-/// A whole HTTP answer, or nothing for a request that was not whole.
+/// A whole HTTP answer, or no answer to an incomplete request.
 fn check_answer(asked: &[u8], answer: &[u8]) {
     if answer.is_empty() {
         return;
@@ -198,7 +202,7 @@ fn check_answer(asked: &[u8], answer: &[u8]) {
     let status = status.unwrap_or_else(|| panic!("no status: {head}"));
     assert!((200..600).contains(&status) && status != 503 && status != 504, "{head}");
     let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: ")?.parse::<usize>().ok());
-    // an endpoint that refuses what it has not read whole may lose its answer's end to the reset: not on a unix socket
+    // over TCP a refusal of a body that was not read could be lost to a reset; on a unix socket it is not
     assert_eq!(length, Some(body.len()), "{head}");
     // empty lines before a request are skipped, as HTTP allows
     let asked = asked.trim_ascii_start();

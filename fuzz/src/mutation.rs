@@ -1,10 +1,10 @@
-//! Mutations that are the same on every machine and every day, so that plain tests try more than what is kept.
+//! Mutations that are the same on every machine and every day, so that plain tests try more than the corpora.
 //!
-//! Small changes of one input, crossings of two, and words of the target. No search: nothing here knows what was reached.
+//! Small changes of one input, crossings of two, and words of the target. This is no search: it does not measure coverage.
 
 use kedge_rig::Random;
 
-/// Bytes that mean something to readers of text, and some that mean nothing to anybody.
+/// Bytes that readers of text treat specially, and some that none expects.
 const SPICE: &[u8] = b"{}[]:,-?&*!|>'\"%@`#\n\r\t \\~<=./0129eExX_+an\x00\x1e\x7f\x80\xc3\xff";
 
 /// Changes inputs, the same way for the same seed.

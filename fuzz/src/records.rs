@@ -1,4 +1,4 @@
-//! The records on disk: whatever a file holds, it is a record or it is unknown, and a record is written as it was read.
+//! The records on disk: any content is a record or unknown, and a record is written back as it was read.
 
 use crate::Target;
 use crate::yaml::check_message;
@@ -103,7 +103,7 @@ fn check<T: PartialEq + Debug>(bytes: &[u8], read: fn(&Read) -> Known<T>, write:
     }
 }
 
-/// A list edited by hand obeys, and is brought within its bounds by the next verdict.
+/// A list edited by hand is obeyed, and the next verdict brings it within its bounds.
 fn check_bad_configs(mut bad: BadConfigs) {
     let uids: Vec<String> = bad.entries().map(|(uid, ..)| uid.to_owned()).collect();
     let id = ConfigId::of("u", b"payload", b"");

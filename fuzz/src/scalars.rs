@@ -123,7 +123,7 @@ fn check_threshold(text: &str) {
             assert!(amount.is_none_or(|amount| amount <= capacity), "{text:?} of {capacity} is {amount:?}");
         }
     }
-    // what is read alone is read in its field, and the other way round
+    // a text is valid alone exactly if it is valid in its field
     let quoted = serde_json::Value::from(text);
     let text = format!(
         "{{\"apiVersion\":\"kubelet.config.k8s.io/v1beta1\",\"kind\":\"KubeletConfiguration\",\"evictionHard\":{{\"memory.available\":{quoted}}}}}"

@@ -1,7 +1,7 @@
 //! API servers and proxies that answer anything, over real sockets and real TLS, to the real client.
 //!
-//! The first byte says how the agent asks (a request, a list, a watch, through a proxy), the second how the rest of the
-//! input is dressed: raw, or as the body of a well-formed answer, so that mutations also reach what lies behind HTTP.
+//! The first byte chooses the agent's request (a GET or PATCH, a list, a watch, through a proxy), the second how the rest of the
+//! input is sent: raw, or as the body of a well-formed answer, so that mutations also reach the code behind HTTP.
 
 use crate::Target;
 use crate::input::{Input, SEPARATOR};
@@ -28,10 +28,10 @@ use std::time::Duration;
 pub(crate) const TARGET: Target =
     Target { name: "server", run, seeds, words: WORDS, longest_bytes: 4096, mutations: 100 };
 
-/// A request's deadline: far more than loopback needs, so that it is only met by a client that waits for nothing.
+/// A request's deadline: far more than loopback needs, so that only a client that waits in vain reaches it.
 const DEADLINE: Duration = Duration::from_secs(3);
 
-/// Longest text of an error: a bounded message, and what was asked.
+/// Longest text of an error: a bounded message, and the request.
 const ERROR_BYTES: usize = 4096;
 
 /// Most events taken from one watch.
@@ -111,7 +111,7 @@ fn seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Who signs certificates here.
+/// A certificate authority.
 pub(crate) struct Authority {
     pub(crate) pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -142,7 +142,7 @@ impl Authority {
     }
 }
 
-/// What the next connections get; later ones are closed at once.
+/// The answers to the next connections; further connections are closed at once.
 type Answers = Arc<Mutex<VecDeque<Vec<u8>>>>;
 
 /// A server and a proxy on loopback, and clients of both.
@@ -150,7 +150,7 @@ struct Stage {
     answers: Answers,
     direct: Arc<Api>,
     proxied: Arc<Api>,
-    // holds the kubeconfigs, which the client looks at again for every request
+    // holds the kubeconfigs, which the client checks again for every request
     _folder: Scratch,
 }
 
@@ -213,8 +213,8 @@ fn listen(answers: &Answers, serve: impl Fn(TcpStream, Vec<u8>) + Send + Sync + 
 fn serve(socket: TcpStream, tls: &Arc<ServerConfig>, answer: Vec<u8>) {
     let Ok(session) = ServerConnection::new(Arc::clone(tls)) else { return };
     let mut stream = StreamOwned::new(session, socket);
-    // a client that leaves early is no concern of the server
-    let _ = hear(&mut stream);
+    // the client may leave early
+    let _ = read_request(&mut stream);
     let _ = stream.write_all(&answer);
     stream.conn.send_close_notify();
     let _ = stream.flush();
@@ -223,29 +223,29 @@ fn serve(socket: TcpStream, tls: &Arc<ServerConfig>, answer: Vec<u8>) {
 }
 
 fn serve_plain(mut socket: TcpStream, answer: Vec<u8>) {
-    let _ = hear(&mut socket);
+    let _ = read_request(&mut socket);
     let _ = socket.write_all(&answer);
     let _ = socket.shutdown(Shutdown::Write);
     while socket.read(&mut [0; 1024]).is_ok_and(|amount| amount > 0) {}
 }
 
 /// Reads a request to its end: closing before that would reset the connection, and the answer might be lost.
-fn hear(stream: &mut impl Read) -> std::io::Result<()> {
-    let mut heard = Vec::new();
+fn read_request(stream: &mut impl Read) -> std::io::Result<()> {
+    let mut bytes = Vec::new();
     loop {
         let mut piece = [0; 1024];
         let amount = stream.read(&mut piece)?;
-        heard.extend_from_slice(&piece[..amount]);
-        let Some(end) = heard.windows(4).position(|window| window == b"\r\n\r\n") else {
+        bytes.extend_from_slice(&piece[..amount]);
+        let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else {
             if amount == 0 {
                 return Ok(());
             }
             continue;
         };
-        let head = String::from_utf8_lossy(&heard[..end]).to_ascii_lowercase();
+        let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
         let length =
             head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
-        if heard.len() >= end + 4 + length.unwrap_or(0) || amount == 0 {
+        if bytes.len() >= end + 4 + length.unwrap_or(0) || amount == 0 {
             return Ok(());
         }
     }
@@ -253,11 +253,11 @@ fn hear(stream: &mut impl Read) -> std::io::Result<()> {
 
 fn run(data: &[u8]) {
     let mut input = Input::new(data);
-    let (how, dress) = (input.byte(), input.byte());
-    let answers = input.remainder().splitn(3, |byte| *byte == SEPARATOR).map(|body| dressed(dress, body));
+    let (request, form) = (input.byte(), input.byte());
+    let answers = input.remainder().splitn(3, |byte| *byte == SEPARATOR).map(|body| answer_of(form, body));
     STAGE.with(|stage| {
         *stage.answers.lock().unwrap_or_else(PoisonError::into_inner) = answers.collect();
-        match how {
+        match request {
             b'l' => ask_for_a_list(&stage.direct),
             b'w' => ask_for_a_watch(&stage.direct, WatchFrom::Version("5".into())),
             b'i' => ask_for_a_watch(&stage.direct, WatchFrom::Initial),
@@ -274,9 +274,9 @@ fn run(data: &[u8]) {
     });
 }
 
-fn dressed(dress: u8, body: &[u8]) -> Vec<u8> {
+fn answer_of(form: u8, body: &[u8]) -> Vec<u8> {
     let length = body.len();
-    let head = match dress {
+    let head = match form {
         b'b' => {
             format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n")
         }
@@ -337,7 +337,7 @@ fn ask_for_a_watch(api: &Arc<Api>, from: WatchFrom) {
     match end {
         WatchEnd::Failed { error, resume } => {
             check_error(&error);
-            assert_ne!(resume.as_deref(), Some(""), "a version to go on from that is none");
+            assert_ne!(resume.as_deref(), Some(""), "an empty version to resume from");
         }
         WatchEnd::Stopped { .. } => assert_eq!(events, EVENTS),
         WatchEnd::Expired => {}
@@ -345,19 +345,19 @@ fn ask_for_a_watch(api: &Arc<Api>, from: WatchFrom) {
     }
 }
 
-/// As the loops do with what a watch brings.
+/// Reads an object of a watch as the agent does.
 fn read(object: Value) {
     let _ = serde_json::from_value::<Node>(object);
 }
 
-/// An error says something in one line, whatever the server wrote, and is about the server, not about our waiting.
+/// An error is one line of text, whatever the server wrote, and is never a timeout: the server answers at once.
 fn check_error(error: &NetError) {
     let text = error.to_string();
     assert!(!text.is_empty() && text.len() <= ERROR_BYTES, "{} bytes: {text}", text.len());
     assert!(!text.chars().any(char::is_control), "a control character in {text:?}");
     assert!(
         !text.contains("no answer in time") && !text.contains("silent for too long"),
-        "it waited: {text}"
+        "the client waited: {text}"
     );
     assert_ne!(*error, NetError::Cancelled);
 }

@@ -1,4 +1,4 @@
-//! What a Node asks for: `spec.configSource` and the annotation in its place, from a server that may say anything.
+//! A Node's `spec.configSource` and the annotation in its place, from a server that may send anything.
 
 use crate::Target;
 use crate::input::{joined, sections};
@@ -67,7 +67,7 @@ fn run(data: &[u8]) {
     }
 }
 
-/// It survives its own record, and its parts can stand in a path.
+/// It is read back from its record, and its parts are valid segments of a path.
 fn check_source(source: &Source) {
     assert_eq!(Source::parse(&source.to_value()).as_ref(), Ok(source));
     let (namespace, name) = source.object();

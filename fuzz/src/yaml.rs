@@ -93,7 +93,7 @@ fn run(data: &[u8]) {
     }
 }
 
-/// What an operator reads says something, and not too much.
+/// A message for operators is neither empty nor too long.
 pub(crate) fn check_message(message: &str) {
     assert!(!message.is_empty(), "an error without a word");
     assert!(message.len() <= MESSAGE_BYTES, "{} bytes of message: {message}", message.len());

@@ -1,11 +1,11 @@
-//! Every target over everything that is kept, and over mutations that are the same every time: what was found stays mended,
-//! on machines without a fuzzer too.
+//! Runs every target over its corpus, its seeds, its findings, and mutations of them that are the same every time, so that a bug found
+//! by fuzzing stays fixed without a fuzzer.
 
 use kedge_fuzz::mutation::Dice;
 use kedge_fuzz::{TARGETS, findings, pack, target};
 use std::path::Path;
 
-/// Most bytes of all corpora together: they are cloned by everybody.
+/// Most bytes of all corpora together, because every clone of the repository has them.
 const CORPORA_BYTES: usize = 1024 * 1024;
 
 fn kept(name: &str) -> Vec<Vec<u8>> {
@@ -30,7 +30,7 @@ fn replay(name: &str) {
     }
 }
 
-/// Shows the input before the panic goes on.
+/// Prints the input of a panic, then lets the panic continue.
 fn run(target: fn(&[u8]), input: &[u8]) {
     if let Err(panic) = std::panic::catch_unwind(|| target(input)) {
         eprintln!("the input was b\"{}\"", input.escape_ascii());

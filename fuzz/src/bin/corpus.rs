@@ -1,26 +1,26 @@
 //! Moves inputs between the packed corpora and the folders that libFuzzer works in.
 //!
-//!     kedge-corpus names                the targets
-//!     kedge-corpus unpack TARGET DIR    what is kept, the seeds and the findings, as files in DIR
-//!     kedge-corpus words TARGET         the target's words as a libFuzzer dictionary
-//!     kedge-corpus longest TARGET       the longest input worth trying, in bytes
-//!     kedge-corpus pack TARGET DIR      the files in DIR become what is kept
+//!     kedge-corpus names                lists the targets
+//!     kedge-corpus unpack TARGET DIR    writes corpus, seeds and findings as files in DIR
+//!     kedge-corpus words TARGET         prints the target's words as a libFuzzer dictionary
+//!     kedge-corpus longest TARGET       prints the longest input worth trying, in bytes
+//!     kedge-corpus pack TARGET DIR      replaces the corpus by the files in DIR
 
 use kedge_fuzz::{TARGETS, Target, findings, pack, target};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Longest input that is kept. Most that a search brings are far shorter; the long ones are a sixth of the inputs and half of
-/// the bytes, and a next search finds the like again from the seeds.
+/// Longest input that is kept. Most that a search finds are far shorter; the long ones are a sixth of the inputs and half of
+/// the bytes, and the next search finds similar ones again from the seeds.
 const KEPT_BYTES: usize = 320;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match run(&arguments) {
-        Ok(said) => {
-            print!("{said}");
+        Ok(text) => {
+            print!("{text}");
             ExitCode::SUCCESS
         }
         Err(why) => {
