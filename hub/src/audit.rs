@@ -1,9 +1,9 @@
-//! Who did what to which object: one line of JSON for every write that a client asked for, refused ones too.
+//! The audit log: one line of JSON for every write that a client requested, refused ones too.
 //!
-//! Left out are reads, and what a node says of itself and its pods again and again (its Lease, statuses, events): a heartbeat
-//! must not wear out a disk, and would bury what people did. `audit.log` is readable by its owner only, rotated by size, and
-//! never more than [`FILES`] files; nothing of an object's content is in it. A line is written soon after the answer, not before it: a power
-//! cut may lose the last ones, and a disk that does not keep up loses lines, which is said in the log.
+//! Omitted are reads, and a node's periodic reports (its Lease, statuses, events): heartbeats must not wear out a disk, and would
+//! bury the writes of people. `audit.log` is readable only by its owner, rotated by size, and never more than [`FILES`] files; it
+//! contains no content of objects. A line is written soon after the answer, not before it: a power cut may lose the last lines, and a
+//! disk that does not keep up loses lines, which is logged.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,9 +15,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use serde_json::{Value, json};
 
-/// A file that is larger is put aside.
+/// A larger file is rotated.
 const FILE_BYTES: u64 = 8 * 1024 * 1024;
-/// The present file and those put aside: 40 MiB, a hundred thousand changes.
+/// The current file and the rotated ones: 40 MiB, a hundred thousand changes.
 const FILES: usize = 5;
 /// Lines that wait for the disk.
 const QUEUE: usize = 4096;
@@ -27,9 +27,9 @@ const TEXT_CHARS: usize = 256;
 /// One request, as the audit sees it.
 #[derive(Debug)]
 pub struct Entry<'a> {
-    /// Who, by the certificate; empty for nobody.
+    /// The user of the certificate; empty for anonymous callers.
     pub user: &'a str,
-    /// As whom, when an administrator acts as somebody else.
+    /// The impersonated user, if any.
     pub impersonated: Option<&'a str>,
     /// `create`, `update`, `patch`, `delete`, `deletecollection`.
     pub verb: &'a str,
@@ -41,7 +41,7 @@ pub struct Entry<'a> {
     pub namespace: &'a str,
     /// The object; empty for collections.
     pub name: &'a str,
-    /// Nothing was to be changed.
+    /// A dry run.
     pub dry_run: bool,
     /// The answer's status.
     pub code: u16,
@@ -93,7 +93,7 @@ impl Audit {
         })
     }
 
-    /// Hands a line over; never waits.
+    /// Queues a line; never waits.
     pub fn record(&self, entry: &Entry<'_>) {
         let line = entry.line(&crate::requests::now_text());
         let queue = self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -103,7 +103,7 @@ impl Audit {
         }
     }
 
-    /// Writes what waits and ends. Blocks.
+    /// Writes the queued lines and ends. Blocks.
     pub fn close(&self) {
         drop(self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
         let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
@@ -134,14 +134,14 @@ impl Rotating {
 
     fn run(&mut self, lines: &Receiver<String>) {
         while let Ok(mut text) = lines.recv() {
-            // one write for all that waits
+            // one write for all queued lines
             while let Some(line) = lines.try_recv().ok().filter(|_| text.len() < 64 * 1024) {
                 text.push_str(&line);
             }
             let outcome = self.write(text.as_bytes());
             match outcome {
                 Ok(()) => self.failing = false,
-                // said once, not for every line
+                // logged once, not for every line
                 Err(error) if !std::mem::replace(&mut self.failing, true) => {
                     log::error!("cannot write {}: {error}", self.path.display());
                 }
@@ -159,7 +159,7 @@ impl Rotating {
         Ok(())
     }
 
-    /// `audit.log` becomes `audit.log.1`, that one `.2`, and so on; the last one goes.
+    /// `audit.log` becomes `audit.log.1`, that one `.2`, and so on; the last one is deleted.
     fn rotate(&mut self) -> io::Result<()> {
         let numbered = |number: usize| match number {
             0 => self.path.clone(),
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_log_is_rotated_and_bounded() {
+    fn log_is_rotated_and_bounded() {
         let folder = kedge_rig::Scratch::new("hub-audit").unwrap();
         let mut log = Rotating::open(folder.join("audit.log"), 100).unwrap();
         for number in 0..200 {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_one_line_whatever_it_carries() {
+    fn entry_is_one_line_whatever_it_contains() {
         let long = "x".repeat(5000);
         let entry = Entry {
             user: "a\nb",

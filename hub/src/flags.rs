@@ -1,7 +1,7 @@
 //! The command line: raw words in, checked and complete options out.
 //!
-//! Holds: every option is judged here, before anything is opened or written; what leaves this file needs no second
-//! look and has no defaults left to fill in. Errors name the flag, what was given and what was expected.
+//! Always holds: every option is validated here, before anything is opened or written, and the returned options are complete:
+//! no defaults are left to fill in. Errors name the flag, the value found and the value expected.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::pki::{is_dns_subdomain, is_host};
 const DEFAULT_LISTEN: &str = "0.0.0.0:6443";
 /// Where a packaged hub keeps its state.
 const DEFAULT_DATA_DIR: &str = "/var/lib/kedge-hub";
-/// A longer grace period is a typing error: a lost node would show as Ready for more than a day.
+/// Longest grace period; a longer one is a typing error: a lost node would show as Ready for more than a day.
 const MAXIMUM_GRACE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// `kedge-hub --help`.
@@ -53,7 +53,7 @@ Flags:
 Exit status: 0 after SIGTERM or SIGINT, 1 if the hub cannot start or has to stop, 2 for a wrong command line.
 ";
 
-/// What the process is asked to do.
+/// The command.
 #[derive(Debug, PartialEq)]
 pub enum Command {
     /// Run the hub.
@@ -62,7 +62,7 @@ pub enum Command {
     NodeKubeconfig(NodeKubeconfig),
     /// Copy everything into a new file.
     Backup(Copy),
-    /// Put a copy in place.
+    /// Replace the store by a copy.
     Restore(Copy),
     /// Print the help.
     Help,
@@ -77,13 +77,13 @@ pub struct Serve {
     pub data_dir: PathBuf,
     /// Where to listen; port 0 for any.
     pub listen: SocketAddr,
-    /// Where others reach the hub, the first is what kubeconfigs name.
+    /// Addresses at which others reach the hub; kubeconfigs name the first.
     pub advertise: Vec<Advertised>,
     /// More names for the serving certificate.
     pub tls_san: Vec<String>,
     /// Silence after which a node is lost, at least `MINIMUM_GRACE`.
     pub node_monitor_grace_period: Duration,
-    /// What is worth a log line.
+    /// The log level.
     pub log_level: LevelFilter,
 }
 
@@ -107,32 +107,32 @@ pub struct Copy {
     pub file: PathBuf,
 }
 
-/// A host others know the hub by; without a port it is the one the hub listens on.
+/// An advertised host; without a port it is the one that the hub listens on.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advertised {
     /// Host name or IP address, no brackets.
     pub host: String,
-    /// Where a forwarded port differs from the listening one.
+    /// The port, if a forwarded one differs from the listening one.
     pub port: Option<u16>,
 }
 
-/// A command line that cannot be followed.
+/// An invalid command line.
 #[derive(Debug)]
 pub enum FlagError {
     /// Unknown flag, missing value, and the like.
     Syntax(lexopt::Error),
-    /// A value that means nothing here.
+    /// An invalid value.
     Value {
         /// The flag or argument.
         flag: &'static str,
-        /// What was given.
+        /// The value found.
         found: String,
-        /// What would have been right.
+        /// The value expected.
         expected: String,
     },
-    /// No command, or one we do not have.
+    /// No command, or an unknown one.
     Command(Option<String>),
-    /// A flag that the command has no use for.
+    /// A flag that the command does not take.
     Unused {
         /// The flag.
         flag: &'static str,
@@ -164,7 +164,7 @@ impl fmt::Display for FlagError {
 
 impl std::error::Error for FlagError {}
 
-/// What stands on the command line, before it is known which command it is for.
+/// The flags of a command line, before its command is known.
 #[derive(Default)]
 struct Raw {
     data_dir: Option<PathBuf>,
@@ -232,7 +232,7 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
     }))
 }
 
-/// Refuses what only `serve` has a use for.
+/// Refuses flags that only `serve` takes.
 fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
     let unused = [
         ("--listen", raw.listen.is_some()),
@@ -298,7 +298,7 @@ fn listen(text: &str) -> Result<SocketAddr, FlagError> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
-    // a name this machine knows (localhost); the first of its addresses
+    // a name that this machine resolves (localhost): the first of its addresses
     match text.rsplit_once(':') {
         Some((host, port)) if is_host(host) && port.parse::<u16>().is_ok() => {
             text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(wrong)
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_may_stand_before_the_command_and_with_equals() {
+    fn flags_are_accepted_before_the_command_and_with_equals() {
         let serve = serve_of("--data-dir=/x serve --listen=[::1]:0 --log-level debug");
         assert_eq!(serve.data_dir, PathBuf::from("/x"));
         assert_eq!(serve.listen, "[::1]:0".parse().unwrap());
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn advertised_addresses_in_every_form() {
+    fn advertised_addresses_are_read_in_every_form() {
         let check = |text: &str, host: &str, port: Option<u16>| {
             let expect = Advertised { host: host.to_owned(), port };
             assert_eq!(serve_of(&format!("serve --advertise {text}")).advertise, [expect]);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_written_as_go_does() {
+    fn durations_are_read_in_gos_notation() {
         let check = |text: &str, expect: Option<u64>| {
             assert_eq!(duration(text), expect.map(Duration::from_millis), "{text:?}");
         };
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_named_with_what_was_expected() {
+    fn invalid_values_are_reported_with_the_expected_ones() {
         refused("", "no command");
         refused("sreve", "unknown command \"sreve\"");
         refused("serve --listen 6443", "--listen is \"6443\", expected ADDR:PORT");
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn help_and_version_win_over_everything_else() {
+    fn help_and_version_take_precedence() {
         assert_eq!(words("serve --help").unwrap(), Command::Help);
         assert_eq!(words("-V").unwrap(), Command::Version);
     }

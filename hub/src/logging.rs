@@ -1,8 +1,8 @@
 //! The hub's log: one line per record on standard error.
 //!
-//! Holds: a record is one line whatever it carries (names come from strangers, and a line break must not forge a
+//! Always holds: a record is one line whatever it contains (names come from clients, and a line break must not forge a
 //! record), written with one call. Under systemd each line starts with the journal's priority and has no time, for the
-//! journal keeps its own; elsewhere it starts with the time in UTC. Who decides what is worth a line: the callers.
+//! journal keeps its own; elsewhere it starts with the time in UTC. Left to others: what to log.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use time::OffsetDateTime;
 
-/// Longest text of one record: what a stranger can make us log is bounded.
+/// Longest text of one record, so that clients cannot fill the log.
 const MAX_TEXT_BYTES: usize = 4096;
 
 struct Logger {
@@ -22,7 +22,7 @@ struct Logger {
 /// Starts logging at `level`. Later calls only change the level.
 pub fn start(level: LevelFilter) {
     let logger = Box::new(Logger { journal: is_journal() });
-    // the error means that a logger is there already
+    // an error means that a logger is already set
     let _ = log::set_boxed_logger(logger);
     log::set_max_level(level);
 }
@@ -35,7 +35,7 @@ fn is_journal() -> bool {
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        // what libraries say below a warning is for their authors
+        // messages of libraries below a warning are for their authors
         metadata.target().starts_with("kedge") || metadata.level() <= Level::Warn
     }
 
@@ -45,14 +45,14 @@ impl Log for Logger {
         }
         let now = (!self.journal).then(OffsetDateTime::now_utc);
         let line = line(record.level(), record.target(), &record.args().to_string(), now);
-        // nothing can be told if standard error is gone
+        // nothing is left to do if standard error is gone
         let _ = io::stderr().lock().write_all(line.as_bytes());
     }
 
     fn flush(&self) {}
 }
 
-/// RFC 3339 with always three digits of a second, so that lines stand below each other and sort as text.
+/// RFC 3339 with always three digits of a second, so that lines are aligned and sort as text.
 fn time_text(now: OffsetDateTime) -> String {
     let (hour, minute, second, millisecond) = now.to_hms_milli();
     format!("{}T{hour:02}:{minute:02}:{second:02}.{millisecond:03}Z", now.date())
@@ -98,7 +98,7 @@ mod tests {
     use time::macros::datetime;
 
     #[test]
-    fn a_record_is_one_line_with_time_or_priority() {
+    fn record_is_one_line_with_time_or_priority() {
         let check = |level, target: &str, text: &str, now, expect: &str| {
             assert_eq!(line(level, target, text, now), expect);
         };
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_between_characters() {
+    fn long_text_is_cut_between_characters() {
         let text = "ä".repeat(MAX_TEXT_BYTES);
         let line = line(Level::Info, "kedge_hub", &text, None);
         assert!(line.ends_with("ä [cut]\n") && line.len() < MAX_TEXT_BYTES + 32);

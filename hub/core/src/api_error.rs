@@ -1,7 +1,7 @@
 //! Upstream's error answers: every refusal of the API is an [`ApiError`], and becomes a `Status` object.
 //!
-//! Texts and reasons are upstream's, because kubectl and controllers match on them. The error says who is at fault by
-//! its code; what happened inside (a full disk) is logged where it happened and shown to the client in one sentence.
+//! Texts and reasons are upstream's, because kubectl and controllers match on them. The code tells
+//! whose fault it is; an internal cause (a full disk) is logged where it happened and shown to the client in one sentence.
 
 use std::fmt;
 
@@ -128,7 +128,7 @@ impl ApiError {
         ApiError::new(409, "AlreadyExists", message).about(kind, name)
     }
 
-    /// 409: somebody else wrote in between.
+    /// 409: the object was changed in the meantime.
     pub fn conflict(kind: &Kind, name: &str) -> ApiError {
         let why =
             "the object has been modified; please apply your changes to the latest version and try again";
@@ -141,7 +141,7 @@ impl ApiError {
         ApiError::new(409, "Conflict", message).about(kind, name)
     }
 
-    /// 409 of an apply: each cause names a field and who owns it.
+    /// 409 of an apply: each cause names a field and its manager.
     pub fn apply_conflict(message: String, causes: Vec<Value>) -> ApiError {
         let mut error = ApiError::new(409, "Conflict", message);
         error.details = json!({"causes": causes});
@@ -166,7 +166,7 @@ impl ApiError {
         ApiError::new(500, "", message)
     }
 
-    /// 504: the version asked for lies in the future.
+    /// 504: the requested version is in the future.
     pub fn too_large_version(asked: u64, current: u64) -> ApiError {
         let message = format!("Too large resource version: {asked}, current: {current}");
         let mut error = ApiError::new(504, "Timeout", message).retry_after(1);

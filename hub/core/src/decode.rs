@@ -1,7 +1,7 @@
 //! Request bodies: from bytes and a content type to a value that has passed the schema.
 //!
-//! JSON text is read strictly enough to notice a field that stands twice; what follows from unknown and duplicate fields is the
-//! client's choice (`fieldValidation`): refuse, warn, or say nothing. In every case unknown fields are dropped, as upstream does.
+//! JSON is read strictly enough to notice duplicate fields; the client chooses whether unknown and duplicate fields are refused, warned
+//! about or ignored (`fieldValidation`). In every case unknown fields are dropped, as upstream does.
 
 use std::fmt;
 
@@ -51,7 +51,7 @@ impl FieldValidation {
     }
 }
 
-/// A read body and what to warn about.
+/// A body, and warnings about it.
 #[derive(Debug)]
 pub struct Decoded {
     /// The value.
@@ -73,7 +73,7 @@ pub fn object(
     judged(kind.schema(), kind.version, kind.kind, (value, duplicates), validation)
 }
 
-/// Reads what is posted and never stored: a question, a binding, an eviction.
+/// Reads an object that is posted and never stored: a review, a binding, an eviction.
 pub fn posted(
     of: &'static schema::Type,
     version: &str,
@@ -90,7 +90,7 @@ pub fn posted(
     judged(of, version, kind, read, validation)
 }
 
-/// What follows from fields that the type does not have and from those that stand twice.
+/// Refuses, reports or ignores unknown and duplicate fields.
 fn judged(
     of: &'static schema::Type,
     version: &str,
@@ -116,13 +116,13 @@ fn judged(
     Ok(Decoded { value, warnings })
 }
 
-/// Reads what is applied to the object at `place` (namespace and name). Fields that the type does not have are refused
-/// whatever the client asks for, as upstream does: nobody can own them.
+/// Reads a body that is applied to the object at `place` (namespace and name). Unknown fields are always refused, as upstream
+/// does: no manager can own them.
 ///
 /// Codes and texts are upstream's (apiserver's `applyPatcher`; apimachinery's `versionCheckManager`, which since 1.27 asks first
-/// whether the body names its type; `structuredMergeManager`), with one exception of our own: what the type cannot hold is answered
-/// 400 BadRequest. Upstream up to 1.36 says 500 without a reason there, for want of a status in that error, and means to say 400
-/// (kubernetes/kubernetes#139253): it is the client's mistake, and no failure of the server.
+/// whether the body names its type; `structuredMergeManager`), with one exception: a body that the type cannot hold is answered
+/// 400 BadRequest. Upstream up to 1.36 answers 500 because that error carries no status, and intends 400
+/// (kubernetes/kubernetes#139253): the mistake is the client's.
 pub fn applied(
     kind: &Kind,
     place: (&str, &str),
@@ -163,7 +163,7 @@ pub fn applied(
     Ok(Decoded { value, warnings })
 }
 
-/// A type as upstream writes it, with nothing for what it cannot read: `apps/v1, Kind=DaemonSet`, `/v1, Kind=Pod`, `/, Kind=`.
+/// A type as upstream writes it; parts that it cannot read are empty: `apps/v1, Kind=DaemonSet`, `/v1, Kind=Pod`, `/, Kind=`.
 fn type_text(version: &str, kind: &str) -> String {
     match version.split('/').collect::<Vec<_>>().as_slice() {
         [version] => format!("/{version}, Kind={kind}"),
@@ -191,12 +191,12 @@ fn check_type(kind: &Kind, value: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Reads the body into a value, whatever it is; also returns the paths of duplicate fields.
+/// Reads a body of any media type into a value; also returns the paths of duplicate fields.
 pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
     match content_type.split(';').next().unwrap_or("").trim() {
-        // a client that says nothing means JSON
+        // the default is JSON
         "" | "application/json" => json(body),
-        // JSON is YAML, too, and is what clients send; read as such its duplicate fields are known
+        // clients mostly send JSON, which is YAML, too; the JSON reader knows duplicate fields
         APPLY if body.trim_ascii_start().starts_with(b"{") => json(body),
         APPLY => match yaml::parse(body) {
             Ok(value) => Ok((value, Vec::new())),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_duplicate_fields_are_refused_warned_about_or_ignored() {
+    fn field_validation_refuses_warns_or_ignores() {
         let body = r#"{"spec": {"foo": 1, "unschedulable": true, "unschedulable": false}}"#;
         let complaints = ["unknown field \"spec.foo\"", "duplicate field \"spec.unschedulable\""];
         check(body, FieldValidation::Warn, Ok(&complaints));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_of_another_kind_type_or_form_are_refused() {
+    fn bodies_of_a_wrong_kind_type_or_format_are_refused() {
         check(
             r#"{"spec": []}"#,
             FieldValidation::Ignore,

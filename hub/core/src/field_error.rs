@@ -51,20 +51,20 @@ impl FieldError {
         }
     }
 
-    /// The value is none of the allowed ones.
+    /// The value is not one of the allowed ones.
     pub fn unsupported(field: impl Into<String>, value: impl Into<Value>, supported: &[&str]) -> FieldError {
         let supported = supported.iter().map(|value| format!("{value:?}")).collect::<Vec<_>>().join(", ");
         let text = format!("Unsupported value: {}: supported values: {supported}", shown(&value.into()));
         FieldError { reason: "FieldValueNotSupported", field: field.into(), text }
     }
 
-    /// The value stands twice in a list that is a set.
+    /// The value is a duplicate in a list that is a set.
     pub fn duplicate(field: impl Into<String>, value: impl Into<Value>) -> FieldError {
         let text = format!("Duplicate value: {}", shown(&value.into()));
         FieldError { reason: "FieldValueDuplicate", field: field.into(), text }
     }
 
-    /// The value names something that is not there.
+    /// The value names something that does not exist.
     pub fn not_found(field: impl Into<String>, value: impl Into<Value>) -> FieldError {
         let text = format!("Not found: {}", shown(&value.into()));
         FieldError { reason: "FieldValueNotFound", field: field.into(), text }

@@ -1,6 +1,6 @@
-//! A stored object: its JSON text, and beside it the few things that are asked of it often.
+//! A stored object: its JSON text, and beside it the few fields that are needed often.
 //!
-//! The text is the truth and holds its own resourceVersion; it is parsed when a request needs more. So 5,000 nodes cost
+//! The text is authoritative and holds its own resourceVersion; it is parsed when a request needs more. So 5,000 nodes cost
 //! what their JSON costs, a plain list is a concatenation, and one event is written once for all its watchers.
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct Object {
     pub uid: Box<str>,
     /// The revision at which it was written: `metadata.resourceVersion`.
     pub revision: u64,
-    /// The object as JSON text, without apiVersion and kind left out.
+    /// The object as JSON text, including apiVersion and kind.
     pub json: Bytes,
     labels: Box<[(Box<str>, Box<str>)]>,
     fields: Box<[Box<str>]>,
@@ -37,7 +37,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// From a value whose `metadata.resourceVersion` is `revision`; `None` if it is no object of a kind (no name).
+    /// From a value whose `metadata.resourceVersion` is `revision`; `None` if it has no name.
     pub fn new(kind: &Kind, value: &Value, revision: u64) -> Option<Object> {
         let json = serde_json::to_vec(value).ok()?;
         Object::with_json(kind, value, revision, Bytes::from(json))
@@ -97,7 +97,7 @@ pub struct Event {
     pub old: Option<Arc<Object>>,
     /// After; absent when deleted.
     pub new: Option<Arc<Object>>,
-    /// The deleted object with the revision of its deletion, as watchers are told of it.
+    /// The deleted object with the revision of its deletion, as watches send it.
     pub last: Option<Arc<Object>>,
 }
 
@@ -108,7 +108,7 @@ impl Event {
         known.expect("a change has an object before it or after it")
     }
 
-    /// A rough size, for the bound of the event ring.
+    /// An estimate of its bytes, for the limit of the event ring.
     pub fn weight(&self) -> usize {
         128 + [&self.old, &self.new, &self.last]
             .into_iter()

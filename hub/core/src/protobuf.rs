@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::kinds::schema::{self, Shape, Type, base64_encode};
 
-/// What every protobuf body starts with.
+/// The prefix of every protobuf body.
 const MAGIC: &[u8] = b"k8s\0";
 /// Messages inside messages; upstream's types are at most about 20 deep.
 const DEPTH: usize = 64;
@@ -16,7 +16,7 @@ const DEPTH: usize = 64;
 /// A body that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProtobufError {
-    /// The bytes are no such message.
+    /// The bytes are not such a message.
     Malformed(&'static str),
     /// The type is not in the table.
     UnknownType(String),
@@ -55,7 +55,7 @@ pub fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
 
 /// `v1` and `apps/v1` of upstream are `core/v1` and `apps/v1` in the table, without the groups' domain.
 fn type_of(api_version: &str, kind: &str) -> Option<&'static Type> {
-    // DeleteOptions travels under the version of what it deletes
+    // DeleteOptions is sent with the version of the deleted kind
     if kind == "DeleteOptions" {
         return schema::find("meta/v1/DeleteOptions");
     }
@@ -66,7 +66,7 @@ fn type_of(api_version: &str, kind: &str) -> Option<&'static Type> {
     schema::find(&name)
 }
 
-/// One field as it stands on the wire.
+/// One field in its wire format.
 enum Wire<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
@@ -172,7 +172,7 @@ fn message(of: &'static Type, bytes: &[u8], depth: usize) -> Result<Map<String, 
 }
 
 fn map_entry(item: &Shape, wire: Wire<'_>, depth: usize) -> Result<(String, Value), ProtobufError> {
-    let Wire::Bytes(entry) = wire else { return Err(ProtobufError::Malformed("has a map that is none")) };
+    let Wire::Bytes(entry) = wire else { return Err(ProtobufError::Malformed("has an invalid map")) };
     let (mut key, mut value) = (String::new(), None);
     for field in fields(entry) {
         match field? {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn what_generated_types_wrote_is_read_as_its_json() {
+    fn generated_types_are_read_as_their_json() {
         let map = core::ConfigMap {
             metadata: Some(meta::ObjectMeta {
                 name: Some("cfg".into()),

@@ -1,16 +1,16 @@
 //! Label and field selectors: reading them as upstream does, and asking whether an object is selected.
 //!
-//! A [`Selection`] is what a list or a watch asks for. It is judged on what [`Object`](crate::object::Object) keeps ready
+//! A [`Selection`] belongs to a list or a watch. It is evaluated on the parsed fields of [`Object`](crate::object::Object)
 //! (labels, selectable fields), so a change is matched against thousands of watches without parsing anything.
 
 use crate::api_error::ApiError;
 use crate::kinds::{Kind, names};
 use crate::object::Object;
 
-/// Requirements of one selector; nobody needs more.
+/// Most requirements of one selector.
 const REQUIREMENTS: usize = 256;
 
-/// What a list or watch asks for.
+/// The objects that a list or watch asks for.
 #[derive(Debug, Clone, Default)]
 pub struct Selection {
     /// Empty: all namespaces.
@@ -103,7 +103,7 @@ impl LabelTest {
     }
 }
 
-/// Reads a label selector as upstream's parser does (`labels.Parse`): the same texts are accepted, and refused in the same words.
+/// Reads a label selector as upstream's parser does (`labels.Parse`): the same texts are accepted, and errors have the same words.
 fn parse_labels(text: &str) -> Result<Vec<LabelRequirement>, String> {
     let mut words = Words(text);
     let mut found = Vec::new();
@@ -131,11 +131,11 @@ fn parse_labels(text: &str) -> Result<Vec<LabelRequirement>, String> {
     }
 }
 
-/// What is left of a selector, cut into words and signs.
+/// The unread part of a selector, split into words and operators.
 #[derive(Clone, Copy)]
 struct Words<'a>(&'a str);
 
-/// The longest come first: of two that fit the longer one is meant.
+/// The longest come first: of two that match the longer one is meant.
 const SIGNS: [&str; 9] = ["==", "!=", "=", "!", ">", "<", "(", ")", ","];
 
 fn is_sign(word: &str) -> bool {
@@ -143,7 +143,7 @@ fn is_sign(word: &str) -> bool {
 }
 
 impl<'a> Words<'a> {
-    /// The next word or sign; empty at the end.
+    /// The next word or operator; empty at the end.
     fn take(&mut self) -> &'a str {
         let rest = self.0.trim_start();
         let sign = SIGNS.iter().find(|sign| rest.starts_with(**sign)).map(|sign| sign.len());
@@ -201,7 +201,7 @@ fn one_value(words: &mut Words<'_>, key: &str) -> Result<String, String> {
     }
 }
 
-/// Values in parentheses; nothing between two commas is an empty one.
+/// Values in parentheses; between two adjacent commas is an empty one.
 fn several_values(words: &mut Words<'_>, key: &str) -> Result<Vec<String>, String> {
     match words.take() {
         "(" => {}
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_selectors_are_refused_in_upstreams_words() {
+    fn malformed_selectors_get_upstreams_errors() {
         let check = |selector: &str, expect: &str| {
             let refused = Selection::parse(&NODE, "", selector, "").unwrap_err();
             assert_eq!((refused.code, refused.message.as_str()), (400, expect), "{selector}");
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_by_name_is_known_as_such() {
+    fn selection_by_name_is_recognized() {
         let name = |fields: &str| Selection::parse(&NODE, "", "", fields).unwrap().name;
         assert_eq!(name("metadata.name=a"), Some("a".to_owned()));
         assert_eq!(name("metadata.name!=a"), None);

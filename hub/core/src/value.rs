@@ -4,7 +4,7 @@ use serde_json::Value;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// The text at a path of fields, empty when absent or no text.
+/// The text at a path of fields, empty if absent or of another type.
 pub fn text<'a>(value: &'a Value, path: &[&str]) -> &'a str {
     at(value, path).and_then(Value::as_str).unwrap_or("")
 }

@@ -2,7 +2,7 @@
 //!
 //! Always holds: every read is bounded (bytes, tokens, depth, values, what aliases repeat), and nothing panics. Scalars mean what
 //! they mean to upstream's reader (YAML 1.1: `yes` and `off` are booleans, `0644` is octal); JSON text is read by `decode`, which
-//! knows its duplicate fields. Refused: several documents, merge keys, keys that are no text, tags of other types, duplicate keys.
+//! knows its duplicate fields. Refused: several documents, merge keys, keys that are not text, tags of other types, duplicate keys.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ const MAX_COPIED_BYTES: usize = 1024 * 1024;
 /// Most marks of flow style: the parser keeps every token of a `[...]` until it is closed, some 180 bytes each.
 const MAX_MARKS: usize = 100_000;
 
-/// Reads one document. The error says what was found, and at which line.
+/// Reads one document. The error describes the fault and its line.
 pub fn parse(text: &[u8]) -> Result<Value, String> {
     if text.len() > MAX_TEXT_BYTES {
         return Err(format!("the text has {} bytes, expected at most {MAX_TEXT_BYTES}", text.len()));
@@ -177,7 +177,7 @@ fn check_tag(tag: Option<&Tag>, plain: &str) -> Result<(), String> {
     }
 }
 
-/// What an unquoted scalar means.
+/// The value of an unquoted scalar.
 fn resolve(text: &str) -> Result<Value, String> {
     Ok(match text {
         "" | "~" | "null" | "Null" | "NULL" => Value::Null,
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_becomes_the_json_it_means() {
+    fn manifest_becomes_its_json() {
         check(
             "# a comment\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: m\n  labels: {a: \"1\"}\ndata:\n  text: |\n    one\n    two\nlist:\n- 1\n- x: yes\n",
             json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m", "labels": {"a": "1"}},
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ambiguous_or_beyond_a_limit_is_refused_with_its_line() {
+    fn ambiguous_or_oversized_yaml_is_refused_with_its_line() {
         refused("a: 1\na: 2\n", "line 2: the key \"a\" stands twice");
         refused("a: 1\n---\nb: 2\n", "second document");
         refused("<<: {a: 1}\n", "merge keys");

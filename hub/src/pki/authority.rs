@@ -1,8 +1,8 @@
 //! The hub's own certificate authority and every kind of certificate it signs.
 //!
-//! Holds: the CA is made once and never replaced by the program; key and certificate are one file, so there is no
-//! half of a CA. What it signs cannot be mistaken for something else: a serving certificate is no client, a client
-//! is no server, nothing it signs is a CA. Where certificates are kept and when they are renewed is `super`'s.
+//! Always holds: the CA is created once and never replaced by the program; key and certificate are one file, so there is no
+//! half of a CA. Every certificate has one use: a serving certificate is invalid for clients, a client's is invalid for servers, and
+//! none is a CA. Left to others: files and renewal (`super`).
 //!
 //! Time. Boards without a clock battery wake up in 1970, or at the day their image was built, and must reach the hub
 //! before they can learn the time. So every certificate is valid from 1970 on: a `notBefore` protects nobody here
@@ -27,17 +27,17 @@ use super::durable::Flush;
 use super::{PkiError, durable};
 use kedge_hub_core::identity::certificate_request::Request;
 
-/// Start of every certificate's validity; see the module's words on time.
+/// Start of every certificate's validity; see the module's paragraph on time.
 const NOT_BEFORE: OffsetDateTime = datetime!(1970-01-01 00:00:00 UTC);
-/// "No well-defined expiration date" in RFC 5280 4.1.2.5. A CA that runs out takes every device with it, and a device
-/// in the field has nobody to give it a new one.
+/// "No well-defined expiration date" in RFC 5280 4.1.2.5. An expired CA would lock out every device, and nobody could give a
+/// device in the field a new one.
 const AUTHORITY_NOT_AFTER: OffsetDateTime = datetime!(9999-12-31 23:59:59 UTC);
 /// No hub runs before this: an earlier clock is an unset clock.
 const EARLIEST_NOW: OffsetDateTime = datetime!(2026-11-01 00:00:00 UTC);
 
 const YEAR: Duration = Duration::days(365);
 /// Serving certificates outlast the largest clock error we promise to survive on a node (twenty years ahead). A short
-/// life would buy nothing: the key lies in the same directory as the CA's, who can read one can read the other.
+/// life would buy nothing: the key is in the same directory as the CA's: a thief of one has the other.
 pub(super) const SERVING_LIFE: Duration = Duration::seconds(25 * YEAR.whole_seconds());
 /// Node credentials have no renewal protocol yet, and a device may lie in a cupboard for a decade. What a stolen one
 /// can do is bounded by the authorizer, not by time.
@@ -76,14 +76,14 @@ impl Credential {
         PrivatePkcs8KeyDer::from(self.key.serialize_der()).into()
     }
 
-    /// Key and certificate in one file, secret from its first byte.
+    /// Writes key and certificate to one file, with mode 0600 from its first byte.
     pub(super) fn save(&self, path: &Path, flush: Flush) -> Result<(), PkiError> {
         let content = format!("{}{}", self.key_pem(), self.certificate_pem());
         durable::write(path, content.as_bytes(), durable::SECRET, flush)
             .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })
     }
 
-    /// Reads what `save` wrote. A key that does not belong to the certificate is an error here, not in a handshake.
+    /// Reads the file of `save`. A key that does not match the certificate is an error here, not in a handshake.
     pub(super) fn load(path: &Path) -> Result<Credential, PkiError> {
         let content =
             durable::read(path).map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })?;
@@ -140,7 +140,7 @@ impl Authority {
         Ok(Authority { own: Credential { certificate: certificate.der().clone(), key } })
     }
 
-    /// The CA from its file; anything odd is an error that says so, never a new CA.
+    /// The CA from its file; any fault is an error, never a new CA.
     pub(super) fn load(path: &Path) -> Result<Authority, PkiError> {
         let own = Credential::load(path)?;
         let corrupt = |why: String| PkiError::Corrupt { path: path.to_owned(), why };
@@ -154,7 +154,7 @@ impl Authority {
         Ok(Authority { own })
     }
 
-    /// Durable once it returns: from then on things are signed that must go on being trusted.
+    /// Durable once it returns, because certificates are signed from then on.
     pub(super) fn save(&self, path: &Path) -> Result<(), PkiError> {
         self.own.save(path, Flush::Now)
     }
@@ -187,7 +187,7 @@ impl Authority {
     }
 
     /// A client certificate for one node. RFC 5280 asks for at most 64 characters in a common name; a long node name
-    /// breaks that, as it does upstream, and neither rustls nor Go minds.
+    /// breaks that, as it does upstream, and both rustls and Go accept it.
     pub(super) fn issue_node(&self, node: &str, now: OffsetDateTime) -> Result<Credential, PkiError> {
         let user = format!("{NODE_USER_PREFIX}{node}");
         self.issue_client("node", &user, NODE_GROUP, expiry(now, NODE_LIFE))
@@ -250,7 +250,7 @@ impl Authority {
     }
 }
 
-/// One spelling per name, as it stands in a certificate: lower case, addresses in their shortest form.
+/// One spelling per name, as in a certificate: lower case, addresses in their shortest form.
 pub(super) fn canonical(name: &str) -> String {
     match name.parse::<IpAddr>() {
         Ok(address) => address.to_string(),
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn every_certificate_is_valid_from_1970_and_for_more_than_twenty_years() {
+    fn certificates_are_valid_from_1970_for_over_twenty_years() {
         let authority = Authority::make().unwrap();
         let now = datetime!(2030-06-01 00:00:00 UTC);
         let serving = authority.issue_serving(&strings(&["localhost"]), now).unwrap();
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hub_with_an_unset_clock_signs_as_if_on_the_day_it_was_written() {
+    fn unset_clock_signs_as_if_on_the_programs_own_date() {
         let authority = Authority::make().unwrap();
         let unset = datetime!(1970-01-01 00:01:00 UTC);
         let serving = authority.issue_serving(&strings(&["localhost"]), unset).unwrap();
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_at_the_end_of_time_does_not_overflow() {
+    fn clock_at_its_maximum_does_not_overflow() {
         let end = datetime!(9999-12-31 23:00:00 UTC);
         Authority::make().unwrap().issue_node("edge-1", end).unwrap();
     }
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_of_another_ca_is_told_apart() {
+    fn certificate_of_another_ca_is_recognized() {
         let (ours, other) = (Authority::make().unwrap(), Authority::make().unwrap());
         let credential = ours.issue_node("edge-1", EARLIEST_NOW).unwrap();
         assert_eq!(ours.signed(&credential), Ok(true));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_say_what_they_are_for_and_nothing_else() {
+    fn leaf_certificates_allow_only_their_own_use() {
         let authority = Authority::make().unwrap();
         let check = |credential: Credential, server: bool, client: bool, user: &str, group: Option<&str>| {
             let parsed = parse(&credential.certificate).unwrap();

@@ -1,7 +1,7 @@
-//! Small files: written beside and renamed, and, where a power cut must not take them, flushed before anybody relies on them.
+//! Small files: written to a temporary file and renamed, and flushed where they must survive a power cut.
 //!
-//! Holds: a reader sees the old content or the new one, never a mixture, and after a `Flush::Now` returned the new one
-//! stays. A leftover of an interrupted write is overwritten by the next. Objects are not kept here: the store does that.
+//! Always holds: a reader sees the old content or the new one, never a mixture, and once `Flush::Now` has returned the new one
+//! is durable. A leftover of an interrupted write is overwritten by the next. Left to others: objects (`store`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,17 +12,17 @@ use std::path::Path;
 pub(super) const SECRET: u32 = 0o600;
 /// Anyone may read: the CA's certificate, the server's address.
 pub(super) const PUBLIC: u32 = 0o644;
-/// No file of this module comes near this; a larger one is not ours and is not read into memory.
+/// Longest file that is read; ours are far smaller.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Whether a write waits for the disk: a first start writes six files, and a memory card takes 10 to 50 ms for each of the two
 /// flushes of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flush {
-    /// Once it returns, a power cut takes nothing away.
+    /// Durable once the call returns.
     Now,
-    /// The system flushes it in its own time, half a minute on Linux; a power cut before may leave an empty or a spoilt file. Only
-    /// for what the next start finds out and makes anew.
+    /// The system flushes it later, within half a minute on Linux; a power cut before that may leave an empty or damaged file. Only
+    /// for files that the next start checks and recreates.
     Later,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io:
         _ => {}
     }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary)?;
-    // the umask may have taken bits away, it never adds any
+    // the umask may have removed bits, it never adds any
     file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(content)?;
     if flush == Flush::Now {
@@ -51,8 +51,8 @@ pub(super) fn write(path: &Path, content: &[u8], mode: u32, flush: Flush) -> io:
     Ok(())
 }
 
-/// Writes only if the content differs, so that a restart costs the disk nothing; flushed later, because whoever calls this again
-/// finds a spoilt file different. Says whether it wrote.
+/// Writes only if the content differs, so that a restart does not write; flushed later, because the next call would find a damaged
+/// file different. Returns whether it wrote.
 pub(super) fn write_if_changed(path: &Path, content: &[u8], mode: u32) -> io::Result<bool> {
     let same_mode = || Ok::<_, io::Error>(fs::metadata(path)?.permissions().mode() & 0o777 == mode);
     match read(path) {
@@ -61,7 +61,7 @@ pub(super) fn write_if_changed(path: &Path, content: &[u8], mode: u32) -> io::Re
     }
 }
 
-/// The whole file, refused when it is absurdly large.
+/// The whole file; an error if it is longer than [`MAX_FILE_BYTES`].
 pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let length = fs::metadata(path)?.len();
     if length > MAX_FILE_BYTES {
@@ -71,7 +71,7 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
     fs::read(path)
 }
 
-/// Makes a directory that only the owner may enter (those above it as the umask says), and makes its name durable.
+/// Creates a directory that only the owner may enter (those above it as the umask says), and makes its name durable.
 pub(super) fn make_private_directory(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_written_with_its_mode_and_replaced_whole() {
+    fn secret_is_written_with_its_mode_and_replaced_whole() {
         let directory = test_directory("durable");
         let path = directory.join("key");
         fs::write(directory.join(".key.tmp"), "left over by a power cut").unwrap();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_already_there_is_not_written_again_unless_its_mode_is_wrong() {
+    fn equal_file_is_not_rewritten_unless_its_mode_is_wrong() {
         let directory = test_directory("unchanged");
         let path = directory.join("file");
         assert!(write_if_changed(&path, b"x", SECRET).unwrap());
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_absurd_size_is_refused() {
+    fn oversized_file_is_refused() {
         let directory = test_directory("large");
         let path = directory.join("file");
         File::create(&path).unwrap().set_len(MAX_FILE_BYTES + 1).unwrap();

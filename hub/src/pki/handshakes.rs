@@ -1,4 +1,4 @@
-//! Tests of the hub's TLS as clients meet it: real handshakes in memory, with clients whose clocks are off.
+//! Tests of the hub's TLS: real handshakes in memory, with clients whose clocks are off.
 //!
 //! Holds for every test: client and server are rustls as the agent and the hub use it; only the client's clock is made.
 
@@ -41,7 +41,7 @@ struct Client {
     versions: &'static [&'static SupportedProtocolVersion],
 }
 
-/// The hub under test, its directory, and a client that is right in everything.
+/// The hub under test, its directory, and a valid client.
 fn hub(name: &str) -> (Pki, Arc<ServerConfig>, Client) {
     let data = test_directory(&format!("tls-{name}"));
     let now = OffsetDateTime::now_utc();
@@ -84,7 +84,7 @@ impl Client {
     }
 }
 
-/// What the server knows of a client once connected.
+/// The server's view of a connected client.
 #[derive(Debug, PartialEq)]
 struct Connected {
     user: Option<String>,
@@ -216,7 +216,7 @@ fn a_renewed_certificate_serves_new_connections_with_the_same_configuration() {
     let later = OffsetDateTime::now_utc() + Duration::days(400);
     assert!(pki.renew(later).unwrap());
     assert!(connect(&server, &config, "localhost").unwrap().resumed, "sessions of before go on");
-    // only the new certificate still stands at this time
+    // only the new certificate is valid at this time
     client.now = OffsetDateTime::now_utc() + Duration::days(25 * 365 + 200);
     connect(&server, &client.config(), "localhost").unwrap();
 }

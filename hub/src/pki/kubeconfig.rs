@@ -1,7 +1,7 @@
-//! The text of a kubeconfig, and the names and addresses that stand in it.
+//! The text of a kubeconfig, and the names and addresses in it.
 //!
-//! Holds: a kubeconfig is whole in itself (CA, certificate and key embedded), so one file is all an operator copies.
-//! Where it is written, and with which mode, is `super`'s.
+//! Always holds: a kubeconfig is self-contained (CA, certificate and key embedded), so an operator copies one file.
+//! Left to others: its path and mode (`super`).
 
 use std::net::IpAddr;
 

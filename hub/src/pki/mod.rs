@@ -1,13 +1,13 @@
-//! Who the hub is and whom it has let in: its certificate authority, its serving certificate, its clients' credentials.
+//! The hub's keys: its certificate authority, its serving certificate, its clients' credentials.
 //!
-//! Holds: a CA is made at the first start of an empty data directory and never again; a CA that is missing or damaged
-//! later is an error with a way out, because a silent new one would lock out every device at once. Everything else
-//! here can be issued anew from the CA, so a damaged serving certificate or admin credential is replaced and said so.
-//! The CA is on the disk before anything is signed with it; what can be issued anew is flushed in the system's own
-//! time. TLS asks for a client certificate without demanding one: who may do what without one is `auth`'s word.
+//! Always holds: a CA is created at the first start of an empty data directory and never again; a missing or damaged CA
+//! is an error with advice, because a silent new one would lock out every device at once. Everything else can be issued
+//! again from the CA, so a damaged serving certificate or admin credential is replaced, which is logged. The CA is durable
+//! before anything is signed with it; other files are flushed later by the system. TLS requests a client certificate but
+//! does not require one. Left to others: permissions (`identity`).
 //!
-//! On disk, below the data directory: `pki/ca.pem` (key and certificate, the truth), `ca.crt` (the certificate for
-//! anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `admin.kubeconfig`, `server-url` (what node credentials name).
+//! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative), `ca.crt` (the certificate for
+//! anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials).
 
 mod authority;
 mod durable;
@@ -38,38 +38,38 @@ pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
 const SERVING_RENEWED_BELOW: Duration = Duration::days(24 * 365);
 /// The administrator's certificate with less than this left is replaced, half way through its life.
 const ADMIN_RENEWED_BELOW: Duration = Duration::days(5 * 365);
-/// Tickets per TLS 1.3 handshake. Every reconnect uses one and gets one; each costs a node bytes it may pay for.
+/// Tickets per TLS 1.3 handshake. Every reconnect uses one and gets one; each costs bytes on a metered link.
 const TICKETS_PER_HANDSHAKE: usize = 1;
 
-/// What is wrong with the hub's keys. Every text names the file and what to do about it.
+/// A fault of the hub's keys. Every text names the file and what to do about it.
 #[derive(Debug)]
 pub enum PkiError {
     /// A file or directory cannot be read.
     Unreadable {
         /// Which one.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file or directory cannot be written.
     Unwritable {
         /// Which one.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file was read and is not what it should be.
+    /// A file has an invalid content.
     Corrupt {
         /// Which one.
         path: PathBuf,
-        /// What was found, what was expected.
+        /// The content found and expected.
         why: String,
     },
     /// The CA is damaged, or gone from a directory that had one.
     Authority {
         /// The CA's file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// The directory never had a hub.
@@ -77,24 +77,24 @@ pub enum PkiError {
         /// The data directory.
         data_dir: PathBuf,
     },
-    /// No address is known that a node could be given.
+    /// No URL for nodes is known.
     NoServerUrl {
         /// The data directory.
         data_dir: PathBuf,
     },
-    /// A name that no certificate can carry.
+    /// A name that is invalid in a certificate.
     BadName {
         /// The name.
         name: String,
     },
     /// A key or certificate could not be made.
     Signing {
-        /// Which sort.
+        /// Its purpose.
         what: &'static str,
-        /// What the library said.
+        /// The library's error.
         source: rcgen::Error,
     },
-    /// The TLS library refused what we made.
+    /// The TLS library refused the key or certificate.
     Tls(rustls::Error),
 }
 
@@ -142,7 +142,7 @@ impl fmt::Display for PkiError {
 
 impl std::error::Error for PkiError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // the io and library errors are in the text already: printing the chain must not say them twice
+        // the text already contains the io and library errors: printing the chain must not repeat them
         None
     }
 }
@@ -155,7 +155,7 @@ pub struct Pki {
     serving: Arc<Serving>,
 }
 
-/// What handshakes are served with; swapped whole, so connections that stand are not touched.
+/// The certificate for handshakes; replaced as a whole, so open connections are not affected.
 struct Serving {
     current: RwLock<Arc<CertifiedKey>>,
 }
@@ -168,13 +168,13 @@ impl fmt::Debug for Serving {
 
 impl ResolvesServerCert for Serving {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        // one certificate for every name: most devices dial an address and send no server name
+        // one certificate for every name: most devices connect to an address and send no server name
         Some(Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner)))
     }
 }
 
 impl Pki {
-    /// Opens the keys in `data_dir`, making what is not there yet: the CA only in a directory that never had one. The
+    /// Opens the keys in `data_dir`, creating missing ones: the CA only in a directory that never had one. The
     /// serving certificate names at least `names` (host names and IP addresses). Call with the data directory locked.
     pub fn open(data_dir: &Path, names: &[String], now: OffsetDateTime) -> Result<Pki, PkiError> {
         let directory = data_dir.join("pki");
@@ -193,8 +193,8 @@ impl Pki {
         Ok(Pki { data_dir: data_dir.to_owned(), authority, names: names.to_vec(), serving })
     }
 
-    /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted and not
-    /// demanded. It follows every later renewal by itself.
+    /// TLS for the server: 1.2 and 1.3, HTTP/1.1 only, resumption, client certificates of our own CA accepted but not
+    /// required. It follows every later renewal by itself.
     pub fn server_config(&self) -> Result<Arc<rustls::ServerConfig>, PkiError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut roots = rustls::RootCertStore::empty();
@@ -239,8 +239,8 @@ impl Pki {
         self.authority.sign_client(asked, enciphers, now, life)
     }
 
-    /// Replaces the serving certificate when its time has come; says whether it did. Cheap: call it every hour. The
-    /// new one is served even if it cannot be written, and the error says that it could not.
+    /// Replaces the serving certificate when it is due; returns whether it did. Cheap: call it every hour. The
+    /// new one is served even if it cannot be written, which is an error.
     pub fn renew(&self, now: OffsetDateTime) -> Result<bool, PkiError> {
         let path = self.data_dir.join("pki/serving.pem");
         let kept = Credential::load(&path)
@@ -282,7 +282,7 @@ impl Pki {
         Ok(path)
     }
 
-    /// Where the CA's certificate lies for anyone to copy.
+    /// The path of the CA's certificate, for anyone to copy.
     pub fn ca_path(&self) -> PathBuf {
         self.data_dir.join("ca.crt")
     }
@@ -295,7 +295,7 @@ pub fn make_data_dir(path: &Path) -> Result<(), PkiError> {
 }
 
 /// A kubeconfig with fresh credentials for the node `name`, from the CA in `data_dir`; works whether the hub runs or
-/// not, and writes nothing. `url`: where the node finds the hub, else what the hub last published.
+/// not, and writes nothing. `url`: the hub's address for the node, else the one that the hub last published.
 pub fn node_kubeconfig(
     data_dir: &Path,
     name: &str,
@@ -330,8 +330,8 @@ fn published_url(data_dir: &Path) -> Result<String, PkiError> {
     Ok(text)
 }
 
-/// The CA, made if this directory never had one. `ca.crt` is written after `ca.pem`: alone it is the mark of a CA
-/// that was lost.
+/// The CA, made if this directory never had one. `ca.crt` is written after `ca.pem`: `ca.crt` alone means that the CA
+/// was lost.
 fn open_authority(data_dir: &Path) -> Result<Authority, PkiError> {
     let path = data_dir.join("pki/ca.pem");
     if exists(&path)? {
@@ -360,7 +360,7 @@ fn load_authority(path: &Path) -> Result<Authority, PkiError> {
     })
 }
 
-/// A credential that can be issued anew: the stored one unless it is missing or has a fault.
+/// A credential that can be issued again: the stored one unless it is missing or has a fault.
 fn open_credential(
     path: &Path,
     fault: impl Fn(&Credential) -> Option<String>,
@@ -377,7 +377,7 @@ fn open_credential(
         log::info!("{} is issued anew: {fault}", path.display());
     }
     let credential = issue()?;
-    // a spoilt one is found by this very function at the next start
+    // a damaged file is found by this function at the next start
     credential.save(path, Flush::Later)?;
     Ok(credential)
 }
@@ -425,7 +425,7 @@ fn certified(credential: &Credential) -> Result<CertifiedKey, PkiError> {
     Ok(CertifiedKey::new(vec![credential.certificate.clone()], key))
 }
 
-/// Existence, where "may not look" is an error and not a no: a CA behind a wrong mode must not be taken for a first
+/// Whether a file exists; a permission error is an error, not a no: a CA behind a wrong mode must not look like a first
 /// start.
 fn exists(path: &Path) -> Result<bool, PkiError> {
     path.try_exists().map_err(|source| PkiError::Unreadable { path: path.to_owned(), source })
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_start_keeps_every_file_as_it_was() {
+    fn second_start_keeps_every_file() {
         let data = test_directory("second-start");
         let open = || Pki::open(&data, &names(&["localhost"]), NOW).unwrap().publish(URL, URL, NOW).unwrap();
         open();
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_or_lost_authority_is_never_replaced() {
+    fn damaged_or_lost_authority_is_never_replaced() {
         let check = |name: &str, spoil: &dyn Fn(&Path), expect: &str| {
             let data = test_directory(name);
             Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_power_cut_after_the_first_start_spoils_is_made_anew() {
+    fn files_damaged_by_a_power_cut_are_recreated() {
         let made_anew = ["pki/serving.pem", "pki/admin.pem", "ca.crt", "admin.kubeconfig", "server-url"];
         for content in ["", "nonsense", "\0\0\0\0"] {
             let data = test_directory("spoilt");
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_name_is_a_new_serving_certificate_and_a_dropped_one_is_not() {
+    fn serving_certificate_is_reissued_only_for_new_names() {
         let data = test_directory("names");
         let open = |list: &[&str]| {
             Pki::open(&data, &names(list), NOW).unwrap();
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn the_serving_certificate_is_renewed_while_running_and_swapped() {
+    fn serving_certificate_is_renewed_while_running() {
         let data = test_directory("renew");
         let pki = Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
         let served = || pki.serving.current.read().unwrap().cert[0].clone();
@@ -559,14 +559,14 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_falls_back_to_1970_renews_nothing() {
+    fn clock_reset_to_1970_renews_nothing() {
         let data = test_directory("fall-back");
         let pki = Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
         assert!(!pki.renew(datetime!(1970-01-01 00:00:10 UTC)).unwrap());
     }
 
     #[test]
-    fn the_admin_kubeconfig_follows_the_address_and_keeps_its_credential() {
+    fn admin_kubeconfig_follows_the_address_and_keeps_its_key() {
         let data = test_directory("admin");
         let pki = Pki::open(&data, &names(&["localhost"]), NOW).unwrap();
         let key = |text: &str| text.lines().find(|line| line.contains("client-key-data")).unwrap().to_owned();
@@ -580,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_kubeconfig_needs_a_hub_that_was_started_once() {
+    fn node_kubeconfig_needs_a_hub_that_was_started_once() {
         let data = test_directory("node");
         let make = |url: Option<&str>| node_kubeconfig(&data, "edge-1", url.map(str::to_owned), NOW);
         assert!(matches!(make(Some(URL)), Err(PkiError::NoAuthority { .. })));

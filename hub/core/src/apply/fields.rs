@@ -1,7 +1,7 @@
 //! Sets of fields, as `managedFields` names them: `f:` a field, `k:` a list item by its keys, `v:` one by its value, `i:` by index.
 //!
 //! Always holds: a set has no empty branches, and equal sets have equal texts. The form is upstream's FieldsV1: a branch that is
-//! itself in the set, and not only fields in it, carries `.`. It knows no types; what a value's set is stands in `typed`.
+//! itself in the set, and not only fields in it, carries `.`. It knows no types; `typed` computes the set of a value.
 
 use std::collections::BTreeMap;
 
@@ -60,22 +60,22 @@ impl Step {
     }
 }
 
-/// A place in a set: whether it is in it, and what is below.
+/// A path in a set: whether it is itself in the set, and the steps below it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Branch {
-    /// The place itself is in the set.
+    /// The path itself is in the set.
     pub member: bool,
-    /// What is below it.
+    /// The steps below it.
     pub below: FieldSet,
 }
 
 impl Branch {
-    /// A place without anything below.
+    /// A path without anything below.
     pub fn leaf() -> Branch {
         Branch { member: true, below: FieldSet::default() }
     }
 
-    /// Neither itself nor anything below.
+    /// Neither the path nor anything below.
     pub fn is_empty(&self) -> bool {
         !self.member && self.below.is_empty()
     }
@@ -122,7 +122,7 @@ impl FieldSet {
         }
     }
 
-    /// What is in either.
+    /// The union.
     pub fn union(&self, other: &FieldSet) -> FieldSet {
         let mut sum = self.clone();
         for (step, branch) in &other.0 {
@@ -131,7 +131,7 @@ impl FieldSet {
         sum
     }
 
-    /// What is in both.
+    /// The intersection.
     pub fn intersection(&self, other: &FieldSet) -> FieldSet {
         let mut both = FieldSet::default();
         for (step, mine) in &self.0 {
@@ -143,7 +143,7 @@ impl FieldSet {
         both
     }
 
-    /// What is in this and not in the other: places one by one, so a place that goes leaves what is below it.
+    /// The paths of this set that are not in the other; removing a path keeps the paths below it.
     pub fn difference(&self, other: &FieldSet) -> FieldSet {
         let mut rest = FieldSet::default();
         for (step, mine) in &self.0 {
@@ -156,13 +156,13 @@ impl FieldSet {
         rest
     }
 
-    /// Without a field and all below it.
+    /// Without a field and every path below it.
     pub fn without_field(mut self, name: &str) -> FieldSet {
         self.0.remove(&Step::Field(name.to_owned()));
         self
     }
 
-    /// Without the places that no manager owns: the type, what names the object, what only the server writes.
+    /// Without the paths that no manager owns: type, name and namespace, and fields that only the server writes.
     pub fn without_identity(mut self) -> FieldSet {
         const OF_METADATA: [&str; 8] = [
             "name",
@@ -185,7 +185,7 @@ impl FieldSet {
         self
     }
 
-    /// Every place that is in the set, as conflicts name it: those of a level before those below it.
+    /// Every path in the set, as conflicts name it; shorter paths first.
     pub fn paths(&self) -> Vec<String> {
         let mut found = Vec::new();
         self.collect_paths("", &mut found);
@@ -212,7 +212,7 @@ impl FieldSet {
         Value::Object(self.0.iter().map(|(step, below)| (step.text(), branch(below))).collect())
     }
 
-    /// From FieldsV1; `None` if it is none.
+    /// From FieldsV1; `None` if the value is invalid.
     pub fn from_value(value: &Value) -> Option<FieldSet> {
         FieldSet::read(value, 0).map(|branch| branch.below)
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_written_as_it_was_read() {
+    fn set_round_trips_through_fields_v1() {
         let value = json!({"f:metadata": {"f:labels": {".": {}, "f:a.b/c": {}}, "f:finalizers": {"v:\"x\"": {}}},
             "f:spec": {"f:ports": {"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {".": {}, "f:name": {}}, "i:3": {}}}});
         assert_eq!(set(value.clone()).to_value(), value);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_are_added_and_taken_place_by_place() {
+    fn sets_are_added_and_removed_path_by_path() {
         let left = set(json!({"f:a": {".": {}, "f:b": {}}, "f:c": {}}));
         let right = set(json!({"f:a": {"f:b": {}, "f:d": {}}}));
         assert_eq!(left.union(&right), set(json!({"f:a": {".": {}, "f:b": {}, "f:d": {}}, "f:c": {}})));
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_owns_what_names_an_object() {
+    fn identifying_fields_have_no_manager() {
         let all =
             set(json!({"f:apiVersion": {}, "f:kind": {}, "f:metadata": {".": {}, "f:name": {}, "f:uid": {},
             "f:labels": {"f:a": {}}}, "f:data": {"f:k": {}}}));

@@ -1,7 +1,7 @@
-//! The entries of `managedFields`: reading and writing them, taking fields from managers, and what a conflict says.
+//! The entries of `managedFields`: reading and writing them, taking fields from managers, and the text of a conflict.
 //!
 //! Always holds: entries are in upstream's order, none is empty, and at most [`MAX_UPDATERS`] are of updates. An entry that
-//! cannot be read makes all of them unreadable: then they count as absent, as upstream does.
+//! cannot be read makes all of them invalid: the object then counts as having none, as upstream does.
 
 use serde_json::{Value, json};
 
@@ -15,19 +15,19 @@ pub const MAX_NAME_BYTES: usize = 128;
 const MAX_UPDATERS: usize = 10;
 /// Entries of managers that apply. Upstream has no limit but the object's size; each costs every write a pass over its fields.
 const MAX_APPLIERS: usize = 100;
-/// Who the merged oldest updates are.
+/// The manager of the merged oldest updates.
 const ANCIENT: &str = "ancient-changes";
 
-/// Who writes.
+/// The manager that writes.
 #[derive(Debug, Clone)]
 pub struct Manager {
-    /// The client's `fieldManager`, or what it calls itself.
+    /// The client's `fieldManager`, or the product name of its `User-Agent`.
     pub name: String,
-    /// Through which part of the object; empty for the object itself.
+    /// The subresource; empty for the object itself.
     pub subresource: String,
 }
 
-/// How a manager came to its fields.
+/// The operation by which a manager got its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Operation {
     Apply,
@@ -58,7 +58,7 @@ impl Entry {
         }
     }
 
-    /// Whether both are the same manager. Who applies is the same in every version, as upstream has it.
+    /// Whether both are the same manager. An applier is the same manager in every API version, as upstream does it.
     pub(super) fn is_of(&self, other: &Entry) -> bool {
         self.manager == other.manager
             && self.operation == other.operation
@@ -112,13 +112,13 @@ pub(super) fn decode(value: &Value) -> Option<Vec<Entry>> {
     entries.iter().map(Entry::read).collect()
 }
 
-/// As `managedFields`; `None` if nobody owns anything.
+/// As `managedFields`; `None` if no manager owns a field.
 pub(super) fn encode(mut entries: Vec<Entry>) -> Option<Value> {
     entries.retain(|entry| !entry.fields.is_empty());
     entries.sort_by(order);
     merge_oldest(&mut entries);
     let appliers = entries.iter().filter(|entry| entry.operation == Operation::Apply).count();
-    // the oldest appliers stand first
+    // the oldest appliers come first
     entries.drain(..appliers.saturating_sub(MAX_APPLIERS));
     (!entries.is_empty()).then(|| entries.into_iter().map(Entry::write).collect())
 }
@@ -145,8 +145,8 @@ fn merge_oldest(entries: &mut Vec<Entry>) {
     entries.insert(first, merged);
 }
 
-/// What a change does to managers: everybody loses what was set or removed, the writer gets what was set. `now` becomes the time of
-/// the writer's entry, except that after a renewal an entry that owns all of it already keeps its time.
+/// Applies a change to the managers: all lose the fields that were set or removed, the writer gets those that were set. `now` becomes
+/// the time of the writer's entry, unless this is a renewal and the entry already owns all of them.
 pub(super) fn update(
     entries: &mut Vec<Entry>,
     writer: Option<Entry>,
@@ -190,7 +190,7 @@ fn shown(entry: &Entry) -> String {
     text
 }
 
-/// The refusal of an apply, in upstream's words.
+/// The error of a refused apply, in upstream's words.
 pub(super) fn conflict(conflicts: &[(&Entry, FieldSet)]) -> ApiError {
     let mut causes = Vec::new();
     let mut lines = Vec::new();

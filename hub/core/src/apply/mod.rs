@@ -1,12 +1,12 @@
-//! Server-side apply: who manages which field of an object, and what follows when somebody applies a part of it.
+//! Server-side apply: the field managers of an object, and how applying a part of it changes object and managers.
 //!
-//! `metadata.managedFields` is kept by every write. An update makes its manager the owner of what it changed and takes that
-//! from everybody else. An apply sets fields, takes away those that its manager applied before and nobody else owns, and is
-//! refused where it would change what others own, unless forced. Rules and texts are upstream's.
+//! Every write maintains `metadata.managedFields`. An update makes its manager the only owner of the fields it changed. An apply
+//! sets fields, removes those that its manager applied before and no other manager owns, and is refused where it would change
+//! fields of others, unless forced. Rules and texts are upstream's.
 //!
-//! Our own decision: what nodes and the hub itself write belongs to nobody. They renew and report all the time, a fleet's
-//! status would double in size for names that nobody looks up; they still take what they change from others. Renewals by
-//! others, leader elections, leave a manager's time as it is while it renews what it owns already.
+//! Our own decision: writes by nodes and by the hub itself record no manager. They renew and report all the time, and a fleet's
+//! status would double in size for names that nobody looks up; they still take the changed fields from other managers. Renewals
+//! by other clients (leader elections) keep a manager's time while it renews fields that it already owns.
 
 mod fields;
 mod managers;
@@ -21,31 +21,31 @@ use managers::{Entry, Operation};
 pub use fields::FieldSet;
 pub use managers::{MAX_NAME_BYTES, Manager};
 
-/// What client-side apply remembers in.
+/// The annotation in which client-side apply stores the last applied object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
-/// Upstream's name for whoever set the fields of an object that has no managers.
+/// Upstream's manager name for fields that were set before the first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
-/// The manager that takes over from client-side apply.
+/// The manager that takes over the fields of client-side apply.
 const KUBECTL: &str = "kubectl";
 
-/// What a write means for who owns what.
+/// How a write changes the managers.
 #[derive(Debug, Clone, Copy)]
 pub enum Owner<'a> {
-    /// The writer owns nothing; what it changes belongs to nobody then.
+    /// The writer is no manager; the fields it changes have none afterwards.
     Nobody,
-    /// The writer owns what it changes.
+    /// The writer owns the fields it changes.
     Updates(&'a Manager),
     /// The object was [`apply`]ed, its `managedFields` are those of the result.
     Applied,
 }
 
-/// Takes `managedFields` out of an object: what a client claims there.
+/// Takes the `managedFields` that a client sent out of an object.
 pub fn take_claim(value: &mut Value) -> Option<Value> {
     value.get_mut("metadata")?.as_object_mut()?.remove("managedFields")
 }
 
-/// Makes a client's empty list, which asks to forget all managers, survive the schema, which drops empty lists. Upstream takes one
-/// empty entry for the same wish.
+/// Keeps a client's empty list, which asks to drop all managers, through the schema, which removes empty lists: it becomes one empty
+/// entry, which upstream treats the same.
 pub fn mark_reset(value: &mut Value) {
     if let Some(claim) = value.get_mut("metadata").and_then(|meta| meta.get_mut("managedFields"))
         && claim.as_array().is_some_and(Vec::is_empty)
@@ -66,8 +66,8 @@ fn put(value: &mut Value, entries: Vec<Entry>) {
     }
 }
 
-/// Writes `managedFields` of `new`, which has none: what the old object said, what the client claims, and what this change does.
-/// For a new object the old one is what in it was set by nobody. `renewal`: nothing but the kind's volatile fields
+/// Writes `managedFields` of `new`, which has none, from the old object's, the client's, and this change. For a new object, `old` holds
+/// the fields that admission set. `renewal`: nothing but the kind's volatile fields
 /// changes. `now` is the time of the change.
 pub fn track(
     kind: &'static Kind,
@@ -90,7 +90,7 @@ pub fn track(
         Owner::Nobody if known.is_none() => return,
         Owner::Nobody => None,
     };
-    // claims are for the object itself, and not for those who own nothing
+    // only managers may send managedFields, and not through a subresource
     let claim = claim.filter(|_| manager.is_some_and(|manager| manager.subresource.is_empty()));
     let mut entries = match claim {
         Some(claim) if is_reset(&claim) => Vec::new(),
@@ -106,7 +106,7 @@ pub fn track(
     put(new, entries);
 }
 
-/// What is applied, read and judged once, and applied as often as others are quicker.
+/// A validated body to apply; it is applied again if another write came first.
 #[derive(Debug)]
 pub struct Apply {
     kind: &'static Kind,
@@ -117,7 +117,7 @@ pub struct Apply {
 }
 
 impl Apply {
-    /// From a body that passed the schema, with its name. Only what belongs to this part of the object is applied.
+    /// From a body that passed the schema, with its name. Only fields of the subresource are applied.
     ///
     /// # Errors
     /// Lists that name an item twice or not at all, and `managedFields` in the body (400).
@@ -146,7 +146,7 @@ impl Apply {
         Ok(Apply { kind, applied, fields, manager, force })
     }
 
-    /// The object as it is to be created when there is none.
+    /// The object to create if it does not exist.
     pub fn created(&self, now: &str) -> Value {
         let mut value = self.applied.clone();
         let mut entry = Entry::of(self.kind, &self.manager, Operation::Apply);
@@ -156,7 +156,7 @@ impl Apply {
         value
     }
 
-    /// The live object with what is applied, and its managers.
+    /// The live object with the applied fields and its new managers.
     ///
     /// # Errors
     /// 409 with a cause for every field that another manager owns and that would change.
@@ -199,8 +199,8 @@ impl Apply {
         Ok(new)
     }
 
-    /// Who owns what stood in an object without managers: somebody, so that the first apply does not take it unasked. Of the parts
-    /// with a door of their own only that belongs to it through which is applied.
+    /// A manager for the fields of an object that has none, so that the first apply conflicts instead of taking them silently. Fields of
+    /// a subresource belong to it only if that subresource is applied.
     fn before_first_apply(&self, live: &Value, now: &str) -> Entry {
         let manager = Manager { name: BEFORE_FIRST_APPLY.to_owned(), subresource: String::new() };
         let mut entry = Entry::of(self.kind, &manager, Operation::Update);
@@ -227,8 +227,8 @@ impl Apply {
         if conflicts.is_empty() { Ok(()) } else { Err(managers::conflict(&conflicts)) }
     }
 
-    /// What client-side apply remembers is kubectl's own, whoever wrote it, as long as it still holds: a field that has another value
-    /// now was set by somebody else, who must not lose it unasked (upstream's `lastAppliedManager`).
+    /// kubectl owns the fields that client-side apply last applied, as long as they still have that value: a field with another value was
+    /// set by another manager, which must not lose it silently (upstream's `lastAppliedManager`).
     fn applied_on_the_client(&self, live: &Value) -> FieldSet {
         let of = self.kind.schema();
         let Some(applied) = last_applied(live).filter(|applied| {
@@ -240,7 +240,7 @@ impl Apply {
         typed::fields_of(of, &applied).difference(&since.set).difference(&since.removed)
     }
 
-    /// kubectl's users may go back to client-side apply: what it remembers follows, where it remembers anything.
+    /// Updates the annotation of client-side apply, if there is one, so that kubectl's users can go back to it.
     fn remember_for_client_side_apply(&self, live: &Value, new: &mut Value) {
         if self.manager.name != KUBECTL || last_applied(live).is_none() {
             return;

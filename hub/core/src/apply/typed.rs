@@ -1,8 +1,8 @@
-//! What the schema says of two objects of a type: which fields a value has, what differs, how one is merged into the other.
+//! Field sets of typed objects: the fields a value has, the difference of two objects, merging one into the other, by the schema.
 //!
 //! The rules are upstream's structured merge: structs, free maps and lists with keys are owned field by field, everything else
-//! (scalars, atomic types, lists without keys) as a whole. Always holds: nothing panics, whatever stands where; a value of an
-//! unexpected shape is a whole. Who owns what is `managers`'s.
+//! (scalars, atomic types, lists without keys) as a whole. Always holds: no value causes a panic; a value of an
+//! unexpected shape is owned as a whole. Left to others: managers (`managers`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,7 +55,7 @@ fn member(of: Form, name: &str) -> (Form, bool) {
     }
 }
 
-/// A key field that is left out has this value; upstream's only default of a key.
+/// The value of an omitted key field; upstream's only default of a key.
 fn default_key(name: &str) -> Option<Value> {
     (name == "protocol").then(|| Value::from("TCP"))
 }
@@ -96,7 +96,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Says what is wrong with the lists of an object that is to be applied: items without their keys, and items named twice.
+/// Rejects lists of an applied object with items that lack a key, and with duplicate items.
 pub(super) fn check_lists(of: &'static Type, value: &Value) -> Result<(), String> {
     check_lists_below(Form::Struct(of), value, "")
 }
@@ -140,7 +140,7 @@ fn fields_below(of: Form, value: &Value) -> Branch {
             let mut set = FieldSet::default();
             for (name, value) in fields {
                 let mut branch = fields_below(member(of, name).0, value);
-                // an empty map is a value of its own; a key of a free map is there by itself
+                // an empty map is a value of its own; so is a key of a free map
                 branch.member |= is_empty(value) && !value.is_array() || matches!(of, Form::Map(_));
                 set.add(Step::Field(name.clone()), branch);
             }
@@ -158,12 +158,12 @@ fn fields_below(of: Form, value: &Value) -> Branch {
     }
 }
 
-/// What a change did.
+/// The fields that a change affected.
 #[derive(Debug, Default)]
 pub(super) struct Comparison {
-    /// Fields that are new, or have another value.
+    /// Fields that are new or have another value.
     pub(super) set: FieldSet,
-    /// Fields that are gone.
+    /// Fields that were removed.
     pub(super) removed: FieldSet,
 }
 
@@ -197,7 +197,7 @@ fn compare_below(of: Form, old: Option<&Value>, new: Option<&Value>, always: boo
         outcome.1.member = new.is_none();
         return outcome;
     }
-    // a map or list that comes or goes is a field itself; a struct that upstream always writes is not
+    // an added or removed map or list is a field itself; a struct that upstream always writes is not
     outcome.0.member = old.is_none() && !always;
     outcome.1.member = new.is_none();
     if objects {
@@ -238,7 +238,7 @@ fn compare_items(of: Form, old: Option<&Value>, new: Option<&Value>, outcome: &m
     }
 }
 
-/// The live object with what is applied set in it.
+/// The live object with the applied fields set.
 pub(super) fn merge(of: &'static Type, live: Value, applied: &Value) -> Value {
     merge_below(Form::Struct(of), live, applied)
 }
@@ -262,7 +262,7 @@ fn merge_below(of: Form, live: Value, applied: &Value) -> Value {
     }
 }
 
-/// Applied items in the order applied; the others stay before the item that they stood before.
+/// Applied items in the order applied; each other item stays before the item it preceded.
 fn merge_lists(of: Form, live: Vec<Value>, applied: &[Value]) -> Vec<Value> {
     let applied_steps = steps(of, applied).unwrap_or_default();
     let wanted: BTreeSet<&Step> = applied_steps.iter().collect();
@@ -296,7 +296,7 @@ fn merge_lists(of: Form, live: Vec<Value>, applied: &[Value]) -> Vec<Value> {
     merged
 }
 
-/// Takes the places of `gone` that are not in `kept` out of the object, and structs, maps and lists that this leaves empty.
+/// Removes the paths of `gone` that are not in `kept`, and structs, maps and lists that become empty by that.
 pub(super) fn remove(of: &'static Type, value: Value, gone: &FieldSet, kept: &FieldSet) -> Value {
     remove_below(Form::Struct(of), value, gone, Some(kept))
 }
@@ -321,7 +321,7 @@ fn remove_below(of: Form, value: Value, gone: &FieldSet, kept: Option<&FieldSet>
             let left = steps.iter().zip(items).filter_map(|(step, item)| {
                 let named = keys_of(of, &item);
                 let mut left = remove_at(of, item_form(of), step, item, gone, kept)?;
-                // an item that stays keeps its name
+                // an item that stays keeps its key fields
                 if let Some(fields) = left.as_object_mut() {
                     fields.extend(named);
                 }
@@ -339,7 +339,7 @@ fn keys_of(of: Form, item: &Value) -> Map<String, Value> {
     keys.split('+').filter_map(value).collect()
 }
 
-/// What is left at a step: nothing if it goes and nobody keeps it, or if what is below it went.
+/// The value left at a step: none if the step is removed and no manager keeps it, or if everything below it was removed.
 fn remove_at(
     within: Form,
     of: Form,
@@ -350,7 +350,7 @@ fn remove_at(
 ) -> Option<Value> {
     let Some(going) = gone.get(step) else { return Some(value) };
     let keeping = kept.and_then(|kept| kept.get(step));
-    // a struct's field is kept for what is in it; an item or a key of a map is somebody's own or nobody's
+    // a struct's field stays while something below it does; an item or a map's key stays only if a manager owns it
     let is_kept = keeping.is_some_and(|branch| branch.member || matches!(within, Form::Struct(_)));
     if going.member && !is_kept {
         return None;
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn applied_fields_are_named_as_upstream_names_them() {
+    fn applied_fields_have_upstreams_names() {
         assert_eq!(
             fields_of(of(SET), &daemon_set()).to_value(),
             json!({"f:metadata": {"f:labels": {"f:a": {}}, "f:finalizers": {"v:\"x/y\"": {}}},
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_created_object_is_compared_with_nothing() {
+    fn created_object_sets_all_its_fields() {
         let made = compare(
             of("core/v1/ConfigMap"),
             &json!({}),
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_set_or_removed() {
+    fn comparison_lists_set_and_removed_fields() {
         let mut new = daemon_set();
         let container = &mut new["spec"]["template"]["spec"]["containers"][0];
         container["image"] = "j".into();
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_with_keys_merge_item_by_item_in_the_applied_order() {
+    fn keyed_lists_merge_by_item_in_applied_order() {
         let list = |names: &str| -> Value {
             let items = names.split(' ').filter(|name| !name.is_empty());
             json!({"finalizers": items.collect::<Vec<_>>()})
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_keeps_goes_and_leaves_nothing_empty_behind() {
+    fn unowned_fields_and_emptied_parents_are_removed() {
         let pod = of("core/v1/PodSpec");
         let value = json!({"containers": [{"name": "a", "image": "1"}, {"name": "b", "image": "2"}],
             "securityContext": {"runAsUser": 1}, "nodeSelector": {"k": "v"}});
@@ -471,7 +471,7 @@ mod tests {
             keep(json!({"f:containers": {"k:{\"name\":\"b\"}": {".": {}, "f:image": {}}}})),
             json!({"containers": [{"name": "b", "image": "2"}]})
         );
-        // a field of an item that nobody keeps goes with the item
+        // an item that no manager owns is removed with its fields
         assert_eq!(
             keep(json!({"f:containers": {"k:{\"name\":\"b\"}": {"f:image": {}}}})),
             json!({"containers": []})
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_name_an_item_twice_or_not_at_all_are_refused() {
+    fn lists_with_duplicate_or_unnamed_items_are_refused() {
         let check = |value: Value, why: &str| {
             let said = check_lists(of("core/v1/PodSpec"), &value).unwrap_err();
             assert!(said.contains(why), "{said}");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-/// What a request wants. Everything is empty that the request does not name.
+/// The attributes of a request; empty where the request does not name one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Attributes<'a> {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`; for a path, the HTTP method in
@@ -26,7 +26,7 @@ pub struct Attributes<'a> {
     pub path: &'a str,
 }
 
-/// What the authorizer may look up.
+/// The stored objects that the authorizer may look up.
 pub trait ClusterView {
     /// The stored object, if there is one. `namespace` is empty for cluster-scoped resources.
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
@@ -34,7 +34,7 @@ pub trait ClusterView {
     fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>>;
 }
 
-/// The one object a request is about: named in the path, or, for list and watch, by the field selector.
+/// The name of the one object that a request is for: from the path, or, for list and watch, from the field selector.
 pub(super) fn requested_name<'a>(attributes: &Attributes<'a>) -> &'a str {
     match attributes.name {
         "" if matches!(attributes.verb, "list" | "watch") => {
@@ -44,8 +44,8 @@ pub(super) fn requested_name<'a>(attributes: &Attributes<'a>) -> &'a str {
     }
 }
 
-/// The value a field selector demands of `field`. More demands beside it only narrow the answer. A selector with
-/// escapes demands nothing: names need none, and an escaped comma could hide one reading from another.
+/// The value that a field selector requires of `field`. Further requirements only narrow the answer. A selector with escapes
+/// counts as requiring nothing: names need none, and two parsers could read an escaped comma differently.
 pub(super) fn required_field<'a>(selector: &'a str, field: &str) -> Option<&'a str> {
     if selector.contains('\\') {
         return None;
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn field_selectors_demand_a_value_only_by_equality() {
+    fn field_selector_requires_a_value_only_by_equality() {
         let check = |selector: &str, expect: Option<&str>| {
             assert_eq!(required_field(selector, "metadata.name"), expect, "{selector}");
         };

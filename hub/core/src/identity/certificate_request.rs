@@ -1,8 +1,8 @@
-//! Requests for client certificates (PKCS 10): what one asks for, and whether the hub signs such a thing at all.
+//! Requests for client certificates (PKCS 10): reading them, and the rules of each signer.
 //!
-//! Holds: a request is believed only when its own key signed it, and only its name, its organizations and its key are taken over;
-//! whatever else it carries is either refused here or left out. The rules and texts are upstream's signers'. Whether a request is
-//! approved, and what becomes of it, is `signer`'s.
+//! Always holds: a request is valid only if its own key signed it, and only its name, organizations and key reach a certificate;
+//! everything else in it is refused here or dropped. The rules and texts are those of upstream's signers. Left to others: approval
+//! and signing (`signer`).
 
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::ParsedExtension;
@@ -11,21 +11,21 @@ use x509_parser::prelude::{FromDer, GeneralName};
 
 use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX};
 
-/// What a request asks for.
+/// A parsed request.
 #[derive(Debug)]
 pub struct Request {
     /// The user, from the subject's common name.
     pub common_name: String,
     /// The groups, from the subject's organizations.
     pub organizations: Vec<String>,
-    /// Sorts of alternative names it wants: none of them means anything in a client certificate.
+    /// Types of subject alternative names in it: none is allowed in a client certificate.
     alternative: Vec<&'static str>,
     /// DER of SubjectPublicKeyInfo.
     pub public_key: Vec<u8>,
 }
 
 impl Request {
-    /// From PEM. An error says what is wrong with it, for people.
+    /// From PEM. The error is a text for people.
     pub fn from_pem(pem: &[u8]) -> Result<Request, String> {
         let read = Pem::read(std::io::Cursor::new(pem));
         let (pem, _) = read.map_err(|error| format!("expected a PEM certificate request: {error}"))?;
@@ -56,7 +56,7 @@ impl Request {
     /// Whether this signer signs such a request for these usages.
     ///
     /// # Errors
-    /// Upstream's reason why not.
+    /// Upstream's reason of the refusal.
     pub fn check(&self, signer: &str, usages: &[&str]) -> Result<(), String> {
         match signer {
             NODE_SIGNER => self.check_node(usages),
@@ -148,7 +148,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn nodes_get_node_certificates_and_nothing_else() {
+    fn node_signer_signs_only_node_certificates() {
         let check = |pem: &str, usages: &[&str], expect| check(NODE_SIGNER, pem, usages, expect);
         let good = pem("system:node:a", &["system:nodes"], &[]);
         check(&good, FULL, Ok(()));
@@ -169,7 +169,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn people_get_any_name_but_not_all_power() {
+    fn client_signer_signs_any_name_but_no_administrators() {
         let check = |pem: &str, usages: &[&str], expect| check(CLIENT_SIGNER, pem, usages, expect);
         check(&pem("jane", &["people"], &[]), &["client auth"], Ok(()));
         check(&pem("jane", &[], &[]), FULL, Ok(()));
@@ -186,7 +186,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_request_that_its_key_did_not_sign_is_refused() {
+    fn request_not_signed_by_its_key_is_refused() {
         use base64::Engine as _;
         let engine = base64::engine::general_purpose::STANDARD;
         let honest = pem("jane", &[], &[]);

@@ -1,11 +1,11 @@
-//! Who asks, and whether they may: identities from client certificates, and one decision per request.
+//! Authentication and authorization: identities from client certificates, and one decision per request.
 //!
-//! Holds: nothing here does IO or keeps state, so a decision is a function of the request and of what the store holds.
-//! There are three sorts of callers: administrators (the group `system:masters`) may do everything; a node may touch
-//! what is its own (`node`); anyone else may ask for health and version, and, once authenticated, for discovery.
-//! `authorize` judges the request before anything is read; `admit` judges an object as it would be stored. Both speak
-//! upstream's texts, because people search for them. Absent for now: roles (RBAC objects are not served), taking a
-//! credential back before it expires, and judging a watch again while it stands (the server ends watches by and by).
+//! Holds: nothing here does IO or keeps state, so a decision is a function of the request and of the stored objects.
+//! There are three classes of callers: administrators (the group `system:masters`) may do everything; a node may use its
+//! own objects (`node`); anyone else may read health and version, and, if authenticated, discovery.
+//! `authorize` decides on a request before anything is read; `admit` decides on an object as it would be stored. Both use
+//! upstream's texts, because people search for them. Not built yet: roles (RBAC objects are not served), revocation of a
+//! credential before it expires, and authorizing an open watch again (the server ends every watch after some time).
 
 mod attributes;
 pub mod certificate_request;
@@ -19,10 +19,10 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use attributes::requested_name;
 use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, NODE_GROUP, NODE_USER_PREFIX};
 
-/// More organizations than any certificate of ours carries; the rest of such a certificate is not worth reading.
+/// More organizations than any certificate of ours has; further ones are ignored.
 const MAX_GROUPS: usize = 32;
 
-/// A caller whose certificate our own CA signed.
+/// A caller with a certificate of our own CA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The certificate's common name, for example `system:node:edge-1`.
@@ -50,12 +50,12 @@ impl Identity {
         Some(Identity { user, groups })
     }
 
-    /// Whether this caller may do everything.
+    /// Whether this caller is an administrator.
     pub fn is_admin(&self) -> bool {
         self.in_group(ADMIN_GROUP)
     }
 
-    /// The node this caller is, if it is one. Both marks are needed, as upstream.
+    /// The name of the node, if this caller is one: by user name and group, both needed, as upstream.
     pub fn node(&self) -> Option<&str> {
         let name = self.user.strip_prefix(NODE_USER_PREFIX).filter(|name| !name.is_empty())?;
         self.in_group(NODE_GROUP).then_some(name)
@@ -69,11 +69,11 @@ impl Identity {
 /// A refusal, ready for a Status object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denied {
-    /// 401 if the caller is nobody we know, else 403.
+    /// 401 for an anonymous caller, else 403.
     pub status: u16,
     /// Status.message, as upstream words it.
     pub message: String,
-    /// Only why, for who asked whether they may; empty when there is nothing to say but no.
+    /// The reason alone, for access reviews; empty if the answer is just no.
     pub reason: String,
 }
 
@@ -99,8 +99,7 @@ pub fn authorize(
     }
 }
 
-/// Judges an object as it would be stored, `old` being what is stored now. `authorize` has already agreed to the
-/// request.
+/// Decides whether `old` may become `new`, after `authorize` has allowed the request.
 pub fn admit(
     identity: &Identity,
     attributes: &Attributes,
@@ -130,7 +129,7 @@ fn is_public_path(attributes: &Attributes) -> bool {
     is_read(attributes.verb) && (health || path == "/version")
 }
 
-/// Discovery, OpenAPI and questions about oneself, as upstream's `system:discovery` and `system:basic-user`.
+/// Discovery, OpenAPI and reviews of one's own access, as upstream's `system:discovery` and `system:basic-user`.
 fn anyone_authenticated_may(attributes: &Attributes) -> bool {
     if attributes.resource.is_empty() {
         let below = |root: &str| {
@@ -147,8 +146,8 @@ fn anyone_authenticated_may(attributes: &Attributes) -> bool {
         )
 }
 
-/// What this caller may do, as the status of a SelfSubjectRulesReview. What a node may depends on the objects that there are, so
-/// for a node the list says of itself that it is incomplete, as upstream's does.
+/// The permissions of a caller, as the status of a SelfSubjectRulesReview. A node's depend on the stored objects, so its list is
+/// marked incomplete, as upstream's is.
 pub fn rules(identity: &Identity) -> Value {
     if identity.is_admin() {
         return json!({
@@ -193,7 +192,7 @@ fn is_read(verb: &str) -> bool {
     matches!(verb, "get" | "head")
 }
 
-/// Upstream's wording of a refused request.
+/// The error of a refused request, in upstream's words.
 fn forbidden_request(identity: &Identity, attributes: &Attributes, reason: &str) -> Denied {
     let Attributes { verb, group, resource, subresource, namespace, path, .. } = attributes;
     let user = &identity.user;
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn anonymous_callers_get_health_and_version_and_nothing_else() {
+    fn anonymous_callers_get_only_health_and_version() {
         let check = |attributes: Attributes, expect: bool| {
             let result = authorize(None, &attributes, &Empty);
             assert_eq!(result.is_ok(), expect, "{attributes:?}");
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn an_administrator_may_do_everything() {
+    fn administrator_may_do_everything() {
         let admin = identity("admin", &["system:masters"]);
         let all = Attributes { verb: "deletecollection", resource: "nodes", ..Attributes::default() };
         assert_eq!(authorize(Some(&admin), &all, &Empty), Ok(()));
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_with_a_certificate_get_discovery_and_upstreams_words() {
+    fn other_users_get_discovery_and_upstreams_errors() {
         let stranger = identity("jane", &["system:authenticated"]);
         let check = |attributes: Attributes, expect: &str| {
             let found = authorize(Some(&stranger), &attributes, &Empty);
@@ -328,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listed_as_allowed_is_allowed() {
+    fn listed_permissions_are_authorized() {
         let stranger = identity("jane", &["system:authenticated"]);
         let listed = rules(&stranger);
         assert_eq!(listed["incomplete"], false);
@@ -352,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_needs_both_its_user_name_and_its_group() {
+    fn node_needs_its_user_name_and_its_group() {
         let check = |user: &str, groups: &[&str], expect: Option<&str>| {
             assert_eq!(identity(user, groups).node(), expect, "{user} {groups:?}");
         };
@@ -363,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_comes_from_common_name_and_organizations() {
+    fn identity_comes_from_common_name_and_organizations() {
         use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
         let certificate = |entries: &[(DnType, &str)]| {
             let mut params = CertificateParams::default();

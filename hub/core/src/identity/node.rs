@@ -1,9 +1,9 @@
-//! What a node may do: see and report itself, and read the one ConfigMap it is told to run.
+//! Authorization of nodes: a node may report itself, and read the ConfigMap assigned to it and the objects its pods use.
 //!
-//! Holds: whatever a node does, nobody's desired state changes, not even its own: no `spec`, no label or annotation
-//! that steers it, no other node's objects. So a stolen device can lie about itself and nothing more. The rules are
-//! upstream's Node authorizer and NodeRestriction admission, narrowed where we have fewer objects to protect: events
-//! only about itself, and `spec.configSource` in both of its forms is what relates a ConfigMap to a node.
+//! Always holds: a node cannot change desired state, not even its own: no `spec`, no label or annotation that controls
+//! it, no other node's objects. So a stolen device can only lie about itself. The rules are upstream's Node authorizer and
+//! NodeRestriction admission, narrower where we serve fewer kinds: events only about itself, and a ConfigMap is readable if
+//! `spec.configSource` names it, in either form.
 
 use serde_json::Value;
 
@@ -32,9 +32,9 @@ const OWN_LABELS: [&str; 11] = [
     "beta.kubernetes.io/os",
     "beta.kubernetes.io/arch",
 ];
-/// And whole name spaces of such labels.
+/// Prefixes of further such labels.
 const OWN_LABEL_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
-/// Labels that exist so that nodes cannot set them.
+/// The prefix of labels that nodes may not set.
 const RESTRICTED_LABEL_DOMAIN: &str = "node-restriction.kubernetes.io";
 
 /// Whether `node` may make this request; the error is the reason in upstream's words, empty where it gives none.
@@ -59,7 +59,7 @@ pub(super) fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView
     }
 }
 
-/// A node asks for certificates, and sees what became of its own requests. Narrower than upstream, where it sees all.
+/// A node may request certificates and read its own requests. Upstream lets it read all.
 fn authorize_signing_request(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     let own = || {
         view.object(request.resource, "", requested_name(request)).is_some_and(|found| {
@@ -118,7 +118,7 @@ fn authorize_lease(node: &str, request: &Attributes) -> Result<(), String> {
     }
 }
 
-/// A ConfigMap or Secret: what the Node's spec names, and what the pods bound to it refer to.
+/// A ConfigMap or Secret is readable if the Node's spec or a pod bound to the node refers to it.
 fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     if !matches!(request.verb, "get" | "list" | "watch") {
         return Err("can only read resources of this type".to_owned());
@@ -190,14 +190,14 @@ fn authorize_service_account(node: &str, request: &Attributes, view: &dyn Cluste
 fn own_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     match view.object("pods", request.namespace, request.name) {
         Some(pod) if pod["spec"]["nodeName"].as_str() == Some(node) => Ok(()),
-        // upstream lets the node find out that it is gone
+        // upstream lets the node learn that it is gone
         None => Ok(()),
         Some(_) => Err(format!("node {node:?} can only act on pods with spec.nodeName set to itself")),
     }
 }
 
-/// Whether a `spec.configSource` names this ConfigMap, in either form. One that names two says nothing: the node will
-/// not follow it, so it need not read either.
+/// Whether a `spec.configSource` names this ConfigMap, in either form. One that names two gives no access: the node
+/// follows neither.
 fn names_config_map(source: &Value, namespace: &str, name: &str) -> bool {
     let form = |key: &str| source.get(key).filter(|form| !form.is_null());
     let reference = match (form("configMapRef"), form("configMap")) {
@@ -221,7 +221,7 @@ fn authorize_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Re
                 .is_some_and(|pod| pod["spec"]["nodeName"].as_str() == Some(node));
             if bound { Ok(()) } else { Err(unrelated(node)) }
         }
-        // a mirror pod: `admit` judges it
+        // a mirror pod: `admit` decides on it
         "create" => Ok(()),
         // the node confirms that a pod has ended
         "delete" => own_pod(node, request, view),
@@ -265,7 +265,7 @@ fn admit_node(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String
         let (old, new) = (&before[path[0]][path[1]], &new[path[0]][path[1]]);
         !(is_absent(old) && is_absent(new)) && old != new
     };
-    // an empty source is one, an invalid one: only null is none
+    // an empty source is an invalid source: only null means absent
     if before["spec"]["configSource"] != new["spec"]["configSource"] {
         return refuse(match old {
             None => "create its Node with a configSource",
@@ -298,7 +298,7 @@ fn admit_node(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String
     }
 }
 
-/// Missing, null and empty are the same wish.
+/// Missing, null and empty are equal.
 fn is_absent(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -343,11 +343,11 @@ fn may_set_label(key: &str) -> bool {
     !reserved || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.into_iter().any(within)
 }
 
-/// Marks a pod that stands for one of the node's own manifests.
+/// The annotation of a mirror pod, which represents one of the node's own manifests.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
-/// NodeRestriction's rules of pods: a node may make mirror pods of its own manifests, report its pods' status, and let
-/// its pods go. None of it may give it a reason to read what is not its own.
+/// NodeRestriction's rules of pods: a node may create mirror pods of its own manifests, report its pods' status, and delete
+/// its pods. None of that may give it access to further objects.
 fn admit_pod(node: &str, request: &Attributes, old: Option<&Value>, new: &Value) -> Result<(), String> {
     let pod = old.unwrap_or(new);
     let name = pod["metadata"]["name"].as_str().unwrap_or_default();
@@ -379,7 +379,7 @@ fn admit_mirror_pod(node: &str, name: &str, pod: &Value) -> Result<(), String> {
         _ => return refuse("must have one owner, its own Node, as the controller"),
     }
     let account = pod["spec"]["serviceAccountName"].as_str().unwrap_or_default();
-    // `default` is what the hub fills in where the node says nothing
+    // `default` is the hub's default
     if !matches!(account, "" | "default") {
         return refuse("can not reference a service account");
     }
@@ -422,7 +422,7 @@ fn admit_lease(node: &str, new: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// To the signers of node certificates a node names itself.
+/// In requests to the signers of node certificates a node must name itself.
 fn admit_signing_request(node: &str, new: &Value) -> Result<(), String> {
     let signer = new["spec"]["signerName"].as_str().unwrap_or_default();
     if !matches!(signer, NODE_SIGNER | SERVING_SIGNER) {
@@ -437,7 +437,7 @@ fn admit_signing_request(node: &str, new: &Value) -> Result<(), String> {
     }
 }
 
-/// An event must be about the node itself or a pod bound to it. Its uid is not looked at: kubelets send the node's name there.
+/// An event must be about the node itself or a pod bound to it. Its uid is ignored: kubelets send the node's name there.
 fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), String> {
     let about = &event["involvedObject"];
     let own = about["kind"].as_str() == Some("Node") && about["name"].as_str() == Some(node);
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_asks_for_certificates_and_sees_its_own_requests() {
+    fn node_requests_certificates_and_reads_its_own_requests() {
         let asked_by = |user: &str| json!({"spec": {"username": user}});
         let requests = "certificatesigningrequests";
         let view = Objects::default()
@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_reads_and_reports_itself_only() {
+    fn node_reads_and_reports_only_itself() {
         let view = Objects::default();
         for allowed in [
             "get nodes a",
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_reads_the_one_config_map_its_spec_names() {
+    fn node_reads_only_the_config_map_its_spec_names() {
         let node = |source: Value| {
             Objects::default().with("nodes", "", "a", json!({"spec": {"configSource": source}}))
         };
@@ -669,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_sees_the_pods_bound_to_it() {
+    fn node_reads_the_pods_bound_to_it() {
         let pod = |node: &str| json!({"spec": {"nodeName": node}});
         let view = Objects::default().with("pods", "default", "mine", pod("a")).with(
             "pods",
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_reads_what_its_pods_refer_to_and_nothing_else() {
+    fn node_reads_only_objects_its_pods_refer_to() {
         let spec = json!({"nodeName": "a", "serviceAccountName": "runs",
             "imagePullSecrets": [{"name": "pull"}],
             "volumes": [{"name": "v", "secret": {"secretName": "mounted"}},
@@ -751,7 +751,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_makes_mirror_pods_only_and_reports_its_own() {
+    fn node_creates_only_mirror_pods_and_reports_its_own() {
         let judge = |verb: &str, subresource: &str, old: Option<Value>, new: Value| {
             let attributes = Attributes { verb, subresource, resource: "pods", ..Attributes::default() };
             admit("a", &attributes, old.as_ref(), &new, &Objects::default())
@@ -789,7 +789,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_writes_events_and_reads_none() {
+    fn node_writes_events_and_cannot_read_them() {
         let view = Objects::default();
         for verb in ["create", "update", "patch"] {
             check(&view, &format!("{verb} events default/x"), Ok(()));
@@ -813,7 +813,7 @@ mod tests {
         admit("a", &attributes, old.as_ref(), &new, &view)
     }
 
-    /// Judges a change of node `a`'s own Node; `old` null is a registration. An empty text means allowed.
+    /// The error of a change of node `a`'s own Node, empty if allowed; `old` is null for a registration.
     #[track_caller]
     fn check_node(old: Value, mut new: Value, expect: &str) {
         new["metadata"]["name"] = json!("a");
@@ -825,7 +825,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_registers_itself_with_taints_and_without_wishes() {
+    fn node_registers_with_taints_but_without_config_source() {
         let none = Value::Null;
         check_node(none.clone(), json!({}), "");
         check_node(none.clone(), json!({"spec": {}}), "");
@@ -855,7 +855,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_changes_its_status_and_nothing_it_is_asked_to_be() {
+    fn node_may_change_its_status_but_not_its_spec() {
         let old = json!({
             "metadata": {"name": "a", "annotations": {"kedge.dev/config-source": "{}"}},
             "spec": {"configSource": {"configMap": {"name": "x"}}, "taints": [{"key": "x"}], "unschedulable": true},
@@ -919,7 +919,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_created_under_the_nodes_own_name() {
+    fn lease_must_have_the_nodes_own_name() {
         let check = |namespace: &str, name: &str, expect: bool| {
             let lease = json!({"metadata": {"namespace": namespace, "name": name}});
             assert_eq!(
@@ -934,7 +934,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_about_the_node_itself_before_and_after() {
+    fn events_must_be_about_the_node_itself() {
         let event = |namespace: &str, kind: &str, name: &str| {
             json!({
                 "metadata": {"namespace": namespace, "name": "x"},

@@ -1,6 +1,6 @@
-//! CertificateSigningRequest: asked by anyone who may, approved through `/approval`, answered through `/status`.
+//! CertificateSigningRequest: created by a client, approved through `/approval`, answered through `/status`.
 //!
-//! Who asks is written by the hub, never by the client. The spec never changes; Approved and Denied are set through the
+//! The hub writes the requester's identity, never the client. The spec never changes; Approved and Denied are set through the
 //! approval subresource only, the certificate and Failed through status only. Signing is `signer`'s.
 
 use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER};
@@ -44,7 +44,7 @@ pub static CERTIFICATE_REQUEST: Kind = Kind {
     ..Kind::USUAL
 };
 
-/// Writes who asks into a new request; whatever the client wrote there goes.
+/// Writes the requester into a new request, in place of any text of the client.
 pub fn stamp_requester(request: &mut Value, user: &str, groups: &[String]) {
     if request["spec"].is_object() {
         for field in ["uid", "extra"] {
@@ -57,7 +57,7 @@ pub fn stamp_requester(request: &mut Value, user: &str, groups: &[String]) {
     }
 }
 
-/// Why nobody may ask for this subject, if so: an approval must not make an administrator of everything.
+/// The reason to refuse this subject to any requester: an approval must not create an administrator.
 pub fn forbidden_subject(request: &Value) -> Option<String> {
     if text(request, &["spec", "signerName"]) != CLIENT_SIGNER {
         return None;
@@ -112,7 +112,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// What an approval may change: the conditions Approved and Denied, nothing else.
+/// Restricts an approval to the conditions Approved and Denied.
 pub fn approved(old: &Value, wanted: &Value, now: &str) -> Value {
     let mut new = old.clone();
     let mut list: Vec<Value> = conditions(old).filter(|condition| !is_approval(condition)).cloned().collect();
@@ -124,7 +124,7 @@ pub fn approved(old: &Value, wanted: &Value, now: &str) -> Value {
     new
 }
 
-/// What a status write may change: everything but Approved and Denied.
+/// Restricts a status write to everything but Approved and Denied.
 pub fn reported(old: &Value, wanted: &Value, now: &str) -> Value {
     let mut new = wanted.clone();
     let mut list: Vec<Value> = conditions(old).filter(|condition| is_approval(condition)).cloned().collect();
@@ -148,7 +148,7 @@ fn is_approval(condition: &Value) -> bool {
     matches!(text(condition, &["type"]), "Approved" | "Denied")
 }
 
-/// Upstream fills in status and times of a condition that says nothing of them.
+/// Fills in status and times that a condition lacks, as upstream does.
 fn stamp(condition: &mut Value, old: &Value, now: &str) {
     if text(condition, &["status"]).is_empty() {
         condition["status"] = "True".into();
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_one_and_says_what_it_is_for() {
+    fn request_must_be_valid_and_name_its_usages() {
         check(&request(), None, &[]);
         let mut bad = request();
         bad["spec"] =
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn approval_and_status_keep_to_their_conditions() {
+    fn approval_and_status_change_only_their_conditions() {
         let mut wanted = request();
         let condition = |sort: &str| json!({"type": sort, "status": "True", "reason": "x"});
         wanted["status"] =
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_the_hubs_word() {
+    fn requester_is_written_by_the_hub() {
         let mut asked = request();
         asked["spec"]["username"] = "system:admin".into();
         asked["spec"]["extra"] = json!({"a": ["b"]});

@@ -50,7 +50,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
         }
     }
     if total > TOTAL_BYTES {
-        // upstream's name for a field that has none
+        // upstream's name for a field without a name
         errors.push(FieldError::too_long("[]", TOTAL_BYTES));
     }
     if let Some(old) = old.filter(|old| old["immutable"] == true) {
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_sizes_and_immutability_are_judged() {
+    fn keys_sizes_and_immutability_are_validated() {
         check(json!({"data": {"kubelet": "x"}, "binaryData": {"b": "AA=="}}), None, &[]);
         check(
             json!({"data": {"a": "x"}, "binaryData": {"a": "AA=="}}),

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_controller_is_shown_with_its_group() {
+    fn controller_is_shown_with_its_group() {
         let owned = json!({"metadata": {"ownerReferences": [
             {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "controller": true}]}});
         assert_eq!(controller(&owned), "daemonset.apps/d");

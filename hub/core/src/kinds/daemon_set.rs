@@ -1,7 +1,7 @@
-//! DaemonSet: one pod on each matching node. The objects only; what follows from them is a controller's work.
+//! DaemonSet: one pod on each matching node. Only the objects; creating pods is left to a controller.
 //!
-//! Rules are upstream's: the selector never changes and selects the template; a change of the template counts up the template
-//! generation, which apps/v1 keeps in an annotation and no client may set back.
+//! Rules are upstream's: the selector never changes and selects the template; a change of the template increments the template
+//! generation, which apps/v1 keeps in an annotation and no client may decrease.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use super::{names, pod_spec};
 use crate::field_error::FieldError;
 use crate::value::{at, text};
 
-/// Where apps/v1 keeps what older versions had as a field.
+/// The annotation of the template generation, a field in older versions.
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
 /// apps/v1 DaemonSet.
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_template_generation_counts_changes_of_the_template_only() {
+    fn template_generation_counts_only_template_changes() {
         let old = set(|_| {});
         let mut new = set(|set| set["spec"]["minReadySeconds"] = 3.into());
         prepare(&mut new, Some(&old));
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn selector_strategy_and_template_are_judged() {
+    fn selector_strategy_and_template_are_validated() {
         let case = |change: fn(&mut Value), expect: &[&str]| check(&set(change), None, expect);
         case(
             |set| set["spec"]["selector"]["matchLabels"]["app"] = "b".into(),

@@ -1,4 +1,4 @@
-//! Event (core/v1): what happened to an object, for people. How long events live is decided by `garbage`.
+//! Event (core/v1): what happened to an object, for people. `garbage` deletes old events.
 
 use serde_json::Value;
 
@@ -99,8 +99,8 @@ fn cells(event: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     ]
 }
 
-/// Upstream's rule: an event lives in the namespace of what it is about; events about cluster-scoped
-/// objects live in `default` (upstream's legacy rule also lets `kube-system` stand).
+/// Upstream's rule: an event is in the namespace of its object; events about cluster-scoped objects are in
+/// `default` (upstream's legacy rule also allows `kube-system`).
 fn validate(new: &Value, _old: Option<&Value>, errors: &mut Vec<FieldError>) {
     let namespace = text(new, &["metadata", "namespace"]);
     let about = involved(new, "namespace");
@@ -118,7 +118,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn an_event_lives_where_its_object_lives() {
+    fn event_is_in_the_namespace_of_its_object() {
         let check = |namespace: &str, about: &str, good: bool| {
             let event = json!({"metadata": {"namespace": namespace}, "involvedObject": {"namespace": about}});
             let mut errors = Vec::new();

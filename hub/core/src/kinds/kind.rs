@@ -9,7 +9,7 @@ use super::{names::NameRule, schema, table};
 use crate::field_error::FieldError;
 use crate::value::text;
 
-/// What may be done with a kind, in upstream's words and order of discovery.
+/// The verbs of a kind, in upstream's order of discovery.
 pub const ALL_VERBS: &[&str] =
     &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 
@@ -32,7 +32,7 @@ pub struct Kind {
     pub categories: &'static [&'static str],
     /// Lives in a namespace.
     pub namespaced: bool,
-    /// What may be done; anything else answers 405.
+    /// The served verbs; others are answered 405.
     pub verbs: &'static [&'static str],
     /// Has `/status`: writes of the object keep the old status, writes of the status keep the rest.
     pub status: bool,
@@ -46,7 +46,7 @@ pub struct Kind {
     pub create_on_update: bool,
     /// The type in the schema table.
     pub type_name: &'static str,
-    /// What names look like.
+    /// The form of names.
     pub name_rule: NameRule,
     /// A change of nothing but these fields need not be durable before it is acknowledged
     /// (a renewal that is lost is only a late one).
@@ -59,13 +59,13 @@ pub struct Kind {
     pub cells: fn(&Value, time::OffsetDateTime) -> Vec<Value>,
     /// Fills in what the API server decides, before validation; `old` is absent at creation.
     pub prepare: fn(new: &mut Value, old: Option<&Value>),
-    /// What `prepare` adds to a new object that upstream adds by admission: it is nobody's, other than defaults, which are the
-    /// creator's.
+    /// The paths that `prepare` sets in a new object where upstream sets them by admission: they have no manager, while defaulted
+    /// fields belong to the creator.
     pub admitted: &'static [&'static [&'static str]],
-    /// The kind's own rules; metadata was judged before.
+    /// The kind's own rules; metadata was validated before.
     pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>),
-    /// Sentences for `Warning` headers about a change that is accepted; only about what this change sets, so that nobody
-    /// is told again and again of what somebody else wrote.
+    /// Sentences for `Warning` headers about a change that is accepted; only about fields that this change sets, so that
+    /// writers are not warned about the fields of others.
     pub warnings: fn(new: &Value, old: Option<&Value>) -> Vec<String>,
 }
 
@@ -83,13 +83,13 @@ pub struct Selectable {
 pub struct Subresource {
     /// For example `binding`.
     pub name: &'static str,
-    /// Group, version and kind of what is sent to it.
+    /// Group, version and kind of its request body.
     pub of: (&'static str, &'static str, &'static str),
-    /// What may be done.
+    /// The served verbs.
     pub verbs: &'static [&'static str],
 }
 
-/// What gives a pod its node; also posted to `bindings` of its namespace.
+/// Binds a pod to a node; also posted to `bindings` of its namespace.
 pub const BINDING: Subresource =
     Subresource { name: "binding", of: ("", "v1", "Binding"), verbs: &["create"] };
 
@@ -97,7 +97,7 @@ pub const BINDING: Subresource =
 const STREAM: &[&str] = &["create", "get"];
 
 impl Kind {
-    /// What most kinds have in common; an entry names where it differs, and its own names. It is no kind itself.
+    /// The defaults of a [`Kind`]: an entry lists its names and its differences. Not a kind itself.
     pub const USUAL: Kind = Kind {
         group: "",
         version: "v1",
@@ -169,8 +169,8 @@ impl Kind {
         self.verbs.contains(&verb)
     }
 
-    /// Writes into an object what upstream's objects have even where nobody said anything of it: spec and status, and the
-    /// numbers of a status. A JSON patch adds to them, and people wait for a number to be 0.
+    /// Adds the fields that upstream's objects always have: spec and status, and the numbers of a status. A JSON patch adds to
+    /// them, and people wait for a number to be 0.
     pub fn complete(&self, value: &mut Value) {
         let (of, Some(fields)) = (self.schema(), value.as_object_mut()) else { return };
         for part in ["spec", "status"] {

@@ -1,6 +1,6 @@
 //! Rules that hold for every object: names, labels, annotations, finalizers, owner references.
 //!
-//! The limits and texts are upstream's (apimachinery `validation`), so that what is refused here is refused there.
+//! The limits and texts are upstream's (apimachinery `validation`), so that both accept the same objects.
 
 use serde_json::Value;
 
@@ -11,10 +11,10 @@ use crate::value::text;
 
 /// All annotations of one object together; upstream's limit.
 const TOTAL_ANNOTATION_BYTES: usize = 256 * 1024;
-/// Finalizers and owners of one object: nobody needs more, and a stranger shall not store more.
+/// Most finalizers and most owners of one object: more than any use needs.
 const LIST_ITEMS: usize = 1000;
 
-/// Judges the metadata of an object.
+/// Validates the metadata of an object.
 pub fn validate(kind: &Kind, object: &Value, errors: &mut Vec<FieldError>) {
     let meta = &object["metadata"];
     let name = text(meta, &["name"]);

@@ -2,7 +2,7 @@
 //! over it, so serving another kind means another entry here (and its rules in a file beside).
 //!
 //! Always holds: entries are statics, compared by [`Kind::resource_name`]; rules see only values that passed
-//! [`schema::conform`]. Left to others: who may do what (`auth`), and everything that happens later (`lifecycle`, `garbage`).
+//! [`schema::conform`]. Left to others: authorization (`identity`), and controllers (`lifecycle`, `garbage`).
 
 pub mod certificate_request;
 pub mod config_map;
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_has_its_type_and_cells_for_its_columns() {
+    fn every_kind_has_a_type_and_a_cell_per_column() {
         for kind in KINDS {
             for name in [kind.kind, kind.plural, kind.singular] {
                 assert!(!name.is_empty(), "{}", kind.type_name);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_has_the_parts_that_upstream_always_writes() {
+    fn object_has_the_fields_that_upstream_always_writes() {
         let check = |kind: &Kind, mut value: Value, expect: Value| {
             kind.complete(&mut value);
             assert_eq!(value, expect, "{}", kind.kind);

@@ -4,7 +4,7 @@ use kedge_api::names::{SUBDOMAIN_BYTES, label_complaint, subdomain_complaint};
 
 pub use kedge_api::names::{is_subdomain, label_value_complaint, qualified_name_complaint};
 
-/// What names of a kind look like.
+/// The form of a kind's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameRule {
     /// `a-b.c`, at most 253 bytes.
@@ -14,7 +14,7 @@ pub enum NameRule {
 }
 
 impl NameRule {
-    /// What is wrong with the name, nothing if it is good.
+    /// The fault of a name, `None` if it is valid.
     pub fn complaint(self, name: &str) -> Option<String> {
         match self {
             NameRule::Subdomain => subdomain_complaint(name),
@@ -23,7 +23,7 @@ impl NameRule {
     }
 }
 
-/// What is wrong with a key of a ConfigMap.
+/// The fault of a key of a ConfigMap.
 pub fn config_key_complaint(key: &str) -> Option<String> {
     if key.len() > SUBDOMAIN_BYTES {
         return Some(format!("must be no more than {SUBDOMAIN_BYTES} characters"));

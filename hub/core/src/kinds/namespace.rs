@@ -1,4 +1,4 @@
-//! Namespace. Deleting one marks it Terminating; `garbage` empties it and then lets it go.
+//! Namespace. Deleting one marks it Terminating; `garbage` empties it and then removes it.
 
 use kedge_api::NODE_LEASE_NAMESPACE;
 use serde_json::{Value, json};
@@ -8,9 +8,9 @@ use super::names;
 use super::table::{Column, age};
 use crate::value::text;
 
-/// Namespaces that the hub makes by itself.
+/// Namespaces that the hub creates by itself.
 pub const SYSTEM: [&str; 4] = ["default", "kube-system", "kube-public", NODE_LEASE_NAMESPACE];
-/// Those that upstream refuses to delete (`kube-node-lease` it does not protect; we do, since heartbeats live there).
+/// Namespaces that cannot be deleted: upstream's, and `kube-node-lease`, which holds the heartbeats.
 pub const PROTECTED: [&str; 4] = SYSTEM;
 /// Every namespace carries its own name under this label.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
@@ -50,7 +50,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
             new["spec"]["finalizers"] = json!(["kubernetes"]);
             new["status"] = json!({"phase": "Active"});
         }
-        // upstream: finalizers change through the finalize subresource only, which is ours alone
+        // upstream: finalizers change only through the finalize subresource, which is not served to clients
         Some(old) => new["spec"] = old["spec"].clone(),
     }
 }

@@ -1,7 +1,7 @@
 //! Node, with both forms of `spec.configSource`.
 //!
 //! Inside `configSource.configMap` upstream's old rules hold (422). `{}`, `configMapRef` and both forms together are stored
-//! with a warning: judging them is the node's work. A plain status write may not touch spec.
+//! with a warning: the node validates them. A status write may not change spec.
 
 use kedge_api::NOT_READY_TAINT;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use super::table::{Column, age};
 use crate::field_error::FieldError;
 use crate::value::{at, text};
 
-/// Longest `configSource` text that makes sense; a bound on what a Node can carry there.
+/// Longest `configSource` text.
 const REFERENCE_BYTES: usize = 253;
 
 /// core/v1 Node.
@@ -76,8 +76,8 @@ fn ready(node: &Value) -> Option<&Value> {
     items(node, &["status", "conditions"]).find(|condition| condition["type"] == "Ready")
 }
 
-/// A new Node is closed to schedulers until it says that it is ready, from the first version that anybody sees: upstream's admission
-/// plugin TaintNodesAtCreation. Our own: one that is made ready is left alone, which saves the write that takes the taint off
+/// Taints a new Node until it reports that it is ready, in its first visible version, as upstream's admission plugin
+/// TaintNodesAtCreation does. Our difference: a Node created ready gets no taint, which saves the write that would remove it
 /// (`lifecycle`).
 fn prepare(node: &mut Value, old: Option<&Value>) {
     let is_it = |taint: &Value| taint["key"] == NOT_READY_TAINT && taint["effect"] == "NoSchedule";
@@ -91,7 +91,7 @@ fn prepare(node: &mut Value, old: Option<&Value>) {
     let taints = spec
         .and_then(Value::as_object_mut)
         .and_then(|spec| spec.entry("taints").or_insert_with(|| json!([])).as_array_mut());
-    // anything else in their place was refused by the schema
+    // the schema refused any other type
     if let Some(taints) = taints {
         taints.push(json!({"key": NOT_READY_TAINT, "effect": "NoSchedule"}));
     }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn config_sources_are_refused_warned_about_or_taken() {
+    fn config_source_is_refused_warned_about_or_accepted() {
         let map = json!({"namespace": "default", "name": "a", "kubeletConfigKey": "kubelet"});
         let reference = json!({"namespace": "default", "name": "a", "uid": "7f3c"});
         check_source(json!({"configMap": map}), &[], false);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_node_is_not_ready_until_it_says_so() {
+    fn new_node_is_tainted_until_it_reports_ready() {
         let check = |mut node: Value, expect: &[&str]| {
             prepare(&mut node, None);
             let keys: Vec<&str> =
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn status_and_roles_are_shown_as_upstream_shows_them() {
+    fn status_and_roles_read_like_upstreams() {
         let node = |ready: &str, unschedulable: bool| json!({"spec": {"unschedulable": unschedulable}, "status": {"conditions": [{"type": "Ready", "status": ready}]}});
         assert_eq!(status(&node("True", false)), "Ready");
         assert_eq!(status(&node("Unknown", true)), "NotReady,SchedulingDisabled");

@@ -1,8 +1,8 @@
-//! Pod: bound to a node by whoever creates or binds it (the hub schedules nothing), run and reported on by that node.
+//! Pod: bound to a node by its creator or by a binding (the hub has no scheduler), run and reported by that node.
 //!
-//! Deletion is graceful, as upstream: a pod on a node gets a deletion time and stays until the node confirms (a delete with a
-//! grace of zero); one that is bound nowhere or has ended goes at once. After creation only images, deadlines and added
-//! tolerations may change. No service account token is mounted by itself: the hub issues none yet.
+//! Deletion is graceful, as upstream: a bound pod gets a deletion time and stays until the node confirms (a delete with a
+//! grace period of zero); an unbound or ended one is deleted at once. After creation only images, deadlines and added
+//! tolerations may change. No service account token is mounted: the hub issues none yet.
 
 use kedge_api::{NOT_READY_TAINT, UNREACHABLE_TAINT};
 use serde_json::{Map, Value, json};
@@ -13,7 +13,7 @@ use super::table::{Column, age, since};
 use crate::field_error::FieldError;
 use crate::value::{at, text};
 
-/// How long a pod stays on a node that is not ready or not reachable, when it does not say itself; upstream's default.
+/// Default seconds that a pod tolerates a node that is not ready or not reachable; upstream's.
 const TOLERATED_SECS: i64 = 300;
 
 /// core/v1 Pod.
@@ -71,7 +71,7 @@ pub static POD: Kind = Kind {
     ..Kind::USUAL
 };
 
-/// Position of `spec.nodeName` among the selectable fields: what relates pods to nodes.
+/// Position of `spec.nodeName` among the selectable fields, which relates pods to nodes.
 pub const NODE_NAME_FIELD: usize = 0;
 
 fn items<'a>(pod: &'a Value, path: &[&str]) -> &'a [Value] {
@@ -124,7 +124,7 @@ fn gates_shown(pod: &Value) -> String {
     }
 }
 
-/// The one word of `kubectl get pods`, found as upstream finds it.
+/// The status column of `kubectl get pods`, computed as upstream does.
 fn status_shown(pod: &Value) -> String {
     let mut shown = match text(pod, &["status", "reason"]) {
         "" => text(pod, &["status", "phase"]).to_owned(),
@@ -172,7 +172,7 @@ fn ended_shown(ended: &Value) -> String {
     }
 }
 
-/// What is said of init containers while they are at work.
+/// The status while init containers run.
 fn init_shown(pod: &Value) -> Option<String> {
     let statuses = items(pod, &["status", "initContainerStatuses"]);
     let all = items(pod, &["spec", "initContainers"]).len();
@@ -214,7 +214,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// What upstream's admission adds: the service account's name, priority, and how long a lost node is tolerated.
+/// Sets the fields that upstream's admission sets: service account name, priority, tolerations of a lost node.
 fn set_at_creation(spec: &mut Map<String, Value>) {
     for field in ["serviceAccountName", "serviceAccount"] {
         let entry = spec.entry(field).or_insert("".into());
@@ -270,14 +270,14 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
         return;
     };
     let (was, is) = (text(old, &["spec", "nodeName"]), text(new, &["spec", "nodeName"]));
-    // the binding subresource alone gives a pod its node; it writes past this rule, once
+    // only the binding subresource sets nodeName; it bypasses this rule, once
     if was != is && !was.is_empty() {
         errors.push(FieldError::forbidden("spec.nodeName", "a pod stays on its node"));
     }
     validate_changes(&old["spec"], &new["spec"], errors);
 }
 
-/// Upstream's short answer where the long one below would hide what is wrong.
+/// Upstream's short error where the long one below would hide the fault.
 const SAME_CONTAINERS: &str = "pod updates may not add or remove containers";
 const MAY_CHANGE: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
@@ -328,7 +328,7 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// The spec without what may change.
+/// The spec without its mutable fields.
 fn fixed_part(spec: &Value) -> Value {
     let mut spec = spec.clone();
     for list in ["containers", "initContainers"] {
@@ -345,7 +345,7 @@ fn fixed_part(spec: &Value) -> Value {
     spec
 }
 
-/// Gives a pod its node: what `POST .../binding` does. The error is upstream's sentence, for a conflict.
+/// Binds a pod to a node (`POST .../binding`). The error is upstream's text, for a conflict.
 pub fn bind(pod: &mut Value, node: &str, now: &str) -> Result<(), String> {
     let name = text(pod, &["metadata", "name"]).to_owned();
     if !text(pod, &["metadata", "deletionTimestamp"]).is_empty() {
@@ -368,7 +368,7 @@ pub fn bind(pod: &mut Value, node: &str, now: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// How many seconds a pod gets to end, when asked to with `asked`: upstream's rules.
+/// The grace period of a deletion that asked for `asked` seconds, by upstream's rules.
 fn grace_secs(pod: &Value, asked: Option<i64>) -> i64 {
     let ended = matches!(text(pod, &["status", "phase"]), "Succeeded" | "Failed");
     if ended || text(pod, &["spec", "nodeName"]).is_empty() {
@@ -381,7 +381,7 @@ fn grace_secs(pod: &Value, asked: Option<i64>) -> i64 {
     }
 }
 
-/// Puts the grace into a pod that was just marked for deletion (`marked`). A grace can only become shorter.
+/// Sets the grace period of a pod that was just marked for deletion (`marked`). It can only become shorter.
 pub fn with_grace(old: &Value, marked: Value, asked: Option<i64>, now: time::OffsetDateTime) -> Value {
     let mut marked = marked;
     let mut secs = grace_secs(old, asked);
@@ -389,7 +389,7 @@ pub fn with_grace(old: &Value, marked: Value, asked: Option<i64>, now: time::Off
     let was_marked = super::schema::parse_time(text(old, &["metadata", "deletionTimestamp"]));
     if let Some(until) = was_marked {
         let given = old["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
-        // asked again without saying how long: what was said stands
+        // a further deletion without a grace period keeps the current one
         secs = if asked.is_none() && secs != 0 { given } else { secs.min(given) };
         base = until - time::Duration::seconds(given);
     }
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pod_is_pending_and_has_what_admission_adds() {
+    fn new_pod_is_pending_and_has_admissions_fields() {
         let made = pod(|_| {});
         assert_eq!(made["status"], json!({"phase": "Pending", "qosClass": "BestEffort"}));
         assert_eq!(made["spec"]["serviceAccountName"], "default");
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grace_is_the_pods_own_unless_asked_and_never_longer_than_before() {
+    fn grace_period_defaults_to_the_pods_and_only_shrinks() {
         let now = super::super::schema::parse_time("2026-01-01T00:00:00Z").unwrap();
         let bound = pod(|pod| pod["spec"]["nodeName"] = "n".into());
         let check = |old: &Value, asked: Option<i64>, secs: i64, until: &str| {
@@ -505,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_word_is_upstreams() {
+    fn status_column_reads_like_upstreams() {
         let check = |status: Value, deleted: bool, expect: &str| {
             let mut pod = json!({"metadata": {"name": "p"}, "status": status, "spec": {"initContainers": [{"name": "i"}, {"name": "j"}]}});
             if deleted {

@@ -1,8 +1,8 @@
-//! What pods and pod templates have in common: upstream's defaults and rules of `PodSpec`.
+//! Upstream's defaults and rules of `PodSpec`, for pods and pod templates.
 //!
-//! Always holds: defaults only fill what is absent, so applying them twice changes nothing. The rules judged here are those
-//! that a node needs to be able to rely on (names, references inside the pod, ports, resources); a field that the schema knows
-//! and no rule mentions is stored as it came, and what a node does not support it refuses itself, with an event.
+//! Always holds: defaults only fill absent fields, so applying them twice changes nothing. The rules are those that a node must
+//! be able to rely on (names, references inside the pod, ports, resources); other fields of the schema are stored unchecked, and
+//! a node refuses unsupported ones itself, with an event.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::names;
 use crate::field_error::FieldError;
 use crate::value::{at, text};
 
-/// Containers, volumes, variables and the like of one pod: nobody needs more, and every rule looks at each of them.
+/// Most containers, volumes, variables and the like of one pod; every rule visits each of them.
 const LIST_ITEMS: usize = 1000;
 
 fn each<'a>(value: &'a mut Value, field: &str) -> impl Iterator<Item = &'a mut Value> {
@@ -34,7 +34,7 @@ fn fill(value: &mut Value, path: &[&str], defaults: &[(&str, Value)]) {
     }
 }
 
-/// Fills in what upstream fills in, wherever the spec stands. An absent spec stays absent: it is refused later.
+/// Sets upstream's defaults in the spec of a pod or template. An absent spec stays absent and is refused later.
 pub fn set_defaults(spec: &mut Value) {
     fill(
         spec,
@@ -47,7 +47,7 @@ pub fn set_defaults(spec: &mut Value) {
             ("securityContext", json!({})),
         ],
     );
-    // two names for one thing, kept alike as upstream does
+    // two names of one field, kept equal as upstream does
     for (from, to) in [("serviceAccountName", "serviceAccount"), ("serviceAccount", "serviceAccountName")] {
         if let Some(name) = spec.get(from).cloned() {
             fill(spec, &[], &[(to, name)]);
@@ -151,7 +151,7 @@ fn list<'a>(spec: &'a Value, field: &str) -> &'a [Value] {
     spec.get(field).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// Judges a spec that stands at `path`.
+/// Validates the spec at `path`.
 pub fn validate(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
     let at_path = |field: &str| format!("{path}.{field}");
     let volumes = validate_volumes(spec, path, errors);
@@ -385,7 +385,7 @@ fn validate_resources(resources: &Value, path: &str, errors: &mut Vec<FieldError
     }
 }
 
-/// A quantity as a number, near enough to compare two of them.
+/// A quantity as a number, precise enough to compare two of them.
 pub fn amount(quantity: &str) -> Option<f64> {
     let number_len = quantity.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'));
     let (number, suffix) = quantity.split_at(number_len.unwrap_or(quantity.len()));
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_a_fixed_version_is_always_pulled() {
+    fn image_without_a_fixed_version_is_always_pulled() {
         for (image, latest) in [
             ("a", true),
             ("a:latest", true),
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_policies_and_tolerations_are_judged() {
+    fn volumes_policies_and_tolerations_are_validated() {
         let spec = |field: &str, value: Value| {
             let mut spec = with(json!({}));
             spec[field] = value;

@@ -1,9 +1,9 @@
-//! What fields the served objects have: one table of types, read once from `schema/types.txt`.
+//! The fields of served objects: one table of types, read once from `schema/types.txt`.
 //!
-//! The same table judges request bodies (unknown fields, wrong types), merges lists, reads protobuf, and is what
-//! `/openapi` publishes, so these can never disagree. A value that passed [`conform`] holds only fields of its type,
-//! each of the right JSON type, no nulls and no empty optional lists or maps (upstream's `omitempty`), so the code behind it
-//! may rely on that. It knows nothing of rules that span fields: those are the kinds' own.
+//! The same table validates request bodies (unknown fields, wrong types), merges lists, reads protobuf, and is published
+//! at `/openapi`, so these can never disagree. A value that passed [`conform`] holds only fields of its type,
+//! each of the right JSON type, no nulls and no empty optional lists or maps (upstream's `omitempty`), so later code
+//! may rely on that. Left to others: rules that span fields (each kind's own).
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The text of all types; `schema/extract.py` writes it.
 const TYPES: &str = include_str!("../../schema/types.txt");
 
-/// Unknown or duplicate fields named in one answer; more are only counted, so that an answer stays small.
+/// Most unknown or duplicate fields named in one answer; more are only counted, so that an answer stays small.
 const NAMED_FINDINGS: usize = 32;
 
 static SCHEMA: LazyLock<Schema> = LazyLock::new(|| Schema::parse(TYPES));
@@ -46,7 +46,7 @@ pub struct Field {
     pub name: &'static str,
     /// The protobuf number; 0 where the wire form is not known.
     pub number: u32,
-    /// What values look like.
+    /// The shape of its values.
     pub shape: Shape,
     /// Upstream always writes it.
     pub required: bool,
@@ -198,12 +198,12 @@ impl Type {
     }
 }
 
-/// What [`conform`] took away or could not accept.
+/// The faults that [`conform`] found.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// Paths of fields that the type does not have; they are removed.
     pub unknown: Vec<String>,
-    /// Paths that stood twice in the text of an object, the last one counts. Filled by the JSON reader.
+    /// Paths of duplicate fields, the last one counts. Filled by the JSON reader.
     pub duplicate: Vec<String>,
     /// The first value of a wrong type: the body is refused.
     pub wrong: Option<String>,
@@ -223,7 +223,7 @@ impl Findings {
         }
     }
 
-    /// One line for each complaint of a strict reader, as upstream words them.
+    /// One line for each fault, in upstream's words.
     pub fn complaints(&self) -> Vec<String> {
         let unknown = self.unknown.iter().map(|path| format!("unknown field {path:?}"));
         let duplicate = self.duplicate.iter().map(|path| format!("duplicate field {path:?}"));
@@ -231,7 +231,7 @@ impl Findings {
     }
 }
 
-/// Where we are in an object, only turned into text for a complaint.
+/// A path in an object, turned into text only for a fault.
 #[derive(Clone, Copy)]
 enum Path<'a> {
     Root,
@@ -256,8 +256,8 @@ impl Path<'_> {
     }
 }
 
-/// Brings `value` into the form of the type: unknown fields, nulls and empty optional lists and maps go,
-/// and the first value of a wrong type is reported. `apiVersion` and `kind` may stand at the root.
+/// Brings `value` into the form of the type: removes unknown fields, nulls and empty optional lists and
+/// maps, and reports the first value of a wrong type. `apiVersion` and `kind` are allowed at the root.
 pub fn conform(of: &'static Type, value: &mut Value) -> Findings {
     let mut findings = Findings::default();
     conform_message(of, value, &Path::Root, &mut findings);
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_that_a_field_names_is_in_the_table() {
+    fn every_type_of_a_field_is_in_the_table() {
         fn inner(shape: &Shape) -> &Shape {
             match shape {
                 Shape::List(item) | Shape::Map(item) => inner(item),
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_nulls_and_empty_maps_are_taken_away() {
+    fn unknown_fields_nulls_and_empty_maps_are_removed() {
         let node = "core/v1/Node";
         check(
             node,
@@ -471,7 +471,7 @@ mod tests {
             json!({"metadata": {}, "spec": {}}),
             &[],
         );
-        // an empty object is a value: the node judges it
+        // an empty object is a value: the node validates it
         check(node, json!({"spec": {"configSource": {}}}), json!({"spec": {"configSource": {}}}), &[]);
         check(
             node,
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_a_wrong_type_is_named_with_its_path() {
+    fn value_of_a_wrong_type_is_reported_with_its_path() {
         check_wrong(
             "core/v1/Node",
             json!({"spec": {"unschedulable": "yes"}}),

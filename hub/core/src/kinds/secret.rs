@@ -1,7 +1,7 @@
-//! Secret: like a ConfigMap, with bytes only and a type whose keys are judged.
+//! Secret: like a ConfigMap, with bytes only and a type that requires keys.
 //!
-//! `stringData` is a way to write and never stored, as upstream. The store keeps Secrets as it keeps everything: readable by
-//! whoever reads the data directory, which is why that is 0600 and its owner's alone.
+//! `stringData` is write-only and never stored, as upstream. Secrets are stored unencrypted: anyone who can read the data
+//! directory can read them, so its files are 0600.
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use crate::value::{at, text};
 
 /// All values of one Secret together; upstream's limit.
 const TOTAL_BYTES: usize = 1024 * 1024;
-/// The type of a Secret that names none.
+/// The default type of a Secret.
 const OPAQUE: &str = "Opaque";
 
 /// core/v1 Secret.
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_stored_as_bytes_and_the_type_stays() {
+    fn string_data_is_stored_as_bytes_and_type_is_immutable() {
         let mut new = json!({"data": {"a": "eA=="}, "stringData": {"b": "x", "a": "y"}});
         prepare(&mut new, None);
         assert_eq!(new, json!({"type": "Opaque", "data": {"a": "eQ==", "b": "eA=="}}));

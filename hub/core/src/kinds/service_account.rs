@@ -1,4 +1,4 @@
-//! ServiceAccount: who a pod is. Every namespace has one named `default`, made (and made again) by `accounts`.
+//! ServiceAccount: the identity of a pod. Every namespace has one named `default`, which `accounts` creates and recreates.
 //!
 //! The hub issues no tokens yet, so none is mounted into pods by itself.
 

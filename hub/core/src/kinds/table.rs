@@ -34,7 +34,7 @@ impl Column {
         Column { name, of: "integer", format: "", priority: 0 }
     }
 
-    /// The same column, shown by `-o wide` only.
+    /// The same column, shown only by `-o wide`.
     pub const fn wide(mut self) -> Column {
         self.priority = 1;
         self
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_read_as_upstream_prints_them() {
+    fn ages_read_like_upstreams() {
         let cases = [
             (-5, "<invalid>"),
             (-1, "0s"),

@@ -15,7 +15,7 @@ pub const COPIED_BYTES: usize = 3 * 1024 * 1024;
 /// head of a list of a million would be minutes.
 const SHIFTED_ITEMS: usize = 10_000_000;
 
-/// What one patch may cost.
+/// The remaining budget of one patch.
 #[derive(Default)]
 struct Spent {
     copied: usize,
@@ -32,8 +32,8 @@ impl Spent {
 /// Applies the patch; on an error `target` is in an unspecified state and must be thrown away.
 ///
 /// # Errors
-/// As upstream's: what is no list of objects is malformed, all else that is wrong with an operation, too costly ones included, is one that
-/// does not apply.
+/// As upstream's: a patch that is not a list of objects is malformed; any other fault, including too much work, is one that does not
+/// apply.
 pub fn apply(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     let operations = patch.as_array().ok_or_else(|| malformed("a JSON patch is a list of operations"))?;
     if operations.len() > OPERATIONS {
@@ -103,7 +103,7 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
             add(target, &tokens, value, spent).map_err(|why| fails(name, path, why))
         }
         "test" => match find(target, &tokens) {
-            // upstream: a test for null holds where there is nothing
+            // upstream: a test for null succeeds on a missing value
             found if found.as_deref().unwrap_or(&Value::Null) == &value()? => Ok(()),
             _ => Err(PatchError::DoesNotApply(format!("testing path {path} failed"))),
         },
@@ -148,7 +148,7 @@ fn add(target: &mut Value, tokens: &[String], value: Value, spent: &mut Spent) -
             spent.shift(items.len() - index)?;
             items.insert(index, value);
         }
-        _ => return Err("the parent is no object and no list"),
+        _ => return Err("the parent is neither an object nor a list"),
     }
     Ok(())
 }
@@ -162,7 +162,7 @@ fn remove(target: &mut Value, tokens: &[String], spent: &mut Spent) -> Result<Va
             spent.shift(items.len() - index)?;
             Ok(items.remove(index))
         }
-        _ => Err("the parent is no object and no list"),
+        _ => Err("the parent is neither an object nor a list"),
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_do_what_the_rfc_says() {
+    fn operations_follow_the_rfc() {
         let doc = || json!({"a": {"b": [1, 2]}, "k/s": "x", "t~": 1});
         let one = |operation: Value| json!([operation]);
         check(
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn operations_that_do_not_apply_are_refused() {
         let doc = || json!({"a": {"b": [1, 2]}, "s": "x"});
         for operation in [
             json!({"op": "add", "path": "/a/b/3", "value": 1}),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_cannot_blow_up_a_document() {
+    fn patch_cannot_grow_a_document_without_bound() {
         let copy = json!({"op": "copy", "from": "/a", "path": "/a/-"});
         check(json!({"a": ["0123456789"]}), Value::Array(vec![copy; 60]), None);
         let insert = json!({"op": "add", "path": "/a/0", "value": 1});

@@ -1,8 +1,8 @@
 //! Strategic merge patch: a merge patch that knows which lists are maps (by `name`, `type`, ...) and which are sets.
 //!
 //! Directives, as upstream: `$patch: replace|delete|merge` in an object or list item, `$retainKeys`,
-//! `$setElementOrder/<list>`, `$deleteFromPrimitiveList/<list>`, null deletes. Which lists merge comes from the schema table; where
-//! the table says nothing (free maps, unknown fields) objects merge and lists are replaced.
+//! `$setElementOrder/<list>`, `$deleteFromPrimitiveList/<list>`, null deletes. The schema table tells which lists merge; for
+//! fields that are not in it (free maps, unknown fields) objects merge and lists are replaced.
 //! Always holds: no directive ever reaches the result.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -188,7 +188,7 @@ fn merge_ordered_lists(
     Ok(())
 }
 
-/// What makes an item the same one: its merge key, or its value.
+/// The identity of a list item: its merge key, or its value.
 fn identity(rule: ListMerge, item: &Value) -> String {
     match rule {
         ListMerge::ByKey(key) => item.get(key).map(Value::to_string).unwrap_or_default(),
@@ -196,7 +196,7 @@ fn identity(rule: ListMerge, item: &Value) -> String {
     }
 }
 
-/// Changed items must stand in the order that the directive gives.
+/// Changed items must be in the order of the directive.
 fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) -> Result<(), PatchError> {
     let mut places = BTreeMap::new();
     for (place, item) in order.iter().enumerate() {
@@ -213,7 +213,7 @@ fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) 
     Ok(())
 }
 
-/// Items that the patch names come in its order, the others keep their place relative to what the server had.
+/// Items that the patch names come in its order; the others keep their place relative to the server's list.
 fn in_order(rule: ListMerge, items: Vec<Value>, wanted: &[String], server: &[String]) -> Vec<Value> {
     let places = |names: &[String]| {
         let mut places = BTreeMap::new();
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn element_order_is_the_patchs_and_server_only_items_keep_their_place() {
+    fn element_order_is_the_patchs_and_other_items_stay() {
         let pod = |names: &[&str]| json!({"spec": {"containers": names.iter().map(|name| json!({"name": name})).collect::<Vec<_>>()}});
         let order = |names: &[&str], changes: Value| {
             let order: Vec<Value> = names.iter().map(|name| json!({"name": name})).collect();
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn retained_keys_push_out_the_others() {
+    fn retain_keys_removes_other_keys() {
         let volumes = |volume: Value| json!({"spec": {"volumes": [volume]}});
         check(
             POD,
