@@ -203,16 +203,6 @@ impl World {
         }
     }
 
-    /// Runs until the first node's agent exits by itself; returns why.
-    #[track_caller]
-    pub fn run_until_exit(&mut self, limit: Duration) -> String {
-        self.run_for(limit);
-        let why = self.process.as_ref().and_then(|process| process.exit.clone());
-        let why = why.unwrap_or_else(|| panic!("no exit within {limit:?}: {:#?}", self.report()));
-        self.exit();
-        why
-    }
-
     /// Time passes; supervisors start agents that do not run or have exited.
     #[track_caller]
     pub fn supervise_for(&mut self, time: Duration) {

@@ -8,7 +8,6 @@ use serde_json::Value;
 use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
 /// `configTrialDuration` unless a payload says otherwise.
 pub const TRIAL: Duration = Duration::from_secs(600);
 /// `maxPods` of the first config pushed.
@@ -68,12 +67,6 @@ impl World {
         self.start();
     }
 
-    /// The power goes, and the agent starts again.
-    pub fn cut_and_start(&mut self) {
-        self.power_cut();
-        self.start();
-    }
-
     #[track_caller]
     pub fn state(&self) -> &'static str {
         self.report().config.state
@@ -101,14 +94,6 @@ impl World {
     /// `status.config` as the API server has it.
     pub fn config_status(&self) -> Value {
         self.hub.node().map(|node| node["status"]["config"].clone()).unwrap_or_default()
-    }
-
-    /// Running on writes nothing more.
-    #[track_caller]
-    pub fn check_written_is_bounded(&mut self) {
-        self.disk.take_written();
-        self.run_for(HOUR);
-        self.check_written(&[]);
     }
 
     pub fn adopt_without_start(&mut self, name: &str, payload: &str) -> String {

@@ -17,6 +17,9 @@ const REPORTED: &str = ", reported";
 /// The event of a new config: the `writes` and `uses` beside it say the same.
 const ADOPTED: &str = "KubeletConfigChanged";
 
+/// How a run ended after `crash` and `cut`: these commands say it.
+const USUAL_ENDS: [&str; 2] = [": exit code 101", ": the power went, or the disk stood still"];
+
 /// Lines alike but for their numbers that are shown one by one; of more the first and the last.
 const ALIKE: usize = 3;
 
@@ -140,7 +143,7 @@ impl Observer {
                 }
                 if let Some((reason, _)) = line.split_once(": ").filter(|(reason, _)| is_reason(reason)) {
                     self.unposted.push((line.clone(), false));
-                    if reason == ADOPTED {
+                    if reason == ADOPTED || USUAL_ENDS.iter().any(|end| line.ends_with(end)) {
                         return None;
                     }
                 } else if self.lines.last().is_some_and(|last| last.contains(&self.named(line))) {
