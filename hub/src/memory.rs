@@ -74,7 +74,7 @@ impl Memory {
         self.read().in_namespace(namespace)
     }
 
-    /// Lists what is selected.
+    /// Lists the selected objects.
     pub fn list(&self, kind: &Kind, selection: &Selection, query: &Query<'_>) -> Result<Page, TooOld> {
         self.read().list(kind, selection, query)
     }

@@ -1,8 +1,7 @@
-//! Requests, from reading to durable: what `kedge_hub_core::requests` decides is written, and decided again if somebody was quicker.
+//! Performs the decisions of `kedge_hub_core::requests`: writes them durably, and retries after a concurrent write.
 //!
-//! Always holds: nothing is locked while a request's first try is computed; a request that lost a race takes turns with the others that
-//! lost one for the same object, so no unversioned write ends in a conflict. Left to others: what a request means (core), HTTP
-//! (`server`), who may (`identity`).
+//! Always holds: the first try of a request takes no lock; requests that lost a race for the same object queue up behind each other,
+//! so no unversioned write ends in a conflict. Left to others: the decisions (core), HTTP (`server`), authorization (`identity`).
 
 use kedge_hub_core::ApiError;
 use kedge_hub_core::apply::Apply;
@@ -18,15 +17,15 @@ use time::OffsetDateTime;
 
 use crate::Hub;
 
-/// How often a write that names no version is decided anew because others were quicker. Those who lost take turns, so only
-/// newcomers can still be quicker: so many in a row means a flood of writes to one object, and the client is asked to wait.
+/// Tries of a write without a version that loses to concurrent writes. Losers queue up, so only new requests can still win against
+/// them: this many in a row mean a flood of writes to one object, and the client is asked to wait.
 const ATTEMPTS: usize = 64;
-/// Locks behind which losers wait for their turn; objects share them by their names' hash, which costs a wait and nothing else.
+/// Locks behind which losers queue up; objects share them by a hash of their names, which only costs waiting.
 const LOCKS: usize = 64;
-/// Upstream tries so many generated names before it gives up.
+/// Tries of a generated name; upstream's.
 const NAME_ATTEMPTS: usize = 8;
 
-/// One lock for each object that several want to write at once; first come, first served.
+/// Queues of requests that write the same object; first come, first served.
 #[derive(Debug)]
 pub(crate) struct KeyedLocks(Vec<tokio::sync::Mutex<()>>);
 
@@ -60,8 +59,8 @@ pub(crate) fn fresh() -> Result<Fresh, ApiError> {
     Ok(Fresh { now: OffsetDateTime::now_utc(), random })
 }
 
-/// Decides, writes; from the start again when somebody was quicker and the client named no version. (One that named a version is
-/// refused by the second decision, which sees the object as it is then.)
+/// Decides and writes; retries after a concurrent write if the client named no version. (A request with a version is refused by the
+/// second decision, which sees the new object.)
 async fn settle(
     hub: &Hub,
     place: &Place<'_>,
@@ -131,7 +130,7 @@ pub async fn update(
     settle(hub, place, || requests::update(hub, place, part, value.clone(), options, &fresh()?)).await
 }
 
-/// Applies a part of an object: to the object there is, or by creating it (`may_create` is asked first).
+/// Applies a part of an object, or creates it if it does not exist (after `may_create`).
 pub async fn apply(
     hub: &Hub,
     place: &Place<'_>,
@@ -143,7 +142,7 @@ pub async fn apply(
     settle(hub, place, || requests::apply(hub, place, part, applied, options, may_create, &fresh()?)).await
 }
 
-/// Changes the object there is to what `compute` makes of it.
+/// Changes the existing object to the result of `compute`.
 pub async fn edit(
     hub: &Hub,
     place: &Place<'_>,
@@ -154,7 +153,7 @@ pub async fn edit(
     settle(hub, place, || requests::edit(hub, place, part, options, &fresh()?, &mut compute)).await
 }
 
-/// Deletes an object, or marks it when something must happen first.
+/// Deletes an object, or marks it for deletion if finalizers or a grace period require that.
 pub async fn delete(
     hub: &Hub,
     place: &Place<'_>,
@@ -186,7 +185,7 @@ fn write_failed(error: WriteError) -> ApiError {
         WriteError::Closed => ApiError::unavailable("the hub is shutting down"),
     }
 }
-/// Not a conflict: the client did nothing wrong, and the same request is right a second later.
+/// Not a conflict: the request is valid and will succeed a second later.
 fn crowded(kind: &Kind, name: &str) -> ApiError {
     let what = kind.resource_name();
     ApiError::too_many_requests(format!(

@@ -1,6 +1,6 @@
-//! Discovery: which kinds there are, in the aggregated form (one request) and the legacy form (one per group version).
+//! Discovery: the served kinds, in the aggregated form (one request) and the legacy form (one per group version).
 //!
-//! Both come from the table of kinds. `/api` and `/apis` must answer in the same form, or clients fall back: both look at the
+//! Both come from the table of kinds. `/api` and `/apis` must answer in the same form, or clients fall back: both read the
 //! same Accept header.
 
 use http::Response;
@@ -11,7 +11,7 @@ use super::respond::{self, Body};
 use super::route::VIRTUAL_GROUPS;
 use kedge_hub_core::kinds::{self, KINDS, Kind};
 
-/// The aggregated version asked for, if any.
+/// The requested version of the aggregated form, if any.
 fn aggregated(accept: &str) -> Option<&'static str> {
     for range in media_ranges(accept) {
         if range.media != "application/json" {
@@ -33,7 +33,7 @@ fn named_groups() -> Vec<(&'static str, &'static str)> {
     kinds.chain(VIRTUAL_GROUPS).collect()
 }
 
-/// `/`: the paths that there are.
+/// `/`: the served paths.
 pub(super) fn index() -> Response<Body> {
     let mut paths = vec!["/api".to_owned(), "/api/v1".to_owned(), "/apis".to_owned()];
     for (group, version) in named_groups() {
@@ -83,8 +83,7 @@ pub(super) fn group(group: &str) -> Response<Body> {
     respond::json(200, &value)
 }
 
-/// Questions and bindings are resources too, as far as clients can tell: plural, singular, kind, and whether it is posted to a
-/// namespace.
+/// Reviews and bindings, which clients see as resources: plural, singular, kind, and whether it is posted to a namespace.
 pub(super) fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &'static str, bool)] {
     match group {
         "" => &[("bindings", "binding", "Binding", true)],
@@ -210,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_form_of_discovery_is_the_first_the_client_accepts() {
+    fn discovery_takes_the_first_accepted_form() {
         let both = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json";
         assert_eq!(aggregated(both), Some("v2"));
         assert_eq!(

@@ -1,7 +1,7 @@
-//! One request from its head to its answer: who asks, what for, may they, and the verb.
+//! One request from its head to its answer: identity, target, authorization, verb.
 //!
-//! Always holds: nothing is read or written before `identity::authorize` agreed; nothing is stored before `identity::admit` saw it as
-//! it would be stored. The meaning of the verbs is in `verbs`, the forms of answers in `respond`.
+//! Always holds: nothing is read or written before `identity::authorize` allowed it; no object is stored before `identity::admit`
+//! allowed it in its stored form. The meaning of the verbs is in `verbs`, the forms of answers in `respond`.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -36,23 +36,23 @@ const PATCHES: &[&str] = &[
     "application/strategic-merge-patch+json",
     decode::APPLY,
 ];
-/// Objects of one page; a client that asks for more gets a continue token. Upstream has no such limit, its clients cope.
+/// Most objects of one page; a client that asks for more gets a continue token. Upstream has no such limit, but its clients handle it.
 const MAX_PAGE: u64 = 10_000;
-/// Certificate requests kept of one caller who is no administrator. They go by themselves; a node needs one at a time.
+/// Most stored certificate requests of one caller without the admin group. The hub removes old ones; a node needs one at a time.
 const MAX_SIGNING_REQUESTS: usize = 16;
 
-/// What every handler needs of a request.
+/// The context of a request that every handler needs.
 pub(super) struct Asked<'a> {
     pub(super) server: &'a Server,
-    /// Who it is, by the certificate.
+    /// The identity of the certificate.
     caller: Arc<Option<Identity>>,
-    /// As whom the caller acts: itself, or whom an administrator impersonates.
+    /// The effective identity: the caller's own, or the one that an administrator impersonates.
     pub(super) identity: Option<Identity>,
     pub(super) parts: &'a Parts,
     pub(super) parameters: Parameters,
 }
 
-/// Answers a request, whatever it is. Of the body some may be left unread, all of it when the request is refused early.
+/// Answers a request. It may leave the body unread, in part or, after an early refusal, as a whole.
 pub(super) async fn handle(
     server: &Arc<Server>,
     caller: Arc<Option<Identity>>,
@@ -115,7 +115,7 @@ async fn answer(
     }
 }
 
-/// `POST` to `bindings` of a namespace: the pod is named in the body.
+/// `POST` to `bindings` of a namespace: the body names the pod.
 async fn bindings(
     asked: &Asked<'_>,
     namespace: &str,
@@ -155,7 +155,7 @@ async fn bind(
     subresources::bind_named(asked, target, &binding).await
 }
 
-/// Administrators may act as somebody else (`kubectl --as`), to see what that one may do.
+/// Administrators may impersonate another user (`kubectl --as`), to see its permissions.
 fn impersonated(parts: &Parts, identity: Option<Identity>) -> Result<Option<Identity>, ApiError> {
     let headers = &parts.headers;
     let asks = headers.keys().any(|name| name.as_str().starts_with("impersonate-"));
@@ -189,11 +189,11 @@ fn impersonated(parts: &Parts, identity: Option<Identity>) -> Result<Option<Iden
     }
 }
 
-/// The name that a created object got, for the audit.
+/// The name that a created object got, for the audit log.
 #[derive(Debug, Clone)]
 struct Made(Box<str>);
 
-/// Writes down who changed or tried to change what.
+/// Writes a change, or an attempt, to the audit log.
 fn audit(asked: &Asked<'_>, verb: &str, target: &Target, outcome: &Result<Response<Body>, ApiError>) {
     let Some(log) = asked.server.hub.audit() else { return };
     let code = match outcome {
@@ -481,7 +481,7 @@ async fn write(
     };
     let manager = manager(asked, verb, target)?;
     let owner = match identity {
-        // see `apply`: what nodes report belongs to nobody
+        // see `apply`: reports of nodes record no manager
         Some(identity) if identity.node().is_some() && !identity.is_admin() => Owner::Nobody,
         _ => Owner::Updates(&manager),
     };
@@ -493,7 +493,7 @@ async fn write(
     }
 }
 
-/// Who writes: what the client calls itself for this, or else what it is called at all.
+/// The field manager: the `fieldManager` parameter, else the client's `User-Agent`.
 fn manager(asked: &Asked<'_>, verb: &str, target: &Target) -> Result<Manager, ApiError> {
     let named = asked.parameters.text("fieldManager");
     let why = match named {
@@ -512,14 +512,14 @@ fn manager(asked: &Asked<'_>, verb: &str, target: &Target) -> Result<Manager, Ap
     let mut name = if named.is_empty() { agent } else { named }.to_owned();
     name.truncate(name.floor_char_boundary(apply::MAX_NAME_BYTES));
     if name.is_empty() {
-        // upstream's word
+        // upstream's name
         "unknown".clone_into(&mut name);
     }
     Ok(Manager { name, subresource: target.subresource.clone() })
 }
 
-/// A new certificate request says who made it, asks for no power that approval must not give (upstream's
-/// CertificateSubjectRestriction), and is one of not too many.
+/// Stamps a new certificate request with its requester, refuses a subject that no approval may grant (upstream's
+/// CertificateSubjectRestriction), and limits the number of requests of one caller.
 fn stamp_requester(asked: &Asked<'_>, target: &Target, request: &mut Value) -> Result<(), ApiError> {
     let kind = target.kind;
     let Some(identity) = asked.identity.as_ref().filter(|_| kind.kind == kinds::CERTIFICATE_REQUEST.kind)
@@ -559,7 +559,7 @@ async fn apply_patch(
     let validation = FieldValidation::parse("patch", asked.parameters.text("fieldValidation"))?;
     let place = (namespace.as_str(), name.as_str());
     let mut read = decode::applied(kind, place, body, validation)?;
-    // without a name it is the URL's if the object exists, and refused later if it does not
+    // a missing name becomes the URL's if the object exists, and is refused later if it does not
     let given = kinds::text(&read.value, &["metadata", "name"]);
     if !given.is_empty() {
         check_place("name", given, name)?;
@@ -648,12 +648,12 @@ fn written(answer: &Answer, writer: Writer) -> Response<Body> {
     response
 }
 
-/// A patch, read once and applied as often as others are quicker.
+/// A parsed patch; it is applied again after a concurrent write.
 struct Patch {
     kind: &'static Kind,
     of: PatchOf,
     body: Value,
-    /// Fields that stand twice in it, in upstream's words.
+    /// Errors about duplicate fields in it, in upstream's words.
     complaints: Vec<String>,
 }
 
@@ -688,7 +688,7 @@ impl Patch {
         Ok(Patch { kind, of, body, complaints })
     }
 
-    /// The patched object, and complaints about unknown fields to warn of.
+    /// The patched object, and errors about unknown fields, for warnings.
     fn apply(&self, mut value: Value, validation: FieldValidation) -> Result<(Value, Vec<String>), ApiError> {
         let kind = self.kind;
         let place = |value: &Value| {
@@ -709,7 +709,7 @@ impl Patch {
         apply::mark_reset(&mut value);
         let findings = schema::conform(kind.schema(), &mut value);
         let refuse = |why: &str| {
-            // upstream shows what was to become of the object, or the patch where it does not write that as text
+            // upstream's error shows the patched object, or the patch if that cannot be written as text
             let shown = match self.of {
                 PatchOf::Strategic => self.body.to_string(),
                 PatchOf::Json | PatchOf::Merge => value.to_string(),
@@ -794,7 +794,7 @@ pub(super) fn read_delete_options(
         return Err(ApiError::invalid_options("delete", &error));
     }
     let propagation = match &*policy {
-        // what orphanDependents meant before there were policies
+        // orphanDependents is the predecessor of propagationPolicy
         "" if orphans == Some(true) => Propagation::Orphan,
         "" if orphans == Some(false) => Propagation::Background,
         "" => Propagation::Unset,
@@ -855,7 +855,7 @@ async fn delete_collection(
     let hub = &asked.server.hub;
     let mut page = page(asked, target.kind, &selection(asked, target)?)?;
     for object in &page.objects {
-        // only what was listed: an object of the same name made meanwhile stays
+        // only listed objects: one recreated under the same name in the meantime stays
         wanted.uid = Some(object.uid.to_string());
         let place = Place { kind: target.kind, namespace: &object.namespace, name: &object.name };
         match requests::delete(hub, &place, &wanted, &options).await {

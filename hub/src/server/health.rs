@@ -33,7 +33,7 @@ pub(super) fn version() -> Response<Body> {
 /// `/healthz`, `/livez`, `/readyz`, single checks below them, and `?verbose`.
 pub(super) fn health(asked: &Asked<'_>, path: &str) -> Result<Response<Body>, ApiError> {
     let (endpoint, only) = path.split_once('/').unwrap_or((path, ""));
-    // one check today; a list, because its names are part of the answer
+    // one check so far; a list, because the names are part of the answer
     let checks = [("ping", true), ("store", asked.server.hub.writer().is_alive())];
     if !only.is_empty() && !checks.iter().any(|(name, _)| *name == only) {
         return Err(ApiError::path_not_found());
@@ -58,7 +58,7 @@ pub(super) fn health(asked: &Asked<'_>, path: &str) -> Result<Response<Body>, Ap
 pub(super) fn metrics(server: &Server) -> Response<Body> {
     let mut text = String::new();
     let mut sample = |name: &str, of: &str, help: &str, samples: &[(String, u64)]| {
-        // writing to a string does not fail
+        // writing to a string cannot fail
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {of}");
         for (labels, value) in samples {
             let _ = writeln!(text, "{name}{labels} {value}");

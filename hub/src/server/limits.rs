@@ -1,9 +1,9 @@
-//! How much of the hub one caller may take: connections, requests at once, and requests a second, counted by identity; those
-//! without one by their address.
+//! Limits per caller: connections, concurrent requests, and requests per second, counted by identity, or by address for anonymous
+//! callers.
 //!
-//! Always holds: what one caller is refused was its own excess, or the whole hub's ([`MAX_IN_FLIGHT`]); so a node that goes mad slows
-//! itself down and nobody else. Administrators have no rate: they are few, trusted, and load the hub on purpose when they
-//! measure it. A refusal is 429 (the caller's own limit) or 503 (everybody's), with Retry-After.
+//! Always holds: a refusal is due to the caller's own excess or to the whole hub's ([`MAX_IN_FLIGHT`]), so a misbehaving node slows
+//! down only itself. Administrators have no rate limit: they are few, trusted, and load the hub on purpose when they measure it. A
+//! refusal is 429 (the caller's own limit) or 503 (the hub's), with Retry-After.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,24 +18,24 @@ use kedge_hub_core::identity::Identity;
 const NODE_CONNECTIONS: usize = 64;
 /// Connections of one administrator, under whom scripts and dashboards run.
 const ADMIN_CONNECTIONS: usize = 8192;
-/// Connections of anybody else with a certificate.
+/// Connections of any other caller with a certificate.
 const OTHER_CONNECTIONS: usize = 2048;
 /// Anonymous connections from one address: load balancers that ask for health, a site's nodes behind one router.
 const STRANGER_CONNECTIONS: usize = 256;
-/// Anonymous connections in all, a quarter of what the hub has: whoever has many addresses locks out strangers only.
+/// Anonymous connections in total, a quarter of all: a caller with many addresses locks out only other anonymous ones.
 const ALL_STRANGERS_CONNECTIONS: usize = 4096;
-/// Callers remembered; more strangers share one entry. A stranger's IPv6 addresses are worth nothing, but this many networks
-/// take a while to come by, and a few MiB to remember.
+/// Callers with an entry of their own; further anonymous callers share one. Single IPv6 addresses are free to an attacker, but this
+/// many networks are not. They take a few MiB.
 const MAX_CALLERS: usize = 32_768;
-/// Requests of one node that are being answered; watches do not count once they stand.
+/// Requests of one node that are being answered; established watches do not count.
 const NODE_IN_FLIGHT: usize = 32;
-/// Requests that are being answered in all. Each holds a body of up to 3 MiB; above it the hub says so at once.
+/// Requests that are being answered in all. Each holds a body of up to 3 MiB; above the limit the hub refuses at once.
 const MAX_IN_FLIGHT: usize = 2048;
-/// Requests a second that a caller who is no administrator may make for ever. An agent makes less than one.
+/// Sustained rate of a caller without the admin group (token bucket refill), requests per second. An agent makes less than one.
 const RATE: f64 = 50.0;
-/// And so many more in a burst: a node that starts many pods at once.
+/// Size of that token bucket: a node that starts many pods at once.
 const BURST: f64 = 1000.0;
-/// Callers that are remembered without a connection, until their bucket is full again.
+/// How often callers without a connection and with a full bucket are removed.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// See the module.
@@ -61,7 +61,7 @@ struct Caller {
     counted: Instant,
 }
 
-/// Which limits a caller has.
+/// The limits of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sort {
     Admin,
@@ -90,8 +90,8 @@ fn sort(identity: Option<&Identity>) -> Sort {
     }
 }
 
-/// Strangers are told apart by where they come from: an IPv4 address, or the network of an IPv6 one, which its owner has whole.
-/// No user's name begins with a blank.
+/// The key of a caller: its user name, or a blank and, for anonymous ones, the IPv4 address or the /64 network of an IPv6 address. No
+/// user name begins with a blank.
 fn name(identity: Option<&Identity>, from: IpAddr) -> Cow<'_, str> {
     match (identity, from.to_canonical()) {
         (Some(identity), _) => Cow::Borrowed(&identity.user),
@@ -103,7 +103,7 @@ fn name(identity: Option<&Identity>, from: IpAddr) -> Cow<'_, str> {
     }
 }
 
-/// Gives back a connection or a request when dropped.
+/// A counted connection or request; uncounted when dropped.
 #[derive(Debug)]
 pub(crate) struct Taken {
     limits: Arc<Limits>,
@@ -120,7 +120,7 @@ enum Of {
 
 impl Limits {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // counters stay right even if somebody panicked beside them
+        // the counters are valid even after a panic of another thread
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -197,7 +197,7 @@ impl Inner {
                     || now.saturating_duration_since(caller.counted) < REMEMBERED
             });
         }
-        // verified names are as many as the hub signed; the addresses of strangers are not
+        // the number of verified names is limited by the hub's signatures; addresses are not limited
         let full = sort == Sort::Stranger && self.callers.len() >= MAX_CALLERS;
         let name = if full && !self.callers.contains_key(name) { "" } else { name };
         let new = Caller { connections: 0, in_flight: 0, tokens: BURST, counted: now };
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_goes_mad_is_slowed_down_alone() {
+    fn misbehaving_node_slows_down_only_itself() {
         let (limits, start) = (Arc::new(Limits::default()), Instant::now());
         let (mad, calm) = (node("mad"), node("calm"));
         let ask =
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_given_back() {
+    fn dropped_connections_and_requests_are_uncounted() {
         let (limits, now) = (Arc::new(Limits::default()), Instant::now());
         let node = node("n");
         let held: Vec<_> =
@@ -273,12 +273,12 @@ mod tests {
         assert_eq!((refused.code, refused.retry_after_secs.is_some()), (503, true));
         drop(all);
         assert_eq!(limits.lock().in_flight, 0);
-        // who has nothing open is forgotten
+        // callers without open connections are removed
         limits.request(Some(&node), HERE, now + REMEMBERED * 3).unwrap();
         assert_eq!(limits.lock().callers.len(), 1);
     }
     #[test]
-    fn strangers_are_counted_by_where_they_come_from() {
+    fn anonymous_callers_are_counted_by_network() {
         let (limits, now) = (Arc::new(Limits::default()), Instant::now());
         let from = |text: &str| -> IpAddr { text.parse().unwrap() };
         let asks = |from: IpAddr| limits.request(None, from, now).map(drop).map_err(|error| error.code);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_addresses_is_remembered_as_one() {
+    fn flood_of_addresses_shares_one_entry() {
         let (limits, now) = (Arc::new(Limits::default()), Instant::now());
         for number in 0..MAX_CALLERS + 100 {
             let from = IpAddr::from((number as u32).to_be_bytes());
@@ -321,6 +321,10 @@ mod tests {
         }
         assert_eq!(limits.lock().callers.len(), MAX_CALLERS + 1);
         limits.request(Some(&node("n")), HERE, now).unwrap();
-        assert_eq!(limits.lock().callers.len(), MAX_CALLERS + 2, "who is known has an entry of its own");
+        assert_eq!(
+            limits.lock().callers.len(),
+            MAX_CALLERS + 2,
+            "an identified caller has an entry of its own"
+        );
     }
 }

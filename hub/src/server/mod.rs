@@ -1,8 +1,8 @@
-//! HTTP over TLS: connections, their limits, and the way of one request through route, authorization and handler.
+//! HTTP over TLS: connections, their limits, and the path of a request through route, authorization and handler.
 //!
 //! HTTP/1.1 only: every client falls back to it, and an idle watch stays small (`standing`). Always holds: no connection is served without
 //! TLS; a request ends in exactly one answer, and every refusal is a `Status` object; a panic in one request answers 500 and
-//! ends nothing else. Everything a stranger can make grow has a limit with a name.
+//! affects no other request. Everything that a client can make grow has a limit with a name.
 
 mod discovery;
 mod handlers;
@@ -46,11 +46,11 @@ use kedge_hub_core::identity::Identity;
 
 use respond::Body;
 
-/// Open connections. Above it new ones wait in the kernel's queue: a fleet that comes back gets in as others finish.
+/// Open connections. Further ones wait in the kernel's queue: a reconnecting fleet gets in as others finish.
 const MAX_CONNECTIONS: usize = 16_384;
-/// A client that does not finish its TLS handshake in this time is cut off. Slow links need seconds, not minutes.
+/// Deadline of a TLS handshake. Slow links need seconds, not minutes.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often a line is written that strangers can provoke: often enough to be found, too rarely to fill a journal.
+/// Time between two log lines that clients can provoke: often enough to be found, too rarely to fill a journal.
 const SPARING_PERIOD: Duration = Duration::from_secs(60);
 /// A request's headers must be complete in this time, counted from when the connection becomes idle: so it is also how
 /// long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
@@ -59,15 +59,15 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(400);
 const MAX_HEAD_BYTES: usize = 32 * 1024;
 /// Most headers of one request.
 const MAX_HEADERS: usize = 64;
-/// After a stop was asked for, requests in flight get this long.
+/// Time for requests in flight after a stop was requested.
 const DRAIN: Duration = Duration::from_secs(10);
 /// Wait after a failed accept (no file descriptors), so that the loop does not spin.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Why serving ended before it was asked to.
+/// Why serving ended without a stop request.
 #[derive(Debug)]
 pub enum ServeError {
-    /// The store's thread ended: nothing can be written any more, and only a new start helps.
+    /// The store's thread ended: nothing can be written any more, and only a restart helps.
     StoreEnded,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Display for ServeError {
 
 impl std::error::Error for ServeError {}
 
-/// Counters for `/metrics`, and what every request needs.
+/// Counters for `/metrics`, and the shared context of all requests.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) hub: Arc<Hub>,
@@ -98,7 +98,7 @@ pub(crate) struct Counters {
     pub(crate) panics: AtomicU64,
 }
 
-/// A line that strangers can provoke is written once in [`SPARING_PERIOD`].
+/// Limits a log line that clients can provoke to one per [`SPARING_PERIOD`].
 #[derive(Debug, Default)]
 struct Sparing {
     written: Option<Instant>,
@@ -106,7 +106,7 @@ struct Sparing {
 }
 
 impl Sparing {
-    /// One more cause. If its line may be written now: how many before it had none.
+    /// Counts an occurrence. `Some` if its line may be written now, with the number of occurrences suppressed before it.
     fn one_more(&mut self, now: Instant) -> Option<u64> {
         if self.written.is_some_and(|written| now.duration_since(written) < SPARING_PERIOD) {
             self.unwritten += 1;
@@ -183,7 +183,7 @@ async fn accept(
                 });
             }
             Err(error) => {
-                // said once, not ten times a second
+                // logged once, not ten times a second
                 if !std::mem::replace(&mut failing, true) {
                     log::warn!("cannot accept connections: {error}");
                 }
@@ -204,11 +204,11 @@ impl Drop for Leave<'_> {
 
 type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
 
-/// One caller who is in this process, over any stream: what a connection's caller gets once TLS is done, without sockets and
-/// certificates. Ends when the caller leaves. For those who bring the hub any bytes: fuzzing.
+/// Serves one caller over any stream of this process, as a connection is served after TLS, without sockets and certificates. Ends
+/// when the caller leaves. For fuzzing.
 ///
 /// # Errors
-/// The stream broke, or what came over it was no HTTP.
+/// The stream broke, or did not carry HTTP.
 pub async fn serve_one<S>(
     hub: Arc<Hub>,
     identity: Option<Identity>,
@@ -230,24 +230,24 @@ async fn connection(
     server: &Arc<Server>,
     stopped: signal::Receiver<bool>,
 ) -> Result<(), ConnectionError> {
-    // answers are small and wait for nothing: no delay for the sake of fuller packets
+    // answers are small and complete: do not delay them to fill packets
     socket.set_nodelay(true)?;
-    // boxed: what only the handshake needs is not kept with the connection
+    // boxed: the handshake's state is not kept with the connection
     let socket = Box::pin(shake_hands(socket, from, tls, server)).await?;
     let certificate = socket.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = Arc::new(certificate.and_then(|der| Identity::from_client_certificate(der)));
     converse(socket, server, Caller { identity, from }, stopped).await
 }
 
-/// Who is at the other end of a connection.
+/// The client of a connection.
 #[derive(Debug, Clone)]
 struct Caller {
-    /// From the certificate; none is anonymous.
+    /// From the certificate; `None` for anonymous callers.
     identity: Arc<Option<Identity>>,
     from: IpAddr,
 }
 
-/// All that is said with one caller.
+/// Serves all requests of one connection.
 async fn converse<S>(
     mut link: standing::Link<S>,
     server: &Arc<Server>,
@@ -257,11 +257,11 @@ async fn converse<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    // the refusal is an answer, so that the caller learns why
+    // the refusal is an HTTP answer, so that the caller learns the reason
     let admitted = server.limits.connect((*caller.identity).as_ref(), caller.from);
     let refusal = admitted.as_ref().err();
     loop {
-        // boxed for the same reason as the handshake: nothing of it is kept while a watch stands
+        // boxed for the same reason as the handshake: it is not kept during a watch
         let next = Box::pin(requests(link, server, &caller, refusal, &mut stopped)).await?;
         let Some((given_back, answer)) = next else { return Ok(()) };
         link = given_back;
@@ -293,8 +293,8 @@ async fn shake_hands(
     Err(refused)
 }
 
-/// Who wonders why a node does not come finds the reason in the log. Only what TLS itself found wrong: who looks whether the port is
-/// open and leaves is nothing to tell.
+/// Logs a failed handshake, so that an operator can see why a node cannot join. Only errors of TLS itself: a probe of the open port is
+/// not logged.
 fn tell_of_refused(error: &std::io::Error, from: IpAddr, server: &Server) {
     if error.kind() != std::io::ErrorKind::InvalidData {
         return;
@@ -310,7 +310,7 @@ fn tell_of_refused(error: &std::io::Error, from: IpAddr, server: &Server) {
     }
 }
 
-/// Answers requests until the connection ends, or until one of them is a watch that can stand by itself.
+/// Answers requests until the connection ends, or until one of them is a watch that can be detached.
 async fn requests<S>(
     link: standing::Link<S>,
     server: &Arc<Server>,
@@ -344,7 +344,7 @@ where
             let Some(manner) = manner else { return Ok(response) };
             match waiting.keep(response, manner) {
                 Some(other) => Ok(other),
-                // the connection is taken away from under this
+                // the connection was detached
                 None => std::future::pending().await,
             }
         }
@@ -355,11 +355,11 @@ where
         .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(MAX_HEAD_BYTES)
         .max_headers(MAX_HEADERS)
-        // every byte counts on a metered link, and clients have no use for our date
+        // every byte counts on a metered link, and clients do not use our date
         .auto_date_header(false);
     let mut serving = builder.serve_connection(TokioIo::new(link), service);
     let mut stop = std::pin::pin!(async {
-        // an error means that the sender is gone, which is a stop too
+        // an error means that the sender is gone, which is a stop, too
         drop(stopped.wait_for(|stopped| *stopped).await);
     });
     let mut stopping = false;
@@ -399,22 +399,22 @@ where
     Ok(None)
 }
 
-/// What became of a request's body.
+/// The state of a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Sent {
-    /// Nothing of it is on its way any more.
+    /// It was received completely.
     Read,
-    /// Some of it may be: the connection cannot go on, and must not be closed under it.
+    /// Some of it may still arrive: the connection cannot be reused, and must not be closed before that.
     Unread,
 }
 
-/// How a connection leaves the HTTP library.
+/// How the HTTP library returns a connection.
 enum Served {
     Ended(hyper::Result<()>),
     Watch(standing::Answer),
 }
 
-/// Runs a request in a task of its own, so that a panic in it is one client's 500.
+/// Runs a request in a task of its own, so that a panic in it is a 500 for one client.
 async fn guarded(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let line = format!("{} {}", request.method(), request.uri().path());
     let counting = server.clone();
@@ -433,8 +433,8 @@ async fn guarded(server: Arc<Server>, caller: Caller, request: Request<Incoming>
     (response, sent)
 }
 
-/// Answers a request, or refuses it by the limits. Who is answered while it still sends would see a broken connection instead of the
-/// answer: so what is left of the body is taken in first, if it is little.
+/// Answers a request, or refuses it by the limits. It drains the rest of a short body first: closing while the client is sending would
+/// reset the connection before the client reads the answer.
 async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let (parts, mut body) = request.into_parts();
     let response = match server.limits.request((*caller.identity).as_ref(), caller.from, Instant::now()) {
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_strangers_provoke_is_written_once_a_minute_and_counts_the_rest() {
+    fn log_line_of_clients_is_written_once_a_minute_with_a_count() {
         let start = Instant::now();
         let mut lines = Sparing::default();
         let mut check = |secs, expect| assert_eq!(lines.one_more(start + Duration::from_secs(secs)), expect);
@@ -527,7 +527,7 @@ mod tests {
         (head[9..12].parse().unwrap(), field("connection: close").is_some())
     }
 
-    /// Sends all of a request before it reads, as simple clients do, then asks again.
+    /// Sends a whole request before it reads, as simple clients do, then sends another.
     async fn check(
         stage: &Stage,
         identity: Option<Identity>,
@@ -548,24 +548,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_refused_while_it_sends_learns_why() {
+    async fn client_refused_while_sending_gets_the_answer() {
         let stage = Stage::new("refused");
         let length = |bytes: usize| format!("content-length: {bytes}\r\n");
         let (little, much) = (vec![b'x'; 100_000], vec![b'x'; 5_000_000]);
         let chunked = [b"4c4b40\r\n".as_slice(), &much, b"\r\n0\r\n\r\n"].concat();
-        // too large for anybody, said before it comes or only noticed
+        // too large for anybody, announced in advance or only noticed
         check(&stage, admin(), &length(much.len()), &much, (413, true)).await;
         check(&stage, admin(), "transfer-encoding: chunked\r\n", &chunked, (413, true)).await;
-        // who may not
+        // forbidden
         check(&stage, None, &length(little.len()), &little, (401, false)).await;
         check(&stage, None, &length(much.len()), &much, (401, true)).await;
-        // who has asked too often; in an hour, so that no time passes before it asks again
+        // rate limited; in an hour, so that the bucket does not refill before the next request
         let hasty = identity("hasty", "others");
         let later = Instant::now() + Duration::from_secs(3600);
         while stage.server.limits.request(Some(&hasty), HERE, later).is_ok() {}
         check(&stage, Some(hasty.clone()), &length(little.len()), &little, (429, false)).await;
         check(&stage, Some(hasty), &length(much.len()), &much, (429, true)).await;
-        // the hub answers enough already
+        // the hub's limit of concurrent requests is reached
         let limits = &stage.server.limits;
         let mut held = Vec::new();
         while let Ok(request) = limits.request(admin().as_ref(), HERE, later) {
@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_before_it_sends_is_not_asked_for_what_is_refused() {
+    async fn expect_continue_of_a_refused_request_gets_no_continue() {
         let stage = Stage::new("expect");
         let mut client = stage.connect(None);
         let fields = "content-length: 10\r\nexpect: 100-continue\r\n";

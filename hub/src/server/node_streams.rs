@@ -1,8 +1,8 @@
-//! What only a pod's node can give: its logs, and streams into its containers.
+//! Requests that only a pod's node can serve: its logs, and streams into its containers.
 //!
 //! The hub never dials a node, and nodes open no streams to it yet. So a well-formed request is answered as upstream answers when it
-//! cannot reach the kubelet, and every other one as upstream does: a pod or container that is not there, a pod without a
-//! node, one that has ended. People learn what is wrong instead of "not found".
+//! cannot reach the kubelet, and any other as upstream does: a missing pod or container, a pod without a
+//! node, an ended one. So people see the cause instead of "not found".
 
 use http::Response;
 use serde_json::Value;
@@ -27,7 +27,7 @@ pub(super) fn answer(
         "log" => {
             check_container(&pod, container)?;
             match text(&pod, &["spec", "nodeName"]) {
-                // nothing has run, so there is nothing to read
+                // nothing has run, so the log is empty
                 "" => return Ok(respond::empty(204)),
                 node => node,
             }
@@ -64,7 +64,7 @@ fn node_of(pod: &Value) -> Result<&str, ApiError> {
     }
 }
 
-/// The container asked for must be one of the pod's; none need be named where there is only one.
+/// The requested container must be one of the pod's; the name may be omitted if there is only one.
 fn check_container(pod: &Value, named: &str) -> Result<(), ApiError> {
     let names: Vec<&str> = ["initContainers", "containers"]
         .into_iter()

@@ -1,8 +1,8 @@
-//! OpenAPI, from the table of kinds and the schema table: version 3 for current clients, and for old ones the little of
+//! OpenAPI, from the table of kinds and the schema table: version 3 for current clients, and for old ones the part of
 //! version 2 that they need before they send anything.
 //!
 //! With `fieldValidation` named in a document, current clients leave validation to the server. Old ones validate by the
-//! definitions of version 2, explain from them, and look in its paths for dry run: that is what it holds, and no more.
+//! definitions of version 2, explain from them, and look in its paths for dry run: it contains only that.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -34,7 +34,7 @@ static DOCUMENTS: LazyLock<Vec<(String, Bytes, String)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// FNV-1a: clients only compare it with an earlier one.
+/// FNV-1a: clients only compare it for equality.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes
         .iter()
@@ -221,7 +221,7 @@ fn shape_value(shape: &Shape) -> Value {
     }
 }
 
-/// The type of what is posted and never stored.
+/// The type of an object that is posted and never stored.
 fn posted_type(group: &str, kind: &str) -> &'static str {
     let short = group.split('.').next().filter(|short| !short.is_empty()).unwrap_or("core");
     schema::find(&format!("{short}/v1/{kind}")).map_or("", |of| of.name)
@@ -362,7 +362,7 @@ impl Root {
     }
 }
 
-/// All kinds, and what is posted and never stored.
+/// All kinds, and the types that are posted and never stored.
 fn roots() -> Vec<Root> {
     let groups = VIRTUAL_GROUPS.iter().map(|(group, _)| *group).chain([""]);
     let posted = groups.flat_map(|group| {
@@ -460,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reference_of_every_document_is_defined_in_it() {
+    fn every_reference_of_a_document_is_defined_in_it() {
         fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
             match value {
                 Value::Object(fields) => {
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_posted_and_never_stored_is_explained_too() {
+    fn posted_types_are_explained_too() {
         for (group, path, kind) in [
             ("", "/api/v1/namespaces/{namespace}/bindings", "Binding"),
             (

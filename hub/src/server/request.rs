@@ -1,4 +1,4 @@
-//! Reading a request: query parameters, the wanted form of the answer, the body within its limits.
+//! Reading a request: query parameters, the requested form of the answer, the body within its limits.
 
 use std::time::Duration;
 
@@ -15,10 +15,9 @@ use kedge_hub_core::field_error::FieldError;
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
 /// A body must be complete in this time. At 3 MiB that is a link of 420 kbit/s; a ConfigMap of 64 KiB passes at 9 kbit/s.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// What is taken in of a body that nobody wants, so that its connection can go on: a whole Node or ConfigMap of usual size, not a
-/// flood.
+/// Most bytes of a refused body that are drained to reuse its connection: a whole Node or ConfigMap of usual size.
 const DRAIN_BYTES: usize = 256 * 1024;
-/// And for how long.
+/// Longest time of draining.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Parameters of one query.
 const MAX_PARAMETERS: usize = 64;
@@ -87,7 +86,7 @@ impl Parameters {
     }
 }
 
-/// There is one way to run dry.
+/// `All` is the only value of `dryRun`.
 pub(super) fn unsupported_dry_run(verb: &str, found: &str) -> ApiError {
     ApiError::invalid_options(verb, &FieldError::unsupported("dryRun", found, &["All"]))
 }
@@ -101,7 +100,7 @@ pub(super) enum Form {
     Table(&'static str),
     /// Metadata only.
     Metadata(&'static str),
-    /// Nothing but the status: our own agents ask for it on writes.
+    /// Only the HTTP status: our own agents ask for it on writes.
     Nothing,
 }
 
@@ -131,7 +130,7 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("")
 }
 
-/// Whether a person reads the answer: it was asked for with `pretty`, or by one of the programs that upstream takes for that.
+/// Whether to indent the answer: on `pretty`, or for one of the programs for which upstream does.
 pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
     let asked = Parameters::parse(parts.uri.query().unwrap_or("")).unwrap_or_default();
     if asked.has("pretty") {
@@ -141,7 +140,7 @@ pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
     ["curl", "Wget", "Mozilla/5.0"].iter().any(|program| agent.starts_with(program))
 }
 
-/// The first form that the client accepts and we can give.
+/// The first form that the client accepts and the hub supports.
 pub(super) fn wanted_form(headers: &HeaderMap, is_write: bool) -> Result<Form, ApiError> {
     let minimal = || {
         header(headers, "prefer").split([',', ';']).any(|preference| preference.trim() == "return=minimal")
@@ -186,8 +185,8 @@ pub(super) async fn body(body: &mut Incoming) -> Result<Bytes, ApiError> {
     }
 }
 
-/// Takes in what is left of a body, keeping none of it; says whether that was all. Bounded: for who sends more, or slowly, the
-/// connection has to end. Who first asks whether to send at all (`Expect`) is not asked for it.
+/// Drains the rest of a body; returns whether that was all. Bounded: for a client that sends more, or slowly, the connection ends. A
+/// client that waits for `100 Continue` is not told to send.
 pub(super) async fn drain(headers: &HeaderMap, body: &mut Incoming) -> bool {
     if body.is_end_stream() {
         return true;
@@ -227,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_is_the_first_that_we_can_give() {
+    fn first_supported_form_is_chosen() {
         let check = |accept: &str, expect: Option<Form>| {
             let mut headers = HeaderMap::new();
             headers.insert("accept", accept.parse().unwrap());

@@ -22,17 +22,17 @@ const MAX_WARNINGS: usize = 16;
 /// Longest warning; upstream cuts there too.
 const MAX_WARNING_BYTES: usize = 256;
 
-/// Longest answer that is written for the eye; nobody reads more, and it costs several times its size.
+/// Longest answer that is indented; indenting costs several times its size.
 const MAX_PRETTY_BYTES: u64 = 1024 * 1024;
 
 /// Size of the parts of a long list: a few TLS records each.
 const PART_BYTES: usize = 64 * 1024;
 
-/// A body that is ready, or a watch.
+/// A complete body, or a watch.
 pub(super) enum Body {
-    /// Parts that are sent one after the other.
+    /// Parts, sent one after the other.
     Parts(VecDeque<Bytes>),
-    /// Goes on until the watch ends.
+    /// A stream that ends with the watch.
     Watch(Box<WatchStream>),
 }
 
@@ -94,7 +94,7 @@ pub(super) fn hang_up(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// The same JSON in lines that people read; watches and long answers stay as they are.
+/// The same JSON, indented; watches and long answers are unchanged.
 pub(super) fn pretty(mut response: Response<Body>) -> Response<Body> {
     let is_json = response
         .headers()
@@ -133,7 +133,7 @@ pub(super) fn warn(response: &mut Response<Body>, warnings: &[String]) {
     }
 }
 
-/// Which part of the object a table row carries.
+/// The part of the object in a table row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum IncludeObject {
     None,
@@ -187,7 +187,7 @@ impl Writer {
         }
     }
 
-    /// A table; without column titles where a client has them already.
+    /// A table; without column definitions if the client has them already.
     pub(super) fn table(&self, values: impl Iterator<Item = Value>, meta: Value, titles: bool) -> Value {
         let version = match self.form {
             Form::Table(version) => version,
@@ -204,7 +204,7 @@ impl Writer {
         })
     }
 
-    /// One object's text, in the wanted form.
+    /// One object's text, in the requested form.
     pub(super) fn object(&self, object: &Object) -> Bytes {
         match self.form {
             Form::Whole | Form::Nothing => object.json.clone(),
@@ -212,7 +212,7 @@ impl Writer {
         }
     }
 
-    /// One object in the wanted form.
+    /// One object in the requested form.
     pub(super) fn value(&self, value: Value) -> Value {
         match self.form {
             Form::Whole | Form::Nothing => value,

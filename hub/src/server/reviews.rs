@@ -1,4 +1,4 @@
-//! Questions about oneself: "may I?" (`kubectl auth can-i`), "what may I at all?" (`--list`) and "who am I?" (`kubectl auth
+//! Reviews of the caller's own access: one request (`kubectl auth can-i`), all permissions (`--list`), and its identity (`kubectl auth
 //! whoami`). Nothing is stored.
 
 use http::Response;

@@ -1,22 +1,22 @@
-//! From a path to what it means. Pure, so that every path a client may send is one line of a test.
+//! Parses request paths. Pure, so that every path a client may send is one line of a test.
 
 use kedge_hub_core::kinds::{self, Kind};
 
 /// Longest path; names are at most 253 bytes each.
 const MAX_PATH_BYTES: usize = 2048;
 
-/// What a path names.
+/// The target of a path.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// A collection or an object of a served kind.
     Target(Target),
     /// `POST` of a Binding to a namespace.
     Bindings(String),
-    /// `POST` of a question about oneself.
+    /// `POST` of a SelfSubjectAccessReview.
     AccessReview,
-    /// `POST` of "what may I at all".
+    /// `POST` of a SelfSubjectRulesReview.
     RulesReview,
-    /// `POST` of "who am I".
+    /// `POST` of a SelfSubjectReview.
     SelfReview,
     /// `/`.
     Index,
@@ -75,7 +75,7 @@ pub(super) fn parse(path: &str) -> Route {
     let Some(segments) = trimmed.split('/').map(percent_decode).collect::<Option<Vec<String>>>() else {
         return Route::Unknown;
     };
-    // a decoded slash or an empty segment is nobody's name
+    // a segment with a decoded slash, or an empty one, is not a name
     if segments.iter().any(|segment| segment.is_empty() || segment.contains('/') || segment.contains('\0')) {
         return Route::Unknown;
     }
@@ -102,7 +102,7 @@ pub(super) fn parse(path: &str) -> Route {
     }
 }
 
-/// Groups without stored objects: two of questions, and that of evictions. kubectl before 1.22 evicts only where it finds a
+/// Groups without stored objects: two of reviews, and that of evictions. kubectl before 1.22 evicts only if it finds a
 /// group `policy`; without it `drain` deletes.
 pub(super) const VIRTUAL_GROUPS: [(&str, &str); 3] =
     [("authentication.k8s.io", "v1"), ("authorization.k8s.io", "v1"), ("policy", "v1")];
@@ -165,7 +165,7 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
     }
 }
 
-/// `%41` and the like; `None` if malformed or no UTF-8.
+/// Percent-decodes a segment; `None` if malformed or not UTF-8.
 pub(super) fn percent_decode(text: &str) -> Option<String> {
     if !text.contains('%') {
         return Some(text.to_owned());
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_mean_what_upstream_means_by_them() {
+    fn paths_are_parsed_like_upstreams() {
         check("/api/v1/nodes", "nodes|||");
         check("/api/v1/nodes/", "nodes|||");
         check("/api/v1/nodes/edge-1", "nodes||edge-1|");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_served_is_unknown() {
+    fn unserved_paths_are_unknown() {
         for path in [
             "/api/v2",
             "/apis/apps/v1/deployments",

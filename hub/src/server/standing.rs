@@ -1,10 +1,9 @@
-//! Watches that stand: written here, so that an idle one holds nothing of the HTTP library, whose buffers for the next request and
-//! the next head are 16 KiB a connection. A fleet is thousands of idle watches.
+//! Detached watches: written without the HTTP library, so that an idle one does not hold its buffers, 16 KiB a connection. A fleet is
+//! thousands of idle watches.
 //!
-//! The connection is taken over between two bytes and given back: it is [`Clean`] when it is taken, which means that every
-//! byte of earlier answers has left; what the client says meanwhile is kept for the next request. Always holds: the answer is one
-//! HTTP response, in chunks where the client knows chunks, and after it the connection is where it would be had the library written it.
-//! What is told, and when it ends, is `watch`'s word.
+//! hyper's connection is detached when its write buffer is empty ([`Clean`]) and returned after the watch; bytes that the client sends
+//! meanwhile are kept for the next request. Always holds: the answer is one HTTP response, chunked if the client supports that, and the
+//! byte stream is identical to what hyper would have produced. Left to others: the events and the end of the watch (`watch`).
 
 use std::io;
 use std::pin::Pin;
@@ -18,21 +17,21 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use super::respond::Body;
 use super::watch::WatchStream;
 
-/// What a client may say while it is told, kept for later: a whole request fits. Beyond it is read no more until the watch has ended.
+/// Most bytes kept that a client sends during a watch: a whole request fits. No more is read until the watch has ended.
 const EARLY_BYTES: usize = 1024;
-/// Lines that are ready are written together, about as many as fit a TLS record.
+/// Bytes of events that are written together, about a TLS record.
 const RECORD_BYTES: usize = 16 * 1024;
 
-/// A connection that passes from the library to a watch and back.
+/// A connection that is passed from hyper to a watch and back.
 pub(super) struct Link<S> {
     stream: S,
-    /// Read already, and not yet by the library.
+    /// Bytes that were read ahead and not yet by hyper.
     early: Vec<u8>,
     clean: Clean,
 }
 
-/// Whether everything that was written is flushed. The library flushes after each answer it encodes, so a clean link means that it
-/// holds back nothing.
+/// Whether everything written is flushed. hyper flushes after each answer it encodes, so a clean link means that its write buffer is
+/// empty.
 #[derive(Debug, Clone)]
 pub(super) struct Clean(Arc<AtomicBool>);
 
@@ -47,7 +46,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         Link { stream, early: Vec::new(), clean: Clean(Arc::new(AtomicBool::new(true))) }
     }
 
-    /// For who must know while the library has the link.
+    /// A handle that observes `clean` while hyper owns the stream.
     pub(super) fn clean(&self) -> Clean {
         self.clean.clone()
     }
@@ -56,12 +55,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         &self.stream
     }
 
-    /// Takes back what the library had read ahead.
+    /// Returns the bytes that hyper had read ahead.
     pub(super) fn give_back(&mut self, read: &[u8]) {
         self.early.splice(0..0, read.iter().copied());
     }
 
-    /// Writes a watch until its end; says whether the connection can go on.
+    /// Writes a watch until its end; returns whether the connection can be reused.
     pub(super) async fn tell(&mut self, answer: Answer) -> io::Result<bool> {
         let Answer { head, mut watch, manner } = answer;
         let mut text = head_of(&head, manner);
@@ -85,7 +84,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         Ok(!manner.closes)
     }
 
-    /// Says goodbye, so that the client knows that nothing is missing.
+    /// Closes TLS in order, so that the client knows that the answer is complete.
     pub(super) async fn shut_down(&mut self) -> io::Result<()> {
         self.stream.shutdown().await
     }
@@ -116,7 +115,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         self.poll_gone(manner, context).map_ok(|()| Next::Gone)
     }
 
-    /// Resolves when the client has left. What it says before a connection that closes is for nobody.
+    /// Resolves when the client has left. Bytes that it sends on a connection that will close are dropped.
     fn poll_gone(&mut self, manner: Manner, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while manner.closes || self.early.len() < EARLY_BYTES {
             let mut space = [0; EARLY_BYTES];
@@ -134,15 +133,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
 }
 
 enum Next {
-    /// There is something to write.
+    /// Bytes to write.
     Write,
-    /// There is, and it is the last.
+    /// The last bytes to write.
     Last,
-    /// Nobody listens any more.
+    /// The client is gone.
     Gone,
 }
 
-/// The head of an answer whose length nobody knows.
+/// The head of an answer of unknown length.
 fn head_of(head: &http::response::Parts, manner: Manner) -> Vec<u8> {
     let mut text = if manner.chunks { b"HTTP/1.1 " } else { b"HTTP/1.0 " }.to_vec();
     text.extend_from_slice(head.status.as_str().as_bytes());
@@ -175,17 +174,17 @@ fn chunk(text: &mut Vec<u8>, line: &[u8]) {
     text.extend_from_slice(b"\r\n");
 }
 
-/// How a watch is told to its client.
+/// How a watch is framed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Manner {
-    /// In chunks; an older client reads until the connection's end.
+    /// In chunks; an HTTP/1.0 client reads until the connection's end.
     chunks: bool,
     /// The connection ends with it.
     closes: bool,
 }
 
-/// How this request would be answered by a watch that stands; `None` leaves it to the library: a body that is still on its way, a client
-/// that wants another protocol, and what else may stand in `Connection`.
+/// The framing if a watch that answers this request can be detached; `None` leaves it to hyper: for a request with a body, a client that
+/// asks for another protocol, or other options of `Connection`.
 pub(super) fn manner<B: hyper::body::Body>(request: &http::Request<B>) -> Option<Manner> {
     if !request.body().is_end_stream() || request.headers().contains_key(header::UPGRADE) {
         return None;
@@ -207,17 +206,17 @@ pub(super) struct Answer {
     manner: Manner,
 }
 
-/// An answer that waits to be taken over, beside its connection.
+/// The slot of a connection for a watch that waits to be detached.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Mutex<Option<Answer>>);
 
 impl Waiting {
     fn lock(&self) -> MutexGuard<'_, Option<Answer>> {
-        // one value is put in or taken out: a panic beside it leaves it whole
+        // one value is put in or taken out, so a panic of another thread leaves it valid
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the answer if it is a watch; gives any other back.
+    /// Keeps the answer if it is a watch; returns any other.
     pub(super) fn keep(&self, response: Response<Body>, manner: Manner) -> Option<Response<Body>> {
         let (head, body) = response.into_parts();
         match body {
@@ -328,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_is_one_answer_in_chunks_and_leaves_the_connection_as_it_was() {
+    fn detached_watch_is_one_chunked_answer() {
         run(async {
             let (mut client, server) = tokio::io::duplex(4096);
             let memory = Arc::new(Memory::new(Index::new(1)));
@@ -357,12 +356,12 @@ mod tests {
             assert!(goes_on);
             let mut rest = String::new();
             link.read_to_string(&mut rest).await.unwrap();
-            assert_eq!(rest, "GET /next", "what was read before and meanwhile, in order");
+            assert_eq!(rest, "GET /next", "the bytes read before and during the watch, in order");
         });
     }
 
     #[test]
-    fn a_client_that_leaves_ends_its_watch_and_one_that_talks_on_is_not_heard_for_ever() {
+    fn leaving_client_ends_its_watch_and_read_ahead_is_bounded() {
         run(async {
             let (mut client, server) = tokio::io::duplex(64);
             let memory = Arc::new(Memory::new(Index::new(1)));
@@ -386,14 +385,14 @@ mod tests {
             let memory = Arc::new(Memory::new(Index::new(1)));
             let answer = self::answer(&memory);
             drop(client);
-            // the head may be written to nobody, or refused
+            // the client may be gone, or refuse the head
             assert!(!Link::new(server).tell(answer).await.unwrap_or(false));
             assert_eq!(memory.watches(), 0);
         });
     }
 
     #[test]
-    fn who_wants_an_end_gets_one_and_is_heard_to_leave_whatever_it_has_sent() {
+    fn closing_client_gets_an_end_and_its_leaving_is_noticed() {
         run(async {
             for (chunks, head) in [
                 (
@@ -436,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_can_be_told_here_is_taken_over() {
+    fn only_plain_watches_take_over_the_connection() {
         let check = |version: http::Version, name: &str, value: &str, expect: Option<(bool, bool)>| {
             let mut request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
             *request.version_mut() = version;
@@ -454,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_clean_when_all_that_was_written_is_flushed() {
+    fn link_is_clean_when_all_writes_are_flushed() {
         run(async {
             let (_client, server) = tokio::io::duplex(8);
             let mut link = Link::new(server);

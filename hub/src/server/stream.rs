@@ -1,4 +1,4 @@
-//! A socket that gives up on a peer that stops reading, and how to part from one that still sends.
+//! A socket with a deadline for a peer that stops reading, and the lingering close of one that still sends.
 //!
 //! Reads may wait for ever (an idle watch reads nothing); a write that makes no progress for [`STALL`] fails, so a client that
 //! vanished or never reads holds its buffers for a minute, not until the kernel's timeout of a quarter of an hour.
@@ -15,16 +15,16 @@ use tokio::time::{Instant, Sleep};
 /// A write must make progress in this time. Well above the pauses of a bad radio link.
 const STALL: Duration = Duration::from_secs(60);
 
-/// What a refused caller may go on sending before it is cut off: five times the largest body.
+/// Most bytes that a refused caller may still send before it is cut off: five times the largest body.
 const LINGER_BYTES: usize = 16 * 1024 * 1024;
-/// And for how long, and with which pauses; the time and the pause are nginx's `lingering_time` and `lingering_timeout`.
+/// Longest time and longest pause of that; nginx's `lingering_time` and `lingering_timeout`.
 const LINGER_TIME: Duration = Duration::from_secs(30);
 const LINGER_PAUSE: Duration = Duration::from_secs(5);
-/// What is thrown away at once.
+/// Size of the buffer for dropped bytes.
 const LINGER_BUFFER: usize = 8 * 1024;
 
-/// Takes in what the peer goes on sending after our last word, until it is done or the patience is over. A socket that is closed with
-/// something unread resets the connection, and a reset takes away what the peer has not read yet: the answer.
+/// Drops the bytes that the peer sends after our last answer, until it is done or a limit is reached. Closing a socket with unread bytes
+/// resets the connection, and a reset discards the answer that the peer has not read yet.
 pub(super) async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
     let mut space = vec![0; LINGER_BUFFER];
     let reading = async {
@@ -36,7 +36,7 @@ pub(super) async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
             }
         }
     };
-    // who is not done by then has had its time
+    // the deadline is over
     let _ = tokio::time::timeout(LINGER_TIME, reading).await;
 }
 

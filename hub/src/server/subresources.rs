@@ -1,4 +1,4 @@
-//! What is posted to a pod: its binding to a node, and its eviction. Nothing of either is stored, only what it does.
+//! Requests posted to a pod: its binding to a node, and its eviction. Neither is stored, only its effect.
 
 use bytes::Bytes;
 use http::Response;
@@ -54,7 +54,7 @@ pub(super) fn named_binding(asked: &Asked<'_>, body: &Bytes) -> Result<(String, 
     }
 }
 
-/// What [`create`] does for a binding; the body has been read.
+/// [`create`] for a binding whose body has been read.
 pub(super) async fn bind_named(
     asked: &Asked<'_>,
     target: &Target,
@@ -99,7 +99,7 @@ async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(),
     Ok(())
 }
 
-/// There are no disruption budgets here, so an eviction is a graceful deletion that an authorizer can tell from one.
+/// There are no disruption budgets, so an eviction is a graceful deletion with a permission of its own.
 async fn evict(asked: &Asked<'_>, target: &Target, mut eviction: Value) -> Result<(), ApiError> {
     let (wanted, dry_run) = handlers::read_delete_options(asked, eviction["deleteOptions"].take())?;
     let attributes = handlers::attributes("create", target, &asked.parameters);

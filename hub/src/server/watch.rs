@@ -1,11 +1,11 @@
-//! Watches: a body that tells changes until its time is over, in order, each once.
+//! Watches: a body that sends every change once and in order, until its time is over.
 //!
 //! Events wait in the watch's own bounded queue and are written when the connection takes them; a watcher that is too slow is
-//! dropped there and its stream simply ends, so that the client goes on from the last version it saw. A bookmark never names a
+//! dropped and its stream ends, so that the client resumes from the last version it saw. A bookmark never names a
 //! version before every change up to it was sent.
 //!
 //! One parameter is our own: `omitHeartbeats=true` leaves out changes of nothing but conditions' `lastHeartbeatTime`. A node that
-//! reports every five minutes asks for it on the watch of its own Node: its own words need not come back over its link. Other API
+//! reports every five minutes asks for it on the watch of its own Node: its own reports need not come back over its link. Other API
 //! servers ignore the parameter, and other clients see every change.
 
 use std::collections::VecDeque;
@@ -27,14 +27,14 @@ use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Start, WatchRefused};
 
-/// Watches end after at most this long, so that connections move to renewed certificates and nothing lives for ever.
+/// Longest duration of a watch, so that connections move to renewed certificates.
 const MAX_WATCH: Duration = Duration::from_secs(60 * 60);
-/// A watch that names no time lasts between this and twice this, so that a fleet does not come back at once.
+/// A watch without a timeout lasts between this and twice this, so that a fleet does not reconnect at once.
 const DEFAULT_WATCH: Duration = Duration::from_secs(30 * 60);
 /// Time between bookmarks, give or take a quarter.
 const BOOKMARK: Duration = Duration::from_secs(60);
 
-/// Places that an idle watch's queue keeps.
+/// Capacity that an idle watch's queue keeps.
 const IDLE_QUEUE: usize = 4;
 
 /// See the module.
@@ -45,7 +45,7 @@ pub(super) struct WatchStream {
     queue: VecDeque<Told>,
     bookmarks: bool,
     omit_heartbeats: bool,
-    /// Everything up to here was told or does not concern this watch.
+    /// Every change up to this version was sent or does not concern this watch.
     told: u64,
     titles_sent: bool,
     next_bookmark: Pin<Box<Sleep>>,
@@ -62,7 +62,7 @@ enum Told {
     Bookmark(u64),
 }
 
-/// Starts a watch as the parameters ask.
+/// Starts a watch by its parameters.
 pub(super) fn start(
     memory: &Arc<Memory>,
     kind: &'static Kind,
@@ -117,14 +117,14 @@ fn refused(refused: WatchRefused, asked: Option<u64>) -> ApiError {
     }
 }
 
-/// Where a watch begins.
+/// The start of a watch.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct From {
-    /// After this version; `None`: with what is present.
+    /// After this version; `None`: with the present objects.
     after: Option<u64>,
     /// The present state must be at least of this version.
     at_least: Option<u64>,
-    /// Present objects are not told.
+    /// Present objects are not sent.
     skip_present: bool,
     /// A bookmark marks where the present objects end.
     initial_events: bool,
@@ -167,14 +167,14 @@ impl WatchStream {
                     None => continue,
                 }
             }
-            // what the initial events took is not kept for the hours in which one comes at a time
+            // release the capacity of the initial events: later ones come one at a time
             if self.queue.capacity() > IDLE_QUEUE {
                 self.queue = VecDeque::new();
             }
             if self.ended {
                 return Poll::Ready(None);
             }
-            // also while changes keep coming, which is when the timer below is never asked
+            // checked here as well: while changes keep coming the timer below is never polled
             if self.deadline.is_elapsed() {
                 self.queue_bookmark();
                 self.ended = true;
@@ -199,7 +199,7 @@ impl WatchStream {
         }
     }
 
-    /// Queues what is still unsaid up to now, then a bookmark that says so.
+    /// Queues all changes that were not sent yet, then a bookmark of the current version.
     fn queue_bookmark(&mut self) {
         if !self.bookmarks {
             return;
@@ -291,7 +291,7 @@ impl WatchStream {
     }
 }
 
-/// Whether nothing differs but the version and conditions' `lastHeartbeatTime`.
+/// Whether only the version and the conditions' `lastHeartbeatTime` differ.
 fn is_heartbeat(old: &Object, new: &Object) -> bool {
     let without = |object: &Object| {
         let mut value = object.value();
@@ -311,7 +311,7 @@ mod tests {
     use kedge_hub_core::kinds::node::NODE;
 
     #[test]
-    fn a_heartbeat_changes_nothing_but_its_time() {
+    fn heartbeat_changes_only_its_time() {
         let node = |condition: Value, spec: Value, revision: u64| {
             let value = json!({"metadata": {"name": "a", "resourceVersion": revision.to_string()}, "spec": spec,
                 "status": {"conditions": [condition]}});
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_begins_where_the_parameters_say() {
+    fn watch_starts_as_its_parameters_ask() {
         let check = |query: &str, expect: Option<From>| {
             assert_eq!(from(&Parameters::parse(query).unwrap()).ok(), expect, "{query}");
         };

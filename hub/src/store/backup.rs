@@ -2,9 +2,9 @@
 //!
 //! A backup is a store of the same form, of one moment, with the hub's certificate authority beside the objects: whoever holds
 //! it holds the fleet's keys, so it is readable by its owner only. A backup is a whole file or none. Restoring needs the hub
-//! to be stopped (the directory's lock says so), judges the file before anything is touched, keeps what was there as
-//! `state.db.before-restore`, and raises the revision above all that were handed out: so clients that watched the old state are told
-//! to list again, and no version ever means two things. Renewals of the last seconds may be missing, as after a crash.
+//! to be stopped (the directory's lock says so), validates the file before any change, keeps the old store as
+//! `state.db.before-restore`, and raises the revision above all that were handed out: so clients that watched the old state must
+//! list again, and no version is ever used twice. Renewals of the last seconds may be missing, as after a crash.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,16 +18,16 @@ use serde_json::Value;
 use super::sqlite::{APPLICATION_ID, SCHEMA_VERSION, failed, lock, sync_directory};
 use super::{OpenError, StoreError};
 
-/// What makes a hub the one that its nodes trust, below the data directory.
+/// The files of a hub's identity, below the data directory.
 const KEYS: [&str; 2] = ["pki/ca.pem", "ca.crt"];
 /// Another process may be folding the log back.
 const BUSY: Duration = Duration::from_secs(10);
-/// How far revisions are raised when nobody can tell any more which were handed out. 10^12 is 30 years of a thousand a second.
+/// Raise of the revision if it is unknown which were handed out. 10^12 is 30 years of a thousand a second.
 const UNKNOWN_RAISE: i64 = 1_000_000_000_000;
-/// And when it is known.
+/// Raise of the revision if that is known.
 const RAISE: i64 = 1;
 
-/// What a backup holds.
+/// The content of a backup.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Content {
     /// Objects in it.
@@ -73,7 +73,7 @@ pub fn backup(data_dir: &Path, to: &Path) -> Result<Content, OpenError> {
         Ok(content)
     });
     if outcome.is_err() {
-        // what is left of it helps nobody; the error that counts is the first
+        // remove the incomplete file; the first error is the one to return
         let _ = fs::remove_file(&part);
     }
     outcome
@@ -87,7 +87,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError> {
-    // an empty file of our own mode: SQLite would make one that others can read
+    // create the file with mode 0600: SQLite would create it readable for others
     File::options()
         .create(true)
         .truncate(true)
@@ -115,7 +115,7 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
     judge(&copy, part)
 }
 
-/// Whether this is a whole store of a version we know, with nothing but objects in it.
+/// Whether this is a complete store of a known version that contains only objects.
 fn judge(store: &Connection, path: &Path) -> Result<Content, OpenError> {
     let damaged = |what: String| OpenError::Damaged(path.to_owned(), what);
     let unreadable = |error: rusqlite::Error| damaged(error.to_string());
@@ -160,7 +160,7 @@ fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64>> {
 /// Replaces the store of a data directory by a backup. The hub must be stopped.
 ///
 /// # Errors
-/// The hub runs, the file is no good backup, or it is of a hub with another certificate authority. Nothing was changed then.
+/// The hub runs, the file is not a valid backup, or it is of a hub with another certificate authority. Nothing was changed then.
 pub fn restore(data_dir: &Path, from: &Path) -> Result<Content, OpenError> {
     let source = open(from, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     let content = judge(&source, from)?;
@@ -186,12 +186,12 @@ fn keys(source: &Connection, path: &Path) -> Result<Vec<(String, Vec<u8>)>, Open
     let failed = engine("read", path);
     let mut statement = match source.prepare("SELECT name, content FROM keys") {
         Ok(statement) => statement,
-        // a plain copy of a store has none
+        // a plain copy of a store has no keys
         Err(_) => return Ok(Vec::new()),
     };
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).map_err(&failed)?;
     let found: Vec<(String, Vec<u8>)> = rows.collect::<Result<_, _>>().map_err(&failed)?;
-    // names become paths: only ours
+    // names become paths: accept only known ones
     Ok(found.into_iter().filter(|(name, _)| KEYS.contains(&name.as_str())).collect())
 }
 
@@ -212,22 +212,22 @@ fn check_keys(data_dir: &Path, keys: &[(String, Vec<u8>)]) -> Result<(), OpenErr
     Ok(())
 }
 
-/// The highest revision that the present store may have handed out, 0 without a store; `None` if nobody can tell any more.
+/// The highest revision that the present store may have handed out, 0 without a store; `None` if that is unknown.
 fn handed_out(state: &Path) -> Option<i64> {
     if !state.exists() {
         return Some(0);
     }
     let store = open(state, OpenFlags::SQLITE_OPEN_READ_WRITE).ok()?;
     let reserved = mark(&store, "reserved").ok()??;
-    // the log goes into the file, so that none is left to be read into the new one
+    // copies the log into the file, so that it is not read into the new one
     store.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).ok()?;
     Some(reserved)
 }
 
-/// A file that the hub opens as its own, after the next power cut too.
+/// Makes a file durable and readable only by the hub.
 fn prepare(from: &Path, part: &Path, reserved: i64) -> Result<(), OpenError> {
     for suffix in ["", "-wal", "-shm", "-journal"] {
-        // left by a restore that was cut off
+        // left by an interrupted restore
         let _ = fs::remove_file(format!("{}{suffix}", part.display()));
     }
     let bytes = |error| wrong(part, error);
@@ -273,7 +273,7 @@ fn replace(data_dir: &Path, state: &Path, part: &Path) -> Result<(), OpenError> 
             fs::hard_link(&from, &to).map_err(|error| wrong(&kept, error))?;
         }
     }
-    // a log that could not be folded back belongs to the old file; read into the new one it would spoil it
+    // a log that could not be copied back belongs to the old file; read into the new one it would damage it
     for suffix in ["-wal", "-shm"] {
         match fs::remove_file(format!("{}{suffix}", state.display())) {
             Ok(()) => {}
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_of_a_running_store_is_one_moment_and_comes_back_with_higher_revisions() {
+    fn backup_of_a_running_store_restores_with_higher_revisions() {
         let folder = scratch("moment");
         let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_store_is_replaced_and_no_revision_comes_again() {
+    fn damaged_store_is_replaced_and_no_revision_is_reused() {
         let folder = scratch("damaged");
         let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_good_backup_changes_nothing() {
+    fn invalid_backup_changes_nothing() {
         let folder = scratch("bad");
         let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();

@@ -28,7 +28,7 @@ pub trait Store: Send {
 /// The engine refused; nothing of the batch is durable.
 #[derive(Debug)]
 pub struct StoreError {
-    /// What was tried, on which file, and what the engine said.
+    /// The operation, its file, and the engine's error.
     pub message: String,
 }
 
@@ -47,7 +47,7 @@ pub enum OpenError {
     Directory(PathBuf, std::io::Error),
     /// Another process has it.
     Locked(PathBuf),
-    /// The file is no store of ours, or damaged.
+    /// The file is damaged or not a store of ours.
     Damaged(PathBuf, String),
     /// Written by a newer hub.
     TooNew(PathBuf, i64),

@@ -1,9 +1,9 @@
-//! Which row of the store's file each object has: the index that the file itself does not carry.
+//! The row number of each object in the store's file: an index that the file itself does not have.
 //!
-//! Numbers are given so that rows of one resource lie together, in the order in which they were made: what is written together (all
-//! Leases of a fleet every 30 seconds) shares its pages, and what is made last goes where the last one went. An index
-//! in the file would cost a second page for each object that comes or goes.
-//! Always holds: no two objects have one number, and no number is given that the file has. Memory costs about 100 bytes an object.
+//! Numbers keep the rows of one resource together, in the order of creation: objects that are written together (all
+//! Leases of a fleet every 30 seconds) share pages, and a new object goes next to the last one. An index in the file would
+//! cost a second page for each created or deleted object.
+//! Always holds: numbers are unique, and a number in the file is not given out again. Costs about 100 bytes of memory an object.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,20 +21,20 @@ pub(super) struct Rows {
     numbers: HashMap<Box<str>, HashMap<Box<str>, i64>>,
     /// The last number in the range that new objects of a resource come from.
     last: HashMap<Box<str>, i64>,
-    /// The first range that nobody has.
+    /// The first unused range.
     free: i64,
-    /// Whose range it is that the rows being read lie in.
+    /// Resource of the range that is currently being loaded.
     reading: Option<Box<str>>,
-    /// What came or went since the last `commit`, by resource and place, with the number that it had before.
+    /// Objects added or removed since the last `commit`, by resource and key, with their previous number.
     changed: Vec<(Box<str>, Box<str>, Option<i64>)>,
 }
 
-/// Why a row cannot be one of ours.
+/// Why a row was not written by a hub.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum RowError {
-    /// A negative number, which is never given.
+    /// A negative number, which is never given out.
     Negative,
-    /// Two rows of one object: nobody can tell which one is it.
+    /// Two rows of one object.
     Twice,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for RowError {
 }
 
 impl Rows {
-    /// Takes a row in from the file. To be called in the order of numbers.
+    /// Loads a row of the file. Call it in the order of numbers.
     pub(super) fn read(
         &mut self,
         number: i64,
@@ -62,7 +62,7 @@ impl Rows {
         let range = number >> KIND_BITS;
         if range >= self.free {
             self.free = range + 1;
-            // somebody's tool may have numbered all rows from 1: the first resource that is found in a range has it
+            // a tool may have numbered all rows from 1: a range belongs to the first resource found in it
             self.reading = (!self.last.contains_key(resource)).then(|| resource.into());
         }
         if let Some(owner) = &self.reading {
@@ -99,7 +99,7 @@ impl Rows {
         Some(number)
     }
 
-    /// The first number of a range that nobody has.
+    /// The first number of an unused range.
     fn free_range(&mut self) -> Option<i64> {
         let first = self.free.checked_mul(1 << KIND_BITS)?;
         self.free += 1;
@@ -113,12 +113,12 @@ impl Rows {
         Some(number)
     }
 
-    /// The file has what was added and removed.
+    /// The file has the additions and removals.
     pub(super) fn commit(&mut self) {
         self.changed.clear();
     }
 
-    /// As it was at the last `commit`. Numbers that were given since are left out, like those of removed objects.
+    /// Goes back to the last `commit`. Numbers given out since are skipped, like those of removed objects.
     pub(super) fn roll_back(&mut self) {
         while let Some((resource, place, before)) = self.changed.pop() {
             let numbers = self.of(&resource);
@@ -144,7 +144,7 @@ mod tests {
     const RANGE: i64 = 1 << KIND_BITS;
 
     #[test]
-    fn rows_of_one_resource_lie_together_and_a_number_is_given_once() {
+    fn rows_of_one_resource_are_adjacent_and_numbers_unique() {
         let mut rows = Rows::default();
         let mut add = |resource: &str, name: &str| rows.add(resource, "", name).unwrap();
         assert_eq!(
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_holds_is_gone_on_from() {
+    fn numbers_continue_after_those_in_the_file() {
         let check = |file: &[(i64, &str)], resource: &str, expect: Option<i64>| {
             let mut rows = Rows::default();
             for (index, (number, resource)) in file.iter().enumerate() {
@@ -171,7 +171,7 @@ mod tests {
         check(&[(4, "nodes")], "nodes", Some(5));
         check(&[(4, "nodes")], "leases", Some(RANGE));
         check(&[(RANGE + 9, "nodes")], "leases", Some(2 * RANGE));
-        // numbered by somebody else: the range is the first one's, and no number of another's is given
+        // foreign numbers: the range belongs to the first resource, and no number in use is given out
         let mixed = [(1, "nodes"), (2, "leases"), (3, "nodes"), (4, "leases")];
         check(&mixed, "nodes", Some(5));
         check(&mixed, "leases", Some(RANGE));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rolled_back_is_as_it_was_and_its_numbers_are_not_given_again() {
+    fn rollback_restores_rows_and_skips_given_numbers() {
         let mut rows = Rows::default();
         rows.read(4, "nodes", "", "kept").unwrap();
         rows.add("nodes", "", "made");
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_no_hub_wrote_are_refused() {
+    fn foreign_rows_are_refused() {
         let mut rows = Rows::default();
         assert_eq!(rows.read(-1, "nodes", "", "a"), Err(RowError::Negative));
         rows.read(1, "nodes", "", "a").unwrap();

@@ -2,10 +2,10 @@
 //!
 //! `state.db` in the data directory holds current objects only, no history. `lock` beside it is held with an advisory lock
 //! for the life of the process, so that two hubs never write one directory; the operating system drops it when we die.
-//! At open the whole file is checked (`quick_check`): a damaged store is an error that names the way out, never a start with less.
+//! At open the whole file is checked (`quick_check`): a damaged store is an error with advice, never a start with fewer objects.
 //! An update costs the disk what it changes: objects are rows of a table by number ([`Rows`]), where one that fits a page of 4 KiB is one
 //! page, and of a larger one only the pages that differ are written. Pages are not smaller than a file system's blocks on
-//! purpose: a power cut that spoils the block being written must spoil no page but the one that the log still has.
+//! purpose: a power cut that damages the block being written must not damage another page than the one in the log.
 //! Another process may read it meanwhile: that is how a backup is made while the hub runs (`backup`).
 
 use std::fs::File;
@@ -22,8 +22,8 @@ use super::{Change, Marks, OpenError, Record, Store, StoreError};
 
 /// The layout that this code reads and writes.
 pub const SCHEMA_VERSION: i64 = 2;
-/// How a file of each older version becomes one of the next: the first brings 1 to 2. All that a file needs run in one
-/// transaction, so a crash leaves the old version or the new one.
+/// The upgrade of each older version to the next: the first is from 1 to 2. All upgrades of a file run in one transaction, so a
+/// crash leaves the old version or the new one.
 const UPGRADES: &[Upgrade] = &[number_rows];
 /// Pages of 4 KiB that the file may have: 2 GiB. Changes that need more are refused, reads and deletes go on.
 const MAX_PAGES: i64 = 512 * 1024;
@@ -35,18 +35,18 @@ const COMPACT_PAGES: i64 = 4096;
 const COMPACT_SHARE: i64 = 3;
 /// From this size on systemd is asked for time at each start: smaller files are read in the 90 seconds that the unit gives it.
 const LARGE_BYTES: u64 = 64 * 1024 * 1024;
-/// Time that it is asked for, and more for each byte of the file.
+/// The time asked for, plus some for each byte of the file.
 const PATIENCE_LEAST: Duration = Duration::from_secs(120);
 /// To read it three times (checked, numbered, loaded) from a card that gives 6 MB a second.
 const READ_BYTES_PER_SEC: u64 = 2 * 1024 * 1024;
 /// To write it to the log, to the file and once more to give unused pages back, by a card that takes 5 MB a second.
 const REWRITE_BYTES_PER_SEC: u64 = 1024 * 1024;
-/// Marks a file as ours in its header (`kedg`), so that a stranger's database is not mistaken for a store.
+/// Marks a file as ours in its header (`kedg`), so that a foreign database is not taken for a store.
 pub(super) const APPLICATION_ID: i64 = 0x6b65_6467;
 /// Pages of the write-ahead log after which it is folded back: 4 MiB, bounding the file, the work at open, and how long writes stand
 /// still meanwhile on a slow card. 16 MiB would save a status of one of 500 nodes a quarter of its bytes, of one of 5,000 a tenth.
 const CHECKPOINT_PAGES: i64 = 1000;
-/// Page cache. The engine's reads hardly matter, memory answers them.
+/// Page cache. Small, because reads are answered from memory.
 const CACHE_KIB: i64 = 1024;
 
 const META: &str = "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID";
@@ -86,7 +86,7 @@ impl Sqlite {
         let bytes = match std::fs::metadata(&path) {
             Ok(metadata) => metadata.len(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
-            // it may be there: nothing is made in its place
+            // the file may exist: none is created in its place
             Err(error) => return Err(OpenError::Directory(directory.to_owned(), error)),
         };
         if bytes == 0 {
@@ -115,7 +115,7 @@ impl Sqlite {
         let strange = matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..) | Utf8Error(..));
         match error.sqlite_error_code() {
             Some(DatabaseCorrupt | NotADatabase) => OpenError::Damaged(self.path.clone(), error.to_string()),
-            // a value that is not of its column's type: no hub wrote it
+            // a value of another type than its column's was not written by a hub
             None if strange => OpenError::Damaged(self.path.clone(), error.to_string()),
             _ => OpenError::Engine(failed(tried, &self.path, error)),
         }
@@ -206,7 +206,7 @@ impl Sqlite {
         all_or_nothing().map_err(failed)
     }
 
-    /// Gives unused pages back, when there are many. Needs as much free disk as the store has content.
+    /// Returns unused pages to the file system, if there are many. Needs as much free disk as the store has content.
     fn compact(&self) -> Result<(), OpenError> {
         let number = |pragma: &str| {
             self.connection
@@ -220,14 +220,14 @@ impl Sqlite {
         log::info!("store {}: {unused} of {all} pages are unused, compacting", self.path.display());
         self.ask_for_time("compact", REWRITE_BYTES_PER_SEC);
         if let Err(error) = self.connection.execute_batch("VACUUM") {
-            // a full disk is no reason not to start
+            // a full disk must not prevent the start
             log::warn!("cannot compact store {}: {error}", self.path.display());
         }
         Ok(())
     }
 
-    /// A large store on a slow card takes longer than the minutes of a start; killed by systemd then, it would begin anew for ever. What
-    /// is asked for later never takes away what was given before.
+    /// A large store on a slow card takes longer than systemd's start timeout; killed then, the hub would start over for ever. A later
+    /// request never shortens an earlier one.
     fn ask_for_time(&self, to: &str, bytes_per_sec: u64) {
         let bytes = std::fs::metadata(&self.path).map_or(0, |file| file.len());
         let time = PATIENCE_LEAST + Duration::from_secs(bytes / bytes_per_sec);
@@ -312,7 +312,7 @@ impl Store for Sqlite {
         let outcome = self.commit_all(&mut rows, changes, reserved);
         match &outcome {
             Ok(()) => rows.commit(),
-            // as long as the disk is full every change comes here, and to read all rows for each would keep the disk busy
+            // while the disk is full every change fails here, and reading all rows again each time would keep the disk busy
             Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => {
                 rows.roll_back()
             }
@@ -354,7 +354,7 @@ fn make(transaction: &Connection, rows: &mut Rows, change: &Change<'_>) -> rusql
     }
 }
 
-/// As SQLite itself answers when it has no row number left.
+/// SQLite's own error for exhausted row numbers.
 fn no_number() -> rusqlite::Error {
     let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
     rusqlite::Error::SqliteFailure(full, Some("no row number is left".to_owned()))
@@ -381,12 +381,12 @@ fn copy_rows(store: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Makes an empty store beside its place and moves it there whole, with one flush of its own. Made in place, SQLite flushes each
-/// step, nine times in all, and a memory card takes 10 to 50 ms for one. The caller makes the directory durable.
+/// Creates an empty store in a temporary file and renames it, with one flush. Created in place, SQLite would flush each step, nine
+/// times in all, and a memory card takes 10 to 50 ms for one. The caller makes the directory durable.
 fn create(directory: &Path, path: &Path) -> Result<(), OpenError> {
     let cannot = |error| OpenError::Directory(directory.to_owned(), error);
     let beside = |ending: &str| directory.join(format!("state.db{ending}"));
-    // an unfinished one, and logs of a store that is gone, which would be read into the new one
+    // an unfinished one, and logs of a deleted store, which would be read into the new one
     for ending in [".new", ".new-wal", ".new-shm", "-wal", "-shm"] {
         match std::fs::remove_file(beside(ending)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(cannot(error)),
@@ -394,7 +394,7 @@ fn create(directory: &Path, path: &Path) -> Result<(), OpenError> {
         }
     }
     let new = beside(".new");
-    // SQLite would make it readable for others; the log beside it takes the mode over
+    // SQLite would create it readable for others; the log gets the same mode
     File::options().create_new(true).write(true).mode(0o600).open(&new).map_err(cannot)?;
     let store = connect(&new)?;
     let failed = |error| OpenError::Engine(failed("make", &new, &error));
@@ -422,7 +422,7 @@ fn unsigned(number: i64) -> rusqlite::Result<u64> {
     u64::try_from(number).map_err(|_| rusqlite::Error::IntegralValueOutOfRange(0, number))
 }
 
-/// What makes an empty file a store.
+/// Creates the tables of an empty file.
 fn schema() -> String {
     format!(
         "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {META}; {OBJECTS}; \
@@ -535,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_file_is_upgraded_step_by_step_or_left_as_it_was() {
+    fn older_file_is_upgraded_stepwise_or_left_unchanged() {
         const FIRST: Upgrade = |store| store.execute_batch("ALTER TABLE objects ADD COLUMN one INTEGER");
         const SECOND: Upgrade = |store| store.execute_batch("ALTER TABLE objects ADD COLUMN two INTEGER");
         const BROKEN: Upgrade = |store| store.execute_batch("ALTER TABLE nosuch ADD COLUMN x");
@@ -577,7 +577,7 @@ mod tests {
             let (made, data) = (folder.join("made"), folder.join("data"));
             let old = version_1::make(&made, 900, clean.map(u64::cast_signed));
             if crashed {
-                // the log as it lies there
+                // with its log
                 std::fs::create_dir_all(&data).unwrap();
                 for name in ["state.db", "state.db-wal"] {
                     std::fs::copy(made.join(name), data.join(name)).unwrap();
@@ -591,7 +591,7 @@ mod tests {
             assert_eq!(version(&store), Some(SCHEMA_VERSION), "{how}");
             let expect = (version_1::objects(), Marks { reserved: 900, clean });
             assert!(content(&mut store) == expect, "{how}: objects or marks differ");
-            // and is one like any other
+            // and behaves like any other
             store.commit(&[put("n03", 901), put("new", 902)], Some(2000)).unwrap();
             let remove = Change::Delete { resource: "nodes", namespace: "", name: "n04" };
             store.commit(&[remove], None).unwrap();
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_at_any_step_of_an_upgrade_leaves_a_store_that_starts() {
+    fn kill_during_an_upgrade_leaves_a_store_that_starts() {
         let folder = scratch("upgrade-cut");
         let (data, cut) = (folder.join("data"), folder.join("cut"));
         drop(version_1::make(&data, 900, Some(60)));
@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_that_failed_leaves_no_trace() {
+    fn failed_commit_leaves_no_trace() {
         let folder = scratch("failed-commit");
         let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("a", 1), put("b", 1)], Some(10)).unwrap();
@@ -679,7 +679,7 @@ mod tests {
             names(&mut store),
             (vec!["a@1".to_owned(), "b@1".to_owned()], Marks { reserved: 10, clean: None })
         );
-        // what it would have made and removed is made and changed now
+        // now create and change the objects of the failed commit
         store.commit(&[put("new", 4), put("b", 5)], None).unwrap();
         limit(&store, MAX_PAGES);
         store.commit(&[put("more", 6)], None).unwrap();
@@ -689,7 +689,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_may_come_and_go_within_one_commit() {
+    fn object_may_be_created_and_deleted_in_one_commit() {
         let check = |changes: &[Change<'_>], expect: &[&str]| {
             let folder = scratch("come-and-go");
             let mut store = Sqlite::open(&folder).unwrap();
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_somebody_took_away_is_missed_not_lost() {
+    fn deleted_row_is_restored_by_the_next_write() {
         let folder = scratch("taken-away");
         let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("a", 1)], Some(10)).unwrap();
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_writes_the_pages_that_it_changes() {
+    fn update_writes_only_changed_pages() {
         let folder = scratch("pages");
         let mut store = Sqlite::open(&folder).unwrap();
         let mut revision = 0;
@@ -750,7 +750,7 @@ mod tests {
     }
 
     #[test]
-    fn unused_space_is_given_back_at_the_next_start() {
+    fn unused_space_is_returned_at_the_next_start() {
         let folder = scratch("compact");
         let mut store = Sqlite::open(&folder).unwrap();
         let json = vec![b' '; 1024 * 1024];
@@ -776,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_that_finds_the_disk_full_leaves_the_old_store_and_is_made_when_there_is_room() {
+    fn upgrade_on_a_full_disk_keeps_the_old_store_and_is_retried() {
         let folder = scratch("upgrade-full");
         drop(version_1::make(&folder, 900, Some(60)));
         let path = folder.join("state.db");
@@ -796,7 +796,7 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_leaves_no_larger_file_and_the_limit_of_its_size() {
+    fn upgrade_keeps_file_size_and_size_limit() {
         const LIMIT: i64 = 8000;
         let folder = scratch("upgrade-size");
         let old = version_1::make(&folder, 900, None);
@@ -823,7 +823,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_is_found_again() {
+    fn committed_objects_are_loaded_again() {
         let folder = scratch("found-again");
         let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(names(&mut store), (vec![], Marks::default()));
@@ -842,7 +842,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_that_was_cut_while_it_made_the_store_leaves_a_first_start() {
+    fn interrupted_first_start_is_a_first_start_again() {
         let check = |left: &[(&str, &[u8])]| {
             let folder = scratch("cut");
             std::fs::create_dir_all(&folder).unwrap();
@@ -859,12 +859,12 @@ mod tests {
         check(&[("state.db.new", b"half")]);
         check(&[("state.db.new", b""), ("state.db.new-wal", b"log")]);
         check(&[("state.db", b"")]);
-        // somebody removed the store and not its log
+        // the store was removed without its log
         check(&[("state.db-wal", b"of another store"), ("state.db-shm", b"x")]);
     }
 
     #[test]
-    fn the_log_of_a_removed_store_is_not_read_into_a_new_one() {
+    fn log_of_a_removed_store_is_not_read_into_a_new_one() {
         let folder = scratch("stale-log");
         let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("old", 5)], Some(100)).unwrap();
@@ -878,7 +878,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hubs_cannot_open_one_directory() {
+    fn second_hub_cannot_open_the_directory() {
         let folder = scratch("two-hubs");
         let first = Sqlite::open(&folder).unwrap();
         assert!(matches!(Sqlite::open(&folder), Err(OpenError::Locked(_))));
@@ -887,7 +887,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_a_foreign_and_a_newer_store_are_refused_with_advice() {
+    fn damaged_foreign_or_newer_store_is_refused_with_advice() {
         let folder = scratch("damaged");
         let path = folder.join("state.db");
         let refused = |expect: &str| {

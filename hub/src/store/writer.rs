@@ -1,5 +1,4 @@
-//! The thread that writes: it takes changes in groups, has them ordered by `kedge_hub_core::state`, makes them durable, and publishes
-//! them.
+//! The writer's thread: it takes changes in groups, lets `kedge_hub_core::state` order them, makes them durable, and publishes them.
 //!
 //! Always holds: a durable change is visible and acknowledged after the commit that holds it was flushed, a renewal at once; every
 //! change that was submitted is answered. Left to others: which revision a change gets and what a commit holds (`state`), the file
@@ -24,7 +23,7 @@ const QUEUE: usize = 4096;
 /// Wait after a failed flush of renewals, so that a full disk is not hammered.
 const FLUSH_RETRY: Duration = Duration::from_secs(5);
 
-/// How a change ended.
+/// The result of a change.
 pub type Outcome = Result<Arc<Object>, WriteError>;
 
 /// Called exactly once, from the writer's thread.
@@ -119,9 +118,9 @@ impl Writer {
         }
     }
 
-    /// Writes what is left, marks the store clean and ends the thread. Blocks.
+    /// Writes all queued changes, marks the store clean and ends the thread. Blocks.
     pub fn close(&self) {
-        // a full queue drains; a gone thread is closed already
+        // a full queue drains; a thread that ended is closed already
         let _ = self.queue.send(Command::Close);
         let thread = self.thread.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
         if let Some(thread) = thread
@@ -284,7 +283,7 @@ mod tests {
     use std::collections::HashMap;
     use std::sync::{Mutex, mpsc};
 
-    /// A store in memory that can be told to fail; shared, so that it can be opened again.
+    /// A store in memory that can be made to fail; shared, so that it can be opened again.
     #[derive(Clone, Default)]
     struct Fake(Arc<Mutex<Disk>>);
 
@@ -360,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_changes_are_on_the_disk_and_revisions_rise_over_a_crash() {
+    fn acknowledged_changes_and_revisions_survive_a_crash() {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
         let first = write(&writer, &NODE, "a", Expect::Absent, object("a"), false).unwrap();
         assert_eq!(disk.0.lock().unwrap().objects.len(), 1);
         assert_eq!(first.value()["metadata"]["resourceVersion"], first.revision.to_string());
-        // a crash: the thread goes without closing, its disk stays
+        // a crash: the thread ends without closing, its disk stays
         let (objects, marks) = {
             let disk = disk.0.lock().unwrap();
             (disk.objects.clone(), disk.marks)
@@ -379,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clean_close_keeps_counting_where_it_stopped() {
+    fn clean_close_continues_the_revisions() {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
         let last = write(&writer, &NODE, "a", Expect::Absent, object("a"), false).unwrap();
@@ -389,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_expectation_changes_nothing() {
+    fn failed_precondition_changes_nothing() {
         let (writer, memory) = Writer::start(Box::new(Fake::default())).unwrap();
         let check = |expect, new| {
             let outcome = write(&writer, &NODE, "a", expect, new, false);
@@ -407,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn renewals_are_acknowledged_from_memory_and_cost_no_commit_of_others() {
+    fn renewals_are_acknowledged_from_memory_without_a_commit() {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
         let made = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
@@ -426,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_object_that_is_changed_or_deleted_stays_so() {
+    fn change_or_deletion_after_a_renewal_stays() {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
         let lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
@@ -446,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_refuses_changes_and_renewals_go_on() {
+    fn full_disk_refuses_changes_but_renewals_continue() {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
         let lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
@@ -461,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_range_is_reserved_before_the_old_one_is_used_up() {
+    fn new_range_is_reserved_before_the_old_one_is_used_up() {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
         let mut lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();

@@ -1,4 +1,4 @@
-//! Changes of objects: what a part of them may change, what the server keeps, and what the kind's rules say.
+//! Changes of objects: the fields that a subresource may change, the fields that the server keeps, and the kind's rules.
 
 use serde_json::{Map, Value};
 
@@ -37,7 +37,7 @@ pub fn update(
     edit(objects, place, part, options, fresh, |_, _| Ok(value))
 }
 
-/// Applies a part of an object: to the object there is, or by creating it (`may_create` is asked first).
+/// Applies a part of an object, or creates it if it does not exist (after `may_create`).
 pub fn apply(
     objects: &dyn Objects,
     place: &Place<'_>,
@@ -56,9 +56,8 @@ pub fn apply(
     create_applied(objects, place, applied, &options, fresh)
 }
 
-/// Creates what is applied to nothing. What it says of an object that there was is judged as upstream judges it (apiserver's
-/// `patcher.applyPatch`): a UID is a conflict; a resourceVersion says "no newer object of this name", which holds
-/// (kubernetes/kubernetes#106745).
+/// Creates an applied object that does not exist. As upstream (apiserver's `patcher.applyPatch`) a UID in the body is a conflict,
+/// and a resourceVersion is accepted: it means "no newer object of this name" (kubernetes/kubernetes#106745).
 fn create_applied(
     objects: &dyn Objects,
     place: &Place<'_>,
@@ -79,11 +78,11 @@ fn create_applied(
     }
     check_place("name", text(&value, &["metadata", "name"]), name)?;
     metadata(&mut value).remove("resourceVersion");
-    // one that was made meanwhile is applied to at the next try
+    // if it was created in the meantime, the next try applies to it
     Ok(created(kind, compose(objects, kind, namespace, value, options, fresh)?, options))
 }
 
-/// Changes the object there is to what `compute` makes of it.
+/// Changes the existing object to the result of `compute`.
 pub fn edit(
     objects: &dyn Objects,
     place: &Place<'_>,
@@ -98,13 +97,13 @@ pub fn edit(
     };
     let now = fresh.stamp();
     let mut old = current.value();
-    // one that an older hub stored may not have them
+    // an object stored by an older hub may lack them
     kind.complete(&mut old);
     let mut wanted = compute(&current, old.clone())?;
     check_version(kind, &current, &wanted)?;
     let claim = apply::take_claim(&mut wanted);
     let mut new = merged_with_old(kind, part, &old, wanted, &now)?;
-    // asked only where it matters: a node's renewals, which are most writes, have no managers
+    // only if there are managers: a node's renewals, which are most writes, have none
     let renewal = matches!(options.owner, Owner::Updates(_)) && is_renewal(kind, &old, &new);
     apply::track(kind, &old, &mut new, claim, options.owner, (renewal, &now));
     (options.admit)(Some(&old), &new)?;
@@ -129,8 +128,8 @@ pub fn edit(
     Ok(Decision::Write(write, pending))
 }
 
-/// An error if the version named is not the current one, or if the UID is another object's. The version of a patched object is
-/// the one that was patched, unless the patch itself names one.
+/// Refuses a version that is not the current one, and a UID of another object. The version of a patched object is the one that
+/// was patched, unless the patch itself names one.
 fn check_version(kind: &Kind, current: &Object, wanted: &Value) -> Result<(), ApiError> {
     let uid = text(wanted, &["metadata", "uid"]);
     if !uid.is_empty() && uid != &*current.uid {
@@ -152,8 +151,8 @@ fn check_version(kind: &Kind, current: &Object, wanted: &Value) -> Result<(), Ap
     }
 }
 
-/// The object as it would be stored: what this part may not change is taken from the old one, the server's own fields
-/// stay, and the kind's rules are asked.
+/// The object as it would be stored: fields that this subresource may not change and the server's own fields are taken from the
+/// old one, and the kind's rules are checked.
 pub fn merged_with_old(
     kind: &'static Kind,
     part: Part,
@@ -262,7 +261,7 @@ fn count_generation(kind: &Kind, old: &Value, new: &mut Value) {
     }
 }
 
-/// Whether nothing but the kind's volatile fields differs, whoever manages them. `new` has no managers yet.
+/// Whether only the kind's volatile fields differ, whatever their manager. `new` has no managers yet.
 fn is_renewal(kind: &Kind, old: &Value, new: &Value) -> bool {
     if kind.volatile.is_empty() || old["metadata"].get("managedFields").is_none() {
         return is_volatile(kind, old, new);
@@ -272,7 +271,7 @@ fn is_renewal(kind: &Kind, old: &Value, new: &Value) -> bool {
     is_volatile(kind, &old, new)
 }
 
-/// Whether nothing but the kind's volatile fields differs.
+/// Whether only the kind's volatile fields differ.
 fn is_volatile(kind: &Kind, old: &Value, new: &Value) -> bool {
     if kind.volatile.is_empty() {
         return false;
@@ -304,7 +303,7 @@ mod tests {
     const FRESH: Fresh = Fresh { now: time::macros::datetime!(2026-11-21 12:00:00 UTC), random: [7; 21] };
 
     #[test]
-    fn writes_keep_to_their_part() {
+    fn write_changes_only_its_subresource() {
         let old = new_object(
             &NODE,
             json!({"metadata": {"name": "n"}, "spec": {"unschedulable": true}, "status": {"phase": "a"}}),
@@ -415,9 +414,9 @@ mod tests {
         }
     }
 
-    /// No patch of any shape panics, or makes an object that breaks the rules of its kind.
+    /// No patch panics or produces an object that breaks the rules of its kind.
     #[test]
-    fn any_patch_keeps_the_rules() {
+    fn random_patches_keep_the_rules_of_the_kind() {
         use crate::patch;
         let mut accepted = 0;
         for seed in 1..4000_u64 {
@@ -429,7 +428,7 @@ mod tests {
                 first[part] = chaos.value(5);
             }
             schema::conform(kind.schema(), &mut first);
-            // what is left may still break the schema; then it is no stored object
+            // the rest may still break the schema; then it cannot be a stored object
             if schema::conform(kind.schema(), &mut first).wrong.is_some() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! New objects: their uid, name and defaults, where they may be made, and who owns their fields.
+//! New objects: uid, name and defaults, the namespaces that accept them, and the managers of their fields.
 
 use serde_json::{Map, Value};
 
@@ -9,7 +9,7 @@ use crate::kinds::{Kind, NAMESPACE, meta};
 use crate::state::{Expect, Write};
 use crate::value::{at, text};
 
-/// A generated name keeps so much of its base.
+/// Longest base of a generated name.
 const NAME_BASE_BYTES: usize = 58;
 const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// Random bytes of a UID; the rest of [`Fresh::random`] makes names.
@@ -40,7 +40,7 @@ pub(super) fn metadata(value: &mut Value) -> &mut Map<String, Value> {
     value["metadata"].as_object_mut().expect("it was made an object in the line before")
 }
 
-/// Gives a new object what the server decides: uid, creation time, generation, defaults; then judges it.
+/// Sets the server's fields of a new object: uid, creation time, generation, defaults; then validates it.
 pub fn new_object(kind: &'static Kind, mut value: Value, fresh: &Fresh) -> Result<Value, ApiError> {
     value["apiVersion"] = kind.api_version().into();
     value["kind"] = kind.kind.into();
@@ -73,7 +73,7 @@ pub fn new_object(kind: &'static Kind, mut value: Value, fresh: &Fresh) -> Resul
     }
 }
 
-/// Whether the object's name is to be made up: then a name that is taken is worth another try.
+/// Whether the name is generated: then a taken name is worth another try.
 pub fn wants_generated_name(value: &Value) -> bool {
     text(value, &["metadata", "name"]).is_empty() && !text(value, &["metadata", "generateName"]).is_empty()
 }
@@ -95,7 +95,7 @@ pub fn create(
     Ok(created(kind, value, options))
 }
 
-/// The object as it would be created, judged by everything but whether there is one of its name.
+/// The object as it would be created, after all checks but that of its name's being taken.
 pub(super) fn compose(
     objects: &dyn Objects,
     kind: &'static Kind,
@@ -138,8 +138,8 @@ pub(super) fn created(kind: &'static Kind, value: Value, options: &WriteOptions<
     Decision::Write(write, Pending { created: true, deleted: false, warnings })
 }
 
-/// An object is where the request says: what it says itself of its name or namespace must not differ. An object without a name
-/// is nowhere. Words and order are upstream's.
+/// Checks that name and namespace of the body match the request. An object without a name is refused. Texts and order are
+/// upstream's.
 pub fn check_place(of: &str, given: &str, asked: &str) -> Result<(), ApiError> {
     if given == asked {
         return Ok(());
@@ -155,8 +155,8 @@ pub fn check_place(of: &str, given: &str, asked: &str) -> Result<(), ApiError> {
     }))
 }
 
-/// Of a new object that which its creator did not set: the parts that every object has, a status that is not the creator's to
-/// give, and what admission added (`given` says which of it the creator had given).
+/// Fields of a new object set by the server, not the creator: those that every object has, a status that the creator may not set,
+/// and those of admission, except the ones in `given`, which the creator had set.
 fn set_by_nobody(kind: &Kind, new: &Value, given: &[bool]) -> Value {
     let mut before = Value::Object(Map::new());
     kind.complete(&mut before);
@@ -176,7 +176,7 @@ pub(super) fn set_namespace(kind: &Kind, namespace: &str, value: &mut Value) -> 
     let meta = metadata(value);
     let given = meta.get("namespace").and_then(Value::as_str).unwrap_or("").to_owned();
     if !kind.namespaced {
-        // judged by the rules of metadata: it is forbidden there
+        // left to the rules of metadata, which forbid it
         return Ok(());
     }
     if !given.is_empty() {
@@ -186,7 +186,7 @@ pub(super) fn set_namespace(kind: &Kind, namespace: &str, value: &mut Value) -> 
     Ok(())
 }
 
-/// Nothing is made in a namespace that is missing or goes away.
+/// Refuses to create an object in a missing or terminating namespace.
 fn check_namespace(objects: &dyn Objects, kind: &Kind, namespace: &str, name: &str) -> Result<(), ApiError> {
     if !kind.namespaced {
         return Ok(());

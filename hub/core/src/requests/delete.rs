@@ -1,4 +1,4 @@
-//! Deletion: at once, or marked until finalizers, grace or the content of a namespace are gone.
+//! Deletion: at once, or marked until finalizers, grace period and the objects of a namespace are gone.
 
 use serde_json::Value;
 use time::OffsetDateTime;
@@ -14,10 +14,10 @@ use crate::value::{at, rfc3339, text};
 
 /// Finalizer of a deletion that waits for its dependents.
 pub const FOREGROUND: &str = "foregroundDeletion";
-/// Finalizer of a deletion that lets its dependents go first.
+/// Finalizer of a deletion that waits for its dependents to be deleted.
 pub const ORPHAN: &str = "orphan";
 
-/// Deletes an object, or marks it when something must happen first.
+/// Deletes an object, or marks it for deletion if finalizers or a grace period require that.
 pub fn delete(
     objects: &dyn Objects,
     place: &Place<'_>,
@@ -49,7 +49,7 @@ pub fn delete(
     Ok(write(kind, &current, (!deleted).then_some(marked)))
 }
 
-/// Lets an empty terminating namespace go: what upstream does through the finalize subresource.
+/// Deletes an empty terminating namespace, as upstream does through the finalize subresource.
 pub fn finalize_namespace(objects: &dyn Objects, name: &str) -> Result<Decision, ApiError> {
     let Some(current) = objects.get(&NAMESPACE, "", name) else {
         return Err(ApiError::not_found(&NAMESPACE, name));
@@ -78,7 +78,7 @@ fn write(kind: &'static Kind, current: &Object, new: Option<Value>) -> Decision 
     Decision::Write(write, pending)
 }
 
-/// While an object goes away its finalizers may only become fewer.
+/// Refuses to add finalizers to an object that is marked for deletion.
 pub(super) fn check_finalizers(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
     if text(old, &["metadata", "deletionTimestamp"]).is_empty() {
         return;
@@ -96,10 +96,10 @@ pub(super) fn check_finalizers(old: &Value, new: &Value, errors: &mut Vec<FieldE
     }
 }
 
-/// Marked for deletion and nobody holds it any more.
+/// Whether it is marked for deletion and nothing holds it any more.
 pub(super) fn is_released(value: &Value) -> bool {
     let list_is_empty = |path: &[&str]| at(value, path).and_then(Value::as_array).is_none_or(Vec::is_empty);
-    // a pod stays for its grace, until its node says that it has ended
+    // a pod stays for its grace period, until its node reports that it has ended
     let grace = at(value, &["metadata", "deletionGracePeriodSeconds"]).and_then(Value::as_i64);
     !text(value, &["metadata", "deletionTimestamp"]).is_empty()
         && grace.unwrap_or(0) <= 0
@@ -123,7 +123,7 @@ fn check_preconditions(kind: &Kind, current: &Object, asked: &DeleteOptions) -> 
     }
 }
 
-/// The object with its deletion time and the finalizers that the propagation asks for; without finalizers it can go.
+/// The object with its deletion time and the finalizers of the propagation policy; without finalizers it can be deleted.
 pub(super) fn marked_for_deletion(kind: &Kind, old: &Value, propagation: Propagation, now: &str) -> Value {
     let mut value = old.clone();
     let again = !text(old, &["metadata", "deletionTimestamp"]).is_empty();

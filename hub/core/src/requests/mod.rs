@@ -1,9 +1,9 @@
-//! What create, update, patch, apply and delete mean, the same for every kind: upstream's order of steps and upstream's refusals.
+//! Create, update, patch, apply and delete, the same for every kind, with upstream's order of steps and upstream's errors.
 //!
-//! Owns: from the objects there are, a request, the time and random bytes to one [`Decision`]: an answer, or a write with the revision
-//! it was computed from. Always holds: an update that changes nothing writes nothing and keeps its resourceVersion; uid, name and
+//! Owns: the step from the stored objects, a request, the time and random bytes to one [`Decision`]: an answer, or a write with the
+//! revision it was computed from. Always holds: an update that changes nothing writes nothing and keeps its resourceVersion; uid, name and
 //! creation time never change; no update is lost, because a write whose revision is no longer the latest is refused by `state`.
-//! Leaves to others: making the write durable and deciding again when somebody was quicker (`kedge-hub`), HTTP, who may (`identity`).
+//! Leaves to others: making the write durable and retrying after a concurrent write (`kedge-hub`), HTTP, authorization (`identity`).
 
 mod change;
 mod create;

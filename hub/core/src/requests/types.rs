@@ -1,4 +1,4 @@
-//! What a request brings along, and what it comes to.
+//! The inputs of a request, and its result.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::object::Object;
 use crate::state::{Index, Sink, Write};
 use crate::value::rfc3339;
 
-/// The objects there are.
+/// Access to the stored objects.
 pub trait Objects {
     /// One object; `namespace` is empty for cluster-scoped kinds.
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>>;
@@ -24,7 +24,7 @@ impl<S: Sink> Objects for Index<S> {
     }
 }
 
-/// Where an object is, or would be.
+/// The key of an object that exists or will be created.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     pub kind: &'static Kind,
@@ -39,11 +39,11 @@ impl Place<'_> {
     }
 }
 
-/// What cannot be computed: the wall clock, and bytes that nobody can guess. Used once.
+/// Inputs from outside: the wall clock, and unpredictable bytes. Used once.
 #[derive(Debug, Clone, Copy)]
 pub struct Fresh {
     pub now: OffsetDateTime,
-    /// Becomes the UID, and the end of a generated name.
+    /// For the UID and the end of a generated name.
     pub random: [u8; 21],
 }
 
@@ -53,16 +53,16 @@ impl Fresh {
     }
 }
 
-/// What a request comes to.
+/// The decision on a request.
 #[derive(Debug)]
 pub enum Decision {
-    /// This, without a write.
+    /// An answer without a write.
     Answer(Answer),
-    /// A write, and the answer once it was made. If the objects changed meanwhile: decide again.
+    /// A write, and the answer after it. If the objects changed in the meantime: decide again.
     Write(Write, Pending),
 }
 
-/// The answer to a write that is not made yet.
+/// The answer to a write that is still to be made.
 #[derive(Debug, Default)]
 pub struct Pending {
     pub(super) created: bool,
@@ -78,27 +78,27 @@ impl Pending {
     }
 }
 
-/// Judges an object as it would be stored, before it is stored.
+/// Admission: refuses an object in its stored form, before it is stored.
 pub type Admit<'a> = dyn Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a;
 
-/// What a client asks of a write beside the object.
+/// The options of a write.
 pub struct WriteOptions<'a> {
-    /// Do everything but the write.
+    /// A dry run: everything but the write.
     pub dry_run: bool,
-    /// Admission, by who asks.
+    /// Admission for the caller.
     pub admit: &'a Admit<'a>,
-    /// Whose the fields are that this write sets.
+    /// The manager of the fields that this write sets.
     pub owner: Owner<'a>,
 }
 
 impl WriteOptions<'static> {
-    /// The hub's own controllers: nothing to admit, and they own nothing.
+    /// For the hub's own controllers: no admission, no field manager.
     pub fn internal() -> WriteOptions<'static> {
         WriteOptions { dry_run: false, admit: &|_, _| Ok(()), owner: Owner::Nobody }
     }
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Debug)]
 pub struct Answer {
     /// The object as stored, or as it was when it was deleted. Absent after a dry run that stored nothing.
@@ -107,7 +107,7 @@ pub struct Answer {
     pub value: Option<Value>,
     /// It did not exist before.
     pub created: bool,
-    /// It is gone.
+    /// It was deleted.
     pub deleted: bool,
     /// Sentences for `Warning` headers.
     pub warnings: Vec<String>,
@@ -137,7 +137,7 @@ impl Answer {
     }
 }
 
-/// Which part of an object a write may change.
+/// The part of an object that a write may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// All but the status, of kinds that have one as a subresource.
@@ -146,33 +146,33 @@ pub enum Part {
     Status,
     /// Everything; for the hub's own controllers.
     All,
-    /// Whether a certificate request is approved.
+    /// The approval of a certificate request.
     Approval,
 }
 
-/// What a delete asks for.
+/// The options of a delete.
 #[derive(Debug, Default, Clone)]
 pub struct DeleteOptions {
     /// Only the object of this UID.
     pub uid: Option<String>,
     /// Only at this version.
     pub resource_version: Option<String>,
-    /// What becomes of the objects it owns.
+    /// The propagation to the objects it owns.
     pub propagation: Propagation,
-    /// Seconds a pod gets to end; absent is the pod's own wish.
+    /// The grace period of a pod in seconds; absent is the pod's own.
     pub grace_secs: Option<i64>,
 }
 
-/// What becomes of the objects that a deleted one owns.
+/// The propagation of a deletion to owned objects.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Propagation {
-    /// As the object's own finalizers say; in the background if they say nothing.
+    /// By the object's own finalizers; without any, in the background.
     #[default]
     Unset,
-    /// They go later.
+    /// They are deleted later.
     Background,
-    /// They go first.
+    /// They are deleted first.
     Foreground,
-    /// They stay, without their owner.
+    /// They are kept, without their owner.
     Orphan,
 }

@@ -1,7 +1,7 @@
-//! All objects, the latest changes of each kind, and who watches them.
+//! All objects, the latest changes of each kind, and their watchers.
 //!
 //! Always holds: changes come in through [`Index::publish`] alone, in the order of their revisions, so a watcher that registers
-//! between two of them misses nothing and sees nothing twice. Changes of each kind are kept in a bounded ring: a watch or a page
+//! between two of them misses none and gets none twice. Changes of each kind are kept in a bounded ring: a watch or a page
 //! that starts before the ring is refused, and the client lists again. Left to others: how an event reaches its watcher ([`Sink`]),
 //! locks, and what becomes durable (`order`).
 
@@ -29,7 +29,7 @@ pub struct Changed {
 
 /// Where a watcher's events go.
 pub trait Sink {
-    /// Hands over an event. `false`: it was not taken, the watcher is too far behind or gone, and is dropped.
+    /// Queues an event. `false`: the watcher is too far behind or gone, and is dropped.
     fn take(&self, event: &Arc<Event>) -> bool;
 }
 
@@ -51,7 +51,7 @@ struct OfKind<S> {
     /// Changes up to this revision are not in the ring.
     forgotten: u64,
     watchers: BTreeMap<u64, Watcher<S>>,
-    /// Watchers of one name are found by it: most watches of a fleet are of this form.
+    /// Watchers of one name, by that name: most watches of a fleet are of this form.
     by_name: BTreeMap<String, Vec<u64>>,
     /// The others.
     any_name: Vec<u64>,
@@ -70,7 +70,7 @@ pub struct WatchId {
     id: u64,
 }
 
-/// The version asked for is older than what is remembered.
+/// The requested version is older than the oldest remembered change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooOld {
     /// The oldest version from which changes are known.
@@ -86,22 +86,22 @@ pub struct Page {
     pub revision: u64,
     /// There is more, after this key.
     pub next: Option<String>,
-    /// How many more, not looking at selectors.
+    /// The number of remaining objects, ignoring selectors.
     pub remaining: usize,
 }
 
-/// What a list asks of the memory.
+/// The parameters of a list.
 #[derive(Debug, Default)]
 pub struct Query<'a> {
     /// Exactly this revision; `None` is the latest.
     pub revision: Option<u64>,
     /// Only keys after this one.
     pub after: Option<&'a str>,
-    /// At most so many objects.
+    /// Most objects.
     pub limit: Option<usize>,
 }
 
-/// What a new watcher is told first.
+/// The first events of a new watcher.
 #[derive(Debug)]
 pub enum Start {
     /// The present objects.
@@ -113,13 +113,13 @@ pub enum Start {
 /// Why a watch cannot start.
 #[derive(Debug, PartialEq, Eq)]
 pub enum WatchRefused {
-    /// It starts before what is remembered.
+    /// It starts before the oldest remembered change.
     TooOld(TooOld),
     /// It starts in the future; the current revision is given.
     TooLarge(u64),
     /// There are [`MAX_WATCHES`] already.
     TooMany,
-    /// The hub closes.
+    /// The hub is closing.
     Closed,
 }
 
@@ -184,7 +184,7 @@ impl<S: Sink> Index<S> {
             .collect()
     }
 
-    /// Lists what is selected.
+    /// Lists the selected objects.
     pub fn list(&self, kind: &Kind, selection: &Selection, query: &Query<'_>) -> Result<Page, TooOld> {
         let of_kind = &self.kinds[index_of(kind)];
         let revision = query.revision.unwrap_or(self.revision);
@@ -252,7 +252,7 @@ impl<S: Sink> Index<S> {
     }
 }
 
-/// Whether a watcher must hear of a change: it selected the object before or selects it now.
+/// Whether a watcher gets a change: it selected the object before or selects it now.
 fn concerns(selection: &Selection, event: &Event) -> bool {
     [&event.old, &event.new].into_iter().flatten().any(|object| selection.selects(object))
 }
@@ -283,7 +283,7 @@ fn page<'a>(
 }
 
 impl<S: Sink> OfKind<S> {
-    /// What a new watcher gets first.
+    /// The first events of a new watcher.
     fn start(&self, selection: &Selection, from: Option<u64>, revision: u64) -> Result<Start, WatchRefused> {
         match from {
             None => {
@@ -362,7 +362,7 @@ impl<S: Sink> OfKind<S> {
         true
     }
 
-    /// Takes a change in and tells the watchers; returns how many were too slow and are dropped.
+    /// Records a change and sends it to the watchers; returns how many were too slow and are dropped.
     fn apply(&mut self, event: Arc<Event>) -> usize {
         let object = event.object().clone();
         let key = key(&object.namespace, &object.name);
@@ -415,7 +415,7 @@ fn bounds(selection: &Selection, after: Option<&str>) -> Option<(Bound<String>, 
             low = Bound::Excluded(after.to_owned());
         }
     }
-    // BTreeMap panics on a range that ends before it starts; a forged token may ask for one
+    // BTreeMap panics on a range that ends before it starts, which a forged token may cause
     let backwards = match (&low, &high) {
         (Bound::Included(low) | Bound::Excluded(low), Bound::Included(high) | Bound::Excluded(high)) => {
             low >= high
@@ -437,7 +437,7 @@ mod tests {
     use std::cell::RefCell;
     use std::rc::Rc;
 
-    /// Keeps so many events, and takes no more.
+    /// Accepts a fixed number of events.
     #[derive(Debug, Default, Clone)]
     struct Taken(Rc<RefCell<Vec<Arc<Event>>>>, Option<usize>);
 

@@ -1,4 +1,4 @@
-//! The hub's state: what exists, who watches it, and in which order it changes.
+//! The hub's state: all objects, their watchers, and the order of their changes.
 //!
 //! Owns: the index of all objects and their watchers ([`Index`]), and the order of writes ([`Order`]): preconditions, revisions and
 //! their reservation, what belongs into the next durable commit, renewals that are only in memory.

@@ -1,4 +1,4 @@
-//! In which order objects change: preconditions, revisions, and what one durable commit holds.
+//! The order of changes: preconditions, revisions, and the content of each durable commit.
 //!
 //! Two classes. A *durable* change becomes visible after the commit that holds it was flushed. A *volatile* one (a Lease renewal)
 //! is visible at once and becomes durable with all others of the same [`FLUSH`], not with whatever is committed meanwhile: a fleet
@@ -60,7 +60,7 @@ pub struct Marks {
     pub clean: Option<u64>,
 }
 
-/// What a write expects to find.
+/// The precondition of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     /// No object of that name.
@@ -86,7 +86,7 @@ pub struct Write {
 /// Why a change was not made.
 #[derive(Debug, Clone)]
 pub enum WriteError {
-    /// The object is not (or no longer) what was expected: read again and decide anew.
+    /// The precondition does not hold: read again and retry.
     Mismatch,
     /// The object is larger than [`MAX_OBJECT_BYTES`].
     TooLarge,
@@ -117,7 +117,7 @@ impl Batch {
     }
 }
 
-/// What to make durable, all of it or none.
+/// The changes to make durable, all or none.
 #[derive(Debug)]
 pub struct Commit {
     staged: Vec<Changed>,
@@ -227,7 +227,7 @@ impl Order {
         Ok(Changed { kind: write.kind, event: Arc::new(event) })
     }
 
-    /// What to make durable now: the batch, all renewals that are only in memory if `flush`, and a new reservation if one is due.
+    /// The changes to make durable now: the batch, all renewals that are only in memory if `flush`, and a new reservation if one is due.
     /// `None`: nothing.
     pub fn commit<S: Sink>(&self, index: &Index<S>, batch: Batch, flush: bool) -> Option<Commit> {
         let reserve = (self.reserved - self.revision <= RESERVE_LOW).then(|| self.revision + RESERVE);
@@ -267,7 +267,7 @@ fn event(kind: &Kind, revision: u64, new: Option<Value>, old: Option<Arc<Object>
     }
 }
 
-/// The state as a store held it.
+/// The state loaded from a store.
 #[derive(Debug)]
 pub struct Restored<S> {
     pub index: Index<S>,
@@ -278,12 +278,12 @@ pub struct Restored<S> {
     pub unserved: Vec<String>,
 }
 
-/// From what a store holds. Revisions start above everything that was ever handed out.
+/// From the records of a store. Revisions start above every revision that was ever handed out.
 ///
 /// # Errors
 /// The store was not written by us: an object without a name, or a revision out of range.
 pub fn restore<S: Sink>(marks: Marks, records: Vec<Record>) -> Result<Restored<S>, String> {
-    // no object may be newer than the marks say; if one is, versions still must not go back
+    // an object newer than the marks is a fault of the store; versions must not go back even then
     let newest = records.iter().map(|record| record.revision).max().unwrap_or(0);
     // 0 means "any version" to clients, so revisions start above it
     let start = marks.clean.unwrap_or(marks.reserved).max(newest).max(1);
