@@ -42,7 +42,7 @@ const MAX_PAGE: u64 = 10_000;
 const MAX_SIGNING_REQUESTS: usize = 16;
 
 /// The context of a request that every handler needs.
-pub(super) struct Asked<'a> {
+pub(super) struct RequestContext<'a> {
     pub(super) server: &'a Server,
     /// The identity of the certificate.
     caller: Arc<Option<Identity>>,
@@ -71,18 +71,18 @@ async fn answer(
 ) -> Result<Response<Body>, ApiError> {
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
     let identity = (*caller).clone();
-    let mut asked = Asked { server, caller, identity, parts, parameters };
+    let mut context = RequestContext { server, caller, identity, parts, parameters };
     let route = route::parse(parts.uri.path());
-    match impersonated(parts, asked.identity.clone()) {
-        Ok(identity) => asked.identity = identity,
+    match impersonated(parts, context.identity.clone()) {
+        Ok(identity) => context.identity = identity,
         Err(refused) => {
             let outcome = Err(refused);
             match &route {
                 Route::Target(target) => {
-                    audit(&asked, verb(&parts.method, target, &asked.parameters)?, target, &outcome);
+                    audit(&context, verb(&parts.method, target, &context.parameters)?, target, &outcome);
                 }
                 Route::Bindings(namespace) if parts.method == Method::POST => {
-                    audit(&asked, "create", &unnamed_binding(namespace), &outcome);
+                    audit(&context, "create", &unnamed_binding(namespace), &outcome);
                 }
                 _ => {}
             }
@@ -91,42 +91,42 @@ async fn answer(
     }
     match route {
         Route::Target(target) => {
-            let verb = verb(&parts.method, &target, &asked.parameters)?;
-            let outcome = match authorize_target(&asked, verb, &target) {
-                Ok(()) => resource(&asked, verb, &target, body).await,
+            let verb = verb(&parts.method, &target, &context.parameters)?;
+            let outcome = match authorize_target(&context, verb, &target) {
+                Ok(()) => resource(&context, verb, &target, body).await,
                 Err(refused) => Err(refused),
             };
-            audit(&asked, verb, &target, &outcome);
+            audit(&context, verb, &target, &outcome);
             outcome
         }
         route @ (Route::AccessReview | Route::RulesReview | Route::SelfReview) => {
-            reviews::authorize(&asked, &route)?;
+            reviews::authorize(&context, &route)?;
             if parts.method != Method::POST {
                 return Err(ApiError::method_not_allowed());
             }
             let body = request::body(body).await?;
-            reviews::answer(&asked, &route, &body)
+            reviews::answer(&context, &route, &body)
         }
-        Route::Bindings(namespace) => bindings(&asked, &namespace, body).await,
+        Route::Bindings(namespace) => bindings(&context, &namespace, body).await,
         route => {
-            authorize_path(&asked)?;
-            path(&asked, route)
+            authorize_path(&context)?;
+            path(&context, route)
         }
     }
 }
 
 /// `POST` to `bindings` of a namespace: the body names the pod.
 async fn bindings(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     namespace: &str,
     body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
-    if asked.parts.method != Method::POST {
+    if context.parts.method != Method::POST {
         return Err(ApiError::method_not_allowed());
     }
     let mut target = unnamed_binding(namespace);
-    let outcome = bind(asked, &mut target, body).await;
-    audit(asked, "create", &target, &outcome);
+    let outcome = bind(context, &mut target, body).await;
+    audit(context, "create", &target, &outcome);
     outcome
 }
 
@@ -142,17 +142,17 @@ fn unnamed_binding(namespace: &str) -> Target {
 
 /// Binds the pod that the body names, and completes the target with its name.
 async fn bind(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     target: &mut Target,
     body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
     let namespace = &*target.namespace;
     let attributes = Attributes { verb: "create", resource: "bindings", namespace, ..Attributes::default() };
-    identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)?;
+    identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)?;
     let body = request::body(body).await?;
-    let (name, binding) = subresources::named_binding(asked, &body)?;
+    let (name, binding) = subresources::named_binding(context, &body)?;
     target.name = name;
-    subresources::bind_named(asked, target, &binding).await
+    subresources::bind_named(context, target, &binding).await
 }
 
 /// Administrators may impersonate another user (`kubectl --as`), to see its permissions.
@@ -191,16 +191,21 @@ fn impersonated(parts: &Parts, identity: Option<Identity>) -> Result<Option<Iden
 
 /// The name that a created object got, for the audit log.
 #[derive(Debug, Clone)]
-struct Made(Box<str>);
+struct CreatedName(Box<str>);
 
 /// Writes a change, or an attempt, to the audit log.
-fn audit(asked: &Asked<'_>, verb: &str, target: &Target, outcome: &Result<Response<Body>, ApiError>) {
-    let Some(log) = asked.server.hub.audit() else { return };
+fn audit(
+    context: &RequestContext<'_>,
+    verb: &str,
+    target: &Target,
+    outcome: &Result<Response<Body>, ApiError>,
+) {
+    let Some(log) = context.server.hub.audit() else { return };
     let code = match outcome {
         Ok(response) => response.status().as_u16(),
         Err(error) => error.code,
     };
-    let caller = (*asked.caller).as_ref();
+    let caller = (*context.caller).as_ref();
     let says_of_itself = caller.and_then(Identity::node).is_some()
         && matches!(
             (target.kind.plural, &*target.subresource),
@@ -211,16 +216,17 @@ fn audit(asked: &Asked<'_>, verb: &str, target: &Target, outcome: &Result<Respon
     if matches!(verb, "get" | "list" | "watch") || (code < 300 && (says_of_itself || renews)) {
         return;
     }
-    let made = outcome.as_ref().ok().and_then(|response| response.extensions().get::<Made>());
+    let made = outcome.as_ref().ok().and_then(|response| response.extensions().get::<CreatedName>());
     log.record(&crate::audit::Entry {
         user: caller.map_or("", |caller| &caller.user),
-        impersonated: Some(header(&asked.parts.headers, "impersonate-user")).filter(|user| !user.is_empty()),
+        impersonated: Some(header(&context.parts.headers, "impersonate-user"))
+            .filter(|user| !user.is_empty()),
         verb,
         resource: &target.kind.resource_name(),
         subresource: &target.subresource,
         namespace: &target.namespace,
         name: made.map_or(&target.name, |made| &made.0),
-        dry_run: asked.parameters.text("dryRun") == "All",
+        dry_run: context.parameters.text("dryRun") == "All",
         code,
     });
 }
@@ -263,25 +269,25 @@ pub(super) fn attributes<'a>(
     }
 }
 
-fn authorize_target(asked: &Asked<'_>, verb: &str, target: &Target) -> Result<(), ApiError> {
-    let attributes = attributes(verb, target, &asked.parameters);
-    identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+fn authorize_target(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<(), ApiError> {
+    let attributes = attributes(verb, target, &context.parameters);
+    identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
 }
 
-fn authorize_path(asked: &Asked<'_>) -> Result<(), ApiError> {
-    let method = asked.parts.method.as_str().to_ascii_lowercase();
-    let attributes = Attributes { verb: &method, path: asked.parts.uri.path(), ..Attributes::default() };
-    identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+fn authorize_path(context: &RequestContext<'_>) -> Result<(), ApiError> {
+    let method = context.parts.method.as_str().to_ascii_lowercase();
+    let attributes = Attributes { verb: &method, path: context.parts.uri.path(), ..Attributes::default() };
+    identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
 }
 
-fn path(asked: &Asked<'_>, route: Route) -> Result<Response<Body>, ApiError> {
+fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, ApiError> {
     if matches!(route, Route::Unknown) {
         return Err(ApiError::path_not_found());
     }
-    if !matches!(asked.parts.method, Method::GET | Method::HEAD) {
+    if !matches!(context.parts.method, Method::GET | Method::HEAD) {
         return Err(ApiError::method_not_allowed());
     }
-    let accept = header(&asked.parts.headers, "accept");
+    let accept = header(&context.parts.headers, "accept");
     match route {
         Route::Index => Ok(discovery::index()),
         Route::CoreVersions => Ok(discovery::core(accept)),
@@ -292,8 +298,8 @@ fn path(asked: &Asked<'_>, route: Route) -> Result<Response<Body>, ApiError> {
         Route::OpenApi(group, version) => openapi::document(&group, &version),
         Route::OpenApiV2 => Ok(openapi::version_2(accept)),
         Route::Version => Ok(health::version()),
-        Route::Health(check) => health::health(asked, &check),
-        Route::Metrics => Ok(health::metrics(asked.server)),
+        Route::Health(check) => health::health(context, &check),
+        Route::Metrics => Ok(health::metrics(context.server)),
         Route::Target(_)
         | Route::AccessReview
         | Route::RulesReview
@@ -304,7 +310,7 @@ fn path(asked: &Asked<'_>, route: Route) -> Result<Response<Body>, ApiError> {
 }
 
 async fn resource(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     verb: &str,
     target: &Target,
     body: &mut Incoming,
@@ -317,11 +323,11 @@ async fn resource(
             Some(known) if !known.verbs.contains(&verb) => return Err(ApiError::method_not_allowed()),
             Some(known) if known.name == "approval" => Part::Approval,
             Some(known) if matches!(known.name, "log" | "attach" | "exec" | "portforward") => {
-                return node_streams::answer(asked, target, known);
+                return node_streams::answer(context, target, known);
             }
             Some(known) => {
                 let body = request::body(body).await?;
-                return subresources::create(asked, target, known, &body).await;
+                return subresources::create(context, target, known, &body).await;
             }
             None => return Err(ApiError::path_not_found()),
         },
@@ -332,58 +338,63 @@ async fn resource(
         return Err(ApiError::method_not_allowed());
     }
     let writes = !matches!(verb, "get" | "list" | "watch");
-    let form = request::wanted_form(&asked.parts.headers, writes)?;
-    let include = IncludeObject::parse(asked.parameters.text("includeObject"))?;
+    let form = request::wanted_form(&context.parts.headers, writes)?;
+    let include = IncludeObject::parse(context.parameters.text("includeObject"))?;
     let writer = Writer { kind, form, include };
     match verb {
-        "get" => get(asked, target, writer),
-        "list" => list(asked, target, writer),
-        "watch" => watch_collection(asked, target, form),
+        "get" => get(context, target, writer),
+        "list" => list(context, target, writer),
+        "watch" => watch_collection(context, target, form),
         _ => {
             let body = request::body(body).await?;
-            write(asked, verb, target, part, writer, &body).await
+            write(context, verb, target, part, writer, &body).await
         }
     }
 }
 
-fn get(asked: &Asked<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
-    let memory = asked.server.hub.memory();
-    check_not_in_future(asked, memory.revision())?;
+fn get(context: &RequestContext<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
+    let memory = context.server.hub.memory();
+    check_not_in_future(context, memory.revision())?;
     match memory.get(target.kind, &target.namespace, &target.name) {
         Some(object) => Ok(writer.answer(200, &object)),
         None => Err(ApiError::not_found(target.kind, &target.name)),
     }
 }
 
-fn check_not_in_future(asked: &Asked<'_>, current: u64) -> Result<Option<u64>, ApiError> {
-    let version = asked.parameters.number("resourceVersion")?;
+fn check_not_in_future(context: &RequestContext<'_>, current: u64) -> Result<Option<u64>, ApiError> {
+    let version = context.parameters.number("resourceVersion")?;
     match version {
         Some(version) if version > current => Err(ApiError::too_large_version(version, current)),
         version => Ok(version),
     }
 }
 
-fn selection(asked: &Asked<'_>, target: &Target) -> Result<Selection, ApiError> {
-    let text = |name| asked.parameters.text(name);
+fn selection(context: &RequestContext<'_>, target: &Target) -> Result<Selection, ApiError> {
+    let text = |name| context.parameters.text(name);
     Selection::parse(target.kind, &target.namespace, text("labelSelector"), text("fieldSelector"))
 }
 
-fn watch_collection(asked: &Asked<'_>, target: &Target, form: Form) -> Result<Response<Body>, ApiError> {
-    let selection = selection(asked, target)?;
-    let stream = watch::start(asked.server.hub.memory(), target.kind, selection, &asked.parameters, form)?;
+fn watch_collection(
+    context: &RequestContext<'_>,
+    target: &Target,
+    form: Form,
+) -> Result<Response<Body>, ApiError> {
+    let selection = selection(context, target)?;
+    let stream =
+        watch::start(context.server.hub.memory(), target.kind, selection, &context.parameters, form)?;
     let mut response = respond::bytes(200, "application/json", Bytes::new());
     *response.body_mut() = Body::Watch(Box::new(stream));
     Ok(response)
 }
 
-fn list(asked: &Asked<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
-    let selection = selection(asked, target)?;
-    let page = page(asked, target.kind, &selection)?;
+fn list(context: &RequestContext<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
+    let selection = selection(context, target)?;
+    let page = page(context, target.kind, &selection)?;
     let mut meta = json!({"resourceVersion": page.revision.to_string()});
     if let Some(next) = &page.next {
         meta["continue"] = continue_token(page.revision, next).into();
-        if asked.parameters.text("labelSelector").is_empty()
-            && asked.parameters.text("fieldSelector").is_empty()
+        if context.parameters.text("labelSelector").is_empty()
+            && context.parameters.text("fieldSelector").is_empty()
         {
             meta["remainingItemCount"] = page.remaining.into();
         }
@@ -407,9 +418,9 @@ fn parse_continue(token: &str) -> Result<(u64, String), ApiError> {
 }
 
 /// The state that a list asks for: the latest, an exact one, or a page of one.
-fn page(asked: &Asked<'_>, kind: &'static Kind, selection: &Selection) -> Result<Page, ApiError> {
-    let parameters = &asked.parameters;
-    let memory = asked.server.hub.memory();
+fn page(context: &RequestContext<'_>, kind: &'static Kind, selection: &Selection) -> Result<Page, ApiError> {
+    let parameters = &context.parameters;
+    let memory = context.server.hub.memory();
     let invalid = |message: &str| ApiError::unprocessable(message);
     let limit = parameters.number("limit")?.filter(|limit| *limit > 0);
     let limit = limit.map(|limit| usize::try_from(limit.min(MAX_PAGE)).unwrap_or(usize::MAX));
@@ -455,7 +466,7 @@ fn page(asked: &Asked<'_>, kind: &'static Kind, selection: &Selection) -> Result
             )
         });
     }
-    let version = check_not_in_future(asked, memory.revision())?;
+    let version = check_not_in_future(context, memory.revision())?;
     let revision = version.filter(|_| matching == "Exact");
     let query = Query { revision, after: None, limit };
     memory
@@ -464,38 +475,38 @@ fn page(asked: &Asked<'_>, kind: &'static Kind, selection: &Selection) -> Result
 }
 
 async fn write(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     verb: &str,
     target: &Target,
     part: Part,
     writer: Writer,
     body: &Bytes,
 ) -> Result<Response<Body>, ApiError> {
-    let attributes = attributes(verb, target, &asked.parameters);
-    let identity = asked.identity.as_ref();
+    let attributes = attributes(verb, target, &context.parameters);
+    let identity = context.identity.as_ref();
     let admit = move |old: Option<&Value>, new: &Value| match identity {
         Some(identity) => {
-            identity::admit(identity, &attributes, old, new, &*asked.server.hub).map_err(denied)
+            identity::admit(identity, &attributes, old, new, &*context.server.hub).map_err(denied)
         }
         None => Err(ApiError::unauthorized()),
     };
-    let manager = manager(asked, verb, target)?;
+    let manager = manager(context, verb, target)?;
     let owner = match identity {
         // see `apply`: reports of nodes record no manager
         Some(identity) if identity.node().is_some() && !identity.is_admin() => Owner::Nobody,
         _ => Owner::Updates(&manager),
     };
-    let options = WriteOptions { dry_run: asked.parameters.dry_run(verb)?, admit: &admit, owner };
+    let options = WriteOptions { dry_run: context.parameters.dry_run(verb)?, admit: &admit, owner };
     match verb {
-        "delete" => delete(asked, target, writer, body, options).await,
-        "deletecollection" => delete_collection(asked, target, writer, body, options).await,
-        _ => change(asked, verb, target, part, writer, body, &options).await,
+        "delete" => delete(context, target, writer, body, options).await,
+        "deletecollection" => delete_collection(context, target, writer, body, options).await,
+        _ => change(context, verb, target, part, writer, body, &options).await,
     }
 }
 
 /// The field manager: the `fieldManager` parameter, else the client's `User-Agent`.
-fn manager(asked: &Asked<'_>, verb: &str, target: &Target) -> Result<Manager, ApiError> {
-    let named = asked.parameters.text("fieldManager");
+fn manager(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<Manager, ApiError> {
+    let named = context.parameters.text("fieldManager");
     let why = match named {
         long if long.len() > apply::MAX_NAME_BYTES => {
             Some(FieldError::too_long("fieldManager", apply::MAX_NAME_BYTES))
@@ -508,7 +519,7 @@ fn manager(asked: &Asked<'_>, verb: &str, target: &Target) -> Result<Manager, Ap
     if let Some(error) = why {
         return Err(ApiError::invalid_options(verb, &error));
     }
-    let agent = header(&asked.parts.headers, "user-agent").split('/').next().unwrap_or("");
+    let agent = header(&context.parts.headers, "user-agent").split('/').next().unwrap_or("");
     let mut name = if named.is_empty() { agent } else { named }.to_owned();
     name.truncate(name.floor_char_boundary(apply::MAX_NAME_BYTES));
     if name.is_empty() {
@@ -520,9 +531,13 @@ fn manager(asked: &Asked<'_>, verb: &str, target: &Target) -> Result<Manager, Ap
 
 /// Stamps a new certificate request with its requester, refuses a subject that no approval may grant (upstream's
 /// CertificateSubjectRestriction), and limits the number of requests of one caller.
-fn stamp_requester(asked: &Asked<'_>, target: &Target, request: &mut Value) -> Result<(), ApiError> {
+fn stamp_requester(
+    context: &RequestContext<'_>,
+    target: &Target,
+    request: &mut Value,
+) -> Result<(), ApiError> {
     let kind = target.kind;
-    let Some(identity) = asked.identity.as_ref().filter(|_| kind.kind == kinds::CERTIFICATE_REQUEST.kind)
+    let Some(identity) = context.identity.as_ref().filter(|_| kind.kind == kinds::CERTIFICATE_REQUEST.kind)
     else {
         return Ok(());
     };
@@ -532,7 +547,7 @@ fn stamp_requester(asked: &Asked<'_>, target: &Target, request: &mut Value) -> R
     }
     let own = |request: &&Arc<Object>| request.value()["spec"]["username"] == *identity.user;
     if !identity.is_admin()
-        && asked.server.hub.list(kind, "").iter().filter(own).count() >= MAX_SIGNING_REQUESTS
+        && context.server.hub.list(kind, "").iter().filter(own).count() >= MAX_SIGNING_REQUESTS
     {
         return Err(ApiError::too_many_requests(
             "too many certificate requests of this identity are kept, please try again later",
@@ -544,19 +559,19 @@ fn stamp_requester(asked: &Asked<'_>, target: &Target, request: &mut Value) -> R
 
 /// Server-side apply.
 async fn apply_patch(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     target: &Target,
     part: Part,
     body: &Bytes,
     options: &WriteOptions<'_>,
 ) -> Result<(Answer, Vec<String>), ApiError> {
     let Target { kind, namespace, name, .. } = target;
-    if asked.parameters.text("fieldManager").is_empty() {
+    if context.parameters.text("fieldManager").is_empty() {
         let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
         return Err(ApiError::unprocessable(message));
     }
-    let force = asked.parameters.flag("force")?;
-    let validation = FieldValidation::parse("patch", asked.parameters.text("fieldValidation"))?;
+    let force = context.parameters.flag("force")?;
+    let validation = FieldValidation::parse("patch", context.parameters.text("fieldValidation"))?;
     let place = (namespace.as_str(), name.as_str());
     let mut read = decode::applied(kind, place, body, validation)?;
     // a missing name becomes the URL's if the object exists, and is refused later if it does not
@@ -564,16 +579,16 @@ async fn apply_patch(
     if !given.is_empty() {
         check_place("name", given, name)?;
     }
-    if asked.server.hub.get(kind, namespace, name).is_none() {
-        stamp_requester(asked, target, &mut read.value)?;
+    if context.server.hub.get(kind, namespace, name).is_none() {
+        stamp_requester(context, target, &mut read.value)?;
     }
-    let applied = Apply::new(kind, read.value, manager(asked, "patch", target)?, force)?;
+    let applied = Apply::new(kind, read.value, manager(context, "patch", target)?, force)?;
     let may_create = || {
-        let attributes = Attributes { name: "", ..attributes("create", target, &asked.parameters) };
-        identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+        let attributes = Attributes { name: "", ..attributes("create", target, &context.parameters) };
+        identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
     };
     let answer = requests::apply(
-        &asked.server.hub,
+        &context.server.hub,
         &Place { kind, namespace, name },
         part,
         &applied,
@@ -585,7 +600,7 @@ async fn apply_patch(
 }
 
 async fn change(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     verb: &str,
     target: &Target,
     part: Part,
@@ -594,14 +609,14 @@ async fn change(
     options: &WriteOptions<'_>,
 ) -> Result<Response<Body>, ApiError> {
     let Target { kind, namespace, name, .. } = target;
-    let hub = &asked.server.hub;
-    let validation = FieldValidation::parse(verb, asked.parameters.text("fieldValidation"))?;
-    let content_type = header(&asked.parts.headers, "content-type");
+    let hub = &context.server.hub;
+    let validation = FieldValidation::parse(verb, context.parameters.text("fieldValidation"))?;
+    let content_type = header(&context.parts.headers, "content-type");
     let place = Place { kind, namespace, name };
     let (answer, mut warnings) = match verb {
         "create" => {
             let mut read = decode::object(kind, content_type, body, validation)?;
-            stamp_requester(asked, target, &mut read.value)?;
+            stamp_requester(context, target, &mut read.value)?;
             (requests::create(hub, kind, namespace, read.value, options).await?, read.warnings)
         }
         "update" => {
@@ -609,10 +624,10 @@ async fn change(
             (requests::update(hub, &place, part, read.value, options).await?, read.warnings)
         }
         _ if content_type.split(';').next().unwrap_or("").trim() == decode::APPLY => {
-            apply_patch(asked, target, part, body, options).await?
+            apply_patch(context, target, part, body, options).await?
         }
         _ => {
-            if asked.parameters.has("force") {
+            if context.parameters.has("force") {
                 let message = "PatchOptions.meta.k8s.io \"\" is invalid: force: Forbidden: may not be specified for non-apply patch";
                 return Err(ApiError::unprocessable(message));
             }
@@ -643,7 +658,7 @@ fn written(answer: &Answer, writer: Writer) -> Response<Body> {
         (_, None) => respond::bytes(code, &writer.media(), writer.value(answer.value()).to_string()),
     };
     if let Some(object) = &answer.object {
-        response.extensions_mut().insert(Made(object.name.clone()));
+        response.extensions_mut().insert(CreatedName(object.name.clone()));
     }
     response
 }
@@ -746,17 +761,17 @@ fn refused(error: PatchError) -> ApiError {
 }
 
 /// Options come as a body, or as query parameters.
-fn delete_options(asked: &Asked<'_>, body: &Bytes) -> Result<(DeleteOptions, bool), ApiError> {
+fn delete_options(context: &RequestContext<'_>, body: &Bytes) -> Result<(DeleteOptions, bool), ApiError> {
     let mut value = Value::Null;
     if !body.is_empty() {
-        (value, _) = decode::parse(header(&asked.parts.headers, "content-type"), body)?;
+        (value, _) = decode::parse(header(&context.parts.headers, "content-type"), body)?;
     }
-    read_delete_options(asked, value)
+    read_delete_options(context, value)
 }
 
 /// Options from a value (null is none), or from the query.
 pub(super) fn read_delete_options(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     mut value: Value,
 ) -> Result<(DeleteOptions, bool), ApiError> {
     match kinds::text(&value, &["kind"]) {
@@ -772,7 +787,7 @@ pub(super) fn read_delete_options(
         return Err(ApiError::bad_request(format!("DeleteOptions: {wrong}")));
     }
     let dry_run = match value["dryRun"].as_array().map(Vec::as_slice) {
-        None | Some([]) => asked.parameters.dry_run("delete")?,
+        None | Some([]) => context.parameters.dry_run("delete")?,
         Some(all) => match all.iter().find(|value| *value != "All") {
             None => true,
             Some(other) => {
@@ -782,10 +797,12 @@ pub(super) fn read_delete_options(
     };
     let text =
         |path: &[&str]| Some(kinds::text(&value, path)).filter(|text| !text.is_empty()).map(str::to_owned);
-    let policy =
-        text(&["propagationPolicy"]).unwrap_or_else(|| asked.parameters.text("propagationPolicy").to_owned());
+    let policy = text(&["propagationPolicy"])
+        .unwrap_or_else(|| context.parameters.text("propagationPolicy").to_owned());
     let orphans = match value["orphanDependents"].as_bool() {
-        None if asked.parameters.has("orphanDependents") => Some(asked.parameters.flag("orphanDependents")?),
+        None if context.parameters.has("orphanDependents") => {
+            Some(context.parameters.flag("orphanDependents")?)
+        }
         given => given,
     };
     if !policy.is_empty() && orphans.is_some() {
@@ -809,7 +826,7 @@ pub(super) fn read_delete_options(
     };
     let grace_secs = match value["gracePeriodSeconds"].as_i64() {
         Some(secs) => Some(secs),
-        None => asked.parameters.seconds("gracePeriodSeconds")?,
+        None => context.parameters.seconds("gracePeriodSeconds")?,
     };
     let options = DeleteOptions {
         uid: text(&["preconditions", "uid"]),
@@ -821,17 +838,17 @@ pub(super) fn read_delete_options(
 }
 
 async fn delete(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     target: &Target,
     writer: Writer,
     body: &Bytes,
     options: WriteOptions<'_>,
 ) -> Result<Response<Body>, ApiError> {
-    let (wanted, dry_run) = delete_options(asked, body)?;
+    let (wanted, dry_run) = delete_options(context, body)?;
     let options = WriteOptions { dry_run: dry_run || options.dry_run, ..options };
     let Target { kind, namespace, name, .. } = target;
     let answer =
-        requests::delete(&asked.server.hub, &Place { kind, namespace, name }, &wanted, &options).await?;
+        requests::delete(&context.server.hub, &Place { kind, namespace, name }, &wanted, &options).await?;
     if !answer.deleted || writer.form == Form::Nothing {
         return Ok(written(&answer, writer));
     }
@@ -844,16 +861,16 @@ async fn delete(
 }
 
 async fn delete_collection(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     target: &Target,
     writer: Writer,
     body: &Bytes,
     options: WriteOptions<'_>,
 ) -> Result<Response<Body>, ApiError> {
-    let (mut wanted, dry_run) = delete_options(asked, body)?;
+    let (mut wanted, dry_run) = delete_options(context, body)?;
     let options = WriteOptions { dry_run: dry_run || options.dry_run, ..options };
-    let hub = &asked.server.hub;
-    let mut page = page(asked, target.kind, &selection(asked, target)?)?;
+    let hub = &context.server.hub;
+    let mut page = page(context, target.kind, &selection(context, target)?)?;
     for object in &page.objects {
         // only listed objects: one recreated under the same name in the meantime stays
         wanted.uid = Some(object.uid.to_string());

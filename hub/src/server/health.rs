@@ -8,7 +8,7 @@ use kedge_api::HUB_VERSION_MARK;
 use serde_json::json;
 
 use super::Server;
-use super::handlers::Asked;
+use super::handlers::RequestContext;
 use super::respond::{self, Body};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::KINDS;
@@ -31,17 +31,17 @@ pub(super) fn version() -> Response<Body> {
 }
 
 /// `/healthz`, `/livez`, `/readyz`, single checks below them, and `?verbose`.
-pub(super) fn health(asked: &Asked<'_>, path: &str) -> Result<Response<Body>, ApiError> {
+pub(super) fn health(context: &RequestContext<'_>, path: &str) -> Result<Response<Body>, ApiError> {
     let (endpoint, only) = path.split_once('/').unwrap_or((path, ""));
     // one check so far; a list, because the names are part of the answer
-    let checks = [("ping", true), ("store", asked.server.hub.writer().is_alive())];
+    let checks = [("ping", true), ("store", context.server.hub.writer().is_alive())];
     if !only.is_empty() && !checks.iter().any(|(name, _)| *name == only) {
         return Err(ApiError::path_not_found());
     }
     let judged = checks.iter().filter(|(name, _)| only.is_empty() || *name == only);
     let good = judged.clone().all(|(_, good)| *good);
     let code = if good { 200 } else { 500 };
-    if good && !asked.parameters.has("verbose") {
+    if good && !context.parameters.has("verbose") {
         return Ok(respond::bytes(code, "text/plain; charset=utf-8", "ok"));
     }
     let mut text = String::new();

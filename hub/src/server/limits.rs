@@ -21,9 +21,9 @@ const ADMIN_CONNECTIONS: usize = 8192;
 /// Connections of any other caller with a certificate.
 const OTHER_CONNECTIONS: usize = 2048;
 /// Anonymous connections from one address: load balancers that ask for health, a site's nodes behind one router.
-const STRANGER_CONNECTIONS: usize = 256;
+const ANONYMOUS_CONNECTIONS: usize = 256;
 /// Anonymous connections in total, a quarter of all: a caller with many addresses locks out only other anonymous ones.
-const ALL_STRANGERS_CONNECTIONS: usize = 4096;
+const ALL_ANONYMOUS_CONNECTIONS: usize = 4096;
 /// Callers with an entry of their own; further anonymous callers share one. Single IPv6 addresses are free to an attacker, but this
 /// many networks are not. They take a few MiB.
 const MAX_CALLERS: usize = 32_768;
@@ -49,7 +49,7 @@ struct Inner {
     callers: HashMap<Box<str>, Caller>,
     in_flight: usize,
     /// Anonymous connections.
-    strangers: usize,
+    anonymous: usize,
     swept: Option<Instant>,
 }
 
@@ -63,30 +63,30 @@ struct Caller {
 
 /// The limits of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sort {
+enum CallerClass {
     Admin,
     Node,
     Other,
-    Stranger,
+    Anonymous,
 }
 
-impl Sort {
+impl CallerClass {
     fn connections(self) -> usize {
         match self {
-            Sort::Admin => ADMIN_CONNECTIONS,
-            Sort::Node => NODE_CONNECTIONS,
-            Sort::Other => OTHER_CONNECTIONS,
-            Sort::Stranger => STRANGER_CONNECTIONS,
+            CallerClass::Admin => ADMIN_CONNECTIONS,
+            CallerClass::Node => NODE_CONNECTIONS,
+            CallerClass::Other => OTHER_CONNECTIONS,
+            CallerClass::Anonymous => ANONYMOUS_CONNECTIONS,
         }
     }
 }
 
-fn sort(identity: Option<&Identity>) -> Sort {
+fn class_of(identity: Option<&Identity>) -> CallerClass {
     match identity {
-        Some(identity) if identity.is_admin() => Sort::Admin,
-        Some(identity) if identity.node().is_some() => Sort::Node,
-        Some(_) => Sort::Other,
-        None => Sort::Stranger,
+        Some(identity) if identity.is_admin() => CallerClass::Admin,
+        Some(identity) if identity.node().is_some() => CallerClass::Node,
+        Some(_) => CallerClass::Other,
+        None => CallerClass::Anonymous,
     }
 }
 
@@ -105,16 +105,16 @@ fn name(identity: Option<&Identity>, from: IpAddr) -> Cow<'_, str> {
 
 /// A counted connection or request; uncounted when dropped.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct Permit {
     limits: Arc<Limits>,
     caller: Box<str>,
-    of: Of,
+    counted: Counted,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Of {
+enum Counted {
     Connection,
-    StrangersConnection,
+    AnonymousConnection,
     Request,
 }
 
@@ -129,24 +129,25 @@ impl Limits {
         self: &Arc<Self>,
         identity: Option<&Identity>,
         from: IpAddr,
-    ) -> Result<Taken, ApiError> {
-        let sort = sort(identity);
+    ) -> Result<Permit, ApiError> {
+        let class = class_of(identity);
         let mut inner = self.lock();
-        if sort == Sort::Stranger && inner.strangers >= ALL_STRANGERS_CONNECTIONS {
+        if class == CallerClass::Anonymous && inner.anonymous >= ALL_ANONYMOUS_CONNECTIONS {
             return Err(ApiError::too_many_requests(
                 "too many anonymous connections, please try again later",
             ));
         }
-        let (name, caller) = inner.caller(&name(identity, from), sort, Instant::now());
-        if caller.connections >= sort.connections() {
+        let (name, caller) = inner.caller(&name(identity, from), class, Instant::now());
+        if caller.connections >= class.connections() {
             return Err(ApiError::too_many_requests(
                 "too many connections of this identity, please try again later",
             ));
         }
         caller.connections += 1;
-        let of = if sort == Sort::Stranger { Of::StrangersConnection } else { Of::Connection };
-        inner.strangers += usize::from(of == Of::StrangersConnection);
-        Ok(Taken { limits: Arc::clone(self), caller: name, of })
+        let counted =
+            if class == CallerClass::Anonymous { Counted::AnonymousConnection } else { Counted::Connection };
+        inner.anonymous += usize::from(counted == Counted::AnonymousConnection);
+        Ok(Permit { limits: Arc::clone(self), caller: name, counted })
     }
 
     /// Counts a request until the answer begins.
@@ -155,21 +156,21 @@ impl Limits {
         identity: Option<&Identity>,
         from: IpAddr,
         now: Instant,
-    ) -> Result<Taken, ApiError> {
-        let sort = sort(identity);
+    ) -> Result<Permit, ApiError> {
+        let class = class_of(identity);
         let mut inner = self.lock();
         if inner.in_flight >= MAX_IN_FLIGHT {
             return Err(ApiError::unavailable(
                 "too many requests are being answered, please try again later",
             ));
         }
-        let (name, caller) = inner.caller(&name(identity, from), sort, now);
-        if sort == Sort::Node && caller.in_flight >= NODE_IN_FLIGHT {
+        let (name, caller) = inner.caller(&name(identity, from), class, now);
+        if class == CallerClass::Node && caller.in_flight >= NODE_IN_FLIGHT {
             return Err(ApiError::too_many_requests(
                 "too many requests of this identity at once, please try again later",
             ));
         }
-        if sort != Sort::Admin {
+        if class != CallerClass::Admin {
             let passed = now.saturating_duration_since(caller.counted).as_secs_f64();
             caller.tokens = (caller.tokens + passed * RATE).min(BURST);
             caller.counted = now;
@@ -182,13 +183,13 @@ impl Limits {
         }
         caller.in_flight += 1;
         inner.in_flight += 1;
-        Ok(Taken { limits: Arc::clone(self), caller: name, of: Of::Request })
+        Ok(Permit { limits: Arc::clone(self), caller: name, counted: Counted::Request })
     }
 }
 
 impl Inner {
     /// The entry that counts a caller, and its key.
-    fn caller(&mut self, name: &str, sort: Sort, now: Instant) -> (Box<str>, &mut Caller) {
+    fn caller(&mut self, name: &str, class: CallerClass, now: Instant) -> (Box<str>, &mut Caller) {
         if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) > REMEMBERED) {
             self.swept = Some(now);
             self.callers.retain(|_, caller| {
@@ -198,23 +199,27 @@ impl Inner {
             });
         }
         // the number of verified names is limited by the hub's signatures; addresses are not limited
-        let full = sort == Sort::Stranger && self.callers.len() >= MAX_CALLERS;
+        let full = class == CallerClass::Anonymous && self.callers.len() >= MAX_CALLERS;
         let name = if full && !self.callers.contains_key(name) { "" } else { name };
         let new = Caller { connections: 0, in_flight: 0, tokens: BURST, counted: now };
         (name.into(), self.callers.entry(name.into()).or_insert(new))
     }
 }
 
-impl Drop for Taken {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut inner = self.limits.lock();
-        match self.of {
-            Of::Connection => {}
-            Of::StrangersConnection => inner.strangers = inner.strangers.saturating_sub(1),
-            Of::Request => inner.in_flight = inner.in_flight.saturating_sub(1),
+        match self.counted {
+            Counted::Connection => {}
+            Counted::AnonymousConnection => inner.anonymous = inner.anonymous.saturating_sub(1),
+            Counted::Request => inner.in_flight = inner.in_flight.saturating_sub(1),
         }
         if let Some(caller) = inner.callers.get_mut(&self.caller) {
-            let count = if self.of == Of::Request { &mut caller.in_flight } else { &mut caller.connections };
+            let count = if self.counted == Counted::Request {
+                &mut caller.in_flight
+            } else {
+                &mut caller.connections
+            };
             *count = count.saturating_sub(1);
         }
     }
@@ -298,17 +303,17 @@ mod tests {
         limits.request(Some(&identified), from("192.0.2.1"), now).unwrap();
 
         let held: Vec<_> =
-            (0..STRANGER_CONNECTIONS).map(|_| limits.connect(None, from("192.0.2.1")).unwrap()).collect();
+            (0..ANONYMOUS_CONNECTIONS).map(|_| limits.connect(None, from("192.0.2.1")).unwrap()).collect();
         assert_eq!(limits.connect(None, from("192.0.2.1")).unwrap_err().code, 429);
         limits.connect(None, from("192.0.2.2")).unwrap();
         drop(held);
-        let all: Vec<_> = (0..ALL_STRANGERS_CONNECTIONS)
+        let all: Vec<_> = (0..ALL_ANONYMOUS_CONNECTIONS)
             .map(|number| limits.connect(None, IpAddr::from((number as u32).to_be_bytes())).unwrap())
             .collect();
         assert_eq!(limits.connect(None, from("198.51.100.1")).unwrap_err().code, 429);
         limits.connect(Some(&identified), from("198.51.100.1")).unwrap();
         drop(all);
-        assert_eq!(limits.lock().strangers, 0);
+        assert_eq!(limits.lock().anonymous, 0);
         limits.connect(None, from("198.51.100.1")).unwrap();
     }
 

@@ -1,9 +1,10 @@
 //! HTTP over TLS: connections, their limits, and the path of a request through route, authorization and handler.
 //!
-//! HTTP/1.1 only: every client falls back to it, and an idle watch stays small (`standing`). Always holds: no connection is served without
+//! HTTP/1.1 only: every client falls back to it, and an idle watch stays small (`detached_watch`). Always holds: no connection is served without
 //! TLS; a request ends in exactly one answer, and every refusal is a `Status` object; a panic in one request answers 500 and
 //! affects no other request. Everything that a client can make grow has a limit with a name.
 
+mod detached_watch;
 mod discovery;
 mod handlers;
 mod health;
@@ -14,7 +15,6 @@ mod request;
 mod respond;
 mod reviews;
 mod route;
-mod standing;
 mod stream;
 mod subresources;
 mod watch;
@@ -51,7 +51,7 @@ const MAX_CONNECTIONS: usize = 16_384;
 /// Deadline of a TLS handshake. Slow links need seconds, not minutes.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time between two log lines that clients can provoke: often enough to be found, too rarely to fill a journal.
-const SPARING_PERIOD: Duration = Duration::from_secs(60);
+const LOG_PERIOD: Duration = Duration::from_secs(60);
 /// A request's headers must be complete in this time, counted from when the connection becomes idle: so it is also how
 /// long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(400);
@@ -91,24 +91,24 @@ pub(crate) struct Server {
 pub(crate) struct Counters {
     pub(crate) connections: AtomicUsize,
     pub(crate) refused_handshakes: AtomicU64,
-    handshake_lines: Mutex<Sparing>,
+    handshake_lines: Mutex<LogThrottle>,
     pub(crate) in_flight: AtomicUsize,
     /// Answers by hundreds of their status.
     pub(crate) answers: [AtomicU64; 6],
     pub(crate) panics: AtomicU64,
 }
 
-/// Limits a log line that clients can provoke to one per [`SPARING_PERIOD`].
+/// Limits a log line that clients can provoke to one per [`LOG_PERIOD`].
 #[derive(Debug, Default)]
-struct Sparing {
+struct LogThrottle {
     written: Option<Instant>,
     unwritten: u64,
 }
 
-impl Sparing {
+impl LogThrottle {
     /// Counts an occurrence. `Some` if its line may be written now, with the number of occurrences suppressed before it.
     fn one_more(&mut self, now: Instant) -> Option<u64> {
-        if self.written.is_some_and(|written| now.duration_since(written) < SPARING_PERIOD) {
+        if self.written.is_some_and(|written| now.duration_since(written) < LOG_PERIOD) {
             self.unwritten += 1;
             return None;
         }
@@ -175,7 +175,7 @@ async fn accept(
                 let (tls, server, stopped) = (tls.clone(), server.clone(), stopped.clone());
                 tokio::spawn(async move {
                     server.counters.connections.fetch_add(1, Ordering::AcqRel);
-                    let _guard = Leave(&server.counters.connections);
+                    let _guard = DecrementOnDrop(&server.counters.connections);
                     if let Err(error) = connection(socket, peer.ip(), tls, &server, stopped).await {
                         log::debug!("connection from {peer}: {error}");
                     }
@@ -194,9 +194,9 @@ async fn accept(
 }
 
 /// Counts down when dropped, also by a panic.
-struct Leave<'a>(&'a AtomicUsize);
+struct DecrementOnDrop<'a>(&'a AtomicUsize);
 
-impl Drop for Leave<'_> {
+impl Drop for DecrementOnDrop<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -220,7 +220,7 @@ where
     let server = Arc::new(Server { hub, counters: Counters::default(), limits: Arc::default() });
     let (_stop, stopped) = signal::channel(false);
     let caller = Caller { identity: Arc::new(identity), from: IpAddr::V4(Ipv4Addr::LOCALHOST) };
-    converse(standing::Link::new(stream), &server, caller, stopped).await
+    serve_requests(detached_watch::Link::new(stream), &server, caller, stopped).await
 }
 
 async fn connection(
@@ -233,10 +233,10 @@ async fn connection(
     // answers are small and complete: do not delay them to fill packets
     socket.set_nodelay(true)?;
     // boxed: the handshake's state is not kept with the connection
-    let socket = Box::pin(shake_hands(socket, from, tls, server)).await?;
+    let socket = Box::pin(accept_tls(socket, from, tls, server)).await?;
     let certificate = socket.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = Arc::new(certificate.and_then(|der| Identity::from_client_certificate(der)));
-    converse(socket, server, Caller { identity, from }, stopped).await
+    serve_requests(socket, server, Caller { identity, from }, stopped).await
 }
 
 /// The client of a connection.
@@ -248,8 +248,8 @@ struct Caller {
 }
 
 /// Serves all requests of one connection.
-async fn converse<S>(
-    mut link: standing::Link<S>,
+async fn serve_requests<S>(
+    mut link: detached_watch::Link<S>,
     server: &Arc<Server>,
     caller: Caller,
     mut stopped: signal::Receiver<bool>,
@@ -274,15 +274,15 @@ where
     }
 }
 
-async fn shake_hands(
+async fn accept_tls(
     socket: TcpStream,
     from: IpAddr,
     tls: TlsAcceptor,
     server: &Server,
-) -> Result<standing::Link<TlsStream<stream::Stalling>>, ConnectionError> {
+) -> Result<detached_watch::Link<TlsStream<stream::Stalling>>, ConnectionError> {
     let handshake = tokio::time::timeout(HANDSHAKE_TIMEOUT, tls.accept(stream::Stalling::new(socket))).await;
     let refused = match handshake {
-        Ok(Ok(socket)) => return Ok(standing::Link::new(socket)),
+        Ok(Ok(socket)) => return Ok(detached_watch::Link::new(socket)),
         Ok(Err(error)) => {
             tell_of_refused(&error, from, server);
             error.into()
@@ -312,23 +312,23 @@ fn tell_of_refused(error: &std::io::Error, from: IpAddr, server: &Server) {
 
 /// Answers requests until the connection ends, or until one of them is a watch that can be detached.
 async fn requests<S>(
-    link: standing::Link<S>,
+    link: detached_watch::Link<S>,
     server: &Arc<Server>,
     caller: &Caller,
     refusal: Option<&ApiError>,
     stopped: &mut signal::Receiver<bool>,
-) -> Result<Option<(standing::Link<S>, standing::Answer)>, ConnectionError>
+) -> Result<Option<(detached_watch::Link<S>, detached_watch::Answer)>, ConnectionError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let waiting = Arc::new(standing::Waiting::default());
+    let waiting = Arc::new(detached_watch::Waiting::default());
     let unread = Arc::new(AtomicBool::new(false));
     let clean = link.clean();
     let service = service_fn(|request: Request<Incoming>| {
         let (server, caller, waiting, unread) =
             (server.clone(), caller.clone(), waiting.clone(), unread.clone());
         let refused = refusal.map(|error| respond::hang_up(respond::error(error)));
-        let manner = standing::manner(&request).filter(|_| clean.is_clean());
+        let manner = detached_watch::manner(&request).filter(|_| clean.is_clean());
         async move {
             if let Some(refused) = refused {
                 unread.store(!request.body().is_end_stream(), Ordering::Relaxed);
@@ -411,7 +411,7 @@ enum Sent {
 /// How the HTTP library returns a connection.
 enum Served {
     Ended(hyper::Result<()>),
-    Watch(standing::Answer),
+    Watch(detached_watch::Answer),
 }
 
 /// Runs a request in a task of its own, so that a panic in it is a 500 for one client.
@@ -419,7 +419,7 @@ async fn guarded(server: Arc<Server>, caller: Caller, request: Request<Incoming>
     let line = format!("{} {}", request.method(), request.uri().path());
     let counting = server.clone();
     counting.counters.in_flight.fetch_add(1, Ordering::AcqRel);
-    let _guard = Leave(&counting.counters.in_flight);
+    let _guard = DecrementOnDrop(&counting.counters.in_flight);
     let answered = tokio::spawn(answered(server, caller, request)).await;
     let (response, sent) = answered.unwrap_or_else(|error| {
         counting.counters.panics.fetch_add(1, Ordering::Relaxed);
@@ -474,7 +474,7 @@ mod tests {
     #[test]
     fn log_line_of_clients_is_written_once_a_minute_with_a_count() {
         let start = Instant::now();
-        let mut lines = Sparing::default();
+        let mut lines = LogThrottle::default();
         let mut check = |secs, expect| assert_eq!(lines.one_more(start + Duration::from_secs(secs)), expect);
         check(0, Some(0));
         check(1, None);
@@ -505,7 +505,9 @@ mod tests {
             let (client, ours) = tokio::io::duplex(PIPE_BYTES);
             let (server, stopped) = (self.server.clone(), self.stop.subscribe());
             let caller = Caller { identity: Arc::new(identity), from: HERE };
-            tokio::spawn(async move { converse(standing::Link::new(ours), &server, caller, stopped).await });
+            tokio::spawn(async move {
+                serve_requests(detached_watch::Link::new(ours), &server, caller, stopped).await
+            });
             client
         }
     }

@@ -7,7 +7,7 @@
 use http::Response;
 use serde_json::Value;
 
-use super::handlers::Asked;
+use super::handlers::RequestContext;
 use super::respond::{self, Body};
 use super::route::Target;
 use kedge_hub_core::api_error::ApiError;
@@ -15,14 +15,14 @@ use kedge_hub_core::kinds::{NODE, POD, Subresource, at, text};
 
 /// `GET .../log`, `GET` or `POST` of `.../exec`, `.../attach`, `.../portforward`.
 pub(super) fn answer(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     target: &Target,
     subresource: &Subresource,
 ) -> Result<Response<Body>, ApiError> {
-    let hub = &asked.server.hub;
+    let hub = &context.server.hub;
     let found = hub.get(&POD, &target.namespace, &target.name);
     let pod = found.ok_or_else(|| ApiError::not_found(&POD, &target.name))?.value();
-    let container = asked.parameters.text("container");
+    let container = context.parameters.text("container");
     let node = match subresource.name {
         "log" => {
             check_container(&pod, container)?;

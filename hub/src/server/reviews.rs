@@ -4,7 +4,7 @@
 use http::Response;
 use serde_json::{Value, json};
 
-use super::handlers::{Asked, denied};
+use super::handlers::{RequestContext, denied};
 use super::request::header;
 use super::respond::{self, Body};
 use super::route::Route;
@@ -25,25 +25,29 @@ fn place(route: &Route) -> (&'static str, &'static str, &'static str) {
     }
 }
 
-pub(super) fn authorize(asked: &Asked<'_>, route: &Route) -> Result<(), ApiError> {
+pub(super) fn authorize(context: &RequestContext<'_>, route: &Route) -> Result<(), ApiError> {
     let (group, resource, _) = place(route);
     let attributes = Attributes { verb: "create", group, resource, ..Attributes::default() };
-    identity::authorize(asked.identity.as_ref(), &attributes, &*asked.server.hub).map_err(denied)
+    identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
 }
 
-pub(super) fn answer(asked: &Asked<'_>, route: &Route, body: &[u8]) -> Result<Response<Body>, ApiError> {
+pub(super) fn answer(
+    context: &RequestContext<'_>,
+    route: &Route,
+    body: &[u8],
+) -> Result<Response<Body>, ApiError> {
     let (_, _, type_name) = place(route);
     let of = schema::find(type_name).ok_or_else(ApiError::path_not_found)?;
-    let validation = FieldValidation::parse("create", asked.parameters.text("fieldValidation"))?;
-    let content_type = header(&asked.parts.headers, "content-type");
+    let validation = FieldValidation::parse("create", context.parameters.text("fieldValidation"))?;
+    let content_type = header(&context.parts.headers, "content-type");
     let Decoded { value, warnings } = decode::posted(of, "v1", content_type, body, validation)?;
-    let mut response = respond::json(201, &review(asked, route, &value)?);
+    let mut response = respond::json(201, &review(context, route, &value)?);
     respond::warn(&mut response, &warnings);
     Ok(response)
 }
 
-fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiError> {
-    let Some(identity) = &asked.identity else { return Err(ApiError::unauthorized()) };
+fn review(context: &RequestContext<'_>, route: &Route, value: &Value) -> Result<Value, ApiError> {
+    let Some(identity) = &context.identity else { return Err(ApiError::unauthorized()) };
     if *route == Route::SelfReview {
         let review = json!({
             "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1",
@@ -63,7 +67,7 @@ fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiE
         return Ok(review);
     }
     let spec = value["spec"].clone();
-    let decision = decide(asked, &spec)?;
+    let decision = decide(context, &spec)?;
     let status = match decision {
         Ok(()) => json!({"allowed": true}),
         Err(denied) if denied.reason.is_empty() => json!({"allowed": false}),
@@ -76,9 +80,9 @@ fn review(asked: &Asked<'_>, route: &Route, value: &Value) -> Result<Value, ApiE
     Ok(review)
 }
 
-fn decide(asked: &Asked<'_>, spec: &Value) -> Result<Result<(), identity::Denied>, ApiError> {
-    let view = &*asked.server.hub;
-    let identity = asked.identity.as_ref();
+fn decide(context: &RequestContext<'_>, spec: &Value) -> Result<Result<(), identity::Denied>, ApiError> {
+    let view = &*context.server.hub;
+    let identity = context.identity.as_ref();
     match (spec.get("resourceAttributes"), spec.get("nonResourceAttributes")) {
         (Some(resource), None) => {
             let attributes = Attributes {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::Response;
 use serde_json::{Value, json};
 
-use super::handlers::{self, Asked};
+use super::handlers::{self, RequestContext};
 use super::request::header;
 use super::respond::{self, Body};
 use super::route::Target;
@@ -18,12 +18,12 @@ use kedge_hub_core::requests::{Part, Place, WriteOptions};
 
 /// `POST .../NAME/SUBRESOURCE`.
 pub(super) async fn create(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     target: &Target,
     subresource: &Subresource,
     body: &Bytes,
 ) -> Result<Response<Body>, ApiError> {
-    let Decoded { value, warnings } = read(asked, subresource, body)?;
+    let Decoded { value, warnings } = read(context, subresource, body)?;
     let named = text(&value, &["metadata", "name"]);
     if !named.is_empty() && named != target.name {
         let message =
@@ -31,8 +31,8 @@ pub(super) async fn create(
         return Err(ApiError::bad_request(message));
     }
     match subresource.name {
-        "binding" => bind(asked, target, &value).await?,
-        _ => evict(asked, target, value).await?,
+        "binding" => bind(context, target, &value).await?,
+        _ => evict(context, target, value).await?,
     }
     Ok(done(&warnings))
 }
@@ -46,8 +46,11 @@ fn done(warnings: &[String]) -> Response<Body> {
 }
 
 /// The Binding of a `POST .../bindings`, and the name of its pod.
-pub(super) fn named_binding(asked: &Asked<'_>, body: &Bytes) -> Result<(String, Decoded), ApiError> {
-    let binding = read(asked, &BINDING, body)?;
+pub(super) fn named_binding(
+    context: &RequestContext<'_>,
+    body: &Bytes,
+) -> Result<(String, Decoded), ApiError> {
+    let binding = read(context, &BINDING, body)?;
     match text(&binding.value, &["metadata", "name"]) {
         "" => Err(ApiError::bad_request("name is required: the binding names its pod")),
         name => Ok((name.to_owned(), binding)),
@@ -56,23 +59,23 @@ pub(super) fn named_binding(asked: &Asked<'_>, body: &Bytes) -> Result<(String, 
 
 /// [`create`] for a binding whose body has been read.
 pub(super) async fn bind_named(
-    asked: &Asked<'_>,
+    context: &RequestContext<'_>,
     target: &Target,
     binding: &Decoded,
 ) -> Result<Response<Body>, ApiError> {
-    bind(asked, target, &binding.value).await?;
+    bind(context, target, &binding.value).await?;
     Ok(done(&binding.warnings))
 }
 
-fn read(asked: &Asked<'_>, subresource: &Subresource, body: &Bytes) -> Result<Decoded, ApiError> {
+fn read(context: &RequestContext<'_>, subresource: &Subresource, body: &Bytes) -> Result<Decoded, ApiError> {
     let (group, version, kind) = subresource.of;
     let group = if group.is_empty() { "core" } else { group };
     let of = schema::find(&format!("{group}/{version}/{kind}")).ok_or_else(ApiError::path_not_found)?;
-    let validation = FieldValidation::parse("create", asked.parameters.text("fieldValidation"))?;
-    decode::posted(of, version, header(&asked.parts.headers, "content-type"), body, validation)
+    let validation = FieldValidation::parse("create", context.parameters.text("fieldValidation"))?;
+    decode::posted(of, version, header(&context.parts.headers, "content-type"), body, validation)
 }
 
-async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(), ApiError> {
+async fn bind(context: &RequestContext<'_>, target: &Target, binding: &Value) -> Result<(), ApiError> {
     let sort = text(binding, &["target", "kind"]);
     let node = text(binding, &["target", "name"]);
     let mut errors = Vec::new();
@@ -85,11 +88,11 @@ async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(),
     if !errors.is_empty() {
         return Err(ApiError::invalid(&POD, &target.name, &errors));
     }
-    let attributes = handlers::attributes("create", target, &asked.parameters);
-    let admit = admission(asked, &attributes);
-    let dry_run = asked.parameters.dry_run("create")?;
+    let attributes = handlers::attributes("create", target, &context.parameters);
+    let admit = admission(context, &attributes);
+    let dry_run = context.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
-    let hub = &asked.server.hub;
+    let hub = &context.server.hub;
     let compute = |_: &kedge_hub_core::Object, mut found: Value| {
         pod::bind(&mut found, node, &requests::now_text())
             .map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
@@ -100,13 +103,13 @@ async fn bind(asked: &Asked<'_>, target: &Target, binding: &Value) -> Result<(),
 }
 
 /// There are no disruption budgets, so an eviction is a graceful deletion with a permission of its own.
-async fn evict(asked: &Asked<'_>, target: &Target, mut eviction: Value) -> Result<(), ApiError> {
-    let (wanted, dry_run) = handlers::read_delete_options(asked, eviction["deleteOptions"].take())?;
-    let attributes = handlers::attributes("create", target, &asked.parameters);
-    let admit = admission(asked, &attributes);
-    let dry_run = dry_run || asked.parameters.dry_run("create")?;
+async fn evict(context: &RequestContext<'_>, target: &Target, mut eviction: Value) -> Result<(), ApiError> {
+    let (wanted, dry_run) = handlers::read_delete_options(context, eviction["deleteOptions"].take())?;
+    let attributes = handlers::attributes("create", target, &context.parameters);
+    let admit = admission(context, &attributes);
+    let dry_run = dry_run || context.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
-    requests::delete(&asked.server.hub, &place(target), &wanted, &options).await?;
+    requests::delete(&context.server.hub, &place(target), &wanted, &options).await?;
     Ok(())
 }
 
@@ -115,12 +118,12 @@ fn place(target: &Target) -> Place<'_> {
 }
 
 fn admission<'a>(
-    asked: &'a Asked<'_>,
+    context: &'a RequestContext<'_>,
     attributes: &'a identity::Attributes<'a>,
 ) -> impl Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a {
-    move |old, new| match &asked.identity {
+    move |old, new| match &context.identity {
         Some(identity) => {
-            identity::admit(identity, attributes, old, new, &*asked.server.hub).map_err(handlers::denied)
+            identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(handlers::denied)
         }
         None => Err(ApiError::unauthorized()),
     }
