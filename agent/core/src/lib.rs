@@ -13,6 +13,7 @@ mod node;
 mod pace;
 mod report;
 mod requests;
+mod watching;
 mod writes;
 
 pub use agent::{Core, Options, is_hub_version};
@@ -25,3 +26,4 @@ pub use event::{Action, Answer, Event, Level, Now, Outcome, Request, RequestKind
 pub use node::lease::LeaseRequest;
 pub use node::status::{HostFacts, kubelet_version};
 pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report};
+pub use watching::{FailureReport, ObjectVersion, WatchFailure, WatchState, Watching};

@@ -1,8 +1,7 @@
 //! The loops of the agent beside the main one, each on a thread of its own: the disk, and the streams to the API server.
 //!
-//! Always holds: each performs complete orders and reports every outcome as an event; each shows progress to the watchdog while
-//! it works and says so when it waits. A stuck disk stalls no heartbeat, a slow transfer no renewal. Core decides what is
-//! done; only how a watch is kept up is decided here, in `watches`.
+//! Always holds: each performs complete orders and reports every outcome as an event; none decides; each shows progress to
+//! the watchdog while it works and tells it before it waits. A stuck disk stalls no heartbeat, a slow transfer no renewal.
 
 pub(crate) mod disk;
 mod requests;
@@ -12,7 +11,7 @@ use crate::faults::Faults;
 use crate::net::transport::WallClock;
 use crate::net::watch;
 use disk::{DiskLoop, DiskOrder};
-use kedge_core::{Event, LeaseRequest, Request};
+use kedge_core::{Event, LeaseRequest, ObjectVersion, Request};
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
 use std::path::PathBuf;
@@ -20,7 +19,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc::Sender as EventSender;
-use watches::{ConfigMapWatch, LatestOrder, Version};
+use watches::{ConfigMapWatch, LatestOrder};
 
 /// Orders that wait for a loop. Core has at most a handful under way; a full queue makes the main loop wait, and the
 /// watchdog see it.
@@ -121,7 +120,7 @@ impl Loops {
         self.node.set(Some(()));
     }
 
-    pub(crate) fn watch_config_map(&self, which: Option<(String, String)>, held: Option<Version>) {
+    pub(crate) fn watch_config_map(&self, which: Option<(String, String)>, held: Option<ObjectVersion>) {
         self.config_map.set(which.map(|(namespace, name)| ConfigMapWatch { namespace, name, held }));
     }
 }

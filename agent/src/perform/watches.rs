@@ -1,16 +1,15 @@
 //! The watches of the own Node and of the assigned ConfigMap: what is there, and what changes, as events.
 //!
-//! Always holds: the latest order counts, and ends the watch before; a watch that broke off goes on where it was if nothing can
-//! have been missed. Decides itself when to list anew, where to go on and how long to wait. Leaves to others: what is watched
-//! (core), the bytes of a watch (`net::watch`).
+//! Always holds: the latest order counts, and ends the watch before. Leaves to others: what is watched, when it is listed, where
+//! a watch goes on and how long to pause (core), the bytes of a watch (`net::watch`).
 
 use super::lock;
 use super::requests::{ApiServer, REQUEST_DEADLINE};
-use crate::net::client::{Client, NetError, is_contact};
+use crate::net::client::{Client, NetError};
 use crate::net::transport::Cancel;
 use crate::net::watch::{self, WatchEnd, WatchEvent, WatchFrom, WatchLimits};
 use kedge_api as api;
-use kedge_core::Event;
+use kedge_core::{Event, FailureReport, ObjectVersion, WatchFailure, WatchState, Watching};
 use kedge_platform::Progress;
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -18,19 +17,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-/// How long reading a ConfigMap may take in the end: 1 MiB at 4 kB/s. Each try that fails doubles what the next is given: a dead
-/// link is found out soon, and a slow one gets its time.
-const LONGEST_DOWNLOAD: Duration = Duration::from_secs(5 * 60);
-
-/// First wait after a watch failed; doubled up to the longest.
-const WATCH_WAIT: Duration = Duration::from_secs(1);
-const LONGEST_WATCH_WAIT: Duration = Duration::from_secs(30);
+/// Between two tries to read a kubeconfig, which costs nothing but a look at the disk.
+const KUBECONFIG_PAUSE: Duration = Duration::from_secs(5);
 
 /// Largest ConfigMap read: Kubernetes' own limit of 1 MiB for its data, with room for metadata and escapes.
 const CONFIG_MAP_BYTES: usize = 3 * 1024 * 1024;
-
-/// UID and resourceVersion of an object: two that have both in common are one and the same.
-pub(crate) type Version = (String, String);
 
 /// A ConfigMap to be watched.
 #[derive(Clone)]
@@ -38,7 +29,7 @@ pub(crate) struct ConfigMapWatch {
     pub(crate) namespace: String,
     pub(crate) name: String,
     /// What of it is on disk.
-    pub(crate) held: Option<Version>,
+    pub(crate) held: Option<ObjectVersion>,
 }
 
 /// What is to be watched: the latest word counts, and ends the watch before.
@@ -108,7 +99,7 @@ impl ApiServer {
             let (change, ()) = wanted.next();
             token.busy();
             let client = self.client("watch-node", token);
-            let mut wait = WatchState::new(seed);
+            let mut watching = Watching::node(seed);
             while !wanted.superseded(change, Some(client.cancel_handle())) {
                 client.api().refresh();
                 let now = client.api().url();
@@ -118,9 +109,11 @@ impl ApiServer {
                     let _ = self.events.blocking_send(Event::ServerChanged);
                 }
                 url = Some(now);
-                let set = WatchTarget { path: "/api/v1/nodes", params: &selector, config_map: None };
+                let target = WatchTarget { path: "/api/v1/nodes", params: &selector, config_map: None };
                 let ended = || wanted.superseded(change, None);
-                self.follow(&client, token, &set, &mut wait, &ended, &mut |object| self.node_event(object));
+                self.follow(&client, token, &target, &mut watching, &ended, &mut |object| {
+                    self.node_event(object)
+                });
             }
         }
     }
@@ -144,11 +137,12 @@ impl ApiServer {
             let client = self.client("watch-configmap", token);
             let path = format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(&namespace));
             let selector = format!("fieldSelector=metadata.name%3D{}", api::percent_encoded(&name));
-            let set = WatchTarget { path: &path, params: &selector, config_map: Some((&namespace, &name)) };
-            let mut wait = WatchState { held, ..WatchState::new(seed) };
+            let target =
+                WatchTarget { path: &path, params: &selector, config_map: Some((&namespace, &name)) };
+            let mut watching = Watching::config_map(seed, held);
             while !wanted.superseded(change, Some(client.cancel_handle())) {
                 let ended = || wanted.superseded(change, None);
-                self.follow(&client, token, &set, &mut wait, &ended, &mut |object| {
+                self.follow(&client, token, &target, &mut watching, &ended, &mut |object| {
                     let (namespace, name) = (namespace.clone(), name.clone());
                     Some(match object {
                         Some(mut object) => {
@@ -176,115 +170,98 @@ impl ApiServer {
                 }
                 Err(_) => {}
             }
-            token.idle_for(LONGEST_WATCH_WAIT);
-            std::thread::sleep(Duration::from_secs(5));
+            token.idle_for(KUBECONFIG_PAUSE);
+            std::thread::sleep(KUBECONFIG_PAUSE);
         }
     }
 
-    /// Lists a set of one object, then watches it, until it fails or `ended` says so; then waits. Goes on where the last
-    /// watch broke off if nothing can have been missed: a list costs as much as all that happens in an hour.
+    /// One round of a watch of one object: list it if that is due, watch it until it fails or `ended` says so, then pause.
+    /// `Watching` says what is due; nothing is sent any more once `ended` does.
     fn follow(
         &self,
         client: &Client,
         token: &Progress,
-        set: &WatchTarget,
-        wait: &mut WatchState,
+        target: &WatchTarget,
+        watching: &mut Watching,
         ended: &dyn Fn() -> bool,
         event: &mut dyn FnMut(Option<Value>) -> Option<Event>,
     ) {
         token.busy();
         self.faults.point(client.name());
-        let loaded = client.api().refresh();
-        if wait.loaded != loaded {
-            // versions of one server mean nothing to another, and behind one URL there may be another now
-            wait.resume = None;
-            wait.loaded = loaded;
-        }
-        let send = |event: Option<Event>| {
-            if let Some(event) = event {
-                let _ = self.events.blocking_send(event);
+        watching.begin(client.api().refresh());
+        if *watching.state() == WatchState::Listing {
+            let listed = self.list(client, token, target, watching);
+            if ended() {
+                return;
             }
-        };
-        let from = match wait.resume.take() {
-            Some(version) => Ok(version),
-            None => {
-                let found = self.read(client, token, set, wait);
-                found.map(|(found, version)| {
-                    if !ended() {
-                        send(match (found, set.config_map) {
-                            (ListResult::Held((uid, resource_version)), Some((namespace, name))) => {
-                                let (namespace, name) = (namespace.to_owned(), name.to_owned());
-                                Some(Event::ConfigMapUnchanged { namespace, name, uid, resource_version })
-                            }
-                            (ListResult::Held(_), None) => None,
-                            (ListResult::Object(object), _) => event(object),
-                        });
-                        wait.reset();
-                    }
-                    version
-                })
-            }
-        };
-        let unread = from.is_err();
-        let failed = match from {
-            Err(error) => Some(error),
-            Ok(_) if ended() => return,
-            Ok(version) => {
-                let mut opened = false;
-                let mut held = wait.held.take();
-                let mut seen = |object: Option<Value>| {
-                    held = object.as_ref().and_then(|object| version_of(set, object));
-                    send(event(object));
-                };
-                let (error, resume) = self.watch_from(client, token, set, version, &mut opened, &mut seen);
-                if opened {
-                    wait.reset();
+            match listed {
+                Ok((found, version)) => {
+                    let held = found.version(target);
+                    self.send(found.event(target, event));
+                    watching.listed(version, held);
                 }
-                (wait.resume, wait.held) = (resume, held);
-                error
+                Err(error) => {
+                    let report = watching.list_failed(failure(&error));
+                    self.report(client, target, &error, report);
+                }
             }
-        };
-        if ended() {
-            return;
         }
-        if let Some(error) = failed {
-            if is_contact::<()>(&Err(error.clone())) {
-                send(Some(Event::Contact));
+        if let WatchState::Open { version } = watching.state() {
+            let version = version.clone();
+            let mut opened = false;
+            let (error, resume) =
+                self.watch_from(client, token, target, version, &mut opened, &mut |object| {
+                    watching.object_changed(object.as_ref().and_then(|object| version_of(target, object)));
+                    self.send(event(object));
+                });
+            if ended() {
+                return;
             }
-            let answered = matches!(error, NetError::Refused { .. } | NetError::Garbled { .. });
-            if answered {
-                // From where it was refused it may be refused for ever: a hub restored from a backup is behind what we saw.
-                // And what was called unreadable is readable again only when it was read.
-                wait.resume = None;
+            let report = watching.watch_ended(opened, resume, error.as_ref().map(failure));
+            if let Some(error) = error {
+                self.report(client, target, &error, report);
             }
-            // one try that fails for lack of a network is no news; a download that goes on failing is
-            if let Some((namespace, name)) = set.config_map
-                && (answered || (unread && wait.said))
-            {
-                let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
-                send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
-            }
-            wait.log(client.name(), &error);
         }
-        wait.pass(token, ended);
+        if let WatchState::Waiting { pause, .. } = watching.state() {
+            sleep(*pause, token, ended);
+        }
     }
 
-    /// What there is now, and from which version a watch goes on. What we hold already is asked for by its metadata first.
-    fn read(
+    fn send(&self, event: Option<Event>) {
+        if let Some(event) = event {
+            let _ = self.events.blocking_send(event);
+        }
+    }
+
+    fn report(&self, client: &Client, target: &WatchTarget, error: &NetError, report: FailureReport) {
+        if error.is_contact() {
+            self.send(Some(Event::Contact));
+        }
+        if let Some((namespace, name)) = target.config_map.filter(|_| report.is_unreadable) {
+            let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
+            self.send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
+        }
+        if report.is_logged {
+            log::warn!("{}: {error}; trying on", client.name());
+        }
+    }
+
+    /// What there is now, and from which version a watch goes on. What is held already is asked for by its metadata first.
+    fn list(
         &self,
         client: &Client,
         token: &Progress,
-        set: &WatchTarget,
-        wait: &mut WatchState,
+        target: &WatchTarget,
+        watching: &Watching,
     ) -> Result<(ListResult, String), NetError> {
-        if let Some(held) = &wait.held {
+        if let Some(held) = watching.held() {
             token.idle_for(REQUEST_DEADLINE);
-            let listed = watch::list_metadata(client, set.path, set.params, REQUEST_DEADLINE);
+            let listed = watch::list_metadata(client, target.path, target.params, REQUEST_DEADLINE);
             token.busy();
             match listed {
                 Ok(listed) => match listed.items.first() {
                     None => return Ok((ListResult::Object(None), listed.resource_version)),
-                    Some(item) if version_of(set, item).as_ref() == Some(held) => {
+                    Some(item) if version_of(target, item).as_ref() == Some(held) => {
                         return Ok((ListResult::Held(held.clone()), listed.resource_version));
                     }
                     Some(_) => {}
@@ -294,21 +271,19 @@ impl ApiServer {
                 Err(error) => return Err(error),
             }
         }
-        let deadline = if set.config_map.is_some() { wait.patience } else { REQUEST_DEADLINE };
+        let deadline = watching.list_deadline();
         token.idle_for(deadline);
-        let listed = watch::list(client, set.path, set.params, deadline);
+        let listed = watch::list(client, target.path, target.params, deadline);
         token.busy();
         let listed = listed?;
-        let object = listed.items.into_iter().next();
-        wait.held = object.as_ref().and_then(|object| version_of(set, object));
-        Ok((ListResult::Object(object), listed.resource_version))
+        Ok((ListResult::Object(listed.items.into_iter().next()), listed.resource_version))
     }
 
     fn watch_from(
         &self,
         client: &Client,
         token: &Progress,
-        set: &WatchTarget,
+        target: &WatchTarget,
         resource_version: String,
         opened: &mut bool,
         seen: &mut dyn FnMut(Option<Value>),
@@ -318,8 +293,8 @@ impl ApiServer {
         token.idle_for(limits.longest_silence());
         let end = watch::watch(
             client,
-            set.path,
-            set.params,
+            target.path,
+            target.params,
             WatchFrom::Version(resource_version),
             limits,
             |happened| {
@@ -359,73 +334,56 @@ struct WatchTarget<'a> {
 
 /// What a list found.
 enum ListResult {
-    /// What we hold already.
-    Held(Version),
+    /// What is held already.
+    Held(ObjectVersion),
     /// The object, if there is one.
     Object(Option<Value>),
 }
 
+impl ListResult {
+    fn version(&self, target: &WatchTarget) -> Option<ObjectVersion> {
+        match self {
+            Self::Held(version) => Some(version.clone()),
+            Self::Object(object) => object.as_ref().and_then(|object| version_of(target, object)),
+        }
+    }
+
+    fn event(
+        self,
+        target: &WatchTarget,
+        event: &mut dyn FnMut(Option<Value>) -> Option<Event>,
+    ) -> Option<Event> {
+        match self {
+            Self::Object(object) => event(object),
+            Self::Held((uid, resource_version)) => target.config_map.map(|(namespace, name)| {
+                let (namespace, name) = (namespace.to_owned(), name.to_owned());
+                Event::ConfigMapUnchanged { namespace, name, uid, resource_version }
+            }),
+        }
+    }
+}
+
 /// Which version of a ConfigMap this is; the Node is small, and read whole always.
-fn version_of(set: &WatchTarget, object: &Value) -> Option<Version> {
-    set.config_map?;
+fn version_of(target: &WatchTarget, object: &Value) -> Option<ObjectVersion> {
+    target.config_map?;
     let part = |name: &str| object["metadata"][name].as_str().map(str::to_owned);
     Some((part("uid")?, part("resourceVersion")?))
 }
 
-/// The wait between two tries of a watch.
-struct WatchState {
-    next: Duration,
-    seed: u64,
-    said: bool,
-    /// Where the last watch broke off.
-    resume: Option<String>,
-    /// Which loading of the kubeconfig that was under.
-    loaded: u64,
-    /// How long the next download may take.
-    patience: Duration,
-    /// The version of the object that core has, or can read on its own disk.
-    held: Option<Version>,
+fn failure(error: &NetError) -> WatchFailure {
+    match error {
+        NetError::Refused { .. } | NetError::Garbled { .. } => WatchFailure::Answered,
+        _ => WatchFailure::Unreachable,
+    }
 }
 
-impl WatchState {
-    fn new(seed: u64) -> Self {
-        Self {
-            next: WATCH_WAIT,
-            seed: seed | 1,
-            said: false,
-            resume: None,
-            loaded: 0,
-            patience: REQUEST_DEADLINE,
-            held: None,
-        }
+/// Sleeps in short pieces, so that a new order ends it.
+fn sleep(mut left: Duration, token: &Progress, ended: &dyn Fn() -> bool) {
+    while !left.is_zero() && !ended() {
+        let piece = left.min(Duration::from_millis(250));
+        token.idle_for(piece);
+        std::thread::sleep(piece);
+        left -= piece;
     }
-
-    fn reset(&mut self) {
-        self.next = WATCH_WAIT;
-        self.said = false;
-        self.patience = REQUEST_DEADLINE;
-    }
-
-    /// Said once when it begins, not at every try of an outage.
-    fn log(&mut self, name: &str, error: &NetError) {
-        if !std::mem::replace(&mut self.said, true) {
-            log::warn!("{name}: {error}; trying on");
-        }
-    }
-
-    /// Waits in short pieces, so that a new order ends it.
-    fn pass(&mut self, token: &Progress, ended: &dyn Fn() -> bool) {
-        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let stretch = 1.0 + (self.seed >> 40) as f64 / (1u64 << 24) as f64 / 4.0;
-        let mut left = self.next.mul_f64(stretch);
-        self.next = (self.next * 2).min(LONGEST_WATCH_WAIT);
-        self.patience = (self.patience * 2).min(LONGEST_DOWNLOAD);
-        while !left.is_zero() && !ended() {
-            let piece = left.min(Duration::from_millis(250));
-            token.idle_for(piece);
-            std::thread::sleep(piece);
-            left -= piece;
-        }
-        token.busy();
-    }
+    token.busy();
 }
