@@ -6,19 +6,18 @@
 //! each outcome, in any order and as late as it likes.
 
 use crate::config::condition::{self, ConfigOk};
-use crate::config::disk::AssignedNow;
 use crate::config::judge::PreviousRun;
-use crate::config::records::{BadConfigs, CheckpointName};
+use crate::config::records::BadConfigs;
 use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
 use crate::config::source::requested_source;
-use crate::config::start::{self, Active, Facts, Obstacle, Parsed, Started};
+use crate::config::start::{self, Facts, Parsed, Started};
 use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
 use crate::kubelet::{self, ConfigError, Effective, LocalLayers};
 use crate::node::lease::LeaseKeeper;
 use crate::node::registration::{missing_labels, registration};
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::pace::Jitter;
-use crate::report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report};
+use crate::report::{ConfigReport, LeaseReport, Report};
 use crate::requests::{LONGEST_WAIT, RequestSlot, describe};
 use crate::writes::{Steps, Suspend};
 use kedge_api::{self as api, excerpt};
@@ -233,7 +232,7 @@ impl Running {
         let ended = started.ended.clone();
         let changed = started.changed.clone();
         let configuration = Configuration::new(started, facts, now);
-        let config_ok = condition::config_ok(&configuration);
+        let config_ok = condition::config_ok(&configuration.view());
         let lease_secs = configuration.effective().config.node_lease_duration_secs;
         let mut running = Self {
             lease: LeaseKeeper::new(&options.node_name, lease_secs, now),
@@ -291,7 +290,7 @@ impl Running {
         }
         actions.push(Action::Use(Box::new(running.configuration.effective().as_ref().clone())));
         running.consume_evidence(actions);
-        actions.push(Action::Sweep { keep: running.checkpoints_to_keep() });
+        actions.push(Action::Sweep { keep: running.configuration.checkpoints_to_keep() });
         actions.push(Action::WatchNode);
         running
     }
@@ -302,22 +301,6 @@ impl Running {
             self.evidence_consumed = true;
             actions.push(Action::ConsumeEvidence);
         }
-    }
-
-    /// Checkpoints that a record names; None while a record that might name one cannot be read, or was not.
-    fn checkpoints_to_keep(&self) -> Option<Vec<CheckpointName>> {
-        let disk = &self.configuration.disk;
-        if !self.configuration.facts().dynamic
-            || disk.current.unknown().is_some()
-            || disk.last_known_good.unknown().is_some()
-        {
-            return None;
-        }
-        let assigned = match disk.assigned() {
-            AssignedNow::Config(config, _) => config.checkpoint(),
-            _ => None,
-        };
-        Some(assigned.into_iter().chain(disk.fallback().and_then(|config| config.checkpoint())).collect())
     }
 
     // ------------------------------------------------------------------------------------------ events
@@ -437,8 +420,7 @@ impl Running {
         let sent = self.config_status_sent.as_ref().and_then(Value::as_str);
         if there.is_some() && sent.is_some() && there.map(String::as_str) != sent {
             self.config_status_sent = None;
-            let slot = self.slot(RequestKind::PatchNode);
-            slot.not_before = slot.not_before.max(now.mono + LONGEST_WAIT);
+            self.slot(RequestKind::PatchNode).pause_until(now.mono + LONGEST_WAIT);
         }
     }
 
@@ -583,7 +565,7 @@ impl Running {
     }
 
     fn note_condition(&mut self, actions: &mut Vec<Action>) {
-        let config_ok = condition::config_ok(&self.configuration);
+        let config_ok = condition::config_ok(&self.configuration.view());
         if config_ok != self.last_config_ok {
             let line = format!("ConfigOK={}: {} ({})", config_ok.status, config_ok.message, config_ok.reason);
             actions.push(Action::Log(Level::Info, line));
@@ -624,8 +606,7 @@ impl Running {
             let config = &self.configuration.effective().config;
             let node = registration(options, config, self.status.facts());
             // answered by the watch: until then, not again
-            let slot = self.slot(RequestKind::Register);
-            slot.not_before = now.mono + LONGEST_WAIT;
+            self.slot(RequestKind::Register).pause_until(now.mono + LONGEST_WAIT);
             self.send(Request::Register(node), actions);
         }
         self.send_due_patches(now, options, actions);
@@ -641,7 +622,7 @@ impl Running {
     fn send_due_patches(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
         let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
         let node_labels = missing_labels(node, options, self.status.facts());
-        let status = condition::config_status(&self.configuration);
+        let status = condition::config_status(&self.configuration.view());
         if self.slot(RequestKind::PatchStatus).free(now) {
             let mut patch = self.status.patch(now, &self.last_config_ok);
             if is_hub && self.status.facts().is_some() {
@@ -673,7 +654,7 @@ impl Running {
             let labels_only = metadata.len() == 1 && metadata.contains_key("labels");
             if labels_only {
                 // answered by the watch: until then, not again
-                self.slot(RequestKind::PatchNode).not_before = now.mono + LONGEST_WAIT;
+                self.slot(RequestKind::PatchNode).pause_until(now.mono + LONGEST_WAIT);
             }
             if !metadata.is_empty() {
                 self.send(Request::PatchNode(json!({"metadata": metadata})), actions);
@@ -716,7 +697,7 @@ impl Running {
         // the one being posted stays; of the others the oldest goes
         if self.pending_events.is_full() {
             let first = self.pending_events.pop_front();
-            if self.slot(RequestKind::PostEvent).in_flight {
+            if self.slot(RequestKind::PostEvent).is_in_flight() {
                 self.pending_events.pop_front();
                 if let Some(first) = first {
                     let _ = self.pending_events.push_front(first);
@@ -728,70 +709,30 @@ impl Running {
 
     fn next_deadline(&self, now: Now) -> Option<Duration> {
         let report = self.status.report_due();
-        let slots = self.slots.values().filter(|slot| !slot.in_flight && slot.backoff.failures() > 0);
-        let waiting = slots.map(|slot| slot.not_before).filter(|at| *at > now.mono);
-        let register =
-            self.slots.get(&RequestKind::Register).filter(|slot| self.node_known_missing && !slot.in_flight);
+        let retries = self.slots.values().filter_map(RequestSlot::retry_at).filter(|at| *at > now.mono);
+        let register = self.slots.get(&RequestKind::Register).filter(|_| self.node_known_missing);
         [
             self.configuration.next_deadline(now),
             self.lease.next_deadline(),
             (!self.awaits_host_facts).then_some(self.next_host_facts),
             report.filter(|at| self.node.is_some() && self.status_in_flight.is_none() && *at > now.mono),
-            register.map(|slot| slot.not_before).filter(|at| *at > now.mono),
+            register.and_then(RequestSlot::free_at).filter(|at| *at > now.mono),
         ]
         .into_iter()
         .flatten()
-        .chain(waiting)
+        .chain(retries)
         .min()
     }
 
     fn report(&self, now: Now, options: &Options) -> Report {
-        let configuration = &self.configuration;
-        let config_ok = condition::config_ok(configuration);
-        let trial_left = configuration.trial_left(now);
-        let state = match (configuration.in_use.active, &trial_left) {
-            (Active::Local, _) if configuration.obstacle.is_none() => "local",
-            (Active::Assigned, Some(_)) => "trial",
-            (Active::Assigned, None) => "known-good",
-            (Active::Local | Active::LastKnownGood | Active::Superseded, _) => "fallback",
-        };
-        let bad = configuration.disk.bad_configs.known();
+        let since_renewal = |at| now.mono.saturating_sub(at).as_secs();
         Report {
             node: options.node_name.clone(),
             version: options.version.clone(),
-            config: ConfigReport {
-                state,
-                trial_remaining_seconds: trial_left.map(|left| left.as_secs_f64().ceil() as u64),
-                ran_seconds: configuration.ran_ms(now) / 1000,
-                startups: configuration.in_use.startups.startups.len(),
-                cuts: configuration.in_use.startups.cuts,
-                contact: configuration.in_use.startups.contact,
-                condition: ConditionReport {
-                    status: config_ok.status,
-                    reason: config_ok.reason,
-                    message: config_ok.message,
-                },
-                status: condition::config_status(configuration),
-                bad: bad
-                    .map(|bad| {
-                        bad.entries()
-                            .map(|(uid, time, reason)| BadReport {
-                                uid: uid.to_owned(),
-                                time,
-                                reason: reason.to_owned(),
-                            })
-                            .collect()
-                    })
-                    .unwrap_or_default(),
-                transition: configuration.under_way(),
-                obstacle: configuration.obstacle.as_ref().map(obstacle_name),
-            },
+            config: ConfigReport::of(&self.configuration, now),
             lease: LeaseReport {
                 renewals: self.lease.renewed,
-                seconds_since_renewal: self
-                    .lease
-                    .last_renewed
-                    .map(|at| now.mono.saturating_sub(at).as_secs()),
+                seconds_since_renewal: self.lease.last_renewed.map(since_renewal),
             },
             status_posts: self.status_posts,
             registered: self.node.is_some(),
@@ -840,15 +781,4 @@ fn add_config_status(
     patch.body["status"]["config"] = Value::Object(fields);
     patch.result.config = Some(status.clone());
     patch.changed = true;
-}
-
-fn obstacle_name(obstacle: &Obstacle) -> &'static str {
-    match obstacle {
-        Obstacle::Marked { .. } => "marked",
-        Obstacle::Missing(_) => "missing",
-        Obstacle::AssignmentUnknown(_) => "assignment-unknown",
-        Obstacle::VerdictsUnknown(_) => "verdicts-unknown",
-        Obstacle::NotRecorded(_) => "not-recorded",
-        Obstacle::SourceInvalid(_) => "source-invalid",
-    }
 }

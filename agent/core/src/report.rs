@@ -1,7 +1,11 @@
 //! What an agent says of itself to people and tools on its node: the shape of `kedge status --output json`.
 //!
-//! Always holds: every field is what core knows at one moment. Leaves to others: composing it (`agent`).
+//! Always holds: every field is what core knows at one moment. Leaves to others: what is outside of the configuration (`agent`).
 
+use crate::config::condition::{config_ok, config_status};
+use crate::config::running::Configuration;
+use crate::config::start::{Active, Obstacle};
+use crate::event::Now;
 use kedge_api as api;
 use serde::Serialize;
 
@@ -51,6 +55,52 @@ pub struct ConfigReport {
     pub transition: Option<&'static str>,
     /// What keeps the assigned config from running.
     pub obstacle: Option<&'static str>,
+}
+
+impl ConfigReport {
+    pub(crate) fn of(configuration: &Configuration, now: Now) -> Self {
+        let view = configuration.view();
+        let condition = config_ok(&view);
+        let trial_left = configuration.trial_left(now);
+        let state = match (view.in_use.active, &trial_left) {
+            (Active::Local, _) if view.obstacle.is_none() => "local",
+            (Active::Assigned, Some(_)) => "trial",
+            (Active::Assigned, None) => "known-good",
+            (Active::Local | Active::LastKnownGood | Active::Superseded, _) => "fallback",
+        };
+        let startups = &view.in_use.startups;
+        let bad = view.disk.bad_configs.known().into_iter().flat_map(|bad| bad.entries());
+        Self {
+            state,
+            trial_remaining_seconds: trial_left.map(|left| left.as_secs_f64().ceil() as u64),
+            ran_seconds: configuration.ran_ms(now) / 1000,
+            startups: startups.startups.len(),
+            cuts: startups.cuts,
+            contact: startups.contact,
+            condition: ConditionReport {
+                status: condition.status,
+                reason: condition.reason,
+                message: condition.message,
+            },
+            status: config_status(&view),
+            bad: bad
+                .map(|(uid, time, reason)| BadReport { uid: uid.to_owned(), time, reason: reason.to_owned() })
+                .collect(),
+            transition: configuration.under_way(),
+            obstacle: view.obstacle.map(obstacle_name),
+        }
+    }
+}
+
+fn obstacle_name(obstacle: &Obstacle) -> &'static str {
+    match obstacle {
+        Obstacle::Marked { .. } => "marked",
+        Obstacle::Missing(_) => "missing",
+        Obstacle::AssignmentUnknown(_) => "assignment-unknown",
+        Obstacle::VerdictsUnknown(_) => "verdicts-unknown",
+        Obstacle::NotRecorded(_) => "not-recorded",
+        Obstacle::SourceInvalid(_) => "source-invalid",
+    }
 }
 
 /// The condition's part of a report.

@@ -13,16 +13,35 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// One request that is repeated until it is answered well.
 #[derive(Debug, Default)]
 pub(crate) struct RequestSlot {
-    pub(crate) in_flight: bool,
+    in_flight: bool,
     /// The request in flight went to another server: its answer says nothing about this one.
     is_stale: bool,
-    pub(crate) not_before: Duration,
-    pub(crate) backoff: Backoff,
+    not_before: Duration,
+    backoff: Backoff,
 }
 
 impl RequestSlot {
     pub(crate) fn free(&self, now: Now) -> bool {
         !self.in_flight && now.mono >= self.not_before
+    }
+
+    /// When it is free again, unless it is in flight.
+    pub(crate) fn free_at(&self) -> Option<Duration> {
+        (!self.in_flight).then_some(self.not_before)
+    }
+
+    /// When a request that failed is repeated.
+    pub(crate) fn retry_at(&self) -> Option<Duration> {
+        self.free_at().filter(|_| self.backoff.failures() > 0)
+    }
+
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.in_flight
+    }
+
+    /// Is not free before `at`.
+    pub(crate) fn pause_until(&mut self, at: Duration) {
+        self.not_before = self.not_before.max(at);
     }
 
     pub(crate) fn sent(&mut self) {

@@ -8,6 +8,12 @@
 use crate::config::records::{Read, StateFile};
 use crate::event::{Outcome, Step};
 
+/// Whether a write, or a setting aside, is durable; the text says why not.
+pub(crate) type Durable = Result<(), String>;
+
+/// What a program gives, unless it waits for a step.
+pub(crate) type Suspendable<T> = Result<T, Suspend>;
+
 /// The program waits for this step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Suspend(pub Step);
@@ -24,7 +30,7 @@ impl<'a> Steps<'a> {
     }
 
     /// Reads a file.
-    pub(crate) fn read(&mut self, file: StateFile) -> Result<Read, Suspend> {
+    pub(crate) fn read(&mut self, file: StateFile) -> Suspendable<Read> {
         match self.outcomes.next() {
             Some(Outcome::Read(read)) => Ok(read.clone()),
             Some(Outcome::Done(_)) => Ok(Read::Unreadable("the answer was to another question".into())),
@@ -33,16 +39,16 @@ impl<'a> Steps<'a> {
     }
 
     /// Writes a file; the inner result says whether it is durable.
-    pub(crate) fn write(&mut self, file: StateFile, content: Vec<u8>) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn write(&mut self, file: StateFile, content: Vec<u8>) -> Suspendable<Durable> {
         self.done(|| Step::Write(file, content))
     }
 
     /// Sets a file aside.
-    pub(crate) fn set_aside(&mut self, file: StateFile) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn set_aside(&mut self, file: StateFile) -> Suspendable<Durable> {
         self.done(|| Step::SetAside(file))
     }
 
-    fn done(&mut self, step: impl FnOnce() -> Step) -> Result<Result<(), String>, Suspend> {
+    fn done(&mut self, step: impl FnOnce() -> Step) -> Suspendable<Durable> {
         match self.outcomes.next() {
             Some(Outcome::Done(done)) => Ok(done.clone()),
             Some(Outcome::Read(_)) => Ok(Err("the answer was to another question".into())),
@@ -55,7 +61,7 @@ impl<'a> Steps<'a> {
 mod tests {
     use super::*;
 
-    fn program(steps: &mut Steps) -> Result<&'static str, Suspend> {
+    fn program(steps: &mut Steps) -> Suspendable<&'static str> {
         if steps.read(StateFile::Current)? == Read::Absent {
             return Ok("nothing there");
         }

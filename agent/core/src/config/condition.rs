@@ -6,7 +6,7 @@
 use crate::config::disk::AssignedNow;
 use crate::config::judge;
 use crate::config::records::{BadKind, ConfigRecord};
-use crate::config::running::{Configuration, SyncProblem};
+use crate::config::running::{SyncProblem, View};
 use crate::config::start::{Active, Obstacle};
 use kedge_api::{ConfigMapNodeConfigSource, NodeConfigSource, NodeConfigStatus};
 
@@ -22,56 +22,56 @@ pub struct ConfigOk {
 }
 
 /// `ConfigOK`, as of now.
-pub(crate) fn config_ok(configuration: &Configuration) -> ConfigOk {
-    let (status, reason) = status_and_reason(configuration);
-    ConfigOk { status, reason, message: message(configuration) }
+pub(crate) fn config_ok(view: &View) -> ConfigOk {
+    let (status, reason) = status_and_reason(view);
+    ConfigOk { status, reason, message: message(view) }
 }
 
-fn message(configuration: &Configuration) -> String {
-    let local = if configuration.facts().has_init() { "(init)" } else { "(default)" };
-    let uid = configuration.in_use.config.as_ref().map(|(config, _)| config.uid.as_str()).unwrap_or_default();
-    match configuration.in_use.active {
+fn message(view: &View) -> String {
+    let local = if view.facts.has_init() { "(init)" } else { "(default)" };
+    let uid = view.in_use.config.as_ref().map(|(config, _)| config.uid.as_str()).unwrap_or_default();
+    match view.in_use.active {
         Active::Assigned => format!("using current (UID: {uid})"),
         Active::LastKnownGood => format!("using last known good: (UID: {uid})"),
         Active::Superseded => format!("using previous (UID: {uid})"),
-        Active::Local if configuration.obstacle.is_some() || awaited_uid(configuration).is_some() => {
+        Active::Local if view.obstacle.is_some() || awaited_uid(view).is_some() => {
             format!("using last-known-good {local}")
         }
         Active::Local => format!("using current {local}"),
     }
 }
 
-fn status_and_reason(configuration: &Configuration) -> (&'static str, String) {
-    if !configuration.facts().dynamic {
+fn status_and_reason(view: &View) -> (&'static str, String) {
+    if !view.facts.dynamic {
         return (
             "True",
-            format!("{}; dynamic configuration is off (--dynamic-config=false)", local_reason(configuration)),
+            format!("{}; dynamic configuration is off (--dynamic-config=false)", local_reason(view)),
         );
     }
-    match (&configuration.sync, &configuration.obstacle) {
+    match (view.sync, view.obstacle) {
         (Some(SyncProblem::Invalid(cause)), _) | (None, Some(Obstacle::SourceInvalid(cause))) => {
             ("Unknown", format!("failed to sync, desired config unclear, cause: {cause}"))
         }
         (Some(SyncProblem::Failed(cause)), _) => ("Unknown", format!("failed to sync, reason: {cause}")),
         (None, Some(obstacle)) => {
-            let uid = assigned_uid(configuration);
+            let uid = assigned_uid(view);
             let (status, mut reason) = obstacle_reason(obstacle, "current", &uid);
-            if configuration.in_use.active == Active::Local
-                && let Some(fallback) = &configuration.fallback_obstacle
+            if view.in_use.active == Active::Local
+                && let Some(fallback) = view.fallback_obstacle
             {
-                let uid = configuration.disk.fallback().map(|config| config.uid.clone()).unwrap_or_default();
+                let uid = view.disk.fallback().map(|config| config.uid.clone()).unwrap_or_default();
                 reason = format!("{reason}; {}", obstacle_reason(fallback, "last-known-good", &uid).1);
             }
             (status, reason)
         }
-        (None, None) => nothing_in_the_way(configuration),
+        (None, None) => nothing_in_the_way(view),
     }
 }
 
-fn nothing_in_the_way(configuration: &Configuration) -> (&'static str, String) {
-    match (awaited_uid(configuration), &configuration.edited) {
+fn nothing_in_the_way(view: &View) -> (&'static str, String) {
+    match (awaited_uid(view), view.edited) {
         (Some(uid), _) => ("Unknown", format!("current (UID: {uid}) can be tried now, restarting to use it")),
-        (None, _) if configuration.in_use.active == Active::Local => ("True", local_reason(configuration)),
+        (None, _) if view.in_use.active == Active::Local => ("True", local_reason(view)),
         (None, Some(edited)) => ("True", format!("all checks passed; {edited}")),
         (None, None) => ("True", "all checks passed".into()),
     }
@@ -79,24 +79,21 @@ fn nothing_in_the_way(configuration: &Configuration) -> (&'static str, String) {
 
 /// Nothing stands in the way of the assigned config any more, but another one still runs: from the word of forgiveness, say,
 /// to the end of this process. Our own decision: this is not `True`, for what was asked for does not run.
-fn awaited_uid(configuration: &Configuration) -> Option<String> {
-    match configuration.assigned() {
-        AssignedNow::Config(config, _) if configuration.in_use.active != Active::Assigned => Some(config.uid),
+fn awaited_uid(view: &View) -> Option<String> {
+    match view.disk.assigned() {
+        AssignedNow::Config(config, _) if view.in_use.active != Active::Assigned => Some(config.uid),
         _ => None,
     }
 }
 
-fn local_reason(configuration: &Configuration) -> String {
-    let init = if configuration.facts().has_init() {
-        "an init config was provided"
-    } else {
-        "no init config was provided"
-    };
+fn local_reason(view: &View) -> String {
+    let init =
+        if view.facts.has_init() { "an init config was provided" } else { "no init config was provided" };
     format!("current is set to the local default, and {init}")
 }
 
-fn assigned_uid(configuration: &Configuration) -> String {
-    match configuration.assigned() {
+fn assigned_uid(view: &View) -> String {
+    match view.disk.assigned() {
         AssignedNow::Config(config, _) => config.uid,
         _ => "unknown".into(),
     }
@@ -133,13 +130,13 @@ fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str,
 }
 
 /// `status.config`, as of now. Its error goes on where the condition's words end: with field and place.
-pub(crate) fn config_status(configuration: &Configuration) -> NodeConfigStatus {
-    let assigned = match configuration.assigned() {
+pub(crate) fn config_status(view: &View) -> NodeConfigStatus {
+    let assigned = match view.disk.assigned() {
         AssignedNow::Config(config, _) => Some(source(&config)),
         _ => None,
     };
-    let (status, reason) = status_and_reason(configuration);
-    let error = match (&configuration.sync, &configuration.obstacle) {
+    let (status, reason) = status_and_reason(view);
+    let error = match (view.sync, view.obstacle) {
         _ if status == "True" => String::new(),
         (None, Some(Obstacle::Marked { verdict, .. })) if !verdict.detail.is_empty() => {
             format!("{reason}: {}", verdict.detail)
@@ -148,8 +145,8 @@ pub(crate) fn config_status(configuration: &Configuration) -> NodeConfigStatus {
     };
     NodeConfigStatus {
         assigned,
-        active: configuration.in_use.config.as_ref().map(|(config, _)| source(config)),
-        last_known_good: configuration.disk.fallback().map(source),
+        active: view.in_use.config.as_ref().map(|(config, _)| source(config)),
+        last_known_good: view.disk.fallback().map(source),
         error,
     }
 }

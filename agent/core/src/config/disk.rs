@@ -9,7 +9,7 @@ use crate::config::records::{
 };
 use crate::config::source::Source;
 use crate::kubelet::{LayerText, Origin};
-use crate::writes::{Steps, Suspend};
+use crate::writes::{Durable, Steps, Suspendable};
 use crate::{ConfigId, Digest};
 use kedge_api::{ConfigMap, excerpt};
 use std::rc::Rc;
@@ -46,7 +46,7 @@ impl Disk {
     }
 
     /// Reads the records; those that say nothing are set aside and named in `findings`.
-    pub(crate) fn read(steps: &mut Steps, findings: &mut Vec<String>) -> Result<Self, Suspend> {
+    pub(crate) fn read(steps: &mut Steps, findings: &mut Vec<String>) -> Suspendable<Self> {
         Ok(Self {
             current: record(steps, StateFile::Current, Current::read, findings)?,
             last_known_good: record(steps, StateFile::LastKnownGood, read_last_known_good, findings)?,
@@ -90,11 +90,7 @@ impl Disk {
     }
 
     /// Writes `current` unless it says so already. The inner result: is it durable?
-    pub(crate) fn put_current(
-        &mut self,
-        steps: &mut Steps,
-        current: Current,
-    ) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn put_current(&mut self, steps: &mut Steps, current: Current) -> Suspendable<Durable> {
         put(steps, StateFile::Current, &mut self.current, current, Current::to_bytes)
     }
 
@@ -103,34 +99,22 @@ impl Disk {
         &mut self,
         steps: &mut Steps,
         config: LastKnownGood,
-    ) -> Result<Result<(), String>, Suspend> {
+    ) -> Suspendable<Durable> {
         put(steps, StateFile::LastKnownGood, &mut self.last_known_good, config, last_known_good_bytes)
     }
 
     /// Writes `bad-configs.json` unless it says so already.
-    pub(crate) fn put_bad_configs(
-        &mut self,
-        steps: &mut Steps,
-        bad: BadConfigs,
-    ) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn put_bad_configs(&mut self, steps: &mut Steps, bad: BadConfigs) -> Suspendable<Durable> {
         put(steps, StateFile::BadConfigs, &mut self.bad_configs, bad, BadConfigs::to_bytes)
     }
 
     /// Writes `startups.json` unless it says so already.
-    pub(crate) fn put_startups(
-        &mut self,
-        steps: &mut Steps,
-        startups: Startups,
-    ) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn put_startups(&mut self, steps: &mut Steps, startups: Startups) -> Suspendable<Durable> {
         put(steps, StateFile::Startups, &mut self.startups, startups, Startups::to_bytes)
     }
 
     /// Writes `startups.json` even if it says so already.
-    pub(crate) fn rewrite_startups(
-        &mut self,
-        steps: &mut Steps,
-        startups: Startups,
-    ) -> Result<Result<(), String>, Suspend> {
+    pub(crate) fn rewrite_startups(&mut self, steps: &mut Steps, startups: Startups) -> Suspendable<Durable> {
         let done = steps.write(StateFile::Startups, startups.to_bytes())?;
         if done.is_ok() {
             self.startups = Known::Is(startups);
@@ -144,7 +128,7 @@ fn record<T>(
     file: StateFile,
     parse: impl Fn(&Read) -> Known<T>,
     findings: &mut Vec<String>,
-) -> Result<Known<T>, Suspend> {
+) -> Suspendable<Known<T>> {
     let known = parse(&steps.read(file.clone())?);
     if let Known::Unknown { why, set_aside } = &known {
         let name = file_name(&file);
@@ -177,7 +161,7 @@ fn put<T: PartialEq>(
     slot: &mut Known<T>,
     record: T,
     bytes: impl Fn(&T) -> Vec<u8>,
-) -> Result<Result<(), String>, Suspend> {
+) -> Suspendable<Durable> {
     if slot.known() == Some(&record) {
         return Ok(Ok(()));
     }
@@ -218,7 +202,7 @@ pub(crate) fn load(
     steps: &mut Steps,
     config: &ConfigRecord,
     overrides: &[u8],
-) -> Result<Result<Content, String>, Suspend> {
+) -> Suspendable<Result<Content, String>> {
     let Some(name) = config.checkpoint() else { return Ok(Err("its record names no file".into())) };
     let bytes = match steps.read(StateFile::Checkpoint(name))? {
         Read::Content(bytes) => bytes,

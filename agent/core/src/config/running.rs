@@ -16,7 +16,7 @@ use crate::config::source::{RequestedSource, Source};
 use crate::config::start::{Active, Facts, InUse, Obstacle, Started};
 use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
-use crate::writes::{Steps, Suspend};
+use crate::writes::{Steps, Suspend, Suspendable};
 use crate::{ConfigId, Digest};
 use kedge_api::excerpt;
 use serde_json::Value;
@@ -192,14 +192,14 @@ struct Ended {
 #[derive(Debug)]
 pub(crate) struct Configuration {
     facts: Facts,
-    pub(crate) disk: Disk,
-    pub(crate) in_use: InUse,
+    disk: Disk,
+    in_use: InUse,
     since: Duration,
     saved_at_ms: u64,
     assigned: Option<Content>,
     last_known_good_id: Option<ConfigId>,
-    pub(crate) obstacle: Option<Obstacle>,
-    pub(crate) fallback_obstacle: Option<Obstacle>,
+    obstacle: Option<Obstacle>,
+    fallback_obstacle: Option<Obstacle>,
     /// Counts to try the assigned config with, if not those on disk: of a start that could not be recorded (never lost by
     /// a later try), or none after it was forgiven.
     counts: Option<Startups>,
@@ -210,9 +210,9 @@ pub(crate) struct Configuration {
     object: Object,
     /// What the object is said to be is not what is recorded: it must be read whole.
     must_read: bool,
-    pub(crate) sync: Option<SyncProblem>,
+    sync: Option<SyncProblem>,
     /// The pinned ConfigMap was edited: not followed, but said.
-    pub(crate) edited: Option<String>,
+    edited: Option<String>,
     /// The recorded content and the version of the pinned object that `edited` is about.
     compared: Option<(Digest, String)>,
     /// An edit of the list of bad configs that came while a transition was under way.
@@ -229,6 +229,18 @@ pub(crate) struct Configuration {
     /// No transition that writes starts before this, after one failed.
     not_before: Duration,
     notices: Vec<Notice>,
+}
+
+/// What condition and report are composed from: what is recorded, what runs, and what is in the way.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct View<'a> {
+    pub(crate) facts: &'a Facts,
+    pub(crate) disk: &'a Disk,
+    pub(crate) in_use: &'a InUse,
+    pub(crate) obstacle: Option<&'a Obstacle>,
+    pub(crate) fallback_obstacle: Option<&'a Obstacle>,
+    pub(crate) sync: Option<&'a SyncProblem>,
+    pub(crate) edited: Option<&'a str>,
 }
 
 impl Configuration {
@@ -429,17 +441,35 @@ impl Configuration {
             && self.in_use.config.as_ref().map(|(_, id)| *id) != self.last_known_good_id
     }
 
-    /// What is assigned, as the records say.
-    pub(crate) fn assigned(&self) -> AssignedNow {
-        self.disk.assigned()
+    /// For condition and report.
+    pub(crate) fn view(&self) -> View<'_> {
+        View {
+            facts: &self.facts,
+            disk: &self.disk,
+            in_use: &self.in_use,
+            obstacle: self.obstacle.as_ref(),
+            fallback_obstacle: self.fallback_obstacle.as_ref(),
+            sync: self.sync.as_ref(),
+            edited: self.edited.as_deref(),
+        }
+    }
+
+    /// Checkpoints that a record names; None while a record that might name one cannot be read, or was not.
+    pub(crate) fn checkpoints_to_keep(&self) -> Option<Vec<CheckpointName>> {
+        let disk = &self.disk;
+        if !self.facts.dynamic || disk.current.unknown().is_some() || disk.last_known_good.unknown().is_some()
+        {
+            return None;
+        }
+        let assigned = match disk.assigned() {
+            AssignedNow::Config(config, _) => config.checkpoint(),
+            _ => None,
+        };
+        Some(assigned.into_iter().chain(disk.fallback().and_then(|config| config.checkpoint())).collect())
     }
 
     pub(crate) fn effective(&self) -> &Rc<Effective> {
         &self.in_use.effective
-    }
-
-    pub(crate) fn facts(&self) -> &Facts {
-        &self.facts
     }
 
     pub(crate) fn under_way(&self) -> Option<&'static str> {
@@ -508,7 +538,7 @@ impl Configuration {
     }
 
     /// The writes of each transition, in the order of ARCHITECTURE.md, "Durable writes".
-    fn perform(&self, job: &Job) -> Result<Ended, Suspend> {
+    fn perform(&self, job: &Job) -> Suspendable<Ended> {
         let mut steps = Steps::over(&job.outcomes);
         let steps = &mut steps;
         let mut disk = self.disk.clone();
@@ -599,7 +629,7 @@ impl Configuration {
 
     /// A clean exit closes the record of what ran; the time that ran since the last save rides along. That it could not be
     /// closed is no reason to stay: the next start will count one startup too many, not one too few.
-    fn close(&self, progress: Option<&Startups>, disk: &mut Disk, steps: &mut Steps) -> Result<(), Suspend> {
+    fn close(&self, progress: Option<&Startups>, disk: &mut Disk, steps: &mut Steps) -> Suspendable<()> {
         let ours =
             |startups: &Startups| startups.ran_as == self.in_use.startups.ran_as && startups.open.is_some();
         if let Some(startups) = disk.startups.known().filter(|startups| ours(startups)).cloned() {

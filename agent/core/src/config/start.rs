@@ -11,7 +11,7 @@ use crate::config::records::{
     BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict, shortened_detail,
 };
 use crate::kubelet::{self, ConfigError, Effective, ErrorKind, LocalLayers};
-use crate::writes::{Steps, Suspend};
+use crate::writes::{Steps, Suspendable};
 use kedge_api::Timestamp;
 use std::rc::Rc;
 
@@ -128,7 +128,7 @@ impl Parsed {
 }
 
 /// Runs the decision. The caller performs each step it suspends on.
-pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Result<Started, Suspend> {
+pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Suspendable<Started> {
     let mut findings = Vec::new();
     // switched off means untouched: not even damage is set aside
     let disk = if facts.dynamic { Disk::read(steps, &mut findings)? } else { Disk::empty() };
@@ -171,7 +171,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Re
 }
 
 /// (2) Nothing assigned: the local config is its own last-known-good.
-fn start_local(steps: &mut Steps, mut started: Started) -> Result<Started, Suspend> {
+fn start_local(steps: &mut Steps, mut started: Started) -> Suspendable<Started> {
     // a write that fails here changes nothing about what runs, and the next start tries again
     if started.disk.last_known_good != Known::Absent {
         let before = started.disk.last_known_good.clone();
@@ -185,7 +185,7 @@ fn start_local(steps: &mut Steps, mut started: Started) -> Result<Started, Suspe
 }
 
 /// `startups.json` is about the config that runs; under local there is nothing to count, so a missing file stays missing.
-fn close_startups(steps: &mut Steps, started: &mut Started) -> Result<(), Suspend> {
+fn close_startups(steps: &mut Steps, started: &mut Started) -> Suspendable<()> {
     if started.disk.startups != Known::Absent {
         let _ = started.disk.put_startups(steps, Startups::fresh(RanAs::Local))?;
     }
@@ -200,7 +200,7 @@ fn start_assigned(
     mut started: Started,
     config: ConfigRecord,
     downloaded: bool,
-) -> Result<Started, Suspend> {
+) -> Suspendable<Started> {
     let content = load(steps, &config, &facts.overrides)?;
     started.assigned = content.as_ref().ok().cloned();
     let fallback = load_fallback(steps, facts, &mut started, &config, content.as_ref().ok())?;
@@ -239,7 +239,7 @@ fn load_fallback(
     started: &mut Started,
     assigned: &ConfigRecord,
     content: Option<&Content>,
-) -> Result<Option<Fallback>, Suspend> {
+) -> Suspendable<Option<Fallback>> {
     let Some(config) = started.disk.fallback().cloned() else { return Ok(None) };
     let loaded = match content {
         Some(content) if config.uid == assigned.uid && config.sha256 == assigned.sha256 => {
@@ -265,7 +265,7 @@ fn fall_back(
     mut started: Started,
     fallback: Option<Fallback>,
     may_write: bool,
-) -> Result<Started, Suspend> {
+) -> Suspendable<Started> {
     let fallback = match (fallback, &started.obstacle) {
         (None, Some(Obstacle::AssignmentUnknown(_))) => match started.disk.fallback().cloned() {
             Some(config) => {
@@ -315,7 +315,7 @@ fn try_to_run(
     started: &mut Started,
     candidate: Candidate,
     may_write: bool,
-) -> Result<Result<InUse, Obstacle>, Suspend> {
+) -> Suspendable<Result<InUse, Obstacle>> {
     let Candidate { config, content, role, what } = candidate;
     let id = content.as_ref().ok().map(|content| content.id);
     let entry = match &started.disk.bad_configs {
@@ -423,12 +423,7 @@ struct StartVerdict<'a> {
 
 impl StartVerdict<'_> {
     /// Writes the verdict; whether or not that worked, the config does not run.
-    fn condemn(
-        &mut self,
-        steps: &mut Steps,
-        started: &mut Started,
-        kind: BadKind,
-    ) -> Result<Obstacle, Suspend> {
+    fn condemn(&mut self, steps: &mut Steps, started: &mut Started, kind: BadKind) -> Suspendable<Obstacle> {
         let uid = &self.config.uid;
         let verdict = judge::verdict(kind, self.what, uid, self.facts.wall, self.entry.as_ref());
         let verdict = Verdict { detail: std::mem::take(&mut self.detail), ..verdict };
@@ -456,7 +451,7 @@ impl StartVerdict<'_> {
 
     /// The counts stay, for they prove the verdict that could not be written; but what does not run is not left open: the end
     /// of the fallback that runs instead would be held against it. A disk that refuses this, too, leaves it as it is.
-    fn close_opened(&mut self, steps: &mut Steps, started: &mut Started) -> Result<(), Suspend> {
+    fn close_opened(&mut self, steps: &mut Steps, started: &mut Started) -> Suspendable<()> {
         if let Some(startups) = self.opened.take() {
             let _ = started.disk.put_startups(steps, Startups { open: None, ..startups })?;
         }
