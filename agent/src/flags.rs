@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_without_flags_has_complete_options() {
+    fn no_flags_give_complete_options() {
         let options = agent("agent");
         assert_eq!(options.places.dynamic_config_dir, PathBuf::from("/var/lib/kedge/config"));
         assert_eq!(options.local.config_dir, Some(PathBuf::from(DEFAULT_CONFIG_DIR)));
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_config_dir_opts_out_and_a_named_one_must_exist() {
+    fn empty_config_dir_opts_out_and_a_named_one_must_exist() {
         let none = parse(["kedge", "agent", "--config-dir", ""].map(OsString::from)).unwrap();
         let Command::Agent(options) = none else { panic!() };
         assert_eq!(options.local.config_dir, None);
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_records_an_exit_looks_where_the_agent_of_the_unit_is() {
+    fn record_exit_uses_the_paths_of_the_agent() {
         let unit = include_str!("../systemd/kedge.service");
         let flags = "--root-dir /data/kedge --config /etc/kedge/config.yaml --node-labels site=quarry -v 4";
         let command = |setting: &str| {
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_command_line_names_the_word() {
+    fn wrong_command_line_names_the_word() {
         for (line, part) in [
             ("agent --confg x", "unknown flag --confg"),
             ("agnt", "unknown command \"agnt\""),

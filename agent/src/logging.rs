@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_is_stuck_stops_nobody_and_is_told_what_he_missed() {
+    fn stuck_log_reader_blocks_nobody_and_losses_are_counted() {
         let (queue, turn, lines) = stuck();
         let (pushed, room) = (2_000, QUEUE_BYTES / 97);
         queue.push(line(0));
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_logged_before_an_exit_is_written() {
+    fn log_is_written_before_an_exit() {
         let (queue, turn, lines) = stuck();
         for number in 0..3 {
             turn.send(()).unwrap();

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_value_may_be_empty() {
+    fn label_value_may_be_empty() {
         for good in ["", "a", "A_b.c", &"v".repeat(63)] {
             assert_eq!(label_value_complaint(good), None, "{good:?}");
         }

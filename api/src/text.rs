@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percent_encoding_is_undone() {
+    fn percent_encoding_round_trips() {
         assert_eq!(percent_encoded("metadata.name=edge-1"), "metadata.name%3Dedge-1");
         assert_eq!(percent_encoded("ä+/=~_"), "%C3%A4%2B%2F%3D~_");
         for text in ["", "a", "ä+/= %41", "%"] {
@@ -68,14 +68,14 @@ mod tests {
     }
 
     #[test]
-    fn a_percent_sign_without_two_digits_is_refused() {
+    fn percent_sign_without_two_digits_is_refused() {
         for text in ["%", "%4", "a%4g", "%+1", "%-1", "%%41", "%ä"] {
             assert_eq!(percent_decoded(text), None, "{text:?}");
         }
     }
 
     #[test]
-    fn an_excerpt_ends_at_a_character_and_says_that_it_was_cut() {
+    fn excerpt_ends_at_a_character_and_is_marked() {
         assert_eq!(excerpt_of("äöü", 3), "äöü");
         assert_eq!(excerpt_of("äöü", 2), "äö...");
         assert_eq!(excerpt_of("", 0), "");

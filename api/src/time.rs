@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_forms_are_written_as_the_api_writes_them() {
+    fn both_time_formats_are_written_as_upstream() {
         let t = Timestamp::from_micros(1_763_688_958_000_042);
         assert_eq!(t.rfc3339(), "2025-11-21T01:35:58Z");
         assert_eq!(t.rfc3339_micros(), "2025-11-21T01:35:58.000042Z");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn any_rfc3339_text_is_read_and_others_are_named() {
+    fn other_texts_than_rfc3339_are_refused_by_name() {
         assert_eq!(
             Timestamp::parse("2025-11-21T03:35:58.000042+02:00").unwrap().micros(),
             1_763_688_958_000_042
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_out_of_range_is_held_at_the_ends() {
+    fn time_out_of_range_is_clamped() {
         assert_eq!(Timestamp::from_micros(i64::MAX).rfc3339(), "9999-12-31T23:59:59Z");
         assert_eq!(Timestamp::from_micros(-5).rfc3339(), "1970-01-01T00:00:00Z");
     }

@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_the_limit_and_begin_again_after_a_success() {
+    fn waits_double_up_to_the_limit_until_a_success() {
         let (mut backoff, mut jitter) = (Backoff::default(), Jitter::new(7));
         let limit = Duration::from_secs(10);
         for expect in [1, 2, 4, 8, 10, 10] {
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_seed_gives_the_same_waits_and_another_seed_others() {
+    fn same_seed_gives_same_waits() {
         let waits = |seed| {
             let mut jitter = Jitter::new(seed);
             (0..50).map(|_| jitter.within(Duration::from_secs(300))).collect::<Vec<_>>()
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_generator_is_the_published_xorshift64_star() {
+    fn generator_is_the_published_xorshift64_star() {
         let mut jitter = Jitter::new(1);
         // its first four numbers for seed 1; of 64 bits a fraction keeps the upper 53
         for expect in [

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_suspended_at_each_step_and_goes_on_with_its_outcome() {
+    fn program_suspends_at_each_step_and_resumes() {
         let mut outcomes = vec![];
         let run = |outcomes: &[Outcome]| program(&mut Steps::over(outcomes));
         assert_eq!(run(&outcomes), Err(Suspend(Step::Read(StateFile::Current))));

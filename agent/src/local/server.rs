@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_is_a_request_or_a_refusal() {
+    fn request_head_is_parsed_or_refused() {
         check(SOCKET, "GET /healthz HTTP/1.1\r\n\r\n", "Get /healthz [] 0");
         check(SOCKET, "GET /healthz HTTP/1.1\r\nHost", "more");
         check(
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn root_and_our_own_user_are_admitted() {
+    fn only_root_and_own_user_are_admitted() {
         let check = |uid, own_uid, expect| assert_eq!(admitted(uid, own_uid), expect);
         check(0, 990, Ok(Origin::Socket { uid: 0 }));
         check(990, 990, Ok(Origin::Socket { uid: 990 }));
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn on_tcp_only_reading_and_only_by_a_loopback_name() {
+    fn tcp_allows_reads_with_a_loopback_host_only() {
         let refused = "403 the Host header names no loopback address";
         let get = |host: &str| format!("GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n");
         check(Origin::Loopback, &get("127.0.0.1:10248"), "Get /healthz [] 0");

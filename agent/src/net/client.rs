@@ -909,7 +909,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_date_header_becomes_seconds() {
+    fn date_header_becomes_seconds() {
         let check = |text: &str, expect: Option<u64>| assert_eq!(parse_http_date(text), expect, "{text}");
         check("Thu, 01 Jan 1970 00:00:00 GMT", Some(0));
         check("Sun, 06 Nov 1994 08:49:37 GMT", Some(784_111_777));
@@ -923,7 +923,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_carries_the_servers_words() {
+    fn refusal_carries_the_status_of_the_server() {
         let check = |status: u16, body: &str, header: Option<&str>, expect: &str, wait_secs: Option<u64>| {
             let header = header.map(|text| HeaderValue::from_str(text).unwrap());
             let found = refusal("GET /x".into(), status, body.as_bytes(), header.as_ref());

@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_an_https_url() {
+    fn server_must_be_an_https_url() {
         let of = |server: &str| kubeconfig(&format!("server: \"{server}\", {}", ca_data()), "token: t");
         check(&of("https://hub.example:6443"), "ok https://hub.example:6443");
         check(&of("https://hub.example"), "ok https://hub.example:443");
@@ -611,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_wrong_is_named_with_its_place() {
+    fn kubeconfig_errors_name_the_place() {
         check("current-context: [", "kubeconfig");
         check("{}", "current-context names no context");
         check("current-context: 7", "line 1: current-context is no text");
@@ -637,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_cannot_honour_is_refused_by_name() {
+    fn unsupported_fields_are_refused_by_name() {
         let of = |cluster: &str, user: &str| {
             kubeconfig(&format!("server: https://h, {}{cluster}", ca_data()), user)
         };
@@ -661,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn files_count_from_the_kubeconfig_and_inline_data_wins() {
+    fn relative_paths_start_at_the_kubeconfig_and_data_wins() {
         let folder = Scratch::new("kubeconfig").unwrap();
         fs::create_dir_all(folder.join("pki")).unwrap();
         let (certificate, key) = identity();
@@ -685,13 +685,13 @@ mod tests {
     }
 
     #[test]
-    fn an_endless_kubeconfig_is_read_up_to_its_limit() {
+    fn endless_kubeconfig_is_refused_at_the_limit() {
         let error = load(Path::new("/dev/zero")).unwrap_err();
         assert_eq!(error.to_string(), "read /dev/zero: more than 1048576 bytes");
     }
 
     #[test]
-    fn secrets_do_not_show() {
+    fn secrets_are_not_printed() {
         let folder = Scratch::new("kubeconfig").unwrap();
         let text = kubeconfig(&format!("server: https://h, {}", ca_data()), "token: secret-token");
         let loaded = load(&folder.write("kubeconfig", text.as_bytes())).unwrap();

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_decides_as_it_does_for_kubectl() {
+    fn proxy_environment_is_read_as_by_kubectl() {
         let check = |no_proxy: &str, host: &str, port: u16, is_proxied: bool| {
             let environment = ProxyEnvironment {
                 https_proxy: Some("http://p:3128".into()),
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_proxy_setting_is_an_error_only_where_it_is_needed() {
+    fn broken_proxy_setting_fails_only_where_used() {
         let environment =
             ProxyEnvironment { https_proxy: Some("socks5://p".into()), no_proxy: Some("hub.lan".into()) };
         assert!(environment.proxy_for("hub.example", 443).unwrap_err().contains("socks5"));
@@ -248,13 +248,13 @@ mod tests {
     }
 
     #[test]
-    fn a_password_does_not_show() {
+    fn proxy_password_is_not_printed() {
         let proxy = ProxyAddress::parse("http://me:secret@p:3128").unwrap();
         assert_eq!(format!("{proxy:?}"), "p:3128");
     }
 
     #[test]
-    fn a_proxy_is_an_http_proxy() {
+    fn proxy_must_be_http() {
         let check = |text: &str, expect: Result<(&str, u16, Option<&str>), &str>| {
             let found = ProxyAddress::parse(text);
             match (found, expect) {

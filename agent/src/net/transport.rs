@@ -721,7 +721,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
 
     #[test]
-    fn askers_of_one_hanging_name_share_one_lookup_and_the_next_one_is_anew() {
+    fn hanging_lookup_is_shared_and_a_later_one_is_new() {
         let (answer, answers) = mpsc::channel::<io::Result<Vec<SocketAddr>>>();
         let (answers, asked) = (Mutex::new(answers), Arc::new(AtomicU64::new(0)));
         let counted = Arc::clone(&asked);
@@ -761,14 +761,14 @@ mod tests {
     }
 
     #[test]
-    fn an_address_needs_no_lookup() {
+    fn address_needs_no_lookup() {
         let lookup = Arc::new(Lookup::with(Arc::new(|_, _| panic!("asked for an address"))));
         let found = lookup.addresses("fd00::5", 6443, Instant::now() + SOON, &Cancel::new()).unwrap();
         assert_eq!(found, ["[fd00::5]:6443".parse::<SocketAddr>().unwrap()]);
     }
 
     #[test]
-    fn a_cancelled_switch_lets_no_new_socket_through() {
+    fn cancelled_connection_opens_no_new_socket() {
         let cancel = Cancel::new();
         let socket = || Arc::new(Socket::new(Domain::IPV4, Type::STREAM, None).unwrap());
         for _ in 0..100 {

@@ -442,7 +442,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_an_event_or_an_end() {
+    fn watch_line_is_an_event_or_an_end() {
         let check = |line: &str, expect: &str| {
             let found = match parse(line.as_bytes(), "GET /x") {
                 Ok((event, version)) => format!("{event:?} {version}"),
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_from_the_beginning_can_be_resumed_after_a_bookmark_only() {
+    fn initial_watch_resumes_only_after_a_bookmark() {
         let mut position = Position { from: WatchFrom::Initial, is_resumable: false };
         position.advance("9", false);
         assert_eq!((position.resume(), position.param()), (None, String::new()));

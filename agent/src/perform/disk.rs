@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_leaves_what_records_name_and_what_is_not_ours() {
+    fn sweep_keeps_named_checkpoints_and_foreign_files() {
         let keep = [CheckpointName::new("u-1", "7").unwrap()];
         let versions = ["0.1.0".to_owned(), "0.0.9".to_owned()];
         let check = |path: &str, expect: bool| {
@@ -306,12 +306,12 @@ mod tests {
     }
 
     #[test]
-    fn while_a_record_is_unknown_no_checkpoint_goes() {
+    fn unknown_record_keeps_all_checkpoints() {
         assert!(kept(Path::new("checkpoints/u-2/9"), None, "0.1.0", &["0.1.0".to_owned()]));
     }
 
     #[test]
-    fn ten_comes_after_nine() {
+    fn version_10_sorts_after_9() {
         assert!(numbers("0.10.0") > numbers("0.9.9"));
     }
 }

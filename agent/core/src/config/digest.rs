@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_read_back_as_written_and_anything_else_is_refused() {
+    fn digest_is_read_as_written_and_nothing_else() {
         let digest = Digest::of(b"");
         assert_eq!(digest.to_string(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
         assert_eq!(format!("{digest:?}"), "e3b0c442", "enough to tell two apart");
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_depends_on_each_part_and_on_where_one_ends() {
+    fn id_depends_on_each_part_and_where_it_ends() {
         let id = ConfigId::of("u", b"p", b"o");
         for other in [("v", "p", "o"), ("u", "q", "o"), ("u", "p", "n"), ("up", "", "o"), ("u", "po", "")] {
             assert_ne!(id, ConfigId::of(other.0, other.1.as_bytes(), other.2.as_bytes()));

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_there_is_instead_of_the_key_is_said_up_to_five_keys() {
+    fn missing_key_error_lists_up_to_five_keys() {
         check(with_keys(&["kubelet", "a"]), Ok("x"));
         let nothing = "nor under any other (a file that is not UTF-8 becomes binaryData)";
         check(with_keys(&[]), Err(&format!("it has no text under key \"kubelet\", {nothing}")));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_another_uid_and_what_is_no_object_are_refused() {
+    fn wrong_uid_and_invalid_json_are_refused() {
         check(json!({"metadata": {"uid": "v"}}), Err("it has UID v, expected u"));
         let found = content(
             b"[",

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_closed_its_record_counts_for_nothing() {
+    fn closed_record_counts_nothing() {
         check(None, PreviousRun::default(), "none");
         check(None, after(exit("watchdog")), "none");
         check(
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_ended_in_this_boot_is_counted_however_it_ended() {
+    fn open_record_of_this_boot_is_a_counted_startup() {
         let this = Some(BOOT);
         check(this, PreviousRun::default(), "counted: nobody recorded how");
         let status = |result: &str, status: &str| Exit { exit_status: status.into(), ..exit(result) };
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_that_was_asked_for_counts_for_nothing_even_if_it_was_killed_at_its_time_limit() {
+    fn requested_stop_is_clean_even_if_killed() {
         // it hung too deep to note that it was asked
         check(Some(BOOT), after(exit("timeout")), "none");
         for result in ["success", "timeout", "signal", "exit-code"] {
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_that_core_ordered_counts_for_nothing_even_if_its_record_could_not_be_closed() {
+    fn exit_0_is_clean_even_if_its_record_is_open() {
         let ordered = Exit { exit_code: "exited".into(), exit_status: "0".into(), ..exit("success") };
         check(Some(BOOT), after(ordered.clone()), "none");
         check(Some("boot-before"), after(Exit { boot_id: "boot-before".into(), ..ordered.clone() }), "none");
@@ -356,12 +356,12 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_kill_while_only_the_disk_stood_still_is_a_cut() {
+    fn watchdog_kill_for_a_stalled_disk_is_a_cut() {
         check(Some(BOOT), after(Exit { stalled: vec!["disk".into()], ..exit("watchdog") }), "cut");
     }
 
     #[test]
-    fn a_run_of_another_boot_is_a_cut_unless_there_is_fresh_evidence_of_a_crash() {
+    fn open_record_of_another_boot_is_a_cut_without_evidence() {
         let before = Some("boot-before");
         check(before, PreviousRun::default(), "cut");
         check(
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counted_startup_sets_the_running_time_to_zero_and_a_cut_never_does() {
+    fn counted_startup_resets_running_time_and_a_cut_does_not() {
         let wall = Timestamp::from_micros(9);
         let ran = Startups { ran_ms: 300_000, cuts: 3, ..startups() };
         let crashed = counted(ran.clone(), &Ended::Counted("x".into()), BOOT, 7, wall);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_an_older_run_is_not_held_against_the_one_that_left_its_record_open() {
+    fn exit_of_an_older_run_is_ignored() {
         let before = "boot-before";
         let end =
             |run| after(Exit { boot_id: before.into(), run, exit_status: "101".into(), ..exit("exit-code") });
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_a_clean_end_could_not_close_needs_no_write() {
+    fn record_left_open_by_a_clean_exit_needs_no_write() {
         let open = left_open(Some(BOOT), 3);
         assert_eq!(counted(open.clone(), &Ended::Clean, BOOT, 4, Timestamp::default()), open);
         let other_boot = counted(open.clone(), &Ended::Clean, "next-boot", 1, Timestamp::default());
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_counts_only_while_the_trial_lasts() {
+    fn cut_counts_only_in_the_trial() {
         let settled = Startups { ran_ms: 600_000, ..startups() };
         assert_eq!(counted(settled, &Ended::Cut, BOOT, 7, Timestamp::default()).cuts, 0);
         let short = Startups { ran_ms: 20_000, trial_ms: Some(0), ..startups() };
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_f_is_only_for_an_assigned_config_that_came_over_the_network() {
+    fn rule_f_needs_an_assigned_and_downloaded_config() {
         let terms = Terms::default();
         let role = Role { assigned: true, downloaded: true, last_known_good: false };
         let silent = with(0, 0, 600_000);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_silent_trial_is_remembered_as_the_second() {
+    fn second_silent_trial_is_counted() {
         let wall = Timestamp::default();
         let first = verdict(BadKind::Contact, "current", "u", wall, None);
         let second = verdict(BadKind::Contact, "current", "u", wall, Some(&first));
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_saved_every_quarter_of_the_trial_and_at_most_every_five_minutes() {
+    fn progress_is_saved_every_quarter_up_to_five_minutes() {
         let every = |trial_ms, ran_ms| Terms { trial_ms, threshold: 10 }.save_every_ms(ran_ms);
         assert_eq!(every(600_000, 0), 150_000);
         assert_eq!(every(86_400_000, 0), 300_000);

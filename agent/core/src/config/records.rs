@@ -661,7 +661,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back_equal() {
+    fn records_are_read_back_equal() {
         let assigned =
             Assigned { config: record(), since: Some(Timestamp::from_micros(0)), downloaded: false };
         for current in [
@@ -685,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn both_parts_of_a_checkpoints_name_must_be_file_names() {
+    fn checkpoint_name_needs_two_file_names() {
         let longest = "x".repeat(64);
         assert!(
             CheckpointName::new("u-1", "7").is_some() && CheckpointName::new(&longest, &longest).is_some()
@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_of_one_version_of_one_object() {
+    fn record_names_one_version_of_one_object() {
         let found =
             [("u-1", "7"), ("u-1", "8"), ("u-2", "7")].map(|(uid, version)| record().is(uid, version));
         assert_eq!(found, [true, false, false]);
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_written_as_every_version_of_the_agent_reads_them() {
+    fn startups_text_is_readable_by_every_version() {
         let mut startups = Startups::fresh(RanAs::Local);
         let text = |startups: &Startups| String::from_utf8(startups.to_bytes()).expect("JSON");
         assert_eq!(
@@ -721,7 +721,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_cut_where_it_is_longer_than_its_limit_and_not_again() {
+    fn long_text_is_cut_once() {
         for (cut, bytes) in
             [(shortened as fn(&str) -> String, REASON_BYTES), (shortened_detail, DETAIL_BYTES)]
         {
@@ -738,7 +738,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_current_or_last_known_good_means_local() {
+    fn empty_current_or_last_known_good_means_local() {
         for empty in [&b""[..], b" \n"] {
             assert_eq!(Current::read(&content(empty)), Known::Is(Current::local("")));
             assert_eq!(read_last_known_good(&content(empty)), Known::Is(None));
@@ -746,14 +746,14 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_a_newer_agent_is_unknown_and_left_alone() {
+    fn record_of_a_newer_agent_is_unknown_and_left_alone() {
         let newer = content(br#"{"apiVersion":"kedge.dev/v2","anything":true}"#);
         let expect_why = "written by another agent (kedge.dev/v2)".to_owned();
         assert_eq!(Current::read(&newer), Known::Unknown { why: expect_why, set_aside: false });
     }
 
     #[test]
-    fn damage_is_unknown_with_a_reason_and_never_an_empty_record() {
+    fn damaged_record_is_unknown_with_a_reason() {
         let whole = Current { assigned: None, node_uid: "n".into(), invalid_source: None }.to_bytes();
         let mut cases: Vec<Vec<u8>> = vec![vec![0; 40], b"{}".to_vec(), b"[]".to_vec(), b"null".to_vec()];
         cases.extend((1..whole.len() - 1).map(|n| whole[..n].to_vec()));
@@ -778,7 +778,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_damage_is_short_however_large_the_file() {
+    fn reason_for_damage_is_short() {
         let long = format!(r#"{{"{0}":"{0}","uid":["{0}"],"id":"{0}","local":"{0}"}}"#, "x".repeat(10_000));
         let long = content(long.as_bytes());
         for unknown in [
@@ -791,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_eleven_startups_are_damage_not_a_crash() {
+    fn twelve_startups_are_a_damaged_record() {
         let stamps = ["\"2026-11-21T01:00:00Z\""; 12].join(",");
         let text = format!(
             r#"{{"id":"local","ran_ms":0,"contact":false,"startups":[{stamps}],"cuts":0,"open":null,"threshold":null,"trial_ms":null}}"#
@@ -811,7 +811,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hand_written_entry_without_contents_bans_every_content_of_its_uid() {
+    fn entry_without_contents_bans_the_whole_uid() {
         let text = br#"{"u-1": {"time": "2026-11-21T01:00:00Z", "reason": "by hand"}}"#;
         let Known::Is(bad) = BadConfigs::read(&content(text)) else { panic!("unknown") };
         for id in [None, Some(ConfigId::of("u-1", b"a", b"")), Some(ConfigId::of("u-1", b"b", b""))] {
@@ -822,7 +822,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_is_about_one_content_and_goes_when_cleared_or_forgiven() {
+    fn verdict_is_about_one_content_until_cleared() {
         let (a, b) = (ConfigId::of("u", b"a", b""), ConfigId::of("u", b"b", b""));
         let mut bad = BadConfigs::default();
         bad.mark("u", a, verdict(1), &[]);
@@ -835,7 +835,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_verdicts_go_first_and_never_those_of_the_configs_in_use() {
+    fn oldest_verdicts_go_first_except_those_in_use() {
         let mut bad = BadConfigs::default();
         let id = |n: u8| ConfigId::of("u", &[n], b"");
         for n in 0..40 {
@@ -854,7 +854,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_just_made_stays_though_a_clock_set_back_makes_it_look_like_the_oldest() {
+    fn newest_verdict_stays_when_the_clock_went_back() {
         let mut bad = BadConfigs::default();
         let id = |n: u8| ConfigId::of("u", &[n], b"");
         for n in 0..8 {
@@ -872,7 +872,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_and_a_detail_of_any_length_are_kept_within_bounds() {
+    fn long_reason_and_detail_are_cut() {
         let mut bad = BadConfigs::default();
         let long = Verdict { reason: "é".repeat(100_000), detail: "é".repeat(100_000), ..verdict(1) };
         bad.mark("u", ConfigId::of("u", b"", b""), long, &[]);

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_correct_in_two_forms_and_invalid_in_all_others() {
+    fn source_is_correct_in_two_forms_only() {
         check(json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "u-1"}}), Ok(pinned()));
         check(
             json!({"configMapRef": {"kind": "ConfigMap", "apiVersion": "v1", "namespace": "n", "name": "m", "uid": "u-1"},
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_as_long_as_kubernetes_allows_and_no_longer() {
+    fn name_has_at_most_253_bytes() {
         let named =
             |name: &str| json!({"configMap": {"namespace": "n", "name": name, "kubeletConfigKey": "k"}});
         let longest = "m".repeat(253);
@@ -323,14 +323,14 @@ mod tests {
     }
 
     #[test]
-    fn empty_is_nil() {
+    fn empty_source_is_nil() {
         assert_eq!(requested_source(None, None, true), RequestedSource::Nil);
         assert_eq!(requested_source(Some(&Value::Null), None, false), RequestedSource::Nil);
         assert_eq!(requested_source(None, Some(" "), false), RequestedSource::Nil);
     }
 
     #[test]
-    fn the_annotation_counts_only_where_the_server_is_not_our_hub() {
+    fn annotation_is_ignored_on_our_hub() {
         let text = following().to_value().to_string();
         assert_eq!(requested_source(None, Some(&text), false), RequestedSource::Correct(following()));
         assert_eq!(

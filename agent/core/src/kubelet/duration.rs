@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_written_as_go_writes_it() {
+    fn duration_is_written_as_go_writes_it() {
         let table = [
             ("0", "0s"),
             ("10m", "10m0s"),

@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn the_examples_of_rfc_7386_come_out_as_printed() {
+    fn rfc_7386_examples_merge_as_printed() {
         check(json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"}));
         check(json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"}));
         check(json!({"a":"b"}), json!({"a":null}), json!({}));
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_object_that_is_written_again_keeps_nothing_of_before() {
+    fn rewritten_object_keeps_nothing_it_had() {
         let base = json!({"x": {"z": 2}});
         let patches = [json!({"x": null}), json!({"x": {"y": 1}})];
         let together = merged(&patches);
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_text_has_sorted_keys_and_nothing_that_has_no_effect() {
+    fn canonical_text_has_sorted_keys_and_only_effects() {
         let check = |patches: &[Value], expect: &str| assert_eq!(canonical(&merged(patches)), expect);
         check(
             &[json!({"b": [1, [2, {"y": 1, "x": "\"", "z": {}}], []], "a": null, "c": {}})],
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn merging_is_associative_and_agrees_with_rfc_7386_step_by_step() {
+    fn merging_is_associative_and_follows_rfc_7386() {
         let mut dice = Dice(7);
         for _ in 0..5_000 {
             let layers: Vec<Value> = (0..4).map(|_| dice.object(3)).collect();
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn drop_ins_are_the_conf_files_in_byte_order() {
+    fn drop_ins_are_conf_files_in_byte_order() {
         let names = [
             "20-b.conf",
             "README",

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_are_no_words_stand_in_brackets() {
+    fn non_identifier_keys_are_bracketed() {
         let mut path = String::new();
         enter(&mut path, "evictionHard");
         let length = enter(&mut path, "memory.available");

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_taken_of_the_capacity() {
+    fn share_is_taken_of_the_capacity() {
         assert_eq!(Threshold::Share(100_000).amount(1000), Some(100));
         assert_eq!(Threshold::Share(999_999).amount(u64::MAX), Some(18_446_725_626_965_477_905));
         assert_eq!(Threshold::Amount(5).amount(3), Some(5));

@@ -709,7 +709,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_type_says_what_was_found_and_expected() {
+    fn wrong_type_error_has_found_and_expected() {
         check("logging: {verbosity: loud}", &["logging.verbosity is \"loud\", expected 0 to 10"]);
         check("registerNode: \"yes\"", &["registerNode is \"yes\", expected true or false"]);
         check(
@@ -778,7 +778,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_right_for_every_field_and_key() {
+    fn null_is_valid_for_every_field_and_key() {
         check(
             "maxPods: null\nlogging: ~\nfeatureGates: {A: null}\nevictionHard:\n  memory.available:\n",
             &[],
@@ -786,7 +786,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_field_is_named_with_the_one_probably_meant() {
+    fn unknown_field_error_suggests_the_nearest() {
         check(
             "confgTrialDuration: 1m",
             &["unknown field confgTrialDuration (did you mean configTrialDuration?)"],
@@ -806,7 +806,7 @@ mod tests {
     }
 
     #[test]
-    fn a_distance_is_the_number_of_letters_to_insert_remove_or_replace() {
+    fn distance_counts_inserts_removals_and_replacements() {
         for (one, other, edits) in [
             ("", "", 0),
             ("", "abc", 3),
@@ -824,7 +824,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_outside_their_bounds_are_found_in_the_whole() {
+    fn numbers_out_of_range_are_found() {
         let check = |text: &str, expect: &[&str]| {
             let value = yaml::parse(text.as_bytes()).unwrap().to_json();
             let mut found = Vec::new();
@@ -847,7 +847,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stand_once_and_only_honoured_fields_have_defaults() {
+    fn field_names_are_unique_and_only_honoured_have_defaults() {
         let leaves = leaves();
         let mut names: Vec<&String> = leaves.iter().map(|(path, _)| path).collect();
         names.sort();

@@ -723,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_scalar_means_what_it_means_to_the_kubelet() {
+    fn plain_scalars_are_read_as_by_the_kubelet() {
         for text in ["true", "True", "TRUE", "yes", "Yes", "YES", "on", "On", "ON", "y", "Y"] {
             check(&format!("a: {text}"), json!({"a": true}));
         }
@@ -817,14 +817,14 @@ mod tests {
     }
 
     #[test]
-    fn json_is_read_as_it_is() {
+    fn json_is_read_unchanged() {
         let text = r#"{"a":{"b":[1,2.5,"x\n\u0041\/",true,null]},"c":{}}"#;
         check(text, json!({"a": {"b": [1, 2.5, "x\nA/", true, null]}, "c": {}}));
         check("{\n\t\"a\": 1,\n\t\"b\": [\n\t\t2\n\t]\n}\n", json!({"a": 1, "b": [2]}));
     }
 
     #[test]
-    fn a_text_without_a_value_is_null() {
+    fn text_without_a_value_is_null() {
         for text in ["", "\n\n", "# only a comment\n", "---\n", "---\n# nothing\n...\n", "\u{feff}"] {
             check(text, Value::Null);
         }
@@ -832,7 +832,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_lines_and_columns_from_one() {
+    fn positions_count_from_one() {
         let tree = parse(b"a: 1\nb:\n  - x\n  - {c: 2}\n").unwrap();
         let list = tree.get("b").unwrap();
         assert_eq!(tree.entries()[1].key_position, Position { line: 2, column: 1 });
@@ -841,7 +841,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named_with_its_line() {
+    fn syntax_error_names_the_line() {
         check_error("a: 1\nb: 2\na: 3\n", "duplicate key \"a\", first at line 1 (line 3, column 1)");
         check_error("a:\n  b: {c: 1, c: 2}\n", "duplicate key \"c\", first at line 2 (line 2, column 13)");
         check_error("{\"a\": 1, \"a\": 1}", "duplicate key \"a\", first at line 1 (line 1, column 10)");
@@ -867,7 +867,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_that_no_text_has_is_named_with_its_place() {
+    fn control_byte_error_names_the_position() {
         for (byte, shown) in [('\u{1}', "0x01"), ('\u{1f}', "0x1f"), ('\u{7f}', "0x7f")] {
             let expect = format!("text holds the byte {shown}, expected YAML or JSON in UTF-8");
             check_error(&format!("a: 1\nb: 2\nc:{byte} 3\n"), &format!("{expect} (line 3, column 3)"));
@@ -878,14 +878,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_a_colon_is_the_one_named_and_no_comment_or_blank_after_it() {
+    fn missing_colon_error_names_the_right_line() {
         let expect = "not YAML or JSON: a line without \": \" (a colon and a space) (line 2, column 1)";
         check_error("a: 1\nbroken\nb: 2\n", expect);
         check_error("a: 1\nbroken\n\n# a comment\n  # another\n\nb: 2\n", expect);
     }
 
     #[test]
-    fn the_parsers_words_are_put_into_an_operators() {
+    fn parser_errors_are_put_into_plain_words() {
         for (info, words) in [
             ("simple key expected", "a line without \": \" (a colon and a space)"),
             ("unexpected character: `@'", "a value that begins with one of @ ` %, expected quotes around it"),
@@ -896,7 +896,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_announces_as_many_tokens_as_it_can_hold() {
+    fn announced_tokens_are_bounded_by_the_line() {
         for (line, tokens) in [
             ("", 0),
             ("word", 0),
@@ -917,7 +917,7 @@ mod tests {
     }
 
     #[test]
-    fn the_extent_of_a_tree_is_its_values_the_bytes_of_its_texts_and_its_levels() {
+    fn tree_extent_counts_values_bytes_and_levels() {
         for (text, expect) in [
             ("~", (1, 0, 0)),
             ("17", (1, 0, 0)),
@@ -940,7 +940,7 @@ mod tests {
     }
 
     #[test]
-    fn a_billion_laughs_are_refused() {
+    fn billion_laughs_are_refused() {
         let mut text = String::from("a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]\n");
         for level in 1..10 {
             let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
@@ -951,7 +951,7 @@ mod tests {
     }
 
     #[test]
-    fn one_long_text_repeated_often_is_refused() {
+    fn long_text_repeated_often_is_refused() {
         let text = format!("a: &a {}\nb: [{}]\n", "x".repeat(100_000), vec!["*a"; 100].join(", "));
         let error = parse(text.as_bytes()).expect_err("a bomb");
         assert_eq!(error.message, "anchors and aliases repeat more than 5000 values or 262144 bytes");
@@ -998,7 +998,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_a_limit_is_read_and_what_is_one_beyond_it_is_not() {
+    fn text_at_a_limit_is_read_and_beyond_it_refused() {
         let comment = format!("#{}", "x".repeat(MAX_TEXT_BYTES - 1));
         check_limit(&comment, &format!("{comment}x"), "text has 1572865 bytes, expected at most 1572864");
         let commas = format!("#{}", ",".repeat(MAX_TOKENS / 2));
@@ -1016,7 +1016,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_of_json_has_no_places_and_loses_nothing() {
+    fn tree_from_json_loses_nothing_but_positions() {
         let value = json!({"a": [1, "x", null, {"b": true}]});
         let tree = Tree::from_json(&value);
         assert_eq!(tree.to_json(), value);

@@ -182,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_asked_for_while_no_node_is_known() {
+    fn unknown_node_gets_no_lease_request() {
         let mut keeper = LeaseKeeper::new("edge-1", 40, at(0));
         assert_eq!(keeper.poll(at(100_000)), None);
         assert_eq!(keeper.next_deadline(), None);
     }
 
     #[test]
-    fn the_first_renewal_claims_the_lease_and_the_next_say_only_the_time() {
+    fn first_renewal_claims_and_the_next_send_only_the_time() {
         let (mut keeper, mut jitter) = keeper();
         let Some(LeaseRequest::Patch(first)) = keeper.poll(at(0)) else { panic!("no patch") };
         assert_eq!(first["metadata"]["ownerReferences"][0]["uid"], "uid-1");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_lease_is_created_with_its_owner_and_one_that_appeared_meanwhile_is_claimed() {
+    fn missing_lease_is_created_with_its_owner() {
         let (mut keeper, mut jitter) = keeper();
         keeper.poll(at(0));
         keeper.answered(at(1), &refused(404), &mut jitter);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_node_gets_no_lease_and_a_new_one_gets_its_own() {
+    fn deleted_node_gets_no_lease_and_a_new_one_gets_its_own() {
         let (mut keeper, mut jitter) = keeper();
         keeper.poll(at(0));
         keeper.answered(at(1), &Answer::Accepted(None), &mut jitter);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_back_off_but_never_beyond_the_period_and_are_logged_once() {
+    fn failures_back_off_within_the_period_and_are_logged_once() {
         let (mut keeper, mut jitter) = keeper();
         let mut now = 0;
         let mut logged = 0;
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_takes_less_than_its_period_and_never_longer_than_a_loop_may_stand_still() {
+    fn request_deadline_follows_the_period_up_to_its_limit() {
         let deadline = |secs| LeaseKeeper::new("edge-1", secs, at(0)).request_deadline();
         assert_eq!(deadline(40), Duration::from_secs(8));
         assert_eq!(deadline(100), Duration::from_secs(20));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_names_a_wait_gets_it_as_far_as_the_lease_allows() {
+    fn retry_after_is_honoured_within_the_lease() {
         let (mut keeper, mut jitter) = keeper();
         keeper.poll(at(0));
         let busy = Answer::Refused {
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_is_missing_or_there_against_all_expectation_is_not_asked_for_in_a_loop() {
+    fn unexpected_404_or_409_is_followed_by_a_pause() {
         // neither patched nor created: its namespace is missing
         check_pause(&[404, 404]);
         // a patch that conflicts is not repaired by another patch
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_failure_is_not_worth_a_line_neither_when_it_comes_nor_when_it_is_over() {
+    fn single_failure_is_not_logged() {
         let (mut keeper, mut jitter) = keeper();
         keeper.poll(at(0));
         assert_eq!(keeper.answered(at(0), &Answer::Failed("no route".into()), &mut jitter), None);

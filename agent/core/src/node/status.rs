@@ -425,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_written_as_the_api_server_would_write_them() {
+    fn amounts_are_written_as_the_api_server_writes_them() {
         for (value, expect) in [
             (0, "0"),
             (1, "1"),
@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn pressure_is_held_for_its_period_after_it_was_last_seen_and_no_longer() {
+    fn pressure_is_held_for_its_period() {
         let at = |secs| Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
         let hold = Duration::from_secs(300);
         let mut pressure = Pressure::default();
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn pressure_begins_below_the_threshold_not_at_it() {
+    fn amount_at_the_threshold_is_no_pressure() {
         check_low(100, 100, 100, 900, [false, false, false]);
         check_low(99, 100, 100, 900, [true, false, false]);
         check_low(100, 99, 100, 900, [false, true, false]);
@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_knows_whether_it_tells_of_a_change_or_is_the_report_that_is_due() {
+    fn patch_tells_a_change_from_a_report_that_is_due() {
         let config =
             crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
         let ok = ConfigOk { status: "True", ..ConfigOk::default() };
