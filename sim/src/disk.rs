@@ -39,6 +39,8 @@ pub const WITHIN_A_WRITE: [Operation; 4] =
 
 pub struct Disk {
     fake: FakeDisk,
+    /// In this run of the agent, files were changed behind its back, or writes were stopped.
+    touched: bool,
     /// The protocol, with what the process under way remembers of the disk.
     files: Arc<DurableFiles<FakeDisk>>,
     pub fault: WriteFault,
@@ -65,6 +67,7 @@ impl Disk {
         Self {
             files: fake::files(&fake),
             fake,
+            touched: false,
             fault: WriteFault::None,
             syncs_files: true,
             syncs_directories: true,
@@ -108,6 +111,7 @@ impl Disk {
 
     /// A durable write that is stopped within the first operation of this sort, by whatever ends the process.
     pub fn write_until(&mut self, operation: Operation, file: &StateFile, path: &str, bytes: &[u8]) {
+        self.touched = true;
         self.meet_fault(file);
         self.fake.cut_power_at(operation);
         // the process is gone, or is told of an error by its caller
@@ -151,6 +155,7 @@ impl Disk {
 
     /// Another process begins: it remembers nothing of the disk.
     pub fn new_process(&mut self) {
+        self.touched = false;
         self.files = fake::files(&self.fake);
     }
 
@@ -161,16 +166,19 @@ impl Disk {
 
     /// Places a file behind the agent's back.
     pub fn put(&mut self, path: &str, bytes: &[u8]) {
+        self.touched = true;
         self.fake.put(path, bytes);
     }
 
     /// Removes a file behind the agent's back.
     pub fn remove(&mut self, path: &str) {
+        self.touched = true;
         self.fake.remove(path);
     }
 
     /// Removes behind the agent's back every file whose path is not wanted.
     pub fn retain(&mut self, wanted: impl Fn(&str) -> bool) {
+        self.touched = true;
         for path in self.paths().iter().filter(|path| !wanted(path)) {
             self.fake.remove(path);
         }
@@ -178,6 +186,7 @@ impl Disk {
 
     /// The content of this file can no longer be read.
     pub fn make_unreadable(&mut self, path: &str) {
+        self.touched = true;
         self.fake.fail_reads_of(path);
     }
 
@@ -186,6 +195,10 @@ impl Disk {
     }
 
     // ------------------------------------------------------------------------------------------ looking
+
+    pub(crate) fn is_touched(&self) -> bool {
+        self.touched
+    }
 
     pub fn content(&self, path: &str) -> Option<Vec<u8>> {
         self.fake.content(path)

@@ -6,6 +6,7 @@
 //!
 //! Most tests have one node, and a [`World`] stands for its first node: `world.disk` is that node's disk.
 
+mod checks;
 pub mod disk;
 pub mod hub;
 pub mod node;
@@ -27,6 +28,12 @@ pub const DEFAULT_PODS: u32 = 110;
 
 /// Acts without any time passing, after which nothing comes to rest any more.
 const TURNS: u32 = 10_000;
+/// Ticks after which a deadline must lie in the future.
+const TICKS_AT_ONCE: u32 = 4;
+/// Runs after which an agent that is left alone stays.
+const RUNS_TO_REST: u32 = 8;
+/// Steps and deadlines of an agent in hours in which nothing happens.
+const ACTS_ALONE: u32 = 20_000;
 /// Time between an exit and the supervisor's next start.
 const RESTART_DELAY: Duration = Duration::from_secs(2);
 /// Starts in one stretch of time, for each node: more is a loop.
@@ -201,6 +208,59 @@ impl World {
         for node in &mut self.nodes {
             node.handle(Event::Tick);
         }
+    }
+
+    /// As the first node's main loop: a deadline that has come is a tick; one that stays would keep a processor busy.
+    pub fn wait_for_deadline(&mut self) {
+        for _ in 0..TICKS_AT_ONCE {
+            let Some(at) = self.deadline().filter(|_| !self.exited()) else { return };
+            let wait = at.saturating_sub(self.mono);
+            self.advance(wait);
+            self.handle(Event::Tick);
+            if !wait.is_zero() {
+                return;
+            }
+        }
+        let deadline = self.deadline().filter(|_| !self.exited());
+        assert!(
+            deadline.is_none_or(|at| at > self.mono),
+            "the deadline {deadline:?} stays in the past at {:?}",
+            self.mono
+        );
+    }
+
+    /// No server answers, and the disk works: after a few runs an agent must stay, with a configuration in use.
+    pub fn comes_to_rest_alone(&mut self) {
+        for _ in 0..RUNS_TO_REST {
+            if self.exited() {
+                self.nodes[0].supervise();
+            }
+            if self.stays_for(Duration::from_secs(2 * 3600)) {
+                let process = self.process.as_ref().expect("it stays");
+                assert!(process.node.effective().is_some(), "no configuration in use");
+                return;
+            }
+        }
+        panic!("the agent does not stay");
+    }
+
+    /// Whether it runs all that time, with nothing answered but the disk.
+    fn stays_for(&mut self, time: Duration) -> bool {
+        let end = self.time + time;
+        for _ in 0..ACTS_ALONE {
+            if self.exited() {
+                return false;
+            }
+            if self.do_step() {
+                continue;
+            }
+            let left = end.saturating_sub(self.time);
+            match self.deadline() {
+                Some(at) if at <= self.mono + left => self.wait_for_deadline(),
+                _ => return self.process.as_ref().is_some_and(|process| process.used.is_some()),
+            }
+        }
+        panic!("{ACTS_ALONE} steps and deadlines in {time:?} in which nothing happened")
     }
 
     /// Time passes; supervisors start agents that do not run or have exited.

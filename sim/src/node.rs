@@ -4,6 +4,7 @@
 //! performed step is kept in `seen`; two steps under way at once end the test. Nothing here knows the rules it tests. Leaves
 //! the hub and the passing of time to [`crate::World`].
 
+use crate::checks::{self, Asked};
 use crate::disk::Disk;
 use crate::hub::Hub;
 use crate::{HEADER, WALL_MICROS};
@@ -32,6 +33,9 @@ pub enum Seen {
 /// A running agent, and what it waits for.
 pub struct Process {
     pub node: Core,
+    /// Gets the same events, if every promise is checked: it must give the same actions.
+    twin: Option<Core>,
+    asked: Asked,
     pub step: Option<Step>,
     pub facts_wanted: bool,
     pub requests: Vec<Request>,
@@ -72,6 +76,10 @@ pub struct Node {
     pub seed: u64,
     /// How fast the agent's running clock goes, in percent: 100 is right.
     pub hurry_percent: u32,
+    /// What an agent asks for is checked. A world that lies to it may make it ask for anything.
+    pub checked: bool,
+    /// Checked, too, is what costs too much for thousands of runs.
+    pub thorough: bool,
 }
 
 impl Node {
@@ -97,6 +105,8 @@ impl Node {
             starts: 0,
             seed,
             hurry_percent: 100,
+            checked: true,
+            thorough: false,
         }
     }
 
@@ -117,6 +127,9 @@ impl Node {
 
     pub fn advance(&mut self, by: Duration) {
         self.mono += by;
+        if let Some(process) = &mut self.process {
+            process.asked.clear();
+        }
         self.wall_micros += i64::try_from(by.as_micros()).expect("tests last less than 292,000 years");
     }
 
@@ -151,12 +164,17 @@ impl Node {
             previous_run: PreviousRun { runs: self.runs + 1, ..self.previous.clone() },
             seed: self.seed.wrapping_add(self.starts),
         };
+        let of_twin = self.thorough.then(|| options.clone());
         let node = Core::new(options, self.now()).map_err(|error| error.report())?;
+        let twin =
+            of_twin.map(|options| Core::new(options, self.now()).expect("the same options were right"));
         self.starts += 1;
         self.runs += 1;
         self.disk.new_process();
         self.process = Some(Process {
             node,
+            twin,
+            asked: Asked::default(),
             step: None,
             facts_wanted: false,
             requests: Vec::new(),
@@ -176,10 +194,24 @@ impl Node {
     pub fn handle(&mut self, event: Event) {
         let now = self.now();
         let Some(process) = &mut self.process else { return };
+        if matches!(event, Event::ServerChanged) {
+            process.asked.clear();
+        }
         let mut actions = Vec::new();
-        process.node.handle(now, event, &mut actions);
+        if let Some(twin) = &mut process.twin {
+            let mut same = Vec::new();
+            twin.handle(now, event.clone(), &mut same);
+            process.node.handle(now, event, &mut actions);
+            assert_eq!(actions, same, "the same events, other actions");
+        } else {
+            process.node.handle(now, event, &mut actions);
+        }
         for action in actions {
             self.take(action);
+        }
+        if self.thorough && !self.exited() {
+            let process = self.process.as_ref().expect("it has not exited");
+            checks::check_report(&process.node, now, process.used.is_some(), process.step.is_some());
         }
     }
 
@@ -193,6 +225,9 @@ impl Node {
         match action {
             Action::Step(step) => {
                 assert!(process.step.is_none(), "a second step while {:?} is under way", process.step);
+                if let (Step::Write(file, bytes), true) = (&step, self.checked) {
+                    checks::check_write(&self.disk, &self.version, file, bytes);
+                }
                 process.step = Some(step);
             }
             Action::Use(effective) => {
@@ -210,10 +245,17 @@ impl Node {
             Action::Request(request) => {
                 let same = process.requests.iter().any(|other| other.kind() == request.kind());
                 assert!(!same, "a second {:?} in flight", request.kind());
+                if self.thorough {
+                    process.asked.count(Some(request.kind()));
+                    checks::check_request(&request);
+                }
                 process.requests.push(request);
             }
             Action::Renew { request, deadline } => {
                 assert!(process.renewal.is_none(), "a second renewal in flight");
+                if self.thorough {
+                    process.asked.count(None);
+                }
                 process.renewal = Some((request, deadline));
             }
             Action::WatchNode => (process.watches_node, process.node_shown) = (true, None),
@@ -221,8 +263,12 @@ impl Node {
                 process.watched = wanted;
                 process.map_shown = None;
             }
-            Action::Exit(why) => process.exit = Some(why),
+            Action::Exit(why) => {
+                assert!(!why.is_empty() && process.step.is_none(), "it exits within a step: {why:?}");
+                process.exit = Some(why);
+            }
             Action::Log(level, line) => {
+                assert!(line.len() <= checks::LOG_BYTES, "a line of {} bytes", line.len());
                 let mark = if level == Level::Warn { "W" } else { " " };
                 self.log.push(format!("{mark} {line}"));
             }
@@ -232,6 +278,8 @@ impl Node {
     /// Removes what no record names: checkpoints, leftovers, other versions' counts.
     fn sweep(&mut self, keep: Option<Vec<String>>) {
         let ours = StateFile::Startups.path(&self.version);
+        let named =
+            if self.thorough { checks::named_checkpoints(&self.disk, &self.version) } else { Vec::new() };
         self.disk.sweep(&|path| {
             let checkpoint = path.starts_with("checkpoints") && path != Path::new("checkpoints");
             // a directory is kept for what is kept in it
@@ -239,6 +287,9 @@ impl Node {
             let counts = path.ends_with("startups.json");
             (!checkpoint || keep.as_ref().is_none_or(is_named)) && (!counts || path == Path::new(&ours))
         });
+        for path in named {
+            assert!(self.disk.content(&path).is_some(), "{path}, which a record names, was swept away");
+        }
     }
 
     // ------------------------------------------------------------------------------------------ performing

@@ -127,6 +127,8 @@ impl Life {
         let flavour = if random.percent(25) { Flavour::Kubernetes } else { Flavour::Kedge };
         let mut world = World::with(flavour);
         world.seed = random.number();
+        // a broken promise must be noticed by the invariant that guards it
+        world.checked = mutant.is_none();
         world.base(SLOWLY);
         match mutant {
             Some(Mutant::TrialTooShort) => world.hurry_percent = 150,

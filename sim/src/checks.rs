@@ -1,0 +1,108 @@
+//! What must hold of everything that an agent asks for, in every world: in the rows, the simulation and the fuzz target of a
+//! node.
+//!
+//! Owns what one action or one moment shows. Always holds: a broken promise is a panic that says which. Leaves to the
+//! simulation what only time shows (`tests/simulation/invariants.rs`).
+
+use crate::disk::Disk;
+use kedge_core::config::records::{
+    BadConfigs, ConfigRecord, Current, Read, Startups, StateFile, read_last_known_good,
+};
+use kedge_core::{Core, Digest, Now, Request, RequestKind};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Longest text of a condition, whatever a server or a file put into it.
+const CONDITION_BYTES: usize = 4096;
+/// Longest line for the log; a report of a bad config has twenty problems.
+pub(crate) const LOG_BYTES: usize = 16 * 1024;
+/// Largest body of a request: a status has a dozen conditions and the configuration three times.
+const BODY_BYTES: usize = 24 * 1024;
+/// Requests of one kind between two moments: more is a loop that only the network slows down.
+const REQUESTS_AT_ONCE: u32 = 8;
+
+/// What core writes, core can read; and a record names no configuration that is not there.
+pub(crate) fn check_write(disk: &Disk, version: &str, file: &StateFile, bytes: &[u8]) {
+    let read = Read::Content(bytes.to_vec());
+    let known = match file {
+        StateFile::Current => Current::read(&read).known().is_some(),
+        StateFile::LastKnownGood => read_last_known_good(&read).known().is_some(),
+        StateFile::BadConfigs => BadConfigs::read(&read).known().is_some(),
+        StateFile::Startups => Startups::read(&read).known().is_some(),
+        StateFile::Checkpoint(_) => serde_json::from_slice::<Value>(bytes).is_ok(),
+    };
+    assert!(known, "{file:?} is written as {}", bytes.escape_ascii());
+    if !disk.is_touched() {
+        check_named(disk, version, file, &read);
+    }
+}
+
+/// A record may name a configuration that it did not name before only when its checkpoint is there, whole.
+fn check_named(disk: &Disk, version: &str, file: &StateFile, read: &Read) {
+    let Some(config) = named_by(file, read) else { return };
+    let before = disk.content(&file.path(version)).map_or(Read::Absent, Read::Content);
+    if named_by(file, &before).is_some_and(|before| before == config) {
+        return;
+    }
+    let path = config.checkpoint().map(|name| StateFile::Checkpoint(name).path(version)).unwrap_or_default();
+    let there = disk.content(&path).map(|bytes| Digest::of(&bytes));
+    assert_eq!(there, Some(config.sha256), "{file:?} names {path}");
+}
+
+fn named_by(file: &StateFile, read: &Read) -> Option<ConfigRecord> {
+    match file {
+        StateFile::Current => Some(Current::read(read).known()?.assigned.clone()?.config),
+        StateFile::LastKnownGood => read_last_known_good(read).known().cloned().flatten(),
+        _ => None,
+    }
+}
+
+/// Checkpoints that are there and that a record on disk names: no sweep takes them.
+pub(crate) fn named_checkpoints(disk: &Disk, version: &str) -> Vec<String> {
+    let configs = [StateFile::Current, StateFile::LastKnownGood].map(|file| {
+        let read = disk.content(&file.path(version)).map_or(Read::Absent, Read::Content);
+        named_by(&file, &read)
+    });
+    let names = configs.into_iter().flatten().filter_map(|config| config.checkpoint());
+    let paths = names.map(|name| StateFile::Checkpoint(name).path(version));
+    paths.filter(|path| disk.content(path).is_some()).collect()
+}
+
+/// Requests and renewals since time last passed, by what they are for.
+#[derive(Debug, Default)]
+pub(crate) struct Asked(BTreeMap<Option<RequestKind>, u32>);
+
+impl Asked {
+    /// None is a renewal.
+    pub(crate) fn count(&mut self, kind: Option<RequestKind>) {
+        let asked = self.0.entry(kind).or_default();
+        *asked += 1;
+        assert!(*asked <= REQUESTS_AT_ONCE, "{kind:?}: {asked} times at one moment");
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+pub(crate) fn check_request(request: &Request) {
+    let bytes = format!("{request:?}").len();
+    assert!(bytes <= BODY_BYTES, "{:?} of {bytes} bytes", request.kind());
+}
+
+/// It reports from the moment a configuration is in use, in texts that an API server takes.
+pub(crate) fn check_report(core: &Core, now: Now, is_used: bool, has_step: bool) {
+    let report = core.report(now);
+    assert_eq!(report.is_some(), is_used, "in use, and not reported");
+    let Some(report) = report else {
+        assert!(has_step, "a start that waits for nothing");
+        return;
+    };
+    let condition = &report.config.condition;
+    assert!(matches!(condition.status, "True" | "False" | "Unknown"));
+    for text in [&condition.message, &condition.reason] {
+        assert!(!text.is_empty() && text.len() <= CONDITION_BYTES, "{} bytes: {text}", text.len());
+    }
+    assert!(report.config.status.error.len() <= CONDITION_BYTES, "{}", report.config.status.error);
+    serde_json::to_string(&report).expect("a report is JSON");
+}
