@@ -6,13 +6,13 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 
 /// What ends a story.
 #[derive(Debug)]
 pub(crate) enum HilError {
     /// The hub, kubectl, or a file of kedge-rig.
-    Kit(KitError),
+    Kit(RigError),
     /// An operation on this machine failed.
     Io {
         /// The operation and its path.
@@ -78,8 +78,8 @@ impl std::error::Error for HilError {
     }
 }
 
-impl From<KitError> for HilError {
-    fn from(error: KitError) -> Self {
+impl From<RigError> for HilError {
+    fn from(error: RigError) -> Self {
         HilError::Kit(error)
     }
 }

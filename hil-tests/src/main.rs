@@ -20,9 +20,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use kedge_rig::console::{Console, Tone};
 use kedge_rig::hub::Hub;
 use kedge_rig::scratch::Scratch;
-use kedge_rig::teller::{Teller, Tone};
 use lexopt::prelude::*;
 
 use crate::board::Board;
@@ -141,7 +141,7 @@ struct Run<'a> {
     image: PathBuf,
     hub: Hub,
     scratch: Scratch,
-    teller: Teller,
+    teller: Console,
     /// By the name of the story that it must make fail; None: run the stories as they are.
     sabotage: Option<BTreeMap<String, Sabotage>>,
     passed: usize,
@@ -167,7 +167,7 @@ impl<'a> Run<'a> {
         let names = ["127.0.0.1", host(HUB_IN_GUEST), host(MOVED_HUB_IN_GUEST)];
         let flags = names.map(|name| ["--advertise", name]);
         let hub = Hub::start(&scratch.path().join("hub"), flags.as_flattened())?;
-        let teller = Teller::new();
+        let teller = Console::new();
         Ok(Run {
             options,
             board,

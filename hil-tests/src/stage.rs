@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use kedge_rig::console::{Console, Tone};
 use kedge_rig::hub::Hub;
-use kedge_rig::teller::{Teller, Tone};
 use serde_json::{Value, json};
 
 use crate::error::HilError;
@@ -43,7 +43,7 @@ pub(crate) struct Stage<'a> {
     /// The node's machine.
     pub(crate) machine: Machine,
     /// Prints the story.
-    pub(crate) teller: &'a mut Teller,
+    pub(crate) teller: &'a mut Console,
     /// A command that is run on the node after each boot; only to make a story fail, see [`crate::sabotage`].
     pub(crate) after_each_boot: Option<String>,
 }
@@ -61,7 +61,7 @@ pub(crate) fn payload(trial: &str, threshold: u32, fields: &str) -> String {
 
 impl<'a> Stage<'a> {
     /// With this machine, on which nothing is sabotaged.
-    pub(crate) fn new(hub: &'a mut Hub, machine: Machine, teller: &'a mut Teller) -> Stage<'a> {
+    pub(crate) fn new(hub: &'a mut Hub, machine: Machine, teller: &'a mut Console) -> Stage<'a> {
         Stage { hub, machine, teller, after_each_boot: None }
     }
 }

@@ -1,4 +1,4 @@
-//! A `kedge agent` process under a babysitter: one node of a story or a test.
+//! A `kedge agent` process under a babysitter: one node of a test or of `make try`.
 //!
 //! Owns the node's directory (state, run directory, local configuration, credentials, log) and its process. Always holds: the
 //! process is started, watched and its ends are recorded as `kedge.service` does; several nodes on one machine do not
@@ -12,14 +12,14 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::babysitter::{Babysitter, Unit};
-use crate::error::KitError;
+use crate::error::RigError;
 
 /// Longest wait for the first full turn of an agent's main loop, on a machine that compiles at the same time.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
-/// The drop-in of every node of a story: no health port, because all nodes would want the same one, and a short Lease, so that
+/// The drop-in of every node of the rig: no health port, because all nodes would want the same one, and a short Lease, so that
 /// there is a renewal to see every three seconds. As a drop-in it also holds over every pushed configuration.
-pub const STORY_DROP_IN: &str = "\
+pub const RIG_DROP_IN: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 healthzPort: 0
@@ -69,19 +69,19 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Makes the node's directory `dir` with these credentials and [`STORY_DROP_IN`], and starts nothing yet.
+    /// Makes the node's directory `dir` with these credentials and [`RIG_DROP_IN`], and starts nothing yet.
     pub fn prepare(
         dir: &Path,
         name: &str,
         kubeconfig: &str,
         options: AgentOptions,
-    ) -> Result<Agent, KitError> {
+    ) -> Result<Agent, RigError> {
         let agent = Agent { name: name.to_owned(), dir: dir.to_owned(), options, babysitter: None };
         let drop_ins = agent.drop_in_dir();
-        std::fs::create_dir_all(&drop_ins).map_err(KitError::io("create directory", &drop_ins))?;
-        agent.write_drop_in("10-story.conf", STORY_DROP_IN)?;
+        std::fs::create_dir_all(&drop_ins).map_err(RigError::io("create directory", &drop_ins))?;
+        agent.write_drop_in("10-demo.conf", RIG_DROP_IN)?;
         let path = agent.kubeconfig();
-        std::fs::write(&path, kubeconfig).map_err(KitError::io("write", &path))?;
+        std::fs::write(&path, kubeconfig).map_err(RigError::io("write", &path))?;
         Ok(agent)
     }
 
@@ -91,11 +91,11 @@ impl Agent {
     }
 
     /// Gives it other credentials: an operator replaced the file, while the agent runs or not.
-    pub fn replace_kubeconfig(&self, kubeconfig: &str) -> Result<(), KitError> {
+    pub fn replace_kubeconfig(&self, kubeconfig: &str) -> Result<(), RigError> {
         let path = self.kubeconfig();
         let fresh = path.with_extension("new");
-        std::fs::write(&fresh, kubeconfig).map_err(KitError::io("write", &fresh))?;
-        std::fs::rename(&fresh, &path).map_err(KitError::io("replace", &path))
+        std::fs::write(&fresh, kubeconfig).map_err(RigError::io("write", &fresh))?;
+        std::fs::rename(&fresh, &path).map_err(RigError::io("replace", &path))
     }
 
     /// Its name, and its Node's.
@@ -134,20 +134,20 @@ impl Agent {
     }
 
     /// Writes a file of its drop-in directory; it holds from the next start.
-    pub fn write_drop_in(&self, name: &str, content: &str) -> Result<(), KitError> {
+    pub fn write_drop_in(&self, name: &str, content: &str) -> Result<(), RigError> {
         let path = self.drop_in_dir().join(name);
-        std::fs::write(&path, content).map_err(KitError::io("write", &path))
+        std::fs::write(&path, content).map_err(RigError::io("write", &path))
     }
 
     /// Starts it, and waits until it is ready. Also after [`Agent::stop`] or [`Agent::cut`].
-    pub fn start(&mut self) -> Result<(), KitError> {
+    pub fn start(&mut self) -> Result<(), RigError> {
         self.launch()?;
         self.babysitter().wait_ready(READY_LIMIT)?;
         Ok(())
     }
 
     /// Starts it, and waits for nothing.
-    pub fn launch(&mut self) -> Result<(), KitError> {
+    pub fn launch(&mut self) -> Result<(), RigError> {
         let mut unit = Unit::new(&self.name, self.command());
         unit.record_command = Some(self.record_command());
         unit.run_dir = Some(self.run_dir());
@@ -199,7 +199,7 @@ impl Agent {
     /// # Panics
     /// If it was never started, or was cut.
     pub fn babysitter(&self) -> &Babysitter {
-        self.babysitter.as_ref().expect("the story starts a node before it handles its process")
+        self.babysitter.as_ref().expect("a node is started before its process is used")
     }
 
     /// Whether it has been started.
@@ -208,7 +208,7 @@ impl Agent {
     }
 
     /// `systemctl stop`, until its end is recorded.
-    pub fn stop(&mut self) -> Result<(), KitError> {
+    pub fn stop(&mut self) -> Result<(), RigError> {
         match self.babysitter.take() {
             Some(babysitter) => Ok(babysitter.stop_and_wait(READY_LIMIT)?),
             None => Ok(()),
@@ -221,27 +221,28 @@ impl Agent {
     }
 
     /// `kedge ARGUMENTS` on this node: exit code, standard output, standard error.
-    pub fn kedge(&self, arguments: &[&str]) -> Result<(i32, String, String), KitError> {
+    pub fn kedge(&self, arguments: &[&str]) -> Result<(i32, String, String), RigError> {
         let output = Command::new(&self.options.program)
             .args(arguments)
             .arg("--root-dir")
             .arg(self.root_dir())
             .env("RUNTIME_DIRECTORY", self.run_dir())
             .output()
-            .map_err(KitError::io("run", &self.options.program))?;
+            .map_err(RigError::io("run", &self.options.program))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ok((output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr)))
     }
 
     /// The JSON that `kedge ARGUMENTS --output json` prints.
-    pub fn kedge_json(&self, arguments: &[&str]) -> Result<Value, KitError> {
+    pub fn kedge_json(&self, arguments: &[&str]) -> Result<Value, RigError> {
         let mut all = arguments.to_vec();
         all.extend(["--output", "json"]);
         let command = format!("kedge {}", all.join(" "));
         let (code, out, said) = self.kedge(&all)?;
         if code != 0 {
-            return Err(KitError::Failed { command, status: format!("exit code {code}"), said });
+            return Err(RigError::Failed { command, status: format!("exit code {code}"), said });
         }
-        serde_json::from_str(&out).map_err(|error| KitError::Garbled { command, problem: error.to_string() })
+        serde_json::from_str(&out)
+            .map_err(|error| RigError::BadAnswer { command, problem: error.to_string() })
     }
 }

@@ -29,7 +29,7 @@ use nix::sys::socket::{
 };
 use nix::unistd::Pid;
 
-use crate::error::KitError;
+use crate::error::RigError;
 
 /// systemd's own limit for one notify message (PIPE_BUF).
 const DATAGRAM_BYTES: usize = 4096;
@@ -277,13 +277,13 @@ impl Babysitter {
     ///
     /// # Errors
     /// A directory, the log or the notify socket cannot be made.
-    pub fn start(unit: Unit) -> Result<Babysitter, KitError> {
+    pub fn start(unit: Unit) -> Result<Babysitter, RigError> {
         for dir in [&unit.run_dir, &unit.state_dir].into_iter().flatten() {
-            std::fs::create_dir_all(dir).map_err(KitError::io("create directory", dir))?;
+            std::fs::create_dir_all(dir).map_err(RigError::io("create directory", dir))?;
         }
         let failed = |tried: &str| {
             let tried = format!("{tried} of {}", unit.name);
-            move |source| KitError::Io { tried, source }
+            move |source| RigError::Io { tried, source }
         };
         unit.open_log().map_err(failed("open the log"))?;
         let (socket, address) = bind_notify_socket().map_err(failed("bind the notify socket"))?;
@@ -312,7 +312,7 @@ impl Babysitter {
             is_wanted: true,
         };
         let thread = std::thread::Builder::new().name(format!("sits-{name}")).spawn(move || supervisor.run());
-        let thread = thread.map_err(|source| KitError::Io { tried: "start a thread".into(), source })?;
+        let thread = thread.map_err(|source| RigError::Io { tried: "start a thread".into(), source })?;
         let babysitter = Babysitter { name, orders: Some(orders), shared, thread: Some(thread) };
         babysitter.start_again();
         Ok(babysitter)
@@ -341,7 +341,7 @@ impl Babysitter {
     ///
     /// # Errors
     /// It has not within the limit.
-    pub fn stop_and_wait(&self, limit: Duration) -> Result<(), KitError> {
+    pub fn stop_and_wait(&self, limit: Duration) -> Result<(), RigError> {
         self.stop();
         self.wait_until("its stop", limit, |state| state.phase == Phase::Stopped).map(|_| ())
     }
@@ -365,13 +365,13 @@ impl Babysitter {
         awaited: &str,
         limit: Duration,
         is_so: impl Fn(&State) -> bool,
-    ) -> Result<State, KitError> {
+    ) -> Result<State, RigError> {
         let guard = self.shared.lock();
         let waited = self.shared.changed.wait_timeout_while(guard, limit, |state| !is_so(state));
         let (guard, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
         if timeout.timed_out() {
             let last = guard.ends.back().map_or("no run ended yet".to_owned(), Ended::to_string);
-            return Err(KitError::TimedOut {
+            return Err(RigError::TimedOut {
                 awaited: format!("{awaited} of {}, for {} s", self.name, limit.as_secs()),
                 found: format!("phase {:?} in run {}; {last}", guard.phase, guard.runs),
             });
@@ -383,7 +383,7 @@ impl Babysitter {
     ///
     /// # Errors
     /// It has not within the limit.
-    pub fn wait_ready(&self, limit: Duration) -> Result<State, KitError> {
+    pub fn wait_ready(&self, limit: Duration) -> Result<State, RigError> {
         self.wait_until("READY=1", limit, State::is_ready)
     }
 
@@ -391,7 +391,7 @@ impl Babysitter {
     ///
     /// # Errors
     /// They are not within the limit.
-    pub fn wait_ends(&self, count: usize, limit: Duration) -> Result<Vec<Ended>, KitError> {
+    pub fn wait_ends(&self, count: usize, limit: Duration) -> Result<Vec<Ended>, RigError> {
         let awaited = format!("{count} ended runs");
         self.wait_until(&awaited, limit, |state| state.ends.len() >= count).map(|state| state.ends.into())
     }

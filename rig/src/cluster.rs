@@ -1,4 +1,4 @@
-//! A hub, its nodes, and the view of them: what a story and an end-to-end test both stand on.
+//! A hub, its nodes, and the view of them: what `make try` and the end-to-end tests share.
 //!
 //! Owns a scratch directory with everything in it. Always holds: changes go through kubectl, and what is waited for is what the
 //! API says; the processes end before their directory is removed.
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::agent::{Agent, AgentOptions};
-use crate::error::KitError;
+use crate::error::RigError;
 use crate::hub::Hub;
 use crate::kubectl::Kubectl;
 use crate::scratch::Scratch;
@@ -85,16 +85,16 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts a hub without nodes.
-    pub fn start(purpose: &str) -> Result<Cluster, KitError> {
+    pub fn start(purpose: &str) -> Result<Cluster, RigError> {
         let scratch = Scratch::new(purpose)
-            .map_err(|source| KitError::Io { tried: "make a temporary directory".into(), source })?;
+            .map_err(|source| RigError::Io { tried: "make a temporary directory".into(), source })?;
         let hub = Hub::start(&scratch.path().join("hub"), &[])?;
         let view = View::open(hub.kubectl())?;
         Ok(Cluster { view, agents: Vec::new(), hub, scratch })
     }
 
     /// Makes credentials and a directory for a node, and starts nothing yet.
-    pub fn add(&mut self, name: &str, options: AgentOptions) -> Result<&mut Agent, KitError> {
+    pub fn add(&mut self, name: &str, options: AgentOptions) -> Result<&mut Agent, RigError> {
         let kubeconfig = self.hub.node_kubeconfig(name)?;
         let agent = Agent::prepare(&self.scratch.path().join(name), name, &kubeconfig, options)?;
         self.agents.push(agent);
@@ -148,18 +148,18 @@ impl Cluster {
     }
 
     /// Writes a payload to a file for [`create_arguments`].
-    pub fn payload_file(&self, name: &str, payload: &str) -> Result<PathBuf, KitError> {
+    pub fn payload_file(&self, name: &str, payload: &str) -> Result<PathBuf, RigError> {
         let path = self.scratch.path().join(format!("{name}.yaml"));
-        std::fs::write(&path, payload).map_err(KitError::io("write", &path))?;
+        std::fs::write(&path, payload).map_err(RigError::io("write", &path))?;
         Ok(path)
     }
 
     /// The UID of a ConfigMap.
-    pub fn uid_of(&self, name: &str) -> Result<String, KitError> {
+    pub fn uid_of(&self, name: &str) -> Result<String, RigError> {
         let object = self.kubectl().json(&["get", "configmap", name])?;
         match object.pointer("/metadata/uid").and_then(Value::as_str) {
             Some(uid) => Ok(uid.to_owned()),
-            None => Err(KitError::Garbled {
+            None => Err(RigError::BadAnswer {
                 command: format!("kubectl get configmap {name} -o json"),
                 problem: "no metadata.uid".into(),
             }),
@@ -167,20 +167,20 @@ impl Cluster {
     }
 
     /// Makes a ConfigMap whose key `kubelet` holds the payload, and returns its UID.
-    pub fn create_config(&self, name: &str, payload: &str) -> Result<String, KitError> {
+    pub fn create_config(&self, name: &str, payload: &str) -> Result<String, RigError> {
         let path = self.payload_file(name, payload)?;
         self.kubectl().run(&borrowed(&create_arguments(name, &path)))?;
         self.uid_of(name)
     }
 
     /// Edits the ConfigMap in place.
-    pub fn edit_config(&self, name: &str, payload: &str) -> Result<(), KitError> {
+    pub fn edit_config(&self, name: &str, payload: &str) -> Result<(), RigError> {
         let patch = json!({"data": {"kubelet": payload}}).to_string();
         self.kubectl().run(&["patch", "configmap", name, "--type=merge", "-p", &patch]).map(|_| ())
     }
 
     /// Sets a node's `spec.configSource`, whatever it was.
-    pub fn assign(&self, node: &str, source: &Source) -> Result<(), KitError> {
+    pub fn assign(&self, node: &str, source: &Source) -> Result<(), RigError> {
         let mut value = source.to_value();
         // a patch keeps what it does not name: the other form must be taken away by name
         if let Some(fields) = value.as_object_mut() {
@@ -193,12 +193,12 @@ impl Cluster {
     }
 
     /// Waits until the API shows it.
-    pub fn wait(&self, awaited: &str, is_so: impl Fn(&World) -> bool) -> Result<(), KitError> {
+    pub fn wait(&self, awaited: &str, is_so: impl Fn(&World) -> bool) -> Result<(), RigError> {
         self.view.wait_for(awaited, PATIENCE, is_so)
     }
 
     /// Stops all processes in order.
-    pub fn close(mut self) -> Result<(), KitError> {
+    pub fn close(mut self) -> Result<(), RigError> {
         for agent in &mut self.agents {
             agent.stop()?;
         }

@@ -1,4 +1,4 @@
-//! What can go wrong in a story: something on this machine, kubectl, or a wait that ended without what was awaited.
+//! What can go wrong in the rig: something on this machine, kubectl, or a wait that ended without what was awaited.
 //!
 //! Always holds: each error says what was tried on what, and what was found instead. Nothing here is tried again by itself.
 
@@ -6,11 +6,11 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Why a story or a test cannot go on.
+/// Why a program or a test of the rig cannot go on.
 #[derive(Debug)]
-pub enum KitError {
+pub enum RigError {
     /// A program that must be built or fetched first is not there.
-    NotThere {
+    Missing {
         /// The program.
         program: String,
         /// Where it was looked for.
@@ -34,8 +34,8 @@ pub enum KitError {
         /// What it wrote to standard error (or output, if that was empty).
         said: String,
     },
-    /// A program said something that cannot be understood.
-    Garbled {
+    /// A program's output cannot be understood.
+    BadAnswer {
         /// Its command line.
         command: String,
         /// What is wrong with its answer.
@@ -52,39 +52,39 @@ pub enum KitError {
     Interrupted,
 }
 
-impl KitError {
+impl RigError {
     /// For `map_err` on file operations.
-    pub fn io(tried: &str, path: &Path) -> impl FnOnce(io::Error) -> KitError {
+    pub fn io(tried: &str, path: &Path) -> impl FnOnce(io::Error) -> RigError {
         let tried = format!("{tried} {}", path.display());
-        move |source| KitError::Io { tried, source }
+        move |source| RigError::Io { tried, source }
     }
 }
 
-impl fmt::Display for KitError {
+impl fmt::Display for RigError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            KitError::NotThere { program, looked, remedy } => {
+            RigError::Missing { program, looked, remedy } => {
                 write!(out, "{program} is not there (looked for {looked}); run {remedy}")
             }
-            KitError::Io { tried, source } => write!(out, "{tried}: {source}"),
-            KitError::Failed { command, status, said } => {
+            RigError::Io { tried, source } => write!(out, "{tried}: {source}"),
+            RigError::Failed { command, status, said } => {
                 write!(out, "{command}: {status}: {}", said.trim_end())
             }
-            KitError::Garbled { command, problem } => {
+            RigError::BadAnswer { command, problem } => {
                 write!(out, "{command}: answer not understood: {problem}")
             }
-            KitError::TimedOut { awaited, found } => {
-                write!(out, "waited in vain for {awaited}; found {found}")
+            RigError::TimedOut { awaited, found } => {
+                write!(out, "timed out waiting for {awaited}; found {found}")
             }
-            KitError::Interrupted => write!(out, "asked to stop"),
+            RigError::Interrupted => write!(out, "asked to stop"),
         }
     }
 }
 
-impl std::error::Error for KitError {
+impl std::error::Error for RigError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            KitError::Io { source, .. } => Some(source),
+            RigError::Io { source, .. } => Some(source),
             _ => None,
         }
     }

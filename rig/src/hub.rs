@@ -1,4 +1,4 @@
-//! A `kedge-hub` process for a story or a test.
+//! A `kedge-hub` process for tests and `make try`.
 //!
 //! Owns its data directory and its process. Always holds: it listens on 127.0.0.1 only, on a port the system chose at the
 //! first start; every later start uses the same port, so nodes find it again.
@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::babysitter::{Babysitter, Unit};
-use crate::error::KitError;
+use crate::error::RigError;
 use crate::kubectl::Kubectl;
 use crate::programs;
 
@@ -32,8 +32,8 @@ pub struct Hub {
 
 impl Hub {
     /// Starts a hub whose data, log and credentials are below `dir`. `flags` are added to its command line.
-    pub fn start(dir: &Path, flags: &[&str]) -> Result<Hub, KitError> {
-        std::fs::create_dir_all(dir).map_err(KitError::io("create directory", dir))?;
+    pub fn start(dir: &Path, flags: &[&str]) -> Result<Hub, RigError> {
+        std::fs::create_dir_all(dir).map_err(RigError::io("create directory", dir))?;
         let data_dir = dir.join("data");
         let kubeconfig = data_dir.join("admin.kubeconfig");
         let mut hub = Hub {
@@ -51,7 +51,7 @@ impl Hub {
     }
 
     /// Starts it after [`Hub::stop`] or [`Hub::kill`], and waits until it answers.
-    pub fn start_again(&mut self) -> Result<(), KitError> {
+    pub fn start_again(&mut self) -> Result<(), RigError> {
         let mut command = vec![
             self.program.clone().into(),
             "serve".into(),
@@ -73,7 +73,7 @@ impl Hub {
     }
 
     /// Stops it in order.
-    pub fn stop(&mut self) -> Result<(), KitError> {
+    pub fn stop(&mut self) -> Result<(), RigError> {
         match self.babysitter.take() {
             Some(babysitter) => Ok(babysitter.stop_and_wait(STOP_LIMIT)?),
             None => Ok(()),
@@ -111,14 +111,14 @@ impl Hub {
     }
 
     /// A kubeconfig for the node of this name, as an operator would make it.
-    pub fn node_kubeconfig(&self, node: &str) -> Result<String, KitError> {
+    pub fn node_kubeconfig(&self, node: &str) -> Result<String, RigError> {
         let output = Command::new(&self.program)
             .args(["node-kubeconfig", node, "--data-dir"])
             .arg(&self.data_dir)
             .output()
-            .map_err(KitError::io("run", &self.program))?;
+            .map_err(RigError::io("run", &self.program))?;
         if !output.status.success() {
-            return Err(KitError::Failed {
+            return Err(RigError::Failed {
                 command: format!("kedge-hub node-kubeconfig {node}"),
                 status: output.status.to_string(),
                 said: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -127,12 +127,12 @@ impl Hub {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    fn chosen_address(&self) -> Result<String, KitError> {
+    fn chosen_address(&self) -> Result<String, RigError> {
         let config = self.kubectl.json(&["config", "view", "--raw"])?;
         let server = config.pointer("/clusters/0/cluster/server").and_then(Value::as_str).unwrap_or_default();
         match server.strip_prefix("https://").map(|rest| rest.trim_end_matches('/')) {
             Some(address) if address.contains(':') => Ok(address.to_owned()),
-            _ => Err(KitError::Garbled {
+            _ => Err(RigError::BadAnswer {
                 command: format!("read {}", self.kubectl.kubeconfig().display()),
                 problem: format!("the cluster's server is {server:?}, expected https://HOST:PORT"),
             }),

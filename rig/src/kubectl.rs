@@ -1,4 +1,4 @@
-//! kubectl as a story's hand: every change and every look at the cluster goes through it, as a user's would.
+//! kubectl for programs: every change and every look at the cluster goes through it, as a user's would.
 //!
 //! Always holds: the user's own kubeconfig and kubectl cache are not touched; every request has a time limit.
 
@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::error::KitError;
+use crate::error::RigError;
 use crate::programs;
 
 /// Longest wait for one answer of the API server. The hub answers in milliseconds; a loaded machine may take seconds.
@@ -26,7 +26,7 @@ pub struct Kubectl {
 
 impl Kubectl {
     /// The fetched kubectl with this kubeconfig; its cache is kept beside it.
-    pub fn new(kubeconfig: &Path) -> Result<Kubectl, KitError> {
+    pub fn new(kubeconfig: &Path) -> Result<Kubectl, RigError> {
         Ok(Kubectl {
             program: programs::kubectl()?,
             kubeconfig: kubeconfig.to_owned(),
@@ -45,19 +45,19 @@ impl Kubectl {
     }
 
     /// Standard output of `kubectl ARGUMENTS`; an error if it exits with anything but 0.
-    pub fn run(&self, arguments: &[&str]) -> Result<String, KitError> {
+    pub fn run(&self, arguments: &[&str]) -> Result<String, RigError> {
         self.feed(arguments, "")
     }
 
     /// The same with something on standard input (`create -f -`).
-    pub fn feed(&self, arguments: &[&str], input: &str) -> Result<String, KitError> {
+    pub fn feed(&self, arguments: &[&str], input: &str) -> Result<String, RigError> {
         let output = self.output(arguments, input)?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         if output.status.success() {
             return Ok(text);
         }
         let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
-        Err(KitError::Failed {
+        Err(RigError::Failed {
             command: shown(arguments),
             status: output.status.to_string(),
             said: if complaint.trim().is_empty() { text } else { complaint },
@@ -65,24 +65,24 @@ impl Kubectl {
     }
 
     /// The answer of `kubectl ARGUMENTS -o json`.
-    pub fn json(&self, arguments: &[&str]) -> Result<Value, KitError> {
+    pub fn json(&self, arguments: &[&str]) -> Result<Value, RigError> {
         let mut all = arguments.to_vec();
         all.extend(["-o", "json"]);
         let text = self.run(&all)?;
         serde_json::from_str(&text)
-            .map_err(|error| KitError::Garbled { command: shown(&all), problem: error.to_string() })
+            .map_err(|error| RigError::BadAnswer { command: shown(&all), problem: error.to_string() })
     }
 
     /// The answer of `kubectl get --raw PATH`.
-    pub fn raw(&self, path: &str) -> Result<Value, KitError> {
+    pub fn raw(&self, path: &str) -> Result<Value, RigError> {
         let arguments = ["get", "--raw", path];
         let text = self.run(&arguments)?;
         serde_json::from_str(&text)
-            .map_err(|error| KitError::Garbled { command: shown(&arguments), problem: error.to_string() })
+            .map_err(|error| RigError::BadAnswer { command: shown(&arguments), problem: error.to_string() })
     }
 
-    fn output(&self, arguments: &[&str], input: &str) -> Result<Output, KitError> {
-        let failed = |source| KitError::Io { tried: shown(arguments), source };
+    fn output(&self, arguments: &[&str], input: &str) -> Result<Output, RigError> {
+        let failed = |source| RigError::Io { tried: shown(arguments), source };
         let mut child = self
             .command()
             .arg(REQUEST_TIMEOUT)
@@ -93,7 +93,7 @@ impl Kubectl {
             .spawn()
             .map_err(failed)?;
         let mut stdin = child.stdin.take().expect("standard input was asked to be a pipe");
-        // a kubectl that does not read its input closes it, and says why itself
+        // a kubectl that does not read its input closes it, and prints why
         let _ = stdin.write_all(input.as_bytes());
         drop(stdin);
         child.wait_with_output().map_err(failed)

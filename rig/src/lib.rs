@@ -1,5 +1,5 @@
-//! What the try-out and the end-to-end tests are made of: a babysitter for processes, a hub, agents,
-//! kubectl, and a view of what the API says.
+//! What `make try`, the benchmark and the end-to-end tests are made of: a babysitter for processes, a hub, agents,
+//! kubectl, and a view of what the API shows.
 //!
 //! Always holds: every process started here dies with the process that started it, every wait has a limit, and everything
 //! is kept below one scratch directory. Nothing here is part of the agent or the hub.
@@ -8,6 +8,8 @@ pub mod agent;
 pub mod babysitter;
 pub mod client;
 pub mod cluster;
+pub mod console;
+pub mod demo;
 pub mod error;
 pub mod hub;
 pub mod kubectl;
@@ -18,9 +20,7 @@ pub mod process;
 pub mod programs;
 pub mod scratch;
 pub mod signals;
-pub mod story;
 pub mod table;
-pub mod teller;
 pub mod view;
 
 pub use kedge_platform::fake::Random;

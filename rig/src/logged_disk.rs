@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Random;
-use crate::error::KitError;
+use crate::error::RigError;
 use crate::scratch::poll;
 
 /// What a disk writes as one: never torn. Also the unit of the log.
@@ -100,13 +100,13 @@ pub const BTRFS: FileSystem = FileSystem {
 const UNCORRECTED: i32 = 4;
 
 impl FileSystem {
-    fn repair(&self, device: &Path) -> Result<(), KitError> {
+    fn repair(&self, device: &Path) -> Result<(), RigError> {
         let [program, options @ ..] = self.repair else { return Ok(()) };
         let output = Command::new(program).args(options).arg(device).stdin(Stdio::null()).output();
-        let output = output.map_err(|source| KitError::Io { tried: format!("run {program}"), source })?;
+        let output = output.map_err(|source| RigError::Io { tried: format!("run {program}"), source })?;
         match output.status.code() {
             Some(code) if code < UNCORRECTED => Ok(()),
-            _ => Err(KitError::Failed {
+            _ => Err(RigError::Failed {
                 command: (*program).to_owned(),
                 status: output.status.to_string(),
                 said: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -150,18 +150,18 @@ fn succeeds(command: &str, arguments: &[&str]) -> bool {
     status.is_ok_and(|status| status.success())
 }
 
-fn perform(command: &mut Command) -> Result<String, KitError> {
+fn perform(command: &mut Command) -> Result<String, RigError> {
     let shown = format!("{command:?}");
-    let failed = |source| KitError::Io { tried: format!("run {shown}"), source };
+    let failed = |source| RigError::Io { tried: format!("run {shown}"), source };
     let output = command.stdin(Stdio::null()).output().map_err(failed)?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(KitError::Failed { command: shown, status: output.status.to_string(), said });
+        return Err(RigError::Failed { command: shown, status: output.status.to_string(), said });
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-fn unmount(mount: &Path) -> Result<(), KitError> {
+fn unmount(mount: &Path) -> Result<(), RigError> {
     let mut last = None;
     let done = poll(BUSY_LIMIT, || perform(Command::new("umount").arg(mount)).is_ok().then_some(()));
     if done.is_none() {
@@ -198,11 +198,11 @@ impl LoggedDisk {
     /// `directory`, which is the caller's to remove afterwards.
     ///
     /// # Errors
-    /// [`KitError::NotThere`] where this machine cannot do it, although [`missing`] found nothing missing.
-    pub fn start(file_system: &FileSystem, directory: &Path, mount: &Path) -> Result<Self, KitError> {
+    /// [`RigError::Missing`] where this machine cannot do it, although [`missing`] found nothing missing.
+    pub fn start(file_system: &FileSystem, directory: &Path, mount: &Path) -> Result<Self, RigError> {
         let disk = directory.join("disk");
         let made = File::create(&disk).and_then(|file| file.set_len(file_system.mib << 20));
-        made.map_err(KitError::io("make the disk", &disk))?;
+        made.map_err(RigError::io("make the disk", &disk))?;
         perform(Command::new(file_system.make[0]).args(&file_system.make[1..]).arg(&disk))?;
         Self::over(file_system, directory, mount)
     }
@@ -216,16 +216,16 @@ impl LoggedDisk {
         image: &Image,
         directory: &Path,
         mount: &Path,
-    ) -> Result<Self, KitError> {
+    ) -> Result<Self, RigError> {
         image.write_to(&directory.join("disk"))?;
         Self::over(file_system, directory, mount)
     }
 
-    fn over(file_system: &FileSystem, directory: &Path, mount: &Path) -> Result<Self, KitError> {
+    fn over(file_system: &FileSystem, directory: &Path, mount: &Path) -> Result<Self, RigError> {
         let at = |file: &str| directory.join(file);
         let base = Image::read(&at("disk"))?;
         for file in ["log", "export"] {
-            File::create(at(file)).map_err(KitError::io("make", &at(file)))?;
+            File::create(at(file)).map_err(RigError::io("make", &at(file)))?;
         }
         let daemon = daemon(directory)?;
         let mut disk = Self {
@@ -240,11 +240,11 @@ impl LoggedDisk {
         Ok(disk)
     }
 
-    fn attach(&mut self, file_system: &FileSystem) -> Result<(), KitError> {
+    fn attach(&mut self, file_system: &FileSystem) -> Result<(), RigError> {
         let export = self.directory.join("export");
         let size = || fs::metadata(&export).map_or(0, |metadata| metadata.len());
         if poll(EXPORT_LIMIT, || (size() > 0).then_some(())).is_none() {
-            return Err(KitError::NotThere {
+            return Err(RigError::Missing {
                 program: "a FUSE export of qemu-storage-daemon".to_owned(),
                 looked: export.display().to_string(),
                 remedy: "it as root, with /dev/fuse, outside of a container".to_owned(),
@@ -271,16 +271,16 @@ impl LoggedDisk {
     ///
     /// # Errors
     /// The log cannot be read.
-    pub fn cut(mut self) -> Result<Recording, KitError> {
+    pub fn cut(mut self) -> Result<Recording, RigError> {
         let path = self.directory.join("log");
-        let log = fs::read(&path).map_err(KitError::io("read", &path))?;
+        let log = fs::read(&path).map_err(RigError::io("read", &path))?;
         let base = std::mem::take(&mut self.base);
         drop(self);
         Recording::new(base, log)
     }
 }
 
-fn daemon(directory: &Path) -> Result<Child, KitError> {
+fn daemon(directory: &Path) -> Result<Child, RigError> {
     let at = |name: &str| directory.join(name).display().to_string();
     let file = |node: &str, name: &str| format!("file,node-name={node},filename={}", at(name));
     let mut command = Command::new("setpriv");
@@ -290,7 +290,7 @@ fn daemon(directory: &Path) -> Result<Child, KitError> {
     command.args(["--blockdev", "blklogwrites,node-name=logged,file=file,log=log,log-sector-size=512"]);
     let export = format!("fuse,id=export,node-name=logged,mountpoint={},writable=on", at("export"));
     command.args(["--export", &export]).stdin(Stdio::null());
-    command.spawn().map_err(|source| KitError::Io { tried: "start qemu-storage-daemon".to_owned(), source })
+    command.spawn().map_err(|source| RigError::Io { tried: "start qemu-storage-daemon".to_owned(), source })
 }
 
 impl Drop for LoggedDisk {
@@ -320,15 +320,15 @@ impl Mounted {
     /// The kernel replays the file system's journal, as at the next boot.
     ///
     /// # Errors
-    /// It does not mount: the kernel's word for why.
-    pub fn new(file_system: &FileSystem, image: &Image, file: &Path, mount: &Path) -> Result<Self, KitError> {
+    /// It does not mount; with the kernel's message.
+    pub fn new(file_system: &FileSystem, image: &Image, file: &Path, mount: &Path) -> Result<Self, RigError> {
         // never the file of an earlier one: that may still be mounted in the name space of a process that is ending
         let _ = fs::remove_file(file);
         image.write_to(file)?;
         file_system.repair(file)?;
         let options = format!("loop,{}", file_system.options);
         let mounted = perform(Command::new("mount").args(["-o", &options]).arg(file).arg(mount));
-        let removed = fs::remove_file(file).map_err(KitError::io("remove", file));
+        let removed = fs::remove_file(file).map_err(RigError::io("remove", file));
         mounted.and(removed)?;
         Ok(Self { mount: mount.to_owned() })
     }
@@ -359,8 +359,8 @@ impl Image {
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn read(path: &Path) -> Result<Self, KitError> {
-        let content = fs::read(path).map_err(KitError::io("read", path))?;
+    pub fn read(path: &Path) -> Result<Self, RigError> {
+        let content = fs::read(path).map_err(RigError::io("read", path))?;
         let mut image = Self { pages: BTreeMap::new(), bytes: content.len() as u64 };
         for (number, page) in content.chunks(PAGE).enumerate() {
             if page.iter().any(|byte| *byte != 0) {
@@ -376,7 +376,7 @@ impl Image {
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn write_to(&self, path: &Path) -> Result<(), KitError> {
+    pub fn write_to(&self, path: &Path) -> Result<(), RigError> {
         let written = || -> io::Result<()> {
             let file = File::create(path)?;
             file.set_len(self.bytes)?;
@@ -386,7 +386,7 @@ impl Image {
                 file.write_all_at(&page[..length], at)
             })
         };
-        written().map_err(KitError::io("write", path))
+        written().map_err(RigError::io("write", path))
     }
 
     fn write_sector(&mut self, sector: u64, content: &[u8]) {
@@ -425,12 +425,12 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Of a disk that somebody else had logged, QEMU for a machine of its own: its content before, and the log in the format of
+    /// Of a disk that another program logged (QEMU, for a virtual machine): its content before, and the log in the format of
     /// dm-log-writes with sectors of 512 bytes.
     ///
     /// # Errors
-    /// The log is none.
-    pub fn new(base: Image, log: Vec<u8>) -> Result<Self, KitError> {
+    /// It is not a log of writes.
+    pub fn new(base: Image, log: Vec<u8>) -> Result<Self, RigError> {
         let entries = entries(&log)?;
         Ok(Self { base, log, entries })
     }
@@ -497,8 +497,8 @@ impl Recording {
 }
 
 /// The entries of a log that ends wherever the cut fell; its own count lags behind and is not trusted.
-fn entries(log: &[u8]) -> Result<Vec<Entry>, KitError> {
-    let garbled = |problem: &str| KitError::Garbled {
+fn entries(log: &[u8]) -> Result<Vec<Entry>, RigError> {
+    let garbled = |problem: &str| RigError::BadAnswer {
         command: "read the log of writes".to_owned(),
         problem: problem.to_owned(),
     };

@@ -1,20 +1,20 @@
 //! `kedge-try`: what `make try` runs after everything is built.
 //!
-//! With a terminal it tells the story, leaves everything running, and ends with Ctrl-C. Without one it tells the story once and
-//! exits with 0 only if every step was seen through the API. The story itself is [`kedge_rig::story`]'s.
+//! With a terminal it shows everything, leaves it running, and ends with Ctrl-C. Without one it runs once and
+//! exits with 0 only if every step was seen through the API. The steps are [`kedge_rig::demo`]'s.
 
 use std::process::ExitCode;
 
-use kedge_rig::error::KitError;
+use kedge_rig::console::Console;
+use kedge_rig::demo::Demo;
+use kedge_rig::error::RigError;
 use kedge_rig::signals;
-use kedge_rig::story::Story;
-use kedge_rig::teller::Teller;
 
 const HELP: &str = "\
 kedge-try [--once]
 
 Starts a hub and three nodes on this machine and shows what good and bad configurations do to them.
-With a terminal everything is left running until Ctrl-C; --once ends after the story, as without a terminal.
+With a terminal everything is left running until Ctrl-C; --once ends after the last step, as without a terminal.
 ";
 
 fn main() -> ExitCode {
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     };
     match run(once) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(KitError::Interrupted) => ExitCode::from(130),
+        Err(RigError::Interrupted) => ExitCode::from(130),
         Err(error) => {
             eprintln!("kedge-try: {error}");
             ExitCode::FAILURE
@@ -40,21 +40,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(once: bool) -> Result<(), KitError> {
+fn run(once: bool) -> Result<(), RigError> {
     let stop = signals::listen()
-        .map_err(|source| KitError::Io { tried: "listen for SIGINT and SIGTERM".into(), source })?;
-    let teller = Teller::new();
-    let play_on = teller.is_terminal() && !once;
-    let mut story = Story::open(teller, stop)?;
-    let mut told = story.tell();
-    if told.is_ok() && play_on {
-        told = story.play_on();
+        .map_err(|source| RigError::Io { tried: "listen for SIGINT and SIGTERM".into(), source })?;
+    let console = Console::new();
+    let keep_running = console.is_terminal() && !once;
+    let mut demo = Demo::open(console, stop)?;
+    let mut printed = demo.run();
+    if printed.is_ok() && keep_running {
+        printed = demo.keep_running();
     }
-    match told {
-        Err(error) if !matches!(error, KitError::Interrupted) => {
-            story.tell_failure(&error);
+    match printed {
+        Err(error) if !matches!(error, RigError::Interrupted) => {
+            demo.print_failure(&error);
             Err(error)
         }
-        told => story.close().and(told),
+        printed => demo.close().and(printed),
     }
 }

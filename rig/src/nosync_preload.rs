@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::error::KitError;
+use crate::error::RigError;
 
 const LIBRARY: &str = include_str!("nosync_preload.c");
 
@@ -21,7 +21,6 @@ pub enum Skips {
 }
 
 impl Skips {
-    /// In a word.
     pub fn name(self) -> &'static str {
         match self {
             Skips::Files => "files",
@@ -34,15 +33,15 @@ impl Skips {
 ///
 /// # Errors
 /// No C compiler, or the directory cannot be written.
-pub fn program(directory: &Path, program: &Path, skips: Skips) -> Result<PathBuf, KitError> {
+pub fn program(directory: &Path, program: &Path, skips: Skips) -> Result<PathBuf, RigError> {
     let at = |name: &str| directory.join(name);
     let (source, library) = (at("nosync_preload.c"), at("nosync_preload.so"));
-    std::fs::write(&source, LIBRARY).map_err(KitError::io("write", &source))?;
+    std::fs::write(&source, LIBRARY).map_err(RigError::io("write", &source))?;
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"]).arg(&library).arg(&source);
-    let output = compiler.output().map_err(KitError::io("compile", &source))?;
+    let output = compiler.output().map_err(RigError::io("compile", &source))?;
     if !output.status.success() {
-        return Err(KitError::Failed {
+        return Err(RigError::Failed {
             command: format!("{compiler:?}"),
             status: output.status.to_string(),
             said: String::from_utf8_lossy(&output.stderr).into_owned(),
@@ -55,8 +54,8 @@ pub fn program(directory: &Path, program: &Path, skips: Skips) -> Result<PathBuf
         program.display()
     );
     let wrapper = at("nosync");
-    std::fs::write(&wrapper, script).map_err(KitError::io("write", &wrapper))?;
+    std::fs::write(&wrapper, script).map_err(RigError::io("write", &wrapper))?;
     std::fs::set_permissions(&wrapper, std::fs::Permissions::from_mode(0o755))
-        .map_err(KitError::io("make executable", &wrapper))?;
+        .map_err(RigError::io("make executable", &wrapper))?;
     Ok(wrapper)
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Scratch;
-use crate::error::KitError;
+use crate::error::RigError;
 use crate::logged_disk::{self, Choice, Cut, Cuts, FileSystem, LoggedDisk, Mounted};
 
 /// Violations described; further ones are only counted.
@@ -64,7 +64,7 @@ impl Rebuilt<'_> {
     /// The kernel does not mount it.
     pub fn mount(&self) -> Result<Mounted, String> {
         let mount = self.directory.join("mount");
-        let made = std::fs::create_dir_all(&mount).map_err(KitError::io("make", &mount));
+        let made = std::fs::create_dir_all(&mount).map_err(RigError::io("make", &mount));
         let image = self.directory.join("image");
         made.and_then(|()| Mounted::new(&self.file_system, &self.cut.image, &image, &mount)).map_err(
             |error| {
@@ -150,10 +150,10 @@ pub fn cut_at_every_flush<H: History>(
     cutting: &Cutting<'_>,
     run: impl FnOnce(&LoggedDisk) -> H,
     check: impl Fn(&H, &Rebuilt<'_>) -> Result<(), String> + Sync,
-) -> Result<(Report, H), KitError> {
+) -> Result<(Report, H), RigError> {
     let files = Scratch::in_memory(cutting.name)
-        .map_err(|source| KitError::Io { tried: "make a directory for disks".into(), source })?;
-    std::fs::create_dir_all(cutting.mount).map_err(KitError::io("make", cutting.mount))?;
+        .map_err(|source| RigError::Io { tried: "make a directory for disks".into(), source })?;
+    std::fs::create_dir_all(cutting.mount).map_err(RigError::io("make", cutting.mount))?;
     let disk = LoggedDisk::start(&cutting.file_system, files.path(), cutting.mount)?;
     let history = run(&disk);
     let recording = disk.cut()?;

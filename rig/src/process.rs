@@ -1,11 +1,11 @@
-//! What the kernel tells about a process: memory, threads, descriptors, processor time.
+//! What the kernel shows of a process: memory, threads, descriptors, processor time.
 //!
 //! Always holds: numbers are the kernel's own, in the units named; a process that is gone is an error, not a zero.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::error::KitError;
+use crate::error::RigError;
 
 /// The kernel's unit of processor time for programs: `USER_HZ`, 100 on every Linux architecture we build for.
 const TICKS_PER_SEC: f64 = 100.0;
@@ -24,7 +24,7 @@ pub struct Memory {
     pub rss: f64,
     /// Present and no other process's.
     pub private: f64,
-    /// The part of `private` that was written: what a leak adds to, whoever else runs the same program.
+    /// The part of `private` that was written: what a leak adds to, whatever other processes share.
     pub dirty: f64,
 }
 
@@ -34,20 +34,20 @@ impl Process {
         Process { dir: Path::new("/proc").join(pid.to_string()) }
     }
 
-    fn read(&self, name: &str) -> Result<String, KitError> {
+    fn read(&self, name: &str) -> Result<String, RigError> {
         let path = self.dir.join(name);
-        fs::read_to_string(&path).map_err(KitError::io("read", &path))
+        fs::read_to_string(&path).map_err(RigError::io("read", &path))
     }
 
-    fn garbled(&self, name: &str, problem: &str) -> KitError {
-        KitError::Garbled {
+    fn garbled(&self, name: &str, problem: &str) -> RigError {
+        RigError::BadAnswer {
             command: format!("read {}/{name}", self.dir.display()),
             problem: problem.to_owned(),
         }
     }
 
     /// From `smaps_rollup`.
-    pub fn memory(&self) -> Result<Memory, KitError> {
+    pub fn memory(&self) -> Result<Memory, RigError> {
         let text = self.read("smaps_rollup")?;
         let field = |name: &str| {
             text.lines()
@@ -61,13 +61,13 @@ impl Process {
     }
 
     /// How many of its entries a directory of the process has: `task`, `fd`.
-    pub fn count(&self, name: &str) -> Result<usize, KitError> {
+    pub fn count(&self, name: &str) -> Result<usize, RigError> {
         let path = self.dir.join(name);
-        Ok(fs::read_dir(&path).map_err(KitError::io("read", &path))?.count())
+        Ok(fs::read_dir(&path).map_err(RigError::io("read", &path))?.count())
     }
 
     /// Processor time so far, own and system's, in seconds; threads that ended included.
-    pub fn cpu_secs(&self) -> Result<f64, KitError> {
+    pub fn cpu_secs(&self) -> Result<f64, RigError> {
         let text = self.read("stat")?;
         let after_name = text.rsplit(')').next().unwrap_or_default();
         let mut fields = after_name.split_whitespace().skip(11);
@@ -79,10 +79,10 @@ impl Process {
     }
 
     /// How often its threads that live now were taken off a processor because they waited.
-    pub fn waits(&self) -> Result<u64, KitError> {
+    pub fn waits(&self) -> Result<u64, RigError> {
         let path = self.dir.join("task");
         let mut waits = 0;
-        for task in fs::read_dir(&path).map_err(KitError::io("read", &path))?.flatten() {
+        for task in fs::read_dir(&path).map_err(RigError::io("read", &path))?.flatten() {
             let text = fs::read_to_string(task.path().join("status")).unwrap_or_default();
             waits += text
                 .lines()
@@ -94,9 +94,9 @@ impl Process {
 }
 
 /// Bytes of all files of a directory, without its subdirectories.
-pub fn bytes_in(dir: &Path) -> Result<u64, KitError> {
+pub fn bytes_in(dir: &Path) -> Result<u64, RigError> {
     let mut bytes = 0;
-    for entry in fs::read_dir(dir).map_err(KitError::io("read", dir))?.flatten() {
+    for entry in fs::read_dir(dir).map_err(RigError::io("read", dir))?.flatten() {
         if let Ok(metadata) = entry.metadata() {
             bytes += if metadata.is_file() { metadata.len() } else { 0 };
         }

@@ -1,28 +1,28 @@
-//! Where the programs are that a story runs: our own, as `.ci/build` leaves them, and the fetched kubectl.
+//! Where the programs are that tests and `make try` run: our own, as `.ci/build` leaves them, and the fetched kubectl.
 //!
 //! Always holds: a program that is returned exists. Nothing is built or fetched here; the error says how.
 
 use std::path::{Path, PathBuf};
 
-use crate::error::KitError;
+use crate::error::RigError;
 
-/// The kubectl the stories are told with. It must be the newest of those that `hub/tests/kubectl/fetch` gets.
+/// The kubectl that is used. It must be the newest of those that `hub/tests/kubectl/fetch` gets.
 const KUBECTL_VERSION: &str = "1.36";
 
 /// A program of this workspace from cargo's debug directory: the one the running program or test came from, or
 /// `$KEDGE_PROGRAMS`.
-pub fn built(name: &str) -> Result<PathBuf, KitError> {
+pub fn built(name: &str) -> Result<PathBuf, RigError> {
     existing(name, build_dir()?.join(name), ".ci/build")
 }
 
 /// The agent that knows the configuration field `kedge.faultInjection`.
-pub fn agent_with_faults() -> Result<PathBuf, KitError> {
+pub fn agent_with_faults() -> Result<PathBuf, RigError> {
     let dir = build_dir()?;
     existing("kedge with fault injection", dir.with_file_name("faults").join("kedge"), ".ci/build")
 }
 
 /// kubectl: `$KEDGE_KUBECTL`, or as fetched into the repository's target directory (or `$KEDGE_KUBECTL_DIR`).
-pub fn kubectl() -> Result<PathBuf, KitError> {
+pub fn kubectl() -> Result<PathBuf, RigError> {
     if let Some(path) = std::env::var_os("KEDGE_KUBECTL") {
         return existing("kubectl", path.into(), "unset KEDGE_KUBECTL");
     }
@@ -30,7 +30,7 @@ pub fn kubectl() -> Result<PathBuf, KitError> {
 }
 
 /// kubectl of one of the fetched versions: `1.20`.
-pub fn kubectl_of(version: &str) -> Result<PathBuf, KitError> {
+pub fn kubectl_of(version: &str) -> Result<PathBuf, RigError> {
     let dir = match std::env::var_os("KEDGE_KUBECTL_DIR") {
         Some(dir) => PathBuf::from(dir),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/kubectl"),
@@ -38,21 +38,21 @@ pub fn kubectl_of(version: &str) -> Result<PathBuf, KitError> {
     existing("kubectl", dir.join(version).join("kubectl"), "hub/tests/kubectl/fetch")
 }
 
-fn build_dir() -> Result<PathBuf, KitError> {
+fn build_dir() -> Result<PathBuf, RigError> {
     if let Some(dir) = std::env::var_os("KEDGE_PROGRAMS") {
         return Ok(dir.into());
     }
     let own = std::env::current_exe()
-        .map_err(|source| KitError::Io { tried: "find the running program".into(), source })?;
+        .map_err(|source| RigError::Io { tried: "find the running program".into(), source })?;
     let dir = own.parent().unwrap_or(Path::new("/"));
     // a test program lies one deeper
     Ok(if dir.ends_with("deps") { dir.parent().unwrap_or(dir).to_owned() } else { dir.to_owned() })
 }
 
-fn existing(name: &str, path: PathBuf, remedy: &str) -> Result<PathBuf, KitError> {
+fn existing(name: &str, path: PathBuf, remedy: &str) -> Result<PathBuf, RigError> {
     match path.canonicalize() {
         Ok(path) if path.is_file() => Ok(path),
-        _ => Err(KitError::NotThere {
+        _ => Err(RigError::Missing {
             program: name.to_owned(),
             looked: path.display().to_string(),
             remedy: remedy.to_owned(),

@@ -1,8 +1,8 @@
-//! What the API server says about Nodes, Leases and Events, as it says it.
+//! What the API server shows of Nodes, Leases and Events.
 //!
-//! Owns one `kubectl get --watch` per resource and the picture made of what they print. Always holds: everything in the
-//! picture came through the API; nothing is taken from a node's disk or process. A watch that ends (the hub restarts) is
-//! begun again, and until then the picture is the last one known. Objects deleted while no watch ran stay in it.
+//! Owns one `kubectl get --watch` per resource and the state made of what they print. Always holds: everything in the
+//! state came through the API; nothing is taken from a node's disk or process. A watch that ends (the hub restarts) is
+//! begun again, and until then the state is the last one known. Objects deleted while no watch ran stay in it.
 
 use std::collections::BTreeMap;
 use std::io::BufReader;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::error::KitError;
+use crate::error::RigError;
 use crate::kubectl::Kubectl;
 
 /// The resources that are watched.
@@ -30,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// What is remembered of one node's renewals and of all facts together: some hours of a try-out. The oldest half goes first.
 const REMEMBERED: usize = 20_000;
 
-/// One thing the API said for the first time.
+/// One change that the API showed.
 #[derive(Debug, Clone)]
 pub struct Fact {
     /// When it was seen here.
@@ -79,7 +79,7 @@ pub struct ConfigStatus {
     pub error: String,
 }
 
-/// The picture.
+/// The state that the API shows.
 #[derive(Debug, Default)]
 pub struct World {
     nodes: BTreeMap<String, Value>,
@@ -125,7 +125,7 @@ impl World {
         times.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(Duration::MAX)
     }
 
-    /// Everything said so far, and how many older facts are forgotten.
+    /// All facts so far, and how many older facts are forgotten.
     pub fn facts(&self) -> (&[Fact], usize) {
         (&self.facts, self.dropped)
     }
@@ -261,7 +261,7 @@ struct Watch {
 
 impl View {
     /// Begins to watch with this identity, which may list all Nodes, Leases and Events.
-    pub fn open(kubectl: &Kubectl) -> Result<View, KitError> {
+    pub fn open(kubectl: &Kubectl) -> Result<View, RigError> {
         let mut view = View { shared: Arc::default(), watches: Vec::new() };
         for (resource, arguments) in WATCHED {
             let shared = view.shared.clone();
@@ -270,57 +270,57 @@ impl View {
             let thread = std::thread::Builder::new()
                 .name(format!("watch-{resource}"))
                 .spawn(move || keep_watching(&kubectl, resource, arguments, &shared, &slot))
-                .map_err(|source| KitError::Io { tried: format!("start the watch of {resource}"), source })?;
+                .map_err(|source| RigError::Io { tried: format!("start the watch of {resource}"), source })?;
             view.watches.push(Watch { child, thread });
         }
         Ok(view)
     }
 
-    /// Looks at the picture.
+    /// Reads the state.
     pub fn look<T>(&self, at: impl FnOnce(&World) -> T) -> T {
         at(&self.shared.world())
     }
 
-    /// Waits until the picture shows what is awaited. `glance` is called on every look, also the last, and may end the wait.
+    /// Waits until the API shows what is awaited. `on_look` is called on every look, also the last, and may end the wait.
     pub fn wait(
         &self,
         awaited: &str,
         limit: Duration,
-        mut glance: impl FnMut(&World) -> Result<(), KitError>,
+        mut on_look: impl FnMut(&World) -> Result<(), RigError>,
         is_so: impl Fn(&World) -> bool,
-    ) -> Result<(), KitError> {
+    ) -> Result<(), RigError> {
         let start = Instant::now();
         let mut world = self.shared.world();
         loop {
-            glance(&world)?;
+            on_look(&world)?;
             if is_so(&world) {
                 return Ok(());
             }
             if start.elapsed() >= limit {
-                return Err(self.in_vain(awaited, limit, &world));
+                return Err(self.timed_out(awaited, limit, &world));
             }
             (world, _) =
                 self.shared.changed.wait_timeout(world, LOOK_EVERY).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// [`View::wait`] without a glance.
+    /// [`View::wait`] without a on_look.
     pub fn wait_for(
         &self,
         awaited: &str,
         limit: Duration,
         is_so: impl Fn(&World) -> bool,
-    ) -> Result<(), KitError> {
+    ) -> Result<(), RigError> {
         self.wait(awaited, limit, |_| Ok(()), is_so)
     }
 
-    fn in_vain(&self, awaited: &str, limit: Duration, world: &World) -> KitError {
+    fn timed_out(&self, awaited: &str, limit: Duration, world: &World) -> RigError {
         let mut found: Vec<String> = world.nodes.keys().map(|name| describe(world, name)).collect();
         let complaint = self.shared.complaint.lock().unwrap_or_else(PoisonError::into_inner);
         if !complaint.is_empty() {
-            found.push(format!("kubectl said: {}", complaint.trim_end()));
+            found.push(format!("kubectl: {}", complaint.trim_end()));
         }
-        KitError::TimedOut {
+        RigError::TimedOut {
             awaited: format!("{awaited} ({} s)", limit.as_secs()),
             found: if found.is_empty() { "no node".to_owned() } else { found.join("; ") },
         }

@@ -1,5 +1,5 @@
 //! The start after a cut: mounts a rebuilt disk, starts the agent on it as another boot without a hub, and compares what it
-//! says with the records that then are on the disk.
+//! reports with the records that then are on the disk.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use kedge_rig::power_cut::Rebuilt;
 use kedge_rig::scratch::poll;
 use serde_json::Value;
 
-use crate::oracle::{Config, History, Picture};
+use crate::history::{Config, History, NodeReport};
 
 /// Longest wait for a first answer, on a machine that does other things at the same time.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
@@ -21,7 +21,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(20);
 const TEMPORARY: &str = ".kedge-new-";
 /// How often a start is repeated that a crashing configuration ended before it answered: it has a second.
 const TRIES: usize = 4;
-/// A power cut means another boot: the file the kernel tells it in is covered within a name space of the agent's own.
+/// A power cut means another boot: the kernel's file with its id is covered within a name space of the agent's own.
 const ANOTHER_BOOT: &str = r#"mount --bind "$1" /proc/sys/kernel/random/boot_id && shift && exec "$@""#;
 
 /// How the agent is started on a rebuilt disk.
@@ -33,35 +33,35 @@ pub(crate) struct Start {
     pub(crate) node: &'static str,
 }
 
-/// What was said at one moment.
+/// What was reported at one moment.
 #[derive(Debug, PartialEq)]
-struct Said {
-    picture: Picture,
+struct Answer {
+    report: NodeReport,
     startups: u64,
 }
 
-impl Said {
+impl Answer {
     fn read(status: &Value) -> Self {
         let startups = status["config"]["startups"].as_u64().unwrap_or(0);
-        Self { picture: Picture::of_status(status), startups }
+        Self { report: NodeReport::of_status(status), startups }
     }
 }
 
 /// What one start showed.
 #[derive(Debug)]
 struct Found {
-    /// Its first words.
-    first: Said,
-    /// What it says when it has done what it does at a start, and what is on disk then.
-    settled: Said,
+    /// Its first answer.
+    first: Answer,
+    /// What it reports once its start is complete, and what is on disk then.
+    settled: Answer,
     status: Value,
     records: Records,
     boot_id: String,
     /// Temporary files that are still there, and names of what was set aside.
-    litter: Vec<String>,
+    leftovers: Vec<String>,
 }
 
-/// The records as they are on the disk, read by nobody's code but the test's.
+/// The records as they are on the disk, read without the agent's code.
 #[derive(Debug)]
 struct Records {
     current: Option<Value>,
@@ -105,7 +105,7 @@ impl Start {
             let found = self.start(mounted.path(), rebuilt.directory, boot)?;
             let judged = [&found.first, &found.settled]
                 .into_iter()
-                .try_for_each(|said| history.judge(rebuilt.cut.at, &said.picture, said.startups))
+                .try_for_each(|said| history.judge(rebuilt.cut.at, &said.report, said.startups))
                 .and_then(|()| found.agrees(history));
             judged.map_err(|why| format!("boot {boot}: {why}\nrecords: {:?}", found.records))?;
         }
@@ -151,17 +151,17 @@ impl Start {
             let looked = || -> Result<Option<Found>, String> {
                 let before = ask()?;
                 let records = Records::read(&root.join("config"), &text(&before["version"]))?;
-                let litter = litter(root, &own);
+                let leftovers = leftovers(root, &own);
                 let status = ask()?;
-                let (first, settled) = (Said::read(&first), Said::read(&status));
+                let (first, settled) = (Answer::read(&first), Answer::read(&status));
                 // a trial may end, and the records change, while they are read
-                let moves = settled != Said::read(&before) || !status["config"]["transition"].is_null();
+                let moves = settled != Answer::read(&before) || !status["config"]["transition"].is_null();
                 let boot_id = boot_id.clone();
-                Ok((!moves).then_some(Found { first, settled, records, status, boot_id, litter }))
+                Ok((!moves).then_some(Found { first, settled, records, status, boot_id, leftovers }))
             };
             looked().transpose()
         });
-        settled.unwrap_or_else(|| Err("it says something else each time it is asked".to_owned()))
+        settled.unwrap_or_else(|| Err("its answers keep changing".to_owned()))
     }
 }
 
@@ -201,7 +201,7 @@ fn temporaries(root: &Path, own: &str) -> Vec<String> {
     names(root).into_iter().filter(|name| name.contains(TEMPORARY) && !name.contains(own)).collect()
 }
 
-fn litter(root: &Path, own: &str) -> Vec<String> {
+fn leftovers(root: &Path, own: &str) -> Vec<String> {
     let aside = names(root).into_iter().filter(|name| name.contains(".corrupt-"));
     aside.chain(temporaries(root, own)).collect()
 }
@@ -270,17 +270,17 @@ fn equal<T: PartialEq + std::fmt::Debug>(what: &str, said: &T, on_disk: &T) -> R
     if said == on_disk {
         return Ok(());
     }
-    Err(format!("{what}: it says {said:?}, on disk is {on_disk:?}"))
+    Err(format!("{what}: it reports {said:?}, on disk is {on_disk:?}"))
 }
 
 impl Found {
-    /// Whether what was said is what is on disk.
+    /// Whether what was reported is what is on disk.
     fn agrees(&self, history: &History) -> Result<(), String> {
-        let Picture { assigned, active, last_known_good, condition, bad } = &self.settled.picture;
+        let NodeReport { assigned, active, last_known_good, condition, bad } = &self.settled.report;
         equal("assigned", assigned, &self.records.assigned())?;
         equal("last-known-good", last_known_good, &self.records.last_known_good())?;
         equal("bad", &bad.iter().cloned().collect(), &self.records.bad())?;
-        equal("leftovers and what was set aside", &Vec::new(), &self.litter)?;
+        equal("leftovers and what was set aside", &Vec::new(), &self.leftovers)?;
         for config in [assigned, active, last_known_good].into_iter().flatten() {
             self.has_checkpoint(config, history)?;
         }

@@ -5,7 +5,7 @@ use kedge_rig::nosync_preload::{self, Skips};
 use kedge_rig::power_cut::{is_full, is_possible, print_past_test_runner};
 use kedge_rig::{Scratch, programs};
 
-use crate::life::{Length, Life, cut};
+use crate::run::{Length, Run, cut};
 
 #[test]
 fn no_cut_of_ext4_loses_what_was_acknowledged() {
@@ -31,8 +31,8 @@ fn explore(file_system: &FileSystem, subsets: usize, length: Length) {
     }
     let program = &programs::agent_with_faults().unwrap();
     let boots = if is_full() { 2 } else { 1 };
-    let life = Life { file_system, length, program, checked: program, subsets, boots, enough: None };
-    let (report, log) = cut(&format!("crash-{}", file_system.name.replace([' ', '='], "-")), &life);
+    let run = Run { file_system, length, program, checked: program, subsets, boots, enough: None };
+    let (report, log) = cut(&format!("crash-{}", file_system.name.replace([' ', '='], "-")), &run);
     print_past_test_runner(&format!("{}: {report}", file_system.name));
     println!("the agent's log:\n{log}");
     report.assert_none_wrong(report.flushes / 2);
@@ -40,7 +40,7 @@ fn explore(file_system: &FileSystem, subsets: usize, length: Length) {
 
 #[test]
 fn agent_without_file_sync_is_caught() {
-    // ext4 saves programs that do not sync from themselves, unless told not to
+    // ext4 saves programs that do not sync from themselves, unless an option forbids it
     let unsaved = FileSystem { options: "data=writeback,noauto_da_alloc", ..EXT4_WRITEBACK };
     check_caught(Skips::Files, &unsaved);
 }
@@ -60,8 +60,8 @@ fn check_caught(skips: Skips, file_system: &FileSystem) {
     let checked = &programs::agent_with_faults().unwrap();
     let program = &nosync_preload::program(files.path(), checked, skips).unwrap();
     let enough = if is_full() { None } else { Some(3) };
-    let life = Life { file_system, length: Length::Short, program, checked, subsets: 1, boots: 1, enough };
-    let (report, _) = cut(&format!("crash-without-{}", skips.name()), &life);
+    let run = Run { file_system, length: Length::Short, program, checked, subsets: 1, boots: 1, enough };
+    let (report, _) = cut(&format!("crash-without-{}", skips.name()), &run);
     print_past_test_runner(&format!("without sync of {}: {report}", skips.name()));
     assert!(report.violations > 0, "an agent that does not sync its {} goes unnoticed", skips.name());
 }

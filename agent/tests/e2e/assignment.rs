@@ -3,22 +3,22 @@
 use kedge_rig::cluster::Source;
 use serde_json::json;
 
-use crate::stage::{NODE, Stage, payload, plain};
+use crate::setup::{NODE, Setup, payload, plain};
 
 #[test]
 fn good_config_is_adopted_and_promoted() {
-    let stage = Stage::new("good", plain());
-    stage.config_ok(
+    let setup = Setup::new("good", plain());
+    setup.config_ok(
         "True",
         "using current (init)",
         "current is set to the local default, and an init config was provided",
     );
-    let uid = stage.pin("edge-good", &payload(3, 2, ""));
-    stage.runs(&uid);
-    stage.shows("the adoption's event", |world| world.saw_event(NODE, "KubeletConfigChanged", &uid));
-    stage.promotes(&uid);
-    stage.shows("the promotion's event", |world| world.saw_event(NODE, "ConfigPromoted", &uid));
-    let trial_was_seen = stage.cluster.view().look(|world| {
+    let uid = setup.pin("edge-good", &payload(3, 2, ""));
+    setup.runs(&uid);
+    setup.shows("the adoption's event", |world| world.saw_event(NODE, "KubeletConfigChanged", &uid));
+    setup.promotes(&uid);
+    setup.shows("the promotion's event", |world| world.saw_event(NODE, "ConfigPromoted", &uid));
+    let trial_was_seen = setup.cluster.view().look(|world| {
         world.facts().0.iter().any(|fact| {
             matches!(&fact.kind, kedge_rig::view::FactKind::Config(config)
                 if config.active.as_deref() == Some(&uid) && config.last_known_good.is_none())
@@ -26,47 +26,47 @@ fn good_config_is_adopted_and_promoted() {
     });
     assert!(trial_was_seen, "a node in its trial has another last-known-good");
     // on disk: the checkpoint, and both records name it
-    let current = stage.record("current");
+    let current = setup.record("current");
     let version = current["resourceVersion"].as_str().unwrap();
-    let checkpoint = stage.record(&format!("checkpoints/{uid}/{version}"));
+    let checkpoint = setup.record(&format!("checkpoints/{uid}/{version}"));
     assert_eq!(checkpoint["metadata"]["name"], "edge-good");
-    assert_eq!(stage.record("last-known-good")["uid"], json!(uid));
+    assert_eq!(setup.record("last-known-good")["uid"], json!(uid));
     // one clean exit, to adopt it; nothing counted
-    assert_eq!((stage.ends().len(), stage.unclean_ends(), stage.counted_startups()), (1, 0, 0));
+    assert_eq!((setup.ends().len(), setup.unclean_ends(), setup.counted_startups()), (1, 0, 0));
 }
 
 /// A bad configuration on top of a good one: the words of the condition, and that it stays so over a restart.
 #[track_caller]
 fn check_bad(purpose: &str, bad_payload: &str, reason: &str) {
-    let mut stage = Stage::new(purpose, plain());
-    let good = stage.good("edge-good");
-    let bad = stage.pin("edge-bad", bad_payload);
-    let expect = |stage: &Stage| {
-        stage.config_ok(
+    let mut setup = Setup::new(purpose, plain());
+    let good = setup.good("edge-good");
+    let bad = setup.pin("edge-bad", bad_payload);
+    let expect = |setup: &Setup| {
+        setup.config_ok(
             "False",
             &format!("using last known good: (UID: {good})"),
             &reason.replace("{uid}", &bad),
         );
-        stage.shows("what is assigned and what runs", |world| {
+        setup.shows("what is assigned and what runs", |world| {
             let config = world.config(NODE);
             config.assigned.as_deref() == Some(&bad)
                 && config.active.as_deref() == Some(&good)
                 && config.last_known_good.as_deref() == Some(&good)
         });
     };
-    expect(&stage);
-    stage.shows("the event", |world| world.saw_event(NODE, "ConfigRolledBack", &bad));
+    expect(&setup);
+    setup.shows("the event", |world| world.saw_event(NODE, "ConfigRolledBack", &bad));
     // to adopt the good one, to adopt the bad one; the verdict needs no crash
-    assert_eq!((stage.ends().len(), stage.unclean_ends()), (2, 0));
-    let bad_configs = stage.record(concat!(env!("CARGO_PKG_VERSION"), "/bad-configs.json"));
+    assert_eq!((setup.ends().len(), setup.unclean_ends()), (2, 0));
+    let bad_configs = setup.record(concat!(env!("CARGO_PKG_VERSION"), "/bad-configs.json"));
     assert!(bad_configs.to_string().contains(&bad), "{bad_configs}");
 
-    stage.agent_mut().stop().unwrap();
-    let renewals = stage.cluster.view().look(|world| world.renewal_count(NODE));
-    stage.agent_mut().start().unwrap();
-    stage.shows("its heartbeat", |world| world.renewal_count(NODE) > renewals + 1);
-    expect(&stage);
-    assert_eq!(stage.ends().len(), 0, "the bad one is not tried again");
+    setup.agent_mut().stop().unwrap();
+    let renewals = setup.cluster.view().look(|world| world.renewal_count(NODE));
+    setup.agent_mut().start().unwrap();
+    setup.shows("its heartbeat", |world| world.renewal_count(NODE) > renewals + 1);
+    expect(&setup);
+    assert_eq!(setup.ends().len(), 0, "the bad one is not tried again");
 }
 
 #[test]
@@ -90,12 +90,12 @@ fn invalid_config_is_rolled_back_for_good() {
 
 #[test]
 fn edit_of_a_pinned_config_is_reported_not_followed() {
-    let stage = Stage::new("pinned", plain());
-    let uid = stage.pin("edge-pinned", &payload(1, 2, "nodeStatusReportFrequency: 1m\n"));
-    stage.runs(&uid);
-    stage.promotes(&uid);
-    stage.cluster.edit_config("edge-pinned", &payload(1, 2, "nodeStatusReportFrequency: 2m\n")).unwrap();
-    stage.shows("the condition to say that the edit is not followed", |world| {
+    let setup = Setup::new("pinned", plain());
+    let uid = setup.pin("edge-pinned", &payload(1, 2, "nodeStatusReportFrequency: 1m\n"));
+    setup.runs(&uid);
+    setup.promotes(&uid);
+    setup.cluster.edit_config("edge-pinned", &payload(1, 2, "nodeStatusReportFrequency: 2m\n")).unwrap();
+    setup.shows("the condition to say that the edit is not followed", |world| {
         world.condition(NODE, "ConfigOK").is_some_and(|(status, message, reason)| {
             status == "True"
                 && message == format!("using current (UID: {uid})")
@@ -103,173 +103,173 @@ fn edit_of_a_pinned_config_is_reported_not_followed() {
                 && reason.contains("does not follow edits")
         })
     });
-    assert_eq!(stage.ends().len(), 1, "no restart for an edit that is not followed");
-    let active = stage.agent().kedge_json(&["config", "show"]).unwrap();
+    assert_eq!(setup.ends().len(), 1, "no restart for an edit that is not followed");
+    let active = setup.agent().kedge_json(&["config", "show"]).unwrap();
     assert!(active.to_string().contains("1m"), "{active}");
 }
 
 #[test]
 fn edit_of_a_followed_config_gets_its_own_trial() {
-    let stage = Stage::new("following", plain());
-    let uid = stage.cluster.create_config("edge-named", &payload(2, 2, "")).unwrap();
-    stage.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();
-    stage.runs(&uid);
-    stage.promotes(&uid);
-    let first = stage.record("last-known-good")["resourceVersion"].clone();
+    let setup = Setup::new("following", plain());
+    let uid = setup.cluster.create_config("edge-named", &payload(2, 2, "")).unwrap();
+    setup.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();
+    setup.runs(&uid);
+    setup.promotes(&uid);
+    let first = setup.record("last-known-good")["resourceVersion"].clone();
 
     // a bad edit: rolled back to the content before it, though UID and name are the same
-    stage.cluster.edit_config("edge-named", &payload(2, 99, "")).unwrap();
-    stage.config_ok(
+    setup.cluster.edit_config("edge-named", &payload(2, 99, "")).unwrap();
+    setup.config_ok(
         "False",
         &format!("using last known good: (UID: {uid})"),
         &format!("failed to validate current (UID: {uid})"),
     );
-    assert_eq!(stage.record("last-known-good")["resourceVersion"], first);
+    assert_eq!(setup.record("last-known-good")["resourceVersion"], first);
 
     // a good edit: adopted, and last-known-good only after its own trial
-    stage.cluster.edit_config("edge-named", &payload(2, 3, "")).unwrap();
-    stage.runs(&uid);
-    assert_eq!(stage.record("last-known-good")["resourceVersion"], first, "promoted before its trial");
-    let second = stage.record("current")["resourceVersion"].clone();
+    setup.cluster.edit_config("edge-named", &payload(2, 3, "")).unwrap();
+    setup.runs(&uid);
+    assert_eq!(setup.record("last-known-good")["resourceVersion"], first, "promoted before its trial");
+    let second = setup.record("current")["resourceVersion"].clone();
     assert_ne!(first, second);
     let promoted = kedge_rig::scratch::poll(kedge_rig::cluster::PATIENCE, || {
-        (stage.record("last-known-good")["resourceVersion"] == second).then_some(())
+        (setup.record("last-known-good")["resourceVersion"] == second).then_some(())
     });
-    assert!(promoted.is_some(), "the second content was never promoted:\n{}", stage.agent().log_text());
+    assert!(promoted.is_some(), "the second content was never promoted:\n{}", setup.agent().log_text());
 }
 
 #[test]
 fn empty_source_is_unknown_and_changes_nothing() {
-    let stage = Stage::new("unclear", plain());
-    let good = stage.good("edge-good");
-    stage.cluster.assign(NODE, &Source::Raw(json!({}))).unwrap();
+    let setup = Setup::new("unclear", plain());
+    let good = setup.good("edge-good");
+    setup.cluster.assign(NODE, &Source::Raw(json!({}))).unwrap();
     let cause = "failed to sync, desired config unclear, cause: invalid NodeConfigSource, exactly one subfield must \
                  be non-nil, but all were nil";
-    stage.config_ok("Unknown", &format!("using current (UID: {good})"), cause);
-    assert_eq!(stage.ends().len(), 1, "no restart for an unclear source");
+    setup.config_ok("Unknown", &format!("using current (UID: {good})"), cause);
+    assert_eq!(setup.ends().len(), 1, "no restart for an unclear source");
     // and after a restart: last-known-good, with the same cause
-    stage.agent().babysitter().signal(kedge_rig::babysitter::Signal::SIGTERM);
-    stage.ready_in_run(3);
-    stage.shows("the cause after a restart", |world| {
+    setup.agent().babysitter().signal(kedge_rig::babysitter::Signal::SIGTERM);
+    setup.ready_in_run(3);
+    setup.shows("the cause after a restart", |world| {
         world
             .condition(NODE, "ConfigOK")
             .is_some_and(|(status, _, reason)| status == "Unknown" && reason == cause)
             && world.config(NODE).active.as_deref() == Some(&good)
     });
     // a valid source ends it
-    stage.cluster.assign(NODE, &Source::Pinned { name: "edge-good".into(), uid: good.clone() }).unwrap();
-    stage.runs(&good);
+    setup.cluster.assign(NODE, &Source::Pinned { name: "edge-good".into(), uid: good.clone() }).unwrap();
+    setup.runs(&good);
 }
 
 #[test]
 fn unknown_uid_is_unknown_and_changes_nothing() {
-    let stage = Stage::new("no-such-uid", plain());
-    let good = stage.good("edge-good");
+    let setup = Setup::new("no-such-uid", plain());
+    let good = setup.good("edge-good");
     let wrong =
         Source::Pinned { name: "edge-good".into(), uid: "00000000-0000-0000-0000-000000000000".into() };
-    stage.cluster.assign(NODE, &wrong).unwrap();
-    stage.shows("Unknown", |world| {
+    setup.cluster.assign(NODE, &wrong).unwrap();
+    setup.shows("Unknown", |world| {
         world.condition(NODE, "ConfigOK").is_some_and(|(status, message, _)| {
             status == "Unknown" && message == format!("using current (UID: {good})")
         })
     });
     let missing = Source::Following { name: "no-such-config".into() };
-    stage.cluster.assign(NODE, &missing).unwrap();
-    stage.shows("the name of what cannot be downloaded", |world| {
+    setup.cluster.assign(NODE, &missing).unwrap();
+    setup.shows("the name of what cannot be downloaded", |world| {
         world.condition(NODE, "ConfigOK").is_some_and(|(status, message, reason)| {
             status == "Unknown" && message.contains(&good) && reason.contains("no-such-config")
         })
     });
-    assert_eq!(stage.ends().len(), 1);
+    assert_eq!(setup.ends().len(), 1);
     // created later, it is found
-    let late = stage.cluster.create_config("no-such-config", &payload(1, 2, "")).unwrap();
-    stage.runs(&late);
+    let late = setup.cluster.create_config("no-such-config", &payload(1, 2, "")).unwrap();
+    setup.runs(&late);
 }
 
 #[test]
 fn unassigned_node_runs_its_local_config() {
-    let stage = Stage::new("unassign", plain());
-    stage.good("edge-good");
-    stage.cluster.assign(NODE, &Source::Nil).unwrap();
-    stage.config_ok(
+    let setup = Setup::new("unassign", plain());
+    setup.good("edge-good");
+    setup.cluster.assign(NODE, &Source::Nil).unwrap();
+    setup.config_ok(
         "True",
         "using current (init)",
         "current is set to the local default, and an init config was provided",
     );
-    stage.shows("nothing assigned, active or last-known-good", |world| {
+    setup.shows("nothing assigned, active or last-known-good", |world| {
         let config = world.config(NODE);
         config.assigned.is_none() && config.active.is_none() && config.last_known_good.is_none()
     });
-    assert_eq!((stage.ends().len(), stage.unclean_ends()), (2, 0));
+    assert_eq!((setup.ends().len(), setup.unclean_ends()), (2, 0));
 }
 
 #[test]
 fn forgiven_config_is_tried_again() {
-    let stage = Stage::new("forgive", plain());
-    let good = stage.good("edge-good");
-    let bad = stage.pin("edge-bad", &payload(1, 200, ""));
-    let rolled_back = |stage: &Stage| {
-        stage.config_ok(
+    let setup = Setup::new("forgive", plain());
+    let good = setup.good("edge-good");
+    let bad = setup.pin("edge-bad", &payload(1, 200, ""));
+    let rolled_back = |setup: &Setup| {
+        setup.config_ok(
             "False",
             &format!("using last known good: (UID: {good})"),
             &format!("failed to validate current (UID: {bad})"),
         );
     };
-    rolled_back(&stage);
-    let runs = stage.agent().babysitter().state().runs;
-    let (code, _, complaint) = stage.agent().kedge(&["config", "forgive", &bad]).unwrap();
+    rolled_back(&setup);
+    let runs = setup.agent().babysitter().state().runs;
+    let (code, _, complaint) = setup.agent().kedge(&["config", "forgive", &bad]).unwrap();
     assert_eq!(code, 0, "{complaint}");
     // it is tried: one more clean exit and start; and it is still bad
-    stage.ready_in_run(runs + 1);
-    rolled_back(&stage);
-    assert_eq!(stage.unclean_ends(), 0);
+    setup.ready_in_run(runs + 1);
+    rolled_back(&setup);
+    assert_eq!(setup.unclean_ends(), 0);
 }
 
 #[test]
 fn edited_drop_in_voids_old_verdicts() {
-    let mut stage = Stage::new("drop-in", plain());
-    let good = stage.good("edge-good");
+    let mut setup = Setup::new("drop-in", plain());
+    let good = setup.good("edge-good");
     // does not validate because of the drop-in: the lease would end before the next status
-    stage.agent_mut().stop().unwrap();
+    setup.agent_mut().stop().unwrap();
     let conf = |threshold: u32| format!("{}crashLoopThreshold: {threshold}\n", kedge_rig::cluster::HEADER);
-    stage.agent().write_drop_in("20-site.conf", &conf(3)).unwrap();
-    stage.agent_mut().start().unwrap();
-    stage.runs(&good);
-    let shown = stage.agent().kedge_json(&["config", "show"]).unwrap().to_string();
+    setup.agent().write_drop_in("20-site.conf", &conf(3)).unwrap();
+    setup.agent_mut().start().unwrap();
+    setup.runs(&good);
+    let shown = setup.agent().kedge_json(&["config", "show"]).unwrap().to_string();
     assert!(shown.contains("\"crashLoopThreshold\":3"), "{shown}");
-    assert_eq!(stage.ends().len(), 0);
+    assert_eq!(setup.ends().len(), 0);
 
     // the drop-in mends a config that was condemned for the field it sets: the old verdict is about another content
-    let bad = stage.pin("edge-bad", &payload(1, 200, ""));
-    stage.runs(&bad);
-    stage.promotes(&bad);
+    let bad = setup.pin("edge-bad", &payload(1, 200, ""));
+    setup.runs(&bad);
+    setup.promotes(&bad);
 }
 
-/// A file of the node's is damaged while it is off; it still starts, says so, and mends it from the API server.
+/// A file of the node's is damaged while it is off; it still starts, reports it, and repairs it from the API server.
 #[track_caller]
-fn check_damage(damage: impl Fn(&Stage)) {
-    let mut stage = Stage::new("damage", plain());
-    let good = stage.good("edge-good");
-    let next = stage.pin("edge-next", &payload(1, 2, "nodeStatusReportFrequency: 4m\n"));
-    stage.runs(&next);
-    stage.promotes(&next);
+fn check_damage(damage: impl Fn(&Setup)) {
+    let mut setup = Setup::new("damage", plain());
+    let good = setup.good("edge-good");
+    let next = setup.pin("edge-next", &payload(1, 2, "nodeStatusReportFrequency: 4m\n"));
+    setup.runs(&next);
+    setup.promotes(&next);
     assert_ne!(good, next);
-    stage.agent_mut().stop().unwrap();
-    damage(&stage);
-    stage.agent_mut().start().unwrap();
-    stage.runs(&next);
-    stage.promotes(&next);
-    assert_eq!(stage.unclean_ends(), 0);
-    let shown = stage.agent().kedge_json(&["config", "show"]).unwrap().to_string();
+    setup.agent_mut().stop().unwrap();
+    damage(&setup);
+    setup.agent_mut().start().unwrap();
+    setup.runs(&next);
+    setup.promotes(&next);
+    assert_eq!(setup.unclean_ends(), 0);
+    let shown = setup.agent().kedge_json(&["config", "show"]).unwrap().to_string();
     assert!(shown.contains("4m"), "{shown}");
 }
 
 #[test]
 fn damaged_checkpoint_is_downloaded_again() {
-    check_damage(|stage| {
-        let current = stage.record("current");
+    check_damage(|setup| {
+        let current = setup.record("current");
         let (uid, version) = (current["uid"].as_str().unwrap(), current["resourceVersion"].as_str().unwrap());
-        let path = stage.agent().config_dir().join("checkpoints").join(uid).join(version);
+        let path = setup.agent().config_dir().join("checkpoints").join(uid).join(version);
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     });
@@ -277,66 +277,66 @@ fn damaged_checkpoint_is_downloaded_again() {
 
 #[test]
 fn damaged_current_is_written_again() {
-    check_damage(|stage| std::fs::write(stage.agent().config_dir().join("current"), "\0\0\0{").unwrap());
+    check_damage(|setup| std::fs::write(setup.agent().config_dir().join("current"), "\0\0\0{").unwrap());
 }
 
 #[test]
 fn lost_state_is_downloaded_again() {
-    check_damage(|stage| std::fs::remove_dir_all(stage.agent().root_dir()).unwrap());
+    check_damage(|setup| std::fs::remove_dir_all(setup.agent().root_dir()).unwrap());
 }
 
 /// The state of a node whose agent was of another version: everything under that version's name.
 #[test]
 fn new_agent_version_keeps_the_assignment() {
-    let mut stage = Stage::new("upgrade", plain());
-    let good = stage.good("edge-good");
+    let mut setup = Setup::new("upgrade", plain());
+    let good = setup.good("edge-good");
     // condemned by the version before, for what this one reads well
-    let next = stage.pin("edge-next", &payload(1, 2, ""));
-    stage.runs(&next);
-    stage.promotes(&next);
-    stage.cluster.assign(NODE, &Source::Pinned { name: "edge-good".into(), uid: good.clone() }).unwrap();
-    stage.runs(&good);
-    stage.agent_mut().stop().unwrap();
-    let config = stage.agent().config_dir();
+    let next = setup.pin("edge-next", &payload(1, 2, ""));
+    setup.runs(&next);
+    setup.promotes(&next);
+    setup.cluster.assign(NODE, &Source::Pinned { name: "edge-good".into(), uid: good.clone() }).unwrap();
+    setup.runs(&good);
+    setup.agent_mut().stop().unwrap();
+    let config = setup.agent().config_dir();
     let (ours, before) = (config.join(env!("CARGO_PKG_VERSION")), config.join("0.0.9"));
     std::fs::rename(&ours, &before).unwrap();
     std::fs::create_dir(config.join("0.0.8")).unwrap();
     let verdict = json!({ good.as_str(): {"time": "2026-01-01T00:00:00Z", "reason": "failed to parse"} });
     std::fs::write(before.join("bad-configs.json"), verdict.to_string()).unwrap();
 
-    stage.agent_mut().start().unwrap();
-    stage.runs(&good);
-    stage.promotes(&good);
+    setup.agent_mut().start().unwrap();
+    setup.runs(&good);
+    setup.promotes(&good);
     assert!(ours.join("startups.json").exists());
     assert!(!before.join("startups.json").exists(), "counts of another version stayed");
     // the verdicts stay for a way back, those of older versions do not
     assert!(before.join("bad-configs.json").exists());
     assert!(!config.join("0.0.8").exists());
-    assert_eq!(stage.unclean_ends(), 0);
+    assert_eq!(setup.unclean_ends(), 0);
 
     // the way back: the version before still knows what it condemned
-    stage.agent_mut().stop().unwrap();
+    setup.agent_mut().stop().unwrap();
     std::fs::remove_dir_all(&ours).unwrap();
     std::fs::rename(&before, &ours).unwrap();
-    stage.agent_mut().start().unwrap();
-    let status = stage.agent().kedge_json(&["config", "status"]).unwrap();
+    setup.agent_mut().start().unwrap();
+    let status = setup.agent().kedge_json(&["config", "status"]).unwrap();
     assert_eq!(status["condition"]["status"], "False", "{status}");
 }
 
 #[test]
 fn same_payload_updates_current_without_restart() {
-    let stage = Stage::new("same-payload", plain());
-    let uid = stage.cluster.create_config("edge-named", &payload(1, 2, "")).unwrap();
-    stage.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();
-    stage.runs(&uid);
-    stage.promotes(&uid);
-    let before = stage.record("current")["resourceVersion"].clone();
-    stage.cluster.kubectl().run(&["annotate", "configmap", "edge-named", "note=the payload stays"]).unwrap();
+    let setup = Setup::new("same-payload", plain());
+    let uid = setup.cluster.create_config("edge-named", &payload(1, 2, "")).unwrap();
+    setup.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();
+    setup.runs(&uid);
+    setup.promotes(&uid);
+    let before = setup.record("current")["resourceVersion"].clone();
+    setup.cluster.kubectl().run(&["annotate", "configmap", "edge-named", "note=the payload stays"]).unwrap();
     // last-known-good keeps its own copy: the content is the same, and nothing is written twice
     let follows = kedge_rig::scratch::poll(kedge_rig::cluster::PATIENCE, || {
-        (stage.record("current")["resourceVersion"] != before).then_some(())
+        (setup.record("current")["resourceVersion"] != before).then_some(())
     });
-    assert!(follows.is_some(), "the record stayed:\n{}", stage.agent().log_text());
-    stage.runs(&uid);
-    assert_eq!((stage.ends().len(), stage.unclean_ends()), (1, 0), "{}", stage.agent().log_text());
+    assert!(follows.is_some(), "the record stayed:\n{}", setup.agent().log_text());
+    setup.runs(&uid);
+    assert_eq!((setup.ends().len(), setup.unclean_ends()), (1, 0), "{}", setup.agent().log_text());
 }

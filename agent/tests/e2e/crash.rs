@@ -7,34 +7,34 @@ use kedge_rig::babysitter::ServiceResult;
 use kedge_rig::babysitter::{Babysitter, Signal, Unit};
 use serde_json::json;
 
-use crate::stage::{NODE, STARTUPS, Stage, faulty, payload, plain};
+use crate::setup::{NODE, STARTUPS, Setup, faulty, payload, plain};
 
 const CRASH_AT_ONCE: &str = "kedge:\n  faultInjection:\n    crashAfter: 0s\n";
 const CRASH_SOON: &str = "kedge:\n  faultInjection:\n    crashAfter: 500ms\n";
 
 #[track_caller]
-fn rolled_back_for_crashes(stage: &Stage, bad: &str, good: &str) {
-    stage.config_ok(
+fn rolled_back_for_crashes(setup: &Setup, bad: &str, good: &str) {
+    setup.config_ok(
         "False",
         &format!("using last known good: (UID: {good})"),
         &format!("current failed trial period due to crash loop (UID: {bad})"),
     );
-    stage.shows("the roll back's event", |world| world.saw_event(NODE, "ConfigRolledBack", bad));
+    setup.shows("the roll back's event", |world| world.saw_event(NODE, "ConfigRolledBack", bad));
 }
 
 /// With a threshold of N, the N+1st crash is the last.
 #[track_caller]
 fn check_threshold(fields: &str, threshold: u32) {
-    let stage = Stage::new("crash", faulty());
-    let good = stage.good("edge-good");
-    let bad = stage.pin("edge-crash", &payload(30, threshold, fields));
-    rolled_back_for_crashes(&stage, &bad, &good);
+    let setup = Setup::new("crash", faulty());
+    let good = setup.good("edge-good");
+    let bad = setup.pin("edge-crash", &payload(30, threshold, fields));
+    rolled_back_for_crashes(&setup, &bad, &good);
     let crashes = usize::try_from(threshold).unwrap() + 1;
     // two adoptions, the crashes, and then a run that stays
-    assert_eq!((stage.ends().len(), stage.unclean_ends()), (2 + crashes, crashes), "{:?}", stage.ends());
-    stage.ready_in_run(u64::try_from(crashes).unwrap() + 3);
+    assert_eq!((setup.ends().len(), setup.unclean_ends()), (2 + crashes, crashes), "{:?}", setup.ends());
+    setup.ready_in_run(u64::try_from(crashes).unwrap() + 3);
     // what runs now is last-known-good, and nothing is counted against it
-    assert_eq!(stage.counted_startups(), 0);
+    assert_eq!(setup.counted_startups(), 0);
 }
 
 #[test]
@@ -54,65 +54,65 @@ fn crash_before_ready_is_counted() {
 
 #[test]
 fn crashing_first_config_falls_back_to_local() {
-    let stage = Stage::new("crash-local", faulty());
-    let bad = stage.pin("edge-crash", &payload(30, 1, CRASH_SOON));
-    stage.config_ok(
+    let setup = Setup::new("crash-local", faulty());
+    let bad = setup.pin("edge-crash", &payload(30, 1, CRASH_SOON));
+    setup.config_ok(
         "False",
         "using last-known-good (init)",
         &format!("current failed trial period due to crash loop (UID: {bad})"),
     );
-    assert_eq!(stage.unclean_ends(), 2);
+    assert_eq!(setup.unclean_ends(), 2);
 }
 
 #[test]
 fn kill_is_counted_and_stop_is_not() {
-    let mut stage = Stage::new("kill", plain());
-    let good = stage.good("edge-good");
-    let uid = stage.pin("edge-next", &payload(120, 1, ""));
-    stage.runs(&uid);
+    let mut setup = Setup::new("kill", plain());
+    let good = setup.good("edge-good");
+    let uid = setup.pin("edge-next", &payload(120, 1, ""));
+    setup.runs(&uid);
     // stops, in every way one can ask for one
     for _ in 0..3 {
-        stage.agent_mut().stop().unwrap();
-        stage.agent_mut().start().unwrap();
+        setup.agent_mut().stop().unwrap();
+        setup.agent_mut().start().unwrap();
     }
-    stage.runs(&uid);
-    assert_eq!(stage.counted_startups(), 0);
+    setup.runs(&uid);
+    assert_eq!(setup.counted_startups(), 0);
     for (signal, run) in [(Signal::SIGTERM, 2), (Signal::SIGINT, 3)] {
-        stage.agent().babysitter().signal(signal);
-        stage.ready_in_run(run);
+        setup.agent().babysitter().signal(signal);
+        setup.ready_in_run(run);
     }
-    assert_eq!(stage.counted_startups(), 0);
+    assert_eq!(setup.counted_startups(), 0);
     // kills
-    stage.agent().babysitter().signal(Signal::SIGKILL);
-    stage.ready_in_run(4);
-    assert_eq!(stage.counted_startups(), 1);
-    stage.runs(&uid);
-    stage.agent().babysitter().signal(Signal::SIGKILL);
-    rolled_back_for_crashes(&stage, &uid, &good);
+    setup.agent().babysitter().signal(Signal::SIGKILL);
+    setup.ready_in_run(4);
+    assert_eq!(setup.counted_startups(), 1);
+    setup.runs(&uid);
+    setup.agent().babysitter().signal(Signal::SIGKILL);
+    rolled_back_for_crashes(&setup, &uid, &good);
 }
 
 #[test]
 fn suspended_agent_is_killed_and_counted() {
-    let stage = Stage::new("stopped", AgentOptions { watchdog: Duration::from_secs(3), ..plain() });
-    let good = stage.good("edge-good");
-    let uid = stage.pin("edge-next", &payload(120, 0, ""));
-    stage.runs(&uid);
-    stage.agent().babysitter().signal(Signal::SIGSTOP);
-    rolled_back_for_crashes(&stage, &uid, &good);
-    let ends = stage.ends();
+    let setup = Setup::new("stopped", AgentOptions { watchdog: Duration::from_secs(3), ..plain() });
+    let good = setup.good("edge-good");
+    let uid = setup.pin("edge-next", &payload(120, 0, ""));
+    setup.runs(&uid);
+    setup.agent().babysitter().signal(Signal::SIGSTOP);
+    rolled_back_for_crashes(&setup, &uid, &good);
+    let ends = setup.ends();
     assert_eq!(ends.last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
 }
 
 /// A loop of the agent hangs: the ping stops, the next start names the loop, and the config is rolled back.
 #[track_caller]
 fn check_hang(stalled: &str) {
-    let stage = Stage::new("hang", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
-    let good = stage.good("edge-good");
+    let setup = Setup::new("hang", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
+    let good = setup.good("edge-good");
     let fields = format!("kedge:\n  faultInjection:\n    hangLoop: {stalled}\n    hangAfter: 1s\n");
-    let uid = stage.pin("edge-hang", &payload(300, 0, &fields));
-    rolled_back_for_crashes(&stage, &uid, &good);
-    assert_eq!(stage.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
-    let log = stage.agent().log_text();
+    let uid = setup.pin("edge-hang", &payload(300, 0, &fields));
+    rolled_back_for_crashes(&setup, &uid, &good);
+    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
+    let log = setup.agent().log_text();
     assert!(log.contains(&format!("stalled: {stalled}")), "the stalled loop is not named:\n{log}");
 }
 
@@ -128,36 +128,36 @@ fn hanging_renewal_loop_is_named_and_counted() {
 
 #[test]
 fn config_never_ready_is_rolled_back() {
-    let mut stage = Stage::new("start-timeout", AgentOptions { start: Duration::from_secs(20), ..faulty() });
-    let good = stage.good("edge-good");
+    let mut setup = Setup::new("start-timeout", AgentOptions { start: Duration::from_secs(20), ..faulty() });
+    let good = setup.good("edge-good");
     // a machine that builds at the same time may be slow to start the good ones; the bad one never gets there
     let uid =
-        stage.pin("edge-never-ready", &payload(300, 0, "kedge:\n  faultInjection:\n    hangLoop: start\n"));
-    rolled_back_for_crashes(&stage, &uid, &good);
-    assert_eq!(stage.ends().last().map(|ended| ended.result), Some(ServiceResult::Timeout));
+        setup.pin("edge-never-ready", &payload(300, 0, "kedge:\n  faultInjection:\n    hangLoop: start\n"));
+    rolled_back_for_crashes(&setup, &uid, &good);
+    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Timeout));
     // what last-known-good replaced is not run by a later start either
-    stage.agent_mut().stop().unwrap();
-    stage.agent_mut().start().unwrap();
-    rolled_back_for_crashes(&stage, &uid, &good);
+    setup.agent_mut().stop().unwrap();
+    setup.agent_mut().start().unwrap();
+    rolled_back_for_crashes(&setup, &uid, &good);
 }
 
 /// A stuck fsync is the disk's fault: no heartbeat is lost, and the kill that follows is not the config's.
 #[test]
 fn hanging_disk_keeps_renewing_and_is_not_counted() {
-    let stage = Stage::new("disk", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
-    stage.good("edge-good");
+    let setup = Setup::new("disk", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
+    setup.good("edge-good");
     // the first write under it is the progress of its trial, after a quarter of it
-    let uid = stage.pin(
+    let uid = setup.pin(
         "edge-disk",
         &payload(40, 0, "kedge:\n  faultInjection:\n    hangLoop: disk\n    hangAfter: 1s\n"),
     );
-    stage.runs(&uid);
+    setup.runs(&uid);
     let start = std::time::Instant::now();
-    stage.ready_in_run(4);
-    stage.runs(&uid);
-    assert_eq!(stage.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
-    assert_eq!((stage.counted_startups(), stage.counted_cuts()), (0, 1));
-    let silence = stage.cluster.view().look(|world| world.longest_silence(NODE, start));
+    setup.ready_in_run(4);
+    setup.runs(&uid);
+    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
+    assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 1));
+    let silence = setup.cluster.view().look(|world| world.longest_silence(NODE, start));
     assert!(silence < Duration::from_secs(12), "a Lease of 12 s was not renewed for {silence:?}");
 }
 
@@ -165,46 +165,46 @@ fn hanging_disk_keeps_renewing_and_is_not_counted() {
 fn stop_that_ends_in_a_kill_is_not_counted() {
     let options =
         AgentOptions { watchdog: Duration::from_secs(600), stop: Duration::from_secs(2), ..faulty() };
-    let mut stage = Stage::new("slow-stop", options);
-    stage.good("edge-good");
+    let mut setup = Setup::new("slow-stop", options);
+    setup.good("edge-good");
     let fields = "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 1s\n";
-    let uid = stage.pin("edge-deaf", &payload(300, 0, fields));
-    stage.runs(&uid);
-    let deaf = kedge_rig::scratch::poll(crate::stage::PATIENCE, || {
-        stage.agent().log_text().contains("loop main stops here").then_some(())
+    let uid = setup.pin("edge-deaf", &payload(300, 0, fields));
+    setup.runs(&uid);
+    let deaf = kedge_rig::scratch::poll(crate::setup::PATIENCE, || {
+        setup.agent().log_text().contains("loop main stops here").then_some(())
     });
-    assert!(deaf.is_some(), "{}", stage.agent().log_text());
-    let babysitter = stage.agent().babysitter();
-    babysitter.stop_and_wait(crate::stage::PATIENCE).unwrap();
-    assert_eq!(stage.ends().last().map(|ended| ended.result), Some(ServiceResult::Timeout));
-    stage.agent_mut().start().unwrap();
-    assert_eq!((stage.counted_startups(), stage.counted_cuts()), (0, 0));
-    stage.runs(&uid);
+    assert!(deaf.is_some(), "{}", setup.agent().log_text());
+    let babysitter = setup.agent().babysitter();
+    babysitter.stop_and_wait(crate::setup::PATIENCE).unwrap();
+    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Timeout));
+    setup.agent_mut().start().unwrap();
+    assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 0));
+    setup.runs(&uid);
 }
 
 /// A node whose configuration is in its trial, cut off without a record; `change` is made to what it left behind.
 #[track_caller]
-fn check_cut(purpose: &str, change: impl Fn(&Stage), startups: usize, cuts: u64) {
-    let mut stage = Stage::new(purpose, plain());
-    let uid = stage.pin("edge-next", &payload(300, 2, ""));
-    stage.runs(&uid);
-    stage.agent_mut().cut();
-    change(&stage);
-    stage.agent_mut().start().unwrap();
+fn check_cut(purpose: &str, change: impl Fn(&Setup), startups: usize, cuts: u64) {
+    let mut setup = Setup::new(purpose, plain());
+    let uid = setup.pin("edge-next", &payload(300, 2, ""));
+    setup.runs(&uid);
+    setup.agent_mut().cut();
+    change(&setup);
+    setup.agent_mut().start().unwrap();
     assert_eq!(
-        (stage.counted_startups(), stage.counted_cuts()),
+        (setup.counted_startups(), setup.counted_cuts()),
         (startups, cuts),
         "{}",
-        stage.agent().log_text()
+        setup.agent().log_text()
     );
-    stage.runs(&uid);
+    setup.runs(&uid);
 }
 
-fn as_of_another_boot(stage: &Stage) {
-    let mut startups = stage.startups();
+fn as_of_another_boot(setup: &Setup) {
+    let mut startups = setup.startups();
     assert!(startups["open"].is_string(), "{startups}");
     startups["open"] = "a-boot-that-is-over".into();
-    stage.write_record(STARTUPS, &startups);
+    setup.write_record(STARTUPS, &startups);
 }
 
 #[test]
@@ -219,23 +219,23 @@ fn power_cut_is_not_counted_as_crash() {
 
 #[test]
 fn cuts_29_in_a_row_roll_back() {
-    let mut stage = Stage::new("29-cuts", plain());
-    let good = stage.good("edge-good");
-    let uid = stage.pin("edge-next", &payload(300, 2, ""));
-    stage.runs(&uid);
+    let mut setup = Setup::new("29-cuts", plain());
+    let good = setup.good("edge-good");
+    let uid = setup.pin("edge-next", &payload(300, 2, ""));
+    setup.runs(&uid);
     // 27 that were, and two more; the agent that starts between them goes on with the trial
-    stage.agent_mut().cut();
-    let mut startups = stage.startups();
+    setup.agent_mut().cut();
+    let mut startups = setup.startups();
     startups["cuts"] = 27.into();
-    stage.write_record(STARTUPS, &startups);
-    as_of_another_boot(&stage);
-    stage.agent_mut().start().unwrap();
-    assert_eq!(stage.counted_cuts(), 28, "{}", stage.agent().log_text());
-    stage.runs(&uid);
-    stage.agent_mut().cut();
-    as_of_another_boot(&stage);
-    stage.agent_mut().start().unwrap();
-    stage.config_ok(
+    setup.write_record(STARTUPS, &startups);
+    as_of_another_boot(&setup);
+    setup.agent_mut().start().unwrap();
+    assert_eq!(setup.counted_cuts(), 28, "{}", setup.agent().log_text());
+    setup.runs(&uid);
+    setup.agent_mut().cut();
+    as_of_another_boot(&setup);
+    setup.agent_mut().start().unwrap();
+    setup.config_ok(
         "False",
         &format!("using last known good: (UID: {good})"),
         &format!("current failed trial period due to power cuts (UID: {uid})"),
@@ -250,9 +250,9 @@ fn crash_recorded_before_a_reboot_is_counted() {
     }});
     check_cut(
         "recorded-reboot",
-        |stage| {
-            as_of_another_boot(stage);
-            std::fs::write(stage.agent().root_dir().join("last-exit.json"), record.to_string()).unwrap();
+        |setup| {
+            as_of_another_boot(setup);
+            std::fs::write(setup.agent().root_dir().join("last-exit.json"), record.to_string()).unwrap();
         },
         1,
         0,
@@ -261,9 +261,9 @@ fn crash_recorded_before_a_reboot_is_counted() {
 
 #[test]
 fn plain_restart_loop_survives_a_crashing_config() {
-    let mut stage = Stage::new("plain-loop", faulty());
-    let good = stage.good("edge-good");
-    stage.agent_mut().stop().unwrap();
+    let mut setup = Setup::new("plain-loop", faulty());
+    let good = setup.good("edge-good");
+    setup.agent_mut().stop().unwrap();
     let mut command: Vec<std::ffi::OsString> = vec![
         "/bin/sh".into(),
         "-c".into(),
@@ -272,19 +272,19 @@ fn plain_restart_loop_survives_a_crashing_config() {
     ];
     // the loop is killed with its child: the child dies with the shell
     command.extend(["setpriv", "--pdeathsig", "KILL"].map(Into::into));
-    command.extend(stage.agent().command());
+    command.extend(setup.agent().command());
     let mut unit = Unit::new("plain-loop", command);
     unit.restart = false;
     unit.limits.watchdog = None;
     unit.limits.start = Duration::from_secs(3600);
-    unit.run_dir = Some(stage.agent().run_dir());
-    unit.log = Some(stage.agent().log());
+    unit.run_dir = Some(setup.agent().run_dir());
+    unit.log = Some(setup.agent().log());
     let _loop = Babysitter::start(unit).unwrap();
 
-    stage.runs(&good);
-    let bad = stage.pin("edge-crash", &payload(30, 2, CRASH_SOON));
-    rolled_back_for_crashes(&stage, &bad, &good);
-    let next = stage.pin("edge-next", &payload(1, 2, ""));
-    stage.runs(&next);
-    stage.promotes(&next);
+    setup.runs(&good);
+    let bad = setup.pin("edge-crash", &payload(30, 2, CRASH_SOON));
+    rolled_back_for_crashes(&setup, &bad, &good);
+    let next = setup.pin("edge-next", &payload(1, 2, ""));
+    setup.runs(&next);
+    setup.promotes(&next);
 }

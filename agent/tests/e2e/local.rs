@@ -10,7 +10,7 @@ use kedge_rig::cluster::HEADER;
 use kedge_rig::scratch::Scratch;
 use serde_json::{Value, json};
 
-use crate::stage::{Stage, plain};
+use crate::setup::{Setup, plain};
 
 const KEP_BASE: &str = "\
 authentication:
@@ -56,14 +56,14 @@ fn kep_3983_example_is_merged_as_specified() {
     let base = write(&scratch, "base.yaml", KEP_BASE);
     let mut options = plain();
     options.flags = vec!["--config".into(), base.into()];
-    let mut stage = Stage::new("kep", options);
-    stage.agent_mut().stop().unwrap();
+    let mut setup = Setup::new("kep", options);
+    setup.agent_mut().stop().unwrap();
     let drop_in =
-        |name: &str, fields: &str| stage.agent().write_drop_in(name, &format!("{HEADER}{fields}")).unwrap();
+        |name: &str, fields: &str| setup.agent().write_drop_in(name, &format!("{HEADER}{fields}")).unwrap();
     drop_in("20-x509.conf", "authentication:\n  x509:\n    clientCAFile: /some/new/location\n");
     drop_in("30-dns.conf", "clusterDNS:\n- 1.2.3.6\n");
     drop_in("40-ignored.txt", "clusterDNS:\n- 9.9.9.9\n");
-    stage.agent_mut().start().unwrap();
+    setup.agent_mut().start().unwrap();
 
     let expect = json!({
         "authentication": {
@@ -73,11 +73,11 @@ fn kep_3983_example_is_merged_as_specified() {
         },
         "clusterDNS": ["1.2.3.6"]
     });
-    let configz = get(&stage.agent().run_dir().join("kedge.sock"), "/configz");
+    let configz = get(&setup.agent().run_dir().join("kedge.sock"), "/configz");
     for field in ["authentication", "clusterDNS"] {
         assert_eq!(configz["kubeletconfig"][field], expect[field], "{configz}");
     }
-    let (code, shown, complaint) = stage.agent().kedge(&["config", "show"]).unwrap();
+    let (code, shown, complaint) = setup.agent().kedge(&["config", "show"]).unwrap();
     assert_eq!(code, 0, "{complaint}");
     let line =
         shown.lines().find(|line| line.contains("/some/new/location")).expect("the drop-in's value is shown");

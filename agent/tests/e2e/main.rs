@@ -10,4 +10,4 @@ mod assignment;
 mod crash;
 mod local;
 mod outage;
-mod stage;
+mod setup;

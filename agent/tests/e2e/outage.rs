@@ -5,50 +5,50 @@ use std::time::{Duration, Instant};
 use kedge_rig::agent::AgentOptions;
 use kedge_rig::cluster::Source;
 
-use crate::stage::{NODE, PATIENCE, Stage, faulty, payload, plain};
+use crate::setup::{NODE, PATIENCE, Setup, faulty, payload, plain};
 
-fn renewals(stage: &Stage) -> usize {
-    stage.cluster.view().look(|world| world.renewal_count(NODE))
+fn renewals(setup: &Setup) -> usize {
+    setup.cluster.view().look(|world| world.renewal_count(NODE))
 }
 
 #[test]
 fn killed_hub_is_found_again() {
-    let mut stage = Stage::new("hub-killed", plain());
-    let uid = stage.good("edge-good");
-    let mut seen = renewals(&stage);
+    let mut setup = Setup::new("hub-killed", plain());
+    let uid = setup.good("edge-good");
+    let mut seen = renewals(&setup);
     for _ in 0..2 {
-        stage.cluster.hub_mut().kill();
-        stage.cluster.hub_mut().start_again().unwrap();
-        stage.shows("renewals after the hub's return", |world| world.renewal_count(NODE) > seen + 1);
-        seen = renewals(&stage);
+        setup.cluster.hub_mut().kill();
+        setup.cluster.hub_mut().start_again().unwrap();
+        setup.shows("renewals after the hub's return", |world| world.renewal_count(NODE) > seen + 1);
+        seen = renewals(&setup);
     }
-    stage.runs(&uid);
-    assert_eq!(stage.ends().len(), 1, "the agent does not exit because of the network");
+    setup.runs(&uid);
+    assert_eq!(setup.ends().len(), 1, "the agent does not exit because of the network");
     // and it still takes orders
-    let next = stage.pin("edge-next", &payload(1, 2, ""));
-    stage.runs(&next);
+    let next = setup.pin("edge-next", &payload(1, 2, ""));
+    setup.runs(&next);
 }
 
 #[test]
 fn half_a_minute_without_hub_causes_no_exit() {
-    let mut stage = Stage::new("hub-away", plain());
-    let uid = stage.good("edge-good");
-    let seen = renewals(&stage);
-    let pings = stage.agent().babysitter().state().pings;
-    stage.cluster.hub_mut().stop().unwrap();
+    let mut setup = Setup::new("hub-away", plain());
+    let uid = setup.good("edge-good");
+    let seen = renewals(&setup);
+    let pings = setup.agent().babysitter().state().pings;
+    setup.cluster.hub_mut().stop().unwrap();
     let away = Instant::now();
-    // the outage itself is what is tested: it lasts as long as it says
+    // the outage itself is what is tested: it lasts its full time
     let quiet = kedge_rig::scratch::poll(Duration::from_secs(30), || {
-        let state = stage.agent().babysitter().state();
+        let state = setup.agent().babysitter().state();
         (!state.ends.is_empty() && state.ends.len() > 1).then_some(state)
     });
     assert!(quiet.is_none(), "the agent exited while the hub was away: {quiet:?}");
     assert!(away.elapsed() >= Duration::from_secs(30));
-    assert!(stage.agent().babysitter().state().pings > pings, "the watchdog was fed all the while");
-    stage.cluster.hub_mut().start_again().unwrap();
-    stage.shows("renewals after the hub's return", |world| world.renewal_count(NODE) > seen + 1);
-    stage.runs(&uid);
-    let lapse = stage.cluster.view().look(|world| {
+    assert!(setup.agent().babysitter().state().pings > pings, "the watchdog was fed all the while");
+    setup.cluster.hub_mut().start_again().unwrap();
+    setup.shows("renewals after the hub's return", |world| world.renewal_count(NODE) > seen + 1);
+    setup.runs(&uid);
+    let lapse = setup.cluster.view().look(|world| {
         world.condition(NODE, "Ready").map(|(status, _, reason)| (status.to_owned(), reason.to_owned()))
     });
     assert_eq!(lapse.map(|(status, _)| status).as_deref(), Some("True"));
@@ -56,59 +56,59 @@ fn half_a_minute_without_hub_causes_no_exit() {
 
 #[test]
 fn start_without_hub_runs_the_assigned_config() {
-    let mut stage = Stage::new("offline-start", plain());
-    let uid = stage.good("edge-good");
-    let next = stage.pin("edge-next", &payload(300, 2, "nodeStatusReportFrequency: 3m\n"));
-    stage.runs(&next);
-    stage.cluster.hub_mut().stop().unwrap();
-    stage.agent_mut().stop().unwrap();
+    let mut setup = Setup::new("offline-start", plain());
+    let uid = setup.good("edge-good");
+    let next = setup.pin("edge-next", &payload(300, 2, "nodeStatusReportFrequency: 3m\n"));
+    setup.runs(&next);
+    setup.cluster.hub_mut().stop().unwrap();
+    setup.agent_mut().stop().unwrap();
     let start = Instant::now();
-    stage.agent_mut().start().unwrap();
+    setup.agent_mut().start().unwrap();
     assert!(start.elapsed() < Duration::from_secs(60), "ready only after {:?}", start.elapsed());
-    let status = stage.agent().kedge_json(&["config", "status"]).unwrap().to_string();
+    let status = setup.agent().kedge_json(&["config", "status"]).unwrap().to_string();
     assert!(status.contains(&next) && status.contains(&uid), "{status}");
-    let shown = stage.agent().kedge_json(&["config", "show"]).unwrap().to_string();
+    let shown = setup.agent().kedge_json(&["config", "show"]).unwrap().to_string();
     assert!(shown.contains("3m"), "{shown}");
-    stage.cluster.hub_mut().start_again().unwrap();
-    stage.runs(&next);
+    setup.cluster.hub_mut().start_again().unwrap();
+    setup.runs(&next);
 }
 
 #[test]
 fn two_nodes_are_independent() {
-    let mut stage = Stage::new("two", plain());
-    stage.cluster.add("edge-2", plain()).unwrap().start().unwrap();
+    let mut setup = Setup::new("two", plain());
+    setup.cluster.add("edge-2", plain()).unwrap().start().unwrap();
     let ready = |node: &str| {
         let node = node.to_owned();
         move |world: &kedge_rig::view::World| {
             world.condition(&node, "Ready").is_some_and(|(status, ..)| status == "True")
         }
     };
-    stage.shows("the second node", ready("edge-2"));
-    let bad = stage.pin("edge-bad", &payload(1, 200, ""));
-    stage.shows("the first node's verdict", |world| {
+    setup.shows("the second node", ready("edge-2"));
+    let bad = setup.pin("edge-bad", &payload(1, 200, ""));
+    setup.shows("the first node's verdict", |world| {
         world
             .condition(NODE, "ConfigOK")
             .is_some_and(|(status, _, reason)| status == "False" && reason.contains(&bad))
     });
-    let second = stage.cluster.agent("edge-2").babysitter().state();
+    let second = setup.cluster.agent("edge-2").babysitter().state();
     assert_eq!((second.runs, second.ends.len()), (1, 0));
-    stage.cluster.agent("edge-2").babysitter().wait_ready(PATIENCE).unwrap();
+    setup.cluster.agent("edge-2").babysitter().wait_ready(PATIENCE).unwrap();
 }
 
 /// Its wall clock steps by ten years; neither its Lease nor its readiness suffers, on either side.
 #[track_caller]
 fn check_clock(offset: &str) {
-    let stage = Stage::new("clock", faulty());
+    let setup = Setup::new("clock", faulty());
     let start = Instant::now();
-    let uid = stage.pin(
+    let uid = setup.pin(
         "edge-clock",
         &payload(2, 0, &format!("kedge:\n  faultInjection:\n    clockOffset: {offset}\n")),
     );
-    stage.runs(&uid);
-    stage.promotes(&uid);
-    let seen = renewals(&stage);
-    stage.shows("five more renewals", |world| world.renewal_count(NODE) > seen + 4);
-    let lease = stage.cluster.kubectl().json(&["get", "lease", NODE, "-n", "kube-node-lease"]).unwrap();
+    setup.runs(&uid);
+    setup.promotes(&uid);
+    let seen = renewals(&setup);
+    setup.shows("five more renewals", |world| world.renewal_count(NODE) > seen + 4);
+    let lease = setup.cluster.kubectl().json(&["get", "lease", NODE, "-n", "kube-node-lease"]).unwrap();
     let renewed = lease["spec"]["renewTime"].as_str().unwrap_or_default().to_owned();
     let year: i64 =
         renewed.get(..4).and_then(|year| year.parse().ok()).expect("a renewTime begins with a year");
@@ -116,7 +116,7 @@ fn check_clock(offset: &str) {
     let shift = year - 1970 - i64::try_from(now).unwrap();
     assert!((9..=11).contains(&shift.abs()), "the clock was not shifted by ten years: {renewed}");
     assert_eq!(shift < 0, offset.starts_with('-'), "{renewed}");
-    let (silence, lapses) = stage.cluster.view().look(|world| {
+    let (silence, lapses) = setup.cluster.view().look(|world| {
         let lapses: Vec<_> =
             world.facts().0.iter().filter(|fact| fact.at > start).map(|fact| fact.kind.clone()).collect();
         (world.longest_silence(NODE, start), lapses)
@@ -126,7 +126,7 @@ fn check_clock(offset: &str) {
         matches!(kind, kedge_rig::view::FactKind::Condition { name, status, .. } if name == "Ready" && status != "True")
     });
     assert!(not_ready.is_none(), "{not_ready:?}");
-    assert_eq!(stage.unclean_ends(), 0);
+    assert_eq!(setup.unclean_ends(), 0);
 }
 
 #[test]
@@ -141,54 +141,54 @@ fn clock_ten_years_behind_keeps_renewing() {
 
 #[test]
 fn settled_node_posts_no_status() {
-    let stage = Stage::new("settled", plain());
+    let setup = Setup::new("settled", plain());
     // a report that is due although nothing changed is not what is looked for here
-    let uid = stage.pin("edge-good", &payload(1, 2, "nodeStatusReportFrequency: 1h\n"));
-    stage.runs(&uid);
-    stage.promotes(&uid);
-    let posts = || stage.agent().kedge_json(&["status"]).unwrap()["statusPosts"].as_u64().unwrap();
-    let version = |stage: &Stage| {
-        stage.cluster.kubectl().json(&["get", "node", NODE]).unwrap()["metadata"]["resourceVersion"].clone()
+    let uid = setup.pin("edge-good", &payload(1, 2, "nodeStatusReportFrequency: 1h\n"));
+    setup.runs(&uid);
+    setup.promotes(&uid);
+    let posts = || setup.agent().kedge_json(&["status"]).unwrap()["statusPosts"].as_u64().unwrap();
+    let version = |setup: &Setup| {
+        setup.cluster.kubectl().json(&["get", "node", NODE]).unwrap()["metadata"]["resourceVersion"].clone()
     };
     // let what the last change queued go out first
-    let seen = renewals(&stage);
-    stage.shows("renewals", |world| world.renewal_count(NODE) > seen + 4);
-    let before = (posts(), version(&stage));
-    let seen = renewals(&stage);
+    let seen = renewals(&setup);
+    setup.shows("renewals", |world| world.renewal_count(NODE) > seen + 4);
+    let before = (posts(), version(&setup));
+    let seen = renewals(&setup);
     // eight renewals of three seconds: two turns of nodeStatusUpdateFrequency
-    stage.shows("renewals", |world| world.renewal_count(NODE) > seen + 8);
-    assert_eq!((posts(), version(&stage)), before, "{}", stage.agent().log_text());
+    setup.shows("renewals", |world| world.renewal_count(NODE) > seen + 8);
+    assert_eq!((posts(), version(&setup)), before, "{}", setup.agent().log_text());
 }
 
 /// Takes the hub away between the exit of the process that adopts and the next start, so that the new configuration never
 /// has contact; the pause before a restart is long enough for that.
-fn no_contact_after(stage: &mut Stage, ends: usize, act: impl FnOnce(&mut Stage)) {
-    act(stage);
+fn no_contact_after(setup: &mut Setup, ends: usize, act: impl FnOnce(&mut Setup)) {
+    act(setup);
     let awaited = "the exit that tries the config";
-    let ended = stage.agent().babysitter().wait_ends(ends, PATIENCE);
-    ended.unwrap_or_else(|error| panic!("{awaited}: {error}\n{}", stage.agent().log_text()));
-    stage.cluster.hub_mut().kill();
+    let ended = setup.agent().babysitter().wait_ends(ends, PATIENCE);
+    ended.unwrap_or_else(|error| panic!("{awaited}: {error}\n{}", setup.agent().log_text()));
+    setup.cluster.hub_mut().kill();
 }
 
-/// Waits until the node itself says so, for want of a hub to ask.
+/// Waits until the node itself reports it: there is no hub to ask.
 #[track_caller]
-fn says(stage: &Stage, status: &str, message: &str, reason: &str) {
+fn says(setup: &Setup, status: &str, message: &str, reason: &str) {
     let said = kedge_rig::scratch::poll(PATIENCE, || {
-        let own = stage.agent().kedge_json(&["config", "status"]).ok()?;
+        let own = setup.agent().kedge_json(&["config", "status"]).ok()?;
         let words =
             ["status", "message", "reason"].map(|word| own["condition"][word].as_str().unwrap_or_default());
         (words == [status, message, reason]).then_some(())
     });
-    assert!(said.is_some(), "never said {status}, {message}, {reason}:\n{}", stage.agent().log_text());
+    assert!(said.is_some(), "never reported {status}, {message}, {reason}:\n{}", setup.agent().log_text());
 }
 
 /// Twice a whole trial (at least a minute) without contact, each time followed by contact under last-known-good.
 #[test]
 fn config_without_contact_twice_is_rolled_back() {
     let options = AgentOptions { restart_after: Duration::from_secs(5), ..plain() };
-    let mut stage = Stage::new("lost-contact", options);
-    let good = stage.good("edge-good");
-    let bad = stage.cluster.create_config("edge-silent", &payload(1, 2, "")).unwrap();
+    let mut setup = Setup::new("lost-contact", options);
+    let good = setup.good("edge-good");
+    let bad = setup.cluster.create_config("edge-silent", &payload(1, 2, "")).unwrap();
     let lost = (
         "False",
         format!("using last known good: (UID: {good})"),
@@ -197,68 +197,68 @@ fn config_without_contact_twice_is_rolled_back() {
     let pinned = Source::Pinned { name: "edge-silent".into(), uid: bad.clone() };
 
     // adopt: exit 2. A minute of silence: exit 3, and last-known-good
-    no_contact_after(&mut stage, 2, |stage| stage.cluster.assign(NODE, &pinned).unwrap());
-    says(&stage, lost.0, &lost.1, &lost.2);
-    assert_eq!(stage.ends().len(), 3);
+    no_contact_after(&mut setup, 2, |setup| setup.cluster.assign(NODE, &pinned).unwrap());
+    says(&setup, lost.0, &lost.1, &lost.2);
+    assert_eq!(setup.ends().len(), 3);
 
     // the hub is back: last-known-good has contact, so the network works, and the config is tried once more: exit 4
-    no_contact_after(&mut stage, 4, |stage| stage.cluster.hub_mut().start_again().unwrap());
-    says(&stage, "True", &format!("using current (UID: {bad})"), "all checks passed");
-    says(&stage, lost.0, &lost.1, &lost.2);
-    assert_eq!(stage.ends().len(), 5);
+    no_contact_after(&mut setup, 4, |setup| setup.cluster.hub_mut().start_again().unwrap());
+    says(&setup, "True", &format!("using current (UID: {bad})"), "all checks passed");
+    says(&setup, lost.0, &lost.1, &lost.2);
+    assert_eq!(setup.ends().len(), 5);
 
     // and that was the last time
-    stage.cluster.hub_mut().start_again().unwrap();
-    let seen = renewals(&stage);
-    stage.config_ok(lost.0, &lost.1, &lost.2);
-    stage.shows("renewals under last-known-good", |world| world.renewal_count(NODE) > seen + 4);
-    assert_eq!((stage.ends().len(), stage.unclean_ends()), (5, 0), "{}", stage.agent().log_text());
+    setup.cluster.hub_mut().start_again().unwrap();
+    let seen = renewals(&setup);
+    setup.config_ok(lost.0, &lost.1, &lost.2);
+    setup.shows("renewals under last-known-good", |world| world.renewal_count(NODE) > seen + 4);
+    assert_eq!((setup.ends().len(), setup.unclean_ends()), (5, 0), "{}", setup.agent().log_text());
 }
 
 #[test]
 fn one_outage_in_a_trial_bans_nothing() {
     let options = AgentOptions { restart_after: Duration::from_secs(5), ..plain() };
-    let mut stage = Stage::new("one-outage", options);
-    let good = stage.good("edge-good");
-    let next = stage.cluster.create_config("edge-next", &payload(1, 2, "")).unwrap();
+    let mut setup = Setup::new("one-outage", options);
+    let good = setup.good("edge-good");
+    let next = setup.cluster.create_config("edge-next", &payload(1, 2, "")).unwrap();
     let pinned = Source::Pinned { name: "edge-next".into(), uid: next.clone() };
-    no_contact_after(&mut stage, 2, |stage| stage.cluster.assign(NODE, &pinned).unwrap());
+    no_contact_after(&mut setup, 2, |setup| setup.cluster.assign(NODE, &pinned).unwrap());
     says(
-        &stage,
+        &setup,
         "False",
         &format!("using last known good: (UID: {good})"),
         &format!("current failed trial period due to lost contact with the API server (UID: {next})"),
     );
-    stage.cluster.hub_mut().start_again().unwrap();
-    stage.runs(&next);
-    stage.promotes(&next);
-    assert_eq!(stage.unclean_ends(), 0);
+    setup.cluster.hub_mut().start_again().unwrap();
+    setup.runs(&next);
+    setup.promotes(&next);
+    assert_eq!(setup.unclean_ends(), 0);
 }
 
 #[test]
 fn node_moved_to_another_hub_keeps_its_config() {
-    let stage = Stage::new("moved", plain());
-    let good = stage.good("edge-good");
-    let other = Stage::with_hub("moved-to");
-    stage.agent().replace_kubeconfig(&other.cluster.hub().node_kubeconfig(NODE).unwrap()).unwrap();
+    let setup = Setup::new("moved", plain());
+    let good = setup.good("edge-good");
+    let other = Setup::with_hub("moved-to");
+    setup.agent().replace_kubeconfig(&other.cluster.hub().node_kubeconfig(NODE).unwrap()).unwrap();
     other.shows("the node with its Lease at the other hub", |world| {
         world.condition(NODE, "Ready").is_some_and(|(status, ..)| status == "True")
             && world.renewal_count(NODE) > 0
     });
-    other.shows("what it runs, and that nobody there asked for it", |world| {
+    other.shows("what it runs, and that this hub did not assign it", |world| {
         world
             .condition(NODE, "ConfigOK")
             .is_some_and(|(status, message, _)| status == "Unknown" && message.contains(&good))
             && world.config(NODE).active.as_deref() == Some(&good)
     });
-    assert_eq!(stage.ends().len(), 1, "{}", stage.agent().log_text());
+    assert_eq!(setup.ends().len(), 1, "{}", setup.agent().log_text());
 
-    // the other hub's word is followed
+    // the other hub's assignment is followed
     let uid = other.cluster.create_config("edge-there", &payload(1, 2, "")).unwrap();
     other.cluster.assign(NODE, &Source::Pinned { name: "edge-there".into(), uid: uid.clone() }).unwrap();
     other.shows("its own config, active", |world| {
         world.condition(NODE, "ConfigOK").is_some_and(|(status, ..)| status == "True")
             && world.config(NODE).active.as_deref() == Some(&uid)
     });
-    assert_eq!(stage.unclean_ends(), 0);
+    assert_eq!(setup.unclean_ends(), 0);
 }

@@ -9,10 +9,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use kedge_rig::agent::Agent;
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use serde_json::Value;
 
-use crate::stage::{LEASES, PATIENCE, PLAIN, Stage, Watched, io, is_named, pid};
+use crate::setup::{LEASES, LIMIT, PLAIN, Setup, Watched, io, is_named, pid};
 use kedge_rig::table::Figure;
 
 /// The functions of the C library that hand out memory.
@@ -31,9 +31,9 @@ pub(crate) struct Counted {
 }
 
 /// Reads a file that callgrind wrote.
-pub(crate) fn read(path: &Path) -> Result<Counted, KitError> {
-    let text = std::fs::read(path).map_err(KitError::io("read", path))?;
-    parse(&String::from_utf8_lossy(&text)).ok_or_else(|| KitError::Garbled {
+pub(crate) fn read(path: &Path) -> Result<Counted, RigError> {
+    let text = std::fs::read(path).map_err(RigError::io("read", path))?;
+    parse(&String::from_utf8_lossy(&text)).ok_or_else(|| RigError::BadAnswer {
         command: format!("read {}", path.display()),
         problem: "no total in it".into(),
     })
@@ -67,8 +67,8 @@ fn parse(text: &str) -> Option<Counted> {
 }
 
 /// See the module.
-pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
-    let stage = Stage::open("bench-cost")?;
+pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
+    let setup = Setup::open("bench-cost")?;
     // a renewal each second; the status is not computed meanwhile, or computed with each renewal
     let alone = format!(
         "{PLAIN}nodeLeaseDurationSeconds: 4\nnodeStatusUpdateFrequency: 1h\nnodeStatusReportFrequency: 1h\n"
@@ -76,8 +76,8 @@ pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
     let both = format!(
         "{PLAIN}nodeLeaseDurationSeconds: 4\nnodeStatusUpdateFrequency: 1s\nnodeStatusReportFrequency: 1h\n"
     );
-    let (renewals, lone) = run(&stage, "alone", &alone)?;
-    let (turns, with_status) = run(&stage, "both", &both)?;
+    let (renewals, lone) = run(&setup, "alone", &alone)?;
+    let (turns, with_status) = run(&setup, "both", &both)?;
     let per = |value: f64, count: usize| value / count as f64;
     let how = |renewals: usize| {
         format!("callgrind over {renewals} renewals of a settled node, release agent, one renewal a second")
@@ -106,12 +106,12 @@ pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
 }
 
 /// Runs a node of this configuration until it has settled, then counts. Gives the renewals seen meanwhile.
-fn run(stage: &Stage, name: &str, drop_in: &str) -> Result<(usize, Counted), KitError> {
-    let out = stage.scratch.path().join(format!("{name}.callgrind"));
+fn run(setup: &Setup, name: &str, drop_in: &str) -> Result<(usize, Counted), RigError> {
+    let out = setup.scratch.path().join(format!("{name}.callgrind"));
     let command = format!("valgrind --tool=callgrind --callgrind-out-file={}.%p", out.display());
-    let program = stage.wrapper(&format!("{name}-callgrind"), &command)?;
-    let leases = stage.watch(LEASES)?;
-    let mut agent = stage.agent(name, &program, drop_in)?;
+    let program = setup.wrapper(&format!("{name}-callgrind"), &command)?;
+    let leases = setup.watch(LEASES)?;
+    let mut agent = setup.agent(name, &program, drop_in)?;
     agent.start()?;
     let pid = pid(&agent)?;
     renewals(&leases, name, SETTLE)?;
@@ -127,18 +127,18 @@ fn run(stage: &Stage, name: &str, drop_in: &str) -> Result<(usize, Counted), Kit
     Ok((counted, found))
 }
 
-fn renewals(leases: &Watched, name: &str, wanted: usize) -> Result<usize, KitError> {
+fn renewals(leases: &Watched, name: &str, wanted: usize) -> Result<usize, RigError> {
     for _ in 0..wanted {
-        leases.wait("a renewal", PATIENCE, |object: &Value| is_named(object, name))?;
+        leases.wait("a renewal", LIMIT, |object: &Value| is_named(object, name))?;
     }
     Ok(wanted)
 }
 
-fn stop(mut agent: Agent) -> Result<(), KitError> {
+fn stop(mut agent: Agent) -> Result<(), RigError> {
     agent.stop()
 }
 
-fn control(pid: i32, order: &str) -> Result<(), KitError> {
+fn control(pid: i32, order: &str) -> Result<(), RigError> {
     let output = Command::new("callgrind_control")
         .args([order, &pid.to_string()])
         .output()
@@ -146,7 +146,7 @@ fn control(pid: i32, order: &str) -> Result<(), KitError> {
     if output.status.success() {
         return Ok(());
     }
-    Err(KitError::Failed {
+    Err(RigError::Failed {
         command: format!("callgrind_control {order} {pid}"),
         status: output.status.to_string(),
         said: String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -8,14 +8,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::process::{Process, files_below};
 use kedge_rig::programs;
 use kedge_rig::table::{Figure, Goal, quantile};
 use serde_json::{Value, json};
 
 use crate::load::{FLUSHED, JSON, MERGE, STRATEGIC, status};
-use crate::stage::{Helper, LEASES, PATIENCE, Stage, io};
+use crate::setup::{Helper, LEASES, LIMIT, Setup, io};
 use crate::trace;
 use kedge_rig::client::{Connection, Identity};
 
@@ -41,28 +41,28 @@ const FLEET_KIB: f64 = 150.0 * 1024.0;
 const WATCH_KIB: f64 = 22.0;
 
 /// See the module.
-pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
-    // nobody renews for most of these nodes: that they are lost is not what is measured
-    let mut stage = Stage::open_with("bench-fleet", &["--node-monitor-grace-period", "1h"])?;
-    let pid = stage.hub.pid().ok_or_else(|| other("the hub has no process"))?;
+pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
+    // most of these nodes are never renewed: that they are lost is not measured
+    let mut setup = Setup::open_with("bench-fleet", &["--node-monitor-grace-period", "1h"])?;
+    let pid = setup.hub.pid().ok_or_else(|| other("the hub has no process"))?;
     let process = Process::new(pid);
     std::thread::sleep(SETTLED);
     let empty = process.memory()?.rss;
-    let mut figures = first_starts(stage.scratch.path())?;
+    let mut figures = first_starts(setup.scratch.path())?;
     figures.push(
         Figure::new("hub: RSS, idle", empty, "KiB", "a real control plane: 503 MiB")
             .with_goal(Goal::AtMost(IDLE_KIB)),
     );
-    figures.extend(watching(&stage, &process)?);
-    figures.extend(writing(&stage, &process)?);
-    figures.extend(full(&stage, &process)?);
-    figures.extend(flash(&stage, pid)?);
-    figures.push(restart(&mut stage)?);
+    figures.extend(watching(&setup, &process)?);
+    figures.extend(writing(&setup, &process)?);
+    figures.extend(full(&setup, &process)?);
+    figures.extend(flash(&setup, pid)?);
+    figures.push(restart(&mut setup)?);
     Ok(figures)
 }
 
-/// From the start of the program to its word that it listens, in an empty directory each time.
-fn first_starts(dir: &Path) -> Result<Vec<Figure>, KitError> {
+/// From the start of the program until it prints that it listens, in an empty directory each time.
+fn first_starts(dir: &Path) -> Result<Vec<Figure>, RigError> {
     let program = programs::built("kedge-hub")?;
     let mut took = Vec::new();
     for number in 0..STARTS {
@@ -73,14 +73,14 @@ fn first_starts(dir: &Path) -> Result<Vec<Figure>, KitError> {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(KitError::io("start", &program))?;
+            .map_err(RigError::io("start", &program))?;
         let mut line = String::new();
-        let told = child.stdout.take().map(|out| std::io::BufReader::new(out).read_line(&mut line));
+        let received = child.stdout.take().map(|out| std::io::BufReader::new(out).read_line(&mut line));
         took.push(begun.elapsed().as_secs_f64() * 1000.0);
         // its directory is thrown away
         let _ = child.kill();
         let _ = child.wait();
-        if !matches!(told, Some(Ok(_))) || !line.starts_with("listening: ") {
+        if !matches!(received, Some(Ok(_))) || !line.starts_with("listening: ") {
             return Err(other("the hub did not say that it listens"));
         }
     }
@@ -95,15 +95,15 @@ fn first_starts(dir: &Path) -> Result<Vec<Figure>, KitError> {
 }
 
 /// The same of a hub that knows its nodes.
-fn restart(stage: &mut Stage) -> Result<Figure, KitError> {
-    stage.hub.stop()?;
+fn restart(setup: &mut Setup) -> Result<Figure, RigError> {
+    setup.hub.stop()?;
     let begun = Instant::now();
-    stage.hub.start_again()?;
+    setup.hub.start_again()?;
     let took = begun.elapsed().as_secs_f64() * 1000.0;
     Ok(Figure::new("hub: start to ready, 5,000 nodes", took, "ms", "checks the store and loads it"))
 }
 
-fn other(why: &str) -> KitError {
+fn other(why: &str) -> RigError {
     io("measure the hub")(std::io::Error::other(why))
 }
 
@@ -112,7 +112,7 @@ fn together(
     admin: &Identity,
     threads: usize,
     act: impl Fn(usize, Connection) -> std::io::Result<usize> + Send + Sync + Clone + 'static,
-) -> Result<usize, KitError> {
+) -> Result<usize, RigError> {
     let workers: Vec<_> = (0..threads)
         .map(|index| {
             let (admin, act) = (admin.clone(), act.clone());
@@ -131,8 +131,8 @@ fn name(number: usize) -> String {
     format!("fleet-{number:05}")
 }
 
-fn full(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
-    together(&stage.admin, MAKERS, |index, mut connection| {
+fn full(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {
+    together(&setup.admin, MAKERS, |index, mut connection| {
         for number in (index..NODES).step_by(MAKERS) {
             let name = name(number);
             let node = json!({"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
@@ -149,7 +149,7 @@ fn full(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
     })?;
     std::thread::sleep(SETTLED);
     let memory = process.memory()?.rss;
-    let mut connection = stage.connect()?;
+    let mut connection = setup.connect()?;
     let begun = Instant::now();
     let answer = connection.request("GET", "/api/v1/nodes", "", b"").map_err(io("list the nodes"))?;
     let listed = begun.elapsed();
@@ -175,15 +175,15 @@ fn full(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
     ])
 }
 
-fn writing(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
+fn writing(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {
     let mut figures = Vec::new();
     for writers in [1, 16, 256] {
-        together(&stage.admin, writers, move |index, mut connection| {
+        together(&setup.admin, writers, move |index, mut connection| {
             let map = json!({"metadata": {"name": format!("w-{writers}-{index}")}, "data": {"count": "0"}});
             connection.accepted("POST", MAPS, JSON, &map).map(|_| 0)
         })?;
         let begun = Instant::now();
-        let count = together(&stage.admin, writers, move |index, mut connection| {
+        let count = together(&setup.admin, writers, move |index, mut connection| {
             let (path, mut count) = (format!("{MAPS}/w-{writers}-{index}"), 0);
             while begun.elapsed() < WRITING {
                 count += 1;
@@ -196,7 +196,7 @@ fn writing(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
         let name = format!("hub: durable writes, {writers} at once");
         figures.push(Figure::new(&name, rate, "/s", "merge patches of ConfigMaps over TLS, one each"));
     }
-    let (_, bytes) = files_below(&stage.scratch.path().join("hub/data"));
+    let (_, bytes) = files_below(&setup.scratch.path().join("hub/data"));
     let how = "then, all files; the store's log and the audit log among them";
     figures.push(Figure::new("hub: store", bytes as f64 / f64::from(1 << 20), "MiB", how));
     figures.push(Figure::new("hub: RSS", process.memory()?.rss / 1024.0, "MiB", "then"));
@@ -204,15 +204,15 @@ fn writing(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
 }
 
 /// What an update costs the flash: bytes handed to the file system, seen by strace. The fleet's nodes must be there.
-fn flash(stage: &Stage, pid: i32) -> Result<Vec<Figure>, KitError> {
+fn flash(setup: &Setup, pid: i32) -> Result<Vec<Figure>, RigError> {
     let mut nodes = (0..RENEWED)
         .map(|number| {
-            let kubeconfig = stage.hub.node_kubeconfig(&name(number))?;
+            let kubeconfig = setup.hub.node_kubeconfig(&name(number))?;
             let node = Identity::read(&kubeconfig).and_then(|identity| identity.connect());
             node.map_err(io("connect as a node"))
         })
-        .collect::<Result<Vec<_>, KitError>>()?;
-    let mut admin = stage.connect()?;
+        .collect::<Result<Vec<_>, RigError>>()?;
+    let mut admin = setup.connect()?;
     let accepted = |by: &mut Connection, method: &str, path: &str, headers: &str, body: &Value| {
         by.accepted(method, path, headers, body).map(drop).map_err(io("load the hub"))
     };
@@ -224,21 +224,21 @@ fn flash(stage: &Stage, pid: i32) -> Result<Vec<Figure>, KitError> {
         &json!({"metadata": {"name": "flash"}, "data": {"count": "0"}}),
     )?;
     let map = format!("{MAPS}/flash");
-    let maps = bytes_each(stage, "maps", pid, Duration::ZERO, |count| {
+    let maps = bytes_each(setup, "maps", pid, Duration::ZERO, |count| {
         accepted(&mut admin, "PATCH", &map, MERGE, &json!({"data": {"count": count.to_string()}}))
     })?;
     let post = |number: usize| format!("/api/v1/nodes/{}/status", name(number));
     for (number, node) in nodes.iter_mut().enumerate() {
         accepted(node, "PATCH", &post(number), STRATEGIC, &status(&name(number), 0))?;
     }
-    let statuses = bytes_each(stage, "statuses", pid, Duration::ZERO, |count| {
+    let statuses = bytes_each(setup, "statuses", pid, Duration::ZERO, |count| {
         let number = count % RENEWED;
         accepted(&mut nodes[number], "PATCH", &post(number), STRATEGIC, &status(&name(number), count))
     })?;
     // nothing is left in memory from before, and what is renewed now is written in the end
     std::thread::sleep(FLUSHED);
     let lease = |number: usize| format!("{LEASES}/{}", name(number));
-    let leases = bytes_each(stage, "leases", pid, FLUSHED, |count| {
+    let leases = bytes_each(setup, "leases", pid, FLUSHED, |count| {
         let renew_time = format!("2026-11-01T00:{:02}:{:02}.000001Z", count / 60 % 60, count % 60);
         let renewal = json!({"spec": {"renewTime": renew_time}});
         let number = count % RENEWED;
@@ -258,13 +258,13 @@ fn flash(stage: &Stage, pid: i32) -> Result<Vec<Figure>, KitError> {
 
 /// Bytes that a process wrote to files for each of [`COUNTED`] acts, until so long after the last.
 fn bytes_each(
-    stage: &Stage,
+    setup: &Setup,
     name: &str,
     pid: i32,
     after: Duration,
-    mut act: impl FnMut(usize) -> Result<(), KitError>,
-) -> Result<f64, KitError> {
-    let prefix = stage.scratch.path().join(format!("{name}.strace"));
+    mut act: impl FnMut(usize) -> Result<(), RigError>,
+) -> Result<f64, RigError> {
+    let prefix = setup.scratch.path().join(format!("{name}.strace"));
     let (prefix_text, pid_text) = (prefix.display().to_string(), pid.to_string());
     let strace = Helper::start(
         "strace",
@@ -284,11 +284,11 @@ fn bytes_each(
 }
 
 /// Waits until every thread of a process is traced.
-fn traced(pid: i32) -> Result<(), KitError> {
+fn traced(pid: i32) -> Result<(), RigError> {
     let tasks = format!("/proc/{pid}/task");
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
-        let entries = std::fs::read_dir(&tasks).map_err(KitError::io("read", Path::new(&tasks)))?;
+    while begun.elapsed() < LIMIT {
+        let entries = std::fs::read_dir(&tasks).map_err(RigError::io("read", Path::new(&tasks)))?;
         let mut texts = entries.flatten().map(|task| std::fs::read_to_string(task.path().join("status")));
         if texts.all(|text| {
             text.is_ok_and(|text| text.contains("TracerPid:") && !text.contains("TracerPid:\t0\n"))
@@ -300,24 +300,24 @@ fn traced(pid: i32) -> Result<(), KitError> {
     Err(other("strace does not attach: may this user trace other processes?"))
 }
 
-fn watching(stage: &Stage, process: &Process) -> Result<Vec<Figure>, KitError> {
+fn watching(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {
     let before = process.memory()?.rss;
-    let watches = (0..WATCHERS).map(|_| stage.watch(MAPS)).collect::<Result<Vec<_>, KitError>>()?;
+    let watches = (0..WATCHERS).map(|_| setup.watch(MAPS)).collect::<Result<Vec<_>, RigError>>()?;
     std::thread::sleep(SETTLED);
     let each = (process.memory()?.rss - before) / WATCHERS as f64;
     let map = json!({"metadata": {"name": "fan-out"}});
     let (cpu, begun) = (process.cpu_secs()?, Instant::now());
-    stage.connect()?.accepted("POST", MAPS, JSON, &map).map_err(io("make a ConfigMap"))?;
+    setup.connect()?.accepted("POST", MAPS, JSON, &map).map_err(io("make a ConfigMap"))?;
     for watch in &watches {
-        watch.wait("the change", PATIENCE, |object| object["metadata"]["name"] == "fan-out")?;
+        watch.wait("the change", LIMIT, |object| object["metadata"]["name"] == "fan-out")?;
     }
-    let (told, cpu) = (begun.elapsed(), process.cpu_secs()? - cpu);
+    let (received, cpu) = (begun.elapsed(), process.cpu_secs()? - cpu);
     Ok(vec![
         Figure::new("hub: memory of an idle watch", each, "KiB", format!("RSS, {WATCHERS} watches over TLS"))
             .with_goal(Goal::AtMost(WATCH_KIB)),
         Figure::new(
             "hub: one change to 1,000 watchers",
-            told.as_secs_f64() * 1000.0,
+            received.as_secs_f64() * 1000.0,
             "ms",
             format!(
                 "from the write to the last watcher's having it; {:.0} ms of the hub's processor",

@@ -6,11 +6,11 @@
 
 use std::time::{Duration, Instant};
 
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::programs;
 
-use crate::relay::{Carried, Record, Relay, by_connection};
-use crate::stage::{Helper, LEASES, PLAIN, Stage, io, pid};
+use crate::relay::{Record, Relay, Traffic, by_connection};
+use crate::setup::{Helper, LEASES, PLAIN, Setup, io, pid};
 use crate::trace;
 use kedge_rig::process::Process;
 use kedge_rig::table::{Figure, Goal};
@@ -19,7 +19,7 @@ use kedge_rig::table::{Figure, Goal};
 const QUIET: Duration = Duration::from_secs(60);
 /// Names are in every request: one of usual length.
 const NAME: &str = "edge-0042";
-/// Longer than any bookmark or renewal, shorter than a Node that a watch tells.
+/// Longer than any bookmark or renewal, shorter than a Node on a watch.
 const NODE_RECORD_BYTES: usize = 600;
 /// Statuses of an hour: `nodeStatusReportFrequency` of 5 minutes.
 const STATUSES_PER_HOUR: f64 = 12.0;
@@ -36,27 +36,27 @@ struct Hour {
 }
 
 impl Hour {
-    /// From what each connection carried in a window.
-    fn of(carried: &[Carried], window: Duration) -> Option<Hour> {
+    /// From what each connection traffic in a window.
+    fn of(traffic: &[Traffic], window: Duration) -> Option<Hour> {
         let scale = 3600.0 / window.as_secs_f64();
-        let renewing = carried.iter().max_by_key(|carried| carried.exchanges)?;
+        let renewing = traffic.iter().max_by_key(|traffic| traffic.exchanges)?;
         let mut hour = Hour {
             renewals: renewing.exchanges as f64,
             renewal_bytes: renewing.bytes() as f64 / renewing.exchanges as f64,
             ..Hour::default()
         };
-        let others = || carried.iter().filter(|carried| carried.connection != renewing.connection);
-        let posting = || others().filter(|carried| carried.exchanges > 0);
-        let statuses: usize = posting().map(|carried| carried.exchanges).sum();
-        let posted: usize = posting().map(Carried::bytes).sum();
-        let told: Vec<usize> = others()
-            .filter(|carried| carried.exchanges == 0)
-            .flat_map(|carried| carried.down_records.clone())
+        let others = || traffic.iter().filter(|traffic| traffic.connection != renewing.connection);
+        let posting = || others().filter(|traffic| traffic.exchanges > 0);
+        let statuses: usize = posting().map(|traffic| traffic.exchanges).sum();
+        let posted: usize = posting().map(Traffic::bytes).sum();
+        let received: Vec<usize> = others()
+            .filter(|traffic| traffic.exchanges == 0)
+            .flat_map(|traffic| traffic.down_records.clone())
             .collect();
         let (nodes, small): (Vec<usize>, Vec<usize>) =
-            told.iter().partition(|bytes| **bytes > NODE_RECORD_BYTES);
+            received.iter().partition(|bytes| **bytes > NODE_RECORD_BYTES);
         let other_up: usize =
-            others().filter(|carried| carried.exchanges == 0).map(|carried| carried.up_bytes).sum();
+            others().filter(|traffic| traffic.exchanges == 0).map(|traffic| traffic.up_bytes).sum();
         if statuses > 0 {
             hour.status_bytes = posted as f64 / statuses as f64;
             hour.echo_bytes = nodes.iter().sum::<usize>() as f64 / statuses as f64;
@@ -73,18 +73,18 @@ impl Hour {
 }
 
 /// See the module; `window` is how long bytes and writes are counted.
-pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, KitError> {
-    let stage = Stage::open("bench-idle")?;
-    let hub = stage.admin.address();
+pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, RigError> {
+    let setup = Setup::open("bench-idle")?;
+    let hub = setup.admin.address();
     let relay = Relay::start(hub).map_err(io("start the relay"))?;
     let name = NAME;
-    let kubeconfig = stage.hub.node_kubeconfig(name)?.replace(&hub.to_string(), &relay.address().to_string());
+    let kubeconfig = setup.hub.node_kubeconfig(name)?.replace(&hub.to_string(), &relay.address().to_string());
     let kedge = programs::built("kedge")?;
-    let leases = stage.watch(LEASES)?;
-    let mut agent = stage.agent_with(name, &kedge, PLAIN, &kubeconfig)?;
+    let leases = setup.watch(LEASES)?;
+    let mut agent = setup.agent_with(name, &kedge, PLAIN, &kubeconfig)?;
     agent.start()?;
     let mut still = match std::env::var_os("KEDGE_STATIC_AGENT") {
-        Some(program) => Some(stage.agent("static", std::path::Path::new(&program), PLAIN)?),
+        Some(program) => Some(setup.agent("static", std::path::Path::new(&program), PLAIN)?),
         None => None,
     };
     if let Some(agent) = &mut still {
@@ -137,7 +137,7 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, KitError> {
         "voluntary context switches of all threads over 60 s, times 60",
     ));
 
-    let prefix = stage.scratch.path().join("idle.strace");
+    let prefix = setup.scratch.path().join("idle.strace");
     let (prefix_text, pid_text) = (prefix.display().to_string(), pid(&agent)?.to_string());
     let strace = Helper::start(
         "strace",
@@ -149,9 +149,9 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, KitError> {
     let renewals_seen = leases.count(name);
     let records: Vec<Record> = relay.records().into_iter().filter(|record| record.at >= begun).collect();
     strace.stop()?;
-    let carried = by_connection(records.iter());
-    let hour = Hour::of(&carried, window).filter(|hour| hour.renewals > 0.0).ok_or_else(|| {
-        KitError::TimedOut { awaited: "renewals through the relay".into(), found: format!("{carried:?}") }
+    let traffic = by_connection(records.iter());
+    let hour = Hour::of(&traffic, window).filter(|hour| hour.renewals > 0.0).ok_or_else(|| {
+        RigError::TimedOut { awaited: "renewals through the relay".into(), found: format!("{traffic:?}") }
     })?;
     // log lines go to journald on a device
     let writes = trace::read(&trace::collect(&prefix)?, &[&format!("/{NAME}/log")]);
@@ -175,9 +175,9 @@ pub(crate) fn measure(window: Duration) -> Result<Vec<Figure>, KitError> {
     Ok(figures)
 }
 
-fn wire(hour: &Hour, opening: &[Carried], renewals_seen: usize, window: Duration) -> Vec<Figure> {
+fn wire(hour: &Hour, opening: &[Traffic], renewals_seen: usize, window: Duration) -> Vec<Figure> {
     let window_secs = window.as_secs();
-    let started: usize = opening.iter().map(Carried::bytes).sum();
+    let started: usize = opening.iter().map(Traffic::bytes).sum();
     vec![
         Figure::new(
             "wire: bytes per renewal, both ways",
@@ -229,19 +229,19 @@ mod tests {
 
     #[test]
     fn idle_hour_is_the_sum_of_its_messages() {
-        let connection = |connection, up_bytes, down: &[usize], exchanges| Carried {
+        let connection = |connection, up_bytes, down: &[usize], exchanges| Traffic {
             connection,
             up_bytes,
             down_bytes: down.iter().sum(),
             exchanges,
             down_records: down.to_vec(),
         };
-        let carried = [
+        let traffic = [
             connection(0, 0, &[150, 2000, 150], 0),
             connection(1, 1500, &[500], 5),
             connection(2, 300, &[60], 1),
         ];
-        let hour = Hour::of(&carried, Duration::from_secs(360)).unwrap();
+        let hour = Hour::of(&traffic, Duration::from_secs(360)).unwrap();
         assert_eq!((hour.renewals, hour.renewal_bytes), (5.0, 400.0));
         assert_eq!((hour.status_bytes, hour.echo_bytes, hour.bookmark_bytes), (360.0, 2000.0, 150.0));
         assert_eq!(hour.bytes(), 10.0 * (2000.0 + 300.0) + 12.0 * 2360.0);

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use serde_json::{Value, json};
 
-use crate::stage::{LEASES, Stage, io};
+use crate::setup::{LEASES, Setup, io};
 use kedge_rig::client::{Connection, Identity};
 use kedge_rig::process::{Process, bytes_in};
 use kedge_rig::table::{Figure, Goal};
@@ -58,19 +58,19 @@ impl Cost {
 }
 
 /// See the module.
-pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
-    // between the loads nobody renews: that nodes are lost then is not what is measured
-    let stage = Stage::open_with("bench-hub", &["--node-monitor-grace-period", "1h"])?;
-    let data_dir = stage.scratch.path().join("hub").join("data");
-    let process = hub_process(&stage)?;
+pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
+    // between the loads nothing is renewed: that nodes are lost then is not measured
+    let setup = Setup::open_with("bench-hub", &["--node-monitor-grace-period", "1h"])?;
+    let data_dir = setup.scratch.path().join("hub").join("data");
+    let process = hub_process(&setup)?;
     let empty = process.memory()?;
     let identities = (0..NODES)
         .map(|index| {
             let name = format!("load-{index:04}");
-            let kubeconfig = stage.hub.node_kubeconfig(&name)?;
+            let kubeconfig = setup.hub.node_kubeconfig(&name)?;
             Ok((name, Identity::read(&kubeconfig).map_err(io("read a node's kubeconfig"))?))
         })
-        .collect::<Result<Vec<_>, KitError>>()?;
+        .collect::<Result<Vec<_>, RigError>>()?;
     let nodes = each(identities, |(name, identity)| join(name, &identity))?;
     let loaded = process.memory()?;
     let cost = |nodes: Vec<Node>, times: usize, send: fn(&mut Node, usize) -> std::io::Result<()>| {
@@ -85,7 +85,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
         let (secs, cpu_secs) = (begun.elapsed().as_secs_f64(), process.cpu_secs()? - cpu);
         std::thread::sleep(FLUSHED);
         let growth_bytes = bytes_in(&data_dir)? as f64 - bytes as f64;
-        Ok::<_, KitError>((nodes, Cost { requests: NODES * times, secs, cpu_secs, growth_bytes }))
+        Ok::<_, RigError>((nodes, Cost { requests: NODES * times, secs, cpu_secs, growth_bytes }))
     };
     // unmeasured, until the write-ahead log has the size it keeps (folded back, it is written from its beginning): else its
     // first four megabytes would pass for growth
@@ -147,11 +147,11 @@ pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
     ])
 }
 
-fn hub_process(stage: &Stage) -> Result<Process, KitError> {
-    let pid = stage
+fn hub_process(setup: &Setup) -> Result<Process, RigError> {
+    let pid = setup
         .hub
         .pid()
-        .ok_or_else(|| KitError::TimedOut { awaited: "the hub's process".into(), found: "none".into() })?;
+        .ok_or_else(|| RigError::TimedOut { awaited: "the hub's process".into(), found: "none".into() })?;
     Ok(Process::new(pid))
 }
 
@@ -159,7 +159,7 @@ fn hub_process(stage: &Stage) -> Result<Process, KitError> {
 fn each<T: Send + 'static, U: Send + 'static>(
     things: Vec<T>,
     act: impl Fn(T) -> std::io::Result<U> + Send + Sync + 'static,
-) -> Result<Vec<U>, KitError> {
+) -> Result<Vec<U>, RigError> {
     let act = Arc::new(act);
     let mut shares: Vec<Vec<T>> = (0..WORKERS).map(|_| Vec::new()).collect();
     for (index, thing) in things.into_iter().enumerate() {

@@ -7,11 +7,11 @@
 mod cost;
 mod fleet;
 mod idle;
-mod life;
 mod load;
 mod page;
+mod push;
 mod relay;
-mod stage;
+mod setup;
 mod start;
 mod trace;
 
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::programs;
 use kedge_rig::table::{self, Figure, Goal};
 
@@ -118,22 +118,22 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn write_page(path: &Path, commit: String, machine: String, figures: &[Figure]) -> Result<(), KitError> {
+fn write_page(path: &Path, commit: String, machine: String, figures: &[Figure]) -> Result<(), RigError> {
     let date = Command::new("date").args(["-u", "+%F"]).output();
-    let date = date.map_err(KitError::io("run date for", path))?.stdout;
+    let date = date.map_err(RigError::io("run date for", path))?.stdout;
     let date = String::from_utf8_lossy(&date).trim().to_owned();
     let text = page::text(&page::Run { date, commit, machine }, figures);
-    std::fs::write(path, text).map_err(KitError::io("write", path))?;
+    std::fs::write(path, text).map_err(RigError::io("write", path))?;
     println!("written: {}", path.display());
     Ok(())
 }
 
-fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, KitError> {
+fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
     match section {
         "size" => size(),
         "start" => start::measure(),
-        "push" => life::push(),
-        "life" => life::writes(),
+        "push" => push::push(),
+        "life" => push::writes(),
         "cost" => cost::measure(),
         "idle" => idle::measure(options.idle),
         "fleet" => fleet::measure(),
@@ -144,17 +144,17 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, KitError> {
 /// The promise to those who put the agent on small flash; `cross/dist` refuses a larger one.
 const AGENT_BYTES: f64 = 2_500_000.0;
 
-fn size() -> Result<Vec<Figure>, KitError> {
+fn size() -> Result<Vec<Figure>, RigError> {
     let bytes = |name: &str| {
         let path = programs::built(name)?;
-        let metadata = std::fs::metadata(&path).map_err(KitError::io("look at", &path))?;
-        Ok::<f64, KitError>(metadata.len() as f64)
+        let metadata = std::fs::metadata(&path).map_err(RigError::io("look at", &path))?;
+        Ok::<f64, RigError>(metadata.len() as f64)
     };
     let linked = "stripped, as built for this machine; static programs are smaller: cross/dist";
     let mut figures = vec![Figure::new("agent: program", bytes("kedge")?, "B", linked)];
     if let Some(path) = std::env::var_os("KEDGE_STATIC_AGENT") {
         let path = std::path::PathBuf::from(path);
-        let metadata = std::fs::metadata(&path).map_err(KitError::io("look at", &path))?;
+        let metadata = std::fs::metadata(&path).map_err(RigError::io("look at", &path))?;
         figures.push(
             Figure::new("agent: program, static", metadata.len() as f64, "B", "as cross/dist builds it")
                 .with_goal(Goal::AtMost(AGENT_BYTES)),

@@ -129,9 +129,9 @@ impl Heads {
     }
 }
 
-/// What one connection carried.
+/// What one connection traffic.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Carried {
+pub(crate) struct Traffic {
     /// Which connection.
     pub(crate) connection: usize,
     /// Bytes from the agent.
@@ -144,7 +144,7 @@ pub(crate) struct Carried {
     pub(crate) down_records: Vec<usize>,
 }
 
-impl Carried {
+impl Traffic {
     /// Both ways.
     pub(crate) fn bytes(&self) -> usize {
         self.up_bytes + self.down_bytes
@@ -152,25 +152,25 @@ impl Carried {
 }
 
 /// Sorts records by connection.
-pub(crate) fn by_connection<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<Carried> {
-    let mut all: Vec<Carried> = Vec::new();
+pub(crate) fn by_connection<'a>(records: impl Iterator<Item = &'a Record>) -> Vec<Traffic> {
+    let mut all: Vec<Traffic> = Vec::new();
     let mut up_before: Vec<bool> = Vec::new();
     for record in records {
         let at =
-            all.iter().position(|carried| carried.connection == record.connection).unwrap_or_else(|| {
-                all.push(Carried { connection: record.connection, ..Carried::default() });
+            all.iter().position(|traffic| traffic.connection == record.connection).unwrap_or_else(|| {
+                all.push(Traffic { connection: record.connection, ..Traffic::default() });
                 up_before.push(false);
                 all.len() - 1
             });
-        let carried = &mut all[at];
+        let traffic = &mut all[at];
         if record.is_up {
-            carried.up_bytes += record.bytes;
+            traffic.up_bytes += record.bytes;
             if !up_before[at] && record.content == APPLICATION_DATA {
-                carried.exchanges += 1;
+                traffic.exchanges += 1;
             }
         } else {
-            carried.down_bytes += record.bytes;
-            carried.down_records.push(record.bytes);
+            traffic.down_bytes += record.bytes;
+            traffic.down_records.push(record.bytes);
         }
         up_before[at] = record.is_up;
     }
@@ -209,11 +209,11 @@ mod tests {
             record(0, true, 100),
             record(0, false, 30),
         ];
-        let carried = by_connection(records.iter());
-        assert_eq!(carried[0].exchanges, 2);
-        assert_eq!((carried[0].up_bytes, carried[0].down_bytes), (250, 60));
-        assert_eq!(carried[1].down_records, [7]);
-        assert_eq!(carried[1].exchanges, 0);
+        let traffic = by_connection(records.iter());
+        assert_eq!(traffic[0].exchanges, 2);
+        assert_eq!((traffic[0].up_bytes, traffic[0].down_bytes), (250, 60));
+        assert_eq!(traffic[1].down_records, [7]);
+        assert_eq!(traffic[1].exchanges, 0);
     }
 
     #[test]

@@ -8,11 +8,11 @@ use std::process::Command;
 use std::time::Instant;
 
 use kedge_rig::agent::Agent;
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::programs;
 
 use crate::cost;
-use crate::stage::{LEASES, PATIENCE, PLAIN, Stage, is_named};
+use crate::setup::{LEASES, LIMIT, PLAIN, Setup, is_named};
 use kedge_rig::table::{Figure, Goal, quantile};
 
 /// Starts of one node that exists, and first starts of new ones.
@@ -28,10 +28,10 @@ fn spread(values: &[f64]) -> String {
 }
 
 /// See the module.
-pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
-    let stage = Stage::open("bench-start")?;
+pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
+    let setup = Setup::open("bench-start")?;
     let kedge = programs::built("kedge")?;
-    let leases = stage.watch(LEASES)?;
+    let leases = setup.watch(LEASES)?;
     let mut ready = Vec::new();
     let mut lease = Vec::new();
     let mut first_lease = Vec::new();
@@ -40,17 +40,17 @@ pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
         let name = agent.name().to_owned();
         let begun = Instant::now();
         agent.launch()?;
-        agent.babysitter().wait_ready(PATIENCE)?;
+        agent.babysitter().wait_ready(LIMIT)?;
         ready.push(begun.elapsed().as_secs_f64() * 1e3);
-        let (at, _) = leases.wait("a first Lease", PATIENCE, |object| is_named(object, &name))?;
+        let (at, _) = leases.wait("a first Lease", LIMIT, |object| is_named(object, &name))?;
         lease.push(at.duration_since(begun).as_secs_f64() * 1e3);
         agent.stop()
     };
     for index in 0..FIRST_STARTS {
-        let mut agent = stage.agent(&format!("new-{index}"), &kedge, PLAIN)?;
+        let mut agent = setup.agent(&format!("new-{index}"), &kedge, PLAIN)?;
         timed(&mut agent, &mut Vec::new(), &mut first_lease)?;
     }
-    let mut agent = stage.agent("known", &kedge, PLAIN)?;
+    let mut agent = setup.agent("known", &kedge, PLAIN)?;
     timed(&mut agent, &mut Vec::new(), &mut Vec::new())?;
     for _ in 0..STARTS {
         timed(&mut agent, &mut ready, &mut lease)?;
@@ -78,13 +78,13 @@ pub(crate) fn measure() -> Result<Vec<Figure>, KitError> {
         )
         .with_goal(Goal::AtMost(100.0)),
     ];
-    figures.extend(drop_ins(&stage, &kedge)?);
+    figures.extend(drop_ins(&setup, &kedge)?);
     Ok(figures)
 }
 
-fn drop_ins(stage: &Stage, kedge: &Path) -> Result<Vec<Figure>, KitError> {
-    let mut few = stage.agent("few", kedge, PLAIN)?;
-    let mut many = stage.agent("many", kedge, PLAIN)?;
+fn drop_ins(setup: &Setup, kedge: &Path) -> Result<Vec<Figure>, RigError> {
+    let mut few = setup.agent("few", kedge, PLAIN)?;
+    let mut many = setup.agent("many", kedge, PLAIN)?;
     for index in 0..DROP_INS {
         let text = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: {}\nsystemReserved:\n  memory: {index}Mi\n",
@@ -95,10 +95,10 @@ fn drop_ins(stage: &Stage, kedge: &Path) -> Result<Vec<Figure>, KitError> {
     let ready = |agent: &mut Agent| {
         let begun = Instant::now();
         agent.launch()?;
-        agent.babysitter().wait_ready(PATIENCE)?;
+        agent.babysitter().wait_ready(LIMIT)?;
         let took = begun.elapsed().as_secs_f64() * 1e3;
         agent.stop()?;
-        Ok::<f64, KitError>(took)
+        Ok::<f64, RigError>(took)
     };
     let mut differences = Vec::new();
     for _ in 0..PAIRS {
@@ -106,7 +106,7 @@ fn drop_ins(stage: &Stage, kedge: &Path) -> Result<Vec<Figure>, KitError> {
         differences.push(more - less);
     }
     let instructions = |agent: &Agent| {
-        let out = stage.scratch.path().join("check.callgrind");
+        let out = setup.scratch.path().join("check.callgrind");
         let output = Command::new("valgrind")
             .arg("--tool=callgrind")
             .arg(format!("--callgrind-out-file={}", out.display()))
@@ -114,9 +114,9 @@ fn drop_ins(stage: &Stage, kedge: &Path) -> Result<Vec<Figure>, KitError> {
             .args(["config", "check", "--config-dir"])
             .arg(agent.drop_in_dir())
             .output()
-            .map_err(crate::stage::io("run valgrind"))?;
+            .map_err(crate::setup::io("run valgrind"))?;
         if !output.status.success() {
-            return Err(KitError::Failed {
+            return Err(RigError::Failed {
                 command: "valgrind kedge config check".into(),
                 status: output.status.to_string(),
                 said: String::from_utf8_lossy(&output.stderr).into_owned(),

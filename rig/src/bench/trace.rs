@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::Path;
 
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 
 /// The calls that are asked for: everything that can change a file system.
 pub(crate) const CALLS: &str = "trace=open,openat,creat,write,writev,pwrite64,pwritev,pwritev2,rename,renameat,renameat2,unlink,\
@@ -27,13 +27,13 @@ pub(crate) struct Trace {
 }
 
 /// All that `strace -ff -ttt -o PREFIX` wrote, one file per thread (so that no call is split over two lines), in order of time.
-pub(crate) fn collect(prefix: &Path) -> Result<String, KitError> {
+pub(crate) fn collect(prefix: &Path) -> Result<String, RigError> {
     let dir = prefix.parent().unwrap_or(Path::new("."));
     let name = prefix.file_name().unwrap_or_default().to_string_lossy().into_owned() + ".";
     let mut lines: Vec<String> = Vec::new();
-    for entry in fs::read_dir(dir).map_err(KitError::io("read", dir))?.flatten() {
+    for entry in fs::read_dir(dir).map_err(RigError::io("read", dir))?.flatten() {
         if entry.file_name().to_string_lossy().starts_with(&name) {
-            let text = fs::read(entry.path()).map_err(KitError::io("read", &entry.path()))?;
+            let text = fs::read(entry.path()).map_err(RigError::io("read", &entry.path()))?;
             lines.extend(String::from_utf8_lossy(&text).lines().map(str::to_owned));
         }
     }

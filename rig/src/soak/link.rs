@@ -1,8 +1,8 @@
-//! A link between a node and its hub that somebody else's weather rules: slow, stalled, cut, or forgetful.
+//! A link between a node and its hub that can be disrupted: slow, stalled, cut, or forgetful.
 //!
 //! Owns a listening socket on loopback and the connections through it. Always holds: what is passed on is passed on in order and
 //! unchanged; a stalled link delivers late, as TCP does; a forgotten connection never carries another byte in either direction
-//! and its node is not told. Bytes are not looked at: that is the benchmark's relay's work.
+//! and its node does not notice. Bytes are not read: the benchmark's relay does that.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a waiting thread looks at the weather.
+/// How often a waiting thread reads the link's state.
 const TICK: Duration = Duration::from_millis(100);
 /// How long the hub's side of a forgotten connection stays: there TCP's own keepalive would end it. The node's side stays until
 /// the node gives up.
@@ -20,9 +20,9 @@ const PIECE: usize = 16 * 1024;
 
 /// What a link does with bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Weather {
+pub(crate) enum LinkState {
     /// Passes them on.
-    Fair,
+    Normal,
     /// So many in a second, each way, each connection.
     Slow(u32),
     /// Keeps them until it is better.
@@ -31,26 +31,26 @@ pub(crate) enum Weather {
     Cut,
 }
 
-impl std::fmt::Display for Weather {
+impl std::fmt::Display for LinkState {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Weather::Fair => write!(out, "fair"),
-            Weather::Slow(rate) => write!(out, "slow, {rate} bytes a second"),
-            Weather::Stalled => write!(out, "stalled"),
-            Weather::Cut => write!(out, "cut"),
+            LinkState::Normal => write!(out, "fair"),
+            LinkState::Slow(rate) => write!(out, "slow, {rate} bytes a second"),
+            LinkState::Stalled => write!(out, "stalled"),
+            LinkState::Cut => write!(out, "cut"),
         }
     }
 }
 
 /// One connection through the link.
-struct Line {
+struct Connection {
     node: TcpStream,
     hub: TcpStream,
     forgotten: Mutex<Option<Instant>>,
     ended: AtomicBool,
 }
 
-impl Line {
+impl Connection {
     fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
         for side in [&self.node, &self.hub] {
@@ -65,39 +65,39 @@ impl Line {
 }
 
 struct Shared {
-    weather: Mutex<(Weather, Vec<Arc<Line>>)>,
+    state: Mutex<(LinkState, Vec<Arc<Connection>>)>,
     changed: Condvar,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, (Weather, Vec<Arc<Line>>)> {
-        self.weather.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, (LinkState, Vec<Arc<Connection>>)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits while nothing may pass, then says what may.
-    fn passage(&self, line: &Line, is_up: bool) -> Passage {
+    /// Waits while nothing may pass, then returns what may.
+    fn passage(&self, connection: &Connection, is_up: bool) -> Passage {
         let mut guard = self.lock();
         loop {
-            if line.ended.load(Ordering::SeqCst) {
+            if connection.ended.load(Ordering::SeqCst) {
                 return Passage::Over;
             }
-            match (line.forgotten(), guard.0) {
+            match (connection.forgotten(), guard.0) {
                 // what the node still sends is lost, and when it gives up we see that
                 (Some(_), _) if is_up => return Passage::Lost,
                 (Some(since), _) if since.elapsed() >= FORGOTTEN => {
-                    let _ = line.hub.shutdown(Shutdown::Both);
+                    let _ = connection.hub.shutdown(Shutdown::Both);
                     return Passage::Over;
                 }
-                (None, Weather::Fair) => return Passage::Free,
-                (None, Weather::Slow(rate)) => return Passage::Slow(rate),
-                (Some(_), _) | (None, Weather::Stalled | Weather::Cut) => {}
+                (None, LinkState::Normal) => return Passage::Free,
+                (None, LinkState::Slow(rate)) => return Passage::Slow(rate),
+                (Some(_), _) | (None, LinkState::Stalled | LinkState::Cut) => {}
             }
             (guard, _) = self.changed.wait_timeout(guard, TICK).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-/// What may pass in one direction of a line.
+/// What may pass in one direction of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Passage {
     Free,
@@ -115,12 +115,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Listens on a free port of 127.0.0.1 and passes everything on to `hub`, in fair weather.
+    /// Listens on a free port of 127.0.0.1 and passes everything on to `hub`.
     pub(crate) fn start(hub: SocketAddr) -> io::Result<Link> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let shared =
-            Arc::new(Shared { weather: Mutex::new((Weather::Fair, Vec::new())), changed: Condvar::new() });
+            Arc::new(Shared { state: Mutex::new((LinkState::Normal, Vec::new())), changed: Condvar::new() });
         let own = shared.clone();
         std::thread::Builder::new().name("link".into()).spawn(move || {
             for node in listener.incoming().flatten() {
@@ -136,21 +136,21 @@ impl Link {
         self.address
     }
 
-    /// Another weather, at once and for the connections that are open too.
-    pub(crate) fn set(&self, weather: Weather) {
+    /// Another state, at once and for open connections, too.
+    pub(crate) fn set(&self, state: LinkState) {
         let mut guard = self.shared.lock();
-        guard.0 = weather;
-        if weather == Weather::Cut {
-            guard.1.drain(..).for_each(|line| line.end());
+        guard.0 = state;
+        if state == LinkState::Cut {
+            guard.1.drain(..).for_each(|connection| connection.end());
         }
         self.shared.changed.notify_all();
     }
 
-    /// What a router does that lost its table: the connections that are open are dead, and nobody is told. New ones pass.
+    /// What a router does that lost its table: open connections are dead, and neither end is notified. New ones pass.
     pub(crate) fn forget(&self) {
         let mut guard = self.shared.lock();
-        for line in guard.1.drain(..) {
-            line.forgotten.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Instant::now());
+        for connection in guard.1.drain(..) {
+            connection.forgotten.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Instant::now());
         }
         self.shared.changed.notify_all();
     }
@@ -158,12 +158,12 @@ impl Link {
     /// Connections that are open.
     #[cfg(test)]
     fn open(&self) -> usize {
-        self.shared.lock().1.iter().filter(|line| !line.ended.load(Ordering::SeqCst)).count()
+        self.shared.lock().1.iter().filter(|connection| !connection.ended.load(Ordering::SeqCst)).count()
     }
 }
 
 fn connect(shared: &Arc<Shared>, node: TcpStream, hub: SocketAddr) -> io::Result<()> {
-    if shared.lock().0 == Weather::Cut {
+    if shared.lock().0 == LinkState::Cut {
         return Ok(());
     }
     let hub = TcpStream::connect(hub)?;
@@ -171,25 +171,29 @@ fn connect(shared: &Arc<Shared>, node: TcpStream, hub: SocketAddr) -> io::Result
         side.set_nodelay(true)?;
         side.set_read_timeout(Some(TICK))?;
     }
-    let line = Arc::new(Line { node, hub, forgotten: Mutex::new(None), ended: AtomicBool::new(false) });
+    let connection =
+        Arc::new(Connection { node, hub, forgotten: Mutex::new(None), ended: AtomicBool::new(false) });
     {
         let mut guard = shared.lock();
-        guard.1.retain(|line| !line.ended.load(Ordering::SeqCst));
-        guard.1.push(line.clone());
+        guard.1.retain(|connection| !connection.ended.load(Ordering::SeqCst));
+        guard.1.push(connection.clone());
     }
     for is_up in [true, false] {
-        let (shared, line) = (shared.clone(), line.clone());
-        std::thread::Builder::new().name("line".into()).spawn(move || pass(&shared, &line, is_up))?;
+        let (shared, connection) = (shared.clone(), connection.clone());
+        std::thread::Builder::new()
+            .name("connection".into())
+            .spawn(move || pass(&shared, &connection, is_up))?;
     }
     Ok(())
 }
 
 /// One direction, until either side ends it.
-fn pass(shared: &Shared, line: &Line, is_up: bool) {
-    let (mut from, mut to) = if is_up { (&line.node, &line.hub) } else { (&line.hub, &line.node) };
+fn pass(shared: &Shared, connection: &Connection, is_up: bool) {
+    let (mut from, mut to) =
+        if is_up { (&connection.node, &connection.hub) } else { (&connection.hub, &connection.node) };
     let mut buffer = vec![0; PIECE];
     loop {
-        let room = match shared.passage(line, is_up) {
+        let room = match shared.passage(connection, is_up) {
             Passage::Over => break,
             Passage::Slow(rate) => (rate as usize / 10).clamp(1, PIECE),
             Passage::Free | Passage::Lost => PIECE,
@@ -202,8 +206,8 @@ fn pass(shared: &Shared, line: &Line, is_up: bool) {
             }
             Err(_) => break,
         };
-        // the weather may have turned while these were read
-        match shared.passage(line, is_up) {
+        // the state may have changed while these were read
+        match shared.passage(connection, is_up) {
             Passage::Over => break,
             Passage::Lost => continue,
             Passage::Slow(rate) => {
@@ -215,9 +219,9 @@ fn pass(shared: &Shared, line: &Line, is_up: bool) {
             break;
         }
     }
-    // the hub's side of a forgotten line goes first, and the node is not told
-    if is_up || line.forgotten().is_none() {
-        line.end();
+    // the hub's side of a forgotten connection goes first, and the node does not notice
+    if is_up || connection.forgotten().is_none() {
+        connection.end();
     }
 }
 
@@ -239,9 +243,9 @@ mod tests {
         for side in [&node, &hub] {
             side.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         }
-        // the hub's side is there a moment before the link knows the line
+        // the hub's side is there a moment before the link knows the connection
         let known = kedge_rig::scratch::poll(Duration::from_secs(20), || (link.open() == 1).then_some(()));
-        assert!(known.is_some(), "the link never knew the line");
+        assert!(known.is_some(), "the link never knew the connection");
         Pair { link, node, hub }
     }
 
@@ -255,11 +259,11 @@ mod tests {
         let mut pair = pair();
         pair.node.write_all(b"one").unwrap();
         assert_eq!(read(&pair.hub, 3).unwrap(), b"one");
-        pair.link.set(Weather::Stalled);
+        pair.link.set(LinkState::Stalled);
         pair.node.write_all(b"two").unwrap();
         pair.hub.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         assert!(read(&pair.hub, 1).is_err(), "a stalled link passes nothing");
-        pair.link.set(Weather::Slow(100_000));
+        pair.link.set(LinkState::Slow(100_000));
         pair.hub.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         assert_eq!(read(&pair.hub, 3).unwrap(), b"two");
         pair.hub.write_all(b"three").unwrap();
@@ -269,7 +273,7 @@ mod tests {
     #[test]
     fn cut_link_closes_and_refuses_connections() {
         let pair = pair();
-        pair.link.set(Weather::Cut);
+        pair.link.set(LinkState::Cut);
         assert!(read(&pair.node, 1).is_err());
         assert!(read(&pair.hub, 1).is_err());
         assert_eq!(pair.link.open(), 0);

@@ -1,28 +1,28 @@
-//! `kedge-soak`: an hour of compressed life, and whether anything grew. `make soak` builds and runs it.
+//! `kedge-soak`: an hour of compressed operation, and whether anything grew. `make soak` builds and runs it.
 //!
 //! Four nodes on links that are throttled, stalled, forgotten and cut, under a hub that is restarted and killed again and again and
 //! once is away for ten real minutes. One node is left alone, so one process lives through all of it; the others are pushed to
 //! without end. Always holds: real programs, real TLS, one link per node; a line a minute; at the end one table with the goal
 //! beside each figure, and exit code 0 only if every goal is met. What is pushed is [`pushes`]' own, what the links do [`link`]'s,
-//! when which of it happens [`stage`]'s.
+//! when which of it happens [`run`]'s.
 
+mod disruptions;
+mod figures;
 mod link;
 mod pushes;
+mod run;
 mod series;
-mod stage;
-mod trouble;
-mod verdict;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::{signals, table};
 
 const HELP: &str = "\
 kedge-soak [--minutes N] [--outage-minutes N] [--seed N]
 
-An hour of compressed life by default (or $SOAK_MINUTES): four nodes, a hub, bad links, constant pushes. Once in it the hub is away
+An hour of compressed operation by default (or $SOAK_MINUTES): four nodes, a hub, bad links, constant pushes. Once in it the hub is away
 for ten minutes; without --outage-minutes that is left out of runs shorter than 25 minutes.
 Prints a line a minute and a table at the end; exits with 0 if every goal in it is met.
 ";
@@ -41,7 +41,7 @@ struct Options {
     whole: Duration,
     /// How long the hub is away once; zero for never.
     outage: Duration,
-    /// Chooses the weather.
+    /// Chooses the disruptions.
     seed: u64,
 }
 
@@ -111,19 +111,19 @@ fn main() -> ExitCode {
 }
 
 /// Whether every goal is met.
-fn run(options: Options) -> Result<bool, KitError> {
+fn run(options: Options) -> Result<bool, RigError> {
     let stop = signals::listen()
-        .map_err(|source| KitError::Io { tried: "listen for SIGINT and SIGTERM".into(), source })?;
-    let lived = stage::live(&options, &stop)?;
-    let figures = verdict::figures(&lived);
+        .map_err(|source| RigError::Io { tried: "listen for SIGINT and SIGTERM".into(), source })?;
+    let result = run::run(&options, &stop)?;
+    let figures = figures::figures(&result);
     print!("\n{}", table::render(&figures));
-    for failure in &lived.tally.failures {
+    for failure in &result.tally.failures {
         println!("failed: {failure}");
     }
     let (met, missed) = table::goals(&figures);
-    let cut_short = if lived.interrupted { "; it was cut short" } else { "" };
+    let cut_short = if result.interrupted { "; it was cut short" } else { "" };
     println!("\nseed {}: {met} goals met, {missed} missed{cut_short}", options.seed);
-    Ok(missed == 0 && !lived.interrupted)
+    Ok(missed == 0 && !result.interrupted)
 }
 
 #[cfg(test)]

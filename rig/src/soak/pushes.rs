@@ -10,27 +10,27 @@ use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use kedge_rig::cluster::{HEADER, Source};
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::kubectl::Kubectl;
 use kedge_rig::view::View;
 use serde_json::{Value, json};
 
-use crate::trouble::Troubles;
+use crate::disruptions::Disruptions;
 
 /// Longest fair time to an answer. A connection that a router forgot is noticed by the watch's silence limit of 150 s.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(240);
-/// How long one look at the API's picture waits.
+/// How long one wait for the API lasts.
 const LOOK: Duration = Duration::from_secs(1);
 /// Trial of the good ones: short, so that many end.
 const TRIAL: &str = "2s";
 /// Failures spelt out; further ones are only counted.
-const TOLD: usize = 20;
-/// What is said of an empty source.
+const DESCRIBED: usize = 20;
+/// The condition's reason for an empty source.
 const UNCLEAR: &str = "exactly one subfield must be non-nil, but all were nil";
 
 /// What is pushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Sort {
+pub(crate) enum PushKind {
     /// Followed by name, edited in place: adopted and promoted.
     Good,
     /// Does not parse.
@@ -52,29 +52,29 @@ pub(crate) enum Sort {
 }
 
 /// What a node with bad luck gets, in turn; a good one follows each.
-const BAD: [Sort; 8] = [
-    Sort::Unparsable,
-    Sort::Invalid,
-    Sort::Crashing,
-    Sort::KeyMissing,
-    Sort::Hanging,
-    Sort::ObjectMissing,
-    Sort::SourceEmpty,
-    Sort::Unassigned,
+const BAD: [PushKind; 8] = [
+    PushKind::Unparsable,
+    PushKind::Invalid,
+    PushKind::Crashing,
+    PushKind::KeyMissing,
+    PushKind::Hanging,
+    PushKind::ObjectMissing,
+    PushKind::SourceEmpty,
+    PushKind::Unassigned,
 ];
 
-impl Sort {
+impl PushKind {
     /// Ends of the agent that no one chose, under `crashLoopThreshold: 1`.
     fn unclean_ends(self) -> usize {
-        if matches!(self, Sort::Crashing | Sort::Hanging) { 2 } else { 0 }
+        if matches!(self, PushKind::Crashing | PushKind::Hanging) { 2 } else { 0 }
     }
 }
 
 /// What was pushed and answered.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    /// (sort, fair seconds to the answer) of each that was answered.
-    pub(crate) answered: Vec<(Sort, f64)>,
+    /// (kind, fair seconds to the answer) of each that was answered.
+    pub(crate) answered: Vec<(PushKind, f64)>,
     /// Pushes made.
     pub(crate) made: usize,
     /// Ends that the pushes of one node must have caused: (node, ends).
@@ -92,7 +92,7 @@ pub(crate) struct Pusher<'a> {
     pub(crate) view: &'a View,
     /// Held for reading while kubectl speaks; for writing while the hub is away.
     pub(crate) hub: &'a RwLock<()>,
-    pub(crate) troubles: &'a Troubles,
+    pub(crate) disruptions: &'a Disruptions,
     pub(crate) over: &'a AtomicBool,
     pub(crate) tally: &'a Mutex<Tally>,
     /// Between two pushes.
@@ -133,19 +133,19 @@ fn config_ok(node: &Value, status: &str, reason: &str) -> bool {
 }
 
 impl Pusher<'_> {
-    /// Pushes until it is told that it is over.
+    /// Pushes until `over` is set.
     pub(crate) fn run(&self) {
         let mut bad = BAD.into_iter().cycle();
-        let mut good = match self.kubectl(|kubectl| self.create(kubectl, &self.payload(Sort::Good))) {
+        let mut good = match self.kubectl(|kubectl| self.create(kubectl, &self.payload(PushKind::Good))) {
             Ok(object) => object,
-            Err(error) => return self.failed(Sort::Good, &error.to_string()),
+            Err(error) => return self.failed(PushKind::Good, &error.to_string()),
         };
         while !self.over.load(Ordering::SeqCst) {
             self.push_good(&mut good);
             if self.with_bad
-                && let Some(sort) = bad.next()
+                && let Some(kind) = bad.next()
             {
-                self.push_bad(sort);
+                self.push_bad(kind);
             }
             self.rest();
         }
@@ -162,20 +162,20 @@ impl Pusher<'_> {
     }
 
     /// Runs it while the hub is there.
-    fn kubectl<T>(&self, act: impl Fn(&Kubectl) -> Result<T, KitError>) -> Result<T, KitError> {
+    fn kubectl<T>(&self, act: impl Fn(&Kubectl) -> Result<T, RigError>) -> Result<T, RigError> {
         let _there = self.hub.read().unwrap_or_else(PoisonError::into_inner);
         act(&self.kubectl)
     }
 
-    fn payload(&self, sort: Sort) -> String {
+    fn payload(&self, kind: PushKind) -> String {
         self.count.set(self.count.get() + 1);
         let number = self.count.get();
-        let trial = if sort == Sort::Good { TRIAL } else { "5m" };
-        let fields = match sort {
-            Sort::Unparsable => "evictionHard: [\n",
-            Sort::Invalid => "imageGCHighThresholdPercent: 200\n",
-            Sort::Crashing => "kedge:\n  faultInjection:\n    crashAfter: 300ms\n",
-            Sort::Hanging => "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 300ms\n",
+        let trial = if kind == PushKind::Good { TRIAL } else { "5m" };
+        let fields = match kind {
+            PushKind::Unparsable => "evictionHard: [\n",
+            PushKind::Invalid => "imageGCHighThresholdPercent: 200\n",
+            PushKind::Crashing => "kedge:\n  faultInjection:\n    crashAfter: 300ms\n",
+            PushKind::Hanging => "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 300ms\n",
             _ => "",
         };
         format!(
@@ -184,7 +184,7 @@ impl Pusher<'_> {
         )
     }
 
-    fn create(&self, kubectl: &Kubectl, payload: &str) -> Result<Object, KitError> {
+    fn create(&self, kubectl: &Kubectl, payload: &str) -> Result<Object, RigError> {
         let key = format!("key-{}", self.count.get());
         let name = format!("{}-{}", self.node, self.count.get());
         let data = if payload.is_empty() { json!({key: "nothing"}) } else { json!({"kubelet": payload}) };
@@ -193,7 +193,7 @@ impl Pusher<'_> {
         answer(kubectl.feed(&["create", "-f", "-", "-o", "json"], &object.to_string())?)
     }
 
-    fn assign(&self, kubectl: &Kubectl, source: &Source) -> Result<(), KitError> {
+    fn assign(&self, kubectl: &Kubectl, source: &Source) -> Result<(), RigError> {
         let mut value = source.to_value();
         // a patch keeps what it does not name
         if let Some(fields) = value.as_object_mut() {
@@ -206,7 +206,7 @@ impl Pusher<'_> {
     }
 
     fn push_good(&self, object: &mut Object) {
-        let payload = self.payload(Sort::Good);
+        let payload = self.payload(PushKind::Good);
         let begun = Instant::now();
         let name = object.name.clone();
         let pushed = self.kubectl(|kubectl| {
@@ -216,12 +216,12 @@ impl Pusher<'_> {
             self.assign(kubectl, &Source::Following { name: name.clone() })?;
             answer(edited)
         });
-        self.made(Sort::Good);
+        self.made(PushKind::Good);
         match pushed {
             Ok(edited) => *object = edited,
-            Err(error) => return self.failed(Sort::Good, &error.to_string()),
+            Err(error) => return self.failed(PushKind::Good, &error.to_string()),
         }
-        self.until(Sort::Good, begun, |node| {
+        self.until(PushKind::Good, begun, |node| {
             has_config(node, "active", object)
                 && has_config(node, "assigned", object)
                 && config_ok(node, "True", "all checks passed")
@@ -229,65 +229,67 @@ impl Pusher<'_> {
         if let Err(why) =
             self.wait("its promotion", Instant::now(), |node| has_config(node, "lastKnownGood", object))
         {
-            self.failed(Sort::Good, &why);
+            self.failed(PushKind::Good, &why);
         }
     }
 
-    fn push_bad(&self, sort: Sort) {
-        let payload = if sort == Sort::KeyMissing { String::new() } else { self.payload(sort) };
+    fn push_bad(&self, kind: PushKind) {
+        let payload = if kind == PushKind::KeyMissing { String::new() } else { self.payload(kind) };
         if payload.is_empty() {
             self.count.set(self.count.get() + 1);
         }
         let begun = Instant::now();
         let pushed = self.kubectl(|kubectl| {
-            let object = match sort {
-                Sort::SourceEmpty | Sort::Unassigned | Sort::ObjectMissing => None,
+            let object = match kind {
+                PushKind::SourceEmpty | PushKind::Unassigned | PushKind::ObjectMissing => None,
                 _ => Some(self.create(kubectl, &payload)?),
             };
-            self.assign(kubectl, &self.source(sort, object.as_ref()))?;
+            self.assign(kubectl, &self.source(kind, object.as_ref()))?;
             Ok(object)
         });
-        self.made(sort);
+        self.made(kind);
         let object = match pushed {
             Ok(object) => object,
-            Err(error) => return self.failed(sort, &error.to_string()),
+            Err(error) => return self.failed(kind, &error.to_string()),
         };
         let uid = object.as_ref().map(|object| object.uid.clone()).unwrap_or_default();
-        let (status, reason) = match sort {
-            Sort::Unparsable => ("False", format!("failed to parse current (UID: {uid})")),
-            Sort::Invalid => ("False", format!("failed to validate current (UID: {uid})")),
-            Sort::Crashing | Sort::Hanging => {
+        let (status, reason) = match kind {
+            PushKind::Unparsable => ("False", format!("failed to parse current (UID: {uid})")),
+            PushKind::Invalid => ("False", format!("failed to validate current (UID: {uid})")),
+            PushKind::Crashing | PushKind::Hanging => {
                 ("False", format!("current failed trial period due to crash loop (UID: {uid})"))
             }
-            Sort::KeyMissing => ("Unknown", format!("\"key-{}\"", self.count.get())),
-            Sort::ObjectMissing => ("Unknown", format!("{}-none-{}", self.node, self.count.get())),
-            Sort::SourceEmpty => ("Unknown", UNCLEAR.to_owned()),
-            Sort::Unassigned | Sort::Good => ("True", "current is set to the local default".to_owned()),
+            PushKind::KeyMissing => ("Unknown", format!("\"key-{}\"", self.count.get())),
+            PushKind::ObjectMissing => ("Unknown", format!("{}-none-{}", self.node, self.count.get())),
+            PushKind::SourceEmpty => ("Unknown", UNCLEAR.to_owned()),
+            PushKind::Unassigned | PushKind::Good => {
+                ("True", "current is set to the local default".to_owned())
+            }
         };
-        self.until(sort, begun, |node| config_ok(node, status, &reason));
+        self.until(kind, begun, |node| config_ok(node, status, &reason));
         if let Some(object) = object {
             let deleted =
                 self.kubectl(|kubectl| kubectl.run(&["delete", "configmap", &object.name]).map(drop));
-            deleted.unwrap_or_else(|error| self.failed(sort, &error.to_string()));
+            deleted.unwrap_or_else(|error| self.failed(kind, &error.to_string()));
         }
     }
 
-    fn source(&self, sort: Sort, object: Option<&Object>) -> Source {
-        match (sort, object) {
-            (Sort::Unassigned, _) => Source::Nil,
-            (Sort::KeyMissing, Some(object)) => Source::Following { name: object.name.clone() },
+    fn source(&self, kind: PushKind, object: Option<&Object>) -> Source {
+        match (kind, object) {
+            (PushKind::Unassigned, _) => Source::Nil,
+            (PushKind::KeyMissing, Some(object)) => Source::Following { name: object.name.clone() },
             (_, Some(object)) => Source::Pinned { name: object.name.clone(), uid: object.uid.clone() },
-            (Sort::ObjectMissing, None) => {
+            (PushKind::ObjectMissing, None) => {
                 Source::Following { name: format!("{}-none-{}", self.node, self.count.get()) }
             }
             (_, None) => Source::Raw(json!({})),
         }
     }
 
-    fn until(&self, sort: Sort, begun: Instant, is_so: impl Fn(&Value) -> bool) {
-        match self.wait(&format!("{sort:?}"), begun, is_so) {
-            Ok(fair) => self.tally(|tally| tally.answered.push((sort, fair.as_secs_f64()))),
-            Err(why) => self.failed(sort, &why),
+    fn until(&self, kind: PushKind, begun: Instant, is_so: impl Fn(&Value) -> bool) {
+        match self.wait(&format!("{kind:?}"), begun, is_so) {
+            Ok(fair) => self.tally(|tally| tally.answered.push((kind, fair.as_secs_f64()))),
+            Err(why) => self.failed(kind, &why),
         }
     }
 
@@ -300,7 +302,7 @@ impl Pusher<'_> {
     ) -> Result<Duration, String> {
         loop {
             let shown = self.view.wait_for(awaited, LOOK, |world| world.node(self.node).is_some_and(&is_so));
-            let fair = self.troubles.fair_time(self.node, begun, Instant::now());
+            let fair = self.disruptions.undisturbed_time(self.node, begun, Instant::now());
             if shown.is_ok() {
                 return Ok(fair);
             }
@@ -318,18 +320,18 @@ impl Pusher<'_> {
         }
     }
 
-    fn made(&self, sort: Sort) {
+    fn made(&self, kind: PushKind) {
         self.tally(|tally| {
             tally.made += 1;
-            tally.unclean_ends.push((self.node, sort.unclean_ends()));
+            tally.unclean_ends.push((self.node, kind.unclean_ends()));
         });
     }
 
-    fn failed(&self, sort: Sort, why: &str) {
-        let text = format!("{}, push {} ({sort:?}): {why}", self.node, self.count.get());
+    fn failed(&self, kind: PushKind, why: &str) {
+        let text = format!("{}, push {} ({kind:?}): {why}", self.node, self.count.get());
         eprintln!("kedge-soak: {text}");
         self.tally(|tally| match tally.failures.len() {
-            told if told < TOLD => tally.failures.push(text),
+            told if told < DESCRIBED => tally.failures.push(text),
             _ => tally.further += 1,
         });
     }
@@ -339,8 +341,8 @@ impl Pusher<'_> {
     }
 }
 
-fn answer(text: String) -> Result<Object, KitError> {
-    let object = serde_json::from_str(&text).map_err(|error| KitError::Garbled {
+fn answer(text: String) -> Result<Object, RigError> {
+    let object = serde_json::from_str(&text).map_err(|error| RigError::BadAnswer {
         command: "kubectl create or patch".into(),
         problem: error.to_string(),
     })?;

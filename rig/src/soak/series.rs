@@ -57,7 +57,7 @@ impl Series {
     }
 }
 
-/// Series by what they are of: (whose, what).
+/// Series by what they are of: (subject, what).
 pub(crate) type AllSeries = BTreeMap<(String, &'static str), Series>;
 
 #[cfg(test)]

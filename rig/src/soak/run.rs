@@ -1,7 +1,7 @@
-//! The hub, the nodes, and what befalls them when: one thread that brings trouble, looks at everything, and says a line a minute.
+//! The hub, the nodes, and when they are disrupted: one thread that disrupts, samples everything, and prints a line a minute.
 //!
-//! Always holds: trouble is written down before it begins and after it ended; nothing is sampled of a process that has just
-//! started; every end of every process is counted. The weather comes from a seed, its moments from the clock.
+//! Always holds: a disruption is recorded before it begins and after it ended; nothing is sampled of a process that has just
+//! started; every end of every process is counted. Which disruption comes is chosen by a seed, when by the clock.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use kedge_rig::Random;
 use kedge_rig::agent::{Agent, AgentOptions};
 use kedge_rig::babysitter::ServiceResult;
 use kedge_rig::cluster::HEADER;
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::hub::Hub;
 use kedge_rig::process::{Process, files_below};
 use kedge_rig::programs;
@@ -24,10 +24,10 @@ use kedge_rig::signals::StopSignal;
 use kedge_rig::view::View;
 
 use crate::Options;
-use crate::link::{Link, Weather};
+use crate::disruptions::{Disruptions, HUB};
+use crate::link::{Link, LinkState};
 use crate::pushes::{Pusher, Tally};
 use crate::series::AllSeries;
-use crate::trouble::{HUB, Troubles};
 
 /// Never pushed to: its one process lives through everything else.
 pub(crate) const STEADY: &str = "steady";
@@ -36,17 +36,17 @@ pub(crate) const HANGING: &str = "tried";
 /// The nodes, and whether bad configurations are among what is pushed to them; `None`: nothing is.
 const NODES: [(&str, Option<bool>); 4] =
     [(STEADY, None), ("pushed", Some(false)), ("remote", Some(false)), (HANGING, Some(true))];
-/// The lives of a node, compressed: a renewal each 3 s (the Lease's 12 s are in the story's drop-in), a status each 10 s.
+/// A node's periods, compressed: a renewal each 3 s (the Lease's 12 s are in the rig's drop-in), a status each 10 s.
 const COMPRESSED: &str = "nodeStatusUpdateFrequency: 2s\nnodeStatusReportFrequency: 10s\n";
 /// A hang is noticed this long after the ping stopped.
 const WATCHDOG: Duration = Duration::from_secs(10);
-/// The beat of the thread that brings trouble.
-const BEAT: Duration = Duration::from_millis(500);
-/// How often a line is said.
+/// One turn of the thread that disrupts.
+const TURN: Duration = Duration::from_millis(500);
+/// How often a line is printed.
 const LINE_EVERY: Duration = Duration::from_secs(60);
 /// How often everything is measured.
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
-/// A process is measured once it has lived so long: a start needs more for a moment. Those that are pushed to live two seconds longer.
+/// A process is measured once it is so old: a start needs more for a moment. Those that are pushed to live two seconds longer.
 const SETTLED: Duration = Duration::from_millis(1500);
 /// Bytes a second of a slow link, each way: a bad mobile link.
 const SLOW: u32 = 4096;
@@ -58,19 +58,19 @@ pub(crate) const WARM_UP: f64 = 0.25;
 const OUTAGE_AT: f64 = 0.4;
 
 /// What is left when it is over.
-pub(crate) struct Lived {
+pub(crate) struct SoakResult {
     pub(crate) series: AllSeries,
     pub(crate) tally: Tally,
     pub(crate) ends: BTreeMap<&'static str, Ends>,
-    /// The longest fair time without a renewal, in seconds, by node.
+    /// The longest undisturbed time without a renewal, in seconds, by node.
     pub(crate) silences: BTreeMap<&'static str, f64>,
     pub(crate) renewals: BTreeMap<&'static str, usize>,
     /// Seconds from the hub's return after the outage to each node's first renewal.
     pub(crate) returns: Vec<(&'static str, f64)>,
     pub(crate) restarts: usize,
     pub(crate) kills: usize,
-    pub(crate) weathers: usize,
-    pub(crate) lived_secs: f64,
+    pub(crate) disrupted_links: usize,
+    pub(crate) run_secs: f64,
     pub(crate) outage_secs: f64,
     pub(crate) warm_up_secs: f64,
     pub(crate) interrupted: bool,
@@ -87,15 +87,15 @@ pub(crate) struct Ends {
     last_run: u64,
 }
 
-/// Lives it.
-pub(crate) fn live(options: &Options, stop: &Receiver<StopSignal>) -> Result<Lived, KitError> {
-    let mut stage = Stage::open(options)?;
+/// Runs it.
+pub(crate) fn run(options: &Options, stop: &Receiver<StopSignal>) -> Result<SoakResult, RigError> {
+    let mut soak = Soak::open(options)?;
     let over = AtomicBool::new(false);
     let (gate, tally) = (RwLock::new(()), Mutex::new(Tally::default()));
-    let (troubles, view) = (Troubles::default(), View::open(stage.hub.kubectl())?);
-    let kubectl = stage.hub.kubectl().clone();
-    stage.wait_heard(&view, "a renewal of every node", |count| count > 0)?;
-    let lived = std::thread::scope(|scope| {
+    let (disruptions, view) = (Disruptions::default(), View::open(soak.hub.kubectl())?);
+    let kubectl = soak.hub.kubectl().clone();
+    soak.wait_renewals(&view, "a renewal of every node", |count| count > 0)?;
+    let result = std::thread::scope(|scope| {
         for (node, pushes) in NODES {
             let Some(with_bad) = pushes else { continue };
             let pause = Duration::from_secs(if node == "remote" { 5 } else { 0 });
@@ -104,7 +104,7 @@ pub(crate) fn live(options: &Options, stop: &Receiver<StopSignal>) -> Result<Liv
                 kubectl: kubectl.clone(),
                 view: &view,
                 hub: &gate,
-                troubles: &troubles,
+                disruptions: &disruptions,
                 over: &over,
                 tally: &tally,
                 pause,
@@ -113,64 +113,64 @@ pub(crate) fn live(options: &Options, stop: &Receiver<StopSignal>) -> Result<Liv
             };
             scope.spawn(move || pusher.run());
         }
-        let around = Around { view: &view, gate: &gate, troubles: &troubles, tally: &tally, stop };
-        let told = stage.spend(options, &around);
+        let shared = Shared { view: &view, gate: &gate, disruptions: &disruptions, tally: &tally, stop };
+        let told = soak.spend(options, &shared);
         over.store(true, Ordering::SeqCst);
-        stage.fair(&troubles);
+        soak.end_disruptions(&disruptions);
         told
     });
-    lived?;
+    result?;
     // every push is answered by now; and everybody must still be there
-    let before: BTreeMap<&str, usize> = stage.renewals(&view);
-    stage.wait_heard(&view, "one more renewal of every node", |count| count > 0)?;
+    let before: BTreeMap<&str, usize> = soak.renewals(&view);
+    soak.wait_renewals(&view, "one more renewal of every node", |count| count > 0)?;
     let last = Instant::now();
-    stage.wait_more(&view, &before)?;
-    stage.count_ends();
+    soak.wait_more(&view, &before)?;
+    soak.count_ends();
     let silences = NODES.map(|(node, _)| {
-        let heard = view.look(|world| world.renewals(node).to_vec());
-        (node, troubles.longest_silence(node, &heard, last).as_secs_f64())
+        let renewals_seen = view.look(|world| world.renewals(node).to_vec());
+        (node, disruptions.longest_silence(node, &renewals_seen, last).as_secs_f64())
     });
-    let renewals = stage.renewals(&view);
-    stage.close()?;
-    Ok(Lived {
+    let renewals = soak.renewals(&view);
+    soak.close()?;
+    Ok(SoakResult {
         tally: tally.into_inner().unwrap_or_else(PoisonError::into_inner),
         silences: silences.into_iter().collect(),
         renewals,
-        ..stage.lived
+        ..soak.result
     })
 }
 
 /// What the threads share.
-struct Around<'a> {
+struct Shared<'a> {
     view: &'a View,
     gate: &'a RwLock<()>,
-    troubles: &'a Troubles,
+    disruptions: &'a Disruptions,
     tally: &'a Mutex<Tally>,
     stop: &'a Receiver<StopSignal>,
 }
 
-struct Stage {
+struct Soak {
     hub: Hub,
     agents: Vec<(&'static str, Agent, Link)>,
-    lived: Lived,
+    result: SoakResult,
     begun: Instant,
     next_sample: Instant,
     next_line: Instant,
     /// Process and since when it is known, by node or hub.
     processes: BTreeMap<&'static str, (i32, Instant)>,
-    /// Until when a node's weather lasts.
-    weather: BTreeMap<&'static str, Instant>,
+    /// Until when a node's link is disrupted.
+    link_states: BTreeMap<&'static str, Instant>,
     random: Random,
     // last: the processes end before their directory goes
     scratch: Scratch,
 }
 
-impl Stage {
-    fn open(options: &Options) -> Result<Stage, KitError> {
+impl Soak {
+    fn open(options: &Options) -> Result<Soak, RigError> {
         let scratch = Scratch::new("soak")
-            .map_err(|source| KitError::Io { tried: "make a temporary directory".into(), source })?;
+            .map_err(|source| RigError::Io { tried: "make a temporary directory".into(), source })?;
         let hub = Hub::start(&scratch.path().join("hub"), &[])?;
-        let address = hub.address().parse().map_err(|_| KitError::Garbled {
+        let address = hub.address().parse().map_err(|_| RigError::BadAnswer {
             command: "read the hub's address".into(),
             problem: format!("it is {:?}, expected ADDRESS:PORT", hub.address()),
         })?;
@@ -178,7 +178,7 @@ impl Stage {
         let mut agents = Vec::new();
         for (node, pushes) in NODES {
             let link = Link::start(address)
-                .map_err(|source| KitError::Io { tried: "start a link".into(), source })?;
+                .map_err(|source| RigError::Io { tried: "start a link".into(), source })?;
             let program: &Path = if pushes == Some(true) { &faulty } else { &plain };
             let mut agent_options = AgentOptions::new(program);
             agent_options.restart_after = Duration::from_millis(100);
@@ -190,7 +190,7 @@ impl Stage {
             agent.start()?;
             agents.push((node, agent, link));
         }
-        let lived = Lived {
+        let result = SoakResult {
             series: AllSeries::default(),
             tally: Tally::default(),
             ends: BTreeMap::new(),
@@ -199,152 +199,152 @@ impl Stage {
             returns: Vec::new(),
             restarts: 0,
             kills: 0,
-            weathers: 0,
-            lived_secs: 0.0,
+            disrupted_links: 0,
+            run_secs: 0.0,
             outage_secs: options.outage.as_secs_f64(),
             warm_up_secs: options.whole.as_secs_f64() * WARM_UP,
             interrupted: false,
         };
         let begun = Instant::now();
-        Ok(Stage {
+        Ok(Soak {
             hub,
             agents,
-            lived,
+            result,
             begun,
             next_sample: begun,
             next_line: begun + LINE_EVERY,
             processes: BTreeMap::new(),
-            weather: BTreeMap::new(),
+            link_states: BTreeMap::new(),
             random: Random::new(options.seed),
             scratch,
         })
     }
 
     /// The time between beginning and end.
-    fn spend(&mut self, options: &Options, around: &Around<'_>) -> Result<(), KitError> {
+    fn spend(&mut self, options: &Options, shared: &Shared<'_>) -> Result<(), RigError> {
         let mut outage = Some(options.outage).filter(|outage| !outage.is_zero());
-        let mut next_weather = self.begun + Duration::from_secs(20);
+        let mut next_disruption = self.begun + Duration::from_secs(20);
         let mut next_restart = self.begun + Duration::from_secs(90);
-        while self.begun.elapsed() < options.whole && !self.lived.interrupted {
-            let now = self.turn(around);
-            if now >= next_weather {
-                next_weather = now + self.secs(10, 30);
-                self.worsen(now, around.troubles);
+        while self.begun.elapsed() < options.whole && !self.result.interrupted {
+            let now = self.turn(shared);
+            if now >= next_disruption {
+                next_disruption = now + self.secs(10, 30);
+                self.disrupt(now, shared.disruptions);
             }
             let its_time = self.begun.elapsed() >= options.whole.mul_f64(OUTAGE_AT);
             let length = match outage {
                 Some(length) if its_time => {
-                    self.fair(around.troubles);
+                    self.end_disruptions(shared.disruptions);
                     length
                 }
                 _ if now >= next_restart => self.secs(1, 20),
                 _ => continue,
             };
-            self.away(length, around)?;
+            self.stop_hub(length, shared)?;
             if its_time && outage.take().is_some() {
-                self.see_returns(around.view)?;
+                self.measure_returns(shared.view)?;
             }
             next_restart = Instant::now() + self.secs(60, 120);
         }
-        self.lived.lived_secs = self.begun.elapsed().as_secs_f64();
+        self.result.run_secs = self.begun.elapsed().as_secs_f64();
         Ok(())
     }
 
-    /// A beat of waiting, and what is done in each.
-    fn turn(&mut self, around: &Around<'_>) -> Instant {
-        std::thread::sleep(BEAT);
-        // also when whoever would tell has ended
-        self.lived.interrupted |= !matches!(around.stop.try_recv(), Err(TryRecvError::Empty));
+    /// One turn: waits, samples, prints.
+    fn turn(&mut self, shared: &Shared<'_>) -> Instant {
+        std::thread::sleep(TURN);
+        // also when the signal thread has ended
+        self.result.interrupted |= !matches!(shared.stop.try_recv(), Err(TryRecvError::Empty));
         let now = Instant::now();
         self.look();
-        self.clear(now, around.troubles);
+        self.clear(now, shared.disruptions);
         if now >= self.next_sample {
             self.next_sample = now + SAMPLE_EVERY;
             self.sample();
         }
         if now >= self.next_line {
             self.next_line += LINE_EVERY;
-            self.say(around);
+            self.print_line(shared);
         }
         now
     }
 
     /// The hub is away for so long: by turns stopped in order, and killed in the middle of what it does.
-    fn away(&mut self, length: Duration, around: &Around<'_>) -> Result<(), KitError> {
-        // nobody is pushing now; what was acknowledged a moment ago must not be lost
-        let nobody = around.gate.write().unwrap_or_else(PoisonError::into_inner);
-        around.troubles.begin(HUB);
-        if (self.lived.restarts + self.lived.kills).is_multiple_of(2) {
+    fn stop_hub(&mut self, length: Duration, shared: &Shared<'_>) -> Result<(), RigError> {
+        // no push is under way now; what was acknowledged a moment ago must not be lost
+        let paused = shared.gate.write().unwrap_or_else(PoisonError::into_inner);
+        shared.disruptions.begin(HUB);
+        if (self.result.restarts + self.result.kills).is_multiple_of(2) {
             self.hub.stop()?;
-            self.lived.restarts += 1;
+            self.result.restarts += 1;
         } else {
             self.hub.kill();
-            self.lived.kills += 1;
+            self.result.kills += 1;
         }
         let end = Instant::now() + length;
-        while Instant::now() < end && !self.lived.interrupted {
-            self.turn(around);
+        while Instant::now() < end && !self.result.interrupted {
+            self.turn(shared);
         }
         self.hub.start_again()?;
-        around.troubles.end(HUB);
-        drop(nobody);
+        shared.disruptions.end(HUB);
+        drop(paused);
         Ok(())
     }
 
-    /// How long each node needs after the outage.
-    fn see_returns(&mut self, view: &View) -> Result<(), KitError> {
+    /// Measures how long each node needs after the outage.
+    fn measure_returns(&mut self, view: &View) -> Result<(), RigError> {
         let back = Instant::now();
-        let heard =
+        let renewals_seen =
             |node: &str| view.look(|world| world.renewals(node).iter().copied().find(|at| *at > back));
         view.wait_for("a renewal of every node after the outage", PATIENCE, |world| {
             NODES.iter().all(|(node, _)| world.renewals(node).last().is_some_and(|at| *at > back))
         })?;
         for (node, _) in NODES {
-            let secs = heard(node).map_or(f64::INFINITY, |at| (at - back).as_secs_f64());
-            self.lived.returns.push((node, secs));
+            let secs = renewals_seen(node).map_or(f64::INFINITY, |at| (at - back).as_secs_f64());
+            self.result.returns.push((node, secs));
         }
         Ok(())
     }
 
-    /// One node's link gets worse.
-    fn worsen(&mut self, now: Instant, troubles: &Troubles) {
+    /// Disrupts one node's link.
+    fn disrupt(&mut self, now: Instant, disruptions: &Disruptions) {
         let at = self.random.below(self.agents.len() as u64) as usize;
         let (node, kind) = (self.agents[at].0, self.random.below(4));
-        if self.weather.contains_key(node) {
+        if self.link_states.contains_key(node) {
             return;
         }
-        self.lived.weathers += 1;
-        let (weather, length) = match kind {
-            0 => (Weather::Cut, self.secs(3, 20)),
-            1 => (Weather::Stalled, self.secs(3, 25)),
-            2 => (Weather::Slow(SLOW), self.secs(20, 40)),
+        self.result.disrupted_links += 1;
+        let (state, length) = match kind {
+            0 => (LinkState::Cut, self.secs(3, 20)),
+            1 => (LinkState::Stalled, self.secs(3, 25)),
+            2 => (LinkState::Slow(SLOW), self.secs(20, 40)),
             _ => return self.agents[at].2.forget(),
         };
-        // a slow link is no excuse
-        if !matches!(weather, Weather::Slow(_)) {
-            troubles.begin(node);
+        // a slow link excuses nothing
+        if !matches!(state, LinkState::Slow(_)) {
+            disruptions.begin(node);
         }
-        self.agents[at].2.set(weather);
-        self.weather.insert(node, now + length);
+        self.agents[at].2.set(state);
+        self.link_states.insert(node, now + length);
     }
 
-    /// Weather that has lasted long enough is over.
-    fn clear(&mut self, now: Instant, troubles: &Troubles) {
+    /// LinkState that has lasted long enough is over.
+    fn clear(&mut self, now: Instant, disruptions: &Disruptions) {
         for (node, _, link) in &self.agents {
-            if self.weather.get(node).is_some_and(|until| *until <= now) {
-                self.weather.remove(node);
-                link.set(Weather::Fair);
-                troubles.end(node);
+            if self.link_states.get(node).is_some_and(|until| *until <= now) {
+                self.link_states.remove(node);
+                link.set(LinkState::Normal);
+                disruptions.end(node);
             }
         }
     }
 
-    /// All weather is over.
-    fn fair(&mut self, troubles: &Troubles) {
-        self.weather.clear();
+    /// Ends all disruptions of links.
+    fn end_disruptions(&mut self, disruptions: &Disruptions) {
+        self.link_states.clear();
         for (node, _, link) in &self.agents {
-            link.set(Weather::Fair);
-            troubles.end(node);
+            link.set(LinkState::Normal);
+            disruptions.end(node);
         }
     }
 
@@ -364,7 +364,7 @@ impl Stage {
 
     fn count_ends(&mut self) {
         for (node, agent, _) in &self.agents {
-            let counted = self.lived.ends.entry(node).or_default();
+            let counted = self.result.ends.entry(node).or_default();
             let last_run = counted.last_run;
             for ended in agent.babysitter().state().ends.iter().filter(|ended| ended.run > last_run) {
                 counted.last_run = ended.run;
@@ -378,9 +378,9 @@ impl Stage {
 
     fn sample(&mut self) {
         let at = self.begun.elapsed().as_secs_f64();
-        let series = &mut self.lived.series;
-        let mut add = |whose: &str, what: &'static str, value: f64| {
-            series.entry((whose.to_owned(), what)).or_default().add(at, value);
+        let series = &mut self.result.series;
+        let mut add = |subject: &str, what: &'static str, value: f64| {
+            series.entry((subject.to_owned(), what)).or_default().add(at, value);
         };
         for (name, (pid, since)) in &self.processes {
             if since.elapsed() < SETTLED {
@@ -406,30 +406,34 @@ impl Stage {
         }
     }
 
-    fn say(&self, around: &Around<'_>) {
-        let last = |whose: &str, what: &'static str| {
-            self.lived.series.get(&(whose.to_owned(), what)).and_then(|series| series.last()).unwrap_or(0.0)
+    fn print_line(&self, shared: &Shared<'_>) {
+        let last = |subject: &str, what: &'static str| {
+            self.result
+                .series
+                .get(&(subject.to_owned(), what))
+                .and_then(|series| series.last())
+                .unwrap_or(0.0)
         };
-        let tally: MutexGuard<'_, Tally> = around.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let tally: MutexGuard<'_, Tally> = shared.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let silence = NODES.map(|(node, _)| {
-            let heard = around.view.look(|world| world.renewals(node).to_vec());
-            around.troubles.longest_silence(node, &heard, now).as_secs_f64()
+            let renewals_seen = shared.view.look(|world| world.renewals(node).to_vec());
+            shared.disruptions.longest_silence(node, &renewals_seen, now).as_secs_f64()
         });
         let disk: f64 = NODES.iter().map(|(node, _)| last(node, "bytes")).sum();
         let files: f64 = NODES.iter().map(|(node, _)| last(node, "files")).sum();
-        let ends: usize = self.lived.ends.values().map(|ends| ends.clean + ends.unclean).sum();
+        let ends: usize = self.result.ends.values().map(|ends| ends.clean + ends.unclean).sum();
         println!(
-            "{:>3} min | pushes {}, answered {}, failed {} | weather {}, hub {} restarts, {} kills | steady {} KiB PSS {} dirty, \
+            "{:>3} min | pushes {}, answered {}, failed {} | disrupted links {}, hub {} restarts, {} kills | steady {} KiB PSS {} dirty, \
              {} fds, {} threads | hub {} KiB, {} fds | disk {:.0} KiB in {files} files, hub {:.0} KiB | {ends} ends | \
              longest silence {:.1} s",
             self.begun.elapsed().as_secs() / 60,
             tally.made,
             tally.answered.len(),
             tally.failures.len() + tally.further,
-            self.lived.weathers,
-            self.lived.restarts,
-            self.lived.kills,
+            self.result.disrupted_links,
+            self.result.restarts,
+            self.result.kills,
             last(STEADY, "PSS"),
             last(STEADY, "memory"),
             last(STEADY, "descriptors"),
@@ -450,13 +454,18 @@ impl Stage {
         view.look(|world| NODES.iter().map(|(node, _)| (*node, world.renewal_count(node))).collect())
     }
 
-    fn wait_heard(&self, view: &View, awaited: &str, enough: impl Fn(usize) -> bool) -> Result<(), KitError> {
+    fn wait_renewals(
+        &self,
+        view: &View,
+        awaited: &str,
+        enough: impl Fn(usize) -> bool,
+    ) -> Result<(), RigError> {
         view.wait_for(awaited, PATIENCE, |world| {
             NODES.iter().all(|(node, _)| enough(world.renewal_count(node)))
         })
     }
 
-    fn wait_more(&self, view: &View, before: &BTreeMap<&'static str, usize>) -> Result<(), KitError> {
+    fn wait_more(&self, view: &View, before: &BTreeMap<&'static str, usize>) -> Result<(), RigError> {
         view.wait_for("one more renewal of every node, and Ready", PATIENCE, |world| {
             before.iter().all(|(node, count)| {
                 world.renewal_count(node) > *count
@@ -465,7 +474,7 @@ impl Stage {
         })
     }
 
-    fn close(&mut self) -> Result<(), KitError> {
+    fn close(&mut self) -> Result<(), RigError> {
         for (_, agent, _) in &mut self.agents {
             agent.stop()?;
         }

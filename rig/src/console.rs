@@ -1,4 +1,4 @@
-//! How the try-out speaks: lines for a pipe, colour and one line that is rewritten for a terminal.
+//! Output of `make try` and of stories: lines for a pipe, colour and one line that is rewritten for a terminal.
 //!
 //! Owns standard output. Always holds: nothing but text and line ends goes to anything that is not a terminal.
 
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 pub enum Tone {
     /// As it should be.
     Good,
-    /// What the story wants to go wrong, went wrong.
+    /// A failure, also one that is expected.
     Bad,
     /// In between.
     Open,
@@ -20,18 +20,17 @@ pub enum Tone {
     Plain,
 }
 
-/// Tells the story.
-pub struct Teller {
+pub struct Console {
     start: Instant,
     is_terminal: bool,
     live: String,
 }
 
-impl Teller {
-    /// Speaks to standard output.
-    pub fn new() -> Teller {
+impl Console {
+    /// Writes to standard output.
+    pub fn new() -> Console {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Teller {
+        Console {
             start: Instant::now(),
             is_terminal: std::io::stdout().is_terminal() && !plain,
             live: String::new(),
@@ -68,7 +67,7 @@ impl Teller {
         }
         self.live = text.to_owned();
         let mut out = std::io::stdout().lock();
-        // no wrapping, or a narrow terminal would not be rewritten; and nobody to tell if the terminal is gone
+        // no wrapping, or a narrow terminal would not be rewritten; an error means that the terminal is gone
         let _ = write!(out, "\r\x1b[K\x1b[?7l\x1b[2m{text}\x1b[0m\x1b[?7h");
         let _ = out.flush();
     }
@@ -84,9 +83,9 @@ impl Teller {
     }
 }
 
-impl Default for Teller {
-    fn default() -> Teller {
-        Teller::new()
+impl Default for Console {
+    fn default() -> Console {
+        Console::new()
     }
 }
 

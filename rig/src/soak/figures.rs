@@ -5,13 +5,13 @@
 
 use kedge_rig::table::{Figure, Goal, quantile};
 
-use crate::pushes::Sort;
+use crate::disruptions::HUB;
+use crate::pushes::PushKind;
+use crate::run::{HANGING, STEADY, SoakResult};
 use crate::series::Series;
-use crate::stage::{HANGING, Lived, STEADY};
-use crate::trouble::HUB;
 
 /// A renewal is due each 3 s, tried again after at most 3.75 s, and a request that hangs is given up after 3 s; the hub calls a node
-/// lost after 50 s at the earliest. Longer than the Lease's duration must nobody be silent, while its link and the hub are there.
+/// lost after 50 s at the earliest. No node may be silent for longer than its Lease lasts while its link and the hub are up.
 const SILENCE_SECS: f64 = 12.0;
 /// The node that is pushed configurations under which its main loop hangs: that is noticed after 20 s, the ping that is then withheld
 /// is missed 10 s later, and the next start hangs as well, perhaps before its first renewal.
@@ -25,11 +25,11 @@ const YOUNG_MEMORY_KIB: f64 = 512.0;
 /// The same for the hub, which keeps every event of the last hour in memory.
 const HUB_MEMORY_KIB: f64 = 8192.0;
 /// It has up to three connections more while it reports than while the hub is away, and the outage is early in what is judged: the
-/// line rose by 1.3 over counts between 14 and 17. One that leaked with every bad weather would show tens.
+/// line rose by 1.3 over counts between 14 and 17. A leak at every disruption would show tens.
 const AGENT_COUNT: f64 = 2.0;
 /// The same for an agent that is restarted every few seconds, and is looked at while it opens its connections.
 const YOUNG_COUNT: f64 = 3.0;
-/// The same for the hub, whose connections are four nodes' and those of whoever pushes: between 28 and 35 were seen.
+/// The same for the hub, which has the connections of four nodes and of the pushing kubectls: between 28 and 35 were seen.
 const HUB_COUNT: f64 = 8.0;
 /// Verdicts on 32 UIDs are kept, some hundred bytes each; what is pushed differs in length by some bytes.
 const AGENT_BYTES: f64 = 16_384.0;
@@ -44,26 +44,26 @@ const HUB_BYTES: f64 = 8_388_608.0;
 const HUB_FILES: f64 = 2.0;
 
 /// All figures.
-pub(crate) fn figures(lived: &Lived) -> Vec<Figure> {
-    let mut figures = pushes(lived);
-    figures.extend(silences(lived));
-    figures.extend(ends(lived));
-    figures.extend(growths(lived));
+pub(crate) fn figures(result: &SoakResult) -> Vec<Figure> {
+    let mut figures = pushes(result);
+    figures.extend(silences(result));
+    figures.extend(ends(result));
+    figures.extend(growths(result));
     figures
 }
 
-fn pushes(lived: &Lived) -> Vec<Figure> {
-    let tally = &lived.tally;
+fn pushes(result: &SoakResult) -> Vec<Figure> {
+    let tally = &result.tally;
     let failed = tally.failures.len() + tally.further;
-    let minutes = lived.lived_secs / 60.0;
+    let minutes = result.run_secs / 60.0;
     let mut figures = vec![
         Figure::new(
             "pushes answered",
             tally.answered.len() as f64,
             "",
             format!(
-                "of {} in {minutes:.0} minutes; {} times bad weather, {} restarts and {} kills of the hub",
-                tally.made, lived.weathers, lived.restarts, lived.kills
+                "of {} in {minutes:.0} minutes; {} disrupted links, {} restarts and {} kills of the hub",
+                tally.made, result.disrupted_links, result.restarts, result.kills
             ),
         ),
         Figure::new(
@@ -74,18 +74,18 @@ fn pushes(lived: &Lived) -> Vec<Figure> {
         )
         .with_goal(Goal::Exactly(0.0)),
     ];
-    let mut sorts: Vec<Sort> = tally.answered.iter().map(|(sort, _)| *sort).collect();
-    sorts.sort();
-    sorts.dedup();
-    for sort in sorts {
+    let mut kinds: Vec<PushKind> = tally.answered.iter().map(|(kind, _)| *kind).collect();
+    kinds.sort();
+    kinds.dedup();
+    for kind in kinds {
         let secs: Vec<f64> =
-            tally.answered.iter().filter(|(found, _)| *found == sort).map(|(_, secs)| *secs).collect();
+            tally.answered.iter().filter(|(found, _)| *found == kind).map(|(_, secs)| *secs).collect();
         figures.push(Figure::new(
-            &format!("answer to a push, {sort:?}: p50"),
+            &format!("answer to a push, {kind:?}: p50"),
             quantile(&secs, 0.5),
             "s",
             format!(
-                "{} answers, the slowest after {:.1} s of fair weather",
+                "{} answers, the slowest after {:.1} s without disruption",
                 secs.len(),
                 quantile(&secs, 1.0)
             ),
@@ -94,21 +94,21 @@ fn pushes(lived: &Lived) -> Vec<Figure> {
     figures
 }
 
-fn silences(lived: &Lived) -> Vec<Figure> {
-    let mut figures: Vec<Figure> = lived
+fn silences(result: &SoakResult) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = result
         .silences
         .iter()
         .map(|(node, secs)| {
             let how = format!(
                 "{} renewals; without the time in which its link was cut or stalled or the hub away",
-                lived.renewals.get(node).copied().unwrap_or(0)
+                result.renewals.get(node).copied().unwrap_or(0)
             );
             let limit = if *node == HANGING { HANGING_SILENCE_SECS } else { SILENCE_SECS };
             Figure::new(&format!("longest silence: {node}"), *secs, "s", how).with_goal(Goal::AtMost(limit))
         })
         .collect();
-    for (node, secs) in &lived.returns {
-        let how = format!("the hub was away for {:.0} s", lived.outage_secs);
+    for (node, secs) in &result.returns {
+        let how = format!("the hub was away for {:.0} s", result.outage_secs);
         figures.push(
             Figure::new(&format!("first renewal after the outage: {node}"), *secs, "s", how)
                 .with_goal(Goal::AtMost(if *node == HANGING { HANGING_SILENCE_SECS } else { RETURN_SECS })),
@@ -117,12 +117,12 @@ fn silences(lived: &Lived) -> Vec<Figure> {
     figures
 }
 
-fn ends(lived: &Lived) -> Vec<Figure> {
-    lived
+fn ends(result: &SoakResult) -> Vec<Figure> {
+    result
         .ends
         .iter()
         .map(|(node, ends)| {
-            let expected: usize = lived
+            let expected: usize = result
                 .tally
                 .unclean_ends
                 .iter()
@@ -142,11 +142,11 @@ fn ends(lived: &Lived) -> Vec<Figure> {
         .collect()
 }
 
-fn growths(lived: &Lived) -> Vec<Figure> {
+fn growths(result: &SoakResult) -> Vec<Figure> {
     let mut figures = Vec::new();
-    for ((whose, what), series) in &lived.series {
-        let is_hub = whose == HUB;
-        let of = |hub: f64, steady: f64, young: f64| match whose.as_str() {
+    for ((subject, what), series) in &result.series {
+        let is_hub = subject == HUB;
+        let of = |hub: f64, steady: f64, young: f64| match subject.as_str() {
             HUB => hub,
             STEADY => steady,
             _ => young,
@@ -156,26 +156,26 @@ fn growths(lived: &Lived) -> Vec<Figure> {
             "threads" | "descriptors" => (of(HUB_COUNT, AGENT_COUNT, YOUNG_COUNT), ""),
             "bytes" => (if is_hub { HUB_BYTES } else { AGENT_BYTES }, "B"),
             "files" => (of(HUB_FILES, AGENT_FILES, YOUNG_FILES), ""),
-            // pages shared with whoever else runs the program: told, not judged
+            // pages are shared with other processes of the program: shown, without a goal
             _ => {
-                figures.push(level(whose, what, series));
+                figures.push(level(subject, what, series));
                 continue;
             }
         };
-        let settled = series.since(lived.warm_up_secs);
+        let settled = series.since(result.warm_up_secs);
         let growth = settled.growth().unwrap_or(f64::NAN);
         let range = settled.range().map_or(String::new(), |(least, most)| format!("{least:.0} to {most:.0}"));
         let how = format!("{} samples after the warm-up, {range}", settled.len());
         figures.push(
-            Figure::new(&format!("growth of {what}: {whose}"), growth, unit, how)
+            Figure::new(&format!("growth of {what}: {subject}"), growth, unit, how)
                 .with_goal(Goal::AtMost(limit)),
         );
     }
     figures
 }
 
-fn level(whose: &str, what: &str, series: &Series) -> Figure {
+fn level(subject: &str, what: &str, series: &Series) -> Figure {
     let (least, most) = series.range().unwrap_or((f64::NAN, f64::NAN));
     let how = format!("at the end; {least:.0} to {most:.0}");
-    Figure::new(&format!("{what}: {whose}"), series.last().unwrap_or(f64::NAN), "KiB", how)
+    Figure::new(&format!("{what}: {subject}"), series.last().unwrap_or(f64::NAN), "KiB", how)
 }

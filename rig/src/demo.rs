@@ -1,8 +1,8 @@
-//! The story `make try` tells: three real agents and a real hub; a good configuration, one that does not parse, one that does not
+//! What `make try` shows: three real agents and a real hub; a good configuration, one that does not parse, one that does not
 //! validate, one under which the agent crashes, and the repair.
 //!
-//! Owns the order of events and what must be seen in each chapter. Always holds: a chapter ends only when the API server said what
-//! the chapter claims; a heartbeat that was late at any time fails the story at its end. It changes the cluster by kubectl alone,
+//! Owns the order of events and what must be seen in each chapter. Always holds: a chapter ends only when the API server shows what
+//! the chapter claims; a heartbeat that was late at any time is a failure at the end. It changes the cluster by kubectl alone,
 //! and shows each command.
 
 use std::path::PathBuf;
@@ -14,72 +14,72 @@ use serde_json::Value;
 use crate::agent::{Agent, AgentOptions};
 use crate::babysitter::ServiceResult;
 use crate::cluster::{Cluster, HEADER, PATIENCE, Source, borrowed, create_arguments};
-use crate::error::KitError;
+use crate::console::{Console, Tone, clock};
+use crate::error::RigError;
 use crate::kubectl::shown;
 use crate::programs;
 use crate::signals::StopSignal;
-use crate::teller::{Teller, Tone, clock};
 use crate::view::{ConfigStatus, Fact, FactKind, World};
 
 /// The nodes. The first is the one that gets the configuration that does not parse, and so on.
 const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
-/// `configTrialDuration` of every configuration in the story. The default is ten minutes.
+/// `configTrialDuration` of every configuration in the demo. The default is ten minutes.
 const TRIAL: Duration = Duration::from_secs(15);
-/// `crashLoopThreshold` in the story. The default is ten.
+/// `crashLoopThreshold` in the demo. The default is ten.
 const CRASH_LOOP_THRESHOLD: usize = 2;
-/// As in [`crate::agent::STORY_DROP_IN`]: a Lease that is not renewed within it means a lost heartbeat.
+/// As in [`crate::agent::RIG_DROP_IN`]: a Lease that is not renewed within it means a lost heartbeat.
 const LEASE_DURATION: Duration = Duration::from_secs(12);
 /// How often the agents are asked for the rest of their trial.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How often that is told to somebody who does not look at a terminal.
-const TELL_EVERY: Duration = Duration::from_secs(5);
-/// How much of each log is shown when the story fails.
+/// How often that is printed where output is not a terminal.
+const PRINT_EVERY: Duration = Duration::from_secs(5);
+/// How much of each log is shown after a failure.
 const LOG_TAIL_LINES: usize = 15;
 
-/// Three nodes, a hub, and what the API says about them.
-pub struct Story {
-    teller: Teller,
+/// Three nodes, a hub, and what the API shows of them.
+pub struct Demo {
+    console: Console,
     stop: Receiver<StopSignal>,
     cluster: Cluster,
     names: Vec<(String, String)>,
-    told_facts: usize,
-    told_ends: Vec<u64>,
+    printed_facts: usize,
+    printed_ends: Vec<u64>,
     trials: Vec<Option<Duration>>,
     asked: Option<Instant>,
-    told_trials: Option<Instant>,
+    printed_trials: Option<Instant>,
     ready_since: Option<Instant>,
 }
 
-impl Story {
+impl Demo {
     /// Starts hub and agents.
-    pub fn open(mut teller: Teller, stop: Receiver<StopSignal>) -> Result<Story, KitError> {
-        teller.chapter("A hub and three nodes on this machine");
+    pub fn open(mut console: Console, stop: Receiver<StopSignal>) -> Result<Demo, RigError> {
+        console.chapter("A hub and three nodes on this machine");
         let mut cluster = Cluster::start("try")?;
-        teller.say(
+        console.say(
             Tone::Plain,
             &format!("kedge-hub listens on https://{}, with its own authority", cluster.hub().address()),
         );
         let program = programs::agent_with_faults()?;
         for name in NODES {
-            teller.say(Tone::Command, &format!("kedge-hub node-kubeconfig {name} > {name}/kubeconfig"));
+            console.say(Tone::Command, &format!("kedge-hub node-kubeconfig {name} > {name}/kubeconfig"));
             cluster.add(name, AgentOptions::new(&program))?;
         }
-        Ok(Story {
+        Ok(Demo {
             trials: vec![None; NODES.len()],
-            teller,
+            console,
             stop,
             cluster,
             names: Vec::new(),
-            told_facts: 0,
-            told_ends: vec![0; NODES.len()],
+            printed_facts: 0,
+            printed_ends: vec![0; NODES.len()],
             asked: None,
-            told_trials: None,
+            printed_trials: None,
             ready_since: None,
         })
     }
 
     /// Tells all chapters.
-    pub fn tell(&mut self) -> Result<(), KitError> {
+    pub fn run(&mut self) -> Result<(), RigError> {
         self.nodes_join()?;
         let good = self.a_good_config()?;
         self.a_config_that_does_not_parse(&good)?;
@@ -89,10 +89,10 @@ impl Story {
         self.the_heartbeats()
     }
 
-    fn nodes_join(&mut self) -> Result<(), KitError> {
+    fn nodes_join(&mut self) -> Result<(), RigError> {
         for name in NODES {
             let line = format!("kedge agent --kubeconfig {name}/kubeconfig --hostname-override {name} ...");
-            self.teller.say(Tone::Command, &line);
+            self.console.say(Tone::Command, &line);
             self.cluster.agent_mut(name).launch()?;
         }
         self.until("all nodes Ready, with a Lease, running their local config", PATIENCE, |world| {
@@ -107,9 +107,9 @@ impl Story {
         Ok(())
     }
 
-    fn a_good_config(&mut self) -> Result<String, KitError> {
-        self.teller.chapter("A good configuration for all three");
-        self.teller.say(Tone::Plain, "(below, UIDs are shown by the names of their ConfigMaps)");
+    fn a_good_config(&mut self) -> Result<String, RigError> {
+        self.console.chapter("A good configuration for all three");
+        self.console.say(Tone::Plain, "(below, UIDs are shown by the names of their ConfigMaps)");
         let uid = self.create_config("edge-good", &payload("nodeStatusReportFrequency: 1m\n"))?;
         for node in NODES {
             self.assign(node, "edge-good", &uid)?;
@@ -118,16 +118,16 @@ impl Story {
         Ok(uid)
     }
 
-    fn a_config_that_does_not_parse(&mut self, good: &str) -> Result<(), KitError> {
-        self.teller.chapter("One that does not parse, for edge-1");
+    fn a_config_that_does_not_parse(&mut self, good: &str) -> Result<(), RigError> {
+        self.console.chapter("One that does not parse, for edge-1");
         let uid = self.create_config("edge-typo", &payload("nodeStatusReportFrequency: [1m\n"))?;
         self.assign("edge-1", "edge-typo", &uid)?;
         self.rolled_back("edge-1", &uid, good, "parse", PATIENCE)?;
         self.others_run(good, &["edge-2", "edge-3"])
     }
 
-    fn a_config_that_does_not_validate(&mut self, good: &str) -> Result<(), KitError> {
-        self.teller.chapter("One that parses and makes no sense, for edge-2");
+    fn a_config_that_does_not_validate(&mut self, good: &str) -> Result<(), RigError> {
+        self.console.chapter("One that parses and makes no sense, for edge-2");
         let nonsense = payload("").replace("crashLoopThreshold: 2", "crashLoopThreshold: 200");
         let uid = self.create_config("edge-nonsense", &nonsense)?;
         self.assign("edge-2", "edge-nonsense", &uid)?;
@@ -135,8 +135,8 @@ impl Story {
         self.others_run(good, &["edge-3"])
     }
 
-    fn a_config_that_crashes(&mut self, good: &str) -> Result<(), KitError> {
-        self.teller.chapter("One under which the agent crashes, again and again, for edge-3");
+    fn a_config_that_crashes(&mut self, good: &str) -> Result<(), RigError> {
+        self.console.chapter("One under which the agent crashes, again and again, for edge-3");
         let uid =
             self.create_config("edge-crash", &payload("kedge:\n  faultInjection:\n    crashAfter: 1s\n"))?;
         let before = self.unclean_ends("edge-3");
@@ -144,7 +144,7 @@ impl Story {
         self.rolled_back("edge-3", &uid, good, "crash loop", PATIENCE * 2)?;
         let crashes = self.unclean_ends("edge-3") - before;
         let expected = CRASH_LOOP_THRESHOLD + 1;
-        self.teller.say(
+        self.console.say(
             Tone::Plain,
             &format!(
                 "edge-3: the process crashed {crashes} times; crashLoopThreshold is {CRASH_LOOP_THRESHOLD}"
@@ -152,23 +152,23 @@ impl Story {
         );
         match crashes == expected {
             true => Ok(()),
-            false => Err(KitError::TimedOut {
+            false => Err(RigError::TimedOut {
                 awaited: format!("exactly {expected} crashes of edge-3"),
                 found: format!("{crashes}"),
             }),
         }
     }
 
-    fn the_repair(&mut self) -> Result<(), KitError> {
-        self.teller.chapter("The repair: a corrected configuration for edge-1");
+    fn the_repair(&mut self) -> Result<(), RigError> {
+        self.console.chapter("The repair: a corrected configuration for edge-1");
         let uid = self.create_config("edge-fixed", &payload("nodeStatusReportFrequency: 2m\n"))?;
         self.assign("edge-1", "edge-fixed", &uid)?;
         self.adopted_and_promoted(&["edge-1"], &uid)
     }
 
     /// No Lease was late, and no node was ever anything but Ready.
-    fn the_heartbeats(&mut self) -> Result<(), KitError> {
-        self.teller.chapter("The heartbeats, all the while");
+    fn the_heartbeats(&mut self) -> Result<(), RigError> {
+        self.console.chapter("The heartbeats, all the while");
         let since = self.ready_since.unwrap_or_else(Instant::now);
         let mut late = Vec::new();
         for node in NODES {
@@ -182,21 +182,21 @@ impl Story {
             let line =
                 format!("{node}: {count} renewals seen, longest silence {:.1} s", silence.as_secs_f64());
             let is_late = silence > LEASE_DURATION || lapse.is_some();
-            self.teller.say(if is_late { Tone::Bad } else { Tone::Good }, &line);
+            self.console.say(if is_late { Tone::Bad } else { Tone::Good }, &line);
             if is_late {
                 late.push(format!("{line}{}", lapse.map(|what| format!(", {what}")).unwrap_or_default()));
             }
         }
         match late.is_empty() {
             true => Ok(()),
-            false => Err(KitError::TimedOut {
+            false => Err(RigError::TimedOut {
                 awaited: format!("Ready nodes and no silence above {} s", LEASE_DURATION.as_secs()),
                 found: late.join("; "),
             }),
         }
     }
 
-    fn adopted_and_promoted(&mut self, nodes: &[&str], uid: &str) -> Result<(), KitError> {
+    fn adopted_and_promoted(&mut self, nodes: &[&str], uid: &str) -> Result<(), RigError> {
         let was_in_trial = |world: &World, node: &str| {
             world.facts().0.iter().any(|fact| {
                 matches!(&fact.kind, FactKind::Config(config) if fact.node == node
@@ -229,7 +229,7 @@ impl Story {
         good: &str,
         why: &str,
         limit: Duration,
-    ) -> Result<(), KitError> {
+    ) -> Result<(), RigError> {
         self.until(&format!("{node} to roll back ({why})"), limit, |world| {
             let config = world.config(node);
             let Some((status, message, reason)) = world.condition(node, "ConfigOK") else {
@@ -246,7 +246,7 @@ impl Story {
         })
     }
 
-    fn others_run(&mut self, uid: &str, nodes: &[&str]) -> Result<(), KitError> {
+    fn others_run(&mut self, uid: &str, nodes: &[&str]) -> Result<(), RigError> {
         self.until("the other nodes to be untouched", PATIENCE, |world| {
             nodes.iter().all(|node| {
                 status_is(world, node, "ConfigOK", "True")
@@ -262,9 +262,9 @@ impl Story {
     }
 
     /// Creates a ConfigMap as a user would, and returns its UID.
-    fn create_config(&mut self, name: &str, payload: &str) -> Result<String, KitError> {
+    fn create_config(&mut self, name: &str, payload: &str) -> Result<String, RigError> {
         for line in payload.lines().skip(2) {
-            self.teller.say(Tone::Plain, &format!("  | {line}"));
+            self.console.say(Tone::Plain, &format!("  | {line}"));
         }
         let path = self.cluster.payload_file(name, payload)?;
         self.kubectl(&create_arguments(name, &path))?;
@@ -273,26 +273,36 @@ impl Story {
         Ok(uid)
     }
 
-    fn assign(&mut self, node: &str, name: &str, uid: &str) -> Result<(), KitError> {
+    fn assign(&mut self, node: &str, name: &str, uid: &str) -> Result<(), RigError> {
         let source = Source::Pinned { name: name.to_owned(), uid: uid.to_owned() };
         self.kubectl(&source.assign_arguments(node))
     }
 
-    fn kubectl(&mut self, arguments: &[String]) -> Result<(), KitError> {
+    fn kubectl(&mut self, arguments: &[String]) -> Result<(), RigError> {
         let arguments = borrowed(arguments);
-        self.teller.say(Tone::Command, &shown(&arguments));
+        self.console.say(Tone::Command, &shown(&arguments));
         self.cluster.kubectl().run(&arguments).map(|_| ())
     }
 
-    /// Waits, and tells meanwhile what the API says.
+    /// Waits, and prints meanwhile what the API shows.
     fn until(
         &mut self,
         awaited: &str,
         limit: Duration,
         is_so: impl Fn(&World) -> bool,
-    ) -> Result<(), KitError> {
-        let Story { teller, stop, cluster, names, told_facts, told_ends, trials, asked, told_trials, .. } =
-            self;
+    ) -> Result<(), RigError> {
+        let Demo {
+            console,
+            stop,
+            cluster,
+            names,
+            printed_facts,
+            printed_ends,
+            trials,
+            asked,
+            printed_trials,
+            ..
+        } = self;
         let start = Instant::now();
         loop {
             if asked.is_none_or(|at| at.elapsed() >= ASK_EVERY) {
@@ -301,38 +311,38 @@ impl Story {
                 *asked = Some(Instant::now());
             }
             let left = limit.saturating_sub(start.elapsed());
-            let glance = |world: &World| {
+            let on_look = |world: &World| {
                 if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
-                    return Err(KitError::Interrupted);
+                    return Err(RigError::Interrupted);
                 }
-                tell_ends(teller, cluster.agents(), told_ends);
-                tell_facts(teller, world, names, told_facts);
-                tell_live(teller, world, cluster.agents(), trials, told_trials);
+                print_ends(console, cluster.agents(), printed_ends);
+                print_facts(console, world, names, printed_facts);
+                print_live(console, world, cluster.agents(), trials, printed_trials);
                 Ok(())
             };
-            match cluster.view().wait(awaited, left.min(ASK_EVERY), glance, &is_so) {
-                Err(KitError::TimedOut { found, .. }) if left <= ASK_EVERY => {
-                    return Err(KitError::TimedOut {
+            match cluster.view().wait(awaited, left.min(ASK_EVERY), on_look, &is_so) {
+                Err(RigError::TimedOut { found, .. }) if left <= ASK_EVERY => {
+                    return Err(RigError::TimedOut {
                         awaited: format!("{awaited} ({} s)", limit.as_secs()),
                         found,
                     });
                 }
-                Err(KitError::TimedOut { .. }) => {}
+                Err(RigError::TimedOut { .. }) => {}
                 other => return other,
             }
         }
     }
 
     /// Leaves everything running and goes on telling until a signal comes.
-    pub fn play_on(&mut self) -> Result<(), KitError> {
-        self.teller.chapter("Now you");
+    pub fn keep_running(&mut self) -> Result<(), RigError> {
+        self.console.chapter("Now you");
         for line in self.invitation() {
-            self.teller.say(Tone::Plain, &line);
+            self.console.say(Tone::Plain, &line);
         }
         loop {
             match self.until("a signal", Duration::from_secs(3600), |_| false) {
-                Err(KitError::Interrupted) => return Ok(()),
-                Err(KitError::TimedOut { .. }) => {}
+                Err(RigError::Interrupted) => return Ok(()),
+                Err(RigError::TimedOut { .. }) => {}
                 other => return other,
             }
         }
@@ -359,15 +369,15 @@ impl Story {
     }
 
     /// Stops all processes in order.
-    pub fn close(mut self) -> Result<(), KitError> {
-        self.teller.say(Tone::Plain, "stopping the nodes and the hub");
+    pub fn close(mut self) -> Result<(), RigError> {
+        self.console.say(Tone::Plain, "stopping the nodes and the hub");
         self.cluster.close()
     }
 
-    /// What to look at when the story failed: the ends of the logs. Keeps the files.
-    pub fn tell_failure(&mut self, error: &KitError) {
-        self.teller.chapter("The story did not go as it should");
-        self.teller.say(Tone::Bad, &error.to_string());
+    /// Prints the ends of the logs, and keeps the files.
+    pub fn print_failure(&mut self, error: &RigError) {
+        self.console.chapter("The demonstration failed");
+        self.console.say(Tone::Bad, &error.to_string());
         let logs: Vec<(String, PathBuf)> = self
             .cluster
             .agents()
@@ -376,11 +386,11 @@ impl Story {
             .chain([("hub".to_owned(), self.cluster.hub().log().to_owned())])
             .collect();
         for (name, path) in logs {
-            self.teller.say(Tone::Plain, &format!("the end of {name}'s log, {}:", path.display()));
+            self.console.say(Tone::Plain, &format!("the end of {name}'s log, {}:", path.display()));
             let text = String::from_utf8_lossy(&std::fs::read(&path).unwrap_or_default()).into_owned();
             let lines: Vec<&str> = text.lines().collect();
             for line in &lines[lines.len().saturating_sub(LOG_TAIL_LINES)..] {
-                self.teller.say(Tone::Plain, &format!("  {line}"));
+                self.console.say(Tone::Plain, &format!("  {line}"));
             }
         }
         self.cluster.scratch().keep();
@@ -412,7 +422,7 @@ fn ready_lapse(world: &World, node: &str, since: Instant) -> Option<String> {
     })
 }
 
-/// From the node itself: the API does not tell how long a trial still lasts.
+/// From the node itself: the API does not show how long a trial still lasts.
 fn trial_left(agent: &Agent) -> Option<Duration> {
     let status = agent.is_started().then(|| agent.kedge_json(&["status"]).ok())??;
     let config = status.get("config")?;
@@ -423,31 +433,31 @@ fn trial_left(agent: &Agent) -> Option<Duration> {
 }
 
 /// Not through the API: only so that one sees what the API's words are about.
-fn tell_ends(teller: &mut Teller, agents: &[Agent], told: &mut [u64]) {
-    for (agent, told) in agents.iter().zip(told).filter(|(agent, _)| agent.is_started()) {
-        let before = *told;
+fn print_ends(console: &mut Console, agents: &[Agent], printed: &mut [u64]) {
+    for (agent, printed) in agents.iter().zip(printed).filter(|(agent, _)| agent.is_started()) {
+        let before = *printed;
         for ended in agent.babysitter().state().ends.iter().filter(|ended| ended.run > before) {
             let is_clean = ended.result == ServiceResult::Success;
             let tone = if is_clean { Tone::Plain } else { Tone::Bad };
             let what = if is_clean { "restarts itself" } else { "crashed" };
-            teller.say(tone, &format!("{}  the agent {what}: {ended}", agent.name()));
-            *told = ended.run;
+            console.say(tone, &format!("{}  the agent {what}: {ended}", agent.name()));
+            *printed = ended.run;
         }
     }
 }
 
-fn tell_facts(teller: &mut Teller, world: &World, names: &[(String, String)], told: &mut usize) {
+fn print_facts(console: &mut Console, world: &World, names: &[(String, String)], printed: &mut usize) {
     let (facts, dropped) = world.facts();
-    for fact in &facts[told.saturating_sub(dropped).min(facts.len())..] {
-        if let Some((tone, line)) = tell_fact(fact) {
+    for fact in &facts[printed.saturating_sub(dropped).min(facts.len())..] {
+        if let Some((tone, line)) = fact_line(fact) {
             let named = names.iter().fold(line, |line, (uid, name)| line.replace(uid, name));
-            teller.say(tone, &named);
+            console.say(tone, &named);
         }
     }
-    *told = dropped + facts.len();
+    *printed = dropped + facts.len();
 }
 
-fn tell_fact(fact: &Fact) -> Option<(Tone, String)> {
+fn fact_line(fact: &Fact) -> Option<(Tone, String)> {
     let node = &fact.node;
     match &fact.kind {
         FactKind::Condition { name, status, message, reason } if name == "ConfigOK" => {
@@ -461,7 +471,7 @@ fn tell_fact(fact: &Fact) -> Option<(Tone, String)> {
             Some((Tone::Plain, format!("{node}  event {reason}: {message}")))
         }
         FactKind::Event { .. } => None,
-        FactKind::Config(config) => Some((Tone::Plain, format!("{node}  {}", tell_config(config)))),
+        FactKind::Config(config) => Some((Tone::Plain, format!("{node}  {}", config_line(config)))),
     }
 }
 
@@ -473,7 +483,7 @@ fn tone(status: &str) -> Tone {
     }
 }
 
-fn tell_config(config: &ConfigStatus) -> String {
+fn config_line(config: &ConfigStatus) -> String {
     let name = |uid: &Option<String>| uid.clone().unwrap_or_else(|| "local".to_owned());
     format!(
         "assigned {}, active {}, last-known-good {}",
@@ -483,12 +493,12 @@ fn tell_config(config: &ConfigStatus) -> String {
     )
 }
 
-fn tell_live(
-    teller: &mut Teller,
+fn print_live(
+    console: &mut Console,
     world: &World,
     agents: &[Agent],
     trials: &[Option<Duration>],
-    told: &mut Option<Instant>,
+    printed: &mut Option<Instant>,
 ) {
     let parts: Vec<String> = agents
         .iter()
@@ -499,10 +509,10 @@ fn tell_live(
         })
         .collect();
     let line = parts.join(" | ");
-    if teller.is_terminal() {
-        teller.live(&format!("  {line}"));
-    } else if trials.iter().any(Option::is_some) && told.is_none_or(|at| at.elapsed() >= TELL_EVERY) {
-        teller.say(Tone::Plain, &line);
-        *told = Some(Instant::now());
+    if console.is_terminal() {
+        console.live(&format!("  {line}"));
+    } else if trials.iter().any(Option::is_some) && printed.is_none_or(|at| at.elapsed() >= PRINT_EVERY) {
+        console.say(Tone::Plain, &line);
+        *printed = Some(Instant::now());
     }
 }

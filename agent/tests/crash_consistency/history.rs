@@ -1,8 +1,8 @@
-//! What a node may say at each moment of its life, and what of that a power cut must leave.
+//! What a node may report at each step of a run, and what of that a power cut must leave.
 //!
-//! A life is a row of pictures: what `/status` and the Node object say, one after the other. Each step of the life adds the
-//! pictures it leads to *before* it begins, with the position of the log at that time; each picture that somebody saw is
-//! acknowledged with the position *after* it was seen. So a cut between two positions may leave every picture from the last
+//! A run is a sequence of reports, as `/status` and the Node object show them. Each step of the run adds the
+//! reports it leads to *before* it begins, with the position of the log at that time; each report that was seen is
+//! acknowledged with the position *after* it was seen. So a cut between two positions may leave every report from the last
 //! one acknowledged to the last one begun, and no other.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +13,9 @@ use serde_json::Value;
 /// One content of a ConfigMap: its UID and resourceVersion.
 pub(crate) type Config = (String, String);
 
-/// What a node says about its configuration.
+/// What a node reports about its configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Picture {
+pub(crate) struct NodeReport {
     pub(crate) assigned: Option<Config>,
     pub(crate) active: Option<Config>,
     pub(crate) last_known_good: Option<Config>,
@@ -33,7 +33,7 @@ fn owned(condition: [&str; 3]) -> [String; 3] {
     condition.map(str::to_owned)
 }
 
-impl Picture {
+impl NodeReport {
     /// Nothing is assigned.
     pub(crate) fn local() -> Self {
         Self {
@@ -110,7 +110,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-impl fmt::Display for Picture {
+impl fmt::Display for NodeReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |config: &Option<Config>| match config {
             Some((uid, version)) => format!("{uid}@{version}"),
@@ -128,16 +128,16 @@ impl fmt::Display for Picture {
     }
 }
 
-/// A picture of the row.
-struct Moment {
-    said: Picture,
-    /// What a start at this point says where that is something else.
-    restarted: Option<Picture>,
+/// A report that is expected.
+struct Expected {
+    said: NodeReport,
+    /// What a start at this point reports, if it differs.
+    restarted: Option<NodeReport>,
     step: usize,
 }
 
-impl Moment {
-    fn after_a_start(&self) -> &Picture {
+impl Expected {
+    fn after_a_start(&self) -> &NodeReport {
         self.restarted.as_ref().unwrap_or(&self.said)
     }
 }
@@ -145,114 +145,120 @@ impl Moment {
 struct Step {
     name: &'static str,
     begins: u64,
-    /// The pictures up to here may be seen from then on.
-    pictures: usize,
+    /// The reports up to here may be seen from then on.
+    reports: usize,
 }
 
-/// Somebody saw a picture.
+/// Somebody saw a report.
 struct Acknowledged {
     at: u64,
-    picture: usize,
+    report: usize,
     /// Counted startups of what ran.
     startups: u64,
 }
 
-/// Who says it: each says things in their order, one later than the other.
+/// Who sees reports: each sees them in order, one later than the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Witness {
+pub(crate) enum Observer {
     /// `/status` on the node.
     Status,
     /// The Node object at the API server.
     Api,
 }
 
-/// A node's life as it should be, and what was seen of it.
+/// The reports that a run should bring, and those that were seen.
 #[derive(Default)]
 pub(crate) struct History {
-    moments: Vec<Moment>,
+    expected: Vec<Expected>,
     steps: Vec<Step>,
     acknowledged: Vec<Acknowledged>,
     seen: [usize; 2],
-    /// Things said that belong to no step begun by then.
-    pub(crate) surprises: Vec<String>,
+    /// Reports that belong to no step begun by then.
+    pub(crate) unexpected: Vec<String>,
     /// Payloads by UID and resourceVersion.
     pub(crate) payloads: BTreeMap<Config, String>,
 }
 
 impl History {
-    /// A step that leads over these pictures begins now.
+    /// A step that leads over these reports begins now.
     pub(crate) fn begin(
         &mut self,
         name: &'static str,
         at: u64,
-        pictures: impl IntoIterator<Item = (Picture, Option<Picture>)>,
+        reports: impl IntoIterator<Item = (NodeReport, Option<NodeReport>)>,
     ) {
         let step = self.steps.len();
-        let moments = pictures.into_iter().map(|(said, restarted)| Moment { said, restarted, step });
-        self.moments.extend(moments);
-        self.steps.push(Step { name, begins: at, pictures: self.moments.len() });
+        let expected = reports.into_iter().map(|(said, restarted)| Expected { said, restarted, step });
+        self.expected.extend(expected);
+        self.steps.push(Step { name, begins: at, reports: self.expected.len() });
     }
 
-    /// This was said by now.
-    pub(crate) fn said(&mut self, witness: Witness, at: u64, picture: &Picture, startups: u64) {
-        let seen = self.seen[witness as usize];
-        let same = |moment: &Moment| match witness {
-            Witness::Status => moment.said == *picture,
-            Witness::Api => moment.said.says_the_same(picture),
+    /// This was seen by now.
+    pub(crate) fn observed(&mut self, observer: Observer, at: u64, report: &NodeReport, startups: u64) {
+        let seen = self.seen[observer as usize];
+        let same = |expected_report: &Expected| match observer {
+            Observer::Status => expected_report.said == *report,
+            Observer::Api => expected_report.said.says_the_same(report),
         };
-        let Some(later) = self.moments[seen..].iter().position(same) else {
-            // the API server may show for a moment longer what was said before the last start
-            if witness == Witness::Api && self.moments[..seen].iter().any(same) {
+        let Some(later) = self.expected[seen..].iter().position(same) else {
+            // the API server may show for a moment longer what was reported before the last start
+            if observer == Observer::Api && self.expected[..seen].iter().any(same) {
                 return;
             }
-            let step = self.steps.last().map_or("nothing", |step| step.name);
-            let surprise = format!("during \"{step}\", {witness:?}: {picture}");
-            if self.surprises.last() != Some(&surprise) {
-                self.surprises.push(surprise);
+            let step = self.steps.last().map_or("no step", |step| step.name);
+            let text = format!("during \"{step}\", {observer:?}: {report}");
+            if self.unexpected.last() != Some(&text) {
+                self.unexpected.push(text);
             }
             return;
         };
-        let picture_number = seen + later;
-        self.seen[witness as usize] = picture_number;
-        let known = self
-            .acknowledged
-            .iter()
-            .any(|known| known.picture == picture_number && known.startups >= startups);
+        let number = seen + later;
+        self.seen[observer as usize] = number;
+        let known =
+            self.acknowledged.iter().any(|known| known.report == number && known.startups >= startups);
         if !known {
-            self.acknowledged.push(Acknowledged { at, picture: picture_number, startups });
+            self.acknowledged.push(Acknowledged { at, report: number, startups });
         }
     }
 
-    /// The last picture is reached, as is known otherwise: it looks like an earlier one.
-    pub(crate) fn went_on(&mut self) {
-        self.seen = [self.moments.len() - 1; 2];
+    /// The last report is reached, as is known otherwise: it looks like an earlier one.
+    pub(crate) fn skip_to_last(&mut self) {
+        self.seen = [self.expected.len() - 1; 2];
     }
 
-    /// Whether both witnesses have said the last picture.
+    /// Whether both observers have seen the last report.
     pub(crate) fn is_up_to_date(&self) -> bool {
-        self.seen.iter().all(|seen| seen + 1 == self.moments.len())
+        self.seen.iter().all(|seen| seen + 1 == self.expected.len())
     }
 
-    /// What a cut at this position may leave: the numbers of the first and the last picture.
+    /// What a cut at this position may leave: the numbers of the first and the last report.
     fn bounds(&self, at: u64) -> (usize, usize) {
-        let acknowledged = self.acknowledged.iter().filter(|seen| seen.at <= at).map(|seen| seen.picture);
-        let begun = self.steps.iter().filter(|step| step.begins <= at).map(|step| step.pictures);
+        let acknowledged = self.acknowledged.iter().filter(|seen| seen.at <= at).map(|seen| seen.report);
+        let begun = self.steps.iter().filter(|step| step.begins <= at).map(|step| step.reports);
         (acknowledged.max().unwrap_or(0), begun.max().unwrap_or(1).max(1) - 1)
     }
 
-    /// Judges what an agent says after a cut at this position. The error says what is wrong.
-    pub(crate) fn judge(&self, at: u64, found: &Picture, startups: u64) -> Result<(), String> {
+    /// Judges what an agent reports after a cut at this position.
+    pub(crate) fn judge(&self, at: u64, found: &NodeReport, startups: u64) -> Result<(), String> {
         let (first, last) = self.bounds(at);
-        let allowed = &self.moments[first..=last.max(first)];
-        let Some(number) = allowed.iter().position(|moment| moment.after_a_start() == found) else {
+        let allowed = &self.expected[first..=last.max(first)];
+        let Some(number) =
+            allowed.iter().position(|expected_report| expected_report.after_a_start() == found)
+        else {
             let allowed: Vec<String> = allowed
                 .iter()
-                .map(|moment| format!("  [{}] {}", self.steps[moment.step].name, moment.after_a_start()))
+                .map(|expected_report| {
+                    format!(
+                        "  [{}] {}",
+                        self.steps[expected_report.step].name,
+                        expected_report.after_a_start()
+                    )
+                })
                 .collect();
-            return Err(format!("it says\n  {found}\nand may say\n{}", allowed.join("\n")));
+            return Err(format!("it reports\n  {found}\nallowed are\n{}", allowed.join("\n")));
         };
         let number = first + number;
-        let counted = self.acknowledged.iter().filter(|seen| seen.at <= at && seen.picture == number);
+        let counted = self.acknowledged.iter().filter(|seen| seen.at <= at && seen.report == number);
         let counted = counted.map(|seen| seen.startups).max().unwrap_or(0);
         if startups < counted {
             return Err(format!("it counts {startups} startups, and {counted} were acknowledged: {found}"));

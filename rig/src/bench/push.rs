@@ -1,16 +1,16 @@
-//! The life of a pushed configuration: how soon it is active, and what it costs the disk until it is promoted.
+//! A pushed configuration: how soon it is active, and what it costs the disk until it is promoted.
 //!
-//! Always holds: the push is a patch of the ConfigMap over the API, and *active* is what the Node's status says there. The writes
+//! Always holds: the push is a patch of the ConfigMap over the API, and *active* is what the Node's status shows there. The writes
 //! that are allowed are those of ARCHITECTURE.md, "Durable writes", written out below; one more is a goal missed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::programs;
 use serde_json::{Value, json};
 
-use crate::stage::{PATIENCE, PLAIN, Stage, Watched, io, is_named};
+use crate::setup::{LIMIT, PLAIN, Setup, Watched, io, is_named};
 use crate::trace;
 use kedge_rig::client::Connection;
 use kedge_rig::table::{Figure, Goal, quantile};
@@ -35,12 +35,12 @@ fn payload(verbosity: usize, trial_secs: u64) -> Value {
     json!({"kubelet": text})
 }
 
-fn create(hub: &mut Connection, name: &str, data: &Value) -> Result<Value, KitError> {
+fn create(hub: &mut Connection, name: &str, data: &Value) -> Result<Value, RigError> {
     let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data});
     hub.accepted("POST", CONFIG_MAPS, JSON, &object).map_err(io("create a ConfigMap"))
 }
 
-fn follow(hub: &mut Connection, node: &str, name: &str) -> Result<(), KitError> {
+fn follow(hub: &mut Connection, node: &str, name: &str) -> Result<(), RigError> {
     let source = json!({"namespace": "default", "name": name, "kubeletConfigKey": "kubelet"});
     let patch = json!({"spec": {"configSource": {"configMap": source}}});
     hub.accepted("PATCH", &format!("/api/v1/nodes/{node}"), MERGE, &patch)
@@ -52,26 +52,26 @@ fn version(object: &Value) -> String {
     object["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned()
 }
 
-fn wait_active(nodes: &Watched, node: &str, version: &str) -> Result<Instant, KitError> {
+fn wait_active(nodes: &Watched, node: &str, version: &str) -> Result<Instant, RigError> {
     let is_active = |object: &Value| {
         is_named(object, node)
             && object["status"]["config"]["active"]["configMap"]["resourceVersion"] == version
     };
-    nodes.wait(&format!("version {version} to be active on {node}"), PATIENCE, is_active).map(|(at, _)| at)
+    nodes.wait(&format!("version {version} to be active on {node}"), LIMIT, is_active).map(|(at, _)| at)
 }
 
 /// The unit that devices run.
 const UNIT: &str = include_str!("../../../agent/systemd/kedge.service");
 
 /// How long systemd waits before it starts an agent again that has exited to adopt: `RestartSec=` of [`UNIT`].
-fn restart_pause() -> Result<Duration, KitError> {
+fn restart_pause() -> Result<Duration, RigError> {
     let text = UNIT.lines().find_map(|line| line.strip_prefix("RestartSec=")).unwrap_or_default();
     let (number, unit_ms) = match text.strip_suffix("ms") {
         Some(number) => (number, 1),
         None => (text, 1000),
     };
     number.parse::<u64>().map(|number| Duration::from_millis(number * unit_ms)).map_err(|_| {
-        KitError::Garbled {
+        RigError::BadAnswer {
             command: "read agent/systemd/kedge.service".into(),
             problem: format!("RestartSec is {text:?}, expected seconds or milliseconds"),
         }
@@ -79,16 +79,16 @@ fn restart_pause() -> Result<Duration, KitError> {
 }
 
 /// ConfigMap patch to active.
-pub(crate) fn push() -> Result<Vec<Figure>, KitError> {
-    let stage = Stage::open("bench-push")?;
+pub(crate) fn push() -> Result<Vec<Figure>, RigError> {
+    let setup = Setup::open("bench-push")?;
     let node = "pushed";
-    let nodes = stage.watch("/api/v1/nodes")?;
-    let mut hub = stage.connect()?;
+    let nodes = setup.watch("/api/v1/nodes")?;
+    let mut hub = setup.connect()?;
     let pause = restart_pause()?;
-    let mut agent = stage.agent(node, &programs::built("kedge")?, PLAIN)?;
+    let mut agent = setup.agent(node, &programs::built("kedge")?, PLAIN)?;
     agent.restart_after(pause);
     agent.start()?;
-    nodes.wait("the node to register", PATIENCE, |object| is_named(object, node))?;
+    nodes.wait("the node to register", LIMIT, |object| is_named(object, node))?;
     let made = create(&mut hub, "edge", &payload(0, 600))?;
     follow(&mut hub, node, "edge")?;
     wait_active(&nodes, node, &version(&made))?;
@@ -102,7 +102,7 @@ pub(crate) fn push() -> Result<Vec<Figure>, KitError> {
         let patched = hub
             .accepted("PATCH", &format!("{CONFIG_MAPS}/edge"), MERGE, &patch)
             .map_err(io("patch the ConfigMap"))?;
-        while agent.babysitter().state().ends.len() == ended && begun.elapsed() < PATIENCE {
+        while agent.babysitter().state().ends.len() == ended && begun.elapsed() < LIMIT {
             std::thread::sleep(Duration::from_millis(1));
         }
         exits.push(begun.elapsed().as_secs_f64() * 1e3);
@@ -128,18 +128,18 @@ pub(crate) fn push() -> Result<Vec<Figure>, KitError> {
 }
 
 /// Durable writes from adoption to promotion.
-pub(crate) fn writes() -> Result<Vec<Figure>, KitError> {
-    let stage = Stage::open("bench-life")?;
+pub(crate) fn writes() -> Result<Vec<Figure>, RigError> {
+    let setup = Setup::open("bench-writes")?;
     let node = "traced";
-    let nodes = stage.watch("/api/v1/nodes")?;
-    let mut hub = stage.connect()?;
-    let prefix = stage.scratch.path().join("life.strace");
+    let nodes = setup.watch("/api/v1/nodes")?;
+    let mut hub = setup.connect()?;
+    let prefix = setup.scratch.path().join("writes.strace");
     // -D: the agent stays the process that was started; one file per thread, so no call is split over two lines
     let strace = format!("strace -D -f -ff -ttt -y -e {} -o {}", trace::CALLS, prefix.display());
-    let program = stage.wrapper("kedge-strace", &strace)?;
-    let mut agent = stage.agent(node, &program, PLAIN)?;
+    let program = setup.wrapper("kedge-strace", &strace)?;
+    let mut agent = setup.agent(node, &program, PLAIN)?;
     agent.start()?;
-    nodes.wait("the node to register", PATIENCE, |object| is_named(object, node))?;
+    nodes.wait("the node to register", LIMIT, |object| is_named(object, node))?;
     // what a first start writes is over once the node is silent
     std::thread::sleep(Duration::from_secs(3));
     let before = trace::collect(&prefix)?.lines().count();
@@ -151,7 +151,7 @@ pub(crate) fn writes() -> Result<Vec<Figure>, KitError> {
         is_named(object, node)
             && object["status"]["config"]["lastKnownGood"]["configMap"]["resourceVersion"] == made
     };
-    nodes.wait("the promotion", PATIENCE, is_promoted)?;
+    nodes.wait("the promotion", LIMIT, is_promoted)?;
     std::thread::sleep(Duration::from_secs(2));
     let all = trace::collect(&prefix)?;
     agent.stop()?;

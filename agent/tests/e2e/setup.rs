@@ -1,4 +1,4 @@
-//! One hub and one node, and the few phrases in which the tests speak about them.
+//! One hub and one node, and the waits and checks that the tests share.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 /// The counts of this version of the agent.
 pub(crate) const STARTUPS: &str = concat!(env!("CARGO_PKG_VERSION"), "/startups.json");
 
-/// A hub, the node, and what the API says.
-pub(crate) struct Stage {
+/// A hub, the node, and what the API shows.
+pub(crate) struct Setup {
     /// All of it.
     pub(crate) cluster: Cluster,
 }
@@ -46,22 +46,22 @@ pub(crate) fn payload(trial_secs: u64, threshold: u32, fields: &str) -> String {
     format!("{HEADER}configTrialDuration: {trial_secs}s\ncrashLoopThreshold: {threshold}\n{fields}")
 }
 
-impl Stage {
+impl Setup {
     /// A hub and a node that runs and is Ready.
-    pub(crate) fn new(purpose: &str, options: AgentOptions) -> Stage {
+    pub(crate) fn new(purpose: &str, options: AgentOptions) -> Setup {
         let mut cluster = Cluster::start(purpose).unwrap();
         cluster.add(NODE, options).unwrap().start().unwrap();
-        let stage = Stage { cluster };
-        stage.shows("a Ready node with a Lease", |world| {
+        let setup = Setup { cluster };
+        setup.shows("a Ready node with a Lease", |world| {
             world.condition(NODE, "Ready").is_some_and(|(status, ..)| status == "True")
                 && world.renewal_count(NODE) > 0
         });
-        stage
+        setup
     }
 
     /// A hub without nodes.
-    pub(crate) fn with_hub(purpose: &str) -> Stage {
-        Stage { cluster: Cluster::start(purpose).unwrap() }
+    pub(crate) fn with_hub(purpose: &str) -> Setup {
+        Setup { cluster: Cluster::start(purpose).unwrap() }
     }
 
     pub(crate) fn agent(&self) -> &Agent {
@@ -82,7 +82,7 @@ impl Stage {
     }
 
     /// Waits for exactly these words of the condition: from the process that runs now, and then through the API, which may
-    /// still show what an earlier process said.
+    /// still show what an earlier process reported.
     #[track_caller]
     pub(crate) fn config_ok(&self, status: &str, message: &str, reason: &str) {
         let expected = (status, message, reason);
@@ -92,7 +92,7 @@ impl Stage {
                 .map(|word| own["condition"][word].as_str().unwrap_or_default());
             (words == [status, message, reason]).then_some(())
         });
-        assert!(own.is_some(), "the agent never said {expected:?}:\n{}", self.agent().log_text());
+        assert!(own.is_some(), "the agent never reported {expected:?}:\n{}", self.agent().log_text());
         self.shows(&format!("ConfigOK {expected:?}"), |world| {
             world.condition(NODE, "ConfigOK") == Some(expected)
         });

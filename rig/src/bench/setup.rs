@@ -1,6 +1,6 @@
-//! What every section stands on: a hub, agents with the defaults of a device, and a watch that tells when something was seen.
+//! What every section stands on: a hub, agents with the defaults of a device, and a watch that records when something was seen.
 //!
-//! Always holds: agents run under the babysitter with the limits of `kedge.service`; nothing of the story's drop-in (short
+//! Always holds: agents run under the babysitter with the limits of `kedge.service`; nothing of the rig's drop-in (short
 //! Leases) is left in them; times are taken where the API server's answer arrives here.
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +10,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use kedge_rig::agent::{Agent, AgentOptions};
-use kedge_rig::error::KitError;
+use kedge_rig::error::RigError;
 use kedge_rig::hub::Hub;
 use kedge_rig::programs;
 use kedge_rig::scratch::Scratch;
@@ -19,51 +19,51 @@ use serde_json::Value;
 use kedge_rig::client::{Connection, Identity};
 
 /// Longest wait for anything that is awaited.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// The collection of heartbeats.
 pub(crate) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// The node's own word in a section that changes nothing else: several agents share this machine, so no health port.
+/// The node's own drop-in in a section that changes nothing else: several agents share this machine, so no health port.
 pub(crate) const PLAIN: &str =
     "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nhealthzPort: 0\n";
 
 /// A hub in a directory of its own.
-pub(crate) struct Stage {
+pub(crate) struct Setup {
     pub(crate) hub: Hub,
     pub(crate) admin: Identity,
     pub(crate) scratch: Scratch,
 }
 
 /// For `map_err` on what this program does itself.
-pub(crate) fn io(tried: &str) -> impl FnOnce(std::io::Error) -> KitError {
+pub(crate) fn io(tried: &str) -> impl FnOnce(std::io::Error) -> RigError {
     let tried = tried.to_owned();
-    move |source| KitError::Io { tried, source }
+    move |source| RigError::Io { tried, source }
 }
 
-impl Stage {
+impl Setup {
     /// Starts the hub.
-    pub(crate) fn open(purpose: &str) -> Result<Stage, KitError> {
-        Stage::open_with(purpose, &[])
+    pub(crate) fn open(purpose: &str) -> Result<Setup, RigError> {
+        Setup::open_with(purpose, &[])
     }
 
     /// The same with more on its command line.
-    pub(crate) fn open_with(purpose: &str, flags: &[&str]) -> Result<Stage, KitError> {
+    pub(crate) fn open_with(purpose: &str, flags: &[&str]) -> Result<Setup, RigError> {
         let scratch = Scratch::new(purpose).map_err(io("make a temporary directory"))?;
         let hub = Hub::start(&scratch.path().join("hub"), flags)?;
         let path = hub.kubectl().kubeconfig().to_owned();
-        let kubeconfig = std::fs::read_to_string(&path).map_err(KitError::io("read", &path))?;
+        let kubeconfig = std::fs::read_to_string(&path).map_err(RigError::io("read", &path))?;
         let admin = Identity::read(&kubeconfig).map_err(io("read the administrator's kubeconfig"))?;
-        Ok(Stage { hub, admin, scratch })
+        Ok(Setup { hub, admin, scratch })
     }
 
     /// A connection as the administrator.
-    pub(crate) fn connect(&self) -> Result<Connection, KitError> {
+    pub(crate) fn connect(&self) -> Result<Connection, RigError> {
         self.admin.connect().map_err(io("connect to the hub"))
     }
 
     /// Watches a collection as the administrator.
-    pub(crate) fn watch(&self, path: &str) -> Result<Watched, KitError> {
+    pub(crate) fn watch(&self, path: &str) -> Result<Watched, RigError> {
         Ok(Watched {
             receiver: self.admin.watch(path).map_err(io(&format!("watch {path}")))?,
             path: path.to_owned(),
@@ -71,7 +71,7 @@ impl Stage {
     }
 
     /// A node that is not started, with `drop_in` as its only local configuration. `program` runs in place of `kedge`.
-    pub(crate) fn agent(&self, name: &str, program: &Path, drop_in: &str) -> Result<Agent, KitError> {
+    pub(crate) fn agent(&self, name: &str, program: &Path, drop_in: &str) -> Result<Agent, RigError> {
         let kubeconfig = self.hub.node_kubeconfig(name)?;
         self.agent_with(name, program, drop_in, &kubeconfig)
     }
@@ -83,44 +83,44 @@ impl Stage {
         program: &Path,
         drop_in: &str,
         kubeconfig: &str,
-    ) -> Result<Agent, KitError> {
+    ) -> Result<Agent, RigError> {
         let dir = self.scratch.path().join(name);
         let agent = Agent::prepare(&dir, name, kubeconfig, AgentOptions::new(program))?;
-        agent.write_drop_in("10-story.conf", drop_in)?;
+        agent.write_drop_in("10-rig.conf", drop_in)?;
         Ok(agent)
     }
 
     /// A program that runs `command`, then `kedge` and its arguments, in place of `kedge`.
-    pub(crate) fn wrapper(&self, name: &str, command: &str) -> Result<PathBuf, KitError> {
+    pub(crate) fn wrapper(&self, name: &str, command: &str) -> Result<PathBuf, RigError> {
         let path = self.scratch.path().join(name);
         let kedge = programs::built("kedge")?;
         let text = format!("#!/bin/sh\nexec {command} {} \"$@\"\n", kedge.display());
-        std::fs::write(&path, text).map_err(KitError::io("write", &path))?;
+        std::fs::write(&path, text).map_err(RigError::io("write", &path))?;
         let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&path, mode).map_err(KitError::io("make executable", &path))?;
+        std::fs::set_permissions(&path, mode).map_err(RigError::io("make executable", &path))?;
         Ok(path)
     }
 }
 
-/// A watch and what it has told.
+/// A watch and what it has received.
 pub(crate) struct Watched {
     receiver: Receiver<(Instant, Value)>,
     path: String,
 }
 
 impl Watched {
-    /// Forgets what was told so far.
+    /// Forgets what was received so far.
     pub(crate) fn forget(&self) {
         while self.receiver.try_recv().is_ok() {}
     }
 
-    /// Waits for an event about an object that `is_it`; says when it came.
+    /// Waits for an event about an object that `is_it`; returns when it came.
     pub(crate) fn wait(
         &self,
         awaited: &str,
         limit: Duration,
         mut is_it: impl FnMut(&Value) -> bool,
-    ) -> Result<(Instant, Value), KitError> {
+    ) -> Result<(Instant, Value), RigError> {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -128,7 +128,7 @@ impl Watched {
                 Ok((at, event)) if is_it(&event["object"]) => return Ok((at, event)),
                 Ok(_) => {}
                 Err(why) => {
-                    return Err(KitError::TimedOut {
+                    return Err(RigError::TimedOut {
                         awaited: format!("{awaited}, for {} s", limit.as_secs()),
                         found: format!("nothing on {} ({why})", self.path),
                     });
@@ -149,8 +149,8 @@ pub(crate) fn is_named(object: &Value, name: &str) -> bool {
 }
 
 /// The main process of a node.
-pub(crate) fn pid(agent: &Agent) -> Result<i32, KitError> {
-    agent.babysitter().state().pid.ok_or_else(|| KitError::TimedOut {
+pub(crate) fn pid(agent: &Agent) -> Result<i32, RigError> {
+    agent.babysitter().state().pid.ok_or_else(|| RigError::TimedOut {
         awaited: format!("a process of node {}", agent.name()),
         found: "none".into(),
     })
@@ -164,7 +164,7 @@ pub(crate) struct Helper {
 
 impl Helper {
     /// Starts it; it dies with us.
-    pub(crate) fn start(name: &str, arguments: &[&str]) -> Result<Helper, KitError> {
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> Result<Helper, RigError> {
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", name])
             .args(arguments)
@@ -177,9 +177,9 @@ impl Helper {
     }
 
     /// Ends it in order.
-    pub(crate) fn stop(mut self) -> Result<(), KitError> {
+    pub(crate) fn stop(mut self) -> Result<(), RigError> {
         if let Some(status) = self.child.try_wait().map_err(io("wait for a helper"))? {
-            return Err(KitError::Failed {
+            return Err(RigError::Failed {
                 command: self.name.clone(),
                 status: status.to_string(),
                 said: "it ended before it was asked to".into(),
@@ -187,7 +187,7 @@ impl Helper {
         }
         let id = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap_or(0));
         nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGINT)
-            .map_err(|errno| KitError::Io { tried: format!("signal {}", self.name), source: errno.into() })?;
+            .map_err(|errno| RigError::Io { tried: format!("signal {}", self.name), source: errno.into() })?;
         self.child.wait().map_err(io("wait for a helper"))?;
         Ok(())
     }
