@@ -12,8 +12,8 @@ use std::time::Duration;
 use lexopt::prelude::*;
 use log::LevelFilter;
 
-use crate::lifecycle::MINIMUM_GRACE;
 use crate::pki::{is_dns_subdomain, is_host};
+use kedge_hub_core::controllers::nodes::MINIMUM_GRACE;
 
 /// Kubernetes' own port for its API.
 const DEFAULT_LISTEN: &str = "0.0.0.0:6443";

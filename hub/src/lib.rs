@@ -18,23 +18,22 @@
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
 
-pub mod accounts;
 pub mod audit;
+pub mod controllers;
 pub mod flags;
-pub mod garbage;
-pub mod lifecycle;
 pub mod logging;
 pub mod memory;
 pub mod pki;
+pub mod probe;
 pub mod requests;
 pub mod server;
-pub mod signer;
 pub mod store;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kedge_hub_core::controllers::service_accounts;
 use kedge_hub_core::kinds::{self};
 use kedge_hub_core::{ApiError, Event, Object, identity};
 use serde_json::{Value, json};
@@ -96,7 +95,7 @@ impl Hub {
         let mut awaited = Vec::new();
         for name in kinds::namespace::SYSTEM {
             awaited.extend(self.make_missing(&NAMESPACE, "", name)?);
-            awaited.extend(self.make_missing(&SERVICE_ACCOUNT, name, accounts::NAME)?);
+            awaited.extend(self.make_missing(&SERVICE_ACCOUNT, name, service_accounts::NAME)?);
         }
         for answered in awaited {
             match answered.recv() {

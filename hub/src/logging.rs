@@ -103,7 +103,7 @@ mod tests {
             assert_eq!(line(level, target, text, now), expect);
         };
         let now = Some(datetime!(2026-11-21 02:10:20.123456 UTC));
-        check(Level::Info, "kedge_hub::lifecycle", "x", now, "2026-11-21T02:10:20.123Z info  lifecycle: x\n");
+        check(Level::Info, "kedge_hub::nodes", "x", now, "2026-11-21T02:10:20.123Z info  nodes: x\n");
         check(Level::Error, "kedge_hub", "x", now, "2026-11-21T02:10:20.123Z error hub: x\n");
         let round = Some(datetime!(2026-11-21 02:10:20 UTC));
         check(Level::Warn, "kedge_hub", "x", round, "2026-11-21T02:10:20.000Z warn  hub: x\n");

@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
+use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
-use kedge_hub::{Hub, lifecycle, logging, server, signer};
+use kedge_hub::{Hub, controllers, logging, server};
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
 use time::OffsetDateTime;
@@ -93,14 +94,13 @@ async fn serve(options: Serve) -> Result<(), String> {
     let (admin_url, node_url) = urls(&options, address);
     let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
     let tls = pki.server_config().map_err(text)?;
-    let probe = lifecycle::Probe::new(address, pki.client_config().map_err(text)?);
+    let probe = Probe::new(address, pki.client_config().map_err(text)?);
     let ca = pki.ca_path();
 
-    let mut controllers = tokio::task::JoinSet::new();
-    controllers.spawn(lifecycle::run(Arc::clone(&hub), options.node_monitor_grace_period, probe));
     let pki = Arc::new(pki);
-    controllers.spawn(signer::run(Arc::clone(&hub), Arc::clone(&pki)));
-    controllers.spawn(renew(pki));
+    let tools = controllers::Tools { pki: Arc::clone(&pki), probe };
+    let mut background = controllers::start(&hub, tools, options.node_monitor_grace_period);
+    background.spawn(renew(pki));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
     log::info!("kedge-hub {} listens on {address}", env!("CARGO_PKG_VERSION"));
     // connections wait in the backlog from here on: what is announced works
@@ -114,7 +114,7 @@ async fn serve(options: Serve) -> Result<(), String> {
         supervisor.stopping();
     })
     .await;
-    controllers.shutdown().await;
+    background.shutdown().await;
     served.map_err(text)
 }
 

@@ -96,6 +96,11 @@ impl Memory {
         self.write().publish(changes);
     }
 
+    /// Whether all watches were ended.
+    pub fn is_closed(&self) -> bool {
+        self.read().is_closed()
+    }
+
     /// Ends all watches and refuses new ones.
     pub fn close(&self) {
         self.write().close();

@@ -8,6 +8,7 @@
 
 pub mod api_error;
 pub mod apply;
+pub mod controllers;
 pub mod decode;
 pub mod field_error;
 pub mod identity;

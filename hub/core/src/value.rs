@@ -19,3 +19,8 @@ pub fn rfc3339(time: OffsetDateTime) -> String {
     let seconds = time.replace_nanosecond(0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     seconds.format(&Rfc3339).unwrap_or_default()
 }
+
+/// The condition of this type in a status.
+pub fn condition<'a>(status: &'a Value, condition_type: &str) -> Option<&'a Value> {
+    status["conditions"].as_array()?.iter().find(|condition| condition["type"] == condition_type)
+}

@@ -595,4 +595,28 @@ mod tests {
         fs::write(data.join("server-url"), "https://x\"\ninjected: 1").unwrap();
         assert!(matches!(make(None), Err(PkiError::Corrupt { .. })));
     }
+
+    #[test]
+    fn signed_certificate_holds_what_was_asked_and_nothing_more() {
+        use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+        let now = datetime!(2026-11-21 12:00:00 UTC);
+        let directory = kedge_rig::Scratch::new("hub-signer").unwrap();
+        let pki = Pki::open(&directory, &["localhost".to_owned()], now).unwrap();
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(DnType::CommonName, "system:node:a");
+        let key = KeyPair::generate().unwrap();
+        let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+        let asked = Request::from_pem(pem.as_bytes()).unwrap();
+        let issued = pki.sign_client(&asked, false, now, Duration::days(365)).unwrap();
+        let (_, parsed) = x509_parser::pem::parse_x509_pem(issued.as_bytes()).unwrap();
+        let identity = kedge_hub_core::identity::Identity::from_client_certificate(&parsed.contents).unwrap();
+        assert_eq!((identity.node(), identity.is_admin()), (Some("a"), false));
+        let certificate = parsed.parse_x509().unwrap();
+        assert_eq!(certificate.validity().not_after.to_datetime(), now + Duration::days(365));
+        assert!(!certificate.is_ca());
+        let usage = certificate.extended_key_usage().unwrap().unwrap().value;
+        assert!(usage.client_auth && !usage.server_auth && !usage.any);
+    }
 }

@@ -130,8 +130,6 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let server = Arc::new(Server { hub: hub.clone(), counters: Counters::default(), limits: Arc::default() });
     let (stop, stopped) = signal::channel(false);
-    let garbage = tokio::spawn(crate::garbage::run(hub.clone()));
-    let accounts = tokio::spawn(crate::accounts::run(hub.clone()));
     let accepting = accept(listener, TlsAcceptor::from(tls), server.clone(), stopped);
     let outcome = tokio::select! {
         () = accepting => Ok(()),
@@ -150,8 +148,6 @@ pub async fn serve(
     if tokio::time::timeout(DRAIN, drained).await.is_err() {
         log::warn!("{} connections did not finish", server.counters.connections.load(Ordering::Relaxed));
     }
-    garbage.abort();
-    accounts.abort();
     let closed = tokio::task::spawn_blocking(move || hub.close()).await;
     if closed.is_err() {
         log::error!("closing the store failed");

@@ -233,6 +233,11 @@ impl<S: Sink> Index<S> {
         }
     }
 
+    /// Whether [`Index::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// Ends all watches and refuses new ones.
     pub fn close(&mut self) {
         self.closed = true;

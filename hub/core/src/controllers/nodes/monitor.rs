@@ -7,13 +7,14 @@
 //! somebody else's doing and no sign of life, and neither is what the hub itself wrote into the status.
 //! A node first seen, also right after the hub started, has a full grace period before it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::taints::Taints;
+use crate::value::condition;
 
 /// Shortest silence after which a node is lost, whatever the flag says: upstream's default since 1.32, longer than
 /// any connection takes to be found dead.
@@ -148,7 +149,7 @@ pub(super) struct Decision {
 #[derive(Debug)]
 pub(super) struct Monitor {
     grace: Duration,
-    nodes: HashMap<String, Watched>,
+    nodes: BTreeMap<String, Watched>,
     first_pass: bool,
 }
 
@@ -171,7 +172,7 @@ struct Watched {
 impl Monitor {
     /// `grace`: the flag; a shorter one than `MINIMUM_GRACE` counts as that.
     pub(super) fn new(grace: Duration) -> Monitor {
-        Monitor { grace: grace.max(MINIMUM_GRACE), nodes: HashMap::new(), first_pass: true }
+        Monitor { grace: grace.max(MINIMUM_GRACE), nodes: BTreeMap::new(), first_pass: true }
     }
 
     /// The hub itself could not hear for a while: nobody's silence so far counts.
@@ -350,11 +351,6 @@ pub(super) fn mark(node: &mut Value, wall: &str) {
     }
 }
 
-/// The condition of this type in a status.
-pub(super) fn condition<'a>(status: &'a Value, sort: &str) -> Option<&'a Value> {
-    status["conditions"].as_array()?.iter().find(|condition| condition["type"] == sort)
-}
-
 fn event(node: &str, uid: &str, reason: &'static str, message: String) -> Action {
     Action::Event { node: node.to_owned(), uid: uid.to_owned(), reason, message }
 }
@@ -369,14 +365,14 @@ mod tests {
         monitor: Monitor,
         second: u64,
         version: u64,
-        nodes: HashMap<String, Value>,
-        leases: HashMap<String, Value>,
+        nodes: BTreeMap<String, Value>,
+        leases: BTreeMap<String, Value>,
     }
 
     impl Story {
         fn new() -> Story {
             let monitor = Monitor::new(MINIMUM_GRACE);
-            Story { monitor, second: 0, version: 0, nodes: HashMap::new(), leases: HashMap::new() }
+            Story { monitor, second: 0, version: 0, nodes: BTreeMap::new(), leases: BTreeMap::new() }
         }
 
         /// A hub with these nodes in its store, Ready, with a Lease of 40 s, that has just started.

@@ -8,6 +8,7 @@
 
 use serde_json::{Value, json};
 
+use crate::value::condition;
 use kedge_api::{NOT_READY_TAINT, UNREACHABLE_TAINT};
 
 /// What makes a node carry a taint.
@@ -62,11 +63,12 @@ impl Taints {
     /// Those that the Node should carry.
     pub(super) fn due_to(node: &Value) -> Taints {
         let due = Taints::of(|index| match TABLE[index].2 {
-            Cause::Condition(sort, status) => super::monitor::condition(&node["status"], sort)
-                .is_some_and(|found| found["status"] == status),
+            Cause::Condition(sort, status) => {
+                condition(&node["status"], sort).is_some_and(|found| found["status"] == status)
+            }
             Cause::Cordoned => node["spec"]["unschedulable"] == true,
         });
-        match super::monitor::condition(&node["status"], "Ready") {
+        match condition(&node["status"], "Ready") {
             Some(_) => due,
             None => Taints(due.0 | (Taints::carried_by(node).0 & AT_CREATION.0)),
         }

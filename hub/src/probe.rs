@@ -41,7 +41,7 @@ impl Probe {
     }
 
     /// Asks; the error says what was tried and what came of it.
-    pub(super) async fn check(&self) -> Result<(), String> {
+    pub(crate) async fn check(&self) -> Result<(), String> {
         let failed = |why: &dyn std::fmt::Display| format!("GET https://{}/livez: {why}", self.address);
         match tokio::time::timeout(LIMIT, self.ask()).await {
             Ok(Ok(answer)) if answer == ANSWER => Ok(()),

@@ -1,0 +1,317 @@
+//! Decides which approved requests for client certificates are signed, and removes requests that are over.
+//!
+//! Inputs: CertificateSigningRequest. Outputs: CertificateSigningRequest, and certificates to sign.
+//! Two signers, upstream's: `kubernetes.io/kube-apiserver-client` and `kubernetes.io/kube-apiserver-client-kubelet`; requests to
+//! others are stored and left to whoever signs for those. Always holds: only an approved request is signed; one that is approved and
+//! cannot be signed fails with a reason and is not tried again. Approval is always a person's: nothing approves a node's renewal by
+//! itself, and a certificate cannot be taken back, so its life is a year at most. Left to others: the authority's key (`pki`), who
+//! approves (`identity`).
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use kedge_api::{CLIENT_SIGNER, NODE_SIGNER};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Signing, Task, World};
+use crate::api_error::ApiError;
+use crate::identity::certificate_request::Request;
+use crate::kinds::{CERTIFICATE_REQUEST, Kind, schema};
+use crate::object::{Event, Object};
+use crate::requests::DeleteOptions;
+use crate::value::{at, text};
+
+static INPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST];
+static OUTPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST];
+
+/// Longest life of a certificate, and what one gets that asks for nothing: upstream's --cluster-signing-duration.
+const LONGEST: time::Duration = time::Duration::days(365);
+/// Shortest life, as upstream.
+const SHORTEST: time::Duration = time::Duration::minutes(10);
+/// A request that was answered is kept so long for whoever asked to fetch it; upstream's.
+const KEPT_WHEN_DECIDED: time::Duration = time::Duration::hours(1);
+/// One that nobody decided on, as upstream.
+const KEPT_WHEN_PENDING: time::Duration = time::Duration::hours(24);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Certificates {
+    /// Names of requests to look at.
+    queue: BTreeSet<String>,
+    log: Vec<Line>,
+}
+
+/// Which request an action is about.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    name: String,
+    uid: String,
+    user: String,
+}
+
+/// Why an action is performed.
+#[derive(Debug)]
+pub enum Purpose {
+    Sign(Asked),
+    /// With the reason why it cannot be signed, if it cannot.
+    Answer(Asked, Option<String>),
+    Remove(String),
+}
+
+impl Controller for Certificates {
+    type Purpose = Purpose;
+    const NAME: &'static str = "certificates";
+    const SWEEP: Option<Duration> = Some(Duration::from_secs(60));
+
+    fn inputs() -> &'static [&'static Kind] {
+        INPUTS
+    }
+
+    fn outputs() -> &'static [&'static Kind] {
+        OUTPUTS
+    }
+
+    fn observe(&mut self, _: &'static Kind, event: &Event) {
+        if let Some(object) = &event.new {
+            self.queue.insert(object.name.to_string());
+        }
+    }
+
+    fn sweep(&mut self, world: &dyn World) {
+        self.queue.extend(world.list(&CERTIFICATE_REQUEST, "").iter().map(|found| found.name.to_string()));
+    }
+
+    fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<Purpose> {
+        let names = std::mem::take(&mut self.queue);
+        let found = names.iter().filter_map(|name| world.get(&CERTIFICATE_REQUEST, "", name));
+        let tasks = found.filter_map(|object| decide(&object, now.wall)).collect();
+        Decision { tasks, ..Decision::default() }
+    }
+
+    fn performed(&mut self, purpose: Purpose, outcome: Result<Done, ApiError>, _: Now) -> Vec<Task<Purpose>> {
+        match (purpose, outcome) {
+            (Purpose::Sign(asked), Ok(Done::Signed(signed))) => return vec![answer(asked, signed)],
+            (Purpose::Answer(asked, failure), Ok(_)) => {
+                let Asked { name, user, .. } = asked;
+                self.log.push(match failure {
+                    None => {
+                        (Level::Info, format!("signed the certificate that {user} asked for: request {name}"))
+                    }
+                    Some(why) => (
+                        Level::Warning,
+                        format!("request {name} of {user} is approved and cannot be signed: {why}"),
+                    ),
+                });
+            }
+            (_, Err(error)) if error.code == 404 => {}
+            (Purpose::Sign(asked) | Purpose::Answer(asked, _), Err(error)) => {
+                let line = format!("cannot answer request {}, trying again: {error}", asked.name);
+                self.log.push((Level::Warning, line));
+            }
+            (Purpose::Remove(name), Err(error)) => {
+                self.log
+                    .push((Level::Warning, format!("cannot remove the certificate request {name}: {error}")));
+            }
+            _ => {}
+        }
+        Vec::new()
+    }
+
+    fn take_log(&mut self, _: Now) -> Vec<Line> {
+        std::mem::take(&mut self.log)
+    }
+}
+
+/// What is to be done with a request.
+fn decide(object: &Object, now: OffsetDateTime) -> Option<Task<Purpose>> {
+    let request = object.value();
+    if is_due(&request) {
+        let asked = Asked {
+            name: object.name.to_string(),
+            uid: object.uid.to_string(),
+            user: text(&request, &["spec", "username"]).to_owned(),
+        };
+        return Some(match signing(&request) {
+            Ok(signing) => Task { purpose: Purpose::Sign(asked), action: Action::Sign(signing) },
+            Err(why) => answer(asked, Err(why)),
+        });
+    }
+    if object.terminating || !is_over(&request, now) {
+        return None;
+    }
+    let name = object.name.to_string();
+    let options = DeleteOptions::default();
+    let action =
+        Action::Delete { kind: &CERTIFICATE_REQUEST, namespace: String::new(), name: name.clone(), options };
+    Some(Task { purpose: Purpose::Remove(name), action })
+}
+
+fn condition<'a>(request: &'a Value, condition_type: &str) -> Option<&'a Value> {
+    let conditions = at(request, &["status", "conditions"])?.as_array()?;
+    conditions.iter().find(|condition| condition["type"] == condition_type && condition["status"] == "True")
+}
+
+/// Whether it is time to sign: approved, not failed, not answered yet, and for one of our signers.
+fn is_due(request: &Value) -> bool {
+    matches!(text(request, &["spec", "signerName"]), CLIENT_SIGNER | NODE_SIGNER)
+        && condition(request, "Approved").is_some()
+        && condition(request, "Denied").is_none()
+        && condition(request, "Failed").is_none()
+        && text(request, &["status", "certificate"]).is_empty()
+}
+
+/// How long the certificate will live.
+fn life(request: &Value) -> time::Duration {
+    let asked = at(request, &["spec", "expirationSeconds"]).and_then(Value::as_i64);
+    asked.map_or(LONGEST, |secs| time::Duration::seconds(secs).clamp(SHORTEST, LONGEST))
+}
+
+/// The certificate to sign, or why there is none.
+fn signing(request: &Value) -> Result<Signing, String> {
+    let bytes = schema::base64_decode(text(request, &["spec", "request"])).unwrap_or_default();
+    let asked = Request::from_pem(&bytes)?;
+    let usages: Vec<&str> = at(request, &["spec", "usages"])
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    asked.check(text(request, &["spec", "signerName"]), &usages)?;
+    let enciphers = usages.contains(&"key encipherment");
+    Ok(Signing { request: asked, enciphers, life: life(request) })
+}
+
+fn answer(asked: Asked, outcome: Result<String, String>) -> Task<Purpose> {
+    let (name, uid, failure) = (asked.name.clone(), asked.uid.clone(), outcome.clone().err());
+    let edit: Edit = Box::new(move |found, now| {
+        let is_meant = found["metadata"]["uid"] == *uid && is_due(found);
+        if is_meant {
+            write_answer(found, &outcome, now);
+        }
+        is_meant
+    });
+    let action = Action::Update { kind: &CERTIFICATE_REQUEST, namespace: String::new(), name, edit };
+    Task { purpose: Purpose::Answer(asked, failure), action }
+}
+
+fn write_answer(request: &mut Value, outcome: &Result<String, String>, now: &str) {
+    match outcome {
+        Ok(pem) => request["status"]["certificate"] = schema::base64_encode(pem.as_bytes()).into(),
+        Err(why) => {
+            let failed = json!({"type": "Failed", "status": "True", "reason": "SignerValidationFailure", "message": why,
+                "lastUpdateTime": now, "lastTransitionTime": now});
+            if let Some(conditions) = request["status"]["conditions"].as_array_mut() {
+                conditions.push(failed);
+            }
+        }
+    }
+}
+
+/// Whether a request has been kept long enough. By the hub's clock: it sets lastTransitionTime itself.
+fn is_over(request: &Value, now: OffsetDateTime) -> bool {
+    let stamp = |time: &str| schema::parse_time(time);
+    let created = stamp(text(request, &["metadata", "creationTimestamp"]));
+    let decided = ["Denied", "Failed", "Approved"].iter().find_map(|decision| condition(request, decision));
+    let (since, kept) = match decided {
+        // approved and waiting for somebody else's signer is waiting still
+        Some(decision)
+            if decision["type"] != "Approved" || !text(request, &["status", "certificate"]).is_empty() =>
+        {
+            (stamp(text(decision, &["lastTransitionTime"])).max(created), KEPT_WHEN_DECIDED)
+        }
+        _ => (created, KEPT_WHEN_PENDING),
+    };
+    since.is_some_and(|since| now - since > kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: OffsetDateTime = time::macros::datetime!(2026-11-21 12:00:00 UTC);
+
+    fn request(signer: &str, conditions: &[&str], certificate: &str) -> Value {
+        let conditions: Vec<Value> = conditions
+            .iter()
+            .map(|sort| json!({"type": sort, "status": "True", "lastTransitionTime": "2026-11-21T11:30:00Z"}))
+            .collect();
+        json!({"metadata": {"creationTimestamp": "2026-11-20T13:00:00Z"}, "spec": {"signerName": signer},
+            "status": {"conditions": conditions, "certificate": certificate}})
+    }
+
+    #[test]
+    fn approved_requests_of_our_signers_are_due_once() {
+        let check = |signer: &str, conditions: &[&str], certificate: &str, expect: bool| {
+            assert_eq!(is_due(&request(signer, conditions, certificate)), expect, "{signer} {conditions:?}");
+        };
+        check(CLIENT_SIGNER, &["Approved"], "", true);
+        check(NODE_SIGNER, &["Approved"], "", true);
+        check(CLIENT_SIGNER, &[], "", false);
+        check(CLIENT_SIGNER, &["Denied"], "", false);
+        check(CLIENT_SIGNER, &["Approved", "Failed"], "", false);
+        check(CLIENT_SIGNER, &["Approved"], "eA==", false);
+        check("kubernetes.io/kubelet-serving", &["Approved"], "", false);
+        check("example.com/x", &["Approved"], "", false);
+    }
+
+    #[test]
+    fn requests_are_removed_when_over() {
+        let check = |conditions: &[&str], certificate: &str, hours: i64, expect: bool| {
+            let now = NOW + time::Duration::hours(hours);
+            assert_eq!(
+                is_over(&request(CLIENT_SIGNER, conditions, certificate), now),
+                expect,
+                "{conditions:?} {hours}"
+            );
+        };
+        check(&[], "", 0, false);
+        check(&[], "", 2, true);
+        check(&["Approved"], "eA==", 0, false);
+        check(&["Approved"], "eA==", 1, true);
+        check(&["Denied"], "", 0, false);
+        check(&["Denied"], "", 1, true);
+        check(&["Approved", "Failed"], "", 1, true);
+        // nobody signed it yet: it waits like a pending one
+        check(&["Approved"], "", 0, false);
+        check(&["Approved"], "", 2, true);
+    }
+
+    #[test]
+    fn life_is_ten_minutes_to_a_year() {
+        let check = |asked: Value, expect: time::Duration| {
+            assert_eq!(life(&json!({"spec": {"expirationSeconds": asked}})), expect, "{asked}");
+        };
+        check(Value::Null, LONGEST);
+        check(json!(3600), time::Duration::hours(1));
+        check(json!(1), SHORTEST);
+        check(json!(i64::MAX), LONGEST);
+    }
+
+    #[test]
+    fn invalid_request_fails_once_with_a_reason() {
+        let mut asked = request(NODE_SIGNER, &["Approved"], "");
+        asked["spec"]["request"] = schema::base64_encode(b"no request").into();
+        let why = signing(&asked).map(drop).unwrap_err();
+        write_answer(&mut asked, &Err(why), "now");
+        assert_eq!(condition(&asked, "Failed").unwrap()["reason"], "SignerValidationFailure");
+        assert!(!is_due(&asked));
+    }
+
+    #[test]
+    fn signing_checks_usages() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
+        params.distinguished_name.push(rcgen::DnType::CommonName, "system:node:a");
+        let pem = params.serialize_request(&key).unwrap().pem().unwrap();
+        let mut asked = request(NODE_SIGNER, &["Approved"], "");
+        asked["spec"]["request"] = schema::base64_encode(pem.as_bytes()).into();
+        asked["spec"]["usages"] = json!(["client auth", "digital signature"]);
+        let signing_of = |asked: &Value| signing(asked).map(|signing| (signing.enciphers, signing.life));
+        assert_eq!(signing_of(&asked), Ok((false, LONGEST)));
+        asked["spec"]["usages"] = json!(["server auth"]);
+        assert!(signing_of(&asked).is_err());
+    }
+}

@@ -1,0 +1,13 @@
+//! Everything the hub does without being asked: one file for each controller.
+//!
+//! Each is a [`Controller`]: inputs and outputs at its top, a pure `reconcile` below. Left to others: the runner (`kedge-hub`).
+
+pub mod certificates;
+mod controller;
+pub mod garbage;
+pub mod nodes;
+pub mod service_accounts;
+
+pub use controller::{
+    Action, Controller, Decision, Done, Edit, Guarded, Level, Line, Now, Signing, Task, World,
+};

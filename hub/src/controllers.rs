@@ -1,0 +1,464 @@
+//! The one runner of all controllers: subscribes, reconciles, performs, and looks at everything again now and then.
+//!
+//! Owns: when a controller takes a step and how its actions are performed. Always holds: an action is performed by the same rules as a
+//! client's request; a controller that panics is logged and begins anew, and the others go on; a subscription that fell behind is
+//! followed by a sweep. Left to others: every decision (`kedge_hub_core::controllers`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use kedge_hub_core::ApiError;
+use kedge_hub_core::controllers::{
+    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, garbage, nodes,
+    service_accounts,
+};
+use kedge_hub_core::kinds::Kind;
+use kedge_hub_core::object::{Event, Object};
+use kedge_hub_core::requests::{Part, Place, WriteOptions};
+use time::OffsetDateTime;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::pki::Pki;
+use crate::probe::Probe;
+use crate::requests::{self, now_text};
+use crate::{Hub, Subscription};
+
+/// Wait before subscriptions are made again.
+const RESUBSCRIBE: Duration = Duration::from_millis(200);
+/// Wait before a controller that failed begins anew.
+const RESTART: Duration = Duration::from_secs(5);
+/// Changes that wait for one controller; more wait in its subscriptions.
+const BACKLOG: usize = 1024;
+/// How often a controller that minds stalls has it checked that time goes on.
+const PULSE: Duration = Duration::from_secs(1);
+
+/// What controllers need besides the hub to perform their actions.
+pub struct Tools {
+    pub pki: Arc<Pki>,
+    pub probe: Probe,
+}
+
+/// Starts all controllers; they end with the returned set. `grace`: silence after which a node is lost.
+pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
+    let tools = Arc::new(tools);
+    let mut running = JoinSet::new();
+    running.spawn(run(hub.clone(), tools.clone(), move || nodes::Nodes::new(grace)));
+    running.spawn(run(hub.clone(), tools.clone(), garbage::Garbage::default));
+    running.spawn(run(hub.clone(), tools.clone(), service_accounts::ServiceAccounts::default));
+    running.spawn(run(hub.clone(), tools, certificates::Certificates::default));
+    running
+}
+
+/// Runs one controller until the hub closes.
+async fn run<C: Controller>(hub: Arc<Hub>, tools: Arc<Tools>, new: impl Fn() -> C) {
+    loop {
+        // a panic ends the task, not this loop
+        let mut task = JoinSet::new();
+        task.spawn(Runner::new(hub.clone(), tools.clone(), new()).run());
+        match task.join_next().await {
+            Some(Err(error)) => log::error!("controller {} failed and is started again: {error}", C::NAME),
+            _ => return,
+        }
+        tokio::time::sleep(RESTART).await;
+    }
+}
+
+impl World for Hub {
+    fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+        Hub::list(self, kind, namespace)
+    }
+
+    fn dependents(&self, uid: &str) -> Vec<(&'static Kind, Arc<Object>)> {
+        self.memory().dependents(uid)
+    }
+
+    fn in_namespace(&self, namespace: &str) -> Vec<(&'static Kind, Arc<Object>)> {
+        self.memory().in_namespace(namespace)
+    }
+}
+
+struct Runner<C> {
+    hub: Arc<Hub>,
+    tools: Arc<Tools>,
+    controller: C,
+    start: Instant,
+}
+
+impl<C: Controller> Runner<C> {
+    fn new(hub: Arc<Hub>, tools: Arc<Tools>, controller: C) -> Runner<C> {
+        Runner { hub, tools, controller, start: Instant::now() }
+    }
+
+    async fn run(mut self) {
+        let stalled = Arc::new(AtomicU64::new(0));
+        let mut pulses = JoinSet::new();
+        if C::MINDS_STALLS {
+            pulses.spawn(pulse(Arc::clone(&stalled)));
+        }
+        while !self.hub.memory().is_closed() {
+            self.follow(&stalled).await;
+            tokio::time::sleep(RESUBSCRIBE).await;
+        }
+    }
+
+    /// Follows the changes of the controller's inputs until one of the subscriptions ends.
+    async fn follow(&mut self, stalled: &AtomicU64) {
+        let (changes, mut observed) = mpsc::channel(BACKLOG);
+        let mut listeners = JoinSet::new();
+        for kind in C::inputs() {
+            listeners.spawn(listen::<C>(kind, self.hub.subscribe(kind), changes.clone()));
+        }
+        self.controller.sweep(&*self.hub);
+        let mut next_sweep = C::SWEEP.map(|period| Instant::now() + period);
+        let mut late = Duration::ZERO;
+        loop {
+            while let Ok((kind, event)) = observed.try_recv() {
+                self.controller.observe(kind, &event);
+            }
+            let pulse = Duration::from_millis(stalled.swap(0, Ordering::Relaxed));
+            // after a standstill all timers fire at once, and the controller's own may come before the pulse's
+            let decision = self.step(self.now(pulse.max(late))).await;
+            late = Duration::ZERO;
+            if decision.more {
+                tokio::task::yield_now().await;
+                continue;
+            }
+            let next_step = decision.next.map(|at| self.start + at);
+            let wake = [next_sweep, next_step].into_iter().flatten().min();
+            tokio::select! {
+                Some((kind, event)) = observed.recv() => self.controller.observe(kind, &event),
+                // a listener that ended fell behind, or the hub closes
+                Some(_) = listeners.join_next() => return,
+                () = sleep_until(wake) => late = wake.map_or(Duration::ZERO, |at| at.elapsed()),
+            }
+            if let (Some(at), Some(period)) = (next_sweep, C::SWEEP)
+                && at <= Instant::now()
+            {
+                self.controller.sweep(&*self.hub);
+                next_sweep = Some(Instant::now() + period);
+            }
+        }
+    }
+
+    fn now(&self, stalled: Duration) -> Now {
+        Now { running: self.start.elapsed(), wall: OffsetDateTime::now_utc(), stalled }
+    }
+
+    /// One decision, and everything that follows from it. Returns what is left of it: when to go on.
+    async fn step(&mut self, now: Now) -> Decision<C::Purpose> {
+        let mut decision = self.controller.reconcile(&*self.hub, now);
+        self.perform(std::mem::take(&mut decision.tasks), now).await;
+        if let Some(Guarded { tasks, blamed }) = decision.guarded.take() {
+            match self.tools.probe.check().await {
+                Ok(()) => self.perform(tasks, now).await,
+                Err(why) => {
+                    log::error!("{blamed}, but the hub cannot reach itself either: {why}; not marking them");
+                }
+            }
+        }
+        for (level, line) in self.controller.take_log(now) {
+            let level = match level {
+                Level::Info => log::Level::Info,
+                Level::Warning => log::Level::Warn,
+            };
+            log::log!(target: &format!("kedge_hub::{}", C::NAME), level, "{line}");
+        }
+        decision
+    }
+
+    /// Performs tasks in groups of [`Controller::AT_ONCE`], and those that follow from their outcomes.
+    async fn perform(&mut self, mut tasks: Vec<Task<C::Purpose>>, now: Now) {
+        while !tasks.is_empty() {
+            let rest = tasks.split_off(tasks.len().min(C::AT_ONCE));
+            let mut group = JoinSet::new();
+            for Task { purpose, action } in tasks {
+                let (hub, tools) = (self.hub.clone(), self.tools.clone());
+                group.spawn(async move { (purpose, perform(&hub, &tools, action).await) });
+            }
+            tasks = Vec::new();
+            while let Some(performed) = group.join_next().await {
+                // one that panicked is tried again by the next sweep
+                if let Ok((purpose, outcome)) = performed {
+                    tasks.extend(self.controller.performed(purpose, outcome, now));
+                }
+            }
+            tasks.extend(rest);
+        }
+    }
+}
+
+/// Hands the changes of one kind that the controller minds to the runner; ends with the subscription.
+async fn listen<C: Controller>(
+    kind: &'static Kind,
+    mut subscription: Subscription,
+    changes: mpsc::Sender<(&'static Kind, Arc<Event>)>,
+) {
+    while let Some(event) = subscription.next().await {
+        if C::concerns(kind, &event) && changes.send((kind, event)).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Measures how late a timer of this process fires; leaves the largest lateness (in milliseconds) to be taken.
+async fn pulse(stalled: Arc<AtomicU64>) {
+    loop {
+        let before = Instant::now();
+        tokio::time::sleep(PULSE).await;
+        let late = before.elapsed().saturating_sub(PULSE).as_millis();
+        stalled.fetch_max(u64::try_from(late).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiError> {
+    let internal = WriteOptions::internal();
+    match action {
+        Action::Create { kind, value } => {
+            hub.create(kind, value).await.map(|object| Done::Stored(object, true))
+        }
+        Action::Update { kind, namespace, name, edit } => {
+            update(hub, &Place { kind, namespace: &namespace, name: &name }, edit).await
+        }
+        Action::Delete { kind, namespace, name, options } => {
+            let place = Place { kind, namespace: &namespace, name: &name };
+            requests::delete(hub, &place, &options, &internal).await.map(|_| Done::Gone)
+        }
+        Action::FinalizeNamespace { name } => {
+            requests::finalize_namespace(hub, &name).await.map(|_| Done::Gone)
+        }
+        Action::Sign(signing) => {
+            let now = OffsetDateTime::now_utc();
+            let signed = tools.pki.sign_client(&signing.request, signing.enciphers, now, signing.life);
+            Ok(Done::Signed(signed.map_err(|error| error.to_string())))
+        }
+    }
+}
+
+async fn update(hub: &Hub, place: &Place<'_>, mut edit: Edit) -> Result<Done, ApiError> {
+    let mut meant = false;
+    let compute = |_: &Object, mut value| {
+        meant = edit(&mut value, &now_text());
+        Ok(value)
+    };
+    let answer = requests::edit(hub, place, Part::All, &WriteOptions::internal(), compute).await?;
+    let object = answer.object.ok_or_else(|| ApiError::not_found(place.kind, place.name))?;
+    Ok(Done::Stored(object, meant))
+}
+
+#[cfg(test)]
+mod tests {
+    use kedge_api::{CLUSTER_EVENT_NAMESPACE, NODE_LEASE_NAMESPACE};
+    use kedge_hub_core::controllers::nodes::{MINIMUM_GRACE, Nodes};
+    use kedge_hub_core::kinds::{EVENT, LEASE, NODE};
+    use serde_json::{Value, json};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
+
+    use super::*;
+
+    /// A hub with its store on a real disk, and a runner of the node controller whose clock the test holds.
+    struct Stage {
+        // removed after the hub is closed
+        _data_dir: kedge_rig::Scratch,
+        hub: Arc<Hub>,
+        runner: Runner<Nodes>,
+        listener: Option<TcpListener>,
+    }
+
+    impl Drop for Stage {
+        fn drop(&mut self) {
+            self.hub.close();
+        }
+    }
+
+    impl Stage {
+        async fn new(name: &str) -> Stage {
+            let data_dir = kedge_rig::Scratch::new(&format!("hub-lifecycle-{name}")).unwrap();
+            let hub = Hub::open(&data_dir).unwrap();
+            let pki =
+                Pki::open(&data_dir, &["localhost".to_owned()], time::OffsetDateTime::now_utc()).unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let probe = Probe::new(listener.local_addr().unwrap(), pki.client_config().unwrap());
+            let tools = Arc::new(Tools { pki: Arc::new(pki), probe });
+            let runner = Runner::new(Arc::clone(&hub), tools, Nodes::new(MINIMUM_GRACE));
+            Stage { _data_dir: data_dir, hub, runner, listener: Some(listener) }
+        }
+
+        async fn with(name: &str, nodes: usize) -> Stage {
+            let mut stage = Stage::new(name).await;
+            for number in 0..nodes {
+                let ready = json!({"type": "Ready", "status": "True"});
+                let node =
+                    json!({"metadata": {"name": format!("n{number}")}, "status": {"conditions": [ready]}});
+                stage.hub.create(&NODE, node).await.unwrap();
+                let ready = |object: &mut Value| object["status"] = json!({"conditions": [ready]});
+                stage.hub.update(&NODE, "", &format!("n{number}"), ready).await.unwrap();
+            }
+            stage.at(0).await;
+            stage
+        }
+
+        async fn at(&mut self, second: u64) {
+            self.after_stall(second, 0).await;
+        }
+
+        async fn after_stall(&mut self, second: u64, stalled: u64) {
+            let [running, stalled] = [second, stalled].map(Duration::from_secs);
+            self.runner.step(Now { running, wall: OffsetDateTime::now_utc(), stalled }).await;
+        }
+
+        /// Answers every connection as a healthy hub (or another) would.
+        fn answer(&mut self, status: &'static str) {
+            let listener = self.listener.take().unwrap();
+            let acceptor = TlsAcceptor::from(self.runner.tools.pki.server_config().unwrap());
+            tokio::spawn(async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    let mut stream = acceptor.accept(stream).await.unwrap();
+                    let mut request = [0; 1024];
+                    let _ = stream.read(&mut request).await;
+                    let _ = stream.write_all(format!("HTTP/1.1 {status}\r\n\r\n").as_bytes()).await;
+                }
+            });
+        }
+
+        fn ready(&self, node: &str) -> Value {
+            let node = self.hub.get(&NODE, "", node).unwrap().value();
+            let conditions = node["status"]["conditions"].as_array().unwrap();
+            conditions.iter().find(|condition| condition["type"] == "Ready").unwrap()["status"].clone()
+        }
+
+        fn ready_count(&self) -> usize {
+            let nodes = self.hub.list(&NODE, "");
+            nodes.iter().filter(|node| self.ready(&node.name) == "True").count()
+        }
+
+        fn events(&self, reason: &str) -> Vec<Value> {
+            let events = self.hub.list(&EVENT, CLUSTER_EVENT_NAMESPACE);
+            events.iter().map(|event| event.value()).filter(|event| event["reason"] == reason).collect()
+        }
+    }
+
+    #[tokio::test]
+    async fn lost_and_cordoned_nodes_are_tainted_in_the_store() {
+        let mut stage = Stage::with("taints", 3).await;
+        let heard = |stage: &Stage, node: &'static str, second: u64| {
+            let condition = json!({"type": "Ready", "status": "True", "lastHeartbeatTime": format!("2026-01-01T00:00:{second}Z")});
+            let hub = Arc::clone(&stage.hub);
+            async move {
+                let status = |object: &mut Value| object["status"] = json!({"conditions": [condition]});
+                hub.update(&NODE, "", node, status).await.unwrap();
+            }
+        };
+        for node in ["n1", "n2"] {
+            heard(&stage, node, 40).await;
+        }
+        stage.at(40).await;
+        let before = stage.hub.get(&NODE, "", "n0").unwrap().revision;
+        stage.at(60).await;
+        let lost = stage.hub.get(&NODE, "", "n0").unwrap();
+        let taints = lost.value()["spec"]["taints"].clone();
+        let keys: Vec<&Value> = taints.as_array().unwrap().iter().map(|taint| &taint["effect"]).collect();
+        assert_eq!(keys, ["NoSchedule", "NoExecute"]);
+        assert!(taints[0]["timeAdded"].as_str().is_some_and(|time| time.len() == 20), "{taints}");
+        assert!(lost.revision > before);
+        stage.at(65).await;
+        assert_eq!(
+            stage.hub.get(&NODE, "", "n0").unwrap().revision,
+            lost.revision,
+            "one write for all of it"
+        );
+        heard(&stage, "n0", 41).await;
+        let cordon = |object: &mut Value| object["spec"]["unschedulable"] = true.into();
+        stage.hub.update(&NODE, "", "n1", cordon).await.unwrap();
+        stage.at(70).await;
+        let spec = |node: &str| stage.hub.get(&NODE, "", node).unwrap().value()["spec"].clone();
+        assert_eq!(spec("n0")["taints"], Value::Null);
+        assert_eq!(spec("n1")["taints"][0]["key"], "node.kubernetes.io/unschedulable");
+        assert_eq!(spec("n2")["taints"], Value::Null);
+    }
+
+    #[tokio::test]
+    async fn silent_node_is_marked_with_one_event() {
+        let mut stage = Stage::with("marked", 1).await;
+        stage.at(50).await;
+        assert_eq!(stage.ready("n0"), "True");
+        stage.at(51).await;
+        assert_eq!(stage.ready("n0"), "Unknown");
+        let revision = stage.hub.get(&NODE, "", "n0").unwrap().revision;
+        stage.at(56).await;
+        stage.at(500).await;
+        assert_eq!(stage.hub.get(&NODE, "", "n0").unwrap().revision, revision, "written once");
+        let events = stage.events("NodeNotReady");
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0]["involvedObject"]["name"], "n0");
+        assert_eq!(events[0]["message"], "Node n0 status is now: NodeNotReady");
+        let back = |object: &mut Value| {
+            object["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]})
+        };
+        stage.hub.update(&NODE, "", "n0", back).await.unwrap();
+        stage.at(505).await;
+        assert_eq!(stage.ready("n0"), "True");
+    }
+
+    #[tokio::test]
+    async fn renewed_lease_keeps_node_ready() {
+        let mut stage = Stage::with("renewed", 1).await;
+        let lease = json!({
+            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
+            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
+        });
+        stage.hub.create(&LEASE, lease).await.unwrap();
+        for turn in 1..20 {
+            let renew = |lease: &mut Value| {
+                lease["spec"]["renewTime"] = json!(format!("19{:02}-01-01T00:00:00.000000Z", 99 - turn));
+            };
+            stage.hub.update(&LEASE, NODE_LEASE_NAMESPACE, "n0", renew).await.unwrap();
+            stage.at(turn * 40).await;
+            assert_eq!(stage.ready("n0"), "True", "turn {turn}");
+        }
+        stage.at(19 * 40 + 51).await;
+        assert_eq!(stage.ready("n0"), "Unknown");
+    }
+
+    #[tokio::test]
+    async fn many_nodes_are_lost_only_if_hub_reaches_itself() {
+        let mut stage = Stage::with("proof", 5).await;
+        // nobody accepts: the request to itself is not answered, as when the server is stuck
+        stage.listener = None;
+        stage.at(60).await;
+        assert_eq!(stage.ready_count(), 5, "the fault is the hub's");
+        assert!(stage.events("NodeNotReady").is_empty());
+
+        let mut stage = Stage::with("proof-wrong-answer", 5).await;
+        stage.answer("500 Internal Server Error");
+        stage.at(60).await;
+        assert_eq!(stage.ready_count(), 5);
+
+        let mut stage = Stage::with("proof-given", 5).await;
+        stage.answer("200 OK");
+        stage.at(60).await;
+        assert_eq!(stage.ready_count(), 0);
+        assert_eq!(stage.events("NodeNotReady").len(), 5);
+    }
+
+    #[tokio::test]
+    async fn stall_renews_grace_period() {
+        let mut stage = Stage::with("stalled", 1).await;
+        stage.after_stall(600, 590).await;
+        stage.at(650).await;
+        assert_eq!(stage.ready("n0"), "True");
+        stage.at(651).await;
+        assert_eq!(stage.ready("n0"), "Unknown");
+    }
+}
