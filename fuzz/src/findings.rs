@@ -3,7 +3,6 @@
 /// An input that once broke a promise.
 #[derive(Clone, Copy, Debug)]
 pub struct Finding {
-    /// The target it is for.
     pub target: &'static str,
     /// What went wrong, and what was done about it.
     pub story: &'static str,

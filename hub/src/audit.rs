@@ -41,7 +41,6 @@ pub struct Entry<'a> {
     pub namespace: &'a str,
     /// The object; empty for collections.
     pub name: &'a str,
-    /// A dry run.
     pub dry_run: bool,
     /// The answer's status.
     pub code: u16,
@@ -69,7 +68,6 @@ impl Entry<'_> {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Audit {
     queue: Mutex<Option<SyncSender<String>>>,

@@ -53,7 +53,6 @@ Flags:
 Exit status: 0 after SIGTERM or SIGINT, 1 if the hub cannot start or has to stop, 2 for a wrong command line.
 ";
 
-/// The command.
 #[derive(Debug, PartialEq)]
 pub enum Command {
     /// Run the hub.
@@ -83,7 +82,6 @@ pub struct Serve {
     pub tls_san: Vec<String>,
     /// Silence after which a node is lost, at least `MINIMUM_GRACE`.
     pub node_monitor_grace_period: Duration,
-    /// The log level.
     pub log_level: LevelFilter,
 }
 
@@ -103,7 +101,6 @@ pub struct NodeKubeconfig {
 pub struct Copy {
     /// The hub's directory.
     pub data_dir: PathBuf,
-    /// The file.
     pub file: PathBuf,
 }
 
@@ -134,9 +131,7 @@ pub enum FlagError {
     Command(Option<String>),
     /// A flag that the command does not take.
     Unused {
-        /// The flag.
         flag: &'static str,
-        /// The command.
         command: &'static str,
     },
 }

@@ -1,7 +1,7 @@
 //! The index behind a lock, and watches as channels.
 //!
 //! Always holds: the writer thread alone changes the index, one batch under one write lock, so every reader sees whole batches in
-//! the order of revisions. What is kept and who is told of what is decided in `kedge_hub_core::state`.
+//! the order of revisions. Left to `kedge_hub_core::state`: the objects, and which watcher gets which change.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -24,7 +24,6 @@ impl Sink for Sender {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Memory {
     index: RwLock<Index<Sender>>,

@@ -163,7 +163,7 @@ pub async fn delete(
     settle(hub, place, || requests::delete(hub, place, asked, options, OffsetDateTime::now_utc())).await
 }
 
-/// Lets an empty terminating namespace go.
+/// Deletes an empty terminating namespace.
 pub async fn finalize_namespace(hub: &Hub, name: &str) -> Result<Answer, ApiError> {
     let place = Place { kind: &NAMESPACE, namespace: "", name };
     settle(hub, &place, || requests::finalize_namespace(hub, name)).await

@@ -54,7 +54,6 @@ impl FieldValidation {
 /// A body, and warnings about it.
 #[derive(Debug)]
 pub struct Decoded {
-    /// The value.
     pub value: Value,
     /// Sentences for `Warning` headers.
     pub warnings: Vec<String>,

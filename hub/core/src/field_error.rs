@@ -5,7 +5,7 @@ use std::fmt;
 use kedge_api::excerpt_of;
 use serde_json::{Value, json};
 
-/// What is wrong with one field of an object; see `ApiError::invalid`.
+/// The fault of one field of an object; see `ApiError::invalid`.
 #[derive(Debug, Clone)]
 pub struct FieldError {
     reason: &'static str,

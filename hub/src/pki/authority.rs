@@ -37,7 +37,7 @@ const EARLIEST_NOW: OffsetDateTime = datetime!(2026-11-01 00:00:00 UTC);
 
 const YEAR: Duration = Duration::days(365);
 /// Serving certificates outlast the largest clock error we promise to survive on a node (twenty years ahead). A short
-/// life would buy nothing: the key is in the same directory as the CA's: a thief of one has the other.
+/// life would gain nothing: the key is in the same directory as the CA's: a thief of one has the other.
 pub(super) const SERVING_LIFE: Duration = Duration::seconds(25 * YEAR.whole_seconds());
 /// Node credentials have no renewal protocol yet, and a device may lie in a cupboard for a decade. What a stolen one
 /// can do is bounded by the authorizer, not by time.

@@ -129,7 +129,7 @@ fn connect(server: &Arc<ServerConfig>, client: &Arc<ClientConfig>, host: &str) -
 }
 
 #[test]
-fn a_node_is_known_by_its_certificate_on_both_tls_versions() {
+fn node_is_identified_on_both_tls_versions() {
     let (_pki, server, mut client) = hub("versions");
     for versions in [TLS12, TLS13] {
         client.versions = versions;
@@ -141,7 +141,7 @@ fn a_node_is_known_by_its_certificate_on_both_tls_versions() {
 }
 
 #[test]
-fn a_resumed_session_still_knows_who_it_is() {
+fn resumed_session_keeps_its_identity() {
     let (_pki, server, mut client) = hub("resumption");
     for versions in [TLS12, TLS13] {
         client.versions = versions;
@@ -156,14 +156,14 @@ fn a_resumed_session_still_knows_who_it_is() {
 }
 
 #[test]
-fn a_client_without_a_certificate_connects_as_nobody() {
+fn client_without_a_certificate_is_anonymous() {
     let (_pki, server, mut client) = hub("anonymous");
     client.kubeconfig = None;
     assert_eq!(connect(&server, &client.config(), "localhost").unwrap().user, None);
 }
 
 #[test]
-fn a_client_certificate_of_another_authority_is_refused() {
+fn client_certificate_of_another_authority_is_refused() {
     let (_pki, server, mut client) = hub("stranger");
     let (_other, _, stranger) = hub("stranger-other");
     client.kubeconfig = stranger.kubeconfig;
@@ -172,7 +172,7 @@ fn a_client_certificate_of_another_authority_is_refused() {
 }
 
 #[test]
-fn a_hub_of_another_authority_or_another_name_is_refused_by_the_client() {
+fn client_refuses_a_hub_of_another_authority_or_name() {
     let (_pki, server, mut client) = hub("impostor");
     let error = connect(&server, &client.config(), "elsewhere").unwrap_err();
     assert!(error.contains("NotValidForName") || error.contains("not valid for name"), "{error}");
@@ -182,7 +182,7 @@ fn a_hub_of_another_authority_or_another_name_is_refused_by_the_client() {
 }
 
 #[test]
-fn a_serving_certificate_is_no_client_credential() {
+fn serving_certificate_is_not_a_client_credential() {
     let (pki, server, client) = hub("usage");
     let serving = Credential::load(&pki.data_dir.join("pki/serving.pem")).unwrap();
     let text = kubeconfig::text("https://x:1", "", "x", &serving.certificate_pem(), &serving.key_pem());
@@ -192,7 +192,7 @@ fn a_serving_certificate_is_no_client_credential() {
 }
 
 #[test]
-fn a_board_without_a_clock_or_one_that_runs_twenty_years_ahead_connects() {
+fn board_in_1970_or_twenty_years_ahead_connects() {
     let (_pki, server, mut client) = hub("clocks");
     let year = Duration::days(365);
     for now in [datetime!(1970-01-01 00:00:05 UTC), OffsetDateTime::now_utc() + 20 * year] {
@@ -209,7 +209,7 @@ fn a_board_without_a_clock_or_one_that_runs_twenty_years_ahead_connects() {
 }
 
 #[test]
-fn a_renewed_certificate_serves_new_connections_with_the_same_configuration() {
+fn renewed_certificate_serves_new_connections() {
     let (pki, server, mut client) = hub("renewal");
     let config = client.config();
     connect(&server, &config, "localhost").unwrap();

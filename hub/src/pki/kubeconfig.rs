@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_server_stands_in_brackets() {
+    fn ipv6_server_is_bracketed() {
         assert_eq!(server_url("::1", 6443), "https://[::1]:6443");
         assert_eq!(server_url("10.0.0.1", 6443), "https://10.0.0.1:6443");
         assert_eq!(server_url("hub.example", 1), "https://hub.example:1");

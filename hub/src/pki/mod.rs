@@ -84,7 +84,6 @@ pub enum PkiError {
     },
     /// A name that is invalid in a certificate.
     BadName {
-        /// The name.
         name: String,
     },
     /// A key or certificate could not be made.

@@ -38,7 +38,6 @@ const BURST: f64 = 1000.0;
 /// How often callers without a connection and with a full bucket are removed.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Limits {
     inner: Mutex<Inner>,

@@ -40,7 +40,6 @@ pub(super) async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
     let _ = tokio::time::timeout(LINGER_TIME, reading).await;
 }
 
-/// See the module.
 pub(super) struct Stalling {
     socket: TcpStream,
     /// Set while a write waits.

@@ -37,7 +37,6 @@ const BOOKMARK: Duration = Duration::from_secs(60);
 /// Capacity that an idle watch's queue keeps.
 const IDLE_QUEUE: usize = 4;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct WatchStream {
     watch: Watch,

@@ -30,7 +30,6 @@ const RAISE: i64 = 1;
 /// The content of a backup.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Objects in it.
     pub objects: u64,
     /// No revision above this one had been handed out.
     pub reserved: i64,
@@ -348,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backup_of_version_1_is_restored_and_one_of_a_newer_hub_is_not() {
+    fn backup_of_version_1_is_restored_and_a_newer_one_refused() {
         let folder = scratch("versions");
         let (old, file, data) = (folder.join("old"), folder.join("b"), folder.join("data"));
         // the old hub runs while the new program makes the backup

@@ -14,7 +14,6 @@ use kedge_hub_core::object::key;
 /// have room beside each other, and a hub serves a few dozen.
 const KIND_BITS: u32 = 44;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
     /// By resource, then by namespace and name.

@@ -63,7 +63,6 @@ const INSERT: &str = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 
 type Upgrade = fn(&Connection) -> rusqlite::Result<()>;
 
-/// See the module.
 #[derive(Debug)]
 pub struct Sqlite {
     connection: Connection,
@@ -571,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_of_version_1_is_taken_over_whole() {
+    fn store_of_version_1_is_upgraded_completely() {
         let check = |how: &str, crashed: bool, clean: Option<u64>| {
             let folder = scratch(how);
             let (made, data) = (folder.join("made"), folder.join("data"));

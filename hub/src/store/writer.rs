@@ -53,7 +53,6 @@ pub struct Counters {
 #[derive(Debug)]
 pub struct Writer {
     queue: SyncSender<Command>,
-    /// Counters.
     pub counters: Arc<Counters>,
     alive: Arc<AtomicBool>,
     ended: Arc<tokio::sync::Notify>,

@@ -85,7 +85,6 @@ impl Branch {
     }
 }
 
-/// A set of fields.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FieldSet(BTreeMap<Step, Branch>);
 
@@ -122,7 +121,6 @@ impl FieldSet {
         }
     }
 
-    /// The union.
     pub fn union(&self, other: &FieldSet) -> FieldSet {
         let mut sum = self.clone();
         for (step, branch) in &other.0 {
@@ -131,7 +129,6 @@ impl FieldSet {
         sum
     }
 
-    /// The intersection.
     pub fn intersection(&self, other: &FieldSet) -> FieldSet {
         let mut both = FieldSet::default();
         for (step, mine) in &self.0 {

@@ -139,7 +139,6 @@ impl Kind {
         }
     }
 
-    /// The kind of a list of it.
     pub fn list_kind(&self) -> String {
         format!("{}List", self.kind)
     }

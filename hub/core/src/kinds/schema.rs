@@ -98,7 +98,6 @@ pub enum Shape {
     Raw,
     /// Another type of the table.
     Message(&'static str),
-    /// A list.
     List(Box<Shape>),
     /// Object with free keys.
     Map(Box<Shape>),

@@ -81,7 +81,6 @@ impl Pending {
 /// Admission: refuses an object in its stored form, before it is stored.
 pub type Admit<'a> = dyn Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a;
 
-/// The options of a write.
 pub struct WriteOptions<'a> {
     /// A dry run: everything but the write.
     pub dry_run: bool,
@@ -150,7 +149,6 @@ pub enum Part {
     Approval,
 }
 
-/// The options of a delete.
 #[derive(Debug, Default, Clone)]
 pub struct DeleteOptions {
     /// Only the object of this UID.
