@@ -130,10 +130,7 @@ pub enum FlagError {
     /// No command, or an unknown one.
     Command(Option<String>),
     /// A flag that the command does not take.
-    Unused {
-        flag: &'static str,
-        command: &'static str,
-    },
+    Unused { flag: &'static str, command: &'static str },
 }
 
 impl fmt::Display for FlagError {

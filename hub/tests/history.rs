@@ -34,7 +34,7 @@ const LEAST_RECORDS: usize = 40;
 const MORE_RECORDS: u64 = 200;
 /// Far more than it takes on a busy machine.
 const LONGEST_LIFE: Duration = Duration::from_secs(120);
-/// Which store the child runs on; absent in a child that is none.
+/// The store that the child process runs on; not set in the test itself.
 const BROKEN: &str = "KEDGE_HISTORY_STORE";
 const DIRECTORY: &str = "KEDGE_HISTORY_DIRECTORY";
 

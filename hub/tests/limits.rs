@@ -1,4 +1,4 @@
-//! `docs/limits.md` lists what is served: here it is compared with the table of kinds, row by row.
+//! Compares the table of served kinds in `docs/limits.md` with the kinds of the hub, row by row.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 

@@ -36,7 +36,7 @@ const OBJECTS: u64 = 3;
 const STEPS: u64 = 18;
 /// A content large enough for the write-ahead log to be copied back while clients write.
 const LARGE: usize = 100_000;
-/// What is said of an object that went back.
+/// The violation of an object that went back.
 const LOST: &str = "older than its last acknowledged write";
 /// A disk with room for the log. The journal is committed every second, so that what nobody synced reaches the disk, too.
 const fn roomy(file_system: FileSystem, options: &'static str) -> FileSystem {
@@ -163,7 +163,7 @@ impl Writer<'_> {
         let reply = self.client.send(method, target, &[("content-type", media)], body.as_bytes());
         let now = self.clock.now();
         assert!(matches!(reply.code, 200 | 201), "{method} {name}: {}", String::from_utf8_lossy(&reply.body));
-        // of what is deleted the answer is a Status, without a version
+        // a delete is answered with a Status, which has no version
         let version = if method == "DELETE" { 0 } else { version(&reply.json()) };
         self.of(&name, |steps| steps.last_mut().unwrap().acknowledged = Some((now, version)));
         self.history.lock().unwrap().versions.push((now, version));

@@ -1,6 +1,6 @@
-//! A watch on a connection that has other things to do: before it, after it, and too early.
+//! A watch on a connection that serves other requests: before it, after it, and pipelined.
 //!
-//! Holds for every test: the bytes of one real TLS connection, read as they come; nothing is said about a watch's content.
+//! Each test reads the bytes of one real TLS connection. The content of watches is tested in `hub/tests/api`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -29,9 +29,9 @@ fn connection_continues_after_its_watch() {
     let (_hub, admin) = hub();
     let mut client = admin.another();
     for _ in 0..2 {
-        let told = client.get(&short_watch());
-        assert_eq!((told.code, told.header("transfer-encoding")), (200, vec!["chunked"]));
-        let text = String::from_utf8(told.body).unwrap();
+        let answer = client.get(&short_watch());
+        assert_eq!((answer.code, answer.header("transfer-encoding")), (200, vec!["chunked"]));
+        let text = String::from_utf8(answer.body).unwrap();
         assert!(text.starts_with("{\"type\":\"ADDED\""), "{text}");
         assert!(text.lines().last().unwrap().ends_with("\"type\":\"BOOKMARK\"}"), "{text}");
         // the same connection: `get` would have to dial again if it were gone
@@ -42,7 +42,7 @@ fn connection_continues_after_its_watch() {
 #[test]
 fn pipelined_requests_are_answered_in_order() {
     let (_hub, mut admin) = hub();
-    // more than sockets hold, so that the answer before the watch is still on its way when the watch is asked for
+    // more than the socket buffers hold, so that the first answer is not finished when the watch is requested
     for number in 0..8 {
         let map = json!({"metadata": {"name": format!("m{number}")}, "data": {"k": "x".repeat(1_000_000)}});
         admin.post(MAPS, &map).expect(201);
@@ -55,7 +55,7 @@ fn pipelined_requests_are_answered_in_order() {
             write!(asked, "GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         }
         client.write_raw(&asked).unwrap();
-        // time for the hub to have all of it
+        // time for the hub to receive all of it
         std::thread::sleep(std::time::Duration::from_millis(300));
         let answers: Vec<_> = paths.iter().map(|_| client.read_reply().unwrap()).collect();
         assert!(answers.iter().all(|answer| answer.code == 200));
@@ -72,7 +72,7 @@ fn http_1_0_and_close_end_the_connection() {
         let mut client = admin.another();
         let asked = format!("GET {} HTTP/{version}\r\nhost: x\r\n{header}\r\n", short_watch());
         client.write_raw(asked.as_bytes()).unwrap();
-        let told = client.read_to_end();
-        assert!(told.contains(" 200 OK") && told.contains("{\"type\":\"ADDED\""), "{told}");
+        let answer = client.read_to_end();
+        assert!(answer.contains(" 200 OK") && answer.contains("{\"type\":\"ADDED\""), "{answer}");
     }
 }

@@ -83,9 +83,7 @@ pub enum PkiError {
         data_dir: PathBuf,
     },
     /// A name that is invalid in a certificate.
-    BadName {
-        name: String,
-    },
+    BadName { name: String },
     /// A key or certificate could not be made.
     Signing {
         /// Its purpose.

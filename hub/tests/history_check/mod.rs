@@ -14,7 +14,7 @@ pub(crate) enum Record {
     Deleted { name: String, started: u64, ended: u64 },
     /// A read: the version found, none if it was not there.
     Read { name: String, version: Option<u64>, started: u64 },
-    /// A list: its version and what was in it.
+    /// A list: its version and its objects.
     List { version: u64, items: Vec<(String, u64)>, started: u64 },
     /// A watch began after this version; all of one `segment` is without a gap.
     WatchFrom { segment: u64, version: u64 },
