@@ -45,8 +45,6 @@ pub(crate) struct Start {
     pub(crate) hub_moved: bool,
     /// The address that DHCP gives the machine; None: QEMU's usual one, 10.0.2.15.
     pub(crate) address: Option<&'static str>,
-    /// Every write and flush of the disk goes to [`Machine::writes`], too.
-    pub(crate) log_writes: bool,
 }
 
 /// A machine and its files.
@@ -150,20 +148,8 @@ impl Machine {
         self.dir.join("variables.qcow2")
     }
 
-    /// The log of a start with `log_writes`.
-    pub(crate) fn writes(&self) -> PathBuf {
-        self.dir.join("writes.log")
-    }
-
-    /// The disk of a machine that is off, as plain bytes, in a file of this name.
-    pub(crate) fn raw_disk(&self, name: &str) -> Result<PathBuf, HilError> {
-        let raw = self.dir.join(name);
-        convert("qcow2", &self.disk(), "raw", &raw)?;
-        Ok(raw)
-    }
-
     /// Puts plain bytes in the place of the disk of a machine that is off.
-    pub(crate) fn take_raw_disk(&self, raw: &Path) -> Result<(), HilError> {
+    fn take_raw_disk(&self, raw: &Path) -> Result<(), HilError> {
         convert("raw", raw, "qcow2", &self.disk())
     }
 
@@ -175,13 +161,6 @@ impl Machine {
     /// The output of QEMU itself since the last start.
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.join("qemu.log")
-    }
-
-    /// A directory for files that a story wants kept if it fails.
-    pub(crate) fn kept(&self) -> Result<PathBuf, HilError> {
-        let kept = self.dir.join("kept");
-        std::fs::create_dir_all(&kept).map_err(HilError::io("create directory", &kept))?;
-        Ok(kept)
     }
 
     /// Switches it on.
@@ -236,18 +215,7 @@ impl Machine {
         add("-qmp unix:monitor,server=on,wait=off -device virtio-rng-pci");
         add("-device virtio-serial-pci -chardev socket,id=console,path=console,server=on,wait=off");
         add("-device virtconsole,chardev=console");
-        if start.log_writes {
-            let log = self.writes();
-            std::fs::File::create(&log).map_err(HilError::io("create", &log))?;
-            add(
-                "-blockdev driver=qcow2,node-name=own,file.driver=file,file.filename=disk.qcow2,discard=unmap",
-            );
-            add(
-                "-blockdev driver=blklogwrites,node-name=disk,file=own,log.driver=file,log.filename=writes.log,log-sector-size=512",
-            );
-        } else {
-            add("-drive if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap");
-        }
+        add("-drive if=none,id=disk,file=disk.qcow2,format=qcow2,cache=writeback,discard=unmap");
         // a kernel that QEMU starts itself has boot index 0, and QEMU refuses a second device with it
         let order = if self.starts_kernel(start) { "" } else { ",bootindex=0" };
         add(&format!("-device virtio-blk-pci,drive=disk{order}"));
@@ -431,7 +399,7 @@ fn convert(format: &str, from: &Path, new_format: &str, to: &Path) -> Result<(),
 }
 
 /// Runs a program of this machine that must succeed.
-pub(crate) fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> {
+fn tool(program: &str, arguments: &[&OsStr]) -> Result<(), HilError> {
     let shown = format!("{program} {}", arguments.join(OsStr::new(" ")).to_string_lossy());
     let failed = |source| HilError::Io { tried: format!("run {shown}"), source };
     let output = Command::new(program).args(arguments).output().map_err(failed)?;

@@ -350,7 +350,6 @@ impl<'a> Run<'a> {
         let _ = std::fs::copy(machine.serial(), to.join("serial.log"));
         let _ = std::fs::copy(machine.log(), to.join("qemu.log"));
         let _ = std::fs::copy(self.hub.log(), to.join("hub.log"));
-        let _ = machine.kept().and_then(|kept| copy_tree(&kept, &to));
         for (file, command) in ASKED_AFTER_FAILURE {
             // a guest that does not answer one question answers none
             let Ok((_, output)) = machine.run_within(command, Duration::from_secs(60)) else { break };

@@ -6,7 +6,6 @@
 mod chance;
 mod config;
 mod ends;
-mod flushes;
 mod power;
 mod slots;
 mod surroundings;
@@ -139,13 +138,6 @@ pub(crate) const STORIES: &[Story] = &[
         false,
         Needs::Nothing,
         power::first_boot_cuts,
-    ),
-    story(
-        "flushes",
-        "every flush of the state partition in a life of adoption, promotion, roll back: rebuilt and started",
-        false,
-        Needs::Nothing,
-        flushes::every,
     ),
     story(
         "no-clock",
