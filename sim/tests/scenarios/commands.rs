@@ -125,7 +125,13 @@ impl Stage {
             }
             "reboot" => world.reboot(),
             "dies-after" => {
-                self.dies_after(rest);
+                self.write_unheard(rest);
+                self.world.die_unrecorded();
+                self.held = false;
+            }
+            "cut-after" => {
+                self.write_unheard(rest);
+                self.world.power_cut();
                 self.held = false;
             }
             "dies" => {
@@ -142,8 +148,8 @@ impl Stage {
         true
     }
 
-    /// Dies between the write of this record and hearing that it is durable.
-    fn dies_after(&mut self, record: &str) {
+    /// Writes this record; that it is durable is not heard.
+    fn write_unheard(&mut self, record: &str) {
         let world = &mut self.world;
         loop {
             let process = world.process.as_mut().expect("it runs");
@@ -152,7 +158,7 @@ impl Stage {
                 Some(step) => {
                     let outcome = world.perform(&step);
                     world.seen.push(Seen::Performed(step, outcome));
-                    return world.die_unrecorded();
+                    return;
                 }
             }
         }
