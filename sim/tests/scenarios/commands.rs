@@ -1,7 +1,9 @@
 //! The commands of a scenario, each an act of the world around the node.
 //!
-//! Always holds: a command that the world cannot obey ends the test. `push`, `assign` and `adopt` take a payload as fields
-//! (`maxPods=202 crashLoopThreshold=0`) or as JSON text (`"broken: ["`).
+//! Always holds: a command that the world cannot obey ends the test; after each a running agent has a config in use, and has
+//! renewed its Lease if time went by. `push`, `assign`, `follow` and `adopt` take a payload as fields (`maxPods=202
+//! crashLoopThreshold=0`) or as JSON text (`"broken: ["`). A line of several commands has `; ` between them, `given` hides
+//! what it led to, `repeat N` shows the first and the last of rounds that are alike, `$a` is the UID of ConfigMap `a`.
 
 use crate::output::{Observer, shortened_rounds};
 use kedge_core::{Event, Exit, PreviousRun, Step};

@@ -2,7 +2,9 @@
 //!
 //! Owns the names in them: `a` is the UID of ConfigMap `a`, `a'` of the next ConfigMap with that name, `a.2` its second
 //! version, and `startups a'` are the counts under the second content or drop-in of `a`. Always holds: every write, exit,
-//! log line, event and change of the reported condition is a line; reads, requests and renewals are not.
+//! log line, event and change of the reported condition is a line, and so is an event that is not posted at once. Left out:
+//! reads, requests, renewals, what a command says already (how `stop`, `crash` and `cut` end a run), the event of an
+//! adoption, and the config in use while it stays the same.
 
 use kedge_core::config::records::StateFile;
 use kedge_core::{Action, Level, Outcome, Step};
@@ -11,13 +13,13 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// Behind a condition that the API server has accepted.
+/// Follows a condition that the API server has accepted.
 const REPORTED: &str = ", reported";
 
-/// The event of a new config: the `writes` and `uses` beside it say the same.
+/// The event of an adoption: the lines `writes` and `uses` beside it show the same.
 const ADOPTED: &str = "KubeletConfigChanged";
 
-/// How a run ended after `crash` and `cut`: these commands say it.
+/// How `crash` and `cut` end a run.
 const USUAL_ENDS: [&str; 2] = [": exit code 101", ": the power went, or the disk stood still"];
 
 /// Lines alike but for their numbers that are shown one by one; of more the first and the last.
@@ -50,7 +52,7 @@ impl Observer {
         self.lines.push(line.to_owned());
     }
 
-    /// Takes note of what happened; `since` is the begin of a command that takes time.
+    /// Notes what happened since the last call; `since` is the begin of a command that takes time.
     pub(crate) fn observe(&mut self, world: &mut World, since: Option<Duration>) {
         self.learn_names(world);
         let time = since.map(|since| world.mono.saturating_sub(since)).unwrap_or_default();
@@ -119,7 +121,7 @@ impl Observer {
         self.names.values().any(|other| other == name)
     }
 
-    /// The text with names in it. A resourceVersion is a mere number: it has one only where it is called one.
+    /// The text with names in it. A resourceVersion is a mere number, so it is replaced only where it is called one.
     fn named(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (raw, name) in self.names.iter().rev().filter(|(raw, _)| !raw.is_empty()) {
@@ -195,7 +197,7 @@ impl Observer {
         self.reported = text;
     }
 
-    /// An event is a line that was logged. One that is posted in the same command goes without saying.
+    /// An event repeats a line that was logged, so one that is posted in the same command is not shown.
     fn note_events(&mut self, world: &mut World) {
         for event in std::mem::take(&mut world.hub.events) {
             let part = |part: &str| event[part].as_str().unwrap_or_default();
@@ -224,7 +226,7 @@ impl Observer {
         let runs = runs(world);
         let used = (from..self.lines.len()).rev().find(|at| self.lines[*at].starts_with("uses "));
         if runs.is_empty() {
-            // what ran before an end is what is expected after it
+            // between two runs: the next one is compared with the last
         } else if let Some(used) = used {
             match runs == self.runs {
                 true => drop(self.lines.remove(used)),
