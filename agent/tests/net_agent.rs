@@ -1,16 +1,22 @@
-//! The real agent against an API server that a test scripts: what it asks for again after a restart, what it notices of a
-//! server that began anew, and that its heartbeat goes on whoever does not do his part on the node. Every wait is for something that was asked, and ends the test if it never is.
+//! The real agent with something on its node or its server misbehaving: what it asks for again after a restart, what it notices of
+//! a server that began anew, and that renewals go on whatever blocks. A server that behaves is the real hub; one that counts bytes
+//! or forgets is a script. Every wait is for something that was asked, and ends the test if it never is.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod net_server;
 
+use kedge_rig::client::{Connection, Identity};
+use kedge_rig::hub::Hub;
+use kedge_rig::scratch::wait_until;
 use net_server::*;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const NODE: &str = "edge-1";
 const NODES: &str = "/api/v1/nodes";
@@ -88,24 +94,15 @@ fn node(uid: &str, source: Value) -> Value {
     })
 }
 
-/// An agent with its server and its directories.
-struct Scene {
-    state: Arc<Mutex<State>>,
-    server: Server,
-    bench: Bench,
-    agent: Option<Child>,
+/// An agent process and its directory, in which its kubeconfig lies.
+struct Agent {
+    directory: Scratch,
+    child: Option<Child>,
 }
 
-impl Scene {
-    fn new(state: State) -> Self {
-        let authority = Authority::new("ca");
-        let state = Arc::new(Mutex::new(state));
-        let shared = state.clone();
-        let server = Server::start(&authority, move |heard| {
-            shared.lock().unwrap_or_else(PoisonError::into_inner).answer(heard)
-        });
-        let bench = Bench::new(&authority, server.address);
-        Self { state, server, bench, agent: None }
+impl Agent {
+    fn kubeconfig(&self) -> PathBuf {
+        self.directory.join("kubeconfig")
     }
 
     fn start(&mut self) {
@@ -113,8 +110,8 @@ impl Scene {
     }
 
     fn start_with_log(&mut self, log: impl Into<Stdio>) {
-        let at = |name: &str| self.bench.folder.join(name).display().to_string();
-        let agent = Command::new(env!("CARGO_BIN_EXE_kedge"))
+        let at = |name: &str| self.directory.join(name).display().to_string();
+        let child = Command::new(env!("CARGO_BIN_EXE_kedge"))
             .args(["agent", "--hostname-override", NODE, "--config-dir", ""])
             .args(["--kubeconfig", &at("kubeconfig"), "--root-dir", &at("state"), "--run-dir", &at("run")])
             .args(["--node-status-update-frequency", "1s"])
@@ -122,49 +119,93 @@ impl Scene {
             .stderr(log)
             .spawn()
             .unwrap();
-        self.agent = Some(agent);
+        self.child = Some(child);
     }
 
     /// Ends the agent as a person would, and waits for it.
     fn stop(&mut self) {
-        if let Some(mut agent) = self.agent.take() {
-            let _ = Command::new("kill").arg(agent.id().to_string()).status();
-            wait_until("the agent to stop", || agent.try_wait().unwrap().is_some());
+        if let Some(mut child) = self.child.take() {
+            let _ = Command::new("kill").arg(child.id().to_string()).status();
+            wait_until("the agent to stop", PATIENCE, || child.try_wait().unwrap().is_some());
         }
     }
 
     /// Waits until the agent ended by itself.
     fn wait_for_exit(&mut self) {
-        let mut agent = self.agent.take().unwrap();
-        wait_until("the agent to adopt", || agent.try_wait().unwrap().is_some());
+        let mut child = self.child.take().unwrap();
+        wait_until("the agent to adopt", PATIENCE, || child.try_wait().unwrap().is_some());
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// An agent of the real hub.
+struct OfHub {
+    // in this order: what is dropped first ends first
+    agent: Agent,
+    admin: Connection,
+    hub: Hub,
+}
+
+impl OfHub {
+    fn new() -> Self {
+        let directory = Scratch::new("net-agent").unwrap();
+        let hub = Hub::start(&directory.join("hub"), &[]).unwrap();
+        directory.write("kubeconfig", hub.node_kubeconfig(NODE).unwrap());
+        let admin = std::fs::read_to_string(hub.kubectl().kubeconfig()).unwrap();
+        let admin = Identity::read(&admin).unwrap().connect().unwrap();
+        Self { agent: Agent { directory, child: None }, admin, hub }
     }
 
-    /// Requests heard since the first `from`, as method and path.
-    fn heard(&self, from: usize) -> Vec<String> {
+    /// Waits until the Lease was renewed so many times.
+    fn wait_renewals(&mut self, times: usize) {
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}");
+        let mut seen = BTreeSet::new();
+        wait_until("a renewal", PATIENCE, || {
+            let answer = self.admin.request("GET", &path, "", b"").unwrap();
+            let lease: Value = serde_json::from_slice(&answer.body).unwrap();
+            seen.extend(lease["spec"]["renewTime"].as_str().map(str::to_owned));
+            // the first may be one of an earlier run
+            seen.len() > times
+        });
+    }
+}
+
+/// An agent of a scripted server.
+struct OfScript {
+    state: Arc<Mutex<State>>,
+    server: Server,
+    agent: Agent,
+}
+
+impl OfScript {
+    fn new(state: State) -> Self {
+        let authority = Authority::new("ca");
+        let state = Arc::new(Mutex::new(state));
+        let shared = state.clone();
+        let server = Server::start(&authority, move |heard| {
+            shared.lock().unwrap_or_else(PoisonError::into_inner).answer(heard)
+        });
+        let Bench { folder: directory, .. } = Bench::new(&authority, server.address);
+        Self { state, server, agent: Agent { directory, child: None } }
+    }
+
+    /// Requests received since the first `from`, as method and path.
+    fn requests(&self, from: usize) -> Vec<String> {
         let heard = self.server.counts.heard();
         heard[from..].iter().map(|heard| format!("{} {}", heard.method, heard.path)).collect()
     }
 
     fn wait_for(&self, from: usize, times: usize, what: impl Fn(&str) -> bool) {
-        wait_until("a request", || self.heard(from).iter().filter(|asked| what(asked)).count() >= times);
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        if let Some(agent) = &mut self.agent {
-            let _ = agent.kill();
-            let _ = agent.wait();
-        }
-    }
-}
-
-#[track_caller]
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        thread::sleep(Duration::from_millis(20));
+        let is_so = || self.requests(from).iter().filter(|asked| what(asked)).count() >= times;
+        wait_until("a request", PATIENCE, is_so);
     }
 }
 
@@ -179,28 +220,28 @@ fn is_watch_of(asked: &str, path: &str) -> bool {
 #[test]
 fn restart_does_not_download_an_unchanged_config() {
     const PAYLOAD_BYTES: usize = 300_000;
-    let mut scene = Scene::new(State::new(PAYLOAD_BYTES));
-    scene.start();
-    scene.wait_for_exit();
-    let (_, adopted) = scene.server.counts.bytes();
+    let mut scripted = OfScript::new(State::new(PAYLOAD_BYTES));
+    scripted.agent.start();
+    scripted.agent.wait_for_exit();
+    let (_, adopted) = scripted.server.counts.bytes();
     assert!(adopted > PAYLOAD_BYTES as u64);
 
-    let from = scene.heard(0).len();
-    scene.start();
-    scene.wait_for(from, 1, |asked| is_watch_of(asked, CONFIG_MAPS));
-    scene.stop();
-    let restart = scene.server.counts.bytes().1 - adopted;
+    let from = scripted.requests(0).len();
+    scripted.agent.start();
+    scripted.wait_for(from, 1, |asked| is_watch_of(asked, CONFIG_MAPS));
+    scripted.agent.stop();
+    let restart = scripted.server.counts.bytes().1 - adopted;
     println!(
         "a start with a payload of {PAYLOAD_BYTES} bytes: {adopted} bytes down to adopt it, {restart} to find it unchanged"
     );
     assert!(restart < 20_000, "{restart} bytes");
 
     // edited while the agent was away
-    scene.state.lock().unwrap().config_map["metadata"]["resourceVersion"] = json!("70");
-    scene.state.lock().unwrap().config_map["data"]["kubelet"] =
+    scripted.state.lock().unwrap().config_map["metadata"]["resourceVersion"] = json!("70");
+    scripted.state.lock().unwrap().config_map["data"]["kubelet"] =
         json!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n");
-    scene.start();
-    scene.wait_for_exit();
+    scripted.agent.start();
+    scripted.agent.wait_for_exit();
 }
 
 #[test]
@@ -214,73 +255,81 @@ fn blocked_log_pipe_does_not_stop_renewals() {
             let _ = begun.send(());
         }
     });
-    let filled = || has_begun.recv_timeout(Duration::from_secs(1)).is_err();
-    wait_until("the pipe to be full", filled);
-    let mut scene = Scene::new(State::new(0));
-    scene.start_with_log(log);
-    scene.wait_for(0, 1, is_renewal);
-    scene.wait_for_exit();
-    scene.start();
-    scene.wait_for(0, 2, is_renewal);
-    scene.stop();
+    wait_until("the pipe to be full", PATIENCE, || has_begun.recv_timeout(Duration::from_secs(1)).is_err());
+    let mut node = OfHub::new();
+    node.agent.start_with_log(log);
+    node.wait_renewals(1);
+    let payload =
+        "--from-literal=kubelet=apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+    node.hub.kubectl().run(&["create", "configmap", "edge", payload]).unwrap();
+    let source = json!({"namespace": "default", "name": "edge", "kubeletConfigKey": "kubelet"});
+    let patch = json!({"spec": {"configSource": {"configMap": source}}}).to_string();
+    node.hub.kubectl().run(&["patch", "node", NODE, "--type=merge", "-p", &patch]).unwrap();
+    node.agent.wait_for_exit();
+    node.agent.start();
+    node.wait_renewals(2);
+    node.agent.stop();
 }
 
 #[test]
 fn blocking_kubeconfig_stops_neither_start_nor_renewals() {
-    let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
-    let kubeconfig = scene.bench.folder.join("kubeconfig");
+    let mut node = OfHub::new();
+    let kubeconfig = node.agent.kubeconfig();
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
     std::fs::remove_file(&kubeconfig).unwrap();
-    // whoever reads a pipe nobody writes to waits, as on a disk that does not answer
+    // a reader of a pipe without a writer waits, as on a disk that does not answer
     assert!(Command::new("mkfifo").arg(&kubeconfig).status().unwrap().success());
-    scene.start();
-    let run_dir = scene.bench.folder.join("run");
-    wait_until("the agent to be ready", || {
+    node.agent.start();
+    let run_dir = node.agent.directory.join("run");
+    wait_until("the agent to be ready", PATIENCE, || {
         let mut status = Command::new(env!("CARGO_BIN_EXE_kedge"));
         status.args(["status", "--run-dir"]).arg(&run_dir).stdout(Stdio::null()).stderr(Stdio::null());
         status.status().unwrap().success()
     });
     std::fs::write(&kubeconfig, text).unwrap();
     // written to, the pipe looks like another file, and is read again in vain
-    scene.wait_for(0, 2, is_renewal);
-    scene.stop();
+    node.wait_renewals(2);
+    node.agent.stop();
 }
 
 #[test]
 fn invalid_kubeconfig_is_logged_and_used_once_repaired() {
-    let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
-    let kubeconfig = scene.bench.folder.join("kubeconfig");
+    let mut node = OfHub::new();
+    let kubeconfig = node.agent.kubeconfig();
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
     std::fs::remove_file(&kubeconfig).unwrap();
-    let log = scene.bench.folder.join("log");
-    scene.start_with_log(std::fs::File::create(&log).unwrap());
-    let is_told = |what: &str| wait_until(what, || std::fs::read_to_string(&log).unwrap().contains(what));
-    is_told("No such file");
+    let log = node.agent.directory.join("log");
+    node.agent.start_with_log(std::fs::File::create(&log).unwrap());
+    let is_logged =
+        |what: &str| wait_until(what, PATIENCE, || std::fs::read_to_string(&log).unwrap().contains(what));
+    is_logged("No such file");
     // what a disk may make of it, or somebody in a hurry
     std::fs::write(&kubeconfig, [0x17, 0xff, 0x00, 0x80]).unwrap();
-    is_told("expected YAML or JSON");
-    std::fs::write(&kubeconfig, text.replace("current-context: test", "current-context: other")).unwrap();
-    is_told("contexts has no \"other\"");
+    is_logged("expected YAML or JSON");
+    let current = text.lines().find(|line| line.starts_with("current-context: ")).unwrap();
+    std::fs::write(&kubeconfig, text.replace(current, "current-context: other")).unwrap();
+    is_logged("contexts has no \"other\"");
     std::fs::write(&kubeconfig, text).unwrap();
-    scene.wait_for(0, 1, is_renewal);
-    scene.stop();
+    node.wait_renewals(1);
+    node.agent.stop();
 }
 
 #[test]
 fn reset_server_is_noticed_despite_a_silent_watch() {
-    let mut scene = Scene::new(State { node: Some(node("node-uid-1", Value::Null)), ..State::new(0) });
-    scene.start();
-    scene.wait_for(0, 1, is_renewal);
-    scene.wait_for(0, 1, |asked| is_watch_of(asked, NODES));
-    let from = scene.heard(0).len();
+    let node = Some(node("node-uid-1", Value::Null));
+    let mut scripted = OfScript::new(State { node, ..State::new(0) });
+    scripted.agent.start();
+    scripted.wait_for(0, 1, is_renewal);
+    scripted.wait_for(0, 1, |asked| is_watch_of(asked, NODES));
+    let from = scripted.requests(0).len();
     {
-        let mut state = scene.state.lock().unwrap();
+        let mut state = scripted.state.lock().unwrap();
         (state.node, state.version) = (None, 100_000);
     }
-    scene.wait_for(from, 1, |asked| asked.starts_with(&format!("GET {NODES}?field")));
-    scene.wait_for(from, 1, |asked| asked == format!("POST {NODES}"));
-    scene.wait_for(from, 1, |asked| is_watch_of(asked, NODES));
-    let anew = scene.heard(from).into_iter().find(|asked| is_watch_of(asked, NODES)).unwrap();
+    scripted.wait_for(from, 1, |asked| asked.starts_with(&format!("GET {NODES}?field")));
+    scripted.wait_for(from, 1, |asked| asked == format!("POST {NODES}"));
+    scripted.wait_for(from, 1, |asked| is_watch_of(asked, NODES));
+    let anew = scripted.requests(from).into_iter().find(|asked| is_watch_of(asked, NODES)).unwrap();
     assert!(anew.contains("resourceVersion=100000"), "from the new list, not from the old version: {anew}");
-    scene.stop();
+    scripted.agent.stop();
 }

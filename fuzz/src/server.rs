@@ -2,6 +2,8 @@
 //!
 //! The first byte chooses the agent's request (a GET or PATCH, a list, a watch, through a proxy), the second how the rest of the
 //! input is sent: raw, or as the body of a well-formed answer, so that mutations also reach the code behind HTTP.
+//! Apart from `agent/tests/net_server`: that one reads a request and lets a test's script answer it, this one sends the input's bytes
+//! whatever was asked.
 
 use crate::Target;
 use crate::input::{Input, SEPARATOR};

@@ -1,180 +1,124 @@
-//! An API server over TLS with one Node, its Lease, its Events and some ConfigMaps: enough for an agent to live with.
+//! The real hub of a board, and what a test asks it.
 //!
-//! Always holds: a watch tells every change once; what the agent says of itself is kept for the test to look at. Everything
-//! else it is asked for is answered 404.
+//! Always holds: a board's hub is its own, on a copy of the data of the one that its state was made with, so UIDs and credentials
+//! are the same.
 
-use crate::net_server::{Authority, Chunks, Heard, Reply, Server};
+use kedge_rig::Scratch;
+use kedge_rig::client::{Connection, Identity};
+use kedge_rig::hub::Hub;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) const NODE: &str = "edge-1";
-pub(crate) const NAMESPACE: &str = "kube-system";
-/// How long a watch stays open without a change.
-const WATCH: Duration = Duration::from_secs(60);
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// What the server knows.
-#[derive(Default)]
-pub(crate) struct World {
-    source: Value,
-    maps: BTreeMap<String, Value>,
-    version: u64,
-    /// Agents started: a watch of an earlier one ends.
-    agents: u64,
-    /// Renewals of the Lease.
-    pub(crate) renewals: u64,
-    /// `ConfigOK` as it was last patched.
-    pub(crate) config_ok: Value,
-    /// Reasons and messages of the Events.
-    pub(crate) events: Vec<String>,
+/// A running hub.
+#[derive(Clone)]
+pub(crate) struct Api(Arc<Mutex<Inner>>);
+
+struct Inner {
+    admin: Connection,
+    hub: Hub,
+    /// The Lease's last renewal that was seen, and how many since the agent's start.
+    renewed: Value,
+    renewals: u64,
+    // last: the hub ends before its directory goes
+    directory: Scratch,
 }
 
-/// A running server.
-#[derive(Clone)]
-pub(crate) struct Api {
-    world: Arc<(Mutex<World>, Condvar)>,
-    pub(crate) port: u16,
+impl Inner {
+    fn get(&mut self, path: &str) -> Value {
+        let answer = self.admin.request("GET", path, "", b"").expect("the hub answers");
+        serde_json::from_slice(&answer.body).expect("JSON")
+    }
+
+    fn look_at_lease(&mut self) -> bool {
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{NODE}");
+        let found = self.get(&path)["spec"]["renewTime"].take();
+        let is_new = !found.is_null() && found != self.renewed;
+        if is_new {
+            self.renewed = found;
+        }
+        is_new
+    }
 }
 
 impl Api {
-    pub(crate) fn start(authority: &Authority) -> Self {
-        let world: Arc<(Mutex<World>, Condvar)> = Arc::default();
-        let for_script = world.clone();
-        let server = Server::start(authority, move |heard| answer(&for_script, heard));
-        Self { world, port: server.address.port() }
+    /// A hub on a copy of this data, or an empty one.
+    pub(crate) fn start(data: Option<&Path>) -> Self {
+        let directory = Scratch::new("corrupt-hub").expect("a directory");
+        if let Some(data) = data {
+            copy(data, &directory.join("data"));
+        }
+        let hub = Hub::start(&directory, &[]).expect("the hub");
+        let admin = std::fs::read_to_string(hub.kubectl().kubeconfig()).expect("its kubeconfig");
+        let admin = Identity::read(&admin).and_then(|admin| admin.connect()).expect("a connection");
+        Self(Arc::new(Mutex::new(Inner { admin, hub, renewed: Value::Null, renewals: 0, directory })))
     }
 
-    pub(crate) fn world(&self) -> MutexGuard<'_, World> {
-        lock(&self.world.0)
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An agent starts: what was said of the one before is forgotten.
+    pub(crate) fn node_kubeconfig(&self) -> String {
+        self.lock().hub.node_kubeconfig(NODE).expect("credentials")
+    }
+
+    /// Ends the hub in order and hands out its data.
+    pub(crate) fn stop(&self) -> Scratch {
+        let mut inner = self.lock();
+        inner.hub.stop().expect("the hub stops");
+        let copied = Scratch::new("corrupt-data").expect("a directory");
+        copy(&inner.directory.join("data"), &copied.join("data"));
+        copied
+    }
+
+    /// An agent starts: renewals are counted from here.
     pub(crate) fn begin(&self) {
-        let mut world = self.world();
-        world.agents += 1;
-        world.renewals = 0;
-        world.config_ok = Value::Null;
-        self.world.1.notify_all();
+        let mut inner = self.lock();
+        inner.look_at_lease();
+        inner.renewals = 0;
     }
 
-    /// Makes a ConfigMap with this UID.
-    pub(crate) fn create(&self, name: &str, uid: &str, payload: &str) {
-        let mut world = self.world();
-        world.version += 1;
-        let version = world.version.to_string();
-        let metadata = json!({"name": name, "namespace": NAMESPACE, "uid": uid, "resourceVersion": version});
-        world.maps.insert(name.into(), json!({"metadata": metadata, "data": {"kubelet": payload}}));
+    /// Renewals of the Lease since the agent's start, as often as this looked.
+    pub(crate) fn renewals(&self) -> u64 {
+        let mut inner = self.lock();
+        inner.renewals += u64::from(inner.look_at_lease());
+        inner.renewals
     }
 
-    /// All ConfigMaps, to be served by another server.
-    pub(crate) fn maps(&self) -> BTreeMap<String, Value> {
-        self.world().maps.clone()
-    }
-
-    pub(crate) fn serve(&self, maps: BTreeMap<String, Value>) {
-        let mut world = self.world();
-        world.version += 1000;
-        world.maps = maps;
+    /// Makes a ConfigMap; its UID.
+    pub(crate) fn create(&self, name: &str, payload: &str) -> String {
+        let map = json!({"metadata": {"name": name}, "data": {"kubelet": payload}});
+        let headers = "content-type: application/json\r\n";
+        let made = self.lock().admin.request("POST", MAPS, headers, map.to_string().as_bytes());
+        let made: Value = serde_json::from_slice(&made.expect("the hub answers").body).expect("JSON");
+        made["metadata"]["uid"].as_str().expect("a UID").to_owned()
     }
 
     /// Sets what the Node asks for: the ConfigMap of this name, by UID.
     pub(crate) fn assign(&self, name: &str) {
-        let mut world = self.world();
-        let uid = world.maps[name]["metadata"]["uid"].clone();
-        world.source = json!({"configMapRef": {"namespace": NAMESPACE, "name": name, "uid": uid}});
-        world.version += 1;
-        self.world.1.notify_all();
+        let mut inner = self.lock();
+        let uid = inner.get(&format!("{MAPS}/{name}"))["metadata"]["uid"].take();
+        let source = json!({"configMapRef": {"namespace": "default", "name": name, "uid": uid}});
+        let patch = json!({"spec": {"configSource": source}}).to_string();
+        let headers = "content-type: application/merge-patch+json\r\n";
+        let path = format!("/api/v1/nodes/{NODE}");
+        let answer = inner.admin.request("PATCH", &path, headers, patch.as_bytes()).expect("the hub answers");
+        assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    }
+
+    /// The status of `ConfigOK` as the API shows it.
+    pub(crate) fn config_ok(&self) -> Value {
+        let node = self.lock().get(&format!("/api/v1/nodes/{NODE}"));
+        let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+        let found = conditions.into_iter().find(|condition| condition["type"] == "ConfigOK");
+        found.map_or(Value::Null, |condition| condition["status"].clone())
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-fn answer(shared: &Arc<(Mutex<World>, Condvar)>, heard: &Heard) -> Reply {
-    let (path, query) = heard.path.split_once('?').unwrap_or((&heard.path, ""));
-    let last = path.rsplit('/').next().unwrap_or_default();
-    let watch = query.contains("watch=true");
-    match (heard.method.as_str(), last) {
-        ("GET", "version") => Reply::ok(r#"{"gitVersion":"v1.35.0+kedge-0.1.0"}"#),
-        ("GET", "nodes") if watch => watch_node(shared.clone()),
-        ("GET", "nodes") => list(&lock(&shared.0), "NodeList", |world| Some(node(world))),
-        ("GET", "configmaps") if watch => watch_nothing(shared.clone()),
-        ("GET", "configmaps") => {
-            let name = query.split("metadata.name%3D").nth(1).unwrap_or_default();
-            let name = name.split('&').next().unwrap_or_default();
-            list(&lock(&shared.0), "ConfigMapList", |world| world.maps.get(name).cloned())
-        }
-        _ => take(&mut lock(&shared.0), heard, path),
-    }
-}
-
-fn take(world: &mut World, heard: &Heard, path: &str) -> Reply {
-    let body: Value = serde_json::from_str(&heard.body).unwrap_or_default();
-    match heard.method.as_str() {
-        "PATCH" | "POST" if path.contains("/leases") => world.renewals += 1,
-        "PATCH" if path.ends_with("/status") => {
-            let conditions = body["status"]["conditions"].as_array().cloned().unwrap_or_default();
-            let found = conditions.into_iter().find(|condition| condition["type"] == "ConfigOK");
-            if let Some(condition) = found {
-                world.config_ok = condition;
-            }
-        }
-        "POST" if path.ends_with("/events") => {
-            let text = |field: &str| body[field].as_str().unwrap_or_default().to_owned();
-            world.events.push(format!("{}: {}", text("reason"), text("message")));
-        }
-        "PATCH" if path.contains("/nodes/") => {}
-        _ => return Reply::status(404, "NotFound", "there is no such thing here"),
-    }
-    Reply::ok("{}")
-}
-
-fn node(world: &World) -> Value {
-    let metadata = json!({"name": NODE, "uid": "node-uid-1", "resourceVersion": world.version.to_string()});
-    let mut node = json!({"metadata": metadata, "spec": {}, "status": {}});
-    if !world.source.is_null() {
-        node["spec"]["configSource"] = world.source.clone();
-    }
-    node
-}
-
-fn list(world: &World, kind: &str, item: impl FnOnce(&World) -> Option<Value>) -> Reply {
-    let items: Vec<Value> = item(world).into_iter().collect();
-    let version = world.version.to_string();
-    Reply::ok(&json!({"kind": kind, "metadata": {"resourceVersion": version}, "items": items}).to_string())
-}
-
-/// Tells of every change of the world as a change of the Node, until another agent starts.
-fn watch_node(shared: Arc<(Mutex<World>, Condvar)>) -> Reply {
-    Reply::Chunks(Box::new(move |chunks: &mut Chunks<'_>| {
-        let (agents, mut version) = {
-            let world = lock(&shared.0);
-            (world.agents, world.version)
-        };
-        while let Some(node) = next(&shared, agents, &mut version) {
-            chunks.send(&format!("{}\n", json!({"type": "MODIFIED", "object": node})));
-        }
-    }))
-}
-
-fn watch_nothing(shared: Arc<(Mutex<World>, Condvar)>) -> Reply {
-    Reply::Chunks(Box::new(move |_| {
-        let agents = lock(&shared.0).agents;
-        let mut version = u64::MAX;
-        let _ = next(&shared, agents, &mut version);
-    }))
-}
-
-/// The Node once it is newer than `version`; None when the watch is over.
-fn next(shared: &(Mutex<World>, Condvar), agents: u64, version: &mut u64) -> Option<Value> {
-    let over = |world: &World| world.agents != agents || world.version > *version;
-    let wait = shared.1.wait_timeout_while(lock(&shared.0), WATCH, |world| !over(world));
-    let (world, timeout) = wait.unwrap_or_else(std::sync::PoisonError::into_inner);
-    if timeout.timed_out() || world.agents != agents {
-        return None;
-    }
-    *version = world.version;
-    Some(node(&world))
+fn copy(from: &Path, to: &Path) {
+    let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status();
+    assert!(copied.is_ok_and(|status| status.success()), "copy {}", from.display());
 }

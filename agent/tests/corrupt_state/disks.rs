@@ -1,7 +1,7 @@
 //! Disks that take no more: full, out of inodes, read-only, given up by the kernel. Needs root, to mount small ones.
 
 use crate::foreign::{is_root, skip};
-use crate::stage::{Board, MENDED, State, TRIED, active};
+use crate::stage::{Board, State, active};
 use crate::{Rest, check_spoilt};
 use std::fs;
 use std::io::Write;
@@ -149,13 +149,13 @@ fn aborted_file_system_keeps_renewing() {
     State::lived_in().write(board.root());
     board.live_until("all is well", |status| Rest::Assigned.is(status));
     mount.abort();
-    let before = board.api.world().renewals;
+    let before = board.api.renewals();
     board.api.assign("mended");
     board.live_until("what cannot be recorded is told", |status| {
         status["config"]["condition"]["status"] == "Unknown"
     });
     let api = board.api.clone();
-    board.live_until("the heartbeat goes on", |_| api.world().renewals > before);
+    board.live_until("the heartbeat goes on", |_| api.renewals() > before);
     let log = board.log();
     assert!(!log.contains("panicked"), "{log}");
     assert!(log.contains("could not record the assignment on disk"), "{log}");
@@ -174,14 +174,14 @@ fn frozen_disk_keeps_renewing() {
     if !mount.freeze("-f") {
         return skip("a disk that stands still", "fsfreeze is not allowed here");
     }
-    let (api, before) = (board.api.clone(), board.api.world().renewals);
+    let (api, before) = (board.api.clone(), board.api.renewals());
     // its checkpoint is what waits for the disk
     board.api.assign("mended");
     board.live_until("the heartbeat goes on", |status| {
-        api.world().renewals > before && active(status) == TRIED
+        api.renewals() > before && active(status) == State::lived_in().tried
     });
     assert!(mount.freeze("-u"));
-    board.live_until("the disk moves again", |status| active(status) == MENDED);
+    board.live_until("the disk moves again", |status| active(status) == State::lived_in().mended);
     let log = board.log();
     assert!(!log.contains("panicked"), "{log}");
     board.stop();

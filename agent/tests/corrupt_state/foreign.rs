@@ -1,6 +1,6 @@
 //! State that is not the agent's own: owned by somebody else, or closed to everybody. Needs root, to become somebody else.
 
-use crate::stage::{Board, State, TRIED};
+use crate::stage::{Board, State};
 use crate::{Rest, check_spoilt};
 use std::fs;
 use std::io::Write as _;
@@ -63,7 +63,7 @@ fn forbidden_record_is_like_an_unreadable_one() {
     if !is_root("records closed to the agent") {
         return;
     }
-    let checkpoint = State::lived_in().checkpoint(TRIED);
+    let checkpoint = State::lived_in().checkpoint(&State::lived_in().tried);
     check_closed(&[
         ("config/current", Rest::Assigned, "current is unreadable"),
         ("config/last-known-good", Rest::Assigned, "last-known-good is unreadable"),
@@ -84,7 +84,11 @@ fn forbidden_directory_is_reported_and_renewals_go_on() {
     check_closed(&[
         ("config/0.1.0", Rest::LastKnownGood, "bad-configs.json is unreadable"),
         ("config/checkpoints", Rest::Local, "its checkpoint cannot be read"),
-        (&format!("config/checkpoints/{TRIED}"), Rest::LastKnownGood, "its checkpoint cannot be read"),
+        (
+            &format!("config/checkpoints/{}", State::lived_in().tried),
+            Rest::LastKnownGood,
+            "its checkpoint cannot be read",
+        ),
         ("config", Rest::Local, "current is unreadable"),
         ("", Rest::Local, "current is unreadable"),
     ]);

@@ -36,8 +36,9 @@ fn leftovers_100000_delay_no_start() {
     }
     let temporary = |config: &Path, number| file(config.join(format!(".kedge-new-1-{number}")));
     check("temporary files", temporary, Rest::Assigned, Some("config"));
-    let checkpoint = |config: &Path, number| file(config.join(format!("checkpoints/uid-tried/old-{number}")));
-    check("old checkpoints", checkpoint, Rest::Assigned, Some("config/checkpoints/uid-tried"));
+    let of_tried = format!("checkpoints/{}", State::lived_in().tried);
+    let checkpoint = |config: &Path, number| file(config.join(&of_tried).join(format!("old-{number}")));
+    check("old checkpoints", checkpoint, Rest::Assigned, Some(&format!("config/{of_tried}")));
     let map =
         |config: &Path, number| fs::create_dir(config.join(format!("checkpoints/uid-{number}"))).unwrap();
     check("checkpoint directories", map, Rest::Assigned, Some("config/checkpoints"));

@@ -11,13 +11,11 @@ mod damage;
 mod disks;
 mod foreign;
 mod leftovers;
-#[path = "../net_server/mod.rs"]
-mod net_server;
 mod stage;
 
 use damage::{Damage, apply};
 use serde_json::Value;
-use stage::{BAD, Board, GOOD, SANE_START, State, TRIED, active};
+use stage::{Board, SANE_START, State, active};
 
 /// Where an agent comes to rest, with an API server that still asks for the config in trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +34,8 @@ impl Rest {
     fn is(self, status: &Value) -> bool {
         let ok = &status["config"]["condition"]["status"];
         match self {
-            Self::Assigned => active(status) == TRIED && ok == "True",
-            Self::LastKnownGood => active(status) == GOOD && ok == "Unknown",
+            Self::Assigned => active(status) == State::lived_in().tried && ok == "True",
+            Self::LastKnownGood => active(status) == State::lived_in().good && ok == "Unknown",
             Self::Local => active(status).is_empty() && ok == "Unknown",
             Self::Any => ok.is_string(),
         }
@@ -65,7 +63,11 @@ fn check_spoilt(board: &mut Board, what: &str, rest: Rest, said: &str) {
     board.live_until(&format!("{what}: {rest:?} at the next start"), |status| rest.is(status));
     if rest == Rest::Assigned {
         let status = board.status().unwrap();
-        assert_eq!(status["config"]["bad"][0]["uid"], BAD, "{what}: the verdict is lost");
+        assert_eq!(
+            status["config"]["bad"][0]["uid"],
+            State::lived_in().bad.as_str(),
+            "{what}: the verdict is lost"
+        );
     }
     board.stop();
 }
@@ -130,13 +132,13 @@ fn unreadable_bad_configs_run_last_known_good() {
 
 #[test]
 fn damaged_assigned_checkpoint_is_downloaded() {
-    let checkpoint = State::lived_in().checkpoint(TRIED);
+    let checkpoint = State::lived_in().checkpoint(&State::lived_in().tried);
     check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
 }
 
 #[test]
 fn damaged_last_known_good_checkpoint_is_reported() {
-    let checkpoint = State::lived_in().checkpoint(GOOD);
+    let checkpoint = State::lived_in().checkpoint(&State::lived_in().good);
     check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
 }
 
@@ -179,7 +181,12 @@ fn check_directory(target: &str, rest: Rest, said: &str) {
 #[test]
 fn replaced_checkpoints_directory_is_quarantined() {
     check_directory("config/checkpoints", Rest::Assigned, "checkpoints was a ");
-    check_directory(&format!("config/checkpoints/{TRIED}"), Rest::Assigned, "checkpoints/uid-tried was a ");
+    let tried = &State::lived_in().tried;
+    check_directory(
+        &format!("config/checkpoints/{tried}"),
+        Rest::Assigned,
+        &format!("checkpoints/{tried} was a "),
+    );
     let mut board = Board::lived_in();
     check(&mut board, "config/checkpoints", Damage::Missing, Rest::Assigned, "its checkpoint is missing");
 }

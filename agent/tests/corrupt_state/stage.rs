@@ -5,7 +5,7 @@
 //! process ends with its test, and every wait has a limit.
 
 use crate::api::{Api, NODE};
-use crate::net_server::{Authority, CERTIFICATE_USER, KubeconfigText, NOW, Scratch};
+use kedge_rig::Scratch;
 use serde_json::Value;
 use std::fs;
 use std::io;
@@ -15,15 +15,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-
-/// The last-known-good.
-pub(crate) const GOOD: &str = "uid-good";
-/// In its trial.
-pub(crate) const TRIED: &str = "uid-tried";
-/// Does not parse.
-pub(crate) const BAD: &str = "uid-bad";
-/// Pushed by a test.
-pub(crate) const MENDED: &str = "uid-mended";
 
 const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 /// Longest wait for anything an agent does, on a busy machine.
@@ -46,8 +37,19 @@ pub(crate) struct Board {
     root: PathBuf,
 }
 
-/// The agent's state, file by file, below its root directory.
-pub(crate) struct State(Vec<(PathBuf, Vec<u8>)>, std::collections::BTreeMap<String, Value>);
+/// The agent's state, file by file, below its root directory; and the hub's data.
+pub(crate) struct State {
+    files: Vec<(PathBuf, Vec<u8>)>,
+    hub: Scratch,
+    /// The last-known-good.
+    pub(crate) good: String,
+    /// In its trial.
+    pub(crate) tried: String,
+    /// Does not parse.
+    pub(crate) bad: String,
+    /// Pushed by a test.
+    pub(crate) mended: String,
+}
 
 impl State {
     /// As a node left it that promoted one config, rolled one back, and is trying a third.
@@ -55,19 +57,21 @@ impl State {
         static STATE: OnceLock<State> = OnceLock::new();
         STATE.get_or_init(|| {
             let mut board = Board::empty();
-            let payload = |fields: &str| format!("{HEADER}{fields}\n");
-            board.api.create("good", GOOD, &payload("configTrialDuration: 0s\nmaxPods: 201"));
-            board.api.create("bad", BAD, &payload("maxPods: many"));
-            board.api.create("tried", TRIED, &payload("configTrialDuration: 1h\nmaxPods: 202"));
-            board.api.create("mended", MENDED, &payload("configTrialDuration: 1h\nmaxPods: 203"));
+            let create = |name: &str, fields: &str| board.api.create(name, &format!("{HEADER}{fields}\n"));
+            let good = create("good", "configTrialDuration: 0s\nmaxPods: 201");
+            let bad = create("bad", "maxPods: many");
+            let tried = create("tried", "configTrialDuration: 1h\nmaxPods: 202");
+            let mended = create("mended", "configTrialDuration: 1h\nmaxPods: 203");
+            board.live_until("it is registered", |_| true);
             board.api.assign("good");
             board.live_until("good is last-known-good", |status| {
-                status.pointer("/config/status/lastKnownGood/configMap/uid") == Some(&GOOD.into())
+                status["config"]["status"]["lastKnownGood"]["configMap"]["uid"] == good.as_str()
             });
             board.api.assign("bad");
-            board.live_until("bad is rolled back", |status| status["config"]["bad"][0]["uid"] == BAD);
+            board
+                .live_until("bad is rolled back", |status| status["config"]["bad"][0]["uid"] == bad.as_str());
             board.api.assign("tried");
-            board.live_until("tried runs", |status| active(status) == TRIED);
+            board.live_until("tried runs", |status| active(status) == tried);
             board.stop();
             board.record_exit();
             let mut files = Vec::new();
@@ -76,19 +80,19 @@ impl State {
                 "evidence-seen.json".into(),
                 br#"{"version":1,"watchdogBootId":"","panics":[]}"#.to_vec(),
             ));
-            Self(files, board.api.maps())
+            Self { files, hub: board.api.stop(), good, tried, bad, mended }
         })
     }
 
     /// The checkpoint of this UID.
     pub(crate) fn checkpoint(&self, uid: &str) -> String {
         let directory = format!("config/checkpoints/{uid}");
-        let found = self.0.iter().find(|(path, _)| path.starts_with(&directory));
+        let found = self.files.iter().find(|(path, _)| path.starts_with(&directory));
         found.unwrap_or_else(|| panic!("no checkpoint of {uid}")).0.display().to_string()
     }
 
     pub(crate) fn write(&self, root: &Path) {
-        for (path, bytes) in &self.0 {
+        for (path, bytes) in &self.files {
             let path = root.join(path);
             fs::create_dir_all(path.parent().expect("below the root")).expect("a directory");
             fs::write(&path, bytes).expect("a file");
@@ -115,35 +119,23 @@ pub(crate) fn active(status: &Value) -> &str {
 }
 
 impl Board {
-    /// A node that never lived.
+    /// A node that never ran.
     pub(crate) fn empty() -> Self {
-        let authority = Authority::new("corrupt state");
-        let api = Api::start(&authority);
-        let folder = Scratch::new("net").unwrap();
-        let identity = authority.identity(&["edge-1"], NOW);
-        folder.write("node.pem", &identity.certificate_pem);
-        folder.write("node.key", &identity.key_pem);
-        let server = format!("https://127.0.0.1:{}", api.port);
-        let text = KubeconfigText {
-            server,
-            roots: &authority,
-            cluster: String::new(),
-            user: CERTIFICATE_USER.into(),
-        };
-        text.write(&folder);
+        Self::of(Api::start(None))
+    }
+
+    /// A node that has run as [`State::lived_in`] says.
+    pub(crate) fn lived_in() -> Self {
+        Self::of(Api::start(Some(&State::lived_in().hub.join("data"))))
+    }
+
+    fn of(api: Api) -> Self {
+        let folder = Scratch::new("corrupt").expect("a directory");
+        folder.write("kubeconfig", api.node_kubeconfig());
         let root = folder.join("root");
         fs::create_dir(&root).expect("our own folder");
         let program = PathBuf::from(env!("CARGO_BIN_EXE_kedge"));
         Self { child: None, api, folder, program, as_nobody: false, root }
-    }
-
-    /// A node that has lived as [`State::lived_in`] says.
-    pub(crate) fn lived_in() -> Self {
-        let state = State::lived_in();
-        let board = Self::empty();
-        board.api.serve(state.1.clone());
-        board.api.assign("tried");
-        board
     }
 
     /// The same again: a new directory with the state as it was.
@@ -157,7 +149,6 @@ impl Board {
         fs::create_dir(&self.root).expect("it was removed");
         State::lived_in().write(&self.root);
         self.api.assign("tried");
-        self.api.world().events.clear();
     }
 
     /// From now on the agent is run by nobody, who owns its directories.
@@ -166,7 +157,9 @@ impl Board {
         // where nobody may look, and the build directory may not be
         let program = self.folder.join("kedge");
         if !program.exists() {
-            fs::copy(&self.program, &program).expect("a copy of the program");
+            // by another process: a copy of ours is busy while any child of another test has inherited its descriptor
+            let copied = Command::new("cp").arg(&self.program).arg(&program).status();
+            assert!(copied.is_ok_and(|status| status.success()), "a copy of the program");
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("our own file");
             self.program = program;
         }
@@ -280,9 +273,9 @@ impl Board {
                 assert!(status.success(), "{awaited}: the agent ended with {status}\n{}", self.log());
                 continue;
             }
-            if self.api.world().renewals > 0 {
+            if self.api.renewals() > 0 {
                 first_renewal.get_or_insert_with(|| started.elapsed());
-                let told = self.api.world().config_ok["status"].clone();
+                let told = self.api.config_ok();
                 let is_told = |status: &Value| status["config"]["condition"]["status"] == told;
                 if let Some(status) = self.status().filter(|status| is_so(status) && is_told(status)) {
                     return (status, first_renewal.unwrap_or_default());
