@@ -1,7 +1,7 @@
 //! Disks that take no more: full, out of inodes, read-only, given up by the kernel. Needs root, to mount small ones.
 
+use crate::board::{Board, State, active};
 use crate::foreign::{is_root, skip};
-use crate::stage::{Board, State, active};
 use crate::{Rest, check_spoilt};
 use std::fs;
 use std::io::Write;
@@ -77,9 +77,9 @@ fn use_up_inodes(root: &Path) {
 
 /// A board whose state lies on a disk of its own.
 fn on_a_disk(options: &str) -> Option<(Board, Mount)> {
-    let board = Board::lived_in();
+    let board = Board::used();
     let mount = Mount::new(board.root(), options)?;
-    State::lived_in().write(board.root());
+    State::used().write(board.root());
     Some((board, mount))
 }
 
@@ -144,18 +144,18 @@ fn aborted_file_system_keeps_renewing() {
     if !is_root("a disk that the kernel gives up") {
         return;
     }
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     let Some(mount) = Mount::ext4(board.root()) else { return };
-    State::lived_in().write(board.root());
-    board.live_until("all is well", |status| Rest::Assigned.is(status));
+    State::used().write(board.root());
+    board.run_until("all is well", |status| Rest::Assigned.is(status));
     mount.abort();
     let before = board.api.renewals();
     board.api.assign("mended");
-    board.live_until("what cannot be recorded is told", |status| {
+    board.run_until("what cannot be recorded is told", |status| {
         status["config"]["condition"]["status"] == "Unknown"
     });
     let api = board.api.clone();
-    board.live_until("the heartbeat goes on", |_| api.renewals() > before);
+    board.run_until("the heartbeat goes on", |_| api.renewals() > before);
     let log = board.log();
     assert!(!log.contains("panicked"), "{log}");
     assert!(log.contains("could not record the assignment on disk"), "{log}");
@@ -167,21 +167,21 @@ fn frozen_disk_keeps_renewing() {
     if !is_root("a disk that stands still") {
         return;
     }
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     let Some(mount) = Mount::ext4(board.root()) else { return };
-    State::lived_in().write(board.root());
-    board.live_until("all is well", |status| Rest::Assigned.is(status));
+    State::used().write(board.root());
+    board.run_until("all is well", |status| Rest::Assigned.is(status));
     if !mount.freeze("-f") {
         return skip("a disk that stands still", "fsfreeze is not allowed here");
     }
     let (api, before) = (board.api.clone(), board.api.renewals());
     // its checkpoint is what waits for the disk
     board.api.assign("mended");
-    board.live_until("the heartbeat goes on", |status| {
-        api.renewals() > before && active(status) == State::lived_in().tried
+    board.run_until("the heartbeat goes on", |status| {
+        api.renewals() > before && active(status) == State::used().tried
     });
     assert!(mount.freeze("-u"));
-    board.live_until("the disk moves again", |status| active(status) == State::lived_in().mended);
+    board.run_until("the disk moves again", |status| active(status) == State::used().mended);
     let log = board.log();
     assert!(!log.contains("panicked"), "{log}");
     board.stop();

@@ -1,6 +1,6 @@
 //! State that is not the agent's own: owned by somebody else, or closed to everybody. Needs root, to become somebody else.
 
-use crate::stage::{Board, State};
+use crate::board::{Board, State};
 use crate::{Rest, check_spoilt};
 use std::fs;
 use std::io::Write as _;
@@ -46,7 +46,7 @@ pub(crate) fn is_root(test: &str) -> bool {
 }
 
 fn check_closed(targets: &[(&str, Rest, &str)]) {
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     for (target, rest, said) in targets {
         for lock in [Lock::Roots, Lock::NoMode] {
             board.renew();
@@ -63,7 +63,7 @@ fn forbidden_record_is_like_an_unreadable_one() {
     if !is_root("records closed to the agent") {
         return;
     }
-    let checkpoint = State::lived_in().checkpoint(&State::lived_in().tried);
+    let checkpoint = State::used().checkpoint(&State::used().tried);
     check_closed(&[
         ("config/current", Rest::Assigned, "current is unreadable"),
         ("config/last-known-good", Rest::Assigned, "last-known-good is unreadable"),
@@ -85,7 +85,7 @@ fn forbidden_directory_is_reported_and_renewals_go_on() {
         ("config/0.1.0", Rest::LastKnownGood, "bad-configs.json is unreadable"),
         ("config/checkpoints", Rest::Local, "its checkpoint cannot be read"),
         (
-            &format!("config/checkpoints/{}", State::lived_in().tried),
+            &format!("config/checkpoints/{}", State::used().tried),
             Rest::LastKnownGood,
             "its checkpoint cannot be read",
         ),
@@ -107,7 +107,7 @@ fn immutable_record_is_reported_and_renewals_go_on() {
             .status()
             .is_ok_and(|done| done.success())
     };
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     board.renew();
     let path = board.root().join("config/current");
     fs::write(&path, "{").unwrap();

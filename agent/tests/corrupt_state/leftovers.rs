@@ -1,8 +1,8 @@
 //! A hundred thousand things beside the records: leftovers of our own, and other people's.
 
+use crate::board::{Board, State};
 use crate::disks::Mount;
 use crate::foreign::is_root;
-use crate::stage::{Board, State};
 use crate::{Rest, check_spoilt};
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,9 @@ const MANY: usize = 100_000;
 
 /// Each is put into a directory of its own state, in memory: a real disk takes minutes to make so many.
 fn check(what: &str, make: impl Fn(&Path, usize), rest: Rest, ours_below: Option<&str>) {
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     let Some(_mount) = Mount::new(board.root(), "size=1g,nr_inodes=0") else { return };
-    State::lived_in().write(board.root());
+    State::used().write(board.root());
     for number in 0..MANY {
         make(&board.root().join("config"), number);
     }
@@ -36,7 +36,7 @@ fn leftovers_100000_delay_no_start() {
     }
     let temporary = |config: &Path, number| file(config.join(format!(".kedge-new-1-{number}")));
     check("temporary files", temporary, Rest::Assigned, Some("config"));
-    let of_tried = format!("checkpoints/{}", State::lived_in().tried);
+    let of_tried = format!("checkpoints/{}", State::used().tried);
     let checkpoint = |config: &Path, number| file(config.join(&of_tried).join(format!("old-{number}")));
     check("old checkpoints", checkpoint, Rest::Assigned, Some(&format!("config/{of_tried}")));
     let map =

@@ -7,15 +7,15 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 mod api;
+mod board;
 mod damage;
 mod disks;
 mod foreign;
 mod leftovers;
-mod stage;
 
+use board::{Board, SANE_START, State, active};
 use damage::{Damage, apply};
 use serde_json::Value;
-use stage::{Board, SANE_START, State, active};
 
 /// Where an agent comes to rest, with an API server that still asks for the config in trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,8 +34,8 @@ impl Rest {
     fn is(self, status: &Value) -> bool {
         let ok = &status["config"]["condition"]["status"];
         match self {
-            Self::Assigned => active(status) == State::lived_in().tried && ok == "True",
-            Self::LastKnownGood => active(status) == State::lived_in().good && ok == "Unknown",
+            Self::Assigned => active(status) == State::used().tried && ok == "True",
+            Self::LastKnownGood => active(status) == State::used().good && ok == "Unknown",
             Self::Local => active(status).is_empty() && ok == "Unknown",
             Self::Any => ok.is_string(),
         }
@@ -52,7 +52,7 @@ fn check(board: &mut Board, target: &str, damage: Damage, rest: Rest, said: &str
 
 /// Starts on whatever is there, looks, stops, and starts once more.
 fn check_spoilt(board: &mut Board, what: &str, rest: Rest, said: &str) {
-    let (_, took) = board.live_until(&format!("{what}: {rest:?}"), |status| rest.is(status));
+    let (_, took) = board.run_until(&format!("{what}: {rest:?}"), |status| rest.is(status));
     assert!(took < SANE_START, "{what}: the first renewal took {took:?}");
     let log = board.log();
     if !said.is_empty() {
@@ -60,12 +60,12 @@ fn check_spoilt(board: &mut Board, what: &str, rest: Rest, said: &str) {
     }
     assert!(!log.contains("panicked"), "{what}: {log}");
     board.stop();
-    board.live_until(&format!("{what}: {rest:?} at the next start"), |status| rest.is(status));
+    board.run_until(&format!("{what}: {rest:?} at the next start"), |status| rest.is(status));
     if rest == Rest::Assigned {
         let status = board.status().unwrap();
         assert_eq!(
             status["config"]["bad"][0]["uid"],
-            State::lived_in().bad.as_str(),
+            State::used().bad.as_str(),
             "{what}: the verdict is lost"
         );
     }
@@ -101,7 +101,7 @@ const DOUBTFUL: [Damage; 8] = [
 ];
 
 fn check_record(target: &str, rest: Rest, said: &str) {
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     for damage in UNREADABLE {
         check(&mut board, target, damage, rest, said);
     }
@@ -132,13 +132,13 @@ fn unreadable_bad_configs_run_last_known_good() {
 
 #[test]
 fn damaged_assigned_checkpoint_is_downloaded() {
-    let checkpoint = State::lived_in().checkpoint(&State::lived_in().tried);
+    let checkpoint = State::used().checkpoint(&State::used().tried);
     check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
 }
 
 #[test]
 fn damaged_last_known_good_checkpoint_is_reported() {
-    let checkpoint = State::lived_in().checkpoint(&State::lived_in().good);
+    let checkpoint = State::used().checkpoint(&State::used().good);
     check_record(&checkpoint, Rest::Assigned, "its checkpoint ");
 }
 
@@ -150,7 +150,7 @@ fn unreadable_evidence_is_quarantined() {
 
 #[test]
 fn damaged_reserve_is_made_anew() {
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     for damage in UNREADABLE.into_iter().chain(DOUBTFUL) {
         check(&mut board, "config/.kedge-reserve", damage, Rest::Assigned, "");
         let reserve = board.root().join("config/.kedge-reserve");
@@ -172,7 +172,7 @@ const DISPLACED: [Damage; 7] = [
 ];
 
 fn check_directory(target: &str, rest: Rest, said: &str) {
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     for damage in DISPLACED {
         check(&mut board, target, damage, rest, said);
     }
@@ -181,13 +181,13 @@ fn check_directory(target: &str, rest: Rest, said: &str) {
 #[test]
 fn replaced_checkpoints_directory_is_quarantined() {
     check_directory("config/checkpoints", Rest::Assigned, "checkpoints was a ");
-    let tried = &State::lived_in().tried;
+    let tried = &State::used().tried;
     check_directory(
         &format!("config/checkpoints/{tried}"),
         Rest::Assigned,
         &format!("checkpoints/{tried} was a "),
     );
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     check(&mut board, "config/checkpoints", Damage::Missing, Rest::Assigned, "its checkpoint is missing");
 }
 
@@ -199,7 +199,7 @@ fn replaced_version_directory_is_quarantined() {
 #[test]
 fn replaced_state_directory_runs_local_config() {
     for target in ["config", ""] {
-        let mut board = Board::lived_in();
+        let mut board = Board::used();
         for damage in DISPLACED {
             check(&mut board, target, damage, Rest::Local, "");
         }
@@ -208,12 +208,12 @@ fn replaced_state_directory_runs_local_config() {
 
 #[test]
 fn missing_state_is_a_first_boot_and_a_link_is_followed() {
-    let mut board = Board::lived_in();
+    let mut board = Board::used();
     for damage in [Damage::Missing, Damage::Directory] {
         board.renew();
         apply(damage, &board.root().join("config"));
         let what = format!("config, {damage:?}");
-        board.live_until(&what, |status| Rest::Assigned.is(status));
+        board.run_until(&what, |status| Rest::Assigned.is(status));
         assert!(!board.log().contains("set aside"), "{what}: {}", board.log());
         board.stop();
     }

@@ -1,4 +1,4 @@
-//! One board of a test: a directory with the state of a node that has lived a little, the agent's real binary, and an API
+//! One board of a test: a directory with the state of a node that was used, the agent's real binary, and an API
 //! server it can reach.
 //!
 //! Always holds: the state was written by the agent itself (a last-known-good, a bad config, another in its trial); every
@@ -53,25 +53,24 @@ pub(crate) struct State {
 
 impl State {
     /// As a node left it that promoted one config, rolled one back, and is trying a third.
-    pub(crate) fn lived_in() -> &'static Self {
+    pub(crate) fn used() -> &'static Self {
         static STATE: OnceLock<State> = OnceLock::new();
         STATE.get_or_init(|| {
-            let mut board = Board::empty();
+            let mut board = Board::new();
             let create = |name: &str, fields: &str| board.api.create(name, &format!("{HEADER}{fields}\n"));
             let good = create("good", "configTrialDuration: 0s\nmaxPods: 201");
             let bad = create("bad", "maxPods: many");
             let tried = create("tried", "configTrialDuration: 1h\nmaxPods: 202");
             let mended = create("mended", "configTrialDuration: 1h\nmaxPods: 203");
-            board.live_until("it is registered", |_| true);
+            board.run_until("it is registered", |_| true);
             board.api.assign("good");
-            board.live_until("good is last-known-good", |status| {
+            board.run_until("good is last-known-good", |status| {
                 status["config"]["status"]["lastKnownGood"]["configMap"]["uid"] == good.as_str()
             });
             board.api.assign("bad");
-            board
-                .live_until("bad is rolled back", |status| status["config"]["bad"][0]["uid"] == bad.as_str());
+            board.run_until("bad is rolled back", |status| status["config"]["bad"][0]["uid"] == bad.as_str());
             board.api.assign("tried");
-            board.live_until("tried runs", |status| active(status) == tried);
+            board.run_until("tried runs", |status| active(status) == tried);
             board.stop();
             board.record_exit();
             let mut files = Vec::new();
@@ -120,13 +119,13 @@ pub(crate) fn active(status: &Value) -> &str {
 
 impl Board {
     /// A node that never ran.
-    pub(crate) fn empty() -> Self {
+    pub(crate) fn new() -> Self {
         Self::of(Api::start(None))
     }
 
-    /// A node that has run as [`State::lived_in`] says.
-    pub(crate) fn lived_in() -> Self {
-        Self::of(Api::start(Some(&State::lived_in().hub.join("data"))))
+    /// A node that has run as [`State::used`] says.
+    pub(crate) fn used() -> Self {
+        Self::of(Api::start(Some(&State::used().hub.join("data"))))
     }
 
     fn of(api: Api) -> Self {
@@ -147,7 +146,7 @@ impl Board {
         let _ = fs::remove_dir_all(&self.root);
         let _ = fs::remove_file(&self.root);
         fs::create_dir(&self.root).expect("it was removed");
-        State::lived_in().write(&self.root);
+        State::used().write(&self.root);
         self.api.assign("tried");
     }
 
@@ -257,7 +256,7 @@ impl Board {
     /// renews its Lease, and has told the API server the condition it shows locally. Gives what it says of itself then, and
     /// how long the first renewal took.
     #[track_caller]
-    pub(crate) fn live_until(&mut self, awaited: &str, is_so: impl Fn(&Value) -> bool) -> (Value, Duration) {
+    pub(crate) fn run_until(&mut self, awaited: &str, is_so: impl Fn(&Value) -> bool) -> (Value, Duration) {
         let mut first_renewal = None;
         let mut starts = 0;
         let begun = Instant::now();
