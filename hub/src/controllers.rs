@@ -1,7 +1,7 @@
-//! The one runner of all controllers: subscribes, reconciles, performs, and looks at everything again now and then.
+//! The runner of all controllers: subscribes, reconciles, performs, and sweeps periodically.
 //!
 //! Owns: when a controller takes a step and how its actions are performed. Always holds: an action is performed by the same rules as a
-//! client's request; a controller that panics is logged and begins anew, and the others go on; a subscription that fell behind is
+//! client's request; a panic of a controller is logged and restarts only that one; a subscription that fell behind is
 //! followed by a sweep. Left to others: every decision (`kedge_hub_core::controllers`).
 
 use std::sync::Arc;
@@ -26,16 +26,16 @@ use crate::probe::Probe;
 use crate::requests::{self, now_text};
 use crate::{Hub, Subscription};
 
-/// Wait before subscriptions are made again.
+/// Wait before subscribing again.
 const RESUBSCRIBE: Duration = Duration::from_millis(200);
-/// Wait before a controller that failed begins anew.
+/// Wait before a failed controller is restarted.
 const RESTART: Duration = Duration::from_secs(5);
-/// Changes that wait for one controller; more wait in its subscriptions.
+/// Most changes queued for one controller; more wait in its subscriptions.
 const BACKLOG: usize = 1024;
-/// How often a controller that minds stalls has it checked that time goes on.
+/// How often the runner checks for stalls, for controllers that ask for it.
 const PULSE: Duration = Duration::from_secs(1);
 
-/// What controllers need besides the hub to perform their actions.
+/// Resources that actions need besides the hub.
 pub struct Tools {
     pub pki: Arc<Pki>,
     pub probe: Probe,
@@ -119,7 +119,7 @@ impl<C: Controller> Runner<C> {
                 self.controller.observe(kind, &event);
             }
             let pulse = Duration::from_millis(stalled.swap(0, Ordering::Relaxed));
-            // after a standstill all timers fire at once, and the controller's own may come before the pulse's
+            // after a stall all timers fire at once, and the controller's own may come before the pulse's
             let decision = self.step(self.now(pulse.max(late))).await;
             late = Duration::ZERO;
             if decision.more {
@@ -130,7 +130,7 @@ impl<C: Controller> Runner<C> {
             let wake = [next_sweep, next_step].into_iter().flatten().min();
             tokio::select! {
                 Some((kind, event)) = observed.recv() => self.controller.observe(kind, &event),
-                // a listener that ended fell behind, or the hub closes
+                // a subscription ends if it fell behind or the hub closes
                 Some(_) = listeners.join_next() => return,
                 () = sleep_until(wake) => late = wake.map_or(Duration::ZERO, |at| at.elapsed()),
             }
@@ -147,7 +147,7 @@ impl<C: Controller> Runner<C> {
         Now { running: self.start.elapsed(), wall: OffsetDateTime::now_utc(), stalled }
     }
 
-    /// One decision, and everything that follows from it. Returns what is left of it: when to go on.
+    /// One step with all its tasks. Returns the time of the next step.
     async fn step(&mut self, now: Now) -> Decision<C::Purpose> {
         let mut decision = self.controller.reconcile(&*self.hub, now);
         self.perform(std::mem::take(&mut decision.tasks), now).await;
@@ -169,7 +169,7 @@ impl<C: Controller> Runner<C> {
         decision
     }
 
-    /// Performs tasks in groups of [`Controller::AT_ONCE`], and those that follow from their outcomes.
+    /// Performs tasks in groups of [`Controller::AT_ONCE`], and the tasks that follow from their outcomes.
     async fn perform(&mut self, mut tasks: Vec<Task<C::Purpose>>, now: Now) {
         while !tasks.is_empty() {
             let rest = tasks.split_off(tasks.len().min(C::AT_ONCE));
@@ -180,7 +180,7 @@ impl<C: Controller> Runner<C> {
             }
             tasks = Vec::new();
             while let Some(performed) = group.join_next().await {
-                // one that panicked is tried again by the next sweep
+                // the next sweep retries a task that panicked
                 if let Ok((purpose, outcome)) = performed {
                     tasks.extend(self.controller.performed(purpose, outcome, now));
                 }
@@ -190,7 +190,7 @@ impl<C: Controller> Runner<C> {
     }
 }
 
-/// Hands the changes of one kind that the controller minds to the runner; ends with the subscription.
+/// Passes the changes of one kind that the controller needs to the runner; ends with the subscription.
 async fn listen<C: Controller>(
     kind: &'static Kind,
     mut subscription: Subscription,
@@ -434,7 +434,7 @@ mod tests {
     #[tokio::test]
     async fn many_nodes_are_lost_only_if_hub_reaches_itself() {
         let mut stage = Stage::with("proof", 5).await;
-        // nobody accepts: the request to itself is not answered, as when the server is stuck
+        // nothing accepts connections: the hub's request to itself is not answered, as when the server is stuck
         stage.listener = None;
         stage.at(60).await;
         assert_eq!(stage.ready_count(), 5, "the fault is the hub's");

@@ -1,20 +1,20 @@
 //! The hub: a small, durable Kubernetes API server for a fleet of edge devices.
 //!
-//! What the API means (kinds, patches, apply, selectors, who may) is decided in `kedge_hub_core`, which does no IO.
+//! The semantics of the API (kinds, patches, apply, selectors, authorization) are in `kedge_hub_core`, which does no IO.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `store`, `memory` | the durable copy behind one group-commit writer; all reads and watches from memory |
-//! | `verbs` | create, update, patch, apply, delete: read, compute, write, and again if somebody was quicker |
+//! | `verbs` | create, update, patch, apply, delete: read, compute, write, and retry after a concurrent write |
 //! | `garbage`, `accounts`, `signer`, `lifecycle` | the controllers |
-//! | `audit` | who changed what |
+//! | `audit` | the audit log |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki`, `flags`, `logging` | certificates, the command line, the log |
 //!
 //! # For controllers inside the hub
 //! [`Hub`] is the API without HTTP: [`Hub::get`], [`Hub::list`], [`Hub::subscribe`] read from memory;
 //! [`Hub::create`], [`Hub::update`], [`Hub::delete`] write with the same rules as a client's request and return once the
-//! change is durable. A subscription starts with a snapshot and then tells every change once and in order.
+//! change is durable. A subscription starts with a snapshot and then yields every change once and in order.
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
 
@@ -62,7 +62,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Opens the data directory (made if missing), loads everything, and makes the system namespaces if they are missing.
+    /// Opens the data directory (created if missing), loads everything, and creates missing system namespaces.
     /// Blocks for as long as that takes; may be called from anywhere.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl Hub {
         Hub::start(Box::new(store), Some(audit))
     }
 
-    /// The same over a store of another sort: a test breaks one on purpose.
+    /// The same over another implementation of the store, for tests.
     ///
     /// # Errors
     /// As [`Hub::open`].
@@ -89,8 +89,8 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Makes what a fresh hub lacks before anybody asks: so a version that a client sees at the start stays the latest one
-    /// until somebody changes something. All of it is handed over before any of it is waited for: one commit or two, not eight.
+    /// Creates the system namespaces before the first request, so that the version which a client sees at the start stays the latest
+    /// until a client changes something. All are submitted before waiting for one: that takes one commit or two, not eight.
     fn make_namespaces(&self) -> Result<(), OpenError> {
         let mut awaited = Vec::new();
         for name in kinds::namespace::SYSTEM {
@@ -107,7 +107,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Hands an object over to be made; the outcome comes later. `None`: it is there.
+    /// Submits an object to be created; the result comes later. `None`: it exists.
     fn make_missing(
         &self,
         kind: &'static Kind,
@@ -153,13 +153,13 @@ impl Hub {
         self.memory.revision()
     }
 
-    /// The objects of a kind and every change after, without a gap.
+    /// The objects of a kind and all later changes, without a gap.
     pub fn subscribe(&self, kind: &'static Kind) -> Subscription {
         match self.memory.watch(kind, Selection::default(), None) {
             Ok((Start::Objects(snapshot), revision, watch)) => {
                 Subscription { snapshot, revision, watch: Some(watch) }
             }
-            // too many watches, or closing: the subscriber sees the objects, then the end, and comes again
+            // too many watches, or closing: the subscriber gets the objects, then the end, and subscribes again
             _ => Subscription { snapshot: self.list(kind, ""), revision: self.revision(), watch: None },
         }
     }
@@ -171,8 +171,8 @@ impl Hub {
         self.stored(kind, answer)
     }
 
-    /// Reads the object, lets `change` edit it (spec, status, metadata alike), and writes it; again from the start when
-    /// somebody else wrote in between. A change that changes nothing writes nothing.
+    /// Reads the object, lets `change` edit it (spec, status, metadata alike), and writes it; retries
+    /// after a concurrent write. A change without an effect writes nothing.
     pub async fn update(
         &self,
         kind: &'static Kind,
@@ -207,7 +207,7 @@ impl Hub {
         answer.object.ok_or_else(gone)
     }
 
-    /// Where it is written down who changed what; a hub over another store has none.
+    /// The audit log; a hub over another store has none.
     pub fn audit(&self) -> Option<&audit::Audit> {
         self.audit.as_ref()
     }
@@ -229,7 +229,7 @@ impl Hub {
     /// One write through the group-commit thread.
     pub(crate) async fn write(&self, write: Write) -> Outcome {
         let (answer, answered) = oneshot::channel();
-        // a client that went away does not need its answer
+        // the client may be gone
         self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
         match tokio::time::timeout(WRITE_TIMEOUT, answered).await {
             Ok(answer) => answer.unwrap_or(Err(WriteError::Closed)),

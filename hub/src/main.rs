@@ -1,7 +1,7 @@
 //! The program `kedge-hub`: reads the command line, puts the parts together, prints, and sets the exit status.
 //!
 //! Order of a start: data directory, store (which locks the directory), listener, keys, then the controllers and the
-//! server; READY only when requests are answered. Everything a part decides is in the library.
+//! server; READY only when requests are answered. All decisions are in the library.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -22,11 +22,11 @@ use time::OffsetDateTime;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Connections that wait to be accepted: a whole fleet comes back at once after a restart.
+/// Connections that wait to be accepted: a whole fleet reconnects at once after a restart.
 const BACKLOG: u32 = 4096;
 /// The work is short requests and one writer thread: two workers keep a small machine's other processes alive.
 const WORKERS: usize = 2;
-/// How often the serving certificate's age is looked at.
+/// How often the serving certificate's age is checked.
 const RENEWAL_CHECK: Duration = Duration::from_secs(60 * 60);
 
 fn main() -> ExitCode {
@@ -58,7 +58,7 @@ fn run(command: Command) -> Result<(), String> {
             let content = backup::restore(&options.data_dir, &options.file).map_err(text)?;
             let place = options.data_dir.display();
             print(&format!(
-                "{place}: {} objects restored; what was there is state.db.before-restore\n",
+                "{place}: {} objects restored; the old store is state.db.before-restore\n",
                 content.objects
             ))
         }
@@ -82,7 +82,7 @@ fn node_kubeconfig(options: &NodeKubeconfig) -> Result<(), String> {
 }
 
 async fn serve(options: Serve) -> Result<(), String> {
-    // asked for before anything is made, so that a stop during the start is a clean one too
+    // installed before anything is created, so that a stop during the start is clean, too
     let shutdown = shutdown_signal().map_err(|error| format!("cannot listen for signals: {error}"))?;
     pki::make_data_dir(&options.data_dir).map_err(text)?;
     let hub = Hub::open(&options.data_dir).map_err(text)?;
@@ -103,7 +103,7 @@ async fn serve(options: Serve) -> Result<(), String> {
     background.spawn(renew(pki));
     let (listening, ca, kubeconfig) = (admin_url, shown(&ca), shown(&kubeconfig));
     log::info!("kedge-hub {} listens on {address}", env!("CARGO_PKG_VERSION"));
-    // connections wait in the backlog from here on: what is announced works
+    // from here on connections wait in the backlog, so the announced address works
     if let Err(error) = print(&format!("listening: {listening}\nca: {ca}\nkubeconfig: {kubeconfig}\n")) {
         log::warn!("{error}; listening: {listening}");
     }
@@ -120,7 +120,7 @@ async fn serve(options: Serve) -> Result<(), String> {
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // a restart must not wait for old connections to be forgotten
+    // a restart must not wait until old connections time out
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -138,7 +138,7 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> String {
     }
 }
 
-/// What the serving certificate must name.
+/// The names of the serving certificate.
 fn names(options: &Serve, address: SocketAddr) -> Vec<String> {
     let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
     names.extend(host_name());
@@ -156,8 +156,8 @@ fn names(options: &Serve, address: SocketAddr) -> Vec<String> {
     unique
 }
 
-/// This machine's name, if a certificate can carry it. A sandbox may hide the kernel's word for it (`ProcSubset=pid`);
-/// the file is what the kernel was told at boot.
+/// This machine's name, if it is valid in a certificate. A sandbox may hide the kernel's host name (`ProcSubset=pid`); the file
+/// holds the one set at boot.
 fn host_name() -> Option<String> {
     let sources = ["/proc/sys/kernel/hostname", "/etc/hostname"];
     let text = sources.iter().find_map(|path| std::fs::read_to_string(path).ok())?;
@@ -165,8 +165,8 @@ fn host_name() -> Option<String> {
     pki::is_dns_subdomain(&name).then_some(name)
 }
 
-/// The URLs for the administrator's kubeconfig and for nodes': what was advertised, else the address listened on;
-/// listening on every address, this machine calls itself 127.0.0.1 and others call it by its name.
+/// The URLs for the administrator's kubeconfig and for nodes': the advertised address, else the address listened on; if that is
+/// every address, 127.0.0.1 for this machine and its name for others.
 fn urls(options: &Serve, address: SocketAddr) -> (String, String) {
     let url = |host: &str| server_url(host, address.port());
     if let Some(first) = options.advertise.first() {
@@ -214,7 +214,7 @@ fn print(text: &str) -> Result<(), String> {
         .map_err(|error| format!("cannot print: {error}"))
 }
 
-/// A path as others can use it, wherever they are.
+/// An absolute path.
 fn shown(path: &Path) -> String {
     path.canonicalize().as_deref().unwrap_or(path).display().to_string()
 }

@@ -1,8 +1,8 @@
-//! The hub's request to itself: proof that nodes could have been heard.
+//! The hub's request to itself: proof that nodes could have reached it.
 //!
-//! Holds: it goes the way a node's request goes (a new connection, TLS, an HTTP request, an answer), so a listener that
-//! accepts nobody, a full connection table or a stuck runtime makes it fail. It proves nothing about the network
-//! outside this machine: a hub cut off from its nodes does call them lost, as it should.
+//! Always holds: it takes the path of a node's request (a new connection, TLS, an HTTP request, an answer), so a stuck
+//! listener, a full connection table or a stuck runtime makes it fail. It proves nothing about the network outside this
+//! machine: a hub that is cut off from its nodes declares them lost, as it should.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,15 +14,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// The hub answers itself within milliseconds; one that needs longer than this does not hear its nodes either.
+/// The hub answers itself within milliseconds; one that needs longer than this does not serve its nodes either.
 const LIMIT: Duration = Duration::from_secs(5);
 /// In every serving certificate of ours.
 const NAME: &str = "localhost";
 const REQUEST: &[u8] = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-/// The status line is all we look at.
+/// Only the status line is read.
 const ANSWER: &[u8] = b"HTTP/1.1 200 ";
 
-/// Knows how the hub reaches itself.
+/// Reaches the hub over TLS, as a node would.
 pub struct Probe {
     address: SocketAddr,
     tls: Arc<rustls::ClientConfig>,
@@ -40,7 +40,7 @@ impl Probe {
         Probe { address, tls }
     }
 
-    /// Asks; the error says what was tried and what came of it.
+    /// Makes the request; the error names the URL and the result.
     pub(crate) async fn check(&self) -> Result<(), String> {
         let failed = |why: &dyn std::fmt::Display| format!("GET https://{}/livez: {why}", self.address);
         match tokio::time::timeout(LIMIT, self.ask()).await {

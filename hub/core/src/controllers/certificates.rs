@@ -1,11 +1,10 @@
-//! Decides which approved requests for client certificates are signed, and removes requests that are over.
+//! Decides which approved requests for client certificates are signed, and removes old requests.
 //!
 //! Inputs: CertificateSigningRequest. Outputs: CertificateSigningRequest, and certificates to sign.
 //! Two signers, upstream's: `kubernetes.io/kube-apiserver-client` and `kubernetes.io/kube-apiserver-client-kubelet`; requests to
-//! others are stored and left to whoever signs for those. Always holds: only an approved request is signed; one that is approved and
-//! cannot be signed fails with a reason and is not tried again. Approval is always a person's: nothing approves a node's renewal by
-//! itself, and a certificate cannot be taken back, so its life is a year at most. Left to others: the authority's key (`pki`), who
-//! approves (`identity`).
+//! others are stored for other signers. Always holds: only an approved request is signed; an approved request that cannot be signed
+//! fails with a reason and is not tried again. Requests are always approved by a person, also a node's renewal; a certificate cannot
+//! be revoked, so its life is a year at most. Left to others: the authority's key (`pki`), permission to approve (`identity`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,24 +24,24 @@ use crate::value::{at, text};
 static INPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST];
 static OUTPUTS: &[&Kind] = &[&CERTIFICATE_REQUEST];
 
-/// Longest life of a certificate, and what one gets that asks for nothing: upstream's --cluster-signing-duration.
+/// Longest and default life of a certificate: upstream's --cluster-signing-duration.
 const LONGEST: time::Duration = time::Duration::days(365);
 /// Shortest life, as upstream.
 const SHORTEST: time::Duration = time::Duration::minutes(10);
-/// A request that was answered is kept so long for whoever asked to fetch it; upstream's.
+/// Time that an answered request is kept, so that the requester can fetch the certificate; upstream's.
 const KEPT_WHEN_DECIDED: time::Duration = time::Duration::hours(1);
-/// One that nobody decided on, as upstream.
+/// Time that an undecided request is kept, as upstream.
 const KEPT_WHEN_PENDING: time::Duration = time::Duration::hours(24);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Certificates {
-    /// Names of requests to look at.
+    /// Names of requests to check.
     queue: BTreeSet<String>,
     log: Vec<Line>,
 }
 
-/// Which request an action is about.
+/// The request of an action.
 #[derive(Debug, Clone)]
 pub struct Asked {
     name: String,
@@ -50,11 +49,11 @@ pub struct Asked {
     user: String,
 }
 
-/// Why an action is performed.
+/// The purpose of an action.
 #[derive(Debug)]
 pub enum Purpose {
     Sign(Asked),
-    /// With the reason why it cannot be signed, if it cannot.
+    /// With the reason, if it cannot be signed.
     Answer(Asked, Option<String>),
     Remove(String),
 }
@@ -123,7 +122,7 @@ impl Controller for Certificates {
     }
 }
 
-/// What is to be done with a request.
+/// The action on a request.
 fn decide(object: &Object, now: OffsetDateTime) -> Option<Task<Purpose>> {
     let request = object.value();
     if is_due(&request) {
@@ -167,7 +166,7 @@ fn life(request: &Value) -> time::Duration {
     asked.map_or(LONGEST, |secs| time::Duration::seconds(secs).clamp(SHORTEST, LONGEST))
 }
 
-/// The certificate to sign, or why there is none.
+/// The certificate to sign, or the reason of the failure.
 fn signing(request: &Value) -> Result<Signing, String> {
     let bytes = schema::base64_decode(text(request, &["spec", "request"])).unwrap_or_default();
     let asked = Request::from_pem(&bytes)?;
@@ -208,13 +207,13 @@ fn write_answer(request: &mut Value, outcome: &Result<String, String>, now: &str
     }
 }
 
-/// Whether a request has been kept long enough. By the hub's clock: it sets lastTransitionTime itself.
+/// Whether a request is old enough to be removed. By the hub's clock, which sets lastTransitionTime.
 fn is_over(request: &Value, now: OffsetDateTime) -> bool {
     let stamp = |time: &str| schema::parse_time(time);
     let created = stamp(text(request, &["metadata", "creationTimestamp"]));
     let decided = ["Denied", "Failed", "Approved"].iter().find_map(|decision| condition(request, decision));
     let (since, kept) = match decided {
-        // approved and waiting for somebody else's signer is waiting still
+        // approved requests of other signers count as undecided
         Some(decision)
             if decision["type"] != "Approved" || !text(request, &["status", "certificate"]).is_empty() =>
         {
@@ -272,7 +271,7 @@ mod tests {
         check(&["Denied"], "", 0, false);
         check(&["Denied"], "", 1, true);
         check(&["Approved", "Failed"], "", 1, true);
-        // nobody signed it yet: it waits like a pending one
+        // not signed yet: it is kept like a pending one
         check(&["Approved"], "", 0, false);
         check(&["Approved"], "", 2, true);
     }

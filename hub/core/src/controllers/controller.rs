@@ -1,7 +1,6 @@
-//! What a controller is: a state, and a pure step from the objects there are to what is to be done.
+//! The interface of a controller: a state, and a pure step from the stored objects to actions.
 //!
-//! Always holds: a controller looks at objects as they are and not at what happened, so an event that is missed or comes twice costs a
-//! sweep and nothing else. It never waits and never writes: it returns [`Action`]s, is handed their outcomes, and names its next
+//! Always holds: a controller reads the current objects, not the history, so a missed or repeated event only costs a sweep. It never waits and never writes: it returns [`Action`]s, is handed their outcomes, and names its next
 //! deadline. Leaves to others: subscribing, performing and back-off (one runner for all controllers, in `kedge-hub`).
 
 use std::fmt;
@@ -19,7 +18,7 @@ use crate::requests::{DeleteOptions, Objects};
 use crate::selector::Selection;
 use crate::state::{Index, Query, Sink};
 
-/// All objects there are.
+/// All stored objects.
 pub trait World: Objects {
     /// All objects of a kind in a namespace, in all namespaces if it is empty.
     fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>>;
@@ -50,21 +49,21 @@ pub struct Now {
     /// Monotonic, since an arbitrary start.
     pub running: Duration,
     pub wall: OffsetDateTime,
-    /// The longest standstill of this process since the last step.
+    /// The longest stall of this process since the last step.
     pub stalled: Duration,
 }
 
-/// Changes a value, which has the time for its stamps as RFC 3339 beside it; called again if somebody else writes in between.
-/// Returns whether it meant this object.
+/// Changes a value; the text is the time for its stamps (RFC 3339). Called again after a concurrent write. Returns whether it applies
+/// to this object.
 pub type Edit = Box<dyn FnMut(&mut Value, &str) -> bool + Send>;
 
-/// What is to be done.
+/// An action to perform.
 pub enum Action {
     Create {
         kind: &'static Kind,
         value: Value,
     },
-    /// Reads the object, edits it, and writes it if that changed it.
+    /// Reads the object, edits it, and writes it if it changed.
     Update {
         kind: &'static Kind,
         namespace: String,
@@ -77,7 +76,7 @@ pub enum Action {
         name: String,
         options: DeleteOptions,
     },
-    /// Lets an empty terminating namespace go.
+    /// Deletes an empty terminating namespace.
     FinalizeNamespace {
         name: String,
     },
@@ -101,7 +100,7 @@ impl fmt::Debug for Action {
     }
 }
 
-/// A client certificate to be signed.
+/// A client certificate to sign.
 #[derive(Debug)]
 pub struct Signing {
     pub request: Request,
@@ -110,34 +109,34 @@ pub struct Signing {
     pub life: time::Duration,
 }
 
-/// What an action led to.
+/// The outcome of an action.
 #[derive(Debug)]
 pub enum Done {
-    /// The object as stored; for an update, whether the edit meant it.
+    /// The object as stored; for an update, whether the edit applied to it.
     Stored(Arc<Object>, bool),
     /// Deleted, marked for deletion, or finalized.
     Gone,
-    /// The certificate (PEM), or why there is none.
+    /// The certificate (PEM), or the reason of the failure.
     Signed(Result<String, String>),
 }
 
-/// An action, and what it is for.
+/// An action and its purpose.
 #[derive(Debug)]
 pub struct Task<P> {
     pub purpose: P,
     pub action: Action,
 }
 
-/// What one step decided.
+/// The decision of one step.
 #[derive(Debug)]
 pub struct Decision<P> {
     /// In order.
     pub tasks: Vec<Task<P>>,
-    /// To be done only if the hub can reach itself over the network; what to log if it cannot.
+    /// Tasks to perform only if the hub can reach itself over the network, and the log line if it cannot.
     pub guarded: Option<Guarded<P>>,
-    /// There is more to decide right away.
+    /// Whether another step is due at once.
     pub more: bool,
-    /// When to take the next step if nothing changes before.
+    /// The time of the next step if nothing changes before.
     pub next: Option<Duration>,
 }
 
@@ -147,7 +146,7 @@ impl<P> Default for Decision<P> {
     }
 }
 
-/// Tasks that blame others for what may be the hub's own fault.
+/// Tasks that hold nodes responsible for what may be the hub's own fault.
 #[derive(Debug)]
 pub struct Guarded<P> {
     pub tasks: Vec<Task<P>>,
@@ -155,7 +154,7 @@ pub struct Guarded<P> {
     pub blamed: String,
 }
 
-/// How important a line for the log is.
+/// The level of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
     Info,
@@ -167,15 +166,15 @@ pub type Line = (Level, String);
 
 /// See the module.
 pub trait Controller: Send + 'static {
-    /// Why an action is performed; comes back with its outcome.
+    /// The purpose of an action, returned with its outcome.
     type Purpose: Send;
-    /// In the log.
+    /// Its name in the log.
     const NAME: &'static str;
-    /// Everything is looked at this often, besides what changes.
+    /// Time between two sweeps over everything.
     const SWEEP: Option<Duration> = None;
-    /// Actions under way at once.
+    /// Most concurrent actions.
     const AT_ONCE: usize = 1;
-    /// Wants [`Now::stalled`].
+    /// Whether it uses [`Now::stalled`].
     const MINDS_STALLS: bool = false;
 
     /// Inputs: the kinds whose changes it observes.
@@ -184,21 +183,21 @@ pub trait Controller: Send + 'static {
     /// Outputs: the kinds it writes.
     fn outputs() -> &'static [&'static Kind];
 
-    /// Whether a change is worth waking up for.
+    /// Whether a change needs a step.
     fn concerns(_kind: &'static Kind, _event: &Event) -> bool {
         true
     }
 
-    /// Notes what to look at after a change.
+    /// Queues the objects to check after a change.
     fn observe(&mut self, kind: &'static Kind, event: &Event);
 
-    /// Notes to look at everything: at the start, after changes may have been missed, and now and again.
+    /// Queues everything: at the start, after changes may have been missed, and periodically.
     fn sweep(&mut self, world: &dyn World);
 
-    /// Takes a step.
+    /// Decides one step.
     fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<Self::Purpose>;
 
-    /// Takes an outcome in; returns what follows from it at once.
+    /// Handles an outcome; returns tasks that follow at once.
     fn performed(
         &mut self,
         purpose: Self::Purpose,

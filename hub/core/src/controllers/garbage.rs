@@ -1,7 +1,7 @@
-//! Deletes what nobody needs any more: dependents of deleted owners, the content of deleted namespaces, old events.
+//! Garbage collection: deletes dependents of deleted owners, the objects of deleted namespaces, and old events.
 //!
 //! Inputs: every kind, deletions and changes of owners only. Outputs: every kind.
-//! Always holds: an owner is gone when no object of its UID exists; owners of kinds that are not served are never judged gone.
+//! Always holds: an owner is gone when no object of its UID exists; owners of kinds that are not served never count as gone.
 //! Everything is deleted by the same rules as a client's request.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -19,23 +19,23 @@ use crate::object::{Event, Object};
 use crate::requests::{DeleteOptions, FOREGROUND, ORPHAN, Propagation};
 use crate::value::{at, text};
 
-/// Events live this long, upstream's default. Counted from their creation: one that is counted up for longer comes anew.
+/// Events are deleted at this age, upstream's default. It counts from creation: an event that repeats for longer is created anew.
 const EVENT_LIFE: time::Duration = time::Duration::hours(1);
-/// Events kept at most; the oldest go first. A thousand nodes that roll back at once write a few thousand.
+/// Most events; the oldest are deleted first. A thousand nodes that roll back at once write a few thousand.
 const MAX_EVENTS: usize = 20_000;
-/// What was done is logged this often: an owner with ten thousand dependents is a line, not ten thousand.
+/// Time between two log lines of deletions: an owner with ten thousand dependents gets one line, not ten thousand.
 const LOGGED_EVERY: Duration = Duration::from_secs(5);
-/// Owners named each time; the rest is a number.
+/// Owners named in each line; the others are only counted.
 const OWNERS_NAMED: usize = 10;
-/// Of an owner's name, which nobody checked in a reference, so much is logged: the longest name there can be.
+/// Longest logged owner name: names in references are not validated.
 const OWNER_NAME_CHARS: usize = 253;
-/// Items looked at in one step if none of them asks for anything: others want to go on, too.
+/// Most items checked in one step without an action, so that other controllers get their turn.
 const ITEMS_PER_STEP: usize = 256;
 
-/// What to look at.
+/// An item to check.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Item {
-    /// The object of this kind (its position in the table), namespace and name: whether it may go, or can be finished.
+    /// The object of this kind (its position in the table), namespace and name: whether to delete or finish it.
     Object(usize, String, String),
     /// Objects that name this UID as an owner.
     Dependents(String),
@@ -56,12 +56,12 @@ pub struct Garbage {
     logged: Duration,
 }
 
-/// Why an action is performed.
+/// The purpose of an action.
 #[derive(Debug)]
 pub enum Purpose {
-    /// Delete the object that the text names; because of this owner of it, if any.
+    /// Delete the named object, because of this owner of it, if any.
     Delete(String, Option<(Value, &'static Kind)>),
-    /// Update the object that the text names.
+    /// Update the named object.
     Update(String),
     Finalize(String),
 }
@@ -124,7 +124,7 @@ impl Controller for Garbage {
             let Some(item) = self.queue.pop_front() else { break };
             self.queued.remove(&item);
             tasks = look(world, &item, now.wall);
-            // what follows is decided from the objects as these leave them
+            // the next decisions depend on the outcomes of these actions
             if !tasks.is_empty() {
                 break;
             }
@@ -193,7 +193,7 @@ impl Garbage {
     }
 }
 
-/// What one item asks for.
+/// The actions for one item.
 fn look(world: &dyn World, item: &Item, now: OffsetDateTime) -> Vec<Task<Purpose>> {
     match item {
         Item::Object(kind, namespace, name) => {
@@ -214,7 +214,7 @@ fn look(world: &dyn World, item: &Item, now: OffsetDateTime) -> Vec<Task<Purpose
     }
 }
 
-/// Deletes an object when all its owners are gone; while one is left, only the references to the others go.
+/// Deletes an object when all its owners are gone; while one is left, only removes the references to the others.
 fn check_owners(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<Purpose>> {
     let (alive, gone): (Vec<Value>, Vec<Value>) = references(&object.value())
         .into_iter()
@@ -232,7 +232,7 @@ fn check_owners(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<
     gone.iter().map(|owner| disown(kind, object, text(owner, &["uid"]))).collect()
 }
 
-/// Does what a marked object waits for.
+/// Advances an object that is marked for deletion.
 fn finish(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<Purpose>> {
     let value = object.value();
     let mut tasks = Vec::new();
@@ -249,7 +249,7 @@ fn finish(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<P
         if blocking.is_empty() {
             tasks.push(remove_finalizer(kind, object, FOREGROUND));
         }
-        // the last of them to go, or to be disowned, brings this object back into the queue
+        // the last of them to be deleted or disowned queues this object again
         tasks.extend(
             blocking.iter().map(|(kind, dependent)| delete_first(world, kind, dependent, &object.uid)),
         );
@@ -257,8 +257,7 @@ fn finish(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<P
     tasks
 }
 
-/// Deletes a dependent that an owner waits for, and that in turn waits for its own dependents. One that has another owner stays with
-/// that one.
+/// Deletes a dependent that an owner waits for, in the foreground as well. A dependent with another owner is kept.
 fn delete_first(world: &dyn World, kind: &'static Kind, dependent: &Object, owner: &str) -> Task<Purpose> {
     let shared = references(&dependent.value()).iter().any(|reference| {
         text(reference, &["uid"]) != owner && owner_exists(world, &dependent.namespace, reference)
@@ -271,7 +270,7 @@ fn delete_first(world: &dyn World, kind: &'static Kind, dependent: &Object, owne
     delete(kind, dependent, propagation)
 }
 
-/// Deletes what is in a terminating namespace, or, if nothing is, lets the namespace go.
+/// Deletes the objects of a terminating namespace, or, if it is empty, the namespace.
 fn empty_namespace(world: &dyn World, name: &str) -> Vec<Task<Purpose>> {
     let content = world.in_namespace(name);
     if content.is_empty() {
@@ -294,7 +293,7 @@ fn finish_namespace(world: &dyn World, name: &str) -> Vec<Task<Purpose>> {
     vec![Task { purpose: Purpose::Finalize(name.clone()), action: Action::FinalizeNamespace { name } }]
 }
 
-/// A terminating pod waits for its node to say that it has ended; a node that is gone never will.
+/// Deletes terminating pods of nodes that are gone: nobody else would confirm their end.
 fn release_lost_pods(world: &dyn World) -> Vec<Task<Purpose>> {
     let pods = world.list(&POD, "");
     let lost = pods.iter().filter(|pod| {
@@ -310,7 +309,7 @@ fn release_lost_pods(world: &dyn World) -> Vec<Task<Purpose>> {
 
 fn expire_events(world: &dyn World, now: OffsetDateTime) -> Vec<Task<Purpose>> {
     let mut events = world.list(&EVENT, "");
-    // an event that is counted up is written again: its revision tells its age among the others
+    // a repeating event is updated: its revision tells its age among the others
     events.sort_by_key(|event| event.revision);
     let surplus = events.len().saturating_sub(MAX_EVENTS);
     let expired = events.iter().enumerate().filter(|(index, event)| {
@@ -363,14 +362,14 @@ fn shown(kind: &Kind, object: &Object) -> String {
     format!("{} {}/{}", kind.plural, object.namespace, object.name)
 }
 
-/// What to log next; bounded, whatever happens until then.
+/// The content of the next log lines; bounded, whatever happens until then.
 #[derive(Debug, Default)]
 struct Tally {
     /// How many objects of which kind were deleted because this owner is gone, for the first [`OWNERS_NAMED`] owners.
     collected: BTreeMap<String, BTreeMap<&'static str, usize>>,
-    /// And those of more owners.
+    /// The number of deleted objects of further owners.
     of_others: usize,
-    /// The first thing that went wrong, and how many did.
+    /// The first failure, and the number of failures.
     failure: String,
     failures: usize,
 }
@@ -434,7 +433,7 @@ fn kind_of(owner: &Value) -> Option<&'static Kind> {
 
 fn owner_exists(world: &dyn World, namespace: &str, owner: &Value) -> bool {
     let Some(kind) = kind_of(owner) else { return true };
-    // a cluster-scoped object cannot say in which namespace its owner is: upstream never judges such a reference
+    // a cluster-scoped object cannot name the namespace of its owner: upstream ignores such a reference
     if kind.namespaced && namespace.is_empty() {
         return true;
     }
@@ -448,7 +447,7 @@ fn has_finalizer(value: &Value, finalizer: &str) -> bool {
     finalizers.is_some_and(|finalizers| finalizers.iter().any(|known| known == finalizer))
 }
 
-/// The dependents whose reference says that the owner waits for them. Others go when the owner is gone, as upstream.
+/// The dependents with blockOwnerDeletion, which the owner waits for. Others are deleted after the owner, as upstream.
 fn blocking(world: &dyn World, owner: &str) -> Vec<(&'static Kind, Arc<Object>)> {
     let blocks = |dependent: &Object| {
         references(&dependent.value())
@@ -460,7 +459,7 @@ fn blocking(world: &dyn World, owner: &str) -> Vec<(&'static Kind, Arc<Object>)>
     dependents
 }
 
-/// When an event was made, by our own clock; what it says of its times is by a node's, which may be years off.
+/// The creation time of an event by our own clock; its other times are by a node's clock, which may be years off.
 fn made_at(value: &Value) -> Option<time::OffsetDateTime> {
     schema::parse_time(text(value, &["metadata", "creationTimestamp"]))
 }

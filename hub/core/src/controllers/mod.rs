@@ -1,4 +1,4 @@
-//! Everything the hub does without being asked: one file for each controller.
+//! The controllers, which act without a client's request: one file each.
 //!
 //! Each is a [`Controller`]: inputs and outputs at its top, a pure `reconcile` below. Left to others: the runner (`kedge-hub`).
 

@@ -1,7 +1,7 @@
-//! Every namespace has a ServiceAccount named `default`: pods that name none run as it.
+//! Keeps a ServiceAccount named `default` in every namespace: pods without an account use it.
 //!
-//! Inputs: Namespace, ServiceAccount. Outputs: ServiceAccount. A deleted one is made again, as upstream does; a terminating namespace
-//! gets none.
+//! Inputs: Namespace, ServiceAccount. Outputs: ServiceAccount. A deleted one is created again, as upstream does; a terminating
+//! namespace gets none.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub const NAME: &str = "default";
 /// See the module.
 #[derive(Debug, Default)]
 pub struct ServiceAccounts {
-    /// Namespaces to look at.
+    /// Namespaces to check.
     queue: BTreeSet<String>,
     log: Vec<Line>,
 }
@@ -69,7 +69,7 @@ impl Controller for ServiceAccounts {
 
     fn performed(&mut self, namespace: String, outcome: Result<Done, ApiError>, _: Now) -> Vec<Task<String>> {
         match outcome {
-            // made by somebody else, or the namespace began to go away
+            // another client created it, or the namespace is terminating
             Err(error) if !matches!(error.code, 403 | 404 | 409) => {
                 let line =
                     format!("cannot make the service account {NAME} of namespace {namespace}: {error}");

@@ -1,10 +1,10 @@
-//! Node liveness and taints: `monitor` judges, this turns its judgement into actions.
+//! Node liveness and taints: `monitor` decides, this turns its decisions into actions.
 //!
-//! Inputs: Node, and Lease of the namespace `kube-node-lease`; both are looked at every [`PERIOD`], because renewals are too many to
+//! Inputs: Node, and Lease of the namespace `kube-node-lease`; both are read every [`PERIOD`], because renewals are too many to
 //! observe one by one. Outputs: Node, Event.
-//! Always holds: a node's silence is only the node's if the hub itself was able to listen. So a stall of this process (stopped, starved,
-//! suspended) gives every node a full grace period anew, and many nodes are declared lost at once only if the hub can reach itself.
-//! A node's taints say the same as its conditions (`taints`), at the price of one write for each turn that it takes.
+//! Always holds: a node's silence counts only while the hub itself was able to receive. So a stall of this process (stopped, starved,
+//! suspended) gives every node a full grace period again, and many nodes are declared lost at once only if the hub can reach itself.
+//! A node's taints follow its conditions (`taints`), with one write for each change.
 
 mod monitor;
 mod taints;
@@ -27,11 +27,11 @@ pub use monitor::MINIMUM_GRACE;
 
 static OUTPUTS: &[&Kind] = &[&NODE, &EVENT];
 
-/// Time between two looks: upstream's --node-monitor-period.
+/// Time between two passes: upstream's --node-monitor-period.
 pub const PERIOD: Duration = Duration::from_secs(5);
-/// A standstill longer than this means that the hub could not listen either.
+/// A longer stall means that the hub could not receive.
 const STALL: Duration = Duration::from_secs(5);
-/// Lost nodes that get a log line of their own in one pass; the rest is a number.
+/// Lost nodes with a log line of their own in one pass; the others are only counted.
 const NAMED_IN_LOG: usize = 10;
 
 /// See the module.
@@ -39,15 +39,15 @@ const NAMED_IN_LOG: usize = 10;
 pub struct Nodes {
     monitor: Monitor,
     sights: World,
-    /// Nodes marked since the log was last taken.
+    /// Nodes marked since the last log lines.
     lost: Vec<String>,
     log: Vec<Line>,
 }
 
-/// Why an action is performed.
+/// The purpose of an action.
 #[derive(Debug)]
 pub enum Purpose {
-    /// Mark this node as lost; whether it was ready until now.
+    /// Mark this node as lost; with whether it was ready before.
     Mark { node: String, uid: String, was_ready: bool },
     /// Set the taints of this node.
     Taint(String),
@@ -61,7 +61,7 @@ impl Nodes {
         Nodes { monitor: Monitor::new(grace), sights: World::default(), lost: Vec::new(), log: Vec::new() }
     }
 
-    /// Brings the picture of the world up to date; only what changed is parsed.
+    /// Updates the view of the store; only changed objects are parsed.
     fn look(&mut self, world: &dyn controller::World) {
         let nodes = world.list(&NODE, "");
         let old = std::mem::take(&mut self.sights.nodes);
@@ -79,7 +79,7 @@ impl Nodes {
 impl Controller for Nodes {
     type Purpose = Purpose;
     const NAME: &'static str = "nodes";
-    /// Enough for the store to commit status writes in groups, few enough to leave it to others.
+    /// Enough for the store to commit status writes in groups, few enough to leave capacity to others.
     const AT_ONCE: usize = 64;
     const MINDS_STALLS: bool = true;
 
@@ -95,7 +95,7 @@ impl Controller for Nodes {
 
     fn sweep(&mut self, _: &dyn controller::World) {}
 
-    /// One look and what follows from it.
+    /// One pass.
     fn reconcile(&mut self, world: &dyn controller::World, now: Now) -> Decision<Purpose> {
         self.look(world);
         if now.stalled > STALL {
@@ -175,7 +175,7 @@ impl Controller for Nodes {
     }
 }
 
-/// The sights of all that is present now: kept where the version is the same, taken anew elsewhere.
+/// The sights of all present objects: reused where the version is unchanged, else read again.
 fn refreshed<T>(
     mut old: BTreeMap<String, T>,
     present: &[Arc<Object>],
@@ -203,7 +203,7 @@ fn mark(node: String, uid: String, seen: u64, was_ready: bool, disrupted: bool) 
     Task { purpose: Purpose::Mark { node, uid, was_ready }, action: update(name, edit) }
 }
 
-/// Brings a node's taints to what its conditions and spec ask for.
+/// Sets the taints that a node should have by its conditions and spec.
 fn taint(node: String, uid: String, disrupted: bool) -> Task<Purpose> {
     let edit: Edit = Box::new(move |object, now| {
         let is_meant = object["metadata"]["uid"] == *uid;
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn mark_spares_node_heard_in_the_meantime() {
+    fn node_that_reported_in_the_meantime_is_not_marked() {
         let silent = json!({"conditions": [{"type": "Ready", "status": "True"}]});
         let check = |uid: &str, found: Value, expect: bool| {
             let task = mark("n".to_owned(), uid.to_owned(), monitor::fingerprint(&silent), true, false);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn sights_are_taken_anew_where_the_version_changed() {
+    fn only_changed_objects_are_read_again() {
         let object = |name: &str, revision| {
             Arc::new(Object::new(&NODE, &json!({"metadata": {"name": name}}), revision).unwrap())
         };

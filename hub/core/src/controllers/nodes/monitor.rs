@@ -1,11 +1,10 @@
-//! Decides which nodes are lost. Pure: it is given what the store holds and what time it is, and answers with what
-//! is to be done.
+//! Decides which nodes are lost. Pure: a function of the stored objects and the time, which returns actions.
 //!
 //! Holds: a node is alive while its Lease *or* its status changes, timed on the hub's monotonic clock from the moment
-//! the hub saw the change. No timestamp a node wrote is ever compared with anything: a node whose clock jumps by
-//! decades, or stands in 1970, is as alive as any other. A change of anything else about a Node (a label, its spec) is
-//! somebody else's doing and no sign of life, and neither is what the hub itself wrote into the status.
-//! A node first seen, also right after the hub started, has a full grace period before it.
+//! the hub saw the change. No timestamp of a node is ever compared: a node whose clock jumps by
+//! decades, or is in 1970, is as alive as any other. A change of anything else in a Node (a label, its spec) may be
+//! by others and is not a sign of life, and neither is a status that the hub itself wrote.
+//! A node that is first seen, also right after the hub started, gets a full grace period.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,7 +16,7 @@ use super::taints::Taints;
 use crate::value::condition;
 
 /// Shortest silence after which a node is lost, whatever the flag says: upstream's default since 1.32, longer than
-/// any connection takes to be found dead.
+/// a dead connection takes to be detected.
 pub const MINIMUM_GRACE: Duration = Duration::from_secs(50);
 /// A node is not lost before its Lease has run out and one more renewal could have come.
 const LEASE_MARGIN: Duration = Duration::from_secs(10);
@@ -51,12 +50,12 @@ pub(super) struct World {
     pub(super) leases: BTreeMap<String, LeaseSight>,
 }
 
-/// What matters of a Node. Small, because the hub keeps one for each of thousands.
+/// The parts of a Node that liveness depends on. Small, because the hub keeps one for each of thousands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodeSight {
     /// The resourceVersion this was read at.
     pub(super) version: u64,
-    /// Tells a Node from one created anew under its name.
+    /// Distinguishes a Node from one recreated under its name.
     pub(super) uid: String,
     /// Fingerprint of the status.
     pub(super) status: u64,
@@ -64,13 +63,13 @@ pub(super) struct NodeSight {
     pub(super) ready: Ready,
     /// All conditions that the hub would set are Unknown already.
     pub(super) marked: bool,
-    /// The hub's taints that it carries.
+    /// The hub's taints that it has.
     pub(super) carried: Taints,
-    /// The hub's taints that its conditions and its spec ask for.
+    /// The hub's taints that it should have by its conditions and spec.
     pub(super) due: Taints,
 }
 
-/// The condition Ready, as far as it matters.
+/// The condition Ready, as far as liveness depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ready {
     /// The node never posted a status.
@@ -81,17 +80,17 @@ pub(super) enum Ready {
     Otherwise,
 }
 
-/// What matters of a Lease.
+/// The parts of a Lease that liveness depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LeaseSight {
-    /// The resourceVersion: that it changes is the sign of life, what it says is not looked at.
+    /// The resourceVersion: its change is the sign of life, the content is ignored.
     pub(super) version: u64,
     /// `spec.leaseDurationSeconds`, 0 if absent or absurd.
     pub(super) duration_secs: u64,
 }
 
 impl NodeSight {
-    /// Looks at a Node as stored at `version`.
+    /// Reads a Node stored at `version`.
     pub(super) fn of(node: &Value, version: u64) -> NodeSight {
         let status = &node["status"];
         let ready = match condition(status, "Ready") {
@@ -113,25 +112,25 @@ impl NodeSight {
 }
 
 impl LeaseSight {
-    /// Looks at a Lease as stored at `version`.
+    /// Reads a Lease stored at `version`.
     pub(super) fn of(lease: &Value, version: u64) -> LeaseSight {
         LeaseSight { version, duration_secs: lease["spec"]["leaseDurationSeconds"].as_u64().unwrap_or(0) }
     }
 }
 
-/// What is to be done.
+/// An action to perform.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
-    /// Set the conditions of a silent node (`mark`) and its taints, provided uid and fingerprint of what is stored are still
-    /// these, and tell `Monitor::wrote`. Repeated every pass until the store shows it.
+    /// Set the conditions of a silent node (`mark`) and its taints, if uid and fingerprint of the stored Node are still
+    /// these, then call `Monitor::wrote`. Repeated every pass until the store shows it.
     MarkUnknown { node: String, uid: String, seen: u64, was_ready: bool, disrupted: bool },
-    /// Bring a node's taints to what its conditions and spec ask for (`taints::set`). Repeated like a mark.
+    /// Set the taints that a node should have by its conditions and spec (`taints::set`). Repeated like a mark.
     Taint { node: String, uid: String, disrupted: bool },
     /// Record an event about a node.
     Event { node: String, uid: String, reason: &'static str, message: String },
-    /// A lost node was heard again.
+    /// A lost node reported again.
     Back { node: String },
-    /// A node renews its Lease, but Ready stays as the hub left it.
+    /// A node renews its Lease, but does not update Ready.
     StatusOverdue { node: String },
 }
 
@@ -140,8 +139,8 @@ pub(super) enum Action {
 pub(super) struct Decision {
     /// In order.
     pub(super) actions: Vec<Action>,
-    /// So many nodes would be lost at once that the fault is more likely the hub's own. If the hub cannot prove
-    /// otherwise, no mark of this pass is made.
+    /// So many nodes would be lost at once that the fault is more likely the hub's own. Unless the hub can reach
+    /// itself, no mark of this pass is made.
     pub(super) needs_proof: bool,
 }
 
@@ -158,14 +157,14 @@ struct Watched {
     uid: String,
     /// Fingerprint of the status last seen.
     status: u64,
-    /// Fingerprint of the status the hub itself stored: its appearance is no sign of life.
+    /// Fingerprint of the status that the hub itself stored, which is not a sign of life.
     ours: Option<u64>,
     /// Version of the Lease last seen.
     lease: Option<u64>,
     /// When the hub last saw a change, on its monotonic clock.
     heard: Duration,
     lost: bool,
-    /// Since when the node is heard again without a new status; taken when told.
+    /// Start of renewals without a new status; cleared when reported.
     overdue_since: Option<Duration>,
 }
 
@@ -175,7 +174,7 @@ impl Monitor {
         Monitor { grace: grace.max(MINIMUM_GRACE), nodes: BTreeMap::new(), first_pass: true }
     }
 
-    /// The hub itself could not hear for a while: nobody's silence so far counts.
+    /// The hub itself was stalled: silence so far does not count.
     pub(super) fn forgive(&mut self, now: Duration) {
         for watched in self.nodes.values_mut() {
             watched.heard = now;
@@ -189,7 +188,7 @@ impl Monitor {
         }
     }
 
-    /// Looks at the world and decides. `now` is monotonic, since an arbitrary start.
+    /// One pass: reads the store and decides. `now` is monotonic, since an arbitrary start.
     pub(super) fn reconcile(&mut self, now: Duration, world: &World) -> Decision {
         let mut decision = Decision::default();
         self.drop_removed(world, &mut decision.actions);
@@ -207,7 +206,7 @@ impl Monitor {
             watched.listen(now, name, node, lease, &mut decision.actions);
             let grace = grace_of(self.grace, node, lease);
             let silent = now.saturating_sub(watched.heard) > grace;
-            // until it is heard: that the hub could not hear says nothing of the node
+            // until it reports: a stall of the hub says nothing about the node
             watched.lost |= silent;
             living += usize::from(!silent);
             if silent && !node.marked {
@@ -280,7 +279,7 @@ impl Watched {
         }
     }
 
-    /// Notes whether the node was heard since the last pass.
+    /// Records whether the node reported since the last pass.
     fn listen(
         &mut self,
         now: Duration,
@@ -311,15 +310,15 @@ impl Watched {
     }
 }
 
-/// Tells one status from another; only ever compared within one process.
+/// A hash of a status; only compared within one process.
 pub(super) fn fingerprint(status: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     status.to_string().hash(&mut hasher);
     hasher.finish()
 }
 
-/// Sets upstream's conditions for a silent node in its status. `wall` (RFC 3339) is for people to read. What stands at
-/// Unknown already stays as it is, so a second mark changes nothing.
+/// Sets upstream's conditions for a silent node in its status. `wall` (RFC 3339) is for people to read. A condition that
+/// is already Unknown stays as it is, so a second mark changes nothing.
 pub(super) fn mark(node: &mut Value, wall: &str) {
     let created = node["metadata"]["creationTimestamp"].clone();
     let status = &mut node["status"];
@@ -449,7 +448,7 @@ mod tests {
             self.monitor.reconcile(self.now(), &world)
         }
 
-        /// Time passes, the monitor looks, and what it decides is stored as the performer would.
+        /// Advances the time, runs one pass, and stores its decision as the performer would.
         fn after(&mut self, seconds: u64) -> Decision {
             self.second += seconds;
             let decision = self.pass();
@@ -475,7 +474,7 @@ mod tests {
             decision
         }
 
-        /// `key:effect` of a node's taints, without what all keys begin with.
+        /// `key:effect` of a node's taints, without the common prefix of the keys.
         fn taints(&self, node: &str) -> Vec<String> {
             let taints = self.nodes[node]["spec"]["taints"].as_array().cloned().unwrap_or_default();
             let text = |taint: &Value, field: &str| taint[field].as_str().unwrap().to_owned();
@@ -486,7 +485,7 @@ mod tests {
                 .collect()
         }
 
-        /// How many writes a decision asks for.
+        /// The number of writes of a decision.
         fn writes(decision: &Decision) -> usize {
             let writes =
                 |action: &&Action| matches!(action, Action::MarkUnknown { .. } | Action::Taint { .. });
@@ -517,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_node_is_marked_once_with_upstreams_words() {
+    fn silent_node_is_marked_once_with_upstreams_texts() {
         let mut story = Story::with(&["a"]);
         assert_eq!(story.after(50), quiet(), "the grace period itself is still fine");
         let decision = story.after(1);
@@ -549,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_only_renews_stays_ready() {
+    fn node_that_only_renews_stays_ready() {
         let mut story = Story::with(&["a"]);
         for turn in 0..30 {
             story.renew("a", &format!("turn {turn}"));
@@ -558,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_only_posts_status_stays_ready() {
+    fn node_that_only_posts_status_stays_ready() {
         let mut story = Story::with(&["a"]);
         story.leases.clear();
         for turn in 0..30 {
@@ -568,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_clock_that_jumps_by_twenty_years_either_way_changes_nothing() {
+    fn node_clock_jump_of_twenty_years_changes_nothing() {
         let mut story = Story::with(&["a"]);
         for time in
             ["2046-01-01T00:00:00Z", "2006-01-01T00:00:00Z", "1970-01-01T00:00:01Z", "2026-01-01T00:00:00Z"]
@@ -581,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_node_recovers_by_its_own_status() {
+    fn lost_node_recovers_by_its_own_status() {
         let mut story = Story::with(&["a"]);
         assert_eq!(Story::lost(&story.after(60)), ["a"]);
         story.after(5);
@@ -593,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_arrives_together_with_the_mark_is_heard() {
+    fn status_that_races_with_the_mark_counts() {
         let mut story = Story::with(&["a"]);
         story.second += 60;
         assert_eq!(Story::lost(&story.pass()), ["a"]);
@@ -604,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_keeps_what_is_unknown_already_and_makes_room_where_there_is_no_status() {
+    fn mark_keeps_unknown_conditions_and_adds_missing_ones() {
         let mut node = json!({"metadata": {"creationTimestamp": "then"}});
         mark(&mut node, "now");
         let once = node.clone();
@@ -615,7 +614,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_could_not_be_stored_is_tried_again() {
+    fn failed_mark_is_retried() {
         let mut story = Story::with(&["a"]);
         story.second += 60;
         assert_eq!(Story::lost(&story.pass()), ["a"]);
@@ -624,7 +623,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_alone_brings_a_node_back_without_the_hub_speaking_for_it() {
+    fn renewal_alone_counts_but_leaves_ready_unknown() {
         let mut story = Story::with(&["a"]);
         story.after(60);
         story.renew("a", "later");
@@ -639,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_in_time_is_not_overdue() {
+    fn status_in_time_is_not_overdue() {
         let mut story = Story::with(&["a"]);
         story.after(60);
         story.renew("a", "later");
@@ -653,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_is_no_sign_of_life() {
+    fn label_change_is_not_a_sign_of_life() {
         let mut story = Story::with(&["a"]);
         story.after(30);
         story.label("a");
@@ -665,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hub_restart_gives_a_full_grace_period() {
+    fn hub_restart_gives_a_full_grace_period() {
         let mut story = Story::with(&["a", "b"]);
         story.after(45);
         story.monitor = Monitor::new(MINIMUM_GRACE);
@@ -678,7 +677,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_hub_blames_nobody() {
+    fn stalled_hub_marks_no_node() {
         let mut story = Story::with(&["a"]);
         story.second += 600;
         let now = story.now();
@@ -689,7 +688,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_of_the_hub_brings_no_lost_node_back() {
+    fn stall_of_the_hub_keeps_lost_nodes_lost() {
         let mut story = Story::with(&["a"]);
         story.after(60);
         let now = story.now();
@@ -700,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn the_grace_period_follows_the_lease_and_the_flag() {
+    fn grace_period_follows_the_lease_and_the_flag() {
         let check = |flag: u64, duration: Value, expect: u64| {
             let mut story = Story::with(&["a"]);
             story.leases.get_mut("a").unwrap()["spec"]["leaseDurationSeconds"] = duration.clone();
@@ -721,14 +720,14 @@ mod tests {
     }
 
     #[test]
-    fn an_absurd_lease_duration_does_not_overflow() {
+    fn huge_lease_duration_does_not_overflow() {
         let mut story = Story::with(&["a"]);
         story.leases.get_mut("a").unwrap()["spec"]["leaseDurationSeconds"] = json!(u64::MAX);
         assert_eq!(story.after(1_000_000), quiet());
     }
 
     #[test]
-    fn a_node_that_never_posted_has_the_startup_grace() {
+    fn node_that_never_posted_gets_the_startup_grace() {
         let mut story = Story::with(&[]);
         story.register("a");
         let message = "Node a event: Registered Node a in Controller".to_owned();
@@ -743,7 +742,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_created_anew_under_its_name_is_another_node() {
+    fn recreated_node_is_another_node() {
         let mut story = Story::with(&["a"]);
         story.after(45);
         story.register("a");
@@ -765,7 +764,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_deleted_is_no_sign_of_life_and_a_new_one_is() {
+    fn deleted_lease_is_not_a_sign_of_life_but_a_new_one_is() {
         let mut story = Story::with(&["a"]);
         story.after(30);
         story.leases.clear();
@@ -776,7 +775,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_follow_a_node_with_one_write_for_each_turn_it_takes() {
+    fn taints_follow_conditions_with_one_write_per_change() {
         let mut story = Story::with(&["a", "b", "c"]);
         let calm = |story: &mut Story| {
             for node in ["b", "c"] {
@@ -810,12 +809,12 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_that_is_lost_as_a_whole_is_not_told_to_empty_itself() {
+    fn no_execute_is_not_set_while_the_whole_fleet_is_lost() {
         let mut story = Story::with(&["a", "b", "c"]);
         story.after(60);
         assert_eq!(story.taints("a"), ["unreachable:NoSchedule"]);
         assert_eq!(story.after(5), quiet());
-        // most are ready again: what was held back of the third comes now
+        // most are ready again, so the taints of the third that were held back are set now
         story.post("a", "True", "later");
         story.post("b", "True", "later");
         story.after(5);
@@ -834,7 +833,7 @@ mod tests {
         check(46, 54, false);
     }
 
-    /// So many nodes, and their names.
+    /// A number of nodes, and their names.
     fn crowd(nodes: usize) -> (Vec<String>, Story) {
         let names: Vec<String> = (0..nodes).map(|number| format!("n{number}")).collect();
         let story = Story::with(&names.iter().map(String::as_str).collect::<Vec<_>>());
@@ -842,7 +841,7 @@ mod tests {
     }
 
     #[test]
-    fn many_at_once_need_a_proof_and_a_few_do_not() {
+    fn many_lost_nodes_need_a_probe_and_a_few_do_not() {
         let check = |nodes: usize, silent: usize, expect: bool| {
             let (names, mut story) = crowd(nodes);
             story.after(30);
@@ -863,7 +862,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_one_pass_are_bounded_and_the_rest_follow() {
+    fn marks_of_one_pass_are_bounded_and_continue_in_the_next() {
         let (_, mut story) = crowd(MAX_MARKS_PER_PASS + 20);
         assert_eq!(Story::lost(&story.after(60)).len(), MAX_MARKS_PER_PASS);
         assert_eq!(Story::lost(&story.after(5)).len(), 20);

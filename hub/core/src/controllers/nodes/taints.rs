@@ -1,8 +1,8 @@
-//! The taints that say of a node what its conditions and `spec.unschedulable` say, so that schedulers and controllers need to look in
-//! one place only. Pure; the rule is upstream's node lifecycle controller's.
+//! Taints that follow a node's conditions and `spec.unschedulable`, so that schedulers and controllers need to read one field only. Pure;
+//! the rules are those of upstream's node lifecycle controller.
 //!
-//! Holds: only the taints of this table are ever touched, others and their order stay; what a Node carries already is not
-//! written again. Nodes cannot take them off themselves (`auth`). Different from upstream: a node that is lost gets all its
+//! Always holds: only the taints of this table change, others and their order stay; a taint that a Node has is not
+//! written again. Nodes cannot remove their own taints (`identity`). Different from upstream: a node that is lost gets all its
 //! taints in the write that marks it, not in three; so NoExecute is not rationed to one node in ten seconds, only held back
 //! while most nodes are not ready, which is upstream's full and partial disruption. Left to others: evicting pods.
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::value::condition;
 use kedge_api::{NOT_READY_TAINT, UNREACHABLE_TAINT};
 
-/// What makes a node carry a taint.
+/// The cause of a taint.
 enum Cause {
     /// The condition has this status.
     Condition(&'static str, &'static str),
@@ -38,7 +38,7 @@ const TABLE: [(&str, &str, Cause); 9] = [
     (UNREACHABLE_TAINT, NO_EXECUTE, UNREACHABLE),
 ];
 
-/// What a Node carries from its creation (`kinds::node`), and keeps until it says for the first time whether it is ready.
+/// The taint that a Node has from its creation (`kinds::node`) until it first reports whether it is ready.
 const AT_CREATION: Taints = Taints(1);
 
 /// A set of taints of the table.
@@ -54,7 +54,7 @@ impl Taints {
         self.0 & (1 << index) != 0
     }
 
-    /// Those that the Node carries.
+    /// Those that the Node has.
     pub(super) fn carried_by(node: &Value) -> Taints {
         let carried = list(node);
         Taints::of(|index| carried.iter().any(|taint| is_of(taint, index)))
@@ -74,7 +74,7 @@ impl Taints {
         }
     }
 
-    /// What to have instead of `carried`, when this is due: while `disrupted`, no new NoExecute.
+    /// The taints to set if a node has `carried` and this is due: while `disrupted`, no new NoExecute.
     pub(super) fn wanted(self, carried: Taints, disrupted: bool) -> Taints {
         Taints::of(|index| {
             self.has(index) && (!disrupted || TABLE[index].1 != NO_EXECUTE || carried.has(index))
@@ -90,7 +90,7 @@ fn is_of(taint: &Value, index: usize) -> bool {
     taint["key"] == TABLE[index].0 && taint["effect"] == TABLE[index].1
 }
 
-/// Brings the Node's taints to what its conditions and spec ask for. `wall` (RFC 3339) becomes `timeAdded` of new ones.
+/// Sets the taints that a Node should have by its conditions and spec. `wall` (RFC 3339) becomes `timeAdded` of new ones.
 pub(super) fn set(node: &mut Value, wall: &str, disrupted: bool) {
     let carried = Taints::carried_by(node);
     let wanted = Taints::due_to(node).wanted(carried, disrupted);
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(shown(&node), expect);
         let once = node.clone();
         set(&mut node, "later", disrupted);
-        assert_eq!(node, once, "what is right is not written again");
+        assert_eq!(node, once, "correct taints are not written again");
     }
 
     #[test]
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_node_carries_from_its_creation_stays_until_it_says_how_it_is() {
+    fn creation_taint_stays_until_the_node_reports_ready() {
         let made = ["node.kubernetes.io/not-ready:NoSchedule"];
         check(node(&[], false, &made), false, &["not-ready:NoSchedule then"]);
         check(
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_come_and_go_beside_those_of_others() {
+    fn taints_change_without_touching_those_of_others() {
         let own = "example.com/x:NoSchedule";
         let same_key = "node.kubernetes.io/unreachable:PreferNoSchedule";
         let gone = ["node.kubernetes.io/unreachable:NoSchedule", "node.kubernetes.io/unreachable:NoExecute"];
@@ -208,7 +208,7 @@ mod tests {
             false,
             &["example.com/x:NoSchedule then", "unreachable:PreferNoSchedule then"],
         );
-        // from unreachable to not ready: one pair for the other
+        // from unreachable to not ready: one pair of taints replaces the other
         check(
             node(&[("Ready", "False")], false, &[own, gone[0], gone[1]]),
             false,
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn no_execute_is_held_back_while_most_nodes_are_lost_and_not_taken_back() {
+    fn no_execute_is_held_back_while_most_nodes_are_lost() {
         check(node(&[("Ready", "Unknown")], false, &[]), true, &["unreachable:NoSchedule now"]);
         let carried = ["node.kubernetes.io/unreachable:NoExecute"];
         check(
