@@ -352,7 +352,7 @@ mod tests {
     #[tokio::test]
     async fn lost_and_cordoned_nodes_are_tainted_in_the_store() {
         let mut stage = Stage::with("taints", 3).await;
-        let heard = |stage: &Stage, node: &'static str, second: u64| {
+        let reports = |stage: &Stage, node: &'static str, second: u64| {
             let condition = json!({"type": "Ready", "status": "True", "lastHeartbeatTime": format!("2026-01-01T00:00:{second}Z")});
             let hub = Arc::clone(&stage.hub);
             async move {
@@ -361,7 +361,7 @@ mod tests {
             }
         };
         for node in ["n1", "n2"] {
-            heard(&stage, node, 40).await;
+            reports(&stage, node, 40).await;
         }
         stage.at(40).await;
         let before = stage.hub.get(&NODE, "", "n0").unwrap().revision;
@@ -378,7 +378,7 @@ mod tests {
             lost.revision,
             "one write for all of it"
         );
-        heard(&stage, "n0", 41).await;
+        reports(&stage, "n0", 41).await;
         let cordon = |object: &mut Value| object["spec"]["unschedulable"] = true.into();
         stage.hub.update(&NODE, "", "n1", cordon).await.unwrap();
         stage.at(70).await;

@@ -204,7 +204,7 @@ fn board_in_1970_or_twenty_years_ahead_connects() {
     client.now = OffsetDateTime::now_utc() + 40 * year;
     assert!(
         connect(&server, &client.config(), "localhost").is_err(),
-        "the test can tell an expired certificate"
+        "the test detects an expired certificate"
     );
 }
 

@@ -348,7 +348,10 @@ fn load_authority(path: &Path) -> Result<Authority, PkiError> {
         && metadata.permissions().mode() & 0o077 != 0
     {
         let mode = metadata.permissions().mode() & 0o777;
-        log::warn!("{} has mode {mode:04o}, expected 0600: who reads it can act as anyone", path.display());
+        log::warn!(
+            "{} has mode {mode:04o}, expected 0600: any reader of it can act as anyone",
+            path.display()
+        );
     }
     Authority::load(path).map_err(|error| match error {
         PkiError::Corrupt { path, why } => PkiError::Authority { path, why },

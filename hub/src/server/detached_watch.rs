@@ -61,7 +61,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     }
 
     /// Writes a watch until its end; returns whether the connection can be reused.
-    pub(super) async fn tell(&mut self, answer: Answer) -> io::Result<bool> {
+    pub(super) async fn write_watch(&mut self, answer: Answer) -> io::Result<bool> {
         let Answer { head, mut watch, manner } = answer;
         let mut text = head_of(&head, manner);
         drop(head);
@@ -334,7 +334,7 @@ mod tests {
             let mut link = Link::new(server);
             link.give_back(b"GET");
             let answer = answer(&memory);
-            let telling = async { (link.tell(answer).await.unwrap(), link) };
+            let writing = async { (link.write_watch(answer).await.unwrap(), link) };
             let asking = async {
                 publish(&memory, 2);
                 let head = read_until(&mut client, "\r\n\r\n").await;
@@ -352,7 +352,7 @@ mod tests {
                 assert_eq!(read_until(&mut client, "\r\n\r\n").await, "0\r\n\r\n");
                 client.shutdown().await.unwrap();
             };
-            let ((goes_on, mut link), ()) = tokio::join!(telling, asking);
+            let ((goes_on, mut link), ()) = tokio::join!(writing, asking);
             assert!(goes_on);
             let mut rest = String::new();
             link.read_to_string(&mut rest).await.unwrap();
@@ -378,7 +378,7 @@ mod tests {
                 }
                 memory.close();
             };
-            let (goes_on, ()) = tokio::join!(link.tell(answer), talking);
+            let (goes_on, ()) = tokio::join!(link.write_watch(answer), talking);
             assert!(goes_on.unwrap(), "its requests are answered once the watch is over");
 
             let (client, server) = tokio::io::duplex(4096);
@@ -386,7 +386,7 @@ mod tests {
             let answer = self::answer(&memory);
             drop(client);
             // the client may be gone, or refuse the head
-            assert!(!Link::new(server).tell(answer).await.unwrap_or(false));
+            assert!(!Link::new(server).write_watch(answer).await.unwrap_or(false));
             assert_eq!(memory.watches(), 0);
         });
     }
@@ -408,23 +408,23 @@ mod tests {
                 let manner = Manner { chunks, closes: true };
                 let (mut client, server) = tokio::io::duplex(64);
                 let memory = Arc::new(Memory::new(Index::new(1)));
-                let told = Answer { manner, ..answer(&memory) };
+                let watch = Answer { manner, ..answer(&memory) };
                 let mut link = Link::new(server);
                 let leaving = async {
                     assert_eq!(read_until(&mut client, "\r\n\r\n").await, head);
                     client.write_all(&[b'x'; 4 * EARLY_BYTES]).await.unwrap();
                     client.shutdown().await.unwrap();
                 };
-                let (goes_on, ()) = tokio::join!(link.tell(told), leaving);
+                let (goes_on, ()) = tokio::join!(link.write_watch(watch), leaving);
                 assert!(!goes_on.unwrap());
                 assert_eq!(memory.watches(), 0);
 
                 let (mut client, server) = tokio::io::duplex(4096);
                 let memory = Arc::new(Memory::new(Index::new(1)));
-                let told = Answer { manner, ..answer(&memory) };
+                let watch = Answer { manner, ..answer(&memory) };
                 publish(&memory, 2);
                 memory.close();
-                assert!(!Link::new(server).tell(told).await.unwrap());
+                assert!(!Link::new(server).write_watch(watch).await.unwrap());
                 let mut text = String::new();
                 client.read_to_string(&mut text).await.unwrap();
                 let body = text.strip_prefix(head).unwrap();

@@ -16,7 +16,7 @@ use kedge_hub_core::identity::Identity;
 
 /// Connections of one node. An agent has one for each of its handful of streams; a reboot may leave some half-open.
 const NODE_CONNECTIONS: usize = 64;
-/// Connections of one administrator, under whom scripts and dashboards run.
+/// Connections of one administrator, whose credential scripts and dashboards share.
 const ADMIN_CONNECTIONS: usize = 8192;
 /// Connections of any other caller with a certificate.
 const OTHER_CONNECTIONS: usize = 2048;
@@ -238,8 +238,9 @@ mod tests {
     fn misbehaving_node_slows_down_only_itself() {
         let (limits, start) = (Arc::new(Limits::default()), Instant::now());
         let (mad, calm) = (node("mad"), node("calm"));
-        let ask =
-            |who: &Identity, now| limits.request(Some(who), HERE, now).map(drop).map_err(|error| error.code);
+        let ask = |caller: &Identity, now| {
+            limits.request(Some(caller), HERE, now).map(drop).map_err(|error| error.code)
+        };
         for _ in 0..1000 {
             assert_eq!(ask(&mad, start), Ok(()));
         }

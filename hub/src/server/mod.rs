@@ -261,7 +261,7 @@ where
         let next = Box::pin(requests(link, server, &caller, refusal, &mut stopped)).await?;
         let Some((given_back, answer)) = next else { return Ok(()) };
         link = given_back;
-        if !link.tell(answer).await? {
+        if !link.write_watch(answer).await? {
             return Ok(());
         }
         if *stopped.borrow() {
@@ -535,7 +535,7 @@ mod tests {
     ) {
         let mut client = stage.connect(identity);
         client.write_all(&head("POST", MAPS, fields)).await.unwrap();
-        client.write_all(body).await.expect("nobody hangs up on who still sends");
+        client.write_all(body).await.expect("the hub does not close before the body is sent");
         assert_eq!(answer(&mut client).await, expect, "{fields}");
         if expect.1 {
             assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "{fields}");

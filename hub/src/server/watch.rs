@@ -41,11 +41,11 @@ const IDLE_QUEUE: usize = 4;
 pub(super) struct WatchStream {
     watch: Watch,
     writer: Writer,
-    queue: VecDeque<Told>,
+    queue: VecDeque<Queued>,
     bookmarks: bool,
     omit_heartbeats: bool,
     /// Every change up to this version was sent or does not concern this watch.
-    told: u64,
+    sent: u64,
     titles_sent: bool,
     next_bookmark: Pin<Box<Sleep>>,
     deadline: Pin<Box<Sleep>>,
@@ -53,7 +53,7 @@ pub(super) struct WatchStream {
 }
 
 #[derive(Debug)]
-enum Told {
+enum Queued {
     Present(Arc<Object>),
     Change(Arc<Event>),
     /// The end of the initial events.
@@ -79,13 +79,13 @@ pub(super) fn start(
     if let Some(wanted) = from.at_least.filter(|wanted| *wanted > revision) {
         return Err(ApiError::too_large_version(wanted, revision));
     }
-    let mut queue: VecDeque<Told> = match start {
+    let mut queue: VecDeque<Queued> = match start {
         Start::Objects(_) if from.skip_present => VecDeque::new(),
-        Start::Objects(objects) => objects.into_iter().map(Told::Present).collect(),
-        Start::Changes(changes) => changes.into_iter().map(Told::Change).collect(),
+        Start::Objects(objects) => objects.into_iter().map(Queued::Present).collect(),
+        Start::Changes(changes) => changes.into_iter().map(Queued::Change).collect(),
     };
     if from.initial_events {
-        queue.push_back(Told::Initial(revision));
+        queue.push_back(Queued::Initial(revision));
     }
     let spread = f64::from(u32::try_from(revision % 1000).unwrap_or(0)) / 1000.0;
     let lasting = match timeout {
@@ -98,7 +98,7 @@ pub(super) fn start(
         queue,
         bookmarks,
         omit_heartbeats,
-        told: revision,
+        sent: revision,
         titles_sent: false,
         next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK.mul_f64(0.75 + spread / 2.0))),
         deadline: Box::pin(tokio::time::sleep(lasting)),
@@ -160,8 +160,8 @@ impl WatchStream {
     /// The next piece of the body; `None` ends it.
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
-            if let Some(told) = self.queue.pop_front() {
-                match self.write(told) {
+            if let Some(queued) = self.queue.pop_front() {
+                match self.write(queued) {
                     Some(line) => return Poll::Ready(Some(line)),
                     None => continue,
                 }
@@ -181,7 +181,7 @@ impl WatchStream {
             }
             match self.watch.receiver.poll_recv(context) {
                 Poll::Ready(Some(event)) => {
-                    self.queue.push_back(Told::Change(event));
+                    self.queue.push_back(Queued::Change(event));
                     continue;
                 }
                 Poll::Ready(None) => self.ended = true,
@@ -204,24 +204,24 @@ impl WatchStream {
             return;
         }
         // read first: everything up to this version is in the receiver already
-        let mut upto = self.watch.progress().max(self.told);
+        let mut upto = self.watch.progress().max(self.sent);
         while let Ok(event) = self.watch.receiver.try_recv() {
             upto = upto.max(event.revision);
-            self.queue.push_back(Told::Change(event));
+            self.queue.push_back(Queued::Change(event));
         }
-        self.queue.push_back(Told::Bookmark(upto));
+        self.queue.push_back(Queued::Bookmark(upto));
     }
 
-    fn write(&mut self, told: Told) -> Option<Bytes> {
-        match told {
-            Told::Present(object) => Some(self.line("ADDED", &object)),
-            Told::Change(event) => {
-                self.told = event.revision;
+    fn write(&mut self, queued: Queued) -> Option<Bytes> {
+        match queued {
+            Queued::Present(object) => Some(self.line("ADDED", &object)),
+            Queued::Change(event) => {
+                self.sent = event.revision;
                 self.change(&event)
             }
-            Told::Initial(revision) => Some(self.bookmark(revision, true)),
-            Told::Bookmark(revision) => {
-                self.told = revision;
+            Queued::Initial(revision) => Some(self.bookmark(revision, true)),
+            Queued::Bookmark(revision) => {
+                self.sent = revision;
                 Some(self.bookmark(revision, false))
             }
         }

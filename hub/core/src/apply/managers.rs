@@ -195,13 +195,13 @@ pub(super) fn conflict(conflicts: &[(&Entry, FieldSet)]) -> ApiError {
     let mut causes = Vec::new();
     let mut lines = Vec::new();
     for (entry, fields) in conflicts {
-        let who = shown(entry);
-        lines.push(format!("conflicts with {who}:"));
+        let manager = shown(entry);
+        lines.push(format!("conflicts with {manager}:"));
         for path in fields.paths() {
             lines.push(format!("- {path}"));
             causes.push(json!({
                 "reason": "FieldManagerConflict",
-                "message": format!("conflict with {who}"),
+                "message": format!("conflict with {manager}"),
                 "field": path,
             }));
         }

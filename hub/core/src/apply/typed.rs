@@ -485,8 +485,8 @@ mod tests {
     #[test]
     fn lists_with_duplicate_or_unnamed_items_are_refused() {
         let check = |value: Value, why: &str| {
-            let said = check_lists(of("core/v1/PodSpec"), &value).unwrap_err();
-            assert!(said.contains(why), "{said}");
+            let error = check_lists(of("core/v1/PodSpec"), &value).unwrap_err();
+            assert!(error.contains(why), "{error}");
         };
         check(json!({"containers": [{"image": "x"}]}), "omits key field \"name\"");
         check(json!({"containers": [{"name": "x"}, {"name": "x"}]}), ".containers[1]: duplicate entries");

@@ -215,7 +215,7 @@ fn warnings(node: &Value, old: Option<&Value>) -> Vec<String> {
     if old.and_then(|old| at(old, &path)) == Some(source) {
         return Vec::new();
     }
-    let said = match (source.get("configMapRef"), source.get("configMap")) {
+    let problem = match (source.get("configMapRef"), source.get("configMap")) {
         (None, None) => {
             "exactly one reference subfield must be non-nil, but all were nil; the node will report it"
         }
@@ -232,7 +232,7 @@ fn warnings(node: &Value, old: Option<&Value>) -> Vec<String> {
         }
         (None, Some(_)) => return Vec::new(),
     };
-    vec![format!("spec.configSource: {said}")]
+    vec![format!("spec.configSource: {problem}")]
 }
 
 #[cfg(test)]

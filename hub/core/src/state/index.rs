@@ -552,12 +552,12 @@ mod tests {
         let left = world.put("a", "2", "y");
         world.put("a", "2", "z");
         let gone = world.delete("a", "1");
-        let heard = taken.revisions();
-        assert_eq!(heard, [entered, left, gone]);
+        let received = taken.revisions();
+        assert_eq!(received, [entered, left, gone]);
         let selection = Selection::parse(&CONFIG_MAP, "a", "l=x", "").unwrap();
         let (start, _, _) = world.index.watch(&CONFIG_MAP, selection, Some(first), Taken::default()).unwrap();
         let Start::Changes(replayed) = start else { panic!("expected changes") };
-        assert_eq!(replayed.iter().map(|event| event.revision).collect::<Vec<_>>(), heard);
+        assert_eq!(replayed.iter().map(|event| event.revision).collect::<Vec<_>>(), received);
     }
 
     #[test]

@@ -34,7 +34,7 @@ const MANY_AT_LEAST: usize = 2;
 const STATUS_OVERDUE: Duration = Duration::from_secs(10 * 60);
 
 /// The conditions the hub sets when a node is lost, as upstream. Never `NetworkUnavailable`, never `ConfigOK`: what the
-/// node said about those stays true while it is silent.
+/// node reported about those stays valid while it is silent.
 const CONDITIONS: [&str; 4] = ["Ready", "MemoryPressure", "DiskPressure", "PIDPressure"];
 const REASON_STOPPED: &str = "NodeStatusUnknown";
 const MESSAGE_STOPPED: &str = "Kubelet stopped posting node status.";
@@ -162,7 +162,7 @@ struct Watched {
     /// Version of the Lease last seen.
     lease: Option<u64>,
     /// When the hub last saw a change, on its monotonic clock.
-    heard: Duration,
+    last_change: Duration,
     lost: bool,
     /// Start of renewals without a new status; cleared when reported.
     overdue_since: Option<Duration>,
@@ -177,7 +177,7 @@ impl Monitor {
     /// The hub itself was stalled: silence so far does not count.
     pub(super) fn forgive(&mut self, now: Duration) {
         for watched in self.nodes.values_mut() {
-            watched.heard = now;
+            watched.last_change = now;
         }
     }
 
@@ -205,7 +205,7 @@ impl Monitor {
             });
             watched.listen(now, name, node, lease, &mut decision.actions);
             let grace = grace_of(self.grace, node, lease);
-            let silent = now.saturating_sub(watched.heard) > grace;
+            let silent = now.saturating_sub(watched.last_change) > grace;
             // until it reports: a stall of the hub says nothing about the node
             watched.lost |= silent;
             living += usize::from(!silent);
@@ -273,7 +273,7 @@ impl Watched {
             status: node.status,
             ours: None,
             lease: lease.map(|lease| lease.version),
-            heard: now,
+            last_change: now,
             lost: false,
             overdue_since: None,
         }
@@ -294,7 +294,7 @@ impl Watched {
         self.lease = lease;
         self.status = node.status;
         if renewed || posted {
-            self.heard = now;
+            self.last_change = now;
             if std::mem::take(&mut self.lost) {
                 actions.push(Action::Back { node: name.to_owned() });
                 self.overdue_since = Some(now);
@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     /// A store with a clock, and the monitor under test. Time is in whole seconds.
-    struct Story {
+    struct Scenario {
         monitor: Monitor,
         second: u64,
         version: u64,
@@ -368,22 +368,22 @@ mod tests {
         leases: BTreeMap<String, Value>,
     }
 
-    impl Story {
-        fn new() -> Story {
+    impl Scenario {
+        fn new() -> Scenario {
             let monitor = Monitor::new(MINIMUM_GRACE);
-            Story { monitor, second: 0, version: 0, nodes: BTreeMap::new(), leases: BTreeMap::new() }
+            Scenario { monitor, second: 0, version: 0, nodes: BTreeMap::new(), leases: BTreeMap::new() }
         }
 
         /// A hub with these nodes in its store, Ready, with a Lease of 40 s, that has just started.
-        fn with(nodes: &[&str]) -> Story {
-            let mut story = Story::new();
+        fn with(nodes: &[&str]) -> Scenario {
+            let mut scenario = Scenario::new();
             for node in nodes {
-                story.register(node);
-                story.post(node, "True", "2026-01-01T00:00:00Z");
-                story.renew(node, "2026-01-01T00:00:00Z");
+                scenario.register(node);
+                scenario.post(node, "True", "2026-01-01T00:00:00Z");
+                scenario.renew(node, "2026-01-01T00:00:00Z");
             }
-            story.pass();
-            story
+            scenario.pass();
+            scenario
         }
 
         fn next_version(&mut self) -> Value {
@@ -517,13 +517,13 @@ mod tests {
 
     #[test]
     fn silent_node_is_marked_once_with_upstreams_texts() {
-        let mut story = Story::with(&["a"]);
-        assert_eq!(story.after(50), quiet(), "the grace period itself is still fine");
-        let decision = story.after(1);
-        assert_eq!(Story::lost(&decision), ["a"]);
+        let mut scenario = Scenario::with(&["a"]);
+        assert_eq!(scenario.after(50), quiet(), "the grace period itself is still fine");
+        let decision = scenario.after(1);
+        assert_eq!(Scenario::lost(&decision), ["a"]);
         assert!(matches!(&decision.actions[0], Action::MarkUnknown { was_ready: true, .. }));
         assert_eq!(
-            story.condition("a", "Ready"),
+            scenario.condition("a", "Ready"),
             json!({
                 "type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown",
                 "message": "Kubelet stopped posting node status.",
@@ -531,7 +531,7 @@ mod tests {
             })
         );
         assert_eq!(
-            story.condition("a", "DiskPressure"),
+            scenario.condition("a", "DiskPressure"),
             json!({
                 "type": "DiskPressure", "status": "Unknown", "reason": "NodeStatusNeverUpdated",
                 "message": "Kubelet never posted node status.",
@@ -539,67 +539,71 @@ mod tests {
             })
         );
         assert_eq!(
-            story.condition("a", "ConfigOK")["status"],
+            scenario.condition("a", "ConfigOK")["status"],
             "True",
-            "what the node said of its config stands"
+            "the node's condition of its config is kept"
         );
-        assert_eq!(story.after(5), quiet(), "the hub's own mark is no sign of life, and is not made twice");
-        assert_eq!(story.after(500), quiet());
+        assert_eq!(
+            scenario.after(5),
+            quiet(),
+            "the hub's own mark is no sign of life, and is not made twice"
+        );
+        assert_eq!(scenario.after(500), quiet());
     }
 
     #[test]
     fn node_that_only_renews_stays_ready() {
-        let mut story = Story::with(&["a"]);
+        let mut scenario = Scenario::with(&["a"]);
         for turn in 0..30 {
-            story.renew("a", &format!("turn {turn}"));
-            assert_eq!(story.after(10), quiet());
+            scenario.renew("a", &format!("turn {turn}"));
+            assert_eq!(scenario.after(10), quiet());
         }
     }
 
     #[test]
     fn node_that_only_posts_status_stays_ready() {
-        let mut story = Story::with(&["a"]);
-        story.leases.clear();
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.leases.clear();
         for turn in 0..30 {
-            story.post("a", "True", &format!("turn {turn}"));
-            assert_eq!(story.after(45), quiet());
+            scenario.post("a", "True", &format!("turn {turn}"));
+            assert_eq!(scenario.after(45), quiet());
         }
     }
 
     #[test]
     fn node_clock_jump_of_twenty_years_changes_nothing() {
-        let mut story = Story::with(&["a"]);
+        let mut scenario = Scenario::with(&["a"]);
         for time in
             ["2046-01-01T00:00:00Z", "2006-01-01T00:00:00Z", "1970-01-01T00:00:01Z", "2026-01-01T00:00:00Z"]
         {
-            story.renew("a", time);
-            assert_eq!(story.after(40), quiet(), "{time}");
-            story.post("a", "True", time);
-            assert_eq!(story.after(40), quiet(), "{time}");
+            scenario.renew("a", time);
+            assert_eq!(scenario.after(40), quiet(), "{time}");
+            scenario.post("a", "True", time);
+            assert_eq!(scenario.after(40), quiet(), "{time}");
         }
     }
 
     #[test]
     fn lost_node_recovers_by_its_own_status() {
-        let mut story = Story::with(&["a"]);
-        assert_eq!(Story::lost(&story.after(60)), ["a"]);
-        story.after(5);
-        story.post("a", "True", "later");
-        assert_eq!(story.after(5).actions[0], Action::Back { node: "a".to_owned() });
-        assert_eq!(story.after(5), quiet());
-        assert_eq!(story.condition("a", "Ready")["status"], "True");
-        assert_eq!(Story::lost(&story.after(60)), ["a"], "and can be lost again");
+        let mut scenario = Scenario::with(&["a"]);
+        assert_eq!(Scenario::lost(&scenario.after(60)), ["a"]);
+        scenario.after(5);
+        scenario.post("a", "True", "later");
+        assert_eq!(scenario.after(5).actions[0], Action::Back { node: "a".to_owned() });
+        assert_eq!(scenario.after(5), quiet());
+        assert_eq!(scenario.condition("a", "Ready")["status"], "True");
+        assert_eq!(Scenario::lost(&scenario.after(60)), ["a"], "and can be lost again");
     }
 
     #[test]
     fn status_that_races_with_the_mark_counts() {
-        let mut story = Story::with(&["a"]);
-        story.second += 60;
-        assert_eq!(Story::lost(&story.pass()), ["a"]);
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.second += 60;
+        assert_eq!(Scenario::lost(&scenario.pass()), ["a"]);
         // the performer finds another fingerprint and writes nothing
-        story.post("a", "True", "just in time");
-        assert_eq!(story.after(5).actions, [Action::Back { node: "a".to_owned() }]);
-        assert_eq!(story.after(5), quiet());
+        scenario.post("a", "True", "just in time");
+        assert_eq!(scenario.after(5).actions, [Action::Back { node: "a".to_owned() }]);
+        assert_eq!(scenario.after(5), quiet());
     }
 
     #[test]
@@ -615,98 +619,98 @@ mod tests {
 
     #[test]
     fn failed_mark_is_retried() {
-        let mut story = Story::with(&["a"]);
-        story.second += 60;
-        assert_eq!(Story::lost(&story.pass()), ["a"]);
-        story.second += 5;
-        assert_eq!(Story::lost(&story.pass()), ["a"]);
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.second += 60;
+        assert_eq!(Scenario::lost(&scenario.pass()), ["a"]);
+        scenario.second += 5;
+        assert_eq!(Scenario::lost(&scenario.pass()), ["a"]);
     }
 
     #[test]
     fn renewal_alone_counts_but_leaves_ready_unknown() {
-        let mut story = Story::with(&["a"]);
-        story.after(60);
-        story.renew("a", "later");
-        assert_eq!(story.after(5).actions, [Action::Back { node: "a".to_owned() }]);
-        assert_eq!(story.condition("a", "Ready")["status"], "Unknown", "only the node may say Ready");
-        let mut told = Vec::new();
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.after(60);
+        scenario.renew("a", "later");
+        assert_eq!(scenario.after(5).actions, [Action::Back { node: "a".to_owned() }]);
+        assert_eq!(scenario.condition("a", "Ready")["status"], "Unknown", "only the node may say Ready");
+        let mut actions = Vec::new();
         for turn in 0..120 {
-            story.renew("a", &format!("turn {turn}"));
-            told.extend(story.after(10).actions);
+            scenario.renew("a", &format!("turn {turn}"));
+            actions.extend(scenario.after(10).actions);
         }
-        assert_eq!(told, [Action::StatusOverdue { node: "a".to_owned() }], "said once");
+        assert_eq!(actions, [Action::StatusOverdue { node: "a".to_owned() }], "reported once");
     }
 
     #[test]
     fn status_in_time_is_not_overdue() {
-        let mut story = Story::with(&["a"]);
-        story.after(60);
-        story.renew("a", "later");
-        story.after(5);
-        story.post("a", "True", "later");
-        story.after(0);
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.after(60);
+        scenario.renew("a", "later");
+        scenario.after(5);
+        scenario.post("a", "True", "later");
+        scenario.after(0);
         for turn in 0..120 {
-            story.renew("a", &format!("turn {turn}"));
-            assert_eq!(story.after(10), quiet());
+            scenario.renew("a", &format!("turn {turn}"));
+            assert_eq!(scenario.after(10), quiet());
         }
     }
 
     #[test]
     fn label_change_is_not_a_sign_of_life() {
-        let mut story = Story::with(&["a"]);
-        story.after(30);
-        story.label("a");
-        story.after(15);
-        story.label("a");
-        assert_eq!(Story::lost(&story.after(10)), ["a"]);
-        story.label("a");
-        assert_eq!(story.after(5), quiet(), "nor after the mark");
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.after(30);
+        scenario.label("a");
+        scenario.after(15);
+        scenario.label("a");
+        assert_eq!(Scenario::lost(&scenario.after(10)), ["a"]);
+        scenario.label("a");
+        assert_eq!(scenario.after(5), quiet(), "nor after the mark");
     }
 
     #[test]
     fn hub_restart_gives_a_full_grace_period() {
-        let mut story = Story::with(&["a", "b"]);
-        story.after(45);
-        story.monitor = Monitor::new(MINIMUM_GRACE);
-        assert_eq!(story.after(30), quiet());
-        assert_eq!(story.after(50), quiet());
-        assert_eq!(Story::lost(&story.after(1)), ["a", "b"]);
-        story.monitor = Monitor::new(MINIMUM_GRACE);
-        assert_eq!(story.after(500), quiet());
-        assert_eq!(story.after(500), quiet(), "already marked before the restart");
+        let mut scenario = Scenario::with(&["a", "b"]);
+        scenario.after(45);
+        scenario.monitor = Monitor::new(MINIMUM_GRACE);
+        assert_eq!(scenario.after(30), quiet());
+        assert_eq!(scenario.after(50), quiet());
+        assert_eq!(Scenario::lost(&scenario.after(1)), ["a", "b"]);
+        scenario.monitor = Monitor::new(MINIMUM_GRACE);
+        assert_eq!(scenario.after(500), quiet());
+        assert_eq!(scenario.after(500), quiet(), "already marked before the restart");
     }
 
     #[test]
     fn stalled_hub_marks_no_node() {
-        let mut story = Story::with(&["a"]);
-        story.second += 600;
-        let now = story.now();
-        story.monitor.forgive(now);
-        assert_eq!(story.after(0), quiet());
-        assert_eq!(story.after(50), quiet());
-        assert_eq!(Story::lost(&story.after(1)), ["a"]);
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.second += 600;
+        let now = scenario.now();
+        scenario.monitor.forgive(now);
+        assert_eq!(scenario.after(0), quiet());
+        assert_eq!(scenario.after(50), quiet());
+        assert_eq!(Scenario::lost(&scenario.after(1)), ["a"]);
     }
 
     #[test]
     fn stall_of_the_hub_keeps_lost_nodes_lost() {
-        let mut story = Story::with(&["a"]);
-        story.after(60);
-        let now = story.now();
-        story.monitor.forgive(now);
-        assert_eq!(story.after(5), quiet());
-        story.renew("a", "later");
-        assert_eq!(story.after(5).actions, [Action::Back { node: "a".to_owned() }]);
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.after(60);
+        let now = scenario.now();
+        scenario.monitor.forgive(now);
+        assert_eq!(scenario.after(5), quiet());
+        scenario.renew("a", "later");
+        assert_eq!(scenario.after(5).actions, [Action::Back { node: "a".to_owned() }]);
     }
 
     #[test]
     fn grace_period_follows_the_lease_and_the_flag() {
         let check = |flag: u64, duration: Value, expect: u64| {
-            let mut story = Story::with(&["a"]);
-            story.leases.get_mut("a").unwrap()["spec"]["leaseDurationSeconds"] = duration.clone();
-            story.monitor = Monitor::new(Duration::from_secs(flag));
-            story.pass();
-            assert_eq!(Story::lost(&story.after(expect)), [""; 0], "{flag} {duration}");
-            assert_eq!(Story::lost(&story.after(1)), ["a"], "{flag} {duration}");
+            let mut scenario = Scenario::with(&["a"]);
+            scenario.leases.get_mut("a").unwrap()["spec"]["leaseDurationSeconds"] = duration.clone();
+            scenario.monitor = Monitor::new(Duration::from_secs(flag));
+            scenario.pass();
+            assert_eq!(Scenario::lost(&scenario.after(expect)), [""; 0], "{flag} {duration}");
+            assert_eq!(Scenario::lost(&scenario.after(1)), ["a"], "{flag} {duration}");
         };
         check(50, json!(40), 50);
         check(5, json!(40), 50);
@@ -721,31 +725,31 @@ mod tests {
 
     #[test]
     fn huge_lease_duration_does_not_overflow() {
-        let mut story = Story::with(&["a"]);
-        story.leases.get_mut("a").unwrap()["spec"]["leaseDurationSeconds"] = json!(u64::MAX);
-        assert_eq!(story.after(1_000_000), quiet());
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.leases.get_mut("a").unwrap()["spec"]["leaseDurationSeconds"] = json!(u64::MAX);
+        assert_eq!(scenario.after(1_000_000), quiet());
     }
 
     #[test]
     fn node_that_never_posted_gets_the_startup_grace() {
-        let mut story = Story::with(&[]);
-        story.register("a");
+        let mut scenario = Scenario::with(&[]);
+        scenario.register("a");
         let message = "Node a event: Registered Node a in Controller".to_owned();
-        let uid = story.nodes["a"]["metadata"]["uid"].as_str().unwrap().to_owned();
-        assert_eq!(story.after(0).actions, [event("a", &uid, "RegisteredNode", message)]);
-        assert_eq!(story.after(60), quiet());
-        let decision = story.after(1);
+        let uid = scenario.nodes["a"]["metadata"]["uid"].as_str().unwrap().to_owned();
+        assert_eq!(scenario.after(0).actions, [event("a", &uid, "RegisteredNode", message)]);
+        assert_eq!(scenario.after(60), quiet());
+        let decision = scenario.after(1);
         assert!(matches!(&decision.actions[..], [Action::MarkUnknown { was_ready: false, .. }]));
         for sort in CONDITIONS {
-            assert_eq!(story.condition("a", sort)["reason"], "NodeStatusNeverUpdated");
+            assert_eq!(scenario.condition("a", sort)["reason"], "NodeStatusNeverUpdated");
         }
     }
 
     #[test]
     fn recreated_node_is_another_node() {
-        let mut story = Story::with(&["a"]);
-        story.after(45);
-        story.register("a");
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.after(45);
+        scenario.register("a");
         let reasons = |decision: Decision| -> Vec<&'static str> {
             decision
                 .actions
@@ -756,70 +760,70 @@ mod tests {
                 })
                 .collect()
         };
-        assert_eq!(reasons(story.after(5)), ["RemovingNode", "RegisteredNode"]);
-        assert_eq!(story.after(45), quiet());
-        story.nodes.clear();
-        assert_eq!(reasons(story.after(5)), ["RemovingNode"]);
-        assert_eq!(story.after(500), quiet());
+        assert_eq!(reasons(scenario.after(5)), ["RemovingNode", "RegisteredNode"]);
+        assert_eq!(scenario.after(45), quiet());
+        scenario.nodes.clear();
+        assert_eq!(reasons(scenario.after(5)), ["RemovingNode"]);
+        assert_eq!(scenario.after(500), quiet());
     }
 
     #[test]
     fn deleted_lease_is_not_a_sign_of_life_but_a_new_one_is() {
-        let mut story = Story::with(&["a"]);
-        story.after(30);
-        story.leases.clear();
-        assert_eq!(story.after(15), quiet());
-        story.renew("a", "anew");
-        assert_eq!(story.after(5), quiet());
-        assert_eq!(story.after(50), quiet());
+        let mut scenario = Scenario::with(&["a"]);
+        scenario.after(30);
+        scenario.leases.clear();
+        assert_eq!(scenario.after(15), quiet());
+        scenario.renew("a", "anew");
+        assert_eq!(scenario.after(5), quiet());
+        assert_eq!(scenario.after(50), quiet());
     }
 
     #[test]
     fn taints_follow_conditions_with_one_write_per_change() {
-        let mut story = Story::with(&["a", "b", "c"]);
-        let calm = |story: &mut Story| {
+        let mut scenario = Scenario::with(&["a", "b", "c"]);
+        let calm = |scenario: &mut Scenario| {
             for node in ["b", "c"] {
-                story.renew(node, &story.second.to_string());
+                scenario.renew(node, &scenario.second.to_string());
             }
         };
-        calm(&mut story);
-        story.second += 30;
-        calm(&mut story);
-        let lost = story.after(25);
+        calm(&mut scenario);
+        scenario.second += 30;
+        calm(&mut scenario);
+        let lost = scenario.after(25);
         assert_eq!(
-            (Story::lost(&lost), Story::writes(&lost)),
+            (Scenario::lost(&lost), Scenario::writes(&lost)),
             (vec!["a"], 1),
             "conditions and taints at once"
         );
-        assert_eq!(story.taints("a"), ["unreachable:NoSchedule", "unreachable:NoExecute"]);
-        let turn = |story: &mut Story, ready: &str, expect: &[&str]| {
-            story.post("a", ready, "t");
-            calm(story);
-            assert_eq!(Story::writes(&story.after(5)), 1, "{ready}");
-            assert_eq!(story.taints("a"), expect);
-            assert_eq!(Story::writes(&story.after(5)), 0, "{ready}");
+        assert_eq!(scenario.taints("a"), ["unreachable:NoSchedule", "unreachable:NoExecute"]);
+        let turn = |scenario: &mut Scenario, ready: &str, expect: &[&str]| {
+            scenario.post("a", ready, "t");
+            calm(scenario);
+            assert_eq!(Scenario::writes(&scenario.after(5)), 1, "{ready}");
+            assert_eq!(scenario.taints("a"), expect);
+            assert_eq!(Scenario::writes(&scenario.after(5)), 0, "{ready}");
         };
-        turn(&mut story, "False", &["not-ready:NoSchedule", "not-ready:NoExecute"]);
-        turn(&mut story, "True", &[]);
-        story.nodes.get_mut("a").unwrap()["spec"]["unschedulable"] = true.into();
-        assert_eq!(Story::writes(&story.after(5)), 1);
-        assert_eq!(story.taints("a"), ["unschedulable:NoSchedule"]);
-        story.nodes.get_mut("a").unwrap()["spec"]["unschedulable"] = Value::Null;
-        assert_eq!((Story::writes(&story.after(5)), story.taints("a")), (1, Vec::new()));
+        turn(&mut scenario, "False", &["not-ready:NoSchedule", "not-ready:NoExecute"]);
+        turn(&mut scenario, "True", &[]);
+        scenario.nodes.get_mut("a").unwrap()["spec"]["unschedulable"] = true.into();
+        assert_eq!(Scenario::writes(&scenario.after(5)), 1);
+        assert_eq!(scenario.taints("a"), ["unschedulable:NoSchedule"]);
+        scenario.nodes.get_mut("a").unwrap()["spec"]["unschedulable"] = Value::Null;
+        assert_eq!((Scenario::writes(&scenario.after(5)), scenario.taints("a")), (1, Vec::new()));
     }
 
     #[test]
     fn no_execute_is_not_set_while_the_whole_fleet_is_lost() {
-        let mut story = Story::with(&["a", "b", "c"]);
-        story.after(60);
-        assert_eq!(story.taints("a"), ["unreachable:NoSchedule"]);
-        assert_eq!(story.after(5), quiet());
+        let mut scenario = Scenario::with(&["a", "b", "c"]);
+        scenario.after(60);
+        assert_eq!(scenario.taints("a"), ["unreachable:NoSchedule"]);
+        assert_eq!(scenario.after(5), quiet());
         // most are ready again, so the taints of the third that were held back are set now
-        story.post("a", "True", "later");
-        story.post("b", "True", "later");
-        story.after(5);
-        assert_eq!((story.taints("a"), story.taints("b")), (Vec::new(), Vec::new()));
-        assert_eq!(story.taints("c"), ["unreachable:NoSchedule", "unreachable:NoExecute"]);
+        scenario.post("a", "True", "later");
+        scenario.post("b", "True", "later");
+        scenario.after(5);
+        assert_eq!((scenario.taints("a"), scenario.taints("b")), (Vec::new(), Vec::new()));
+        assert_eq!(scenario.taints("c"), ["unreachable:NoSchedule", "unreachable:NoExecute"]);
         let check = |ready, not_ready, expect| {
             assert_eq!(is_disrupted(ready, not_ready), expect, "{ready} {not_ready}")
         };
@@ -834,22 +838,22 @@ mod tests {
     }
 
     /// A number of nodes, and their names.
-    fn crowd(nodes: usize) -> (Vec<String>, Story) {
+    fn crowd(nodes: usize) -> (Vec<String>, Scenario) {
         let names: Vec<String> = (0..nodes).map(|number| format!("n{number}")).collect();
-        let story = Story::with(&names.iter().map(String::as_str).collect::<Vec<_>>());
-        (names, story)
+        let scenario = Scenario::with(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        (names, scenario)
     }
 
     #[test]
     fn many_lost_nodes_need_a_probe_and_a_few_do_not() {
         let check = |nodes: usize, silent: usize, expect: bool| {
-            let (names, mut story) = crowd(nodes);
-            story.after(30);
+            let (names, mut scenario) = crowd(nodes);
+            scenario.after(30);
             for name in &names[silent..] {
-                story.renew(name, "later");
+                scenario.renew(name, "later");
             }
-            let decision = story.after(25);
-            assert_eq!(Story::lost(&decision).len(), silent);
+            let decision = scenario.after(25);
+            assert_eq!(Scenario::lost(&decision).len(), silent);
             assert_eq!(decision.needs_proof, expect, "{silent} of {nodes}");
         };
         check(1, 1, false);
@@ -863,9 +867,9 @@ mod tests {
 
     #[test]
     fn marks_of_one_pass_are_bounded_and_continue_in_the_next() {
-        let (_, mut story) = crowd(MAX_MARKS_PER_PASS + 20);
-        assert_eq!(Story::lost(&story.after(60)).len(), MAX_MARKS_PER_PASS);
-        assert_eq!(Story::lost(&story.after(5)).len(), 20);
-        assert_eq!(story.after(5), quiet());
+        let (_, mut scenario) = crowd(MAX_MARKS_PER_PASS + 20);
+        assert_eq!(Scenario::lost(&scenario.after(60)).len(), MAX_MARKS_PER_PASS);
+        assert_eq!(Scenario::lost(&scenario.after(5)).len(), 20);
+        assert_eq!(scenario.after(5), quiet());
     }
 }
