@@ -1,7 +1,7 @@
-//! The agent's core: what happened comes in as events, what must happen leaves as actions.
+//! The agent's core: takes events, gives actions.
 //!
-//! `Core::handle` takes one event at one time and appends actions; `Core::next_deadline` says when to call it again though
-//! nothing happened. Always holds: at most one file step is under way; the Lease, the status and the configuration are
+//! `Core::handle` takes one event at one time and appends actions; `Core::next_deadline` says when to call it again without
+//! an event. Always holds: at most one file step is under way; the Lease, the status and the configuration are
 //! independent, so none waits for another; queues have bounds. Leaves to others: performing the actions and reporting
 //! each outcome, in any order and as late as it likes.
 
@@ -30,7 +30,7 @@ use std::time::Duration;
 /// 10,000 nodes that come back together.
 const PENDING_EVENTS: usize = 16;
 
-/// What the command line and the board say once.
+/// Settings from the command line and the board, fixed for this run.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Name of the Node.
@@ -43,16 +43,16 @@ pub struct Options {
     pub dynamic_config: bool,
     /// `--node-labels`.
     pub node_labels: BTreeMap<String, String>,
-    /// This boot.
+    /// Boot id of this boot.
     pub boot_id: String,
-    /// How the previous run ended, as far as anybody recorded it.
+    /// Evidence of how the previous run ended.
     pub previous_run: PreviousRun,
     /// The one random number: spreads what a fleet does.
     pub seed: u64,
 }
 
 enum Phase {
-    /// Nothing has happened.
+    /// Before `Event::Start`.
     New,
     /// The decision at start is being made.
     Starting { outcomes: Vec<Outcome>, parsed: Parsed },
@@ -70,13 +70,13 @@ struct Running {
     node_known_missing: bool,
     server_is_hub: Option<bool>,
     watched: Option<(String, String)>,
-    /// What is watched must be listed anew.
+    /// The watched ConfigMap must be listed again.
     must_relist: bool,
     /// UID of the Node last seen, whether it is still there or not.
     seen_uid: String,
     /// The Node is not looked for again before this.
     next_relist: Duration,
-    /// The server answered with another node's Node: said once.
+    /// The server answered with another node's Node: logged once.
     wrong_node_logged: bool,
     next_host_facts: Duration,
     awaits_host_facts: bool,
@@ -122,7 +122,7 @@ impl Core {
         Ok(Self { options, facts, jitter, phase: Phase::New, stop_before_start: None })
     }
 
-    /// Takes one event; appends what must happen now.
+    /// Takes one event; appends the actions it leads to.
     pub fn handle(&mut self, now: Now, event: Event, actions: &mut Vec<Action>) {
         match &mut self.phase {
             Phase::Exited => {}
@@ -150,7 +150,7 @@ impl Core {
         }
     }
 
-    /// What becomes of [`Event::Forgive`] for this UID if it comes now. Until a config is in use, no verdict is known.
+    /// The outcome of [`Event::Forgive`] for this UID if it came now. Until a config is in use, no verdict is known.
     pub fn forgiveness(&self, uid: &str) -> Forgiveness {
         match &self.phase {
             Phase::Running(running) => running.configuration.forgiveness(uid),
@@ -158,7 +158,7 @@ impl Core {
         }
     }
 
-    /// Why [`Event::Reset`] would come to nothing if it comes now; `None` if it is done.
+    /// Why [`Event::Reset`] would be refused if it came now; `None` if it would be done.
     pub fn reset_refusal(&self) -> Option<&'static str> {
         match &self.phase {
             Phase::Running(running) => running.configuration.reset_refusal(),
@@ -215,7 +215,7 @@ impl Core {
         self.settle(now, actions);
     }
 
-    /// Compares what is wanted with what is, until nothing is due.
+    /// Orders everything that is due.
     fn settle(&mut self, now: Now, actions: &mut Vec<Action>) {
         let Phase::Running(running) = &mut self.phase else { return };
         if running.settle(now, &self.options, &mut self.jitter, actions) {
@@ -295,7 +295,7 @@ impl Running {
         running
     }
 
-    /// Once, and only when everything it proved is on disk: until then it is the proof, over restarts and power cuts.
+    /// Once, and only when everything it proved is on disk: until then the evidence is the only proof.
     fn consume_evidence(&mut self, actions: &mut Vec<Action>) {
         if !self.evidence_consumed && self.configuration.evidence_is_recorded() {
             self.evidence_consumed = true;
@@ -339,7 +339,7 @@ impl Running {
                 self.configuration.contact();
                 if !std::mem::replace(&mut self.wrong_node_logged, true) {
                     let line = format!(
-                        "the API server answered with the Node of {:?}, expected {:?}; what it asks for is ignored",
+                        "the API server answered with the Node of {:?}, expected {:?}; its config source is ignored",
                         excerpt(&node.metadata.name),
                         options.node_name
                     );
@@ -349,7 +349,7 @@ impl Running {
             Event::NodeSeen(node) => {
                 self.configuration.contact();
                 if !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid {
-                    // perhaps a server that began anew: a watch that goes on from the old one's version would hear nothing
+                    // perhaps a server that was set up again: a watch from a version of the old one would get no events
                     self.must_relist = true;
                 }
                 self.seen_uid.clone_from(&node.metadata.uid);
@@ -395,8 +395,8 @@ impl Running {
             }
             Event::Reset => self.configuration.reset(),
             Event::ServerChanged => {
-                // Nothing of the other server's Node may be held against, or sent to, this one: under another server's rules
-                // its annotation could even read as "nothing is assigned".
+                // Nothing about the other server's Node may be compared with, or sent to, this one: under another server's
+                // rules its annotation could even read as "nothing is assigned".
                 self.server_is_hub = None;
                 self.slots.values_mut().for_each(RequestSlot::server_changed);
                 self.lease.node(None, now);
@@ -408,12 +408,12 @@ impl Running {
         }
     }
 
-    /// The mirrored status is not what was sent: it was not taken yet, or a late request of an earlier run, or somebody,
-    /// has overwritten it. Sent again after a while, so that two who disagree do not do so in a loop. A server that drops
-    /// the annotation is not sent it again.
+    /// Notices that the mirrored status differs from the one sent: the patch did not arrive yet, or a late request of an earlier
+    /// run or another client overwrote it. It is sent again after a pause, so that two writers do not fight in a loop. A
+    /// server that drops the annotation is not sent it again.
     fn note_overwritten_status(&mut self, now: Now, node: &api::Node) {
         if self.node.as_ref().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
-            // another Node of that name, and the one between them was never seen to be gone
+            // another Node of that name; the deletion of the one before was not seen
             self.config_status_sent = None;
         }
         let there = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION);
@@ -457,7 +457,7 @@ impl Running {
                 self.server_is_hub =
                     Some(matches!(&answer, Answer::Accepted(Some(version)) if is_hub_version(version)));
             }
-            // an identity that may not read it is no hub's
+            // on our hub every identity may read it
             (RequestKind::Version, Some(403 | 404)) => {
                 slot.succeeded();
                 self.server_is_hub = Some(false);
@@ -471,7 +471,7 @@ impl Running {
                 }
             }
             (RequestKind::Register, Some(409)) => slot.succeeded(),
-            // an Event is a courtesy: one the server will never take is dropped
+            // an Event that the server will never accept is dropped
             (RequestKind::PostEvent, Some(status))
                 if (400..500).contains(&status) && status != 429 && status != 401 =>
             {
@@ -486,7 +486,7 @@ impl Running {
             (_, None) => slot.succeeded(),
             (_, Some(_)) => {
                 if slot.failed(now, &answer, jitter) {
-                    let text = format!("{}: {answer}; trying on", describe(kind, &options.node_name));
+                    let text = format!("{}: {answer}; retrying", describe(kind, &options.node_name));
                     actions.push(Action::Log(Level::Warn, text));
                 }
                 match kind {
@@ -501,8 +501,8 @@ impl Running {
         }
     }
 
-    /// The server does not know what the watch says is there. A server that was wiped and has grown past the version we watch
-    /// from says nothing on that watch: only a new list tells.
+    /// Lists the Node again: the server answers 404 although the watch has it. A server that was wiped and has since passed the
+    /// watched version sends no event on that watch.
     fn relist_node(&mut self, now: Now, actions: &mut Vec<Action>) {
         if self.node.is_none() || now.mono < self.next_relist {
             return;
@@ -513,9 +513,9 @@ impl Running {
         actions.push(Action::WatchNode);
     }
 
-    // ------------------------------------------------------------------------------------------ what is due
+    // ------------------------------------------------------------------------------------------ due actions
 
-    /// Says whether the exit was ordered.
+    /// Returns whether the exit was ordered.
     fn settle(
         &mut self,
         now: Now,
@@ -556,7 +556,7 @@ impl Running {
         }
     }
 
-    /// What the Node asks for can be judged once it is known who serves it.
+    /// Judges the source, once it is known whether our hub serves the Node.
     fn judge_source(&mut self) {
         let (Some(node), Some(is_hub)) = (&self.node, self.server_is_hub) else { return };
         let annotation = node.metadata.annotations.get(api::CONFIG_SOURCE_ANNOTATION).map(String::as_str);
@@ -574,7 +574,7 @@ impl Running {
     }
 
     fn update_config_map_watch(&mut self, actions: &mut Vec<Action>) {
-        // while the Node is unreachable, what was watched goes on being watched
+        // while the Node is unknown, the ConfigMap stays watched
         let wanted = match (self.configuration.requested_object(), &self.node) {
             (Some((namespace, name)), _) => Some((namespace.to_owned(), name.to_owned())),
             (None, Some(_)) => None,
@@ -605,7 +605,7 @@ impl Running {
         if register && self.slot(RequestKind::Register).free(now) && self.status.facts().is_some() {
             let config = &self.configuration.effective().config;
             let node = registration(options, config, self.status.facts());
-            // answered by the watch: until then, not again
+            // the watch confirms this: do not resend for LONGEST_WAIT
             self.slot(RequestKind::Register).pause_until(now.mono + LONGEST_WAIT);
             self.send(Request::Register(node), actions);
         }
@@ -653,7 +653,7 @@ impl Running {
             }
             let labels_only = metadata.len() == 1 && metadata.contains_key("labels");
             if labels_only {
-                // answered by the watch: until then, not again
+                // the watch confirms this: do not resend for LONGEST_WAIT
                 self.slot(RequestKind::PatchNode).pause_until(now.mono + LONGEST_WAIT);
             }
             if !metadata.is_empty() {
@@ -694,7 +694,7 @@ impl Running {
             count: 1,
             event_type: if notice.warning { "Warning" } else { "Normal" }.into(),
         };
-        // the one being posted stays; of the others the oldest goes
+        // the one in flight stays, for its answer removes the first; of the others the oldest is dropped
         if self.pending_events.is_full() {
             let first = self.pending_events.pop_front();
             if self.slot(RequestKind::PostEvent).is_in_flight() {
@@ -754,7 +754,7 @@ fn warning(reason: &'static str, message: String) -> Notice {
     Notice { warning: true, reason, message }
 }
 
-/// Adds `status.config` to the patch where it differs; what is absent there is removed with an explicit null.
+/// Adds `status.config` to the patch where it differs; fields to remove get an explicit null.
 fn add_config_status(
     patch: &mut Option<StatusPatch>,
     status: &api::NodeConfigStatus,

@@ -1,7 +1,7 @@
-//! What can happen and what we do: the events that core takes and the actions it gives, with their parts.
+//! The events that core takes and the actions it gives, with their parts.
 //!
-//! Always holds: both lists are closed, and an action is complete: whoever performs it decides nothing. Leaves to others: what
-//! an event means (`agent`), how an action is performed (the crate `kedge`, the simulator).
+//! Always holds: both lists are closed, and an action is complete: performing it needs no decision. Leaves to others:
+//! what an event means (`agent`), how an action is performed (the crate `kedge`, the simulator).
 
 use crate::config::records::{CheckpointName, Read, StateFile};
 use crate::kubelet::Effective;
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct Now {
     /// Monotonic running time.
     pub mono: Duration,
-    /// What the clock on the wall says; never compared.
+    /// Wall time; never compared.
     pub wall: Timestamp,
 }
 
@@ -34,55 +34,27 @@ pub enum Event {
     Tick,
     /// The file step asked for was performed.
     StepDone(Outcome),
-    /// The host was looked at.
+    /// Facts about the host were read.
     HostFacts(Box<HostFacts>),
-    /// A request was answered, or was not.
+    /// A request was answered, or failed.
     Answered(RequestKind, Answer),
-    /// The Lease request was answered, or was not.
+    /// The Lease request was answered, or failed.
     Renewed(Answer),
     /// The own Node was read, or changed.
     NodeSeen(Box<api::Node>),
-    /// There is no such Node.
+    /// The Node does not exist.
     NodeGone,
     /// The watched ConfigMap was read, or changed.
-    ConfigMapSeen {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// The whole object.
-        object: Value,
-    },
-    /// The watched ConfigMap was looked at, and is still the object of this UID and resourceVersion: its content was not read.
-    ConfigMapUnchanged {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// Its UID.
-        uid: String,
-        /// Its resourceVersion.
-        resource_version: String,
-    },
-    /// There is no such ConfigMap.
-    ConfigMapGone {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
+    ConfigMapSeen { namespace: String, name: String, object: Value },
+    /// The watched ConfigMap still has this UID and resourceVersion; its content was not read.
+    ConfigMapUnchanged { namespace: String, name: String, uid: String, resource_version: String },
+    /// The ConfigMap does not exist.
+    ConfigMapGone { namespace: String, name: String },
     /// The ConfigMap could not be read.
-    ConfigMapUnreadable {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-        /// Why.
-        why: String,
-    },
+    ConfigMapUnreadable { namespace: String, name: String, why: String },
     /// A watch had an answer other than 401: contact.
     Contact,
-    /// `bad-configs.json` on disk is not what we last knew.
+    /// `bad-configs.json` changed on disk.
     BadConfigsRead(Read),
     /// `kedge config forgive UID`.
     Forgive(String),
@@ -90,7 +62,7 @@ pub enum Event {
     Reset,
     /// The kubeconfig now names another server, or another identity.
     ServerChanged,
-    /// Somebody asked the agent to stop.
+    /// The agent was asked to stop: by whom.
     Stop(String),
 }
 
@@ -101,24 +73,19 @@ pub enum Action {
     Step(Step),
     /// This is the configuration from now on. Everything that must be recorded before is.
     Use(Box<Effective>),
-    /// What is known about the previous run has been held against whom it concerned.
+    /// The evidence of the previous run is recorded: it may be deleted.
     ConsumeEvidence,
     /// Remove checkpoints no record names, leftovers, and other versions' counts. In the background.
     Sweep {
         /// Checkpoints that stay; None: all, because a record that might name one is unknown.
         keep: Option<Vec<CheckpointName>>,
     },
-    /// Look at the host, then report `HostFacts`.
+    /// Read facts about the host, then report `HostFacts`.
     ReadHostFacts,
     /// Ask the API server, then report `Answered`.
     Request(Request),
     /// Ask the API server on the stream of renewals, then report `Renewed`.
-    Renew {
-        /// What to ask.
-        request: LeaseRequest,
-        /// How long it may take.
-        deadline: Duration,
-    },
+    Renew { request: LeaseRequest, deadline: Duration },
     /// List and watch the own Node from now on; if it is watched already, from a new list on.
     WatchNode,
     /// List and watch this ConfigMap from now on, and no other; None: none. If it is watched already, from a new list on. What
@@ -126,18 +93,18 @@ pub enum Action {
     WatchConfigMap(Option<(String, String)>),
     /// Exit with code 0. Only log lines follow.
     Exit(String),
-    /// Tell whoever reads the log.
+    /// Log a line.
     Log(Level, String),
 }
 
-/// How loud.
+/// Level of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
-    /// Somebody should look.
+    /// An operator should look.
     Warn,
-    /// Good to know.
+    /// Worth knowing.
     Info,
-    /// For looking closer.
+    /// For debugging.
     Debug,
 }
 
@@ -172,7 +139,6 @@ pub enum RequestKind {
 }
 
 impl Request {
-    /// Which.
     pub fn kind(&self) -> RequestKind {
         match self {
             Self::Version => RequestKind::Version,
@@ -191,11 +157,8 @@ pub enum Answer {
     Accepted(Option<Value>),
     /// The server will not; with its Status.
     Refused {
-        /// HTTP status.
         status: u16,
-        /// Machine-readable reason of the Status.
         reason: String,
-        /// Its message.
         message: String,
         /// When to come back, if it says.
         retry_after: Option<Duration>,
@@ -228,7 +191,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// One step somebody else performs.
+/// One step on disk, performed outside of core.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Read a file.

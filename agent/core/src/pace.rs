@@ -1,5 +1,4 @@
-//! When to try again: jitter and back-off from a seed, so that a fleet does not move in step and a test moves the same
-//! way every time.
+//! Jitter and back-off from a seed: a fleet does not move in step, and a test moves the same way every time.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! What an agent says of itself to people and tools on its node: the shape of `kedge status --output json`.
+//! The report of an agent to people and tools on its node: the shape of `kedge status --output json`.
 //!
-//! Always holds: every field is what core knows at one moment. Leaves to others: what is outside of the configuration (`agent`).
+//! Always holds: all fields are of the same moment. Leaves to others: everything outside of the configuration (`agent`).
 
 use crate::config::condition::{config_ok, config_status};
 use crate::config::running::Configuration;
@@ -9,7 +9,7 @@ use crate::event::Now;
 use kedge_api as api;
 use serde::Serialize;
 
-/// What an agent says of itself: `kedge status --output json`.
+/// `kedge status --output json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
@@ -17,9 +17,7 @@ pub struct Report {
     pub node: String,
     /// Version of the agent.
     pub version: String,
-    /// The configuration.
     pub config: ConfigReport,
-    /// The Lease.
     pub lease: LeaseReport,
     /// Status patches accepted since the start.
     pub status_posts: u64,
@@ -35,7 +33,7 @@ pub struct Report {
 pub struct ConfigReport {
     /// local, trial, known-good or fallback.
     pub state: &'static str,
-    /// What is left of the trial.
+    /// The rest of the trial.
     pub trial_remaining_seconds: Option<u64>,
     /// Running time since the last counted startup.
     pub ran_seconds: u64,
@@ -45,15 +43,14 @@ pub struct ConfigReport {
     pub cuts: u32,
     /// It had contact with an API server.
     pub contact: bool,
-    /// The condition ConfigOK.
     pub condition: ConditionReport,
     /// `status.config`.
     pub status: api::NodeConfigStatus,
-    /// What is not tried again.
+    /// Configs that are not tried again.
     pub bad: Vec<BadReport>,
     /// The transition under way.
     pub transition: Option<&'static str>,
-    /// What keeps the assigned config from running.
+    /// Why the assigned config does not run.
     pub obstacle: Option<&'static str>,
 }
 
@@ -108,9 +105,7 @@ fn obstacle_name(obstacle: &Obstacle) -> &'static str {
 pub struct ConditionReport {
     /// True, False or Unknown.
     pub status: &'static str,
-    /// The cause.
     pub reason: String,
-    /// The effect.
     pub message: String,
 }
 
@@ -121,7 +116,6 @@ pub struct BadReport {
     pub uid: String,
     /// When it was marked.
     pub time: api::Timestamp,
-    /// Why.
     pub reason: String,
 }
 

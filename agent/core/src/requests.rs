@@ -1,7 +1,7 @@
 //! Requests that are repeated until they are answered well: one of each kind at a time.
 //!
 //! Always holds: after a failure the next try waits, longer after each, at most `LONGEST_WAIT` unless the server asks for more;
-//! an answer of another server says nothing about this one. Leaves to others: what is asked, and the Lease (`node::lease`).
+//! an answer from another server is not counted. Leaves to others: the content of requests, and the Lease (`node::lease`).
 
 use crate::event::{Answer, Now, RequestKind};
 use crate::pace::{Backoff, Jitter};
@@ -14,7 +14,7 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 pub(crate) struct RequestSlot {
     in_flight: bool,
-    /// The request in flight went to another server: its answer says nothing about this one.
+    /// The request in flight went to another server: its answer is not counted.
     is_stale: bool,
     not_before: Duration,
     backoff: Backoff,
@@ -53,7 +53,7 @@ impl RequestSlot {
         *self = Self { in_flight: self.in_flight, is_stale: self.in_flight, ..Self::default() };
     }
 
-    /// Says whether this answer is to a request that another server was sent; then the slot is free again.
+    /// Whether this answer is to a request that was sent to another server; if so, the slot is free again.
     pub(crate) fn is_answered_by_another_server(&mut self) -> bool {
         let is_stale = std::mem::take(&mut self.is_stale);
         if is_stale {
@@ -67,7 +67,7 @@ impl RequestSlot {
         self.backoff.succeeded();
     }
 
-    /// Says whether this is the first failure after a success: worth a line in the log.
+    /// Returns whether this is the first failure after a success: worth a log line.
     pub(crate) fn failed(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> bool {
         self.in_flight = false;
         let wait = self.backoff.failed(LONGEST_WAIT, jitter).max(answer.retry_after());

@@ -21,7 +21,7 @@ pub type ObjectVersion = (String, String);
 /// What a watch awaits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WatchState {
-    /// What there is. Succeeds to `Open`, fails to `Waiting`.
+    /// The answer to a list: then `Open`, or `Waiting` if it fails.
     Listing,
     /// What happens after this version, until the watch ends; then `Waiting`.
     Open {
@@ -108,7 +108,7 @@ impl Watching {
         (LIST_DEADLINE * (1 << self.backoff.failures().min(8))).min(LONGEST_DOWNLOAD)
     }
 
-    /// A new round begins, under this loading of the kubeconfig: what was waited for is over.
+    /// Begins a round after the pause, under this loading of the kubeconfig.
     pub fn begin(&mut self, kubeconfig: u64) {
         let resume = match std::mem::replace(&mut self.state, WatchState::Listing) {
             WatchState::Waiting { resume, .. } => resume,
@@ -135,12 +135,12 @@ impl Watching {
         self.report(failure, was_failing)
     }
 
-    /// The watch told of another version of the object; None: it is gone.
+    /// The watch delivered another version of the object; None: it is gone.
     pub fn object_changed(&mut self, held: Option<ObjectVersion>) {
         self.held = held;
     }
 
-    /// The watch ended: after it had begun to answer or before, and with what was seen last.
+    /// The watch ended; `was_opened`: after the server had begun to answer it.
     pub fn watch_ended(
         &mut self,
         was_opened: bool,
@@ -150,8 +150,8 @@ impl Watching {
         if was_opened {
             self.succeeded();
         }
-        // From where it was refused it may be refused for ever: a hub restored from a backup is behind what was seen here. And
-        // what was called unreadable is readable again only when it was read.
+        // A version that was refused may be refused for ever: a hub restored from a backup is behind it. And an object that was
+        // reported as unreadable counts as readable only after a list.
         self.pause(resume.filter(|_| failure != Some(WatchFailure::Answered)));
         failure.map_or_else(FailureReport::default, |failure| self.report(failure, false))
     }

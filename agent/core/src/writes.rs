@@ -1,5 +1,5 @@
 //! Transitions as straight programs: a sequence of reads and durable writes that reads top to bottom, although each step
-//! is performed by somebody else and may be the last before the power fails.
+//! is performed outside of core and may be the last before the power fails.
 //!
 //! A program is a function over `Steps`. Asking for a step whose outcome is not known yet suspends it (`?`); when the
 //! outcome arrives, the function runs again from its top over all outcomes so far. So a program must be a pure function
@@ -33,7 +33,7 @@ impl<'a> Steps<'a> {
     pub(crate) fn read(&mut self, file: StateFile) -> Suspendable<Read> {
         match self.outcomes.next() {
             Some(Outcome::Read(read)) => Ok(read.clone()),
-            Some(Outcome::Done(_)) => Ok(Read::Unreadable("the answer was to another question".into())),
+            Some(Outcome::Done(_)) => Ok(Read::Unreadable("the outcome is of another kind of step".into())),
             None => Err(Suspend(Step::Read(file))),
         }
     }
@@ -51,7 +51,7 @@ impl<'a> Steps<'a> {
     fn done(&mut self, step: impl FnOnce() -> Step) -> Suspendable<Durable> {
         match self.outcomes.next() {
             Some(Outcome::Done(done)) => Ok(done.clone()),
-            Some(Outcome::Read(_)) => Ok(Err("the answer was to another question".into())),
+            Some(Outcome::Read(_)) => Ok(Err("the outcome is of another kind of step".into())),
             None => Err(Suspend(step())),
         }
     }

@@ -60,7 +60,7 @@ fn failed_request_backs_off_and_is_logged_once() {
     // after 1, 2, 4, 8 and 16 seconds, then every 30; each stretched by up to a quarter
     assert!((20..=25).contains(&tries), "{tries} tries");
     let said: Vec<&String> = world.log.iter().filter(|line| line.contains("/version")).collect();
-    assert_eq!(said, ["W GET /version: connection refused; trying on"]);
+    assert_eq!(said, ["W GET /version: connection refused; retrying"]);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn failure_is_logged_by_name_once_per_outage() {
         (RequestKind::PostEvent, "posting an event about Node edge-1"),
     ] {
         let mut world = running("");
-        let line = format!("W {what}: the API server answered 500: no leader; trying on");
+        let line = format!("W {what}: the API server answered 500: no leader; retrying");
         let failed = Event::Answered(kind, refused(500, "InternalError", "no leader"));
         world.handle(failed.clone());
         world.handle(failed.clone());
@@ -368,7 +368,7 @@ fn node_of_another_name_is_contact_and_logged_once() {
     }
     let report = world.report();
     assert!(report.config.contact && !report.registered);
-    let said = "W the API server answered with the Node of \"edge-2\", expected \"edge-1\"; what it asks for is ignored";
+    let said = "W the API server answered with the Node of \"edge-2\", expected \"edge-1\"; its config source is ignored";
     assert_eq!(world.log, [said]);
 }
 

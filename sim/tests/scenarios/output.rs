@@ -20,7 +20,7 @@ const REPORTED: &str = ", reported";
 const ADOPTED: &str = "KubeletConfigChanged";
 
 /// How `crash` and `cut` end a run.
-const USUAL_ENDS: [&str; 2] = [": exit code 101", ": the power went, or the disk stood still"];
+const USUAL_ENDS: [&str; 2] = [": exit code 101", ": the power failed, or the disk stalled"];
 
 /// Lines alike but for their numbers that are shown one by one; of more the first and the last.
 const ALIKE: usize = 3;

@@ -1,6 +1,6 @@
 //! How the configuration is reported: the condition `ConfigOK` for people, `status.config` for machines.
 //!
-//! Always holds: composed from what is durably recorded, never from what is hoped; the five examples of the proposal (dynamic
+//! Always holds: composed from what is recorded durably, never from what is about to be written; the five examples of the proposal (dynamic
 //! kubelet configuration) appear word for word in their situations. Further details go to `status.config.error`, events and the log.
 
 use crate::config::disk::AssignedNow;
@@ -15,9 +15,7 @@ use kedge_api::{ConfigMapNodeConfigSource, NodeConfigSource, NodeConfigStatus};
 pub struct ConfigOk {
     /// True, False or Unknown.
     pub status: &'static str,
-    /// The cause.
     pub reason: String,
-    /// The effect.
     pub message: String,
 }
 
@@ -64,11 +62,11 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
             }
             (status, reason)
         }
-        (None, None) => nothing_in_the_way(view),
+        (None, None) => without_obstacle(view),
     }
 }
 
-fn nothing_in_the_way(view: &View) -> (&'static str, String) {
+fn without_obstacle(view: &View) -> (&'static str, String) {
     match (awaited_uid(view), view.edited) {
         (Some(uid), _) => ("Unknown", format!("current (UID: {uid}) can be tried now, restarting to use it")),
         (None, _) if view.in_use.active == Active::Local => ("True", local_reason(view)),
@@ -77,8 +75,8 @@ fn nothing_in_the_way(view: &View) -> (&'static str, String) {
     }
 }
 
-/// Nothing stands in the way of the assigned config any more, but another one still runs: from the word of forgiveness, say,
-/// to the end of this process. Our own decision: this is not `True`, for what was asked for does not run.
+/// UID of the assigned config if nothing keeps it from running any more, but another one still runs: after `kedge config
+/// forgive`, for example, until this process ends. Not `True`: the assigned config does not run yet.
 fn awaited_uid(view: &View) -> Option<String> {
     match view.disk.assigned() {
         AssignedNow::Config(config, _) if view.in_use.active != Active::Assigned => Some(config.uid),

@@ -26,7 +26,6 @@ pub(crate) struct Disk {
 /// What is assigned, as far as the records know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AssignedNow {
-    /// The local config.
     Local,
     /// A pushed one.
     Config(ConfigRecord, /* downloaded */ bool),
@@ -45,7 +44,7 @@ impl Disk {
         }
     }
 
-    /// Reads the records; those that say nothing are set aside and named in `findings`.
+    /// Reads the records; unreadable ones are set aside and named in `findings`.
     pub(crate) fn read(steps: &mut Steps, findings: &mut Vec<String>) -> Suspendable<Self> {
         Ok(Self {
             current: record(steps, StateFile::Current, Current::read, findings)?,
@@ -184,7 +183,7 @@ pub(crate) struct Content {
 /// Keys that a message names: enough to see a typing error.
 const KEYS_SHOWN: usize = 5;
 
-/// What there is instead of the key that is missing.
+/// The keys there are instead of the missing one.
 fn keys_of(object: &ConfigMap) -> String {
     if object.data.is_empty() {
         return "nor under any other (a file that is not UTF-8 becomes binaryData)".into();
@@ -197,13 +196,13 @@ fn keys_of(object: &ConfigMap) -> String {
     format!("its keys are {}", keys.join(", "))
 }
 
-/// Reads the checkpoint that a record names. The inner error: what is missing.
+/// Reads the checkpoint that a record names. The inner error says why its content is unavailable.
 pub(crate) fn load(
     steps: &mut Steps,
     config: &ConfigRecord,
     overrides: &[u8],
 ) -> Suspendable<Result<Content, String>> {
-    let Some(name) = config.checkpoint() else { return Ok(Err("its record names no file".into())) };
+    let Some(name) = config.checkpoint() else { return Ok(Err("its record does not name a file".into())) };
     let bytes = match steps.read(StateFile::Checkpoint(name))? {
         Read::Content(bytes) => bytes,
         Read::Absent | Read::SetAside => return Ok(Err("its checkpoint is missing".into())),
@@ -220,7 +219,7 @@ pub(crate) fn load(
 pub(crate) fn content(bytes: &[u8], source: &Source, uid: &str, overrides: &[u8]) -> Result<Content, String> {
     // the parser's message repeats a text of the wrong type whole
     let object: ConfigMap = serde_json::from_slice(bytes)
-        .map_err(|error| format!("it is no ConfigMap: {}", shortened(&error.to_string())))?;
+        .map_err(|error| format!("it is not a ConfigMap: {}", shortened(&error.to_string())))?;
     if object.metadata.uid != uid {
         return Err(format!("it has UID {}, expected {uid}", excerpt(&object.metadata.uid)));
     }
@@ -240,7 +239,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// The payload under key `kubelet`, or what is said instead.
+    /// The payload under key `kubelet`, or the error.
     #[track_caller]
     fn check(object: Value, expect: Result<&str, &str>) {
         let source = Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u".into() };
@@ -275,6 +274,6 @@ mod tests {
             "u",
             b"",
         );
-        assert!(found.is_err_and(|why| why.starts_with("it is no ConfigMap: EOF while parsing")));
+        assert!(found.is_err_and(|why| why.starts_with("it is not a ConfigMap: EOF while parsing")));
     }
 }

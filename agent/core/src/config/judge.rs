@@ -2,13 +2,12 @@
 //! that counts, and rules c, d and f.
 //!
 //! Pure arithmetic on records: no step here reads or writes. Rules c and d stand before parsing and are applied again
-//! after it, because a payload that kills the parser must not loop, and because only parsing tells its own threshold and
-//! trial. Running time decides, never wall time.
+//! after it, because a payload that kills the parser must not loop, and because its threshold and trial are known only after parsing. Running time decides, never wall time.
 
 use crate::config::records::{BadKind, Startups, Verdict};
 use kedge_api::Timestamp;
 
-/// Cuts in a row, without a save of progress between them, that condemn a config (rule d): each start costs at least a
+/// Cuts in a row, without a save of progress between them, that condemn a config (rule d: cuts): each start costs at least a
 /// boot, so this many say that the config keeps the board from running. The bound of Mender's update state machine.
 pub(crate) const CUTS: u32 = 28;
 
@@ -16,7 +15,7 @@ pub(crate) const CUTS: u32 = 28;
 /// be condemned for a lack of contact before there was time for any.
 pub(crate) const SHORTEST_TRIAL_MS: u64 = 60_000;
 
-/// Silent trials that condemn for good: one outage, however long, must not.
+/// Trials without contact that make a verdict final: one outage, however long, must not.
 pub(crate) const SILENT_TRIALS: u8 = 2;
 
 /// What a config says about its own trial.
@@ -61,7 +60,7 @@ impl Terms {
 pub struct Exit {
     /// Boot in which it ended.
     pub boot_id: String,
-    /// Which of that boot's runs it was, counted from 1; 0: nobody counted.
+    /// Which of that boot's runs it was, counted from 1; 0: not counted.
     pub run: u64,
     /// `$SERVICE_RESULT`: success, exit-code, signal, core-dump, watchdog, oom-kill, timeout, ...
     pub result: String,
@@ -69,7 +68,7 @@ pub struct Exit {
     pub exit_code: String,
     /// `$EXIT_STATUS`: a number or a signal's name.
     pub exit_status: String,
-    /// It had said READY.
+    /// It had sent READY=1.
     pub was_ready: bool,
     /// It had been asked to stop.
     pub stop_asked: bool,
@@ -77,19 +76,19 @@ pub struct Exit {
     pub stalled: Vec<String>,
 }
 
-/// The name of the disk loop: a stuck disk is no config's fault.
+/// The name of the disk loop: a config is not blamed for a stuck disk.
 pub const DISK_LOOP: &str = "disk";
 
-/// What is known about the previous run.
+/// Evidence of how the previous run ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PreviousRun {
     /// The record of its exit, if there is one. It may be of an older run: one that a power cut ended leaves none.
     pub exit: Option<Exit>,
-    /// Runs that began in this boot, the one that begins now included; 0: nobody counted.
+    /// Runs that began in this boot, the one that begins now included; 0: unknown.
     pub runs: u64,
-    /// The board was reset by its hardware watchdog, not yet held against anything.
+    /// The board was reset by its hardware watchdog, and that was not counted yet.
     pub hardware_reset: bool,
-    /// The kernel left a panic in pstore, not yet held against anything.
+    /// The kernel left a panic in pstore, and that was not counted yet.
     pub kernel_panic: bool,
 }
 
@@ -98,7 +97,7 @@ pub struct PreviousRun {
 pub(crate) enum Ended {
     /// By our choice or on request: no effect.
     Clean,
-    /// Not so: a counted startup. The text says how.
+    /// Unclean: a counted startup. The text says how.
     Counted(String),
     /// The power went: a cut.
     Cut,
@@ -114,8 +113,10 @@ impl Ended {
             previous.exit.as_ref().filter(|exit| exit.boot_id == open && !exit.is_before(startups.run));
         match exit {
             Some(exit) => exit.ended(),
-            // a boot id that cannot be read is nobody's: two of them say nothing about a power cut between
-            None if open == boot_id && !boot_id.is_empty() => Self::Counted("nobody recorded how".into()),
+            // two empty boot ids are not the same boot: there may have been a power cut between
+            None if open == boot_id && !boot_id.is_empty() => {
+                Self::Counted("its end was not recorded".into())
+            }
             None if previous.kernel_panic => Self::Counted("the kernel panicked".into()),
             None if previous.hardware_reset => Self::Counted("the hardware watchdog reset the board".into()),
             None => Self::Cut,
@@ -124,7 +125,7 @@ impl Ended {
 }
 
 impl Exit {
-    /// Whether it is about a run before that one of the same boot. One that nobody counted may be any.
+    /// Whether it is about a run before that one of the same boot. One without a number may be any.
     fn is_before(&self, run: u64) -> bool {
         self.run != 0 && self.run < run
     }
@@ -184,7 +185,7 @@ pub(crate) fn counted(
         }
     }
     // A clean end whose record could not be closed leaves it as this start would write it, by an older run. There is nothing
-    // to write for that, perhaps on a full disk: what is older than that run is older than this one.
+    // to write for that, perhaps on a full disk: exits older than that run are older than this one, too.
     let still_open = *ended == Ended::Clean && startups.open.as_deref() == Some(boot_id);
     if !still_open {
         startups.open = Some(boot_id.to_owned());
@@ -193,7 +194,7 @@ pub(crate) fn counted(
     startups
 }
 
-/// Rules c and d.
+/// rule c: crash loop, and rule d: cuts.
 pub(crate) fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<BadKind> {
     if startups.startups.len() > usize::from(terms.threshold) {
         return Some(BadKind::CrashLoop);
@@ -201,10 +202,10 @@ pub(crate) fn condemned_by_counts(startups: &Startups, terms: Terms) -> Option<B
     (startups.ran_ms < terms.settled_after_ms() && startups.cuts > CUTS).then_some(BadKind::Cuts)
 }
 
-/// What rule f looks at, apart from the counts.
+/// The role of a config: what rule f needs besides the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Role {
-    /// It is what is assigned; a last-known-good proved itself long ago.
+    /// It is assigned; a last-known-good had contact in its own trial.
     pub assigned: bool,
     /// It came over the network, so there was a network.
     pub downloaded: bool,
@@ -212,7 +213,7 @@ pub(crate) struct Role {
     pub last_known_good: bool,
 }
 
-/// Rule f: a whole trial of running without contact. Also what sends a running agent to its start for the verdict.
+/// rule f: contact. A whole trial of running without any; a running agent then exits, and the start gives the verdict.
 pub(crate) fn lost_contact(startups: &Startups, terms: Terms, role: Role) -> bool {
     role.assigned
         && role.downloaded
@@ -302,7 +303,7 @@ mod tests {
     #[test]
     fn open_record_of_this_boot_is_a_counted_startup() {
         let this = Some(BOOT);
-        check(this, PreviousRun::default(), "counted: nobody recorded how");
+        check(this, PreviousRun::default(), "counted: its end was not recorded");
         let status = |result: &str, status: &str| Exit { exit_status: status.into(), ..exit(result) };
         check(this, after(status("exit-code", "101")), "counted: exit code 101");
         check(this, after(status("signal", "SEGV")), "counted: killed by signal SEGV");
@@ -331,7 +332,7 @@ mod tests {
             "counted: success (killed PIPE)",
         );
         let other_boot = Exit { boot_id: "before".into(), ..exit("signal") };
-        check(this, after(other_boot), "counted: nobody recorded how");
+        check(this, after(other_boot), "counted: its end was not recorded");
     }
 
     #[test]
@@ -420,7 +421,7 @@ mod tests {
         }
         let older = after(Exit { run: 2, ..exit("success") });
         let ended = Ended::read(&left_open(Some(BOOT), 3), BOOT, &older);
-        assert_eq!(ended, Ended::Counted("nobody recorded how".into()));
+        assert_eq!(ended, Ended::Counted("its end was not recorded".into()));
     }
 
     #[test]

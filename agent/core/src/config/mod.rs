@@ -1,4 +1,4 @@
-//! The life of a configuration: what is assigned, recorded, judged, started, tried and reported.
+//! The configuration of a node over time: assigned, recorded, judged, started, on trial, reported.
 //!
 //! `source` is what the Node asks for, `records` and `disk` what is durable, `judge` the rules, `start` the decision at start,
 //! `running` the one transition that comes next, `condition` the report. Always holds: some configuration runs; a verdict, an

@@ -41,7 +41,7 @@ pub enum StateFile {
     LastKnownGood,
     /// Verdicts, per agent version.
     BadConfigs,
-    /// How the running config fares, per agent version.
+    /// Counts of the running config, per agent version.
     Startups,
     /// A whole ConfigMap.
     Checkpoint(CheckpointName),
@@ -80,9 +80,8 @@ impl StateFile {
 pub enum Read {
     /// No such file, and nothing says there was one.
     Absent,
-    /// No such file, but one was set aside under this name earlier: what it said is unknown.
+    /// No such file, but one was set aside under this name earlier: its content is unknown.
     SetAside,
-    /// Its bytes.
     Content(Vec<u8>),
     /// It could not be read; the text says why.
     Unreadable(String),
@@ -91,13 +90,11 @@ pub enum Read {
 /// A record after reading.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Known<T> {
-    /// There is none.
+    /// Does not exist.
     Absent,
-    /// It says this.
     Is(T),
     /// It could not be understood.
     Unknown {
-        /// Why.
         why: String,
         /// False for a newer agent's record, which is left alone.
         set_aside: bool,
@@ -129,7 +126,6 @@ pub struct ConfigRecord {
     pub source: Source,
     /// UID of the ConfigMap.
     pub uid: String,
-    /// Its version.
     pub resource_version: String,
     /// Digest of the checkpoint's bytes.
     pub sha256: Digest,
@@ -141,7 +137,7 @@ impl ConfigRecord {
         self.uid == uid && self.resource_version == resource_version
     }
 
-    /// The checkpoint this record names; None if its parts are no file names, which no record of ours has.
+    /// The checkpoint this record names; None if its parts are not usable as file names, which our records never contain.
     pub fn checkpoint(&self) -> Option<CheckpointName> {
         CheckpointName::new(&self.uid, &self.resource_version)
     }
@@ -163,7 +159,7 @@ impl ConfigRecord {
 pub struct Current {
     /// What is assigned; None means local.
     pub assigned: Option<Assigned>,
-    /// UID of the Node that said so; empty if no Node ever did.
+    /// UID of the Node that assigned it; empty if no Node ever did.
     pub node_uid: String,
     /// The source that a running agent last read was invalid; the text says why.
     pub invalid_source: Option<String>,
@@ -172,11 +168,10 @@ pub struct Current {
 /// An assigned configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assigned {
-    /// Which.
     pub config: ConfigRecord,
     /// Wall time of the assignment, for people.
     pub since: Option<Timestamp>,
-    /// False if it was put there with the image: then it never had to be fetched, and a lack of contact says nothing.
+    /// False if it came with the image: then it was never fetched, and a lack of contact proves nothing.
     pub downloaded: bool,
 }
 
@@ -186,16 +181,14 @@ pub type LastKnownGood = Option<ConfigRecord>;
 /// What `startups.json` is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RanAs {
-    /// The local config.
     Local,
     /// A pushed one.
     Config(ConfigId),
 }
 
-/// `startups.json`: how the config that runs fares.
+/// `startups.json`: the counts of the config that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Startups {
-    /// Which config.
     pub ran_as: RanAs,
     /// Running time since the last counted startup, up to the end of the trial.
     pub ran_ms: u64,
@@ -207,7 +200,7 @@ pub struct Startups {
     pub cuts: u32,
     /// Boot id of the run that has not ended cleanly; None after a clean end.
     pub open: Option<String>,
-    /// Which of that boot's runs opened it, counted from 1; 0: nobody counted.
+    /// Which of that boot's runs opened it, counted from 1; 0: not counted.
     pub run: u64,
     /// `crashLoopThreshold` of the config, as last parsed; None before it ever was.
     pub threshold: Option<u8>,
@@ -242,9 +235,9 @@ pub enum BadKind {
     Validate,
     /// Crashed too often.
     CrashLoop,
-    /// Power went too often before it ran for a while.
+    /// Too many power cuts in its trial.
     Cuts,
-    /// Never heard from the API server; a suspicion until it happened twice.
+    /// No contact with the API server in a whole trial; a suspicion until it happened twice.
     Contact,
     /// Verdicts were lost while it was assigned.
     Unknown,
@@ -257,7 +250,7 @@ pub struct Verdict {
     pub time: Timestamp,
     /// As the condition says it.
     pub reason: String,
-    /// Why.
+    /// The rule it failed.
     pub kind: BadKind,
     /// Field and place, if it does not parse or validate: the first problem, and how many more there are.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -422,7 +415,7 @@ impl RecordJson {
         let sha256 = self.sha256.ok_or("it has no sha256")?;
         if CheckpointName::new(&self.uid, &self.resource_version).is_none() {
             return Err(format!(
-                "uid {:?} or resourceVersion {:?} is no name",
+                "uid {:?} or resourceVersion {:?} cannot be a file name",
                 self.uid, self.resource_version
             ));
         }
@@ -519,7 +512,7 @@ struct StartupsJson {
     startups: heapless::Vec<Timestamp, STARTUPS>,
     cuts: u32,
     open: Option<String>,
-    // absent from what older agents wrote, who leave it alone in turn
+    // older agents do not write it, and ignore it
     #[serde(default, skip_serializing_if = "is_zero")]
     run: u64,
     threshold: Option<u8>,
@@ -538,7 +531,7 @@ fn own_record<T>(read: &Read, of: impl FnOnce(&[u8]) -> Result<T, String>) -> Kn
         Read::Unreadable(why) => Known::Unknown { why: why.clone(), set_aside: true },
         Read::Content(bytes) => match of(bytes) {
             Ok(record) => Known::Is(record),
-            // a reader's error repeats what it found, which may be the whole file
+            // the error repeats the text it found, which may be the whole file
             Err(why) => Known::Unknown { why: shortened(&why), set_aside: true },
         },
     }
@@ -774,7 +767,11 @@ mod tests {
         assert!(BadConfigs::read(&Read::SetAside).unknown().is_some());
         assert!(Current::read(&Read::Unreadable("i/o error".into())).unknown().is_some());
         let outside = br#"{"source":{"configMapRef":{"namespace":"n","name":"m","uid":"u"}},"uid":"..","resourceVersion":"/x","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#;
-        assert!(Current::read(&content(outside)).unknown().is_some_and(|why| why.contains("is no name")));
+        assert!(
+            Current::read(&content(outside))
+                .unknown()
+                .is_some_and(|why| why.contains("cannot be a file name"))
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! The configuration of a running agent: what is asked for against what is recorded and what runs, and the one transition
-//! that comes next (ARCHITECTURE.md, "Sources" and "Durable writes").
+//! The configuration of a running agent: compares the source with the records and with what runs, and makes the one
+//! transition that is due (ARCHITECTURE.md, "Sources" and "Durable writes").
 //!
-//! Level-triggered: every event only changes what is known, and then `next` compares. One transition is under way at a
-//! time, as a program of durable writes; what the agent believes of its disk changes when it ends. Always holds: the source
+//! Level-triggered: an event only changes what is known, and then `next` compares. One transition is under way at a time, as
+//! a program of durable writes; what the agent believes about its disk changes when it ends. Always holds: the source
 //! is compared with `current`, never with what runs (else a rolled back node would restart for ever); a download is never
 //! parsed here; a failed write changes nothing but the time of the next try.
 
@@ -27,7 +27,7 @@ use std::time::Duration;
 /// After a failed write the next try waits this long: the disk is likely full, and a full disk is not freed by asking.
 const RETRY_WRITE: Duration = Duration::from_secs(60);
 
-/// UIDs that wait to be forgiven: each is asked for by a person at the node, and a disk that stands still must not gather them.
+/// UIDs that wait to be forgiven: each is a request by a person at the node, and a stalled disk must not let them pile up.
 const WAITING_TO_BE_FORGIVEN: usize = 8;
 
 /// The ConfigMap that the source names, as last read.
@@ -35,20 +35,22 @@ const WAITING_TO_BE_FORGIVEN: usize = 8;
 pub(crate) enum Object {
     /// Not read yet.
     Unread,
-    /// The API server says there is none.
+    /// It does not exist.
     Missing,
-    /// It could not be read; why.
+    /// It could not be read; the reason.
     Unreadable(String),
-    /// It is the object of this UID and resourceVersion; its content was not read, for it is on disk.
-    Unchanged { uid: String, resource_version: String },
-    /// The whole object.
+    /// It has this UID and resourceVersion; its content was not read, for it is on disk.
+    Unchanged {
+        uid: String,
+        resource_version: String,
+    },
     Here(Rc<Value>),
 }
 
 impl Object {
-    /// Whether `said` says no more than is known: that this whole object did not change.
-    fn is(&self, said: &Self) -> bool {
-        let (Self::Here(here), Self::Unchanged { uid, resource_version }) = (self, said) else {
+    /// Whether `other` adds nothing: it only confirms that this whole object did not change.
+    fn is(&self, other: &Self) -> bool {
+        let (Self::Here(here), Self::Unchanged { uid, resource_version }) = (self, other) else {
             return false;
         };
         let part = |pointer: &str| here.pointer(pointer).and_then(Value::as_str);
@@ -56,7 +58,7 @@ impl Object {
     }
 }
 
-/// What the source asks for cannot be had, or has not been taken: the condition is Unknown and says this.
+/// The source's config could not be assigned: the condition is Unknown, with this reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SyncProblem {
     /// The source is invalid.
@@ -66,7 +68,7 @@ pub(crate) enum SyncProblem {
 }
 
 impl SyncProblem {
-    /// Much of it may be a stranger's text, and the condition goes to everybody who watches Nodes.
+    /// Much of it may be a stranger's text, and every watcher of Nodes gets the condition.
     fn shortened(self) -> Self {
         match self {
             Self::Invalid(why) => Self::Invalid(shortened(&why)),
@@ -134,7 +136,7 @@ impl Transition {
     }
 }
 
-/// What is to be done about the configuration now.
+/// The next thing to do about the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Perform this step and report its outcome.
@@ -143,16 +145,16 @@ pub(crate) enum Next {
     Exit(String),
 }
 
-/// What becomes of a request to forget the verdicts on a UID.
+/// Outcome of `kedge config forgive UID`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forgiveness {
     /// They are removed as soon as the disk takes it.
     Taken,
-    /// There are none.
+    /// There are no verdicts on it.
     NothingKnown,
     /// Eight others wait for the disk: this one is dropped, and can be asked for again.
     TooMany,
-    /// The agent is about to exit and would not come to it: dropped, and can be asked of the next run.
+    /// The agent is about to exit: dropped, and can be asked of the next run.
     Exiting,
     /// Dynamic configuration is off: the records are left alone.
     SwitchedOff,
@@ -172,7 +174,7 @@ impl fmt::Display for Forgiveness {
     }
 }
 
-/// Something worth telling people: becomes a log line and an Event.
+/// Something worth reporting: becomes a log line and an Event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Notice {
     pub(crate) warning: bool,
@@ -208,10 +210,10 @@ pub(crate) struct Configuration {
     asked_by: String,
     requested: Option<RequestedSource>,
     object: Object,
-    /// What the object is said to be is not what is recorded: it must be read whole.
+    /// The object changed, or its checkpoint was lost: it must be read whole.
     must_read: bool,
     sync: Option<SyncProblem>,
-    /// The pinned ConfigMap was edited: not followed, but said.
+    /// The pinned ConfigMap was edited: not followed, but reported.
     edited: Option<String>,
     /// The recorded content and the version of the pinned object that `edited` is about.
     compared: Option<(Digest, String)>,
@@ -222,7 +224,7 @@ pub(crate) struct Configuration {
     forgive: Vec<String>,
     reset: bool,
     job: Option<Job>,
-    /// What the end of the previous run proved is not on disk yet.
+    /// The end of the previous run proved something that is not on disk yet.
     evidence_unrecorded: bool,
     /// The last transition ended at a write that failed.
     write_failed: bool,
@@ -231,7 +233,7 @@ pub(crate) struct Configuration {
     notices: Vec<Notice>,
 }
 
-/// What condition and report are composed from: what is recorded, what runs, and what is in the way.
+/// What condition and report are composed from: the records, the config in use, and the obstacles.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct View<'a> {
     pub(crate) facts: &'a Facts,
@@ -281,13 +283,13 @@ impl Configuration {
             job: None,
             evidence_unrecorded: started.evidence_unrecorded,
             write_failed: false,
-            // a disk that refused a moment ago is not asked again at once, or each start would lead to the next
+            // a disk that refused a moment ago is not tried again at once, or each start would lead to the next
             not_before: if disk_refused { now.mono + RETRY_WRITE } else { now.mono },
             notices: Vec::new(),
         }
     }
 
-    // ------------------------------------------------------------------------------------------ what is known
+    // ------------------------------------------------------------------------------------------ knowledge
 
     /// The Node was read.
     pub(crate) fn node_seen(&mut self, uid: &str, requested: RequestedSource) {
@@ -310,7 +312,7 @@ impl Configuration {
     /// The ConfigMap that the source names was read, or was not.
     pub(crate) fn object_seen(&mut self, namespace: &str, name: &str, object: Object) {
         let is_wanted = self.requested_object().is_some_and(|wanted| wanted == (namespace, name));
-        // a whole object is worth more than the word that it did not change
+        // keep the whole object: a confirmation that it did not change has no content
         if is_wanted && !self.object.is(&object) {
             self.object = object;
         }
@@ -348,12 +350,12 @@ impl Configuration {
         self.in_use.startups.contact = true;
     }
 
-    /// Somebody asked the agent to stop.
+    /// The agent was asked to stop.
     pub(crate) fn stop(&mut self, why: &str) {
         self.stop.get_or_insert_with(|| why.to_owned());
     }
 
-    /// Somebody asked to forget the verdicts on a UID.
+    /// `kedge config forgive UID`.
     pub(crate) fn forgive(&mut self, uid: &str) -> Forgiveness {
         let answer = self.forgiveness(uid);
         if answer == Forgiveness::Taken && !self.waits_to_be_forgiven(uid) {
@@ -362,7 +364,7 @@ impl Configuration {
         answer
     }
 
-    /// What becomes of such a request if it comes now.
+    /// The outcome of such a request if it came now.
     pub(crate) fn forgiveness(&self, uid: &str) -> Forgiveness {
         if !self.facts.dynamic {
             return Forgiveness::SwitchedOff;
@@ -393,12 +395,12 @@ impl Configuration {
         self.stop.is_some() || self.job.as_ref().is_some_and(|job| job.kind.exits())
     }
 
-    /// Somebody asked for the local config, whatever the records say.
+    /// `kedge config reset`: use the local config, whatever the records say.
     pub(crate) fn reset(&mut self) {
         self.reset = true;
     }
 
-    /// Why such a request would come to nothing if it comes now.
+    /// Why such a request would be refused if it came now.
     pub(crate) fn reset_refusal(&self) -> Option<&'static str> {
         if !self.facts.dynamic {
             return Some("dynamic configuration is off (--dynamic-config=false) and the local config runs");
@@ -409,7 +411,7 @@ impl Configuration {
     /// The list of bad configs was edited by hand, which is a supported repair.
     pub(crate) fn bad_configs_edited(&mut self, bad: Known<BadConfigs>) {
         if !self.facts.dynamic {
-            // it was never read: what is there is no edit
+            // the list was never read, so this is not an edit
             return;
         }
         if bad.known().is_none() || self.disk.bad_configs == bad {
@@ -430,7 +432,7 @@ impl Configuration {
         self.in_use.startups.ran_ms.saturating_add(u64::try_from(run).unwrap_or(u64::MAX))
     }
 
-    /// What is left of the trial, if one is going on.
+    /// The rest of the trial, if one is under way.
     pub(crate) fn trial_left(&self, now: Now) -> Option<Duration> {
         (self.in_trial())
             .then(|| Duration::from_millis(self.in_use.terms.trial_ms.saturating_sub(self.ran_ms(now))))
@@ -480,12 +482,12 @@ impl Configuration {
         std::mem::take(&mut self.notices)
     }
 
-    /// Whether what the end of the previous run proved is on disk, or proves nothing any more: then its evidence can go.
+    /// Whether the end of the previous run needs no evidence any more: what it proved is on disk, or is void.
     pub(crate) fn evidence_is_recorded(&self) -> bool {
         !self.evidence_unrecorded
     }
 
-    // ------------------------------------------------------------------------------------------ what comes next
+    // ------------------------------------------------------------------------------------------ the next step
 
     /// The step or exit that comes now, if any. Called after every event; a step under way must be reported first.
     pub(crate) fn next(&mut self, now: Now) -> Option<Next> {
@@ -555,7 +557,7 @@ impl Configuration {
                 Transition::Adopt { checkpoint, name, current, id } => {
                     durable!(steps.write(StateFile::Checkpoint(name.clone()), checkpoint.clone()));
                     if matches!(disk.bad_configs, Known::Unknown { .. }) {
-                        // re-assigned: a list of verdicts begins anew, with the one config banned that had unknown ones
+                        // re-assigned: the list begins anew, and bans the one config that may have had a verdict in it
                         durable!(disk.put_bad_configs(steps, self.verdicts_anew()));
                     }
                     durable!(disk.put_current(steps, current.clone()));
@@ -627,14 +629,14 @@ impl Configuration {
         Ok(Ended { disk, failed, exit })
     }
 
-    /// A clean exit closes the record of what ran; the time that ran since the last save rides along. That it could not be
-    /// closed is no reason to stay: the next start will count one startup too many, not one too few.
+    /// A clean exit closes the record of the config that ran, and saves its running time. An exit does not wait for a disk that
+    /// refuses this: the next start will count one startup too many, not one too few.
     fn close(&self, progress: Option<&Startups>, disk: &mut Disk, steps: &mut Steps) -> Suspendable<()> {
         let ours =
             |startups: &Startups| startups.ran_as == self.in_use.startups.ran_as && startups.open.is_some();
         if let Some(startups) = disk.startups.known().filter(|startups| ours(startups)).cloned() {
             let startups = match progress {
-                // an exit shortly after the start is no progress: cuts before it stay counted (rule d)
+                // rule d: cuts. An exit before the config settled is not progress, so the cuts before it stay counted
                 Some(now) if now.ran_ms < self.in_use.terms.settled_after_ms() => {
                     Startups { cuts: startups.cuts, ..now.clone() }
                 }
@@ -646,7 +648,7 @@ impl Configuration {
         Ok(())
     }
 
-    /// What a clean exit saves: the counts as of now, unless those on disk prove something and stay as they are.
+    /// The counts that a clean exit saves, unless those on disk must stay because they prove a verdict.
     fn progress_at_exit(&self, now: Now) -> Option<Startups> {
         self.counts_running().then(|| self.progressed(now))
     }
@@ -673,7 +675,7 @@ impl Configuration {
         }
     }
 
-    /// What a finished transition means for what is known besides the disk, and what to tell.
+    /// Updates everything but the disk after a finished transition; returns what to report.
     fn succeeded(&mut self, kind: &Transition) -> Option<Notice> {
         if matches!(
             kind,
@@ -753,7 +755,7 @@ impl Configuration {
             Transition::TrialProgress { .. } => self.saved_at_ms = self.ran_ms(now),
             _ => {}
         }
-        // said when it begins, not every minute that a disk is full
+        // reported when it begins, not every minute that a disk is full
         if std::mem::replace(&mut self.write_failed, true) {
             return None;
         }
@@ -765,20 +767,23 @@ impl Configuration {
         None
     }
 
-    /// `current` was written and what follows it was not: from now on that is what is assigned, whatever runs.
+    /// `current` was written, and a later write of the same transition failed: the new config is assigned, another one runs.
     fn half_assigned(&mut self, kind: &Transition, why: &str) {
         match kind {
             Transition::Adopt { checkpoint, current, .. } if self.disk.current.known() == Some(current) => {
                 let Some(assigned) = &current.assigned else { return };
                 let config = &assigned.config;
+                // as the next start will find it: assigned, with its start not recorded
                 self.assigned = content(checkpoint, &config.source, &config.uid, &self.facts.overrides).ok();
                 self.obstacle = Some(Obstacle::NotRecorded(why.to_owned()));
                 (self.fallback_obstacle, self.counts, self.edited) = (None, None, None);
+                // what runs is no longer the assigned config: it is last-known-good, or was on trial and is superseded
                 let trusted = !self.in_trial();
                 if self.in_use.active == Active::Assigned {
                     self.in_use.active = if trusted { Active::LastKnownGood } else { Active::Superseded };
                 }
             }
+            // the counts under the new id are missing; the next save writes them
             Transition::Readdress { current, rekeyed, .. } if self.disk.current.known() == Some(current) => {
                 self.readdressed(current, rekeyed.as_ref());
                 // the counts are on disk under the old id only, so nothing is saved under the new one: the next save is due
@@ -789,7 +794,7 @@ impl Configuration {
         }
     }
 
-    /// What was saved is believed; running time goes on from where this run began, and contact made meanwhile is kept.
+    /// Takes over the saved counts. Running time is still counted from the start of this run, and contact made meanwhile is kept.
     fn saved(&mut self, startups: &Startups) {
         self.saved_at_ms = startups.ran_ms;
         let InUse { startups: ours, .. } = &mut self.in_use;
@@ -820,7 +825,7 @@ impl Configuration {
         }
     }
 
-    /// The record says that the source is valid: that it was not keeps nothing from running any more.
+    /// The source is recorded as valid again: its config may run.
     fn source_noted(&mut self) {
         if matches!(self.obstacle, Some(Obstacle::SourceInvalid(_))) && self.disk.invalid_source().is_none() {
             self.obstacle = None;
@@ -894,7 +899,7 @@ impl Configuration {
             RequestedSource::Nil => self.compare_nil(),
             RequestedSource::Invalid(why) => self.compare_invalid(why),
             RequestedSource::Correct(source) => match self.object.clone() {
-                // nothing new is known: what was said stays said
+                // nothing new is known: the condition stays as it is
                 Object::Unread => return None,
                 Object::Missing => {
                     self.compare_invalid(&format!("invalid NodeConfigSource, {source} does not exist"))
@@ -919,8 +924,8 @@ impl Configuration {
                 Object::Here(object) => self.compare_object(now, source, &object),
             },
         };
-        // a problem stays said while it is being mended: else each try on a full disk would look like a change; and it is
-        // not said before it is recorded, unless recording failed: a cut would take it back
+        // A problem stays in the condition while a transition is under way, else each try on a full disk would look like a
+        // change. And it is not reported before it is recorded, unless recording failed: a power cut would take it back.
         let is_under_way = transition.is_some() && (problem.is_none() || now.mono >= self.not_before);
         if !is_under_way {
             self.sync = problem.map(SyncProblem::shortened);
@@ -950,7 +955,7 @@ impl Configuration {
             }
             AssignedNow::Unknown(why) => (
                 Some(SyncProblem::Failed(format!(
-                    "spec.configSource is empty, but what was assigned before is not known ({why}); \
+                    "spec.configSource is empty, but the previous assignment is unknown ({why}); \
                      set a source, or run kedge config reset on the node"
                 ))),
                 None,
@@ -1000,12 +1005,13 @@ impl Configuration {
         }
         let Some(name) = CheckpointName::new(uid, resource_version) else {
             return failed(format!(
-                "{source}: UID {:?} or resourceVersion {:?} is no name for a file",
+                "{source}: UID {:?} or resourceVersion {:?} cannot be a file name",
                 excerpt(uid),
                 excerpt(resource_version)
             ));
         };
-        // every event comes here: what was compared once is not serialised and digested again
+        // Called at every event: a version that was compared once is not serialised and digested again. The same resourceVersion
+        // is the recorded object; a later one that was compared is an edit which a pinned source does not follow.
         if let Some(old) = self.recorded(source).filter(|old| old.config.uid == uid).cloned()
             && (old.config.resource_version == resource_version
                 || self.compared == compared(&old, resource_version))
@@ -1017,7 +1023,7 @@ impl Configuration {
         }
         let checkpoint = serde_json::to_vec(object).expect("a JSON value is written as it was read");
         if checkpoint.len() > CHECKPOINT_BYTES {
-            // what could not be read back would be adopted again at every start
+            // a checkpoint that is too large to be read back would be adopted again at every start
             return failed(format!(
                 "{source} has {} bytes, expected at most {CHECKPOINT_BYTES}",
                 checkpoint.len()
@@ -1028,8 +1034,11 @@ impl Configuration {
             Err(why) => return failed(format!("failed to download {source}: {why}")),
         };
         let assigned = self.disk.current.known().and_then(|current| current.assigned.clone());
+        // Compared by payload, not by resourceVersion: every change of the object's metadata makes a new version, and each
+        // adoption would cost a restart and a new trial.
         let same_payload = self.assigned.as_ref().is_some_and(|old| old.payload.text == content.payload.text);
         let current = match &assigned {
+            // the same object as recorded, and its checkpoint is whole: its payload can be compared
             Some(old) if self.assigned.is_some() && old.config.source == *source && old.config.uid == uid => {
                 let pinned = matches!(source, Source::Pinned { .. });
                 self.edited = (pinned && !same_payload).then(|| {
@@ -1078,7 +1087,7 @@ impl Configuration {
         }
     }
 
-    /// The source names what is recorded: only the note about an invalid one, or the Node's UID, may have to change.
+    /// The source names the recorded config: only the note about an invalid source, or the Node's UID, may have to change.
     fn source_is_current(&self, assigned: Assigned) -> Option<Transition> {
         let current =
             Current { assigned: Some(assigned), node_uid: self.node_uid.clone(), invalid_source: None };
@@ -1103,7 +1112,7 @@ impl Configuration {
 
     // ------------------------------------------------------------------------------------------ trial
 
-    /// Whether running time matters: the local config has no trial, and records that prove something stay as they are.
+    /// Whether running time counts: the local config has no trial, and counts that prove an unwritten verdict must stay.
     fn counts_running(&self) -> bool {
         let proof = matches!(
             self.obstacle,
@@ -1112,7 +1121,7 @@ impl Configuration {
         self.facts.dynamic && self.in_use.config.is_some() && !proof
     }
 
-    /// The counts as of now: time that ran, and after a whole trial nothing held against it.
+    /// The counts as of now: running time, and after a whole trial no startups.
     fn progressed(&self, now: Now) -> Startups {
         let settled = self.in_use.terms.settled_after_ms();
         let ran_ms = self.ran_ms(now).min(settled.max(self.in_use.terms.trial_ms));
@@ -1171,9 +1180,9 @@ impl Configuration {
         Some(Transition::ContactUnderRetry { startups: self.progressed(now), bad })
     }
 
-    // ------------------------------------------------------------------------------------------ beside a fallback
+    // ------------------------------------------------------------------------------------------ while a fallback runs
 
-    /// While the assigned config is not the one that runs: has what stood in its way gone?
+    /// While a fallback runs: is the obstacle to the assigned config gone?
     fn retry_assigned(&self, now: Now) -> Option<Transition> {
         if self.in_use.active == Active::Assigned {
             return None;
@@ -1248,8 +1257,8 @@ impl Configuration {
         }
     }
 
-    /// What was held against the assigned config is gone, and with it the counts that led to it: they may still be on disk,
-    /// if the start of the fallback could not be recorded.
+    /// The verdict on the assigned config is gone, and with it the counts that led to it: they may still be on disk, if the
+    /// start of the fallback could not be recorded.
     fn drop_verdict(&mut self) {
         self.obstacle = None;
         self.counts = self.assigned.as_ref().map(|content| Startups::fresh(RanAs::Config(content.id)));
@@ -1261,12 +1270,12 @@ impl Configuration {
     }
 }
 
-/// Names one comparison of what is recorded with a later version of the same object.
+/// Cache key of one comparison: the recorded content, and the later version it was compared with.
 fn compared(recorded: &Assigned, resource_version: &str) -> Option<(Digest, String)> {
     Some((recorded.config.sha256, resource_version.to_owned()))
 }
 
-/// The counts of a config that is about to be started by a clean exit: its own if the file is about it, else none.
+/// The counts of a config that the next start will run: its own if the file is about it, else none.
 fn closed_startups(disk: &Disk, id: ConfigId) -> Startups {
     let ran_as = RanAs::Config(id);
     let own = disk.startups.known().filter(|startups| startups.ran_as == ran_as).cloned();

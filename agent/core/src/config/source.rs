@@ -14,16 +14,14 @@ pub enum Source {
     Pinned {
         /// Namespace of the ConfigMap.
         namespace: String,
-        /// Its name.
         name: String,
-        /// Its UID: another object of that name is another thing.
+        /// Its UID: an object of that name made anew does not match.
         uid: String,
     },
-    /// `configMap`, the form Kubernetes shipped: whatever that name holds; an edit is a new assignment.
+    /// `configMap`, the form Kubernetes shipped: the object of that name; an edit is a new assignment.
     Following {
         /// Namespace of the ConfigMap.
         namespace: String,
-        /// Its name.
         name: String,
         /// The key that holds the payload.
         key: String,
@@ -37,7 +35,7 @@ pub enum RequestedSource {
     Nil,
     /// One ConfigMap.
     Correct(Source),
-    /// The text says why; what is active stays.
+    /// The text is the reason; the active config stays.
     Invalid(String),
 }
 

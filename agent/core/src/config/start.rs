@@ -1,4 +1,4 @@
-//! The decision at start (ARCHITECTURE.md, "Start"): which config runs, and what is written before it does.
+//! The decision at start (ARCHITECTURE.md, "Start"): which config runs, and what is written before it runs.
 //!
 //! Always holds: some config runs, the local one if nothing else can; the start of a config is recorded before its payload
 //! is parsed; a verdict that could not be written leaves the counts that prove it untouched; every prefix of the writes is
@@ -15,7 +15,7 @@ use crate::writes::{Steps, Suspendable};
 use kedge_api::Timestamp;
 use std::rc::Rc;
 
-/// What a start is told, besides what it reads.
+/// The inputs of a start besides the records.
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     /// `--config`, drop-ins and flags, valid as a whole.
@@ -50,20 +50,20 @@ pub enum Active {
     Assigned,
     /// The last-known-good, because the assigned one cannot.
     LastKnownGood,
-    /// The one that was assigned until now: the start of the next could not be prepared on disk.
+    /// The previous assignment: the new one could be recorded in `current`, but its start could not.
     Superseded,
 }
 
 /// Why a config that should run does not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Obstacle {
-    /// Condemned. `recorded` is false if the verdict could not be written.
+    /// It has a verdict. `recorded` is false if that could not be written.
     Marked { verdict: Verdict, recorded: bool },
     /// Its content is not at hand.
     Missing(String),
     /// Which config is assigned is not known.
     AssignmentUnknown(String),
-    /// Earlier verdicts cannot be read, so it may be a bad one.
+    /// Earlier verdicts cannot be read, so it may be a bad config.
     VerdictsUnknown(String),
     /// Its start could not be recorded, and a trial that is not recorded is not made.
     NotRecorded(String),
@@ -102,13 +102,13 @@ pub(crate) struct Started {
     pub(crate) report: Option<String>,
     /// How the run before ended, if it was counted or cut.
     pub(crate) ended: Option<String>,
-    /// This is the first start with a config that was assigned, or with the local one after it: what to tell.
+    /// Set at the first start with a newly assigned config, or with the local one after it: the text of the event.
     pub(crate) changed: Option<String>,
-    /// Verdicts passed now.
+    /// New verdicts.
     pub(crate) condemned: Vec<Verdict>,
     /// The counts of the assigned config brought up to date, recorded or not.
     pub(crate) assigned_counts: Option<Startups>,
-    /// What the end of the previous run proved could not be recorded: the evidence of it must stay.
+    /// The end of the previous run proved something that could not be recorded: the evidence must stay.
     pub(crate) evidence_unrecorded: bool,
 }
 
@@ -130,7 +130,7 @@ impl Parsed {
 /// Runs the decision. The caller performs each step it suspends on.
 pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Suspendable<Started> {
     let mut findings = Vec::new();
-    // switched off means untouched: not even damage is set aside
+    // off means untouched: not even a damaged record is set aside
     let disk = if facts.dynamic { Disk::read(steps, &mut findings)? } else { Disk::empty() };
     let local = InUse {
         active: Active::Local,
@@ -152,7 +152,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         changed: None,
         condemned: Vec::new(),
         assigned_counts: None,
-        // switched off, a start holds nothing against anybody
+        // with dynamic config off, evidence is not counted, so it is not consumed
         evidence_unrecorded: !facts.dynamic,
     };
     if !facts.dynamic {
@@ -217,7 +217,7 @@ fn start_assigned(
         Ok(in_use) => Ok(Started { in_use, ..started }),
         Err(obstacle) => {
             let may_write = match &obstacle {
-                // the counts prove the verdict that could not be written; and a count that cannot be written is kept, too
+                // the counts on disk prove the verdict that could not be written; counts that could not be written stay as well
                 Obstacle::Marked { recorded, .. } => *recorded,
                 Obstacle::NotRecorded(_) => false,
                 _ => true,
@@ -229,10 +229,10 @@ fn start_assigned(
     }
 }
 
-/// The last-known-good: its record, and its content or what is missing.
+/// The last-known-good: its record, and its content or why it is unavailable.
 type Fallback = (ConfigRecord, Result<Content, String>);
 
-/// The last-known-good's content; also tells whether it is the assigned config itself.
+/// Reads the last-known-good's content, unless it is the assigned config itself, and warns if it is unusable.
 fn load_fallback(
     steps: &mut Steps,
     facts: &Facts,
@@ -250,7 +250,7 @@ fn load_fallback(
     started.last_known_good_id = loaded.as_ref().ok().map(|content| content.id);
     let same = config.uid == assigned.uid && config.sha256 == assigned.sha256;
     if let (false, Err(why)) = (same, &loaded) {
-        // said while all is well: when it is needed it is too late
+        // reported while all is well: when it is needed it is too late
         let finding = format!("last-known-good (UID: {}) could not be fallen back to: {why}", config.uid);
         started.findings.push(finding);
     }
@@ -321,6 +321,7 @@ fn try_to_run(
     let entry = match &started.disk.bad_configs {
         Known::Is(bad) => bad.verdict(&config.uid, id),
         Known::Absent => None,
+        // it may be in the list that cannot be read; a last-known-good was proven, and something must run
         Known::Unknown { why, .. } if role.assigned && !role.last_known_good => {
             return Ok(Err(Obstacle::VerdictsUnknown(why.clone())));
         }
@@ -351,10 +352,12 @@ fn try_to_run(
         detail: String::new(),
         opened: None,
     };
-    // rules c (crash loop) and d (cuts), by what is remembered of its terms
+    // rule c: crash loop, and rule d: cuts, with the terms recorded when it was last parsed
     if let Some(kind) = judge::condemned_by_counts(&startups, Terms::remembered(&startups)) {
         return start_verdict.condemn(steps, started, kind).map(Err);
     }
+    // recorded before the payload is parsed: a payload that kills its parser must be counted. A start on trial that cannot be
+    // recorded is not made, for nothing would end its crash loop; a proven config runs even unrecorded
     if may_write && let Err(why) = started.disk.put_startups(steps, startups.clone())? {
         started.evidence_unrecorded = true;
         let in_trial = startups.ran_ms < Terms::remembered(&startups).settled_after_ms();
@@ -384,7 +387,7 @@ fn try_to_run(
         trial_ms: u64::try_from(trial.duration.as_millis()).unwrap_or(u64::MAX),
         threshold: trial.crash_loop_threshold,
     };
-    // rules c and d by its own terms; rule f: contact
+    // rules c and d again, with the terms it sets itself; rule f: contact
     let lost = || judge::lost_contact(&startups, terms, role).then_some(BadKind::Contact);
     if let Some(kind) = judge::condemned_by_counts(&startups, terms).or_else(lost) {
         return start_verdict.condemn(steps, started, kind).map(Err);
@@ -404,7 +407,7 @@ fn counts(facts: &Facts, started: &mut Started, id: ConfigId) -> Startups {
         started.ended = match &ended {
             Ended::Clean => None,
             Ended::Counted(how) => Some(how.clone()),
-            Ended::Cut => Some("the power went, or the disk stood still".into()),
+            Ended::Cut => Some("the power failed, or the disk stalled".into()),
         };
     }
     judge::counted(startups, &ended, &facts.boot_id, facts.previous.runs, facts.wall)
@@ -431,7 +434,7 @@ impl StartVerdict<'_> {
         let mut bad = match &started.disk.bad_configs {
             Known::Is(bad) => bad.clone(),
             Known::Absent => BadConfigs::default(),
-            // adding to a list that could not be read would make the rest of it read as empty
+            // writing this verdict alone would drop all those in a list that could not be read
             Known::Unknown { .. } => {
                 started.evidence_unrecorded = true;
                 self.close_opened(steps, started)?;
@@ -449,8 +452,8 @@ impl StartVerdict<'_> {
         Ok(Obstacle::Marked { verdict, recorded })
     }
 
-    /// The counts stay, for they prove the verdict that could not be written; but what does not run is not left open: the end
-    /// of the fallback that runs instead would be held against it. A disk that refuses this, too, leaves it as it is.
+    /// Closes the record of a start that ended in a verdict which could not be written: left open, the end of the fallback that
+    /// runs instead would be counted against this config. The counts stay, for they prove the verdict.
     fn close_opened(&mut self, steps: &mut Steps, started: &mut Started) -> Suspendable<()> {
         if let Some(startups) = self.opened.take() {
             let _ = started.disk.put_startups(steps, Startups { open: None, ..startups })?;

@@ -8,10 +8,10 @@ use super::{duration, path};
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
-/// What the kubelet has where nobody wrote a threshold.
+/// The kubelet's thresholds where no layer sets one.
 const IMAGE_GC_PERCENT: (i64, i64) = (80, 85);
 
-/// Finds combinations that contradict themselves. `place` tells who wrote a field, `report` takes path and sentence.
+/// Finds combinations that contradict themselves. `place` gives the origin of a field, `report` takes path and sentence.
 pub(super) fn check(
     object: &Map<String, Value>,
     place: &dyn Fn(&str) -> String,

@@ -1,7 +1,7 @@
 //! Layers and their merge: `defaults < base < drop-ins in byte order < flags`, RFC 7386 on what each layer wrote.
 //!
 //! Always holds: objects merge by key, lists are taken whole, null removes, the later layer wins; defaults are no layer
-//! but fill what is left, once, at the end, so a zero that somebody wrote stays a zero. Each leaf remembers who wrote
+//! but fill what is left, once, at the end, so a zero that a layer wrote stays a zero. Each leaf remembers who wrote
 //! it. Merging is associative: drop-ins merged among themselves and put on a base give what one after the other gives
 //! (a plain RFC 7386 patch cannot say "remove this object, then set one key of it"; [`Node::Object`] can).
 //! Left to others: reading directories, and what the fields mean.
@@ -17,26 +17,19 @@ use super::schema::{self, Finding};
 use super::yaml::{self, Content, Position, Tree};
 use super::{ConfigError, ErrorKind, Problem, path};
 
-/// Most drop-ins that are read. Each is a file somebody placed by hand or package; beyond this it is a mistake, and
+/// Most drop-ins that are read. Each is a file placed by hand or by a package; more is a mistake, and
 /// every start would read it all. 500 must be cheap (`make bench` starts with 500), so the limit lies well above.
 pub const MAX_DROP_INS: usize = 1000;
 
-/// Who wrote a value.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody: it is the built-in default.
+    /// The built-in default.
     Default,
     /// The `--config` file, by path.
     File(String),
     /// The assigned payload.
-    ConfigMap {
-        /// The ConfigMap's namespace.
-        namespace: String,
-        /// The ConfigMap's name.
-        name: String,
-        /// The ConfigMap's UID.
-        uid: String,
-    },
+    ConfigMap { namespace: String, name: String, uid: String },
     /// A drop-in file, by path.
     DropIn(String),
     /// A command line flag, by name without dashes.
@@ -64,7 +57,7 @@ pub struct LayerText {
     pub text: Vec<u8>,
 }
 
-/// What this machine says about its configuration.
+/// The layers that this machine has itself.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LocalLayers {
     /// The `--config` file, if one was given.
@@ -96,10 +89,9 @@ pub fn select_drop_ins(names: Vec<OsString>) -> DropInNames {
     DropInNames { taken, skipped }
 }
 
-/// Who wrote a field, and where.
+/// The origin of a field: layer and position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The layer.
     pub origin: Origin,
     /// The place in its text; [`Position::NOWHERE`] for flags and defaults.
     pub position: Position,
@@ -129,7 +121,7 @@ pub struct Provenance {
 }
 
 impl Provenance {
-    /// Who set the field at `path`; `None` for objects and for fields that are not set.
+    /// The origin of the field at `path`; `None` for objects and for fields that are not set.
     #[must_use]
     pub fn get(&self, path: &str) -> Option<&Source> {
         self.fields.get(path)
@@ -161,7 +153,7 @@ impl Provenance {
     }
 }
 
-/// Who wrote a leaf: the layer by its number, and where.
+/// The origin of a leaf: the layer's number, and the position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     layer: usize,
@@ -216,7 +208,7 @@ impl Node {
         }
     }
 
-    /// The value without what was removed; leaves are told to `found` with their paths.
+    /// The value without removed fields; calls `found` for each leaf with its path.
     fn resolve(self, path: &mut String, found: &mut dyn FnMut(&str, Place)) -> Option<Value> {
         match self {
             Self::Removed => None,
@@ -347,7 +339,7 @@ impl Stack {
         self.sum.merge(node);
     }
 
-    /// Whether the text calls itself what we read; says what is wrong. Fields of another kind of object are not
+    /// Whether kind and apiVersion are the ones read here; returns what is wrong. Fields of another kind of object are not
     /// looked at: all of them would be unknown.
     fn has_header(&mut self, origin: &Origin, tree: &Tree) -> bool {
         match &tree.content {
@@ -389,7 +381,7 @@ impl Stack {
         Ok(text)
     }
 
-    /// The sum and who wrote what, without defaults.
+    /// The merged object and the origin of each leaf, without defaults.
     pub(super) fn resolve(self) -> Result<(Map<String, Value>, Provenance), ConfigError> {
         self.problems.into_result(ErrorKind::Parse)?;
         let mut provenance = Provenance::default();
@@ -400,7 +392,7 @@ impl Stack {
         });
         match sum {
             Some(Value::Object(object)) => Ok((object, provenance)),
-            // flags are ours: a fragment that is no object would be a bug, and an empty configuration a safe reading
+            // flags come from our own parser: anything but an object is a bug, and an empty configuration is safe
             _ => Ok((Map::new(), provenance)),
         }
     }

@@ -1,6 +1,6 @@
 //! The configuration object: text of several layers in, one checked [`Effective`] configuration out.
 //!
-//! Owns what a KubeletConfiguration is here: its fields, how layers merge, which values are right, who wrote what.
+//! Owns what a KubeletConfiguration is here: its fields, how layers merge, which values are valid, which layer set a field.
 //! Always holds: the same bytes give the same result on every node and every day; nothing loaded or received can
 //! panic it, and every read has a limit; an error names file, field and line, and names all of them, not the first.
 //! Left to others: reading the files (the caller hands in bytes), deciding what to do about an error, and doing what
@@ -73,11 +73,11 @@ pub fn effective(layers: &LocalLayers, payload: Option<&LayerText>) -> Result<Ef
     Ok(Effective { config, object: Value::Object(object), provenance, without_effect })
 }
 
-/// Upstream's rule: who sets nodeStatusUpdateFrequency alone wants that for reports too.
+/// Upstream's rule: nodeStatusUpdateFrequency set alone counts for reports, too.
 fn report_as_often_as_computed(object: &mut serde_json::Map<String, Value>, provenance: &mut Provenance) {
     let (computed, reported) = ("nodeStatusUpdateFrequency", "nodeStatusReportFrequency");
     let frequency = object.get(computed).cloned();
-    // one that is wrong is told once, under the name that somebody wrote
+    // a wrong value is reported once, under the name that was written
     let is_right = |frequency: &Value| {
         let nanos = frequency.as_str().and_then(duration::parse).and_then(|nanos| u64::try_from(nanos).ok());
         nanos.is_some_and(|nanos| Duration::from_nanos(nanos) >= SHORTEST_STATUS_UPDATE)
@@ -115,7 +115,7 @@ pub struct Problem {
     pub origin: Origin,
     /// Path of the field; empty if the text as a whole is meant.
     pub field: String,
-    /// Line in the layer's text, from 1; 0 if there is none.
+    /// Line in the layer's text, from 1; 0 if it has none.
     pub line: u32,
     /// Column in the layer's text, from 1; 0 if there is none.
     pub column: u32,

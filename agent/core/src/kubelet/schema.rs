@@ -2,7 +2,7 @@
 //! added for 1.37), the two trial fields of dynamic kubelet configuration, and ours under `kedge`.
 //!
 //! Always holds: a field is in this table or it is an error; its type is upstream's, so what decodes there decodes
-//! here; whether it does anything here is said by its [`Effect`], and only a field that does something has a default.
+//! here; its [`Effect`] says whether it does anything here, and only a field that does something has a default.
 //! One kind is found at each path, so merging never meets a list on one side and an object on the other.
 //! Left to others: which layer wrote a field, and combinations of fields.
 
@@ -43,7 +43,6 @@ pub enum Kind {
     },
     /// Any number.
     Number,
-    /// Text.
     Text,
     /// Text in Go's form of a duration; a bare 0 is read as one too.
     Duration,
@@ -68,7 +67,6 @@ pub enum Kind {
 pub enum Default {
     /// Absent.
     None,
-    /// A boolean.
     Bool(bool),
     /// A whole number.
     Int(i64),
@@ -94,9 +92,8 @@ impl Default {
 pub struct Field {
     /// The field's name in the file.
     pub name: &'static str,
-    /// What it holds.
     pub kind: Kind,
-    /// What it does here. For an object with fields, see those.
+    /// Its effect here. For an object with fields, see those.
     pub effect: Effect,
     /// Its value when no layer sets it.
     pub default: Default,
@@ -582,7 +579,7 @@ fn distance(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// Every declared field that is no object with fields of its own, with its path, in the table's order.
+/// Every declared field except objects with fields of their own, with its path, in the table's order.
 #[must_use]
 pub fn leaves() -> Vec<(String, &'static Field)> {
     let mut found = Vec::new();

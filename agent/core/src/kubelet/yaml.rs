@@ -65,7 +65,6 @@ impl Position {
 pub struct Tree {
     /// Where the value begins.
     pub position: Position,
-    /// The value.
     pub content: Content,
 }
 
@@ -74,11 +73,9 @@ pub struct Tree {
 pub enum Content {
     /// Nothing: `null`, `~`, or no text at all.
     Null,
-    /// A boolean.
     Bool(bool),
     /// A finite number.
     Number(Number),
-    /// Text.
     Text(String),
     /// A list, in order.
     List(Vec<Tree>),
@@ -89,7 +86,6 @@ pub enum Content {
 /// One key of an object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
-    /// The key.
     pub key: String,
     /// Where the key begins.
     pub key_position: Position,
@@ -296,7 +292,7 @@ fn before_blank(text: &str, at: Position) -> Position {
     }
 }
 
-/// The parser speaks to people who know YAML's grammar; an operator knows the file.
+/// The parser's messages are about YAML's grammar; an operator knows the file.
 fn in_plain_words(info: &str) -> &str {
     match info {
         "simple key expect ':'" | "simple key expected" => "a line without \": \" (a colon and a space)",
@@ -304,7 +300,7 @@ fn in_plain_words(info: &str) -> &str {
             "a second \": \" in one value (put it in quotes), or a wrong indentation"
         }
         "while parsing a block mapping, did not find expected key" => {
-            "a line that is no \"key: value\", or a wrong indentation"
+            "a line that is not \"key: value\", or a wrong indentation"
         }
         "while parsing a block collection, did not find expected '-' indicator" => {
             "a line of a list that does not begin with \"- \", or a wrong indentation"
@@ -330,7 +326,7 @@ fn in_plain_words(info: &str) -> &str {
             "an unknown escape (\\) in double quotes, expected single quotes around such text"
         }
         "while parsing a quoted scalar, found invalid Unicode character escape code" => {
-            "an escape (\\u) that is no character, expected the character itself"
+            "an escape (\\u) that is not a character, expected the character itself"
         }
         other if other.starts_with("unexpected character: ") => {
             "a value that begins with one of @ ` %, expected quotes around it"

@@ -12,8 +12,8 @@ use std::time::Duration;
 const RENEWALS_PER_DURATION: u32 = 4;
 const STRETCH: f64 = 0.04;
 
-/// Longest time a renewal may take, however long the Lease lasts: who has not answered by now will not, and the loop that
-/// waits for it must show progress.
+/// Longest time a renewal may take, however long the Lease lasts: a later answer is unlikely, and the loop that waits for it must
+/// show progress.
 const LONGEST_REQUEST: Duration = Duration::from_secs(20);
 
 /// What to ask the API server for.
@@ -115,21 +115,21 @@ impl LeaseKeeper {
         self.claimed
     }
 
-    /// The answer to the last request. Returns what to log, if it is news.
+    /// The answer to the last request. Returns a log line if it is worth one.
     pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> Option<String> {
         self.in_flight = false;
         match answer {
             Answer::Accepted(_) => {
-                let news = (self.backoff.failures() > 1)
+                let line = (self.backoff.failures() > 1)
                     .then(|| format!("lease renewed again after {} failures", self.backoff.failures()));
                 self.backoff.succeeded();
-                // a Node re-created meanwhile, or another server's, does not own what the answer is about
+                // a Node re-created meanwhile, or on another server, does not own the Lease of this answer
                 (self.claimed, self.missing) = (self.node_uid.as_ref() == Some(&self.asked_for), false);
                 self.renewed += 1;
                 self.last_renewed = Some(now.mono);
                 let period = self.period();
                 self.due = (self.due + (jitter.stretch(period, STRETCH) - period)).max(now.mono);
-                news
+                line
             }
             Answer::Refused { status: 404, .. } if !self.missing => {
                 (self.claimed, self.missing) = (false, true);
@@ -143,16 +143,16 @@ impl LeaseKeeper {
             }
             other => {
                 if self.missing {
-                    // what was missing may be the namespace, the node's right, or the Lease: look again
+                    // the namespace, the node's right or the Lease may be missing: start again with a patch
                     self.missing = false;
                 }
                 let wait = self.backoff.failed(self.period(), jitter);
                 // a server that is busy may ask for a longer pause than a node may be silent: half the duration is safe
                 let asked = other.retry_after().min(Duration::from_secs(self.duration_secs.into()) / 2);
                 self.due = now.mono + wait.max(asked);
-                // said once when it begins, not every few seconds of an outage
+                // logged once when it begins, not every few seconds of an outage
                 (self.backoff.failures() == 2)
-                    .then(|| format!("lease {} not renewed: {other}; trying on", self.name))
+                    .then(|| format!("lease {} not renewed: {other}; retrying", self.name))
             }
         }
     }

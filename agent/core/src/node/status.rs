@@ -72,7 +72,7 @@ impl Pressure {
     }
 }
 
-/// What the status says of a host: composed when it was looked at, compared at every event.
+/// The host's part of the status: composed when facts arrive, compared at every event.
 #[derive(Debug)]
 struct Host {
     facts: HostFacts,
@@ -91,14 +91,14 @@ pub(crate) struct StatusKeeper {
     host: Option<Host>,
     /// Pressure as of the last facts: memory, disk, pid.
     pressed: [bool; 3],
-    /// What the API server has, as far as we know.
+    /// What the API server is believed to have.
     believed: Option<NodeStatus>,
-    /// When this process looked at its configuration: the heartbeat time of `ConfigOK`.
+    /// When this process decided on its configuration: the heartbeat time of `ConfigOK`.
     started: Timestamp,
     next_report: Option<Duration>,
 }
 
-/// A patch to send, and what the server has once it is accepted.
+/// A patch to send, and the status that the server has once it is accepted.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct StatusPatch {
     pub(crate) body: Value,
@@ -109,7 +109,7 @@ pub(crate) struct StatusPatch {
 
 impl StatusKeeper {
     pub(crate) fn new(started: Timestamp) -> Self {
-        // `Time` of the API has whole seconds: with more, what comes back would never equal what was sent
+        // `Time` of the API has whole seconds: with fractions, the status read back would never equal the one sent
         let started = Timestamp::from_micros(started.micros() / 1_000_000 * 1_000_000);
         Self { started, ..Self::default() }
     }
@@ -118,7 +118,7 @@ impl StatusKeeper {
         self.host.as_ref().map(|host| &host.facts)
     }
 
-    /// The host was looked at, by the agent of this version.
+    /// Takes facts about the host; `version` is the agent's.
     pub(crate) fn observe(&mut self, now: Now, facts: HostFacts, config: &Config, version: &str) {
         let low = low(&facts, &config.eviction_hard);
         let hold = config.eviction_pressure_transition_period;
@@ -132,7 +132,7 @@ impl StatusKeeper {
         self.host = Some(Host { facts, addresses, info, capacity, allocatable });
     }
 
-    /// What the API server has, as far as we know.
+    /// What the API server is believed to have.
     pub(crate) fn believed(&self) -> Option<&NodeStatus> {
         self.believed.as_ref()
     }
@@ -167,8 +167,8 @@ impl StatusKeeper {
         self.next_report
     }
 
-    /// What must be sent now: the difference, or on time the heartbeat of everything. Every event comes here: nothing is
-    /// composed that says what the server has already.
+    /// What must be sent now: the difference, or, when a report is due, the heartbeat of everything. Called at every event, so
+    /// nothing is composed that the server has already.
     pub(crate) fn patch(&self, now: Now, config_ok: &ConfigOk) -> Option<StatusPatch> {
         let host = self.host.as_ref()?;
         let believed = self.believed.as_ref()?;
@@ -220,7 +220,7 @@ impl StatusKeeper {
         let there = |name: &str| believed.conditions.iter().find(|there| there.condition_type == name);
         let own = self.own_conditions().into_iter().filter_map(|words| {
             let there = there(words.name);
-            let changed = there.is_none_or(|there| !words.is_said_by(there));
+            let changed = there.is_none_or(|there| !words.matches(there));
             // as upstream: when its status changed
             let unchanged = there.filter(|there| there.status == words.status);
             (changed || report).then(|| (words.since(now.wall, unchanged, now.wall), changed))
@@ -232,7 +232,7 @@ impl StatusKeeper {
             message: &config_ok.message,
         };
         let there = there(words.name);
-        let changed = there.is_none_or(|there| !words.is_said_by(there));
+        let changed = there.is_none_or(|there| !words.matches(there));
         let restarted = there.is_none_or(|there| there.last_heartbeat_time != Some(self.started));
         // "the last time this condition changed"
         let unchanged = there.filter(|_| !changed);
@@ -282,7 +282,7 @@ impl StatusKeeper {
     }
 }
 
-/// What is below its threshold: memory, disk, pid.
+/// Which resources are below their threshold: memory, disk, pid.
 fn low(facts: &HostFacts, hard: &EvictionHard) -> [bool; 3] {
     let below = |threshold: &crate::kubelet::quantity::Threshold, available: u64, capacity: u64| {
         // a capacity of zero means it could not be read: unknown is not empty
@@ -305,11 +305,11 @@ struct Words<'a> {
 }
 
 impl Words<'_> {
-    fn is_said_by(&self, there: &NodeCondition) -> bool {
+    fn matches(&self, there: &NodeCondition) -> bool {
         there.status == self.status && there.reason == self.reason && there.message == self.message
     }
 
-    /// Whole, since that of the server if it is no other one, else since now.
+    /// The whole condition; its transition time is the server's if it did not change, else now.
     fn since(
         &self,
         heartbeat: Timestamp,
@@ -368,7 +368,7 @@ fn node_info(facts: &HostFacts, version: &str) -> NodeSystemInfo {
 
 type Resources = BTreeMap<String, String>;
 
-/// Capacity, and what is left of it for pods.
+/// Capacity, and what remains of it for pods.
 fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
     let (system, kube, hard) = (&config.system_reserved, &config.kube_reserved, &config.eviction_hard);
     let storage_kept = hard.nodefs_available.amount(facts.storage_bytes).unwrap_or(0);
@@ -404,7 +404,7 @@ fn contains(all: &Resources, ours: &Resources) -> bool {
     ours.iter().all(|(name, quantity)| all.get(name) == Some(quantity))
 }
 
-/// In the API server's canonical form, so that what it returns equals what was sent.
+/// In the API server's canonical form, so that the value read back equals the one sent.
 fn bytes(value: u64) -> String {
     let mut value = value;
     for suffix in ["", "Ki", "Mi", "Gi", "Ti", "Pi"] {
