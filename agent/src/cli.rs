@@ -1,6 +1,6 @@
 //! The commands that are not the agent: they ask a running one through its socket, or read and judge files.
 //!
-//! Always holds: with `--output json` standard output is one JSON value; a command that changes something says what it did,
+//! Always holds: with `--output json` standard output is one JSON value; a command that changes something prints what it did,
 //! and to which agent or file.
 
 use crate::flags::{AgentOptions, CheckOptions, Output, Places};
@@ -20,7 +20,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Longest record read.
 const RECORD_BYTES: usize = 4 * 1024 * 1024;
 
-/// Why a command failed: a text that says what was tried, on what, and what was found.
+/// Why a command failed: what was tried, on what, and what was found.
 #[derive(Debug)]
 pub struct CommandError(String);
 
@@ -41,7 +41,7 @@ fn failed_in(directory: &Path, error: &dyn std::error::Error) -> CommandError {
     failed(format_args!("{}: {}", directory.display(), crate::errors::chain(error)))
 }
 
-/// Prints; a reader that went away is no error.
+/// Prints; a reader that went away is ignored.
 pub fn print(text: impl fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
@@ -204,8 +204,8 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
     Ok(())
 }
 
-/// `kedge config show`: of the running agent, else of the files that the flags name. What is shown says which; an agent that is
-/// there and does not answer well is told of on standard error, too.
+/// `kedge config show`: of the running agent, else of the files that the flags name. The output names which; an agent
+/// that runs and gives an invalid answer is reported on standard error, too.
 ///
 /// # Errors
 /// Nothing could be shown: the files are invalid.
@@ -222,7 +222,7 @@ pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), Command
         },
     };
     if let Some(problem) = &problem {
-        let _ = writeln!(std::io::stderr(), "kedge: {problem}; showing what the files give");
+        let _ = writeln!(std::io::stderr(), "kedge: {problem}; showing the configuration from the files");
     }
     let layers = local_config::read(&options.local).map_err(failed)?;
     let effective = kubelet::effective(&layers, None).map_err(|error| failed(error.report()))?;
@@ -230,9 +230,9 @@ pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), Command
         Output::Json => print(pretty(&with_origin(effective.to_json(), "files", problem.as_deref()))),
         Output::Text => {
             print(match (files_named, problem) {
-                (true, _) => "# what the files give; no running agent was asked",
-                (false, None) => "# what the files give: no agent runs here",
-                (false, Some(_)) => "# what the files give: the agent did not answer well",
+                (true, _) => "# from the files; the running agent was not asked",
+                (false, None) => "# from the files: no agent runs here",
+                (false, Some(_)) => "# from the files: the agent gave no valid answer",
             });
             print(effective.to_text().trim_end());
         }
@@ -240,10 +240,11 @@ pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), Command
     Ok(())
 }
 
-/// What the running agent uses, ready to be printed. The error says what is wrong with an agent that is there.
+/// The running agent's configuration, ready to be printed. The error describes a running agent that gave no valid answer.
 fn shown_by_agent(places: &Places, output: Output) -> Result<String, Option<String>> {
     let socket = places.socket();
-    let said = |why: &dyn fmt::Display| Some(format!("the agent on {} answered: {why}", socket.display()));
+    let answered =
+        |why: &dyn fmt::Display| Some(format!("the agent on {} answered: {why}", socket.display()));
     let path = if output == Output::Json { "/config" } else { "/config/text" };
     let answer = client::get(&socket, path).map_err(|error| match nobody_listens(&error) {
         true => None,
@@ -251,19 +252,19 @@ fn shown_by_agent(places: &Places, output: Output) -> Result<String, Option<Stri
     })?;
     let text = String::from_utf8_lossy(&answer.body);
     if answer.status != 200 {
-        return Err(said(&text.trim_end()));
+        return Err(answered(&text.trim_end()));
     }
     match output {
         Output::Text => Ok(text.into_owned()),
         Output::Json => match serde_json::from_str(&text) {
             Ok(value @ Value::Object(_)) => Ok(pretty(&with_origin(value, "agent", None))),
-            Ok(_) => Err(said(&"not a JSON object")),
-            Err(error) => Err(said(&format_args!("not JSON: {error}"))),
+            Ok(_) => Err(answered(&"not a JSON object")),
+            Err(error) => Err(answered(&format_args!("not JSON: {error}"))),
         },
     }
 }
 
-/// Says beside a configuration who gave it.
+/// Adds to a configuration where it came from.
 fn with_origin(mut shown: Value, from: &str, agent_problem: Option<&str>) -> Value {
     shown["from"] = from.into();
     if let Some(problem) = agent_problem {
@@ -343,7 +344,7 @@ fn nobody_listens(error: &AskError) -> bool {
 /// There is nothing to forgive, it could not be recorded, or the agent cannot take it now: nothing was changed.
 pub fn config_forgive(places: &Places, uid: &str) -> Result<(), CommandError> {
     if !kedge_core::config::source::is_file_name(uid) {
-        return Err(failed(format_args!("{uid:?} is no UID")));
+        return Err(failed(format_args!("{uid:?} is not a UID")));
     }
     match client::post(&places.socket(), &format!("/config/forgive?uid={uid}")) {
         Ok(answer) => said(answer.status, &answer.body),

@@ -1,5 +1,5 @@
-//! How errors are told: each says what was tried and leaves its cause to `source()`; whoever tells it tells the whole chain,
-//! once, on one line.
+//! The text of errors: each names what was tried and leaves its cause to `source()`; the whole chain is printed once, on one
+//! line, where the error is handled.
 
 use std::error::Error;
 

@@ -3,7 +3,6 @@
 
 #[cfg(not(feature = "fault-injection"))]
 mod none {
-    /// No faults.
     #[derive(Clone)]
     pub(crate) struct Faults;
 

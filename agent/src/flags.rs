@@ -14,7 +14,6 @@ use std::path::PathBuf;
 /// Where drop-ins are looked for unless `--config-dir` says otherwise; that it does not exist is fine.
 pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
 
-/// What to do.
 #[derive(Debug)]
 pub enum Command {
     /// Run the agent.

@@ -1,8 +1,8 @@
 //! The log: one line per message on standard error, with a `<N>` priority that journald reads when it listens, and a
 //! time of its own when it does not.
 //!
-//! Always holds: no loop waits for whoever reads the log. Lines go through a bounded queue to a thread of their own; while
-//! the reader is stuck and the queue is full, new lines are counted instead, and the count is told once he reads on. At a
+//! Always holds: no loop waits for the reader of the log. Lines go through a bounded queue to a thread of their own; while
+//! the reader is stuck and the queue is full, new lines are dropped, and their number is logged once it reads again. At a
 //! normal exit and before a panic's message the queue is emptied, for as long as [`FLUSH_LIMIT`].
 //!
 //! The level follows `logging.verbosity` of the configuration in use: 0 to 3 says what an operator wants to know, 4 and
@@ -97,12 +97,12 @@ impl Queue {
         true
     }
 
-    /// Writes what comes, for ever. A log that cannot be written is no reason to stop.
+    /// Writes lines as they come, for ever; errors are ignored, for an agent does not stop for its log.
     fn write_to(&self, mut out: impl Write, journald: bool) {
         loop {
             let (line, lost) = self.next();
             let line = line.unwrap_or_else(|| {
-                let text = format!("{lost} lines of this log are lost: nobody read it in time");
+                let text = format!("{lost} log lines were dropped: the reader was too slow");
                 written(Level::Warn, &text, journald)
             });
             let _ = out.write_all(line.as_bytes());
@@ -151,7 +151,7 @@ fn written(level: Level, line: &str, journald: bool) -> String {
 /// Starts logging at the level an operator wants.
 ///
 /// # Errors
-/// There is no standard error, or no thread.
+/// Standard error cannot be cloned, or no thread started.
 pub(crate) fn start() -> io::Result<()> {
     // systemd names the stream it reads; under anything else a person does
     let journald = std::env::var_os("JOURNAL_STREAM").is_some();
@@ -168,7 +168,7 @@ pub(crate) fn start() -> io::Result<()> {
         .spawn(move || queue.write_to(out, journald))?;
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        // what led to it comes first; and a message that nobody takes must not keep a broken process alive
+        // the lines before the panic come first; and a stuck reader must not keep a broken process alive
         if flush() {
             tell(panic);
         }
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-    /// A reader who takes a line when he is told to, and keeps whoever writes waiting until then.
+    /// A reader that takes one line for each turn, and keeps the writer waiting until then.
     struct Reader {
         turns: Receiver<()>,
         read: SyncSender<String>,
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(read.len() - 1, room + 1);
         assert!(read.iter().zip(0..).take(read.len() - 1).all(|(read, number)| *read == line(number)));
         let lost = pushed - (read.len() - 1);
-        let told = format!("<4>{lost} lines of this log are lost: nobody read it in time\n");
+        let told = format!("<4>{lost} log lines were dropped: the reader was too slow\n");
         assert_eq!(read.last(), Some(&told));
     }
 

@@ -1,8 +1,8 @@
 //! `kedge agent`: the main loop. Waits for an event or a deadline, hands it to core, performs the actions, feeds the
-//! outcomes back, and thinks about nothing else.
+//! outcomes back, and decides nothing.
 //!
 //! Always holds: checkpoint, decision and watchdog come first, then the network; nothing here exits because of time,
-//! network or disk. One thread owns core; whatever may block has a thread of its own (`loops`).
+//! network or disk. One thread owns core; everything that may block has a thread of its own (`perform`).
 
 use crate::errors::chain;
 use crate::faults::Faults;
@@ -61,7 +61,7 @@ pub enum AgentError {
     InvalidConfig(String),
     /// The node has no usable name.
     NodeName(String),
-    /// Another agent runs with these places; where it was found.
+    /// Another agent runs with these paths; where it was found.
     AnotherAgent(String),
     /// The system refused something basic.
     System(&'static str, std::io::Error),
@@ -104,7 +104,7 @@ pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
         .build()
         .map_err(|error| AgentError::System("start the runtime", error))?;
     let ran = Agent::start(options).and_then(|agent| runtime.block_on(agent.run()));
-    // why it ends is the last thing a reader should miss
+    // the reason for the exit must not be lost
     logging::flush();
     ran
 }
@@ -122,7 +122,7 @@ struct Agent {
     marks: RunDirectory,
     main_token: kedge_platform::Progress,
     ready: Arc<AtomicBool>,
-    /// When core was last asked: what was due then is done, what came due since is not.
+    /// When core last handled an event: anything due by then is done.
     handled: Now,
     stop_asked: bool,
     exit: Option<String>,
@@ -226,7 +226,7 @@ impl Agent {
         let mut interrupt = signals(SignalKind::interrupt())?;
         let mut hang_up = signals(SignalKind::hangup())?;
         self.listen()?;
-        // not before it is sure that no other agent's marks lie there
+        // only after the socket proved that no other agent is running
         self.marks.begin();
         self.main_token.busy();
         self.handle(Event::Start);
@@ -250,7 +250,8 @@ impl Agent {
             self.faults.point(MAIN_LOOP);
             match happened {
                 Happened::Stop(why) => {
-                    // first of all, and not on the disk that may be what hangs: whoever kills us knows that we were asked
+                    // first of all, and not on the disk, which may be what hangs: if we are killed, the record shows that we
+                    // were asked to stop
                     self.marks.mark_stopping();
                     self.supervisor.stopping();
                     if std::mem::replace(&mut self.stop_asked, true) {
@@ -274,7 +275,7 @@ impl Agent {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The socket comes first: it also tells whether another agent runs with these places.
+    /// Opens the socket first: it also shows whether another agent runs with these paths.
     fn listen(&self) -> Result<(), AgentError> {
         match local::Listener::unix(&self.socket) {
             Ok(listener) => drop(tokio::spawn(local::serve(listener, self.call_sender.clone()))),
@@ -327,7 +328,7 @@ impl Agent {
         }
     }
 
-    /// From here on the configuration is in use: what it crashes is its own doing.
+    /// From here on the configuration is in use: a crash counts against it.
     fn use_config(&mut self, effective: &Effective) {
         logging::verbosity(effective.config.logging_verbosity);
         self.faults.arm(&effective.config);
@@ -379,7 +380,7 @@ fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
     Now { mono: clocks.monotonic(), wall: Timestamp::from_micros(micros.saturating_add(offset)) }
 }
 
-/// Takes `--root-dir` for this agent: the socket alone cannot tell, for it lies in another directory. A directory that cannot
+/// Claims `--root-dir` for this agent: the socket alone does not prove it, for it lies in another directory. A directory that cannot
 /// be claimed at all is the disk's matter, and no disk stops an agent.
 fn claim(root_dir: &Path) -> Result<Option<File>, AgentError> {
     match linux::claim(root_dir) {
@@ -425,8 +426,8 @@ fn previous_run(previous: &impl PreviousExit, runs: u64) -> PreviousRun {
     }
 }
 
-/// Checks the loops and feeds the supervisor's watchdog, on a thread that does nothing else: it can tell of the main loop,
-/// too. The names of stalled loops are left where whoever records the end finds them.
+/// Checks the loops and feeds the supervisor's watchdog, on a thread that does nothing else, so that it sees a
+/// stalled main loop, too. The names of stalled loops are left for `kedge record-exit`.
 fn guard(
     mut watchdog: Watchdog,
     period: Duration,

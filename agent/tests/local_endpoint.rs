@@ -132,7 +132,7 @@ fn socket_is_private_and_replaces_a_stale_one() {
     assert_eq!(get(&folder.socket(), "/healthz").unwrap().status, 200);
     drop(agent);
     let error = get(&folder.socket(), "/healthz").unwrap_err();
-    let expected = format!("no agent runs here: nobody listens on {}", folder.socket().display());
+    let expected = format!("no agent runs here: nothing listens on {}", folder.socket().display());
     assert_eq!(error.to_string(), expected);
     let _agent = Agent::start(&folder.socket(), echo);
     assert_eq!(get(&folder.socket(), "/healthz").unwrap().status, 200);
@@ -158,7 +158,7 @@ fn other_file_in_place_of_the_socket_is_kept() {
     drop(agent);
     let file = folder.0.join("precious");
     fs::write(&file, "data").unwrap();
-    check(&file, "something that is no socket is there");
+    check(&file, "the path exists and is not a socket");
     assert_eq!(fs::read(&file).unwrap(), b"data");
     check(&folder.0.join("x".repeat(120)), "make socket");
     let outcome = runtime.block_on(async { Listener::tcp(([0, 0, 0, 0], 0).into()).map(|_| ()) });
@@ -238,7 +238,7 @@ fn malformed_answer_differs_from_no_answer() {
     check(b"", "did not answer");
     check(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhalf", "did not answer");
     check(b"HTTP/1.1 200 OK\r\n\r\nall of it?", "its answer has no Content-Length");
-    check(b"hello\r\n\r\n", "its answer is no HTTP");
+    check(b"hello\r\n\r\n", "its answer is not HTTP");
 }
 
 /// What a command of the program does beside the agent on this socket: exit code, standard output, standard error.
@@ -277,7 +277,7 @@ fn config_show_names_the_source() {
     check(Some(|call| call.answer(Response::text(200, "ok"))), "files", "answered: not JSON");
     check(Some(|call| call.answer(Response::text(200, "[]"))), "files", "answered: not a JSON object");
     let (_, out, _) = config_show(None, "text");
-    assert!(out.starts_with("# what the files give: no agent runs here\n"), "{out}");
+    assert!(out.starts_with("# from the files: no agent runs here\n"), "{out}");
 }
 
 /// UIDs that the agent below has verdicts on: one more than can wait to be forgiven.

@@ -370,10 +370,10 @@ fn truncated_answer_is_garbled_and_counts_as_contact() {
         true,
     );
     check(|| Reply::ok(&"x".repeat(101)), "the answer has more than 100 bytes", true);
-    check(|| Reply::Raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n".to_vec()), "no HTTP", false);
+    check(|| Reply::Raw(b"SSH-2.0-OpenSSH_9.2\r\n\r\n".to_vec()), "not HTTP", false);
     check(
         || Reply::Raw(format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "y".repeat(20_000)).into_bytes()),
-        "no HTTP",
+        "not HTTP",
         false,
     );
     // the same with a deadline instead of an end
@@ -688,7 +688,7 @@ fn refusing_proxy_is_named() {
         assert_shown(&outcome, &format!("open a tunnel through the proxy {}: {expect}", proxy.address));
     };
     check("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "it answered 407, expected 200");
-    check("nonsense\r\n\r\n", "its answer is no HTTP");
+    check("nonsense\r\n\r\n", "its answer is not HTTP");
     check("HTTP/1.1 200", "closed by the other side");
 }
 

@@ -161,7 +161,7 @@ fn failed_watch_reports_resume_version() {
     check(|| Reply::Cut(cut_after("")), "open +a", "closed by the other side", "6");
     check(|| Reply::Cut(cut_after("{\"type\":")), "open +a", "closed by the other side", "6");
     check(|| chunks(|body| body.send("{\"type\":")), "open", "it ends within a line", "5");
-    check(|| chunks(|body| body.send("<html>\n")), "open", "a line is no JSON", "5");
+    check(|| chunks(|body| body.send("<html>\n")), "open", "a line is not JSON", "5");
     check(|| chunks(|body| body.send(&"x".repeat(10_001))), "open", "a line has more than 10000 bytes", "5");
     check(|| chunks(|_| ()), "open", "ended the watch at once, without an event", "5");
     check(
@@ -354,7 +354,7 @@ fn malformed_list_is_not_an_empty_list() {
     };
     check(r#"{"metadata":{"resourceVersion":"7"},"items":[]}"#, "0 objects at 7");
     check(r#"{"metadata":{"resourceVersion":"7"},"items":null}"#, "0 objects at 7");
-    check(r#"{"metadata":{"resourceVersion":"7"}}"#, "the answer is no list: it has no items");
+    check(r#"{"metadata":{"resourceVersion":"7"}}"#, "the answer is not a list: it has no items");
     check(r#"{"metadata":{},"items":[]}"#, "the list has no resourceVersion");
     check("", "the answer is not the JSON that is expected");
     let endless = Server::start(&authority, |_| {

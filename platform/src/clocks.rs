@@ -1,6 +1,6 @@
 //! The clocks of a board.
 //!
-//! What always holds: `monotonic` never goes back and never jumps when somebody sets the date; it is what durations,
+//! What always holds: `monotonic` never goes back and never jumps when the date is set; it is for durations,
 //! deadlines and trials are measured with. `wall` is for people to read and for certificates: it may be years off, may
 //! step either way at any moment, and nothing here compares two of its values.
 //!
@@ -13,7 +13,7 @@ pub trait Clocks: Send + Sync {
     /// Time since an arbitrary moment of this boot. Stands still while the machine sleeps, so it measures *running*.
     fn monotonic(&self) -> Duration;
 
-    /// What the machine believes the date to be. Boards without a battery begin in 1970 or at the image's date.
+    /// The date, as the machine believes it. Boards without a battery begin in 1970 or at the image's date.
     fn wall(&self) -> SystemTime;
 
     /// The kernel's random name for this boot: two equal ids mean that no power cut and no reboot lies between.

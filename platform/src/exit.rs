@@ -1,12 +1,12 @@
-//! How the previous run of the agent ended, as far as anybody can know.
+//! How the previous run of the agent ended, as far as there is evidence.
 //!
-//! Three witnesses: the record that `ExecStopPost` leaves (what systemd saw, and the marks the agent made in its
+//! Three sources of evidence: the record that `ExecStopPost` leaves (what systemd saw, and the marks the agent made in its
 //! volatile run directory as it went), the hardware watchdog's boot status, and the kernel's panic records.
 //!
 //! What always holds: evidence is believed once; `consume` makes that durable, and writes nothing when there is nothing
-//! new. A record that cannot be understood is no record: it is reported and set aside, and never stops a start.
+//! new. An invalid record is reported and set aside, and never stops a start.
 //!
-//! Leaves to others: judging. Whether an ending counts against anything is not known here.
+//! Leaves to others: judging. Whether an ending is counted against a config is core's decision.
 
 use std::fmt;
 use std::fs;
@@ -36,7 +36,7 @@ const STALLED_LIMIT: usize = 16;
 /// Most panic records remembered as seen. One panic leaves a dozen parts.
 pub const PANIC_RECORDS_LIMIT: usize = 256;
 
-/// What was seen of one run's end.
+/// How one run ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ExitRecord {
@@ -53,7 +53,7 @@ pub struct ExitRecord {
     /// `$EXIT_STATUS`: a number or a signal's name without SIG; empty when unknown.
     #[serde(default)]
     pub exit_status: String,
-    /// The run had said that it was ready.
+    /// The run had sent READY=1.
     #[serde(default)]
     pub was_ready: bool,
     /// The run had begun to stop by its own choice or because it was asked to.
@@ -134,7 +134,7 @@ impl fmt::Display for ExitRecord {
     }
 }
 
-/// What is known about the end of the previous run.
+/// Evidence of how the previous run ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// What `ExecStopPost` (or the babysitter) left; compare its `boot_id`.
@@ -158,7 +158,7 @@ pub trait PreviousExit: Send + Sync {
     fn consume(&self) -> Result<(), WriteError>;
 }
 
-/// What the machine itself remembers of its last reset.
+/// The machine's own memory of its last reset.
 pub trait ResetTraces: Send + Sync {
     /// The kernel's name for this boot.
     fn boot_id(&self) -> String;
@@ -317,7 +317,7 @@ impl<T: ResetTraces> PreviousExit for RecordedExit<T> {
     }
 
     fn consume(&self) -> Result<(), WriteError> {
-        // Both are tried; the first failure is told.
+        // Both are tried; the first failure is returned.
         let record = self.consume_record();
         self.consume_traces().and(record)
     }
@@ -325,11 +325,11 @@ impl<T: ResetTraces> PreviousExit for RecordedExit<T> {
 
 /// The fingerprint of a panic record's content.
 pub fn fingerprint(content: &[u8]) -> String {
-    // 64 bits tell a few hundred records apart, and keep the list of the seen small.
+    // 64 bits distinguish a few hundred records, and keep the list of the seen small.
     Sha256::digest(content).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The volatile directory (a tmpfs such as `/run/kedge`) in which the running agent leaves marks for the one who
+/// The volatile directory (a tmpfs such as `/run/kedge`) in which the running agent leaves marks for the program that
 /// records its end. Marks are plain files; nothing here is durable, on purpose. Failures are logged and forgotten.
 #[derive(Clone, Debug)]
 pub struct RunDirectory {
@@ -418,7 +418,7 @@ impl RunDirectory {
         self.path.join(name).symlink_metadata().is_ok()
     }
 
-    /// What a mark says. Unreadable is as if there were no mark.
+    /// The content of a mark; an unreadable one counts as missing.
     fn read(&self, name: &str, limit: usize) -> String {
         let mut text = Vec::new();
         let file = fs::OpenOptions::new()
@@ -471,9 +471,9 @@ pub fn record_exit(
     Ok(record)
 }
 
-/// Why a file is no record. The error repeats what it found, which may be the whole file.
+/// Why a file is not a record. The error repeats the text it found, which may be the whole file.
 fn no_record(name: &str, error: &serde_json::Error) -> String {
-    format!("{name} is no record: {}", short(&error.to_string()))
+    format!("{name} is not a record: {}", short(&error.to_string()))
 }
 
 /// At most `TEXT_LIMIT` bytes of a text from outside, without control characters.

@@ -2,8 +2,8 @@
 //! usable whatever is found in it.
 //!
 //! What always holds: after a cut at any moment a file has its old content or its new content, never a mixture; after
-//! `Ok` it has the new one; what was read once, a later cut does not take back. Nothing follows a symbolic link below the root, blocks on a FIFO, or opens a device. Every
-//! walk is bounded. What is in the way is renamed, never lost; what is ours and left over is removed.
+//! `Ok` it has the new one; a later power cut does not take back content that was read. Nothing follows a symbolic link below the root, blocks on a FIFO, or opens a device. Every
+//! walk is bounded. A file in the way is renamed, never lost; our own leftovers are removed.
 //!
 //! How: temporary file in the same directory, write, fsync, read back, rename, fsync of the directory. The protocol is
 //! one function over [`Operations`], so the fake disk is cut within the very code that runs on a real one.
@@ -142,7 +142,7 @@ impl fmt::Display for ReadError {
             ReadError::TooLarge { path, size, limit } => {
                 write!(f, "{} has {size} bytes, expected at most {limit}", shown(path))
             }
-            ReadError::BadPath { path } => write!(f, "{path:?} is no path below the data directory"),
+            ReadError::BadPath { path } => write!(f, "{path:?} is not a path below the data directory"),
             ReadError::Io { operation, path, .. } => write!(f, "cannot {operation} {}", shown(path)),
         }
     }
@@ -231,7 +231,7 @@ impl fmt::Display for WriteError {
             WriteError::ReadOnly { operation, path, .. } => {
                 write!(f, "cannot {operation} {}, the disk is read-only", shown(path))
             }
-            WriteError::BadPath { path } => write!(f, "{path:?} is no path below the data directory"),
+            WriteError::BadPath { path } => write!(f, "{path:?} is not a path below the data directory"),
             WriteError::Differs { path, expected_bytes, at_byte } => write!(
                 f,
                 "wrote {expected_bytes} bytes for {}, read back something else from byte {at_byte} on",
@@ -313,7 +313,7 @@ pub trait Files: Send + Sync {
 
     /// Removes temporary leftovers everywhere below the root, and whatever `keep` (asked for every other path,
     /// directories before what they hold) does not want kept; a directory not kept goes with all it holds. Looks at
-    /// no more than `limit` entries, gathers failures and goes on. Not durable on purpose: what comes back after a cut
+    /// no more than `limit` entries, gathers failures and goes on. Not durable on purpose: leftovers that come back after a cut
     /// is swept again, and a start should not wait for a disk. Call it before others write.
     fn sweep(&self, keep: &dyn Fn(&Path) -> bool, limit: usize) -> SweepReport;
 
@@ -355,7 +355,7 @@ pub trait Operations: Send + Sync {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Makes a directory's names durable.
     fn sync_directory(&self, directory: &Path) -> io::Result<()>;
-    /// Removes a name that is no directory.
+    /// Removes anything but a directory.
     fn unlink(&self, path: &Path) -> io::Result<()>;
     /// Makes a directory, mode 0700.
     fn make_directory(&self, path: &Path) -> io::Result<()>;
@@ -396,7 +396,7 @@ struct Settled {
 
 #[derive(Debug, Default)]
 struct State {
-    // Directories whose own names this process has made durable. Existing is not enough: whoever made one may have
+    // Directories whose own names this process has made durable. Existing is not enough: the process that made one may have
     // been killed before the sync.
     durable_directories: BTreeSet<PathBuf>,
     temporaries: u32,
@@ -419,7 +419,7 @@ impl<D: Operations> DurableFiles<D> {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is only a memory of what was synced; a panic elsewhere cannot make it wrong.
+        // The state only lists what was synced; a panic elsewhere cannot make it wrong.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -622,7 +622,7 @@ impl<D: Operations> DurableFiles<D> {
             }
         }
         state.durable_directories.clear();
-        // All taken: a cut fell between the rename and the removal below, or somebody made names by hand.
+        // All taken: a cut fell between the rename and the removal below, or the names were made by hand.
         let number = match free {
             Some(number) => number,
             None => {
@@ -633,7 +633,7 @@ impl<D: Operations> DurableFiles<D> {
         let aside = slot(number);
         self.attempt("set aside", path, || self.disk.rename(path, &aside))?;
         if let Err(error) = self.remove_any(&slot(number + 1)) {
-            log::warn!("cannot remove what was set aside longest ago: {error}");
+            log::warn!("cannot remove the oldest file that was set aside: {error}");
         }
         self.attempt("make durable the new name of", path, || self.disk.sync_directory(parent(path)))?;
         Ok(aside)
@@ -891,12 +891,12 @@ fn uninterrupted<T>(mut action: impl FnMut() -> io::Result<T>) -> io::Result<T> 
     }
 }
 
-/// The name is not there, nor can it be: a parent is missing, or is no directory.
+/// The name cannot exist: a parent is missing, or is not a directory.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
-/// `path`, if it stays below the root and is nobody's but the caller's; else a copy for the error.
+/// `path`, if it stays below the root and is not one of our own names; else a copy for the error.
 fn checked(path: &Path) -> Result<&Path, PathBuf> {
     let normal = path.components().all(|component| matches!(component, Component::Normal(_)));
     let ours = path.components().any(|component| is_own(Path::new(component.as_os_str())));

@@ -1,6 +1,6 @@
-//! What the host is and how much of it is used, in plain values.
+//! The host's identity, capacity and usage, in plain values.
 //!
-//! What always holds: nothing here fails; what cannot be read is empty or `None`, so a board with half a `/proc` still
+//! What always holds: nothing here fails; an unreadable value is empty or `None`, so a board with half a `/proc` still
 //! reports the other half. Sizes are bytes, counts are counts.
 //!
 //! Leaves to others: turning these into what is reported, thresholds, and choosing an address.
@@ -22,7 +22,7 @@ pub struct HostIdentity {
     pub os_image: String,
     /// The operating system in Go's spelling: `linux`.
     pub operating_system: &'static str,
-    /// What this program was built for, in Go's spelling: `amd64`, `arm64`, `arm`, ...
+    /// The processor this program was built for, in Go's spelling: `amd64`, `arm64`, `arm`, ...
     pub architecture: &'static str,
     /// The host name as the kernel has it.
     pub hostname: String,
@@ -84,10 +84,10 @@ pub trait HostFacts: Send + Sync {
     fn usage(&self) -> Usage;
 }
 
-/// Most addresses given: a host of many containers has an interface for each, and nobody wants those in a status.
+/// Most addresses given: a host of many containers has an interface for each, and those do not belong in a status.
 pub const ADDRESS_LIMIT: usize = 64;
 
-/// What this process costs.
+/// Memory and CPU of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProcessFacts {
     /// Resident memory, shared pages counted whole.

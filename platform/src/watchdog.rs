@@ -1,4 +1,4 @@
-//! Which loops of the program still move, and so whether the supervisor may be told that all is well.
+//! Which loops of the program still make progress, and so whether the supervisor's watchdog may be pinged.
 //!
 //! What always holds: `check` does no IO and reads no clock; a loop that waits on purpose is never stalled; a loop
 //! that promised to wake and did not is; time during which the checker itself did not run is not held against a loop
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Low half of a token: the loop works.
 const BUSY: u64 = 0;
-/// Low half of a token: the loop waits, and nobody knows for how long.
+/// Low half of a token: the loop waits for an unknown time.
 const IDLE: u64 = u32::MAX as u64;
 
 /// Held by one loop, which says with it that it moves. Clones share the same token.

@@ -1,4 +1,4 @@
-//! What the local endpoint answers: health, the effective configuration, the agent's state, metrics, and the two requests
+//! The answers of the local endpoint: health, the effective configuration, the agent's state, metrics, and the two requests
 //! that change something.
 
 use super::{Request, Response, Verb};

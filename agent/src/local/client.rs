@@ -1,8 +1,8 @@
 //! Asking the agent on this node: the command line's side of the local endpoint.
 //!
 //! Owns one exchange at a time, blocking. Always holds: it ends within [`LIMIT`], and an answer is read up to
-//! [`MAX_ANSWER_BYTES`]. It tells an agent that does not run from one that does not answer, because the person at the
-//! keyboard does different things about it. What the answer means is the caller's.
+//! [`MAX_ANSWER_BYTES`]. It distinguishes an agent that does not run from one that does not answer, because the person
+//! at the keyboard acts differently. Leaves the meaning of an answer to its caller.
 
 use std::error;
 use std::fmt;
@@ -17,53 +17,31 @@ pub const LIMIT: Duration = Duration::from_secs(15);
 /// Most bytes of an answer: the metrics and pods of a full node have a few hundred KiB.
 pub const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 
-/// What the agent said.
+/// The agent's answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// HTTP status.
     pub status: u16,
-    /// The body.
     pub body: Vec<u8>,
 }
 
-/// Why the agent said nothing that makes sense.
+/// Why there is no valid answer.
 #[derive(Debug)]
 pub enum AskError {
-    /// Nobody listens on the socket.
-    NotRunning {
-        /// The socket.
-        socket: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    /// Nothing listens on the socket.
+    NotRunning { socket: PathBuf, source: io::Error },
     /// The socket is not for this user.
-    Denied {
-        /// The socket.
-        socket: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Denied { socket: PathBuf, source: io::Error },
     /// The agent took the question and the answer did not come, or not whole.
-    NoAnswer {
-        /// The socket.
-        socket: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The answer is no HTTP, or too large.
-    Garbled {
-        /// The socket.
-        socket: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    NoAnswer { socket: PathBuf, source: io::Error },
+    /// The answer is not HTTP, or too large.
+    Garbled { socket: PathBuf, why: String },
 }
 
 impl fmt::Display for AskError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotRunning { socket, .. } => {
-                write!(f, "no agent runs here: nobody listens on {}", socket.display())
+                write!(f, "no agent runs here: nothing listens on {}", socket.display())
             }
             Self::Denied { socket, .. } => {
                 write!(f, "the agent on {} answers only root and its own user", socket.display())
@@ -151,7 +129,7 @@ fn parse(mut bytes: Vec<u8>) -> Result<Answer, Fault> {
     let head_bytes = match head.parse(&bytes) {
         Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
         Ok(httparse::Status::Partial) => return Err(Fault::Short),
-        Err(error) => return Err(Fault::Garbled(format!("its answer is no HTTP: {error}"))),
+        Err(error) => return Err(Fault::Garbled(format!("its answer is not HTTP: {error}"))),
     };
     let status = head.code.unwrap_or_default();
     let length = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("content-length"));

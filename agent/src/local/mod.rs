@@ -2,11 +2,11 @@
 //!
 //! Owns the socket file, who may connect, and the limits on what they send. Always holds: a caller that is slow, large
 //! or gone costs a bounded amount of memory and time and delays no other part of the agent; only root and the
-//! agent's own user get in. The server knows no path: every request goes as a [`Call`] to whoever holds the other end of a
-//! channel (the main loop, which owns the state it asks about).
+//! agent's own user get in. The server knows no path: every request goes as a [`Call`] through a
+//! channel to the main loop ( which owns the state it asks about).
 //! `server` listens, `answers` knows the paths, `client` is the command line's side.
 //!
-//! On TCP, which is optional and for loopback only, nobody can be told from anybody: requests there are marked
+//! On TCP, which is optional and for loopback only, callers cannot be identified: requests there are marked
 //! [`Origin::Loopback`], may only read, and must name a loopback host (so no web page can reach them through a browser).
 
 pub mod answers;
@@ -17,7 +17,6 @@ pub use server::{Listener, serve};
 
 use tokio::sync::oneshot;
 
-/// Who asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Root or our own user, on the unix socket.
@@ -41,7 +40,6 @@ pub enum Verb {
 /// A request, whole and decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is asked.
     pub verb: Verb,
     /// The path, decoded, without the query, such as `/config/forgive`.
     pub path: String,
@@ -49,7 +47,6 @@ pub struct Request {
     pub query: Vec<(String, String)>,
     /// The body; empty for [`Verb::Get`].
     pub body: Vec<u8>,
-    /// Who asks.
     pub origin: Origin,
 }
 
@@ -64,11 +61,9 @@ impl Request {
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// HTTP status.
     pub status: u16,
     /// Media type of the body.
     pub content_type: &'static str,
-    /// The body.
     pub body: Vec<u8>,
 }
 
@@ -83,7 +78,6 @@ impl Response {
         Self { status, content_type: "text/plain; charset=utf-8", body: text.into_bytes() }
     }
 
-    /// JSON.
     #[must_use]
     pub fn json(status: u16, value: &serde_json::Value) -> Self {
         Self { status, content_type: "application/json", body: value.to_string().into_bytes() }
@@ -95,7 +89,7 @@ impl Response {
         Self { status: 200, content_type: "text/plain; version=0.0.4", body: text.into_bytes() }
     }
 
-    /// There is no such path.
+    /// The path does not exist.
     #[must_use]
     pub fn not_found(path: &str) -> Self {
         Self::text(404, format!("no such path: {path}"))
@@ -105,7 +99,6 @@ impl Response {
 /// A request that waits for its answer. Dropping it unanswered answers 503.
 #[derive(Debug)]
 pub struct Call {
-    /// What is asked.
     pub request: Request,
     reply: oneshot::Sender<Response>,
 }

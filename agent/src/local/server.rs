@@ -48,27 +48,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub enum ListenError {
     /// Another agent answers on the socket.
-    InUse {
-        /// The socket.
-        path: PathBuf,
-    },
-    /// Something that is no socket stands there; it is left alone.
-    NotASocket {
-        /// The path.
-        path: PathBuf,
-    },
+    InUse { path: PathBuf },
+    /// The path exists and is not a socket; it is left alone.
+    NotASocket { path: PathBuf },
     /// TCP is for loopback only.
     NotLoopback {
         /// The address asked for.
         address: SocketAddr,
     },
     /// A step failed.
-    Failed {
-        /// What was tried, on which path or address.
-        tried: String,
-        /// What the system said.
-        source: io::Error,
-    },
+    Failed { tried: String, source: io::Error },
 }
 
 impl fmt::Display for ListenError {
@@ -76,7 +65,7 @@ impl fmt::Display for ListenError {
         match self {
             Self::InUse { path } => write!(f, "socket {}: another agent answers on it", path.display()),
             Self::NotASocket { path } => {
-                write!(f, "socket {}: something that is no socket is there", path.display())
+                write!(f, "socket {}: the path exists and is not a socket", path.display())
             }
             Self::NotLoopback { address } => {
                 write!(f, "local endpoint on {address}: expected a loopback address such as 127.0.0.1")
@@ -137,7 +126,7 @@ impl Listener {
             std_unix::UnixListener::bind(&beside).map_err(|source| failed("make socket", &beside, source))?;
         fs::set_permissions(&beside, fs::Permissions::from_mode(0o600))
             .map_err(|source| failed("set the mode of socket", &beside, source))?;
-        // a file belongs to the user who makes it: the portable way to learn who we are
+        // a file belongs to the user that makes it: a portable way to get our own user
         let own_uid =
             fs::metadata(&beside).map_err(|source| failed("look at socket", &beside, source))?.uid();
         listener.set_nonblocking(true).map_err(|source| failed("set up socket", &beside, source))?;
@@ -150,7 +139,7 @@ impl Listener {
     /// Listens on TCP, on a loopback address. Within a tokio runtime.
     ///
     /// # Errors
-    /// If the address is no loopback address or not free.
+    /// If the address is not a loopback address, or not free.
     pub fn tcp(address: SocketAddr) -> Result<Self, ListenError> {
         if !address.ip().is_loopback() {
             return Err(ListenError::NotLoopback { address });
@@ -210,7 +199,7 @@ pub async fn serve(listener: Listener, calls: mpsc::Sender<Call>) {
 trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
-/// The next connection and whose it is; `Err` is the user who is not let in.
+/// The next connection and its user; `Err` is a user without access.
 async fn accept(listener: &Listener) -> io::Result<(Box<dyn Connection>, Result<Origin, u32>)> {
     match &listener.0 {
         Kind::Unix { listener, own_uid } => {
@@ -247,7 +236,7 @@ async fn serve_connection(
             Response::text(403, format!("user {uid} may not ask: only root and the agent's own user"))
         }
     };
-    // a caller who does not read his answer loses it
+    // a caller that does not read its answer loses it
     let _ = timeout(WRITE_LIMIT, write_response(&mut stream, &response)).await;
 }
 
@@ -298,7 +287,7 @@ async fn read_request(stream: &mut Box<dyn Connection>, origin: Origin) -> Resul
 
 /// The request without its body, the bytes of its head, and those of its body; none while the head is not whole.
 fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, usize)>, Response> {
-    let bad = |why: &str| Response::text(400, format!("no HTTP request: {why}"));
+    let bad = |why: &str| Response::text(400, format!("not an HTTP request: {why}"));
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut head = httparse::Request::new(&mut headers);
     let head_bytes = match head.parse(bytes) {
@@ -332,7 +321,7 @@ fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, us
         Some(Ok(_)) => {
             return Err(Response::text(413, format!("the body has more than {MAX_BODY_BYTES} bytes")));
         }
-        Some(Err(_)) => return Err(bad("Content-Length is no number")),
+        Some(Err(_)) => return Err(bad("Content-Length is not a number")),
     };
     let target = head.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
@@ -341,7 +330,7 @@ fn parse_head(bytes: &[u8], origin: Origin) -> Result<Option<(Request, usize, us
     Ok(Some((Request { verb, path, query, body: Vec::new(), origin }, head_bytes, body_bytes)))
 }
 
-/// Whether a `Host` header names this machine's loopback; anything else is a browser led here by somebody's DNS.
+/// Whether a `Host` header names this machine's loopback; anything else is a browser led here by a foreign DNS name.
 fn is_loopback_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
@@ -430,31 +419,31 @@ mod tests {
         check(
             SOCKET,
             "GET /%zz HTTP/1.1\r\n\r\n",
-            "400 no HTTP request: the path is not encoded as it must be",
+            "400 not an HTTP request: the path is not encoded as it must be",
         );
         check(
             SOCKET,
             "GET /?a=%f HTTP/1.1\r\n\r\n",
-            "400 no HTTP request: the query is not encoded as it must be",
+            "400 not an HTTP request: the query is not encoded as it must be",
         );
         check(
             SOCKET,
             "GET /%+1 HTTP/1.1\r\n\r\n",
-            "400 no HTTP request: the path is not encoded as it must be",
+            "400 not an HTTP request: the path is not encoded as it must be",
         );
         check(
             SOCKET,
             "GET /%ff HTTP/1.1\r\n\r\n",
-            "400 no HTTP request: the path is not encoded as it must be",
+            "400 not an HTTP request: the path is not encoded as it must be",
         );
         check(SOCKET, "DELETE / HTTP/1.1\r\n\r\n", "405 only GET and POST are known here");
-        check(SOCKET, "\u{1}\u{2}\u{3}\r\n\r\n", "400 no HTTP request: invalid token");
+        check(SOCKET, "\u{1}\u{2}\u{3}\r\n\r\n", "400 not an HTTP request: invalid token");
         let large = "POST / HTTP/1.1\r\nContent-Length: 65537\r\n\r\n";
         check(SOCKET, large, "413 the body has more than 65536 bytes");
         check(
             SOCKET,
             "POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-            "400 no HTTP request: Content-Length is no number",
+            "400 not an HTTP request: Content-Length is not a number",
         );
         check(
             SOCKET,

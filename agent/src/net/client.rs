@@ -81,7 +81,6 @@ impl Method {
 /// One request.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// What to do.
     pub method: Method,
     /// Absolute path with its query, percent-encoded, such as `/api/v1/nodes/edge-1`.
     pub path_and_query: String,
@@ -91,7 +90,6 @@ pub struct Request {
     pub accept: Option<&'static str>,
     /// Whether to send `Prefer: return=minimal`, which our hub honours.
     pub prefer_minimal: bool,
-    /// The body.
     pub body: Option<Vec<u8>>,
     /// Longest that all of it may take: lookup, connection, request, answer.
     pub deadline: Duration,
@@ -183,11 +181,10 @@ impl Request {
 /// A successful answer (2xx).
 #[derive(Clone, Debug)]
 pub struct Response {
-    /// HTTP status.
     pub status: u16,
     /// The body, whole; empty after `Prefer: return=minimal`.
     pub body: Vec<u8>,
-    /// The server's `Date`, in seconds since 1970. It tells how far this node's clock is off; nothing else may depend
+    /// The server's `Date`, in seconds since 1970. It shows how far this node's clock is off; nothing else may depend
     /// on it.
     pub date_unix_secs: Option<u64>,
     /// Texts of the server's `Warning` headers.
@@ -211,34 +208,26 @@ impl Response {
     }
 }
 
-/// Why a request brought no useful answer, by what happens next. Every variant says what was asked.
+/// Why a request brought no useful answer, by what happens next. Every variant names the request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NetError {
     /// No answer: no address, no connection, no time, TLS refused by the server. Try again, later.
     Unreachable {
-        /// What was asked.
         request: String,
         /// What failed where, with host and address.
         why: String,
     },
     /// Somebody answered whose certificate does not verify. Try again, later: clocks get set and certificates
-    /// renewed; but somebody should look.
+    /// renewed; but an operator should look.
     Untrusted {
-        /// What was asked.
         request: String,
         /// What is wrong with the certificate.
         why: String,
     },
     /// The server does not know us (401). Credentials must change before this can work.
-    Unauthorized {
-        /// What was asked.
-        request: String,
-        /// The server's words.
-        message: String,
-    },
-    /// The server understood and said no.
+    Unauthorized { request: String, message: String },
+    /// The server refused the request.
     Refused {
-        /// What was asked.
         request: String,
         /// HTTP status, 300 and above but not 401.
         status: u16,
@@ -251,20 +240,13 @@ pub enum NetError {
     },
     /// The answer makes no sense: no HTTP, cut off, too large, no JSON. Try again, later.
     Garbled {
-        /// What was asked.
         request: String,
         /// HTTP status, if one was read.
         status: Option<u16>,
-        /// What is wrong with it.
         why: String,
     },
     /// Nothing was sent: the request or the credentials cannot be put into words.
-    Unsendable {
-        /// What was asked.
-        request: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    Unsendable { request: String, why: String },
     /// [`Cancel`] ended it.
     Cancelled,
 }
@@ -324,7 +306,6 @@ pub fn is_contact<T>(outcome: &Result<T, NetError>) -> bool {
 
 /// What an [`Api`] is made of.
 pub struct ApiOptions {
-    /// The kubeconfig.
     pub kubeconfig: PathBuf,
     /// The clock by which certificates are judged.
     pub clock: WallClock,
@@ -332,28 +313,21 @@ pub struct ApiOptions {
     pub proxies: ProxyEnvironment,
 }
 
-/// Why a server cannot be spoken to at all, until somebody mends a file or the environment.
+/// Why a server cannot be reached at all, until a file or the environment is corrected.
 #[derive(Debug)]
 pub enum OpenError {
     /// The kubeconfig, or a file that it names.
     Kubeconfig(KubeconfigError),
-    /// The certificates or the key are no use.
+    /// The certificates or the key cannot be used.
     Identity {
-        /// The kubeconfig.
         path: PathBuf,
         /// What rustls says.
         source: rustls::Error,
     },
     /// The environment's proxy.
-    Proxy {
-        /// What is wrong with it.
-        message: String,
-    },
+    Proxy { message: String },
     /// The system gives no thread to read the files on.
-    Thread {
-        /// What it said.
-        source: io::Error,
-    },
+    Thread { source: io::Error },
 }
 
 impl fmt::Display for OpenError {
@@ -389,7 +363,7 @@ impl Api {
     /// Loads the kubeconfig. Opens no connection.
     ///
     /// # Errors
-    /// If something in it cannot be used. Worth trying again later: somebody may be writing it just now.
+    /// If something in it cannot be used. Worth trying again later: it may be half written.
     pub fn open(options: ApiOptions) -> Result<Arc<Self>, OpenError> {
         Self::open_with(options, Lookup::system())
     }
@@ -469,13 +443,11 @@ impl Client {
         self.0.api.stream(name)
     }
 
-    /// The stream's name.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.0.name
     }
 
-    /// The server.
     #[must_use]
     pub fn api(&self) -> &Arc<Api> {
         &self.0.api
@@ -657,7 +629,7 @@ impl Client {
             }
             ureq::Error::Other(inner) if is_untrusted(inner.as_ref()) => NetError::Untrusted { request, why },
             ureq::Error::Protocol(_) | ureq::Error::LargeResponseHeader(..) => {
-                NetError::Garbled { request, status: None, why: format!("the answer is no HTTP: {why}") }
+                NetError::Garbled { request, status: None, why: format!("the answer is not HTTP: {why}") }
             }
             ureq::Error::Http(_) | ureq::Error::BadUri(_) | ureq::Error::BodyExceedsLimit(_) => {
                 NetError::Unsendable { request, why }

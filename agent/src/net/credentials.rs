@@ -1,4 +1,4 @@
-//! The credentials in use: what the kubeconfig and the files it names said when they were last read well.
+//! The credentials in use: the kubeconfig and the files it names, as last read successfully.
 //!
 //! Owns when those files are looked at: on every request, on a thread that does nothing else. Always holds: a request waits
 //! for the files at most [`FILES_LIMIT`], once; while they do not answer (a dying disk, a network file system) what was read
@@ -93,7 +93,7 @@ struct Keeper {
     is_stuck: Arc<AtomicBool>,
     /// The files behind what is loaded.
     files: Vec<FileRead>,
-    /// What was said about those that took their place and cannot be used, and when they are tried again.
+    /// The logged error about newer files that cannot be used, and when they are tried again.
     failed: Option<(String, Instant)>,
 }
 
@@ -104,12 +104,12 @@ impl Keeper {
             if self.is_stuck.swap(false, Ordering::AcqRel) {
                 log::info!("kubeconfig {} is read again", self.options.kubeconfig.display());
             }
-            // whoever asked may have given up
+            // the caller may have given up
             let _ = done.try_send(());
         }
     }
 
-    /// A change that cannot be used is told once, and tried again at the next looks: what mends it need not show on the files
+    /// A change that cannot be used is logged once, and tried again at the next looks: what corrects it need not show on the files
     /// known here. It may be one that only the new kubeconfig names, or a disk that reads again.
     fn look(&mut self) {
         let access = Arc::clone(&locked(&self.latest));
@@ -150,7 +150,7 @@ pub(super) struct Access {
     token_read: Mutex<TokenRead>,
 }
 
-/// What the token file said.
+/// The token file as last read.
 #[derive(Default)]
 struct TokenRead {
     /// `Bearer ...`; the last good reading.
@@ -205,7 +205,7 @@ impl Access {
         locked(&self.token_read).at = None;
     }
 
-    /// Reads the token file if it changed, or was not read for a while. Nobody who needs the token waits for that.
+    /// Reads the token file if it changed, or was not read for a while. No request waits for that.
     fn look_at_token(&self) {
         let TokenSource::File { path, .. } = &self.token else { return };
         let stamp = Stamp::of(path);

@@ -1,4 +1,4 @@
-//! Reading a kubeconfig: which server, whom to trust, and who we are.
+//! Reading a kubeconfig: the server, the authorities to trust, and our identity.
 //!
 //! Owns the kubeconfig file and every file it names, and says which files those are so that a change can be
 //! noticed. Always holds: what comes out is complete and checked (a URL that parses, certificates and a key that
@@ -46,7 +46,6 @@ pub struct Kubeconfig {
     pub path: PathBuf,
     /// The context in use: `current-context`.
     pub context: String,
-    /// The API server.
     pub server: ServerAddress,
     /// The name the server's certificate must carry: `tls-server-name`, else the host of `server`.
     pub server_name: ServerName<'static>,
@@ -59,13 +58,12 @@ pub struct Kubeconfig {
     /// The bearer token, if the user has one.
     pub token: TokenSource,
     /// The files that were read and are part of what stands here, `path` first (the token file is not: it is read
-    /// again and again by whoever sends it).
+    /// again and again by its user).
     pub files: Vec<FileRead>,
 }
 
 /// A file that was read, and how it was just before: what changes while it is read has changed since.
 pub struct FileRead {
-    /// The file.
     pub path: PathBuf,
     stamp: Option<Stamp>,
 }
@@ -132,7 +130,6 @@ impl fmt::Display for HostPort<'_> {
 pub struct ClientCertificate {
     /// The certificate, then those that lead to its CA.
     pub chain: Vec<CertificateDer<'static>>,
-    /// The private key.
     pub key: PrivateKeyDer<'static>,
 }
 
@@ -143,9 +140,8 @@ pub enum TokenSource {
     None,
     /// It stands in the kubeconfig.
     Fixed(String),
-    /// It stands in a file that somebody else renews.
+    /// It is in a file that another program renews.
     File {
-        /// The file.
         path: PathBuf,
         /// What to send while the file has never been readable: the kubeconfig's own `token`.
         fallback: Option<String>,
@@ -162,33 +158,25 @@ impl fmt::Debug for Kubeconfig {
     }
 }
 
-/// Why a kubeconfig cannot be used. All of these wait for somebody to mend a file.
+/// Why a kubeconfig cannot be used. Each stays until a file is corrected.
 #[derive(Debug)]
 pub enum KubeconfigError {
     /// A file cannot be read.
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// A file has more bytes than we read.
     TooLarge {
-        /// The file.
         path: PathBuf,
         /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The kubeconfig is no YAML.
+    /// The kubeconfig is not YAML.
     Syntax {
-        /// The file.
         path: PathBuf,
         /// Where and what, from the parser.
         message: String,
     },
     /// A field is missing or holds something else than it must.
     Field {
-        /// The kubeconfig.
         path: PathBuf,
         /// The line, or 0 if the field is missing altogether.
         line: u32,
@@ -368,7 +356,7 @@ impl Reader<'_> {
         match at.tree.text() {
             Some("") => Err(self.wrong(at, "is empty, expected text")),
             Some(text) => Ok(text),
-            None => Err(self.wrong(at, "is no text, expected text (quote it if it looks like a number)")),
+            None => Err(self.wrong(at, "is not text, expected text (quote it if it looks like a number)")),
         }
     }
 
@@ -385,7 +373,7 @@ impl Reader<'_> {
             Some(field) if field.tree.bool() == Some(false) => Ok(()),
             Some(field) => Err(self.wrong(
                 &field,
-                "is set, and is refused: whoever answers could then reconfigure this node; \
+                "is set, and is refused: any server that answers could then reconfigure this node; \
                  give certificate-authority or certificate-authority-data instead",
             )),
         }
@@ -614,7 +602,7 @@ mod tests {
     fn kubeconfig_errors_name_the_place() {
         check("current-context: [", "kubeconfig");
         check("{}", "current-context names no context");
-        check("current-context: 7", "line 1: current-context is no text");
+        check("current-context: 7", "line 1: current-context is not text");
         check("current-context: c", "contexts has no \"c\", which current-context names");
         check(
             "current-context: c\ncontexts: [{name: c, context: {cluster: gone, user: u}}]",

@@ -37,7 +37,7 @@ impl ProxyAddress {
     /// Reads `http://[user[:password]@]host[:port]`; the scheme may be missing, as in most proxy settings.
     ///
     /// # Errors
-    /// What is wrong with it, without the password. Proxies that are themselves spoken to over TLS, and SOCKS, are
+    /// What is wrong with it, without the password. Proxies that are themselves reached over TLS, and SOCKS, are
     /// refused: only the tunnel's inside needs TLS, and that is always there.
     pub fn parse(text: &str) -> Result<Self, String> {
         let with_scheme = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
@@ -84,14 +84,14 @@ pub(crate) fn split_host_port(address: &str, default_port: u16) -> Result<(Strin
     let port = match uri.authority().and_then(|authority| authority.port()) {
         Some(port) => port.as_u16(),
         None if address.ends_with(':') || has_bad_port(address) => {
-            return Err(format!("port of \"{address}\" is none, expected 1 to 65535"));
+            return Err(format!("port of \"{address}\" is invalid, expected 1 to 65535"));
         }
         None => default_port,
     };
     Ok((host.to_owned(), port))
 }
 
-/// Whether something that is no port stands after the last colon outside brackets.
+/// Whether something other than a port follows the last colon outside brackets.
 fn has_bad_port(address: &str) -> bool {
     let after_brackets = address.rsplit(']').next().unwrap_or(address);
     after_brackets.contains(':')

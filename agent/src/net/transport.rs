@@ -200,7 +200,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Why no connection came to be.
 #[derive(Debug)]
 pub(crate) enum DialError {
-    /// The name has no address, or nobody said in time.
+    /// The name has no address, or the lookup took too long.
     Lookup { host: String, why: String },
     /// No address took the connection; `tried` says what each one did.
     Connect { host: String, tried: String },
@@ -359,7 +359,7 @@ pub(crate) struct Dialler {
     pub(crate) route: Arc<Route>,
     pub(crate) lookup: Arc<Lookup>,
     pub(crate) cancel: Cancel,
-    /// Connections dialled so far: tells whether a request that failed had gone out on a kept one.
+    /// Connections dialled so far: shows whether a request that failed had gone out on a kept one.
     pub(crate) dialled: Arc<AtomicU64>,
     pub(crate) user_agent: Arc<str>,
 }
@@ -504,7 +504,7 @@ fn read_proxy_head(wire: &mut Wire) -> Result<u16, String> {
     }
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut response = httparse::Response::new(&mut headers);
-    response.parse(&head).map_err(|error| format!("its answer is no HTTP: {error}"))?;
+    response.parse(&head).map_err(|error| format!("its answer is not HTTP: {error}"))?;
     response.code.ok_or_else(|| "its answer has no status".to_owned())
 }
 
@@ -542,7 +542,7 @@ impl Wire {
         }
     }
 
-    /// Whether the kept connection is quiet and open. Anything else (an end, an alert, bytes nobody asked for) means
+    /// Whether the kept connection is quiet and open. Anything else (an end, an alert, unexpected bytes) means
     /// that it must not carry another request.
     fn is_quiet(&self) -> bool {
         let mut byte = [MaybeUninit::uninit()];
@@ -648,7 +648,7 @@ impl TlsTransport {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 outcome => return outcome,
             }
-            // at an end of the stream the reader above tells an orderly one from a cut
+            // the reader above tells an orderly end of the stream from a cut
             self.session.read_tls(&mut self.wire)?;
             self.process()?;
             self.send()?;
@@ -705,7 +705,7 @@ impl Transport for TlsTransport {
 
 impl Drop for TlsTransport {
     fn drop(&mut self) {
-        // an orderly end, if the socket takes it at once; nobody waits for it
+        // an orderly end, if the socket takes it without waiting
         self.session.send_close_notify();
         self.wire.deadline = Instant::now() + Duration::from_millis(5);
         let _ = self.send();

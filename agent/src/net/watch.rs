@@ -107,7 +107,7 @@ fn list_as(
             Some(Value::Array(items)) => listed.items.extend(items),
             // upstream writes an empty list as null in places
             Some(Value::Null) => {}
-            _ => return Err(garbled("the answer is no list: it has no items".to_owned())),
+            _ => return Err(garbled("the answer is not a list: it has no items".to_owned())),
         }
         if listed.items.len() > MAX_LISTED {
             return Err(garbled(format!("the list has more than {MAX_LISTED} objects")));
@@ -154,7 +154,7 @@ pub enum WatchEvent {
 /// Why a watch ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchEnd {
-    /// The callback said `Break`.
+    /// The callback returned `Break`.
     Stopped {
         /// From which to go on.
         resume: Option<String>,
@@ -164,7 +164,6 @@ pub enum WatchEnd {
     /// The connection was lost or refused, or the server ended one watch right after the other. Back off, then go on
     /// from `resume`; without it, list again.
     Failed {
-        /// What happened.
         error: NetError,
         /// From which to go on without missing anything.
         resume: Option<String>,
@@ -391,7 +390,7 @@ fn garbled(asked: &str, why: &str) -> Stop {
 /// One line as an event and the resourceVersion it leads to.
 fn parse(line: &[u8], asked: &str) -> Result<(WatchEvent, String), Stop> {
     let mut event: Value = serde_json::from_slice(line)
-        .map_err(|error| garbled(asked, &format!("a line is no JSON: {error}")))?;
+        .map_err(|error| garbled(asked, &format!("a line is not JSON: {error}")))?;
     let object = event.get_mut("object").map(Value::take).unwrap_or_default();
     let kind = event.get("type").and_then(Value::as_str).unwrap_or_default();
     if kind == "ERROR" {
@@ -461,7 +460,7 @@ mod tests {
         check(r#"{"type":"ADDED","object":{}}"#, "an event has no resourceVersion");
         check(r#"{"type":"ADDED"}"#, "an event has no resourceVersion");
         check("[]", "an event has no resourceVersion");
-        check("{", "a line is no JSON");
+        check("{", "a line is not JSON");
         check(r#"{"type":"ERROR","object":{"code":410,"reason":"Expired"}}"#, "expired");
         let error = r#"{"type":"ERROR","object":{"code":500,"reason":"InternalError","message":"etcd"}}"#;
         check(error, "GET /x: refused (500 InternalError): etcd");

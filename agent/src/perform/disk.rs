@@ -23,13 +23,13 @@ const VERSIONS_KEPT: usize = 2;
 pub(crate) enum DiskOrder {
     /// One step of a transition.
     Step(Step),
-    /// What is known about the previous run is used up.
+    /// The evidence of the previous run is recorded: delete it.
     ConsumeEvidence,
     /// Remove what no record names.
     Sweep(Option<Vec<CheckpointName>>),
     /// Look at the host.
     ReadHostFacts,
-    /// See whether somebody edited `bad-configs.json`.
+    /// See whether `bad-configs.json` was edited.
     CheckBadConfigs,
 }
 
@@ -103,7 +103,7 @@ impl DiskLoop {
         }
     }
 
-    /// A record that is missing beside its own remains, or whose directory is no directory, is not one that never was.
+    /// Tells a lost record from one that never was: copies of it were set aside, or its directory is not a directory.
     fn why_not_there(&self, path: &Path) -> Read {
         if let Some((parent, kind)) = self.displaced_parent(path) {
             let name = if parent == Path::new("") {
@@ -117,7 +117,7 @@ impl DiskLoop {
         if parts.any(|part| self.was_set_aside(part)) { Read::SetAside } else { Read::Absent }
     }
 
-    /// What stands in place of a directory that `path` lies in, the topmost first.
+    /// Files in place of a directory above `path`, the topmost first.
     fn displaced_parent<'a>(&self, path: &'a Path) -> Option<(&'a Path, Kind)> {
         let mut parents: Vec<&Path> = path.ancestors().skip(1).collect();
         parents.reverse();
@@ -135,7 +135,7 @@ impl DiskLoop {
         })
     }
 
-    /// Renames what cannot be read; what stands in place of its directory, if that is why.
+    /// Renames an unreadable file, or the file in place of its directory if that is the reason.
     fn set_aside(&self, path: &Path) -> Result<(), String> {
         let target = match self.displaced_parent(path) {
             Some((parent, _)) if parent != Path::new("") => parent,

@@ -44,7 +44,7 @@ pub(crate) struct Loops {
     node: Arc<LatestOrder<()>>,
 }
 
-/// What the loops are made of.
+/// The parts of the loops.
 pub(crate) struct Parts {
     pub(crate) disk: DiskLoop,
     pub(crate) node_name: String,

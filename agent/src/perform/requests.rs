@@ -47,7 +47,7 @@ pub(crate) struct ApiServer {
     kubeconfig: Option<PathBuf>,
     clock: WallClock,
     api: Arc<Mutex<Opening>>,
-    /// What `/version` said last.
+    /// Whether the last `/version` was our hub's.
     pub(crate) is_hub: Arc<AtomicBool>,
     pub(crate) events: EventSender<Event>,
     pub(crate) faults: Faults,
@@ -64,7 +64,7 @@ impl ApiServer {
         Self { node_name, kubeconfig, clock, api: Arc::default(), is_hub: Arc::default(), events, faults }
     }
 
-    /// The server, opened at first use: a kubeconfig that is not there yet is no reason not to run.
+    /// The server, opened at first use: the agent runs without a kubeconfig until there is one.
     pub(crate) fn api(&self) -> Result<Arc<Api>, String> {
         let mut api = lock(&self.api);
         let kubeconfig = self.kubeconfig.as_ref().ok_or("no --kubeconfig was given")?;
@@ -97,7 +97,7 @@ impl ApiServer {
         }
     }
 
-    /// Reads the kubeconfig on a thread that may hang with the disk: one at most, whoever waits for it.
+    /// Reads the kubeconfig on a thread that may hang with the disk: at most one, shared by all that wait for it.
     fn open(&self, kubeconfig: &Path) -> std::io::Result<Receiver<Result<Arc<Api>, String>>> {
         let options = ApiOptions {
             kubeconfig: kubeconfig.to_owned(),

@@ -1,4 +1,4 @@
-//! The watches of the own Node and of the assigned ConfigMap: what is there, and what changes, as events.
+//! The watches of the own Node and of the assigned ConfigMap: their content and its changes, as events.
 //!
 //! Always holds: the latest order counts, and ends the watch before. Leaves to others: what is watched, when it is listed, where
 //! a watch goes on and how long to pause (core), the bytes of a watch (`net::watch`).
@@ -32,7 +32,7 @@ pub(crate) struct ConfigMapWatch {
     pub(crate) held: Option<ObjectVersion>,
 }
 
-/// What is to be watched: the latest word counts, and ends the watch before.
+/// What to watch: the latest order counts, and ends the watch before.
 pub(crate) struct LatestOrder<T> {
     state: Mutex<OrderState<T>>,
     changed: Condvar,
@@ -159,14 +159,14 @@ impl ApiServer {
     }
 
     fn client(&self, name: &'static str, token: &Progress) -> Client {
-        let mut said = String::new();
+        let mut logged = String::new();
         loop {
             match self.api() {
                 Ok(api) => return api.stream(name),
-                // said again when it is another problem: somebody may be mending it
-                Err(why) if said != why => {
-                    log::warn!("no API server: {why}; running without, trying on");
-                    said = why;
+                // another problem is logged again: the kubeconfig may be half corrected
+                Err(why) if logged != why => {
+                    log::warn!("no API server: {why}; running without one, retrying");
+                    logged = why;
                 }
                 Err(_) => {}
             }
@@ -176,7 +176,7 @@ impl ApiServer {
     }
 
     /// One round of a watch of one object: list it if that is due, watch it until it fails or `ended` says so, then pause.
-    /// `Watching` says what is due; nothing is sent any more once `ended` does.
+    /// `Watching` decides what is due; once `ended` is true, nothing is sent any more.
     fn follow(
         &self,
         client: &Client,
@@ -242,11 +242,11 @@ impl ApiServer {
             self.send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
         }
         if report.is_logged {
-            log::warn!("{}: {error}; trying on", client.name());
+            log::warn!("{}: {error}; retrying", client.name());
         }
     }
 
-    /// What there is now, and from which version a watch goes on. What is held already is asked for by its metadata first.
+    /// The object, and the version from which a watch goes on. A held version is compared by its metadata first.
     fn list(
         &self,
         client: &Client,
@@ -301,8 +301,8 @@ impl ApiServer {
                 token.busy();
                 self.faults.point(client.name());
                 if client.api().refresh() != loaded {
-                    // The other streams speak to whom the kubeconfig names now: what comes from here is not their word
-                    // any more. Bookmarks bring us here every minute.
+                    // The kubeconfig changed, and the other streams use it already: events of this connection may be those
+                    // of another server. Bookmarks bring us here every minute.
                     return ControlFlow::Break(());
                 }
                 match happened {
@@ -334,7 +334,7 @@ struct WatchTarget<'a> {
 
 /// What a list found.
 enum ListResult {
-    /// What is held already.
+    /// The version that is held already.
     Held(ObjectVersion),
     /// The object, if there is one.
     Object(Option<Value>),

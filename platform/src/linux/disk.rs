@@ -111,7 +111,7 @@ pub(super) fn make_with_parents(path: &Path) -> io::Result<()> {
             _ => {}
         }
     }
-    // Also when it was there: whoever made it may have been killed before the sync. `..` is the real parent of a link's
+    // Also when it was there: the process that made it may have been killed before the sync. `..` is the real parent of a link's
     // target.
     sync_directory(&File::open(path.join(".."))?)
 }

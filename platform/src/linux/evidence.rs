@@ -1,7 +1,7 @@
-//! What the machine remembers of its last reset: the watchdog driver's boot status, and pstore's panic records.
+//! The machine's memory of its last reset: the watchdog driver's boot status, and pstore's panic records.
 //!
 //! What always holds: the search is bounded in depth, names and bytes; a record of an oops (after which the kernel went
-//! on) is no panic; a missing directory means no evidence.
+//! on) is not a panic; a missing directory means no evidence.
 //!
 //! Leaves to others: which evidence was believed before: `exit`.
 
@@ -99,7 +99,7 @@ fn gather(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The fingerprint of a record that may tell of a panic.
+/// The fingerprint of a record that may be a panic's.
 fn panic_record(path: &Path) -> Option<String> {
     let mut content = Vec::new();
     let read = File::open(path).and_then(|file| file.take(RECORD_BYTES).read_to_end(&mut content));

@@ -177,7 +177,7 @@ impl HostFacts for LinuxHost {
     }
 }
 
-/// What this process costs, from `/proc/self`; what cannot be read is `None`.
+/// Memory and CPU of this process, from `/proc/self`; an unreadable value is `None`.
 pub fn process_facts(roots: &Roots) -> ProcessFacts {
     let own = roots.proc.join("self");
     let status = read_text(&own.join("status")).unwrap_or_default();
@@ -213,7 +213,7 @@ fn field_bytes(text: &str, name: &str) -> Option<u64> {
     field(text, name)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// `MemAvailable`; on kernels before 3.14, what is free or easily made so.
+/// `MemAvailable`; on kernels before 3.14, free memory and caches.
 fn memory_available(meminfo: &str) -> Option<u64> {
     field_bytes(meminfo, "MemAvailable:").or_else(|| {
         let parts = ["MemFree:", "Buffers:", "Cached:"].map(|name| field_bytes(meminfo, name).unwrap_or(0));

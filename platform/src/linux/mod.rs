@@ -33,8 +33,8 @@ pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {
     Arc::new(DurableFiles::new(LinuxDisk::new(root)))
 }
 
-/// Takes a directory for this process alone, until what is returned is dropped; makes it if it is missing. None: another
-/// process has it. Nothing is written, so a full or read-only disk is no obstacle.
+/// Takes a directory for this process alone, until the returned file is dropped; makes it if it is missing. None:
+/// another process has it. Nothing is written, so it works on a full or read-only disk.
 ///
 /// # Errors
 /// The directory cannot be made or opened.
@@ -52,7 +52,7 @@ pub fn claim(directory: &Path) -> io::Result<Option<File>> {
 }
 
 /// The whole content of a regular file that the operator named: links are followed, for `/etc` is often made of them;
-/// anything else that is no file is refused without blocking on it.
+/// anything else that is not a file is refused without blocking on it.
 pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::NotFound => ReadError::NotFound { path: path.to_path_buf() },
@@ -117,7 +117,7 @@ impl Roots {
 /// Longest text taken from `/proc`, `/sys` or `/etc`, in bytes: os-release and meminfo are under 4 KiB.
 const FACT_LIMIT: u64 = 16 * 1024;
 
-/// The beginning of a small text, without white space around it. A pipe in its place keeps nobody waiting.
+/// The beginning of a small text, without white space around it. A pipe in its place does not block.
 fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::supervisor::{Supervisor, status_line};
 
-/// The supervisor behind `$NOTIFY_SOCKET`, or nobody.
+/// The supervisor behind `$NOTIFY_SOCKET`, if any.
 #[derive(Debug)]
 pub struct NotifySocket {
     socket: Option<(UnixDatagram, SocketAddr)>,
