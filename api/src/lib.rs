@@ -10,14 +10,11 @@
 mod config_map;
 mod event;
 mod identity;
-mod lease;
 mod meta;
 pub mod names;
 mod node;
-mod status;
 mod text;
 mod time;
-mod watch;
 
 pub use config_map::ConfigMap;
 pub use event::{Event, EventSource, ObjectReference};
@@ -25,16 +22,13 @@ pub use identity::{
     ADMIN_GROUP, AUTHENTICATED_GROUP, CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX,
     SERVING_SIGNER,
 };
-pub use lease::{Lease, LeaseSpec, NODE_LEASE_NAMESPACE};
-pub use meta::{ListMeta, ObjectMeta, OwnerReference};
+pub use meta::{ObjectMeta, OwnerReference};
 pub use node::{
     ConfigMapNodeConfigSource, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeConfigSource,
     NodeConfigStatus, NodeDaemonEndpoints, NodeSpec, NodeStatus, NodeSystemInfo, Taint,
 };
-pub use status::{Status, StatusCause, StatusDetails};
 pub use text::{excerpt, excerpt_of, percent_decoded, percent_encoded};
 pub use time::{Timestamp, TimestampError};
-pub use watch::{WatchEvent, WatchEventType};
 
 /// The annotation that carries `spec.configSource` where the API server drops that field (every server but our hub).
 pub const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
@@ -42,6 +36,8 @@ pub const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
 pub const CONFIG_STATUS_ANNOTATION: &str = "kedge.dev/config-status";
 /// The condition that says which configuration a node uses and whether that is the one asked for.
 pub const CONFIG_OK: &str = "ConfigOK";
+/// Where node Leases live (`v1.NamespaceNodeLease`).
+pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Where events about cluster-scoped objects are kept, as upstream's clients do.
 pub const CLUSTER_EVENT_NAMESPACE: &str = "default";
 /// The taint of a node that is not ready.

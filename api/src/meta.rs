@@ -50,14 +50,3 @@ pub struct OwnerReference {
     /// UID of the owner: the reference is to this one object, not to its namesake.
     pub uid: String,
 }
-
-/// `metav1.ListMeta`.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ListMeta {
-    /// The state of the world this list shows; a watch may start here.
-    pub resource_version: String,
-    /// Not empty when there is more.
-    #[serde(rename = "continue", skip_serializing_if = "String::is_empty")]
-    pub continue_token: String,
-}
