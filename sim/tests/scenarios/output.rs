@@ -39,6 +39,7 @@ pub(crate) struct Observer {
     /// `ConfigOK` as last logged, and as last accepted by the API server.
     logged: String,
     reported: String,
+    condition: Option<Value>,
     /// Log lines that are to become events, and whether a command ended before they did.
     unposted: Vec<(String, bool)>,
     /// Whole ConfigMaps by the names of their versions.
@@ -54,10 +55,15 @@ impl Observer {
 
     /// Notes what happened since the last call; `since` is the begin of a command that takes time.
     pub(crate) fn observe(&mut self, world: &mut World, since: Option<Duration>) {
-        self.learn_names(world);
+        if since.is_none() {
+            // nobody pushes while time goes by
+            self.learn_names(world);
+        }
         let time = since.map(|since| world.mono.saturating_sub(since)).unwrap_or_default();
         let from = self.lines.len();
-        for seen in std::mem::take(&mut world.seen) {
+        let seen = std::mem::take(&mut world.seen);
+        let swept = seen.iter().any(|seen| matches!(seen, Seen::Asked(Action::Sweep { .. })));
+        for seen in seen {
             let Some(line) = self.line(&seen) else { continue };
             let line = self.named(&line);
             match (self.lines[from..].last_mut(), line.strip_prefix("writes ")) {
@@ -71,7 +77,9 @@ impl Observer {
             let name = self.file(&path);
             self.note(&format!("(as it was: {name})"));
         }
-        self.note_removed(world);
+        if since.is_none() || swept {
+            self.note_removed(world);
+        }
         self.note_reported(world);
         self.note_events(world);
         self.note_what_runs(world, from);
@@ -183,6 +191,9 @@ impl Observer {
 
     fn note_reported(&mut self, world: &World) {
         let Some(condition) = world.hub.condition("ConfigOK") else { return };
+        if self.condition.replace(condition.clone()).as_ref() == Some(condition) {
+            return;
+        }
         let part = |part: &str| condition[part].as_str().unwrap_or_default();
         let text = format!("ConfigOK={}: {} ({})", part("status"), part("message"), part("reason"));
         let text = self.named(&text);
