@@ -93,7 +93,7 @@ impl Audit {
 
     /// Queues a line; never waits.
     pub fn record(&self, entry: &Entry<'_>) {
-        let line = entry.line(&crate::requests::now_text());
+        let line = entry.line(&crate::fresh::now_text());
         let queue = self.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let kept = queue.as_ref().is_some_and(|queue| queue.try_send(line).is_ok());
         if !kept && self.lost.fetch_add(1, Ordering::Relaxed) == 0 {

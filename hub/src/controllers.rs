@@ -21,9 +21,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::fresh::now_text;
 use crate::pki::Pki;
 use crate::probe::Probe;
-use crate::requests::{self, now_text};
+use crate::requests;
 use crate::{Hub, Subscription};
 
 /// Wait before subscribing again.

@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
-use kedge_hub::{Hub, controllers, logging, server};
+use kedge_hub::{Hub, addresses, controllers, logging, server};
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
 use time::OffsetDateTime;
@@ -90,8 +90,8 @@ async fn serve(options: Serve) -> Result<(), String> {
     let address = listener.local_addr().map_err(|error| cannot_listen(options.listen, &error))?;
 
     let now = OffsetDateTime::now_utc();
-    let pki = Pki::open(&options.data_dir, &names(&options, address), now).map_err(text)?;
-    let (admin_url, node_url) = urls(&options, address);
+    let pki = Pki::open(&options.data_dir, &addresses::names(&options, address), now).map_err(text)?;
+    let (admin_url, node_url) = addresses::urls(&options, address);
     let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
     let tls = pki.server_config().map_err(text)?;
     let probe = Probe::new(address, pki.client_config().map_err(text)?);
@@ -136,53 +136,6 @@ fn cannot_listen(address: SocketAddr, error: &io::Error) -> String {
         }
         _ => format!("cannot listen on {address}: {error}"),
     }
-}
-
-/// The names of the serving certificate.
-fn names(options: &Serve, address: SocketAddr) -> Vec<String> {
-    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
-    names.extend(host_name());
-    if !address.ip().is_unspecified() {
-        names.push(address.ip().to_string());
-    }
-    names.extend(options.advertise.iter().map(|to| to.host.clone()));
-    names.extend(options.tls_san.iter().cloned());
-    let mut unique = Vec::new();
-    for name in names {
-        if !unique.contains(&name) {
-            unique.push(name);
-        }
-    }
-    unique
-}
-
-/// This machine's name, if it is valid in a certificate. A sandbox may hide the kernel's host name (`ProcSubset=pid`); the file
-/// holds the one set at boot.
-fn host_name() -> Option<String> {
-    let sources = ["/proc/sys/kernel/hostname", "/etc/hostname"];
-    let text = sources.iter().find_map(|path| std::fs::read_to_string(path).ok())?;
-    let name = text.trim().to_ascii_lowercase();
-    pki::is_dns_subdomain(&name).then_some(name)
-}
-
-/// The URLs for the administrator's kubeconfig and for nodes': the advertised address, else the address listened on; if that is
-/// every address, 127.0.0.1 for this machine and its name for others.
-fn urls(options: &Serve, address: SocketAddr) -> (String, String) {
-    let url = |host: &str| server_url(host, address.port());
-    if let Some(first) = options.advertise.first() {
-        let url = server_url(&first.host, first.port.unwrap_or(address.port()));
-        return (url.clone(), url);
-    }
-    if !address.ip().is_unspecified() {
-        let url = url(&address.ip().to_string());
-        return (url.clone(), url);
-    }
-    let loopback =
-        if address.is_ipv4() { IpAddr::from([127, 0, 0, 1]) } else { "::1".parse().unwrap_or(address.ip()) };
-    let admin = url(&loopback.to_string());
-    let node = host_name().map_or_else(|| admin.clone(), |name| url(&name));
-    log::warn!("listening on every address without --advertise: node kubeconfigs will name {node}");
-    (admin, node)
 }
 
 async fn renew(pki: Arc<Pki>) {

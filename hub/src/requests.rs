@@ -3,61 +3,28 @@
 //! Always holds: the first try of a request takes no lock; requests that lost a race for the same object queue up behind each other,
 //! so no unversioned write ends in a conflict. Left to others: the decisions (core), HTTP (`server`), authorization (`identity`).
 
+use std::sync::Arc;
+
 use kedge_hub_core::ApiError;
 use kedge_hub_core::apply::Apply;
 use kedge_hub_core::kinds::{Kind, NAMESPACE};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::{
-    self, Answer, Decision, DeleteOptions, Fresh, Part, Place, WriteOptions, wants_generated_name,
+    self, Answer, Decision, DeleteOptions, Part, Place, WriteOptions, wants_generated_name,
 };
 use kedge_hub_core::state::{MAX_OBJECT_BYTES, WriteError};
-use kedge_hub_core::value::rfc3339;
+use kedge_hub_core::value::text;
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use crate::Hub;
+use crate::fresh::fresh;
+use crate::hub::Hub;
 
 /// Tries of a write without a version that loses to concurrent writes. Losers queue up, so only new requests can still win against
 /// them: this many in a row mean a flood of writes to one object, and the client is asked to wait.
 const ATTEMPTS: usize = 64;
-/// Locks behind which losers queue up; objects share them by a hash of their names, which only costs waiting.
-const LOCKS: usize = 64;
 /// Tries of a generated name; upstream's.
 const NAME_ATTEMPTS: usize = 8;
-
-/// Queues of requests that write the same object; first come, first served.
-#[derive(Debug)]
-pub(crate) struct KeyedLocks(Vec<tokio::sync::Mutex<()>>);
-
-impl Default for KeyedLocks {
-    fn default() -> KeyedLocks {
-        KeyedLocks((0..LOCKS).map(|_| tokio::sync::Mutex::new(())).collect())
-    }
-}
-
-impl KeyedLocks {
-    async fn lock(&self, place: &Place<'_>) -> tokio::sync::MutexGuard<'_, ()> {
-        use std::hash::{DefaultHasher, Hash, Hasher};
-        let mut hasher = DefaultHasher::new();
-        (place.kind.plural, place.namespace, place.name).hash(&mut hasher);
-        let index = usize::try_from(hasher.finish() % LOCKS as u64).expect("it is below LOCKS");
-        self.0[index].lock().await
-    }
-}
-
-/// The time as `metadata.creationTimestamp` writes it.
-pub fn now_text() -> String {
-    rfc3339(OffsetDateTime::now_utc())
-}
-
-/// The clock's time, and random bytes of the system.
-pub(crate) fn fresh() -> Result<Fresh, ApiError> {
-    let mut random = [0; 21];
-    let provider = rustls::crypto::ring::default_provider();
-    let failed = |_| ApiError::internal("the system gives no random numbers");
-    provider.secure_random.fill(&mut random).map_err(failed)?;
-    Ok(Fresh { now: OffsetDateTime::now_utc(), random })
-}
 
 /// Decides and writes; retries after a concurrent write if the client named no version. (A request with a version is refused by the
 /// second decision, which sees the new object.)
@@ -191,4 +158,45 @@ fn crowded(kind: &Kind, name: &str) -> ApiError {
     ApiError::too_many_requests(format!(
         "too many changes of {what} {name:?} at once, please try again later"
     ))
+}
+
+/// Requests of the hub itself: by the same rules as a client's.
+impl Hub {
+    /// Creates an object; `generateName` works. Returns it as stored.
+    pub async fn create(&self, kind: &'static Kind, value: Value) -> Result<Arc<Object>, ApiError> {
+        let namespace = text(&value, &["metadata", "namespace"]).to_owned();
+        let answer = create(self, kind, &namespace, value, &WriteOptions::internal()).await?;
+        self.stored(kind, answer)
+    }
+
+    /// Reads the object, lets `change` edit it (spec, status, metadata alike), and writes it; retries
+    /// after a concurrent write. A change without an effect writes nothing.
+    pub async fn update(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        mut change: impl FnMut(&mut Value) + Send,
+    ) -> Result<Arc<Object>, ApiError> {
+        let compute = |_: &Object, mut value: Value| {
+            change(&mut value);
+            Ok(value)
+        };
+        let answer =
+            edit(self, &Place { kind, namespace, name }, Part::All, &WriteOptions::internal(), compute)
+                .await?;
+        self.stored(kind, answer)
+    }
+
+    /// Deletes an object, or marks it for deletion if it has finalizers.
+    pub async fn delete(&self, kind: &'static Kind, namespace: &str, name: &str) -> Result<(), ApiError> {
+        let options = DeleteOptions::default();
+        let place = Place { kind, namespace, name };
+        delete(self, &place, &options, &WriteOptions::internal()).await.map(|_| ())
+    }
+
+    fn stored(&self, kind: &'static Kind, answer: Answer) -> Result<Arc<Object>, ApiError> {
+        let gone = || ApiError::not_found(kind, "");
+        answer.object.ok_or_else(gone)
+    }
 }

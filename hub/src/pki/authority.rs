@@ -23,8 +23,9 @@ use time::macros::datetime;
 use time::{Duration, OffsetDateTime};
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
+use super::durable;
 use super::durable::Flush;
-use super::{PkiError, durable};
+use super::error::PkiError;
 use kedge_hub_core::identity::certificate_request::Request;
 
 /// Start of every certificate's validity; see the module's paragraph on time.

@@ -1,7 +1,7 @@
 //! One request from its head to its answer: identity, target, authorization, verb.
 //!
 //! Always holds: nothing is read or written before `identity::authorize` allowed it; no object is stored before `identity::admit`
-//! allowed it in its stored form. The meaning of the verbs is in `verbs`, the forms of answers in `respond`.
+//! allowed it in its stored form. The meaning of the verbs is in `requests`, the forms of answers in `respond`.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -12,10 +12,13 @@ use http::{Method, Response};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
+use super::context::{RequestContext, attributes, denied};
+use super::delete_options::delete_options;
 use super::request::{self, Form, Parameters, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
-use super::{Server, discovery, health, node_streams, openapi, reviews, subresources, watch};
+use super::shared::Server;
+use super::{discovery, health, node_streams, openapi, reviews, subresources, watch};
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
@@ -25,7 +28,7 @@ use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::{self, Kind, schema};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::patch::{self, PatchError};
-use kedge_hub_core::requests::{Answer, DeleteOptions, Part, Place, Propagation, WriteOptions, check_place};
+use kedge_hub_core::requests::{Answer, Part, Place, WriteOptions, check_place};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Page, Query};
 
@@ -40,17 +43,6 @@ const PATCHES: &[&str] = &[
 const MAX_PAGE: u64 = 10_000;
 /// Most stored certificate requests of one caller without the admin group. The hub removes old ones; a node needs one at a time.
 const MAX_SIGNING_REQUESTS: usize = 16;
-
-/// The context of a request that every handler needs.
-pub(super) struct RequestContext<'a> {
-    pub(super) server: &'a Server,
-    /// The identity of the certificate.
-    caller: Arc<Option<Identity>>,
-    /// The effective identity: the caller's own, or the one that an administrator impersonates.
-    pub(super) identity: Option<Identity>,
-    pub(super) parts: &'a Parts,
-    pub(super) parameters: Parameters,
-}
 
 /// Answers a request. It may leave the body unread, in part or, after an early refusal, as a whole.
 pub(super) async fn handle(
@@ -246,27 +238,6 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
         ("DELETE", false) => "deletecollection",
         _ => return Err(ApiError::method_not_allowed()),
     })
-}
-
-pub(super) fn denied(denied: identity::Denied) -> ApiError {
-    ApiError::from_status(denied.status, denied.message)
-}
-
-pub(super) fn attributes<'a>(
-    verb: &'a str,
-    target: &'a Target,
-    parameters: &'a Parameters,
-) -> Attributes<'a> {
-    Attributes {
-        verb,
-        group: target.kind.group,
-        resource: target.kind.plural,
-        subresource: &target.subresource,
-        namespace: &target.namespace,
-        name: &target.name,
-        field_selector: parameters.text("fieldSelector"),
-        path: "",
-    }
 }
 
 fn authorize_target(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<(), ApiError> {
@@ -758,83 +729,6 @@ fn refused(error: PatchError) -> ApiError {
             "the server rejected our request due to an error in our request: {why}"
         )),
     }
-}
-
-/// Options come as a body, or as query parameters.
-fn delete_options(context: &RequestContext<'_>, body: &Bytes) -> Result<(DeleteOptions, bool), ApiError> {
-    let mut value = Value::Null;
-    if !body.is_empty() {
-        (value, _) = decode::parse(header(&context.parts.headers, "content-type"), body)?;
-    }
-    read_delete_options(context, value)
-}
-
-/// Options from a value (null is none), or from the query.
-pub(super) fn read_delete_options(
-    context: &RequestContext<'_>,
-    mut value: Value,
-) -> Result<(DeleteOptions, bool), ApiError> {
-    match kinds::text(&value, &["kind"]) {
-        "" | "DeleteOptions" => {}
-        other => {
-            return Err(ApiError::bad_request(format!("the body is a {other}, expected a DeleteOptions")));
-        }
-    }
-    if !value.is_null()
-        && let Some(of) = schema::find("meta/v1/DeleteOptions")
-        && let Some(wrong) = schema::conform(of, &mut value).wrong
-    {
-        return Err(ApiError::bad_request(format!("DeleteOptions: {wrong}")));
-    }
-    let dry_run = match value["dryRun"].as_array().map(Vec::as_slice) {
-        None | Some([]) => context.parameters.dry_run("delete")?,
-        Some(all) => match all.iter().find(|value| *value != "All") {
-            None => true,
-            Some(other) => {
-                return Err(request::unsupported_dry_run("delete", other.as_str().unwrap_or_default()));
-            }
-        },
-    };
-    let text =
-        |path: &[&str]| Some(kinds::text(&value, path)).filter(|text| !text.is_empty()).map(str::to_owned);
-    let policy = text(&["propagationPolicy"])
-        .unwrap_or_else(|| context.parameters.text("propagationPolicy").to_owned());
-    let orphans = match value["orphanDependents"].as_bool() {
-        None if context.parameters.has("orphanDependents") => {
-            Some(context.parameters.flag("orphanDependents")?)
-        }
-        given => given,
-    };
-    if !policy.is_empty() && orphans.is_some() {
-        let why = "orphanDependents and deletionPropagation cannot be both set";
-        let error = FieldError::invalid("propagationPolicy", &*policy, why);
-        return Err(ApiError::invalid_options("delete", &error));
-    }
-    let propagation = match &*policy {
-        // orphanDependents is the predecessor of propagationPolicy
-        "" if orphans == Some(true) => Propagation::Orphan,
-        "" if orphans == Some(false) => Propagation::Background,
-        "" => Propagation::Unset,
-        "Background" => Propagation::Background,
-        "Foreground" => Propagation::Foreground,
-        "Orphan" => Propagation::Orphan,
-        other => {
-            let error =
-                FieldError::unsupported("propagationPolicy", other, &["Background", "Foreground", "Orphan"]);
-            return Err(ApiError::invalid_options("delete", &error));
-        }
-    };
-    let grace_secs = match value["gracePeriodSeconds"].as_i64() {
-        Some(secs) => Some(secs),
-        None => context.parameters.seconds("gracePeriodSeconds")?,
-    };
-    let options = DeleteOptions {
-        uid: text(&["preconditions", "uid"]),
-        resource_version: text(&["preconditions", "resourceVersion"]),
-        propagation,
-        grace_secs,
-    };
-    Ok((options, dry_run))
 }
 
 async fn delete(

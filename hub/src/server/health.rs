@@ -7,9 +7,9 @@ use http::Response;
 use kedge_api::HUB_VERSION_MARK;
 use serde_json::json;
 
-use super::Server;
-use super::handlers::RequestContext;
+use super::context::RequestContext;
 use super::respond::{self, Body};
+use super::shared::Server;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::KINDS;
 

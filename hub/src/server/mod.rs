@@ -4,6 +4,8 @@
 //! TLS; a request ends in exactly one answer, and every refusal is a `Status` object; a panic in one request answers 500 and
 //! affects no other request. Everything that a client can make grow has a limit with a name.
 
+mod context;
+mod delete_options;
 mod detached_watch;
 mod discovery;
 mod handlers;
@@ -15,6 +17,7 @@ mod request;
 mod respond;
 mod reviews;
 mod route;
+mod shared;
 mod stream;
 mod subresources;
 mod watch;
@@ -24,8 +27,8 @@ use std::fmt;
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -45,13 +48,12 @@ use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
 
 use respond::Body;
+use shared::{Counters, Server};
 
 /// Open connections. Further ones wait in the kernel's queue: a reconnecting fleet gets in as others finish.
 const MAX_CONNECTIONS: usize = 16_384;
 /// Deadline of a TLS handshake. Slow links need seconds, not minutes.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time between two log lines that clients can provoke: often enough to be found, too rarely to fill a journal.
-const LOG_PERIOD: Duration = Duration::from_secs(60);
 /// A request's headers must be complete in this time, counted from when the connection becomes idle: so it is also how
 /// long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(400);
@@ -78,44 +80,6 @@ impl fmt::Display for ServeError {
 }
 
 impl std::error::Error for ServeError {}
-
-/// Counters for `/metrics`, and the shared context of all requests.
-#[derive(Debug)]
-pub(crate) struct Server {
-    pub(crate) hub: Arc<Hub>,
-    pub(crate) counters: Counters,
-    limits: Arc<limits::Limits>,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) connections: AtomicUsize,
-    pub(crate) refused_handshakes: AtomicU64,
-    handshake_lines: Mutex<LogThrottle>,
-    pub(crate) in_flight: AtomicUsize,
-    /// Answers by hundreds of their status.
-    pub(crate) answers: [AtomicU64; 6],
-    pub(crate) panics: AtomicU64,
-}
-
-/// Limits a log line that clients can provoke to one per [`LOG_PERIOD`].
-#[derive(Debug, Default)]
-struct LogThrottle {
-    written: Option<Instant>,
-    unwritten: u64,
-}
-
-impl LogThrottle {
-    /// Counts an occurrence. `Some` if its line may be written now, with the number of occurrences suppressed before it.
-    fn one_more(&mut self, now: Instant) -> Option<u64> {
-        if self.written.is_some_and(|written| now.duration_since(written) < LOG_PERIOD) {
-            self.unwritten += 1;
-            return None;
-        }
-        self.written = Some(now);
-        Some(std::mem::take(&mut self.unwritten))
-    }
-}
 
 /// Serves until `shutdown` resolves, then stops accepting, ends all watches, lets requests in flight finish, writes what is
 /// only in memory and closes the store.
@@ -465,20 +429,6 @@ mod tests {
         fn drop(&mut self) {
             self.server.hub.close();
         }
-    }
-
-    #[test]
-    fn log_line_of_clients_is_written_once_a_minute_with_a_count() {
-        let start = Instant::now();
-        let mut lines = LogThrottle::default();
-        let mut check = |secs, expect| assert_eq!(lines.one_more(start + Duration::from_secs(secs)), expect);
-        check(0, Some(0));
-        check(1, None);
-        check(59, None);
-        check(60, Some(2));
-        check(61, None);
-        check(500, Some(1));
-        check(1000, Some(0));
     }
 
     fn identity(user: &str, group: &str) -> Identity {

@@ -7,7 +7,7 @@
 use http::Response;
 use serde_json::Value;
 
-use super::handlers::RequestContext;
+use super::context::RequestContext;
 use super::respond::{self, Body};
 use super::route::Target;
 use kedge_hub_core::api_error::ApiError;

@@ -4,7 +4,7 @@
 use http::Response;
 use serde_json::{Value, json};
 
-use super::handlers::{RequestContext, denied};
+use super::context::{RequestContext, denied};
 use super::request::header;
 use super::respond::{self, Body};
 use super::route::Route;
@@ -51,7 +51,7 @@ fn review(context: &RequestContext<'_>, route: &Route, value: &Value) -> Result<
     if *route == Route::SelfReview {
         let review = json!({
             "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1",
-            "metadata": {"creationTimestamp": crate::requests::now_text()},
+            "metadata": {"creationTimestamp": crate::fresh::now_text()},
             "status": {"userInfo": {"username": identity.user, "groups": identity.groups}},
         });
         return Ok(review);

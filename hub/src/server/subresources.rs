@@ -4,7 +4,8 @@ use bytes::Bytes;
 use http::Response;
 use serde_json::{Value, json};
 
-use super::handlers::{self, RequestContext};
+use super::context::{RequestContext, attributes, denied};
+use super::delete_options::read_delete_options;
 use super::request::header;
 use super::respond::{self, Body};
 use super::route::Target;
@@ -88,13 +89,13 @@ async fn bind(context: &RequestContext<'_>, target: &Target, binding: &Value) ->
     if !errors.is_empty() {
         return Err(ApiError::invalid(&POD, &target.name, &errors));
     }
-    let attributes = handlers::attributes("create", target, &context.parameters);
+    let attributes = attributes("create", target, &context.parameters);
     let admit = admission(context, &attributes);
     let dry_run = context.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &context.server.hub;
     let compute = |_: &kedge_hub_core::Object, mut found: Value| {
-        pod::bind(&mut found, node, &requests::now_text())
+        pod::bind(&mut found, node, &crate::fresh::now_text())
             .map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
         Ok(found)
     };
@@ -104,8 +105,8 @@ async fn bind(context: &RequestContext<'_>, target: &Target, binding: &Value) ->
 
 /// There are no disruption budgets, so an eviction is a graceful deletion with a permission of its own.
 async fn evict(context: &RequestContext<'_>, target: &Target, mut eviction: Value) -> Result<(), ApiError> {
-    let (wanted, dry_run) = handlers::read_delete_options(context, eviction["deleteOptions"].take())?;
-    let attributes = handlers::attributes("create", target, &context.parameters);
+    let (wanted, dry_run) = read_delete_options(context, eviction["deleteOptions"].take())?;
+    let attributes = attributes("create", target, &context.parameters);
     let admit = admission(context, &attributes);
     let dry_run = dry_run || context.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
@@ -123,7 +124,7 @@ fn admission<'a>(
 ) -> impl Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a {
     move |old, new| match &context.identity {
         Some(identity) => {
-            identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(handlers::denied)
+            identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(denied)
         }
         None => Err(ApiError::unauthorized()),
     }

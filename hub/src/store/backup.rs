@@ -15,8 +15,8 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use serde_json::Value;
 
-use super::sqlite::{APPLICATION_ID, SCHEMA_VERSION, failed, lock, sync_directory};
-use super::{OpenError, StoreError};
+use super::sqlite::{APPLICATION_ID, failed, lock, sync_directory};
+use super::{OpenError, SCHEMA_VERSION, StoreError};
 
 /// The files of a hub's identity, below the data directory.
 const KEYS: [&str; 2] = ["pki/ca.pem", "ca.crt"];

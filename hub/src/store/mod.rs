@@ -15,6 +15,9 @@ use std::path::PathBuf;
 
 pub use kedge_hub_core::state::{Change, Marks, Record};
 
+/// The layout that this code reads and writes.
+pub const SCHEMA_VERSION: i64 = 2;
+
 /// A durable copy.
 pub trait Store: Send {
     /// The marks and every object, once after open.
@@ -76,7 +79,7 @@ impl fmt::Display for OpenError {
                 "store {} has schema version {version}, this hub knows {}: use the newer hub that wrote it, or restore a backup \
                  that an older one made",
                 path.display(),
-                sqlite::SCHEMA_VERSION
+                SCHEMA_VERSION
             ),
             OpenError::Engine(error) => error.fmt(out),
         }

@@ -18,10 +18,8 @@ use kedge_platform::linux::NotifySocket;
 use rusqlite::{Connection, OpenFlags, params};
 
 use super::rows::Rows;
-use super::{Change, Marks, OpenError, Record, Store, StoreError};
+use super::{Change, Marks, OpenError, Record, SCHEMA_VERSION, Store, StoreError};
 
-/// The layout that this code reads and writes.
-pub const SCHEMA_VERSION: i64 = 2;
 /// The upgrade of each older version to the next: the first is from 1 to 2. All upgrades of a file run in one transaction, so a
 /// crash leaves the old version or the new one.
 const UPGRADES: &[Upgrade] = &[number_rows];

@@ -233,7 +233,7 @@ mod tests {
     fn request(signer: &str, conditions: &[&str], certificate: &str) -> Value {
         let conditions: Vec<Value> = conditions
             .iter()
-            .map(|sort| json!({"type": sort, "status": "True", "lastTransitionTime": "2026-11-21T11:30:00Z"}))
+            .map(|condition_type| json!({"type": condition_type, "status": "True", "lastTransitionTime": "2026-11-21T11:30:00Z"}))
             .collect();
         json!({"metadata": {"creationTimestamp": "2026-11-20T13:00:00Z"}, "spec": {"signerName": signer},
             "status": {"conditions": conditions, "certificate": certificate}})

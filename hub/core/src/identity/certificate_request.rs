@@ -2,7 +2,7 @@
 //!
 //! Always holds: a request is valid only if its own key signed it, and only its name, organizations and key reach a certificate;
 //! everything else in it is refused here or dropped. The rules and texts are those of upstream's signers. Left to others: approval
-//! and signing (`signer`).
+//! and signing (`controllers::certificates`).
 
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::extensions::ParsedExtension;

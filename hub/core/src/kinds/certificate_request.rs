@@ -1,7 +1,7 @@
 //! CertificateSigningRequest: created by a client, approved through `/approval`, answered through `/status`.
 //!
 //! The hub writes the requester's identity, never the client. The spec never changes; Approved and Denied are set through the
-//! approval subresource only, the certificate and Failed through status only. Signing is `signer`'s.
+//! approval subresource only, the certificate and Failed through status only. Signing is `controllers::certificates`'s.
 
 use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER};
 use serde_json::Value;

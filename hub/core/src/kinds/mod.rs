@@ -2,7 +2,7 @@
 //! over it, so serving another kind means another entry here (and its rules in a file beside).
 //!
 //! Always holds: entries are statics, compared by [`Kind::resource_name`]; rules see only values that passed
-//! [`schema::conform`]. Left to others: authorization (`identity`), and controllers (`lifecycle`, `garbage`).
+//! [`schema::conform`]. Left to others: authorization (`identity`), and what happens later (`controllers`).
 
 pub mod certificate_request;
 pub mod config_map;

@@ -78,7 +78,7 @@ fn ready(node: &Value) -> Option<&Value> {
 
 /// Taints a new Node until it reports that it is ready, in its first visible version, as upstream's admission plugin
 /// TaintNodesAtCreation does. Our difference: a Node created ready gets no taint, which saves the write that would remove it
-/// (`lifecycle`).
+/// (`controllers::nodes`).
 fn prepare(node: &mut Value, old: Option<&Value>) {
     let is_it = |taint: &Value| taint["key"] == NOT_READY_TAINT && taint["effect"] == "NoSchedule";
     if old.is_some()

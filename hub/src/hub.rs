@@ -1,0 +1,223 @@
+//! The handle of a running hub: its objects in memory, its writer, its audit log.
+//!
+//! Owns: opening and closing, reading, subscriptions, and one write at a time. Always holds: a write returns once it is durable (a
+//! renewal at once). Leaves to others: what a request means and when it is tried again (`requests`).
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kedge_hub_core::controllers::service_accounts;
+use kedge_hub_core::identity;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use kedge_hub_core::kinds::{self, Kind, NAMESPACE, SERVICE_ACCOUNT};
+use kedge_hub_core::object::{Event, Object};
+use kedge_hub_core::requests::{Objects, new_object};
+use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::{Expect, Query, Start, Write, WriteError};
+
+use crate::audit::Audit;
+use crate::fresh::fresh;
+use crate::locks::KeyedLocks;
+use crate::memory::{Memory, Watch};
+use crate::store::sqlite::Sqlite;
+use crate::store::writer::{Outcome, Writer};
+use crate::store::{self, OpenError};
+
+/// A request waits this long for the disk; upstream's limit for a request.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// All state of a running hub. Shared as `Arc<Hub>`.
+#[derive(Debug)]
+pub struct Hub {
+    memory: Arc<Memory>,
+    writer: Writer,
+    locks: KeyedLocks,
+    audit: Option<Audit>,
+}
+
+impl Hub {
+    /// Opens the data directory (created if missing), loads everything, and creates missing system namespaces.
+    /// Blocks for as long as that takes; may be called from anywhere.
+    ///
+    /// # Errors
+    /// Another process has the directory, it cannot be used, or the store in it is damaged: each text says what to do.
+    pub fn open(data_dir: &Path) -> Result<Arc<Hub>, OpenError> {
+        let store = Sqlite::open(data_dir)?;
+        let audit =
+            Audit::open(data_dir).map_err(|error| OpenError::Directory(data_dir.join("audit.log"), error))?;
+        Hub::start(Box::new(store), Some(audit))
+    }
+
+    /// The same over another implementation of the store, for tests.
+    ///
+    /// # Errors
+    /// As [`Hub::open`].
+    pub fn open_with(store: Box<dyn store::Store>) -> Result<Arc<Hub>, OpenError> {
+        Hub::start(store, None)
+    }
+
+    fn start(store: Box<dyn store::Store>, audit: Option<Audit>) -> Result<Arc<Hub>, OpenError> {
+        let (writer, memory) = Writer::start(store).map_err(OpenError::Engine)?;
+        let hub = Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit });
+        hub.make_namespaces()?;
+        Ok(hub)
+    }
+
+    /// Creates the system namespaces before the first request, so that the version which a client sees at the start stays the latest
+    /// until a client changes something. All are submitted before waiting for one: that takes one commit or two, not eight.
+    fn make_namespaces(&self) -> Result<(), OpenError> {
+        let mut awaited = Vec::new();
+        for name in kinds::namespace::SYSTEM {
+            awaited.extend(self.make_missing(&NAMESPACE, "", name)?);
+            awaited.extend(self.make_missing(&SERVICE_ACCOUNT, name, service_accounts::NAME)?);
+        }
+        for answered in awaited {
+            match answered.recv() {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return Err(engine_error(&format!("{error:?}"))),
+                Err(_) => return Err(engine_error("the writer ended")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Submits an object to be created; the result comes later. `None`: it exists.
+    fn make_missing(
+        &self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<std::sync::mpsc::Receiver<Outcome>>, OpenError> {
+        if self.get(kind, namespace, name).is_some() {
+            return Ok(None);
+        }
+        let mut value = json!({"metadata": {"name": name}});
+        if kind.namespaced {
+            value["metadata"]["namespace"] = namespace.into();
+        }
+        let value = fresh()
+            .and_then(|fresh| new_object(kind, value, &fresh))
+            .map_err(|error| engine_error(&error.message))?;
+        let (answer, answered) = std::sync::mpsc::channel();
+        let write = Write {
+            kind,
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            expect: Expect::Absent,
+            new: Some(value),
+            volatile: false,
+        };
+        self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
+        Ok(Some(answered))
+    }
+
+    /// One object; `namespace` is empty for cluster-scoped kinds.
+    pub fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.memory.get(kind, namespace, name)
+    }
+
+    /// All objects of a kind in a namespace, in all namespaces if it is empty.
+    pub fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+        let page = self.memory.list(kind, &Selection::all(namespace), &Query::default());
+        page.map(|page| page.objects).unwrap_or_default()
+    }
+
+    /// The latest revision.
+    pub fn revision(&self) -> u64 {
+        self.memory.revision()
+    }
+
+    /// The objects of a kind and all later changes, without a gap.
+    pub fn subscribe(&self, kind: &'static Kind) -> Subscription {
+        match self.memory.watch(kind, Selection::default(), None) {
+            Ok((Start::Objects(snapshot), revision, watch)) => {
+                Subscription { snapshot, revision, watch: Some(watch) }
+            }
+            // too many watches, or closing: the subscriber gets the objects, then the end, and subscribes again
+            _ => Subscription { snapshot: self.list(kind, ""), revision: self.revision(), watch: None },
+        }
+    }
+
+    /// The audit log; a hub over another store has none.
+    pub fn audit(&self) -> Option<&Audit> {
+        self.audit.as_ref()
+    }
+
+    /// The memory behind the hub, for lists and watches with selectors.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The writer behind the hub, for its counters and its end.
+    pub fn writer(&self) -> &Writer {
+        &self.writer
+    }
+
+    pub(crate) fn locks(&self) -> &KeyedLocks {
+        &self.locks
+    }
+
+    /// One write through the group-commit thread.
+    pub(crate) async fn write(&self, write: Write) -> Outcome {
+        let (answer, answered) = oneshot::channel();
+        // the client may be gone
+        self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
+        match tokio::time::timeout(WRITE_TIMEOUT, answered).await {
+            Ok(answer) => answer.unwrap_or(Err(WriteError::Closed)),
+            Err(_) => Err(WriteError::TimedOut),
+        }
+    }
+
+    /// Ends all watches, writes what is only in memory, and closes the store. Blocks until that is done.
+    pub fn close(&self) {
+        self.memory.close();
+        self.writer.close();
+        if let Some(audit) = &self.audit {
+            audit.close();
+        }
+    }
+}
+
+fn engine_error(message: &str) -> OpenError {
+    OpenError::Engine(store::StoreError { message: format!("cannot make the system namespaces: {message}") })
+}
+
+impl Objects for Hub {
+    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        Hub::get(self, kind, namespace, name)
+    }
+}
+
+impl identity::ClusterView for Hub {
+    fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        let kind = kinds::by_resource(resource)?;
+        self.get(kind, namespace, name).map(|object| Arc::new(object.value()))
+    }
+
+    fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>> {
+        let pods = self.list(&kinds::POD, namespace);
+        let bound = pods.iter().filter(|pod| pod.field(kinds::pod::NODE_NAME_FIELD) == node);
+        bound.map(|pod| Arc::new(pod.value())).collect()
+    }
+}
+
+/// A snapshot of a kind and the changes after it.
+#[derive(Debug)]
+pub struct Subscription {
+    /// The objects when the subscription began.
+    pub snapshot: Vec<Arc<Object>>,
+    /// The revision of the snapshot.
+    pub revision: u64,
+    watch: Option<Watch>,
+}
+
+impl Subscription {
+    /// The next change; `None` when the subscriber fell behind or the hub closes: then subscribe again (or end).
+    /// Safe to cancel.
+    pub async fn next(&mut self) -> Option<Arc<Event>> {
+        self.watch.as_mut()?.receiver.recv().await
+    }
+}

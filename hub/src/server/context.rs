@@ -1,0 +1,43 @@
+//! One request as its handlers see it, and what they ask the authorizer about it.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::identity::{self, Attributes, Identity};
+
+use super::request::Parameters;
+use super::route::Target;
+use super::shared::Server;
+
+/// The context of a request that every handler needs.
+pub(super) struct RequestContext<'a> {
+    pub(super) server: &'a Server,
+    /// The identity of the certificate.
+    pub(super) caller: Arc<Option<Identity>>,
+    /// The effective identity: the caller's own, or the one that an administrator impersonates.
+    pub(super) identity: Option<Identity>,
+    pub(super) parts: &'a Parts,
+    pub(super) parameters: Parameters,
+}
+
+pub(super) fn denied(denied: identity::Denied) -> ApiError {
+    ApiError::from_status(denied.status, denied.message)
+}
+
+pub(super) fn attributes<'a>(
+    verb: &'a str,
+    target: &'a Target,
+    parameters: &'a Parameters,
+) -> Attributes<'a> {
+    Attributes {
+        verb,
+        group: target.kind.group,
+        resource: target.kind.plural,
+        subresource: &target.subresource,
+        namespace: &target.namespace,
+        name: &target.name,
+        field_selector: parameters.text("fieldSelector"),
+        path: "",
+    }
+}

@@ -1,0 +1,68 @@
+//! What all connections and requests share: the hub, the limits, and the counters of `/metrics`.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::limits::Limits;
+use crate::hub::Hub;
+
+/// Time between two log lines that clients can provoke: often enough to be found, too rarely to fill a journal.
+const LOG_PERIOD: Duration = Duration::from_secs(60);
+
+/// The context that all requests share.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) counters: Counters,
+    pub(super) limits: Arc<Limits>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) connections: AtomicUsize,
+    pub(crate) refused_handshakes: AtomicU64,
+    pub(super) handshake_lines: Mutex<LogThrottle>,
+    pub(crate) in_flight: AtomicUsize,
+    /// Answers by hundreds of their status.
+    pub(crate) answers: [AtomicU64; 6],
+    pub(crate) panics: AtomicU64,
+}
+
+/// Limits a log line that clients can provoke to one per [`LOG_PERIOD`].
+#[derive(Debug, Default)]
+pub(super) struct LogThrottle {
+    written: Option<Instant>,
+    unwritten: u64,
+}
+
+impl LogThrottle {
+    /// Counts an occurrence. `Some` if its line may be written now, with the number of occurrences suppressed before it.
+    pub(super) fn one_more(&mut self, now: Instant) -> Option<u64> {
+        if self.written.is_some_and(|written| now.duration_since(written) < LOG_PERIOD) {
+            self.unwritten += 1;
+            return None;
+        }
+        self.written = Some(now);
+        Some(std::mem::take(&mut self.unwritten))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_line_of_clients_is_written_once_a_minute_with_a_count() {
+        let start = Instant::now();
+        let mut lines = LogThrottle::default();
+        let mut check = |secs, expect| assert_eq!(lines.one_more(start + Duration::from_secs(secs)), expect);
+        check(0, Some(0));
+        check(1, None);
+        check(59, None);
+        check(60, Some(2));
+        check(61, None);
+        check(500, Some(1));
+        check(1000, Some(0));
+    }
+}
