@@ -27,18 +27,11 @@ use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::{self, Kind, schema};
 use kedge_hub_core::object::Object;
-use kedge_hub_core::patch::{self, PatchError};
+use kedge_hub_core::patch::body::Patch;
 use kedge_hub_core::requests::{Answer, Part, Place, WriteOptions, check_place};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Page, Query};
 
-/// Patch formats.
-const PATCHES: &[&str] = &[
-    "application/json-patch+json",
-    "application/merge-patch+json",
-    "application/strategic-merge-patch+json",
-    decode::APPLY,
-];
 /// Most objects of one page; a client that asks for more gets a continue token. Upstream has no such limit, but its clients handle it.
 const MAX_PAGE: u64 = 10_000;
 /// Most stored certificate requests of one caller without the admin group. The hub removes old ones; a node needs one at a time.
@@ -632,103 +625,6 @@ fn written(answer: &Answer, writer: Writer) -> Response<Body> {
         response.extensions_mut().insert(CreatedName(object.name.clone()));
     }
     response
-}
-
-/// A parsed patch; it is applied again after a concurrent write.
-struct Patch {
-    kind: &'static Kind,
-    of: PatchOf,
-    body: Value,
-    /// Errors about duplicate fields in it, in upstream's words.
-    complaints: Vec<String>,
-}
-
-#[derive(Clone, Copy)]
-enum PatchOf {
-    Json,
-    Merge,
-    Strategic,
-}
-
-impl Patch {
-    fn read(kind: &'static Kind, content_type: &str, body: &[u8]) -> Result<Patch, ApiError> {
-        let of = match content_type.split(';').next().unwrap_or("").trim() {
-            "application/json-patch+json" => PatchOf::Json,
-            "application/merge-patch+json" => PatchOf::Merge,
-            "application/strategic-merge-patch+json" => PatchOf::Strategic,
-            _ => return Err(ApiError::unsupported_media_type(PATCHES)),
-        };
-        let (body, duplicates) = decode::json(body)?;
-        let operations = body.as_array().map_or(0, Vec::len);
-        if matches!(of, PatchOf::Json) && operations > patch::json::OPERATIONS {
-            return Err(ApiError::too_large(format!(
-                "The allowed maximum operations in a JSON patch is {}, got {operations}",
-                patch::json::OPERATIONS
-            )));
-        }
-        if matches!(of, PatchOf::Merge) && !body.is_object() {
-            return Err(ApiError::bad_request("a merge patch is a JSON object"));
-        }
-        let mark = if matches!(of, PatchOf::Json) { "json patch " } else { "" };
-        let complaints = duplicates.iter().map(|path| format!("{mark}duplicate field {path:?}")).collect();
-        Ok(Patch { kind, of, body, complaints })
-    }
-
-    /// The patched object, and errors about unknown fields, for warnings.
-    fn apply(&self, mut value: Value, validation: FieldValidation) -> Result<(Value, Vec<String>), ApiError> {
-        let kind = self.kind;
-        let place = |value: &Value| {
-            ["namespace", "name"].map(|field| kinds::text(value, &["metadata", field]).to_owned())
-        };
-        let [namespace, name] = place(&value);
-        match self.of {
-            PatchOf::Json => patch::json::apply(&mut value, &self.body).map_err(refused)?,
-            PatchOf::Merge => patch::merge::apply(&mut value, self.body.clone()),
-            PatchOf::Strategic => {
-                patch::strategic::apply(kind.schema(), &mut value, self.body.clone()).map_err(refused)?;
-            }
-        }
-        let given = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
-        if given("kind") != kind.kind || given("apiVersion") != kind.api_version() {
-            return Err(ApiError::bad_request("a patch cannot change apiVersion or kind"));
-        }
-        apply::mark_reset(&mut value);
-        let findings = schema::conform(kind.schema(), &mut value);
-        let refuse = |why: &str| {
-            // upstream's error shows the patched object, or the patch if that cannot be written as text
-            let shown = match self.of {
-                PatchOf::Strategic => self.body.to_string(),
-                PatchOf::Json | PatchOf::Merge => value.to_string(),
-            };
-            ApiError::invalid_patch(shown, why)
-        };
-        if let Some(wrong) = &findings.wrong {
-            return Err(refuse(wrong));
-        }
-        let [wanted_namespace, wanted_name] = place(&value);
-        if kind.namespaced && !wanted_namespace.is_empty() {
-            check_place("namespace", &wanted_namespace, &namespace)?;
-        }
-        check_place("name", &wanted_name, &name)?;
-        let mut complaints = self.complaints.clone();
-        complaints.extend(findings.complaints());
-        match validation {
-            FieldValidation::Strict if !complaints.is_empty() => {
-                Err(refuse(&format!("strict decoding error: {}", complaints.join(", "))))
-            }
-            FieldValidation::Warn => Ok((value, complaints)),
-            _ => Ok((value, Vec::new())),
-        }
-    }
-}
-
-fn refused(error: PatchError) -> ApiError {
-    match error {
-        PatchError::Malformed(why) => ApiError::bad_request(why),
-        PatchError::DoesNotApply(why) => ApiError::unprocessable(format!(
-            "the server rejected our request due to an error in our request: {why}"
-        )),
-    }
 }
 
 async fn delete(
