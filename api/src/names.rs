@@ -19,25 +19,25 @@ pub fn is_subdomain(text: &str) -> bool {
     text.split('.').all(is_label)
 }
 
-/// What is wrong with a lowercase DNS subdomain: the name of most objects.
+/// The fault of a lowercase DNS subdomain: the name of most objects.
 #[must_use]
 pub fn subdomain_complaint(text: &str) -> Option<String> {
     complaint(text, SUBDOMAIN_BYTES, is_subdomain, SUBDOMAIN_TEXT)
 }
 
-/// What is wrong with a lowercase DNS label: the name of a namespace.
+/// The fault of a lowercase DNS label: the name of a namespace.
 #[must_use]
 pub fn label_complaint(text: &str) -> Option<String> {
     complaint(text, LABEL_BYTES, is_label, LABEL_TEXT)
 }
 
-/// What is wrong with a label's value.
+/// The fault of a label's value.
 #[must_use]
 pub fn label_value_complaint(value: &str) -> Option<String> {
     complaint(value, LABEL_BYTES, |value| value.is_empty() || is_name_part(value), LABEL_VALUE_TEXT)
 }
 
-/// What is wrong with a qualified name, `name` or `prefix.example/name`: the key of a label or an annotation.
+/// The fault of a qualified name, `name` or `prefix.example/name`: the key of a label or an annotation.
 #[must_use]
 pub fn qualified_name_complaint(name: &str) -> Option<String> {
     let (prefix, part) = match name.split_once('/') {

@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 pub struct Node {
     /// Name, UID, labels, annotations.
     pub metadata: ObjectMeta,
-    /// What is asked for.
+    /// The desired state.
     pub spec: NodeSpec,
-    /// What was reported.
+    /// The reported state.
     pub status: NodeStatus,
 }
 

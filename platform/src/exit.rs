@@ -21,11 +21,11 @@ use sha2::{Digest, Sha256};
 
 use crate::files::{Files, ReadError, WriteError};
 
-/// Where the exit record lies, below the data directory it was opened on.
+/// Path of the exit record, below the data directory.
 pub const EXIT_RECORD: &str = "last-exit.json";
-/// Which evidence was already believed.
+/// The list of consumed evidence.
 pub const EVIDENCE_SEEN: &str = "evidence-seen.json";
-/// The format of both files. A higher one comes from a newer agent: not understood, not believed, left alone.
+/// The format of both files. A higher one comes from a newer agent: ignored and left alone.
 const FORMAT: u32 = 1;
 /// Longest file of ours read here, in bytes: a record is under 1 KiB, the list of the seen under 8.
 const RECORD_LIMIT: usize = 32 * 1024;
@@ -42,7 +42,7 @@ pub const PANIC_RECORDS_LIMIT: usize = 256;
 pub struct ExitRecord {
     /// The boot in which the run ended.
     pub boot_id: String,
-    /// Which of that boot's runs it was, counted from 1; 0: not known.
+    /// The number of the run in that boot, counted from 1; 0: unknown.
     #[serde(default)]
     pub run: u64,
     /// systemd's `$SERVICE_RESULT`, or `unknown`.
@@ -56,10 +56,10 @@ pub struct ExitRecord {
     /// The run had sent READY=1.
     #[serde(default)]
     pub was_ready: bool,
-    /// The run had begun to stop by its own choice or because it was asked to.
+    /// The run had begun to stop, by its own choice or on request.
     #[serde(default)]
     pub stop_asked: bool,
-    /// The loops that had stopped moving when the watchdog ping was withheld.
+    /// The loops that were stalled when the watchdog ping was withheld.
     #[serde(default)]
     pub stalled: Vec<String>,
 }
@@ -137,13 +137,13 @@ impl fmt::Display for ExitRecord {
 /// Evidence of how the previous run ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evidence {
-    /// What `ExecStopPost` (or the babysitter) left; compare its `boot_id`.
+    /// The record of `ExecStopPost` (or the babysitter); compare its `boot_id`.
     pub exit_record: Option<ExitRecord>,
     /// This boot began with a reset by the hardware watchdog, and that was not consumed yet.
     pub hardware_watchdog_reset: bool,
     /// A kernel panic was recorded that was not consumed yet.
     pub kernel_panic: bool,
-    /// What could not be read or understood, for the log and for reports; bounded.
+    /// Problems with the evidence, for the log and for reports; bounded.
     pub problems: Vec<String>,
 }
 
@@ -152,9 +152,9 @@ pub trait PreviousExit: Send + Sync {
     /// All evidence not yet consumed. Changes nothing.
     fn read(&self) -> Evidence;
 
-    /// From now on, and durably, the evidence that exists is old. Call it at every start, right *after* what was made
-    /// of the evidence is on disk: a cut in between lets the hardware's evidence be believed twice, while the other
-    /// order would lose a crash; the exit record names its run and cannot be mistaken then.
+    /// Marks the existing evidence as consumed, durably. Call it at every start, right *after* the result of the evidence
+    /// is on disk: a cut in between lets the hardware's evidence be used twice, while the other order would lose a crash;
+    /// the exit record names its run, so it cannot be used twice.
     fn consume(&self) -> Result<(), WriteError>;
 }
 
@@ -202,7 +202,7 @@ enum Loaded<R> {
     Known(R),
     /// From a newer agent, or not readable just now: left alone.
     Unknown(String),
-    /// Not what we ever wrote: set aside when consumed.
+    /// Not written by us: set aside when consumed.
     Corrupt(String),
 }
 
@@ -239,8 +239,8 @@ impl<T: ResetTraces> RecordedExit<T> {
         }
     }
 
-    /// What was seen; what cannot be read was not. Then old evidence may be believed once more, which is the safe
-    /// side: it is only asked for when the run before did not end cleanly.
+    /// The list of consumed evidence; empty if it cannot be read. Old evidence may be used once more then, which is the safe
+    /// side: it is only read if the previous run did not end cleanly.
     fn seen(&self) -> (Seen, Option<String>) {
         match self.load(EVIDENCE_SEEN) {
             Loaded::Absent => (Seen::default(), None),
@@ -347,7 +347,7 @@ impl RunDirectory {
         Self { path: path.into() }
     }
 
-    /// Where the marks lie.
+    /// The directory of the marks.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -358,19 +358,19 @@ impl RunDirectory {
             log::warn!("cannot create {}: {error}", self.path.display());
         }
         let run = self.next_run();
-        // its number, too: better none than that of another run, should there be no room for the next
+        // its number, too: no number is better than another run's, if there is no room for the next
         for mark in [Self::READY, Self::STOPPING, Self::STALLED, Self::RUN] {
             self.clear(mark);
         }
         self.mark(Self::RUN, &run.to_string());
     }
 
-    /// Which of this boot's runs of the agent the next to begin is, counted from 1.
+    /// The number of the next run of the agent in this boot, counted from 1.
     pub fn next_run(&self) -> u64 {
         self.run().saturating_add(1)
     }
 
-    /// Which of this boot's runs began last; 0 if that is not known.
+    /// The number of the latest run in this boot; 0 if unknown.
     fn run(&self) -> u64 {
         self.read(Self::RUN, TEXT_LIMIT).parse().unwrap_or_default()
     }
@@ -380,12 +380,12 @@ impl RunDirectory {
         self.mark(Self::READY, "");
     }
 
-    /// The run stops by choice or because it was asked to.
+    /// The run stops, by choice or on request.
     pub fn mark_stopping(&self) {
         self.mark(Self::STOPPING, "");
     }
 
-    /// These loops do not move and the ping is withheld; none: they move again.
+    /// These loops are stalled and the ping is withheld; none: they run again.
     pub fn mark_stalled(&self, loops: &[&str]) {
         if loops.is_empty() { self.clear(Self::STALLED) } else { self.mark(Self::STALLED, &loops.join("\n")) }
     }
@@ -441,8 +441,8 @@ impl RunDirectory {
     }
 }
 
-/// Records how a run ended, durably: what `ExecStopPost` runs, and the babysitter after each end. `environment` looks a
-/// variable up ($SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS). Replaces an earlier record; one that says the same is left as it is.
+/// Records how a run ended, durably: called by `ExecStopPost`, and by the babysitter after each end. `environment` looks a
+/// variable up ($SERVICE_RESULT, $EXIT_CODE, $EXIT_STATUS). Replaces an earlier record; an equal one is not rewritten.
 pub fn record_exit(
     files: &dyn Files,
     run: &RunDirectory,
@@ -463,7 +463,7 @@ pub fn record_exit(
     };
     let versioned = Versioned { version: FORMAT, record: record.clone() };
     let content = serde_json::to_vec(&versioned).expect("plain strings always serialize");
-    // an agent that refuses to start ends in the same way every few seconds, perhaps for weeks: flash has an end
+    // an agent that refuses to start ends in the same way every few seconds, perhaps for weeks: spare the flash
     if files.read(Path::new(EXIT_RECORD), RECORD_LIMIT).is_ok_and(|there| there == content) {
         return Ok(record);
     }

@@ -1,5 +1,5 @@
-//! Small files that survive power cuts: the protocol of a durable write, and everything that keeps a data directory
-//! usable whatever is found in it.
+//! Small files that survive power cuts: the protocol of a durable write, and the repair of a data directory whatever
+//! it contains.
 //!
 //! What always holds: after a cut at any moment a file has its old content or its new content, never a mixture; after
 //! `Ok` it has the new one; a later power cut does not take back content that was read. Nothing follows a symbolic link below the root, blocks on a FIFO, or opens a device. Every
@@ -18,7 +18,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Names of temporary files begin with this. A name of the caller's own may not.
+/// Names of temporary files begin with this. A caller's own names may not.
 pub const TEMPORARY_PREFIX: &str = ".kedge-new-";
 /// The reserve file, in the root.
 pub const RESERVE_NAME: &str = ".kedge-reserve";
@@ -26,7 +26,7 @@ pub const RESERVE_NAME: &str = ".kedge-reserve";
 pub const RESERVE_BYTES: usize = 64 * 1024;
 /// Contents up to this size may use the reserve up: a verdict may, a checkpoint may not.
 pub const RESERVE_SERVES_BYTES: usize = 16 * 1024;
-/// How many unreadable things of one name are kept aside: enough to see a pattern, too few to fill a disk.
+/// Most unreadable things of one name that are kept aside: enough to see a pattern, too few to fill a disk.
 pub const SET_ASIDE_KEPT: u32 = 5;
 /// Most entries removed by one [`Files::remove`] of a directory; a second call goes on where the first stopped.
 pub const REMOVE_LIMIT: usize = 10_000;
@@ -43,7 +43,7 @@ const REMOVE_CHUNK: usize = 256;
 /// Failures spelt out in a [`SweepReport`]; further ones are only counted.
 const SWEEP_ERRORS_KEPT: usize = 8;
 
-/// What a name stands for.
+/// The type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -78,7 +78,7 @@ impl fmt::Display for Kind {
 pub struct Entry {
     /// The bare name, in whatever bytes the disk holds.
     pub name: OsString,
-    /// What it stands for.
+    /// Its type.
     pub kind: Kind,
 }
 
@@ -99,11 +99,11 @@ pub enum ReadError {
         /// The path below the root.
         path: PathBuf,
     },
-    /// The name stands for something other than was asked for (a FIFO, a link, a directory where a file belongs).
+    /// The name has another type than requested (a FIFO, a link, a directory in place of a file).
     NotAFile {
         /// The path below the root.
         path: PathBuf,
-        /// What is there.
+        /// The type found.
         kind: Kind,
     },
     /// The file is bigger than the caller accepts.
@@ -122,11 +122,11 @@ pub enum ReadError {
     },
     /// The disk or the kernel failed.
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The path below the root.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -163,20 +163,20 @@ impl Error for ReadError {
 pub enum WriteError {
     /// No space, no inodes or over quota, and the reserve is used up or would not help.
     NoSpace {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The path below the root.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The file system is mounted read-only (often the kernel's answer to a failing disk).
     ReadOnly {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The path below the root.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The path leaves the root or names one of this module's own files.
@@ -184,7 +184,7 @@ pub enum WriteError {
         /// The path as given.
         path: PathBuf,
     },
-    /// The disk answered that the content is safe, and gave back another. The old content stands.
+    /// The disk confirmed the write, but returned another content. The old content is intact.
     Differs {
         /// The path below the root.
         path: PathBuf,
@@ -193,18 +193,18 @@ pub enum WriteError {
         /// First byte that differs (or is missing).
         at_byte: usize,
     },
-    /// A directory holds more than one call removes, or is nested deeper; what was removed stays removed.
+    /// A directory has more entries, or is nested deeper, than one call removes; the removed ones stay removed.
     TooMany {
         /// The path below the root.
         path: PathBuf,
     },
     /// The disk or the kernel failed.
     Io {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The path below the root.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -256,20 +256,20 @@ impl Error for WriteError {
     }
 }
 
-/// A path as messages call it: the root is below itself nothing.
+/// A path for messages; the root is an empty path below itself.
 fn shown(path: &Path) -> std::path::Display<'_> {
     let named = if path == Path::new("") { Path::new("the data directory") } else { path };
     named.display()
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SweepReport {
-    /// Entries looked at.
+    /// Entries visited.
     pub examined: usize,
     /// Entries removed.
     pub removed: usize,
-    /// More is left than one call may look at; call again later.
+    /// More entries are left than one call may visit; call again later.
     pub truncated: bool,
     /// The first few failures, as text; the sweep went on after each.
     pub errors: Vec<String>,
@@ -325,7 +325,7 @@ pub trait Files: Send + Sync {
     /// whenever there is time: a write may have used it up.
     fn ensure_reserve(&self, bytes: usize) -> Result<(), WriteError>;
 
-    /// Gives the reserve's space back; says whether there was any.
+    /// Frees the reserve's space; returns whether there was any.
     fn free_reserve(&self) -> Result<bool, WriteError>;
 }
 
@@ -363,14 +363,14 @@ pub trait Operations: Send + Sync {
     fn remove_directory(&self, path: &Path) -> io::Result<()>;
 }
 
-/// What [`Operations::read`] found.
+/// The result of [`Operations::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadOutcome {
     /// The whole content.
     Content(Vec<u8>),
     /// Above the limit; its size in bytes.
     TooLarge(u64),
-    /// No regular file.
+    /// Not a regular file.
     NotAFile(Kind),
 }
 
@@ -389,8 +389,7 @@ pub struct DurableFiles<D> {
 struct Settled {
     // Directories whose names were made durable before the first answer about one of them, and none changed since in vain.
     directories: BTreeSet<PathBuf>,
-    // Those of which it was told that they cannot be. A disk that was given up is asked every few seconds, for as long as the
-    // node lives.
+    // Those that could not be, which was logged. An aborted file system is tried every few seconds, as long as the node runs.
     told: BTreeSet<PathBuf>,
 }
 
@@ -424,8 +423,8 @@ impl<D: Operations> DurableFiles<D> {
     }
 
     /// Makes durable what a name below `path`'s directories stands for, once in this process. A process killed between a
-    /// rename, or a removal, and its sync leaves what everybody sees and a power cut takes back: whoever answers for it
-    /// first makes it stay. A disk that cannot is read all the same.
+    /// rename, or a removal, and its sync leaves a change that is visible now but lost on power failure: so it is synced
+    /// before the first answer about it. If the disk cannot, it is read all the same.
     fn settle(&self, path: &Path) {
         let mut settled = self.settled();
         for directory in path.ancestors().skip(1) {
@@ -456,14 +455,14 @@ impl<D: Operations> DurableFiles<D> {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A change that failed may be there all the same, and may not be durable: before the next answer all is settled anew.
+    /// A failed change may be visible all the same, and may not be durable: everything is synced again before the next answer.
     fn doubt<T>(&self, outcome: Result<T, WriteError>) -> Result<T, WriteError> {
         outcome.inspect_err(|_| self.settled().directories.clear())
     }
 
     fn write(&self, state: &mut State, path: &Path, content: &[u8]) -> Result<(), WriteError> {
         let outcome = match self.write_once(state, path, content) {
-            // Somebody removed a directory that this process had made durable: make it again.
+            // A directory that this process had made durable was removed: create it again.
             Err(WriteError::Io { source, .. })
                 if is_absent(&source) && !state.durable_directories.is_empty() =>
             {
@@ -546,7 +545,7 @@ impl<D: Operations> DurableFiles<D> {
             let temporary = directory.join(format!("{TEMPORARY_PREFIX}{}-{number}", self.tag));
             match uninterrupted(|| self.disk.create(&temporary)) {
                 Ok(handle) => return Ok((temporary, handle)),
-                // A leftover from before: its number is taken, not ours to remove in the middle of a write.
+                // A leftover: its number is taken, and it is not removed in the middle of a write.
                 Err(error)
                     if error.kind() == io::ErrorKind::AlreadyExists && tries < TEMPORARY_NAME_TRIES =>
                 {
@@ -901,7 +900,7 @@ fn checked(path: &Path) -> Result<&Path, PathBuf> {
     let normal = path.components().all(|component| matches!(component, Component::Normal(_)));
     let ours = path.components().any(|component| is_own(Path::new(component.as_os_str())));
     let no_nul = !path.as_os_str().as_encoded_bytes().contains(&0);
-    // `components` drops a trailing slash and `.`: such a path is not the name it seems to be.
+    // `components` drops a trailing slash and `.`: such a path does not name what it seems to.
     let exact = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
     if normal && exact && no_nul && !ours && !path.as_os_str().is_empty() {
         Ok(path)

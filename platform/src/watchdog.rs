@@ -17,7 +17,7 @@ const BUSY: u64 = 0;
 /// Low half of a token: the loop waits for an unknown time.
 const IDLE: u64 = u32::MAX as u64;
 
-/// Held by one loop, which says with it that it moves. Clones share the same token.
+/// Held by one loop, which reports its progress with it. Clones share the same token.
 #[derive(Clone, Debug)]
 pub struct Progress {
     // High half: turns, wrapping. Low half: BUSY, IDLE, or the milliseconds it means to wait. One word, so that the
@@ -76,7 +76,7 @@ struct Watched {
 pub struct StalledLoop {
     /// The name it was registered under.
     pub name: &'static str,
-    /// For how long the checker has seen it stand still (beyond what it announced to wait).
+    /// How long it has been stalled (beyond its announced wait).
     pub unmoved: Duration,
     /// The limit it passed.
     pub limit: Duration,
@@ -89,12 +89,12 @@ impl fmt::Display for StalledLoop {
     }
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// Every loop moved within its limit or waits on purpose: ping.
     Well,
-    /// These did not: withhold the ping.
+    /// These are stalled: withhold the ping.
     Stalled(Vec<StalledLoop>),
 }
 
@@ -125,7 +125,7 @@ impl Watchdog {
         progress
     }
 
-    /// Judges every loop at the monotonic time `now`. The only state is what the last check saw.
+    /// Checks every loop at the monotonic time `now`. The only state is the result of the last check.
     pub fn check(&mut self, now: Duration) -> Health {
         let since = self.checked.map_or(Duration::ZERO, |checked| now.saturating_sub(checked));
         self.checked = Some(now);

@@ -1,7 +1,7 @@
 //! The rest of a fake board: supervisor, traces of a reset, host facts. Clones share one state.
 //!
-//! What always holds: the supervisor judges missed pings as systemd does, by its own clock; traces stay until the test
-//! says that the machine was reset another way.
+//! What always holds: the supervisor detects missed pings as systemd does, by its own clock; traces stay until the test
+//! resets the machine in another way.
 //!
 //! Leaves to others: killing and restarting the program.
 
@@ -14,7 +14,7 @@ use crate::exit::{PANIC_RECORDS_LIMIT, ResetTraces, fingerprint};
 use crate::host::{Address, Capacity, HostFacts, HostIdentity, Usage, go_architecture, in_order};
 use crate::supervisor::{Supervisor, status_line};
 
-/// What the supervisor was told.
+/// A message to the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// READY=1.
@@ -53,12 +53,12 @@ impl FakeSupervisor {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Everything it was told but pings, in order.
+    /// All messages but pings, in order.
     pub fn notices(&self) -> Vec<Notice> {
         self.told().notices.clone()
     }
 
-    /// How many pings came.
+    /// The number of pings.
     pub fn pings(&self) -> u64 {
         self.told().pings
     }
@@ -110,7 +110,7 @@ impl Supervisor for FakeSupervisor {
     }
 }
 
-/// What the fake machine remembers of its last reset.
+/// The fake machine's record of its last reset.
 #[derive(Clone, Debug, Default)]
 pub struct FakeTraces {
     state: Arc<Mutex<Traces>>,
@@ -124,7 +124,7 @@ struct Traces {
 }
 
 impl FakeTraces {
-    /// A machine that booted as `boot_id`, with nothing to tell.
+    /// A machine that booted as `boot_id`, without traces of a reset.
     pub fn new(boot_id: &str) -> Self {
         let traces = Self::default();
         traces.booted(boot_id, false);
@@ -142,7 +142,7 @@ impl FakeTraces {
         state.watchdog_reset = watchdog_reset;
     }
 
-    /// A kernel panic left a record; it stays for ever, as on a real machine that nobody tidies.
+    /// A kernel panic left a record; it is never removed, as on a real machine.
     pub fn panicked(&self) {
         let mut state = self.state();
         let number = state.panics.len();
@@ -224,12 +224,12 @@ impl FakeHost {
         self.facts().addresses = addresses;
     }
 
-    /// Changes what is there.
+    /// Changes the capacity.
     pub fn set_capacity(&self, change: impl FnOnce(&mut Capacity)) {
         change(&mut self.facts().capacity);
     }
 
-    /// Changes what is used.
+    /// Changes the usage.
     pub fn set_usage(&self, change: impl FnOnce(&mut Usage)) {
         change(&mut self.facts().usage);
     }

@@ -1,4 +1,4 @@
-//! Clocks that only move when told to.
+//! Clocks that the test moves.
 //!
 //! What always holds: `monotonic` never goes back within a boot; `wall` may be set to anything; a reboot gives another
 //! boot id and begins `monotonic` at zero. Clones show the same time; like a real program's, a `FakeClocks` keeps the
@@ -43,12 +43,12 @@ impl FakeClocks {
         time.wall += by;
     }
 
-    /// Somebody sets the date, by years if they like; `monotonic` does not notice.
+    /// Sets the date, to any year; `monotonic` does not change.
     pub fn set_wall(&self, wall: SystemTime) {
         self.time().wall = wall;
     }
 
-    /// The machine boots again: what the next program run sees. `wall` goes on; a board without a battery is told
+    /// The machine boots again: the clocks of the next program run. `wall` goes on; for a board without a battery set
     /// another date with `set_wall`. Clones from before keep their old boot id and must not be used any more.
     pub fn reboot(&self) -> Self {
         let mut time = self.time();

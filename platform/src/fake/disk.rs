@@ -1,13 +1,13 @@
-//! A disk with two sides: what programs see (live), and what would be there after a power cut (durable).
+//! A disk with two states: the one that programs see (live), and the one after a power cut (durable).
 //!
 //! What always holds: content becomes durable by `sync`, names by `sync_directory` of their directory, and by nothing
-//! else. At a cut, what was not durable is kept, lost, or (content) torn at sector borders, and names change in any
+//! else. At a cut, changes that were not durable are kept, lost, or (content) torn at sector borders, and names change in any
 //! order or not at all, as [`Loss`] says; a rename is whole, lost, or visible under both names. That is weaker than any
 //! file system we know of, on purpose.
 //!
 //! Space: a file takes whole blocks, and gives them back only when its last name, live and durable, is gone.
 //!
-//! Leaves to others: the order of operations, which is what is under test.
+//! Leaves to others: the order of operations, which is under test.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,7 @@ use nix::errno::Errno;
 use super::random::Random;
 use crate::files::{Entry, Kind, Listing, Operations, ReadOutcome};
 
-/// What a medium writes as a whole: the grain at which unsynced content tears.
+/// The medium's sector: the grain at which unsynced content tears.
 pub const SECTOR_BYTES: usize = 512;
 /// The grain at which a file takes space.
 const BLOCK_BYTES: usize = 4096;
@@ -29,12 +29,12 @@ const TRACE_LIMIT: usize = 10_000;
 /// The root directory's number.
 const ROOT: u64 = 0;
 
-/// What happens at a power cut to everything that was not yet durable.
+/// The effect of a power cut on changes that were not yet durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// It is lost.
+    /// They are lost.
     Everything,
-    /// It happened to be written just in time.
+    /// They were written just in time.
     Nothing,
     /// Names arrived, content did not: files are empty. The classic of renames without fsync.
     Content,
@@ -54,10 +54,10 @@ impl Loss {
     }
 }
 
-/// What a power cut did to what was not yet durable.
+/// The effect of one power cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Renames that it took back.
+    /// Renames that were lost.
     pub renames_lost: u32,
     /// Renames that survived although no sync had been asked for, or none had ended.
     pub renames_kept: u32,
@@ -65,7 +65,7 @@ pub struct Losses {
     pub files_torn: u32,
 }
 
-/// The sorts of operation that change a disk, or try to.
+/// The types of operation that change a disk, or try to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
     /// A new file.
@@ -112,7 +112,7 @@ struct Inner {
 struct Faults {
     // The operation with this number fails, once.
     at: Option<(u64, Errno)>,
-    // Operations of this sort always fail.
+    // Operations of this type always fail.
     of: BTreeMap<Operation, Errno>,
     read: Option<Errno>,
     space_bytes: Option<usize>,
@@ -172,7 +172,7 @@ impl FakeDisk {
         Self { inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// Another disk with the same content, healthy and powered; what is not durable here is not durable there.
+    /// Another disk with the same content, healthy and powered; undurable changes are not durable there either.
     pub fn fork(&self) -> Self {
         let inner = self.inner();
         let copy = Self::new();
@@ -192,13 +192,13 @@ impl FakeDisk {
 
     // --- power
 
-    /// After `operations` more operations the next one is begun, and never heard of again: the power is off.
+    /// After `operations` more operations the power goes during the next one.
     pub fn cut_power_after(&self, operations: u64) {
         let mut inner = self.inner();
         inner.cut_after = Some(inner.performed + operations);
     }
 
-    /// The next operation of this sort is begun, and never heard of again: the power is off.
+    /// The power goes during the next operation of this type.
     pub fn cut_power_at(&self, operation: Operation) {
         self.inner().cut_at = Some(operation);
     }
@@ -221,7 +221,7 @@ impl FakeDisk {
         self.inner().off
     }
 
-    /// The machine comes back with what survived, and says what did not. Also ends a run without a cut, as a cut at rest.
+    /// The machine comes back with the surviving state; returns what was lost. Also ends a run without a cut, as a cut at rest.
     /// Faults stay.
     pub fn reboot(&self, loss: Loss) -> Losses {
         let mut inner = self.inner();
@@ -239,7 +239,7 @@ impl FakeDisk {
         inner.faults.at = Some((inner.performed + operations, Errno::from_raw(errno)));
     }
 
-    /// Every operation of this sort fails with `errno` and does nothing.
+    /// Every operation of this type fails with `errno` and does nothing.
     pub fn fail_every(&self, operation: Operation, errno: i32) {
         self.inner().faults.of.insert(operation, Errno::from_raw(errno));
     }
@@ -350,7 +350,7 @@ impl FakeDisk {
         self.inner().place(path.as_ref(), node);
     }
 
-    /// Takes a name away, durably; what is not there already is.
+    /// Removes a name, durably, if it exists.
     pub fn remove(&self, path: impl AsRef<Path>) {
         let mut inner = self.inner();
         let Ok((directory, name)) = inner.locate(path.as_ref()) else { return };
@@ -361,7 +361,7 @@ impl FakeDisk {
         }
     }
 
-    /// Puts something that is no file there, durably.
+    /// Puts something other than a file there, durably.
     pub fn put_kind(&self, path: impl AsRef<Path>, kind: Kind) {
         let node = match kind {
             Kind::File => Node::File { live: Vec::new(), durable: Vec::new() },
@@ -371,7 +371,7 @@ impl FakeDisk {
         self.inner().place(path.as_ref(), node);
     }
 
-    /// Changes a file's bytes behind everybody's back; `false` when there is no such file.
+    /// Changes a file's bytes without an operation; `false` if the file does not exist.
     pub fn damage(&self, path: impl AsRef<Path>, change: impl FnOnce(&mut Vec<u8>)) -> bool {
         let mut inner = self.inner();
         let Ok(number) = inner.find(path.as_ref()) else { return false };
@@ -632,7 +632,7 @@ impl Inner {
         number
     }
 
-    /// What was arranged from outside stays: no change before it is still on its way to this name.
+    /// Makes a change from outside final: drops pending changes of this name.
     fn forget_changes(&mut self, directory: u64, name: &OsStr) {
         self.changes.retain(|change| match change {
             NameChange::Add { directory: at, name: to, .. }
@@ -650,7 +650,7 @@ impl Inner {
     }
 }
 
-/// What is left of a file's content.
+/// The surviving content of a file.
 fn survived(live: &[u8], durable: &[u8], loss: Loss, random: &mut Random) -> Vec<u8> {
     match loss {
         Loss::Nothing | Loss::Names => live.to_vec(),

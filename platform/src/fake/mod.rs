@@ -1,10 +1,10 @@
-//! A board in memory: behaves like the real one, loses power when told to, and can be told to fail.
+//! A board in memory: behaves like the real one; tests cut its power and inject faults.
 //!
 //! What always holds: the same calls with the same seeds give the same results; nothing of the real machine is touched.
 //! A restarted program makes its `files`, clocks and previous exit anew, as a real one does; the disk, the host and the
 //! machine's traces stay.
 //!
-//! Leaves to others: stories. The tests and the simulator tell them.
+//! Leaves to others: scenarios, which the tests and the simulator define.
 
 mod board;
 mod clocks;
@@ -21,7 +21,7 @@ pub use clocks::FakeClocks;
 pub use disk::{FakeDisk, Loss, Losses, Operation, SECTOR_BYTES};
 pub use random::Random;
 
-/// The real protocol over a fake disk, as one run of a program has it.
+/// The real protocol over a fake disk, for one run of a program.
 pub fn files(disk: &FakeDisk) -> Arc<DurableFiles<FakeDisk>> {
     Arc::new(DurableFiles::tagged(disk.clone(), 0))
 }
