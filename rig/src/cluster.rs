@@ -63,6 +63,22 @@ impl Source {
     }
 }
 
+/// Sets a node's `spec.configSource`, whatever it was.
+///
+/// # Errors
+/// kubectl fails.
+pub fn assign(kubectl: &Kubectl, node: &str, source: &Source) -> Result<(), RigError> {
+    let mut value = source.to_value();
+    // a patch keeps what it does not name: the other form must be taken away by name
+    if let Some(fields) = value.as_object_mut() {
+        for form in ["configMap", "configMapRef"] {
+            fields.entry(form).or_insert(Value::Null);
+        }
+    }
+    let patch = json!({"spec": {"configSource": value}}).to_string();
+    kubectl.run(&["patch", "node", node, "--type=merge", "-p", &patch]).map(|_| ())
+}
+
 /// The arguments of the kubectl command that makes a ConfigMap from a file.
 pub fn create_arguments(name: &str, payload: &Path) -> Vec<String> {
     let from = format!("--from-file=kubelet={}", payload.display());
@@ -181,15 +197,7 @@ impl Cluster {
 
     /// Sets a node's `spec.configSource`, whatever it was.
     pub fn assign(&self, node: &str, source: &Source) -> Result<(), RigError> {
-        let mut value = source.to_value();
-        // a patch keeps what it does not name: the other form must be taken away by name
-        if let Some(fields) = value.as_object_mut() {
-            for form in ["configMap", "configMapRef"] {
-                fields.entry(form).or_insert(Value::Null);
-            }
-        }
-        let patch = json!({"spec": {"configSource": value}}).to_string();
-        self.kubectl().run(&["patch", "node", node, "--type=merge", "-p", &patch]).map(|_| ())
+        assign(self.kubectl(), node, source)
     }
 
     /// Waits until the API shows it.

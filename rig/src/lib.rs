@@ -13,6 +13,7 @@ pub mod demo;
 pub mod error;
 pub mod hub;
 pub mod kubectl;
+pub mod link;
 pub mod logged_disk;
 pub mod nosync_preload;
 pub mod power_cut;

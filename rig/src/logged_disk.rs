@@ -134,12 +134,6 @@ pub fn missing(file_system: &FileSystem) -> Option<String> {
     (!lacks.is_empty()).then(|| lacks.join(", "))
 }
 
-/// Where disks and images are best kept: in memory if there is such a place, so that a flush costs nothing.
-pub fn fast_directory() -> PathBuf {
-    let memory = Path::new("/dev/shm");
-    if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() }
-}
-
 fn succeeds(command: &str, arguments: &[&str]) -> bool {
     let status = Command::new(command)
         .args(arguments)
@@ -425,12 +419,8 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Of a disk that another program logged (QEMU, for a virtual machine): its content before, and the log in the format of
-    /// dm-log-writes with sectors of 512 bytes.
-    ///
-    /// # Errors
-    /// It is not a log of writes.
-    pub fn new(base: Image, log: Vec<u8>) -> Result<Self, RigError> {
+    /// From a disk's content before, and the log in the format of dm-log-writes with sectors of 512 bytes.
+    fn new(base: Image, log: Vec<u8>) -> Result<Self, RigError> {
         let entries = entries(&log)?;
         Ok(Self { base, log, entries })
     }

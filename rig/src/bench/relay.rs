@@ -3,10 +3,13 @@
 //! Always holds: bytes are passed on as they came, at once; nothing is decrypted. What is counted is what TCP carries: TLS
 //! records with their 5-byte heads and their tags, without TCP's and IP's own headers.
 
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
+
+use kedge_rig::link::Link;
 
 /// The type of TLS records that carry HTTP (and, in TLS 1.3, most of the handshake).
 const APPLICATION_DATA: u8 = 23;
@@ -28,72 +31,34 @@ pub(crate) struct Record {
 
 /// A running relay.
 pub(crate) struct Relay {
-    address: SocketAddr,
+    link: Link,
     records: Arc<Mutex<Vec<Record>>>,
 }
 
 impl Relay {
     /// Listens on a free port and passes everything on to `target`.
     pub(crate) fn start(target: SocketAddr) -> io::Result<Relay> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let address = listener.local_addr()?;
         let records: Arc<Mutex<Vec<Record>>> = Arc::default();
         let log = records.clone();
-        std::thread::spawn(move || {
-            for (connection, agent) in listener.incoming().flatten().enumerate() {
-                let _ = pass(connection, agent, target, &log);
-            }
-        });
-        Ok(Relay { address, records })
+        let streams: Mutex<BTreeMap<(usize, bool), Heads>> = Mutex::default();
+        let observer = move |connection, is_up, bytes: &[u8]| {
+            let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+            streams.entry((connection, is_up)).or_default().read(bytes, |content, bytes| {
+                let record = Record { at: Instant::now(), connection, is_up, content, bytes };
+                log.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+            });
+        };
+        Ok(Relay { link: Link::observed(target, Some(Box::new(observer)))?, records })
     }
 
     /// Where the agent is to connect to.
     pub(crate) fn address(&self) -> SocketAddr {
-        self.address
+        self.link.address()
     }
 
     /// Everything that passed so far.
     pub(crate) fn records(&self) -> Vec<Record> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-fn pass(
-    connection: usize,
-    agent: TcpStream,
-    target: SocketAddr,
-    log: &Arc<Mutex<Vec<Record>>>,
-) -> io::Result<()> {
-    let hub = TcpStream::connect(target)?;
-    for socket in [&agent, &hub] {
-        socket.set_nodelay(true)?;
-    }
-    let ways = [(agent.try_clone()?, hub.try_clone()?, true), (hub, agent, false)];
-    for (from, to, is_up) in ways {
-        let log = log.clone();
-        std::thread::spawn(move || {
-            let mut heads = Heads::default();
-            let _ = copy(&from, &to, |bytes| {
-                heads.read(bytes, |content, bytes| {
-                    let record = Record { at: Instant::now(), connection, is_up, content, bytes };
-                    log.lock().unwrap_or_else(PoisonError::into_inner).push(record);
-                });
-            });
-            let _ = to.shutdown(Shutdown::Write);
-        });
-    }
-    Ok(())
-}
-
-fn copy(mut from: &TcpStream, mut to: &TcpStream, mut seen: impl FnMut(&[u8])) -> io::Result<()> {
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let count = from.read(&mut buffer)?;
-        if count == 0 {
-            return Ok(());
-        }
-        seen(&buffer[..count]);
-        to.write_all(&buffer[..count])?;
     }
 }
 
@@ -180,6 +145,8 @@ pub(crate) fn by_connection<'a>(records: impl Iterator<Item = &'a Record>) -> Ve
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
 
     #[test]
     fn tls_records_are_found_in_any_pieces() {

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use kedge_rig::cluster::{HEADER, Source};
+use kedge_rig::cluster::{HEADER, Source, assign};
 use kedge_rig::error::RigError;
 use kedge_rig::kubectl::Kubectl;
 use kedge_rig::view::View;
@@ -193,18 +193,6 @@ impl Pusher<'_> {
         answer(kubectl.feed(&["create", "-f", "-", "-o", "json"], &object.to_string())?)
     }
 
-    fn assign(&self, kubectl: &Kubectl, source: &Source) -> Result<(), RigError> {
-        let mut value = source.to_value();
-        // a patch keeps what it does not name
-        if let Some(fields) = value.as_object_mut() {
-            for form in ["configMap", "configMapRef"] {
-                fields.entry(form).or_insert(Value::Null);
-            }
-        }
-        let patch = json!({"spec": {"configSource": value}}).to_string();
-        kubectl.run(&["patch", "node", self.node, "--type=merge", "-p", &patch]).map(drop)
-    }
-
     fn push_good(&self, object: &mut Object) {
         let payload = self.payload(PushKind::Good);
         let begun = Instant::now();
@@ -213,7 +201,7 @@ impl Pusher<'_> {
             let patch = json!({"data": {"kubelet": payload}}).to_string();
             let edited =
                 kubectl.run(&["patch", "configmap", &name, "--type=merge", "-p", &patch, "-o", "json"])?;
-            self.assign(kubectl, &Source::Following { name: name.clone() })?;
+            assign(kubectl, self.node, &Source::Following { name: name.clone() })?;
             answer(edited)
         });
         self.made(PushKind::Good);
@@ -244,7 +232,7 @@ impl Pusher<'_> {
                 PushKind::SourceEmpty | PushKind::Unassigned | PushKind::ObjectMissing => None,
                 _ => Some(self.create(kubectl, &payload)?),
             };
-            self.assign(kubectl, &self.source(kind, object.as_ref()))?;
+            assign(kubectl, self.node, &self.source(kind, object.as_ref()))?;
             Ok(object)
         });
         self.made(kind);

@@ -17,6 +17,7 @@ use kedge_rig::babysitter::ServiceResult;
 use kedge_rig::cluster::HEADER;
 use kedge_rig::error::RigError;
 use kedge_rig::hub::Hub;
+use kedge_rig::link::{Link, LinkState};
 use kedge_rig::process::{Process, files_below};
 use kedge_rig::programs;
 use kedge_rig::scratch::Scratch;
@@ -25,7 +26,6 @@ use kedge_rig::view::View;
 
 use crate::Options;
 use crate::disruptions::{Disruptions, HUB};
-use crate::link::{Link, LinkState};
 use crate::pushes::{Pusher, Tally};
 use crate::series::AllSeries;
 

@@ -2,7 +2,7 @@
 //!
 //! Owns a listening socket on loopback and the connections through it. Always holds: what is passed on is passed on in order and
 //! unchanged; a stalled link delivers late, as TCP does; a forgotten connection never carries another byte in either direction
-//! and its node does not notice. Bytes are not read: the benchmark's relay does that.
+//! and its node does not notice. Bytes are shown to an observer and not changed.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ const PIECE: usize = 16 * 1024;
 
 /// What a link does with bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum LinkState {
+pub enum LinkState {
     /// Passes them on.
     Normal,
     /// So many in a second, each way, each connection.
@@ -64,7 +64,11 @@ impl Connection {
     }
 }
 
+/// Sees each piece that the link read: connection, counted from 0; whether it comes from the node; the bytes.
+pub type Observer = Box<dyn Fn(usize, bool, &[u8]) + Send + Sync>;
+
 struct Shared {
+    observer: Option<Observer>,
     state: Mutex<(LinkState, Vec<Arc<Connection>>)>,
     changed: Condvar,
 }
@@ -109,35 +113,46 @@ enum Passage {
 }
 
 /// A running link.
-pub(crate) struct Link {
+pub struct Link {
     address: SocketAddr,
     shared: Arc<Shared>,
 }
 
 impl Link {
     /// Listens on a free port of 127.0.0.1 and passes everything on to `hub`.
-    pub(crate) fn start(hub: SocketAddr) -> io::Result<Link> {
+    ///
+    /// # Errors
+    /// No port, or no thread.
+    pub fn start(hub: SocketAddr) -> io::Result<Link> {
+        Link::observed(hub, None)
+    }
+
+    /// The same; every piece is shown to the observer before it is passed on.
+    ///
+    /// # Errors
+    /// As [`Link::start`].
+    pub fn observed(hub: SocketAddr, observer: Option<Observer>) -> io::Result<Link> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
-        let shared =
-            Arc::new(Shared { state: Mutex::new((LinkState::Normal, Vec::new())), changed: Condvar::new() });
+        let state = Mutex::new((LinkState::Normal, Vec::new()));
+        let shared = Arc::new(Shared { observer, state, changed: Condvar::new() });
         let own = shared.clone();
         std::thread::Builder::new().name("link".into()).spawn(move || {
-            for node in listener.incoming().flatten() {
+            for (number, node) in listener.incoming().flatten().enumerate() {
                 // a hub that is away refuses, and so does the link: the node's socket is dropped
-                let _ = connect(&own, node, hub);
+                let _ = connect(&own, number, node, hub);
             }
         })?;
         Ok(Link { address, shared })
     }
 
     /// Where the node is to connect to.
-    pub(crate) fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Another state, at once and for open connections, too.
-    pub(crate) fn set(&self, state: LinkState) {
+    pub fn set(&self, state: LinkState) {
         let mut guard = self.shared.lock();
         guard.0 = state;
         if state == LinkState::Cut {
@@ -147,7 +162,7 @@ impl Link {
     }
 
     /// What a router does that lost its table: open connections are dead, and neither end is notified. New ones pass.
-    pub(crate) fn forget(&self) {
+    pub fn forget(&self) {
         let mut guard = self.shared.lock();
         for connection in guard.1.drain(..) {
             connection.forgotten.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(Instant::now());
@@ -162,7 +177,7 @@ impl Link {
     }
 }
 
-fn connect(shared: &Arc<Shared>, node: TcpStream, hub: SocketAddr) -> io::Result<()> {
+fn connect(shared: &Arc<Shared>, number: usize, node: TcpStream, hub: SocketAddr) -> io::Result<()> {
     if shared.lock().0 == LinkState::Cut {
         return Ok(());
     }
@@ -182,13 +197,13 @@ fn connect(shared: &Arc<Shared>, node: TcpStream, hub: SocketAddr) -> io::Result
         let (shared, connection) = (shared.clone(), connection.clone());
         std::thread::Builder::new()
             .name("connection".into())
-            .spawn(move || pass(&shared, &connection, is_up))?;
+            .spawn(move || pass(&shared, &connection, number, is_up))?;
     }
     Ok(())
 }
 
 /// One direction, until either side ends it.
-fn pass(shared: &Shared, connection: &Connection, is_up: bool) {
+fn pass(shared: &Shared, connection: &Connection, number: usize, is_up: bool) {
     let (mut from, mut to) =
         if is_up { (&connection.node, &connection.hub) } else { (&connection.hub, &connection.node) };
     let mut buffer = vec![0; PIECE];
@@ -206,6 +221,9 @@ fn pass(shared: &Shared, connection: &Connection, is_up: bool) {
             }
             Err(_) => break,
         };
+        if let Some(observer) = &shared.observer {
+            observer(number, is_up, &buffer[..count]);
+        }
         // the state may have changed while these were read
         match shared.passage(connection, is_up) {
             Passage::Over => break,
@@ -244,7 +262,7 @@ mod tests {
             side.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         }
         // the hub's side is there a moment before the link knows the connection
-        let known = kedge_rig::scratch::poll(Duration::from_secs(20), || (link.open() == 1).then_some(()));
+        let known = crate::scratch::poll(Duration::from_secs(20), || (link.open() == 1).then_some(()));
         assert!(known.is_some(), "the link never knew the connection");
         Pair { link, node, hub }
     }
