@@ -27,13 +27,13 @@ const CLIENTS: u64 = 4;
 const WATCHERS: u64 = 2;
 /// Objects that all clients write.
 const SHARED: u64 = 5;
-/// Kills unless the environment says otherwise; each costs about a fifth of a second.
+/// Kills, unless the environment sets another number; each costs about a fifth of a second.
 const KILLS: u64 = 30;
 /// Between start and kill at least so much is seen, and so much more as is drawn.
 const LEAST_RECORDS: usize = 40;
 const MORE_RECORDS: u64 = 200;
 /// Far more than it takes on a busy machine.
-const LONGEST_LIFE: Duration = Duration::from_secs(120);
+const LONGEST_RUN: Duration = Duration::from_secs(120);
 /// The store that the child process runs on; not set in the test itself.
 const BROKEN: &str = "KEDGE_HISTORY_STORE";
 const DIRECTORY: &str = "KEDGE_HISTORY_DIRECTORY";
@@ -186,8 +186,14 @@ fn watch(client: &mut Client, notes: &Notes, resume: Option<(u64, u64)>) -> Opti
     Some((at, segment))
 }
 
-/// One life of the hub, ended by a kill.
-fn life(hub: Hub, random: &mut Random, notes: &Arc<Notes>, round: u64, resume: &mut Vec<Option<(u64, u64)>>) {
+/// One run of the hub, ended by a kill.
+fn run_once(
+    hub: Hub,
+    random: &mut Random,
+    notes: &Arc<Notes>,
+    round: u64,
+    resume: &mut Vec<Option<(u64, u64)>>,
+) {
     notes.stop.store(false, Ordering::SeqCst);
     let mut admin = hub.admin();
     for number in 0..SHARED {
@@ -234,7 +240,7 @@ fn life(hub: Hub, random: &mut Random, notes: &Arc<Notes>, round: u64, resume: &
         .collect();
     // so much happens, however slow the machine is
     let enough = notes.count() + LEAST_RECORDS + usize::try_from(random.below(MORE_RECORDS)).unwrap();
-    let until = Instant::now() + LONGEST_LIFE;
+    let until = Instant::now() + LONGEST_RUN;
     while notes.count() < enough {
         assert!(Instant::now() < until, "the hub hardly answers");
         std::thread::sleep(Duration::from_millis(2));
@@ -245,13 +251,13 @@ fn life(hub: Hub, random: &mut Random, notes: &Arc<Notes>, round: u64, resume: &
     *resume = watchers.into_iter().map(|watcher| watcher.join().unwrap()).collect();
 }
 
-/// Runs lives until `kills` hubs were killed; stops earlier when `caught`, asked after each life, says so.
+/// Runs hubs until `kills` hubs were killed; stops earlier when `caught`, asked after each run, returns true.
 fn run(kills: u64, seed: u64, start: impl Fn() -> Hub, caught: impl Fn(&[Record]) -> bool) -> Vec<Record> {
     let notes = Arc::new(Notes::default());
     let mut random = Random::new(seed);
     let mut resume = vec![None; usize::try_from(WATCHERS).unwrap()];
     for round in 0..kills {
-        life(start(), &mut random, &notes, round, &mut resume);
+        run_once(start(), &mut random, &notes, round, &mut resume);
         let hub = start();
         let mut client = hub.admin();
         let started = notes.now();
@@ -280,12 +286,12 @@ fn randomly_killed_hub_keeps_every_promise() {
     let history = run(kills, seed, || Hub::start(folder.path()), |_| false);
     let count = |of: fn(&Record) -> bool| history.iter().filter(|record| of(record)).count();
     let writes = count(|record| matches!(record, Record::Write { .. }));
-    let told = count(|record| matches!(record, Record::Watched { .. }));
+    let watched = count(|record| matches!(record, Record::Watched { .. }));
     println!(
-        "seed {seed}: {kills} kills, {} records, {writes} acknowledged writes, {told} watched",
+        "seed {seed}: {kills} kills, {} records, {writes} acknowledged writes, {watched} watched",
         history.len()
     );
-    assert!(writes as u64 > kills * 10 && told as u64 > kills, "too little happened to prove anything");
+    assert!(writes as u64 > kills * 10 && watched as u64 > kills, "too little happened to prove anything");
     let found = violations(&history);
     assert!(
         found.is_empty(),

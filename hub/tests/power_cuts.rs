@@ -1,6 +1,6 @@
 //! A real hub on a real file system, cut at every flush: nothing acknowledged is lost, and no version is handed out twice.
 //!
-//! The hub lives on a disk whose every write is logged: a first start with its authority and store, clients that write at once, an
+//! The hub runs on a disk whose every write is logged: a first start with its authority and store, clients that write at once, an
 //! orderly stop, a log full enough to be copied back, a kill, a recovery. Then the disk is rebuilt as a cut at each flush and at
 //! each acknowledgement could have left it, with nothing and with random parts of what was on its way, and the hub is started
 //! on each. The checker is checked: a hub whose syncs do nothing must be caught.
@@ -32,7 +32,7 @@ const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/lea
 const WRITERS: u64 = 3;
 /// Objects of each.
 const OBJECTS: u64 = 3;
-/// Writes of each writer in each part of the life.
+/// Writes of each writer in each part of the run.
 const STEPS: u64 = 18;
 /// A content large enough for the write-ahead log to be copied back while clients write.
 const LARGE: usize = 100_000;
@@ -50,7 +50,7 @@ struct Step {
     acknowledged: Option<(u64, u64)>,
 }
 
-/// What the clients saw: each object's writes in order, and the end of each life of the hub.
+/// What the clients saw: each object's writes in order, and the end of each run of the hub.
 #[derive(Debug, Default)]
 struct History {
     objects: BTreeMap<String, Vec<Step>>,
@@ -73,8 +73,8 @@ fn version(value: &Value) -> u64 {
     value["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap()
 }
 
-/// The life of a hub, being lived.
-struct Life<'a> {
+/// A run of hubs that is being recorded.
+struct Run<'a> {
     clock: LogClock,
     program: &'a Path,
     data_dir: PathBuf,
@@ -82,7 +82,7 @@ struct Life<'a> {
     count: u64,
 }
 
-impl Life<'_> {
+impl Run<'_> {
     fn start(&self) -> Hub {
         let hub = start(self.program, &self.data_dir);
         let now = self.clock.now();
@@ -185,22 +185,22 @@ fn start(program: &Path, data_dir: &Path) -> Hub {
 }
 
 /// A first start, writes, an orderly stop; then by the program `later` a log that is copied back, a kill, a recovery, writes.
-fn live(disk: &LoggedDisk, later: &Path) -> History {
+fn execute(disk: &LoggedDisk, later: &Path) -> History {
     let history = Arc::new(Mutex::new(History::default()));
     let (clock, data_dir) = (disk.clock(), disk.mount().join("hub"));
-    let mut life = Life { clock, program: Path::new(HUB), data_dir, history: history.clone(), count: 0 };
-    let hub = life.start();
-    life.write(&hub, 0);
-    life.stop(hub);
-    life.program = later;
-    let hub = life.start();
-    life.write(&hub, LARGE);
-    life.write(&hub, LARGE);
+    let mut run = Run { clock, program: Path::new(HUB), data_dir, history: history.clone(), count: 0 };
+    let hub = run.start();
+    run.write(&hub, 0);
+    run.stop(hub);
+    run.program = later;
+    let hub = run.start();
+    run.write(&hub, LARGE);
+    run.write(&hub, LARGE);
     hub.kill();
-    let hub = life.start();
-    life.write(&hub, 0);
+    let hub = run.start();
+    run.write(&hub, 0);
     hub.kill();
-    drop(life);
+    drop(run);
     Arc::into_inner(history).unwrap().into_inner().unwrap()
 }
 
@@ -231,7 +231,7 @@ fn judge(history: &History, rebuilt: &Rebuilt<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// The object is as its last acknowledged write or a later one left it, and says so with the version of that write.
+/// The object is as its last acknowledged write or a later one left it, with the version of that write.
 fn check_object(name: &str, steps: &[Step], cut: u64, found: Option<&Value>) {
     let acknowledged = |step: &Step| step.acknowledged.is_some_and(|(at, _)| at <= cut);
     let last = steps.iter().rposition(acknowledged);
@@ -257,12 +257,12 @@ fn check_lease(history: &History, cut: u64, client: &mut Client) {
     assert!(is_first || renewed >= durable.as_str(), "the Lease is of {renewed}, {durable} was durable");
 }
 
-/// Lives and checks every cut. `later` is the program of the second part of the life.
+/// Runs and checks every cut. `later` is the program of the second part of the run.
 fn cut(name: &str, file_system: FileSystem, later: &Path, subsets: usize, enough: Option<usize>) -> Report {
     let files = Scratch::in_memory(name).unwrap();
     let mount = files.join("mount");
     let cutting = Cutting { name, file_system, mount: &mount, subsets, thin: !is_full(), enough };
-    let (report, _) = cut_at_every_flush(&cutting, |disk| live(disk, later), judge).unwrap();
+    let (report, _) = cut_at_every_flush(&cutting, |disk| execute(disk, later), judge).unwrap();
     print_past_test_runner(&format!("{name}: {report}"));
     report
 }

@@ -204,7 +204,7 @@ fn long_start_extends_the_systemd_timeout() {
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     let socket = UnixDatagram::bind_addr(&address).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    let told = || {
+    let messages_of_a_start = || {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"));
         command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(folder.path());
         command.env("NOTIFY_SOCKET", format!("@{name}"));
@@ -219,21 +219,21 @@ fn long_start_extends_the_systemd_timeout() {
         messages
     };
     let asked = |seconds: u64| {
-        let messages = told();
+        let messages = messages_of_a_start();
         let expect = format!("EXTEND_TIMEOUT_USEC={seconds}000000");
         assert_eq!((messages.len(), messages[0].trim_end()), (2, &*expect), "{messages:?}");
     };
-    assert_eq!(told().len(), 1);
+    assert_eq!(messages_of_a_start().len(), 1);
     turn_back(folder.path());
     asked(120);
-    assert_eq!(told().len(), 1);
+    assert_eq!(messages_of_a_start().len(), 1);
     let store = || rusqlite::Connection::open(folder.path().join("state.db")).unwrap();
     let filled =
         |mib: usize| format!("CREATE TABLE x (y); INSERT INTO x VALUES (zeroblob({mib} * 1048576));");
     // unused pages that are given back
     store().execute_batch(&format!("{} DROP TABLE x;", filled(20))).unwrap();
     asked(120 + 20);
-    assert_eq!(told().len(), 1);
+    assert_eq!(messages_of_a_start().len(), 1);
     // much to read
     store().execute_batch(&filled(66)).unwrap();
     asked(120 + 33);

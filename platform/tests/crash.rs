@@ -19,7 +19,7 @@ const EIO: i32 = 5;
 
 /// What is done, and what may be found after a cut.
 struct Story {
-    /// What is on the disk before, all of it durable unless said otherwise.
+    /// What is on the disk before, all of it durable unless stated otherwise.
     before: fn(&FakeDisk),
     /// What the program does; the count of its acknowledged steps.
     act: fn(&dyn Files) -> usize,
@@ -445,8 +445,8 @@ fn content_once_read_survives_a_later_cut() {
 /// What each name may hold: what was acknowledged last, and whatever was tried since without an answer.
 type Possible = Vec<Vec<usize>>;
 
-/// One life of a program: random calls, some of which meet a failing, full, interrupted or dying disk.
-fn live(disk: &FakeDisk, random: &mut Random, names: &[&str], possible: &mut Possible) {
+/// One run of a program: random calls, some of which meet a failing, full, interrupted or dying disk.
+fn run_program(disk: &FakeDisk, random: &mut Random, names: &[&str], possible: &mut Possible) {
     let files = fake::files(disk);
     files.sweep(&|_| true, 1000);
     let _ = files.ensure_reserve(RESERVE_BYTES);
@@ -489,7 +489,7 @@ fn faults_and_cuts_leave_only_written_content() {
         let disk = FakeDisk::new();
         let mut possible: Possible = vec![vec![0]; names.len()];
         for _ in 0..4 {
-            live(&disk, &mut random, &names, &mut possible);
+            run_program(&disk, &mut random, &names, &mut possible);
             disk.cut_power();
             disk.reboot(Loss::Chance(random.number()));
             disk.heal();

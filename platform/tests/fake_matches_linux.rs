@@ -19,11 +19,11 @@ const STEPS: usize = 120;
 
 /// One operation, and what it answered.
 fn step<D: Operations>(disk: &D, choice: u64, from: &Path, to: &Path, content: &[u8]) -> String {
-    let told = |answer: io::Result<String>| match answer {
+    let outcome = |answer: io::Result<String>| match answer {
         Ok(text) => text,
         Err(error) => format!("{:?}", error.kind()),
     };
-    told(match choice {
+    outcome(match choice {
         0 | 1 => create(disk, from, content),
         2 => disk.make_directory(from).map(|()| "made".into()),
         3 => disk.unlink(from).map(|()| "unlinked".into()),

@@ -305,7 +305,7 @@ fn full_disk_takes_verdicts_and_refuses_checkpoints() {
     files.write_durably(Path::new("v1/bad-configs.json"), &[3; 2000]).unwrap();
     assert_eq!(files.read(Path::new("v1/bad-configs.json"), LIMIT).unwrap(), [3; 2000]);
     assert!(!disk.0.at(RESERVE_NAME).exists());
-    // Somebody takes the rest: now it is told, and what is there stays.
+    // The rest is used up: now it is reported, and the old content stays.
     let _ = fs::write(disk.0.at("filler2"), vec![1; 4 << 20]);
     let error = files.write_durably(Path::new("current"), &[4; 9000]).unwrap_err();
     assert!(matches!(error, WriteError::NoSpace { .. }), "{error}");
@@ -415,7 +415,7 @@ fn machine_id_is_the_first_valid_one() {
     assert_ne!(derived("a-board"), derived("another"));
     let tree = id_of(&[("proc/device-tree/serial-number", "10000000abcdef\0")]);
     assert_eq!(tree, derived("10000000abcdef"));
-    // Firmware that was never told who it is does not name a board; a network card does.
+    // Firmware with a placeholder id does not name a board; a network card does.
     let unset = "00000000-0000-0000-0000-000000000000";
     let card = [("sys/class/net/eth0/address", "52:54:00:12:34:56\n"), ("sys/class/net/eth0/device/x", "")];
     assert_eq!(derived(unset), "");

@@ -1,4 +1,4 @@
-//! What is told of a disk that fails for as long as the node lives: enough to know, not a line every few seconds.
+//! What is logged of a disk that fails for a long time: enough to know, not a line every few seconds.
 //!
 //! Owns this process's log, so it has one test. Leaves to others: what the calls answer (`faults`).
 
@@ -28,7 +28,7 @@ impl log::Log for Told {
     fn flush(&self) {}
 }
 
-fn told() -> Vec<String> {
+fn logged() -> Vec<String> {
     std::mem::take(&mut *TOLD.0.lock().unwrap())
 }
 
@@ -47,19 +47,19 @@ fn failed_directory_sync_is_logged_once() {
     };
     disk.fail_every(Operation::SyncDirectory, EIO);
     look();
-    let first = told();
+    let first = logged();
     assert_eq!(first.len(), 2, "one line for each directory: {first:#?}");
     assert!(first[0].starts_with("cannot make durable the names in \"v1\""), "{first:#?}");
     // a write that fails, too, is no news of the names
     files.write_durably(path, b"new").unwrap_err();
-    told();
+    logged();
     look();
-    assert_eq!(told(), Vec::<String>::new());
+    assert_eq!(logged(), Vec::<String>::new());
     disk.heal();
     look();
     disk.fail_every(Operation::SyncDirectory, EIO);
     files.write_durably(Path::new("v1/other"), b"new").unwrap_err();
-    told();
+    logged();
     look();
-    assert_eq!(told().len(), 2, "after it worked, a failure is news again");
+    assert_eq!(logged().len(), 2, "after it worked, a failure is logged again");
 }

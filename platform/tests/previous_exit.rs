@@ -215,7 +215,7 @@ fn watchdog_reset_is_evidence_once_per_boot() {
     traces.booted("boot-2", true);
     assert!(reset());
     consume();
-    assert!(!reset(), "the driver says it all boot long");
+    assert!(!reset(), "the driver reports it during the whole boot");
     traces.booted("boot-3", false);
     assert!(!reset());
     traces.booted("boot-4", true);

@@ -4,7 +4,7 @@
 //! What always holds: no rebuilt disk has less than was acknowledged before that flush, or anything but whole content.
 //! The checker is checked: without fsync of the file, or of the directory, it must find fault.
 //!
-//! The rig is `kedge_rig::power_cut`. Without root, loop devices, FUSE and qemu-storage-daemon this says so and does
+//! The rig is `kedge_rig::power_cut`. Without root, loop devices, FUSE and qemu-storage-daemon this is printed and it does
 //! nothing; under CI=true it fails.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]

@@ -18,7 +18,7 @@ pub(crate) enum Record {
     List { version: u64, items: Vec<(String, u64)>, started: u64 },
     /// A watch began after this version; all of one `segment` is without a gap.
     WatchFrom { segment: u64, version: u64 },
-    /// It told a change.
+    /// It events a change.
     Watched { segment: u64, name: String, version: u64 },
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn violations(history: &[Record]) -> Vec<String> {
     found
 }
 
-/// The version a watch began after, and what it told.
+/// The version a watch began after, and what it events.
 type Segment<'a> = (u64, Vec<(&'a str, u64)>);
 
 struct World<'a> {
@@ -201,25 +201,25 @@ impl World<'_> {
                     segments.entry(*segment).or_insert((*version, Vec::new()));
                 }
                 Record::Watched { segment, name, version } => {
-                    if let Some((_, told)) = segments.get_mut(segment) {
-                        told.push((name, *version));
+                    if let Some((_, events)) = segments.get_mut(segment) {
+                        events.push((name, *version));
                     }
                 }
                 _ => {}
             }
         }
-        for (segment, (from, told)) in segments {
+        for (segment, (from, events)) in segments {
             let mut last = from;
-            for (name, version) in &told {
+            for (name, version) in &events {
                 if *version <= last {
                     found.push(format!("watch {segment}: {name} at {version} after {last}"));
                 }
                 last = last.max(*version);
             }
-            let told: std::collections::HashSet<(&str, u64)> = told.into_iter().collect();
+            let events: std::collections::HashSet<(&str, u64)> = events.into_iter().collect();
             for (name, list) in &self.writes {
                 for write in list.iter().filter(|write| write.version > from && write.version <= last) {
-                    if !told.contains(&(*name, write.version)) {
+                    if !events.contains(&(*name, write.version)) {
                         found.push(format!(
                             "watch {segment} from {from} to {last} did not tell of {name} at {}",
                             write.version
