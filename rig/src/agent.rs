@@ -17,6 +17,9 @@ use crate::error::RigError;
 /// Longest wait for the first full turn of an agent's main loop, on a machine that compiles at the same time.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
+/// The file of [`RIG_DROP_IN`]; writing it again replaces that drop-in.
+pub const RIG_DROP_IN_FILE: &str = "10-rig.conf";
+
 /// The drop-in of every node of the rig: no health port, because all nodes would want the same one, and a short Lease, so that
 /// there is a renewal to see every three seconds. As a drop-in it also holds over every pushed configuration.
 pub const RIG_DROP_IN: &str = "\
@@ -79,7 +82,7 @@ impl Agent {
         let agent = Agent { name: name.to_owned(), dir: dir.to_owned(), options, babysitter: None };
         let drop_ins = agent.drop_in_dir();
         std::fs::create_dir_all(&drop_ins).map_err(RigError::io("create directory", &drop_ins))?;
-        agent.write_drop_in("10-demo.conf", RIG_DROP_IN)?;
+        agent.write_drop_in(RIG_DROP_IN_FILE, RIG_DROP_IN)?;
         let path = agent.kubeconfig();
         std::fs::write(&path, kubeconfig).map_err(RigError::io("write", &path))?;
         Ok(agent)

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use kedge_rig::agent::{Agent, AgentOptions};
+use kedge_rig::agent::{Agent, AgentOptions, RIG_DROP_IN_FILE};
 use kedge_rig::error::RigError;
 use kedge_rig::hub::Hub;
 use kedge_rig::programs;
@@ -86,7 +86,7 @@ impl Setup {
     ) -> Result<Agent, RigError> {
         let dir = self.scratch.path().join(name);
         let agent = Agent::prepare(&dir, name, kubeconfig, AgentOptions::new(program))?;
-        agent.write_drop_in("10-rig.conf", drop_in)?;
+        agent.write_drop_in(RIG_DROP_IN_FILE, drop_in)?;
         Ok(agent)
     }
 
