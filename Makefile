@@ -9,7 +9,7 @@ lint: ; @.ci/lint ## format, clippy, shell scripts, dependencies, unit files, re
 mutants: ; @.ci/mutants $(ARGS) ## changes in the decisions that no test notices; hours (ARGS=agent/core/src/config/judge.rs for one file)
 bench: ; @.ci/bench ## what the agent and the hub cost: one table with the goal beside each figure, a quarter of an hour
 fuzz: ; @.ci/fuzz ## a minute of libFuzzer on everything a server, a client or a disk can hand a node or the hub (FUZZ_SECONDS=3600 an hour each)
-sim: ; @.ci/sim ## simulated lives of a node, as many as fit into 45 seconds (SEEDS=5000000 for that many, FIRST=n from there on)
+sim: ; @.ci/sim ## simulation runs of a node, as many as fit into 45 seconds (SEEDS=5000000 for that many, FIRST=n from there on)
 soak: ; @.ci/soak ## an hour of compressed life under bad links and hub outages: what grew, which node fell silent (SOAK_MINUTES=25)
 dist: ; @cross/dist ## static programs and Debian packages for x86_64, aarch64 and armv7, in target/dist
 images: ; @.ci/images ## flashable disk images of every board in images/boards (BOARDS=x86_64-uefi for one), in target/images

@@ -1,13 +1,13 @@
-//! What must hold after every step of every life, each under a name: the ten of the bounded model that the rules came from,
+//! What must hold after every step of every run, each under a name: the ten of the bounded model that the rules came from,
 //! and those of the issue they serve.
 //!
-//! Always holds: an invariant looks at the world and at the ghost; of the agent it takes only what the agent says in
+//! Always holds: an invariant looks at the world and at the model; of the agent it takes only what the agent says in
 //! public, to hold it against what is true.
 
-use crate::designs::{Design, Nature, with_pods};
-use crate::ghost::{Config, banned, final_verdicts, text};
-use crate::life::{Check, Life, Mode};
+use crate::configs::{Design, Nature, with_pods};
+use crate::model::{Config, banned, final_verdicts, text};
 use crate::mutants::Mutant;
+use crate::simulation::{Check, Mode, Simulation};
 use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, Read, STARTUPS, StateFile};
 use kedge_core::{ConfigId, Report, Step};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ macro_rules! hold {
     };
 }
 
-impl Life {
+impl Simulation {
     /// After every step.
     pub(crate) fn check(&self) -> Check {
         self.invariant_some_config_always_runs()?;
@@ -54,10 +54,10 @@ impl Life {
         let running = self.world.process.as_ref().is_some_and(|process| process.step.is_none());
         // a mutant lies about the disk: what that leads to must be noticed, not the lie
         let lied_to = self.mutant.is_some_and(|mutant| mutant != Mutant::ProgressNotWritten);
-        if !running || self.ghost.tampered || lied_to {
+        if !running || self.model.tampered || lied_to {
             return Ok(());
         }
-        for (path, told) in &self.ghost.told {
+        for (path, told) in &self.model.told {
             if path.starts_with("checkpoints/") {
                 continue;
             }
@@ -95,12 +95,12 @@ impl Life {
     fn invariant_a_bad_config_is_not_tried_again(&self, config: Config) -> Check {
         let key = (self.world.version.clone(), config.id);
         hold!(
-            !self.ghost.condemned.contains(&key),
+            !self.model.condemned.contains(&key),
             "invariant_a_bad_config_is_not_tried_again (i3): {config:?} was condemned, and runs"
         );
         // as the agent read it: it may be that it could not
         let path = StateFile::BadConfigs.path(&self.world.version);
-        let told = self.ghost.told.get(&path).and_then(Option::as_ref);
+        let told = self.model.told.get(&path).and_then(Option::as_ref);
         let bad = told.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or(Value::Null);
         hold!(
             !banned(&bad).contains(&config.id),
@@ -111,7 +111,7 @@ impl Life {
 
     /// i4: N + 1 crashes with no whole trial between them, and then no more.
     fn invariant_a_crash_loop_ends(&self, config: Config, design: &Design) -> Check {
-        let crashes = self.ghost.past.get(&config.id).map_or(0, |past| past.crashes);
+        let crashes = self.model.past.get(&config.id).map_or(0, |past| past.crashes);
         hold!(
             crashes <= u32::from(design.threshold),
             "invariant_a_crash_loop_ends (i4): {config:?} crashed {crashes} times, its threshold is {}, and it runs",
@@ -140,7 +140,7 @@ impl Life {
 
     /// The agent claims no more running time than there was, and a cut costs no more than the time since the last save.
     fn invariant_running_time_is_real(&self, config: Config, report: &Report) -> Check {
-        let Some(past) = self.ghost.past.get(&config.id) else { return Ok(()) };
+        let Some(past) = self.model.past.get(&config.id) else { return Ok(()) };
         let claimed = Duration::from_secs(report.config.ran_seconds);
         hold!(
             claimed <= past.ran,
@@ -177,12 +177,12 @@ impl Life {
         let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
         let Some(config) = self.checkpoint(&path) else {
             hold!(
-                self.ghost.tampered,
+                self.model.tampered,
                 "invariant_records_name_checkpoints: last-known-good names {path}, nothing is there"
             );
             return Ok(());
         };
-        let past = self.ghost.past.get(&config.id).cloned().unwrap_or_default();
+        let past = self.model.past.get(&config.id).cloned().unwrap_or_default();
         let design = with_pods(&self.designs, config.max_pods).expect("it is no local config");
         hold!(
             past.ran >= Duration::from_millis(design.trial_ms) && past.contact,
@@ -201,7 +201,7 @@ impl Life {
         for (part, path) in [("assigned", "current"), ("lastKnownGood", "last-known-good")] {
             let Some(claimed) = sent.get(part).filter(|claimed| !claimed.is_null()) else { continue };
             // in the midst of a transition it may still be what it was before
-            let tellings = [self.ghost.told.get(path), self.ghost.told_before.get(path)];
+            let tellings = [self.model.told.get(path), self.model.told_before.get(path)];
             let records = tellings.map(|told| {
                 let told = told.and_then(Option::as_ref);
                 told.and_then(|bytes| serde_json::from_slice::<Value>(bytes).ok()).unwrap_or_default()
@@ -248,7 +248,7 @@ impl Life {
 
     /// When startups are written: no more of them were counted than there were ends that count.
     pub(crate) fn invariant_an_end_counts_once(&mut self, id: Option<ConfigId>, count: u64) -> Check {
-        let most = self.ghost.startups_written(id, count);
+        let most = self.model.startups_written(id, count);
         hold!(
             count <= most,
             "invariant_an_end_counts_once: {count} startups are counted against {id:?}, there can be {most}"
@@ -277,16 +277,16 @@ impl Life {
         });
         for (id, verdict) in counted {
             hold!(
-                ConfigId::parse(id).is_none_or(|id| !self.ghost.forgiven.contains(&id)),
+                ConfigId::parse(id).is_none_or(|id| !self.model.forgiven.contains(&id)),
                 "invariant_a_forgiven_config_is_tried: it was forgiven and did not run since, now: {verdict}"
             );
         }
         let banned = banned(bad);
-        let gone = self.ghost.forgiving.iter().filter(|id| !banned.contains(id)).copied();
+        let gone = self.model.forgiving.iter().filter(|id| !banned.contains(id)).copied();
         let gone: Vec<ConfigId> = gone.collect();
         for id in gone {
-            self.ghost.forgiving.remove(&id);
-            self.ghost.forgiven.insert(id);
+            self.model.forgiving.remove(&id);
+            self.model.forgiven.insert(id);
         }
         Ok(())
     }
@@ -349,7 +349,7 @@ impl Life {
                 .is_some_and(|process| process.step.is_none() || matches!(process.step, Some(Step::Read(_)))),
             "invariant_everything_comes_to_rest: a step is still under way"
         );
-        if self.ghost.tampered && !self.knows("current") {
+        if self.model.tampered && !self.knows("current") {
             // what it is not told of a record, because a failed write changed it, the next start will read
             return Ok(());
         }
@@ -359,7 +359,7 @@ impl Life {
         };
         let design = with_pods(&self.designs, assigned.max_pods).expect("it is no local config");
         let nature = design.nature(self.drop_in);
-        let active = self.ghost.run.as_ref().and_then(|run| run.config);
+        let active = self.model.run.as_ref().and_then(|run| run.config);
         let condition = &report.config.condition;
         let bad = banned(&self.world.bad_configs()).contains(&assigned.id);
         let by_hand = self
@@ -379,7 +379,7 @@ impl Life {
         if active == Some(assigned) && state == "known-good" {
             let good = self.recorded("last-known-good");
             hold!(
-                self.ghost.tampered || good == Some(assigned),
+                self.model.tampered || good == Some(assigned),
                 "invariant_a_good_config_wins (i9): {assigned:?} runs, last-known-good is {good:?}"
             );
             return Ok(());
@@ -388,7 +388,7 @@ impl Life {
             condition.status != "True",
             "invariant_true_means_that_current_runs (i8): {assigned:?} does not run: {condition:?}"
         );
-        if self.ghost.tampered {
+        if self.model.tampered {
             // files changed under a running agent are read by its next start
             return Ok(());
         }
@@ -413,7 +413,7 @@ impl Life {
 
     /// Whether the agent was told of this record what it says.
     fn knows(&self, path: &str) -> bool {
-        let told = self.ghost.told.get(path).and_then(Option::as_deref);
+        let told = self.model.told.get(path).and_then(Option::as_deref);
         self.world.disk.is(path, told)
     }
 

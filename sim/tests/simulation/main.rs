@@ -1,50 +1,51 @@
-//! Thousands of lives of a node, each from a seed: the core, a board, a hub and an operator on one thread, with power cuts
-//! between any two steps and in the middle of a write, failing, full and read-only disks, dead, half-dead, slow and lying
-//! networks, clocks that jump or are missing, agents that are replaced, and configs that crash, hang, eat memory or take the
-//! board down.
+//! The simulation of one node: thousands of runs, each from a seed, of the core, a board, a hub and an operator on one thread.
 //!
-//! A failing seed prints its story and the command that lives it again. `KEDGE_SIM_SEEDS=n` lives n seeds, at most
-//! `KEDGE_SIM_SECONDS` long and until `KEDGE_SIM_FAILURES` of them failed, `KEDGE_SIM_SEED=s` one. Each invariant must notice
-//! a world that breaks it (`mutants`).
+//! Owns which runs there are and what they must reach together. What can happen: power cuts between any two steps and within a
+//! write, failing, full and read-only disks, dead, half-dead, slow and lying networks, clocks that jump or are missing,
+//! agents that are replaced, and configs that crash, hang, eat memory or take the board down.
+//! Always holds: the same seed gives the same run; every invariant notices a broken promise (`mutants`).
+//!
+//! A failing seed prints its trace and the command that runs it again. `KEDGE_SIM_SEEDS=n` runs n seeds, at most
+//! `KEDGE_SIM_SECONDS` long and until `KEDGE_SIM_FAILURES` of them failed, `KEDGE_SIM_SEED=s` one.
 
+mod configs;
 mod coverage;
-mod designs;
-mod ghost;
 mod invariants;
-mod life;
+mod model;
 mod mutants;
+mod simulation;
 
 use coverage::Coverage;
-use life::Life;
 use mutants::Mutant;
+use simulation::Simulation;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Lives in a run of the tests that nobody asked for more.
+/// Runs unless somebody asks for more.
 const SEEDS: u64 = 500;
-/// Lives that together must reach everything: time ends no run before. Fewer may miss a rule by chance.
+/// Runs that together must reach everything: time ends no run before. Fewer may miss a rule by chance.
 const ENOUGH: u64 = 8000;
-/// Fewest and most acts of a life, before everything comes to rest; most of them are several events.
+/// Fewest and most acts of a run, before everything comes to rest; most of them are several events.
 const ACTS: (u64, u64) = (40, 160);
-/// Lives within which each mutant must be noticed.
+/// Runs within which each mutant must be noticed.
 const MUTANT_SEEDS: u64 = 1000;
 
-/// What one life came to.
-struct Lived {
+/// What one run came to.
+struct SimulationResult {
     coverage: Coverage,
     events: u64,
     failure: Option<String>,
-    story: Vec<String>,
+    trace: Vec<String>,
 }
 
-fn live(seed: u64, mutant: Option<Mutant>, tell: bool) -> Lived {
-    let mut life = Life::new(seed, mutant, tell);
-    let acts = ACTS.0 + life.random.below(ACTS.1 - ACTS.0);
-    let result = catch_unwind(AssertUnwindSafe(|| life.live(acts)));
-    let failure = match result {
+fn simulate(seed: u64, mutant: Option<Mutant>, traced: bool) -> SimulationResult {
+    let mut simulation = Simulation::new(seed, mutant, traced);
+    let acts = ACTS.0 + simulation.random.below(ACTS.1 - ACTS.0);
+    let outcome = catch_unwind(AssertUnwindSafe(|| simulation.run(acts)));
+    let failure = match outcome {
         Ok(Ok(())) => None,
         Ok(Err(violated)) => Some(violated),
         Err(panic) => {
@@ -53,7 +54,12 @@ fn live(seed: u64, mutant: Option<Mutant>, tell: bool) -> Lived {
             Some(format!("panic: {}", text.unwrap_or_default()))
         }
     };
-    Lived { coverage: life.coverage, events: life.events, failure, story: life.story.unwrap_or_default() }
+    SimulationResult {
+        coverage: simulation.coverage,
+        events: simulation.events,
+        failure,
+        trace: simulation.trace.unwrap_or_default(),
+    }
 }
 
 #[allow(
@@ -79,30 +85,30 @@ impl Stopwatch {
     }
 }
 
-/// Lives that threads take one after another.
-struct Lives {
+/// Runs that threads take one after another.
+struct Runs {
     first: u64,
     seeds: u64,
     limit: Option<Duration>,
     watch: Stopwatch,
     taken: AtomicU64,
     failed: AtomicU64,
-    /// Failures after which no other life begins.
+    /// Failures after which no other run begins.
     failures: u64,
 }
 
-/// What many lives came to.
+/// What all runs came to.
 #[derive(Default)]
 struct Sum {
     coverage: Coverage,
-    lives: u64,
+    runs: u64,
     events: u64,
-    /// Events of the shortest life.
+    /// Events of the shortest run.
     fewest: u64,
     failures: Vec<(u64, String)>,
 }
 
-impl Lives {
+impl Runs {
     /// The next seed to live.
     fn next(&self) -> Option<u64> {
         let taken = self.taken.fetch_add(1, Ordering::Relaxed);
@@ -111,57 +117,57 @@ impl Lives {
         go_on.then_some(self.first + taken)
     }
 
-    fn live_all(&self, sum: &Mutex<Sum>) {
+    fn run_all(&self, sum: &Mutex<Sum>) {
         let mut own = Sum { fewest: u64::MAX, ..Sum::default() };
         while let Some(seed) = self.next() {
-            let lived = live(seed, None, false);
-            if let Some(failure) = lived.failure {
+            let result = simulate(seed, None, false);
+            if let Some(failure) = result.failure {
                 self.failed.fetch_add(1, Ordering::Relaxed);
                 println!("seed {seed} failed: {failure}");
                 own.failures.push((seed, failure));
             }
-            own.coverage.add(lived.coverage);
-            own.lives += 1;
-            own.events += lived.events;
-            own.fewest = own.fewest.min(lived.events);
+            own.coverage.add(result.coverage);
+            own.runs += 1;
+            own.events += result.events;
+            own.fewest = own.fewest.min(result.events);
             let number = seed - self.first + 1;
             if number.is_multiple_of(10_000) {
-                println!("{number} lives after {} s", self.watch.elapsed().as_secs());
+                println!("{number} runs after {} s", self.watch.elapsed().as_secs());
             }
         }
-        let mut sum = sum.lock().expect("a life that panics is caught");
-        sum.fewest = if sum.lives == 0 { own.fewest } else { sum.fewest.min(own.fewest) };
+        let mut sum = sum.lock().expect("a run that panics is caught");
+        sum.fewest = if sum.runs == 0 { own.fewest } else { sum.fewest.min(own.fewest) };
         sum.coverage.add(own.coverage);
-        sum.lives += own.lives;
+        sum.runs += own.runs;
         sum.events += own.events;
         sum.failures.append(&mut own.failures);
     }
 }
 
-/// Lives the seed once more and tells its story.
-fn tell_and_fail(seed: u64, failure: &str) -> ! {
-    let story = live(seed, None, true).story;
-    let shown = story.len().saturating_sub(400);
-    for line in &story[shown..] {
+/// Runs the seed once more and tells its trace.
+fn print_trace_and_fail(seed: u64, failure: &str) -> ! {
+    let trace = simulate(seed, None, true).trace;
+    let shown = trace.len().saturating_sub(400);
+    for line in &trace[shown..] {
         println!("{line}");
     }
     panic!(
-        "seed {seed}: {failure}\nagain: KEDGE_SIM_SEED={seed} cargo test -p kedge-core --test simulation -- --nocapture \
-         every_life"
+        "seed {seed}: {failure}\nagain: KEDGE_SIM_SEED={seed} cargo test -p kedge-sim --test simulation -- --nocapture \
+         runs_keep"
     );
 }
 
 #[test]
-fn every_life_keeps_the_invariants_and_together_they_reach_every_rule() {
+fn runs_keep_every_invariant_and_reach_every_rule() {
     if let Some(seed) = number_from_environment("KEDGE_SIM_SEED") {
-        let lived = live(seed, None, true);
-        for line in &lived.story {
+        let result = simulate(seed, None, true);
+        for line in &result.trace {
             println!("{line}");
         }
-        assert_eq!(lived.failure, None, "seed {seed}");
+        assert_eq!(result.failure, None, "seed {seed}");
         return;
     }
-    let lives = Lives {
+    let runs = Runs {
         first: number_from_environment("KEDGE_SIM_FIRST").unwrap_or_default(),
         seeds: number_from_environment("KEDGE_SIM_SEEDS").unwrap_or(SEEDS),
         limit: number_from_environment("KEDGE_SIM_SECONDS").map(Duration::from_secs),
@@ -173,49 +179,49 @@ fn every_life_keeps_the_invariants_and_together_they_reach_every_rule() {
     let sum = Mutex::new(Sum::default());
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
-            scope.spawn(|| lives.live_all(&sum));
+            scope.spawn(|| runs.run_all(&sum));
         }
     });
-    let sum = sum.into_inner().expect("a life that panics is caught");
+    let sum = sum.into_inner().expect("a run that panics is caught");
     if let Some((seed, failure)) = sum.failures.iter().min() {
-        tell_and_fail(*seed, failure);
+        print_trace_and_fail(*seed, failure);
     }
-    let seconds = lives.watch.elapsed().as_secs();
+    let seconds = runs.watch.elapsed().as_secs();
     println!(
-        "{} lives from seed {}, {} events in {seconds} s, {} in the shortest life\n{}",
-        sum.lives,
-        lives.first,
+        "{} runs from seed {}, {} events in {seconds} s, {} in the shortest run\n{}",
+        sum.runs,
+        runs.first,
         sum.events,
         sum.fewest,
         sum.coverage.table()
     );
     let missing = sum.coverage.missing();
-    assert!(sum.lives < ENOUGH || missing.is_empty(), "never reached: {missing:?}");
+    assert!(sum.runs < ENOUGH || missing.is_empty(), "never reached: {missing:?}");
 }
 
 #[test]
-fn the_same_seed_lives_the_same_life() {
+fn same_seed_gives_the_same_run() {
     for seed in [3, 4, 5] {
-        assert_eq!(live(seed, None, true).story, live(seed, None, true).story);
+        assert_eq!(simulate(seed, None, true).trace, simulate(seed, None, true).trace);
     }
 }
 
-/// Lives the mutant's world until its invariant notices; else says who noticed instead.
+/// Runs the mutant's world until its invariant notices; else says who noticed instead.
 fn noticed(mutant: Mutant, invariant: &str) -> Result<(), String> {
     let mut others = BTreeSet::new();
     for seed in 0..MUTANT_SEEDS {
-        let Some(failure) = live(seed, Some(mutant), false).failure else { continue };
+        let Some(failure) = simulate(seed, Some(mutant), false).failure else { continue };
         if failure.starts_with(invariant) {
             println!("{mutant:?}: seed {seed}: {}", failure.chars().take(160).collect::<String>());
             return Ok(());
         }
         others.insert(failure.split([' ', ':']).next().unwrap_or_default().to_owned());
     }
-    Err(format!("{mutant:?} lived {MUTANT_SEEDS} lives unnoticed by {invariant}; noticed by {others:?}"))
+    Err(format!("{mutant:?} went unnoticed for {MUTANT_SEEDS} runs by {invariant}; noticed by {others:?}"))
 }
 
 #[test]
-fn a_world_that_breaks_a_promise_is_noticed_by_the_invariant_that_guards_it() {
+fn every_broken_promise_is_noticed_by_its_invariant() {
     let all = Mutant::ALL.iter();
     let unnoticed: Vec<String> =
         all.filter_map(|(mutant, invariant)| noticed(*mutant, invariant).err()).collect();
@@ -229,9 +235,9 @@ fn invariants_in(source: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn there_is_a_world_for_every_invariant() {
+fn every_invariant_has_a_broken_promise() {
     let mut all = invariants_in(include_str!("invariants.rs"));
-    all.append(&mut invariants_in(include_str!("life.rs")));
+    all.append(&mut invariants_in(include_str!("simulation.rs")));
     let guarded: BTreeSet<String> =
         Mutant::ALL.iter().map(|(_, invariant)| (*invariant).to_owned()).collect();
     assert_eq!(all, guarded);

@@ -55,7 +55,7 @@ pub(crate) enum Mutant {
     /// The network fails again and again where one outage was promised.
     ManyOutages,
     /// The agent is ended for ever, again and again, by nobody.
-    Poltergeist,
+    CrashesForever,
     /// Counts of before come back after a config was forgiven.
     NeverForgiven,
     /// The status names another version than the record.
@@ -101,7 +101,7 @@ impl Mutant {
         (Self::RenewalsDropped, "invariant_the_heartbeat_resumes"),
         (Self::StatusDropped, "invariant_the_last_word_arrived"),
         (Self::ManyOutages, "invariant_one_outage_condemns_nothing"),
-        (Self::Poltergeist, "invariant_everything_comes_to_rest"),
+        (Self::CrashesForever, "invariant_everything_comes_to_rest"),
         (Self::StatusClaims, "invariant_status_never_claims_what_is_not_on_disk"),
         (Self::CheckpointVanishes, "invariant_what_runs_is_on_disk"),
         (Self::RunsNotCounted, "invariant_an_end_counts_once"),

@@ -1,4 +1,4 @@
-//! The configurations of a simulated life, and what becomes of an agent under each: its nature, which a drop-in may change.
+//! The configurations of a simulation run, and what becomes of an agent under each: its nature, which a drop-in may change.
 //!
 //! Always holds: a design is told from any other by its `maxPods`, so what runs can be recognised from outside.
 
@@ -76,14 +76,14 @@ impl Design {
     }
 }
 
-/// What every configuration of a simulated life says, so that hours pass in few events.
+/// What every configuration of a simulation run says, so that hours pass in few events.
 pub(crate) const SLOWLY: &str =
     "nodeLeaseDurationSeconds: 600\nnodeStatusUpdateFrequency: 10m\nnodeStatusReportFrequency: 30m\n";
 
 /// The drop-in: it mends a threshold that is out of range, so a payload may be valid only with it.
 pub(crate) const DROP_IN: &str = "logging:\n  verbosity: 3\n";
 
-/// Designs for one life. `all_good`: none of them harms.
+/// Designs for one run. `all_good`: none of them harms.
 pub(crate) fn designs(random: &mut Random, all_good: bool) -> Vec<Design> {
     (0..6).map(|number| design(random, number, all_good)).collect()
 }

@@ -1,12 +1,12 @@
-//! One simulated life of a node: a board, a hub and an operator, moved by chance one small act at a time.
+//! One run of the simulation: a node, a hub and an operator, moved by chance one small act at a time.
 //!
-//! Always holds: the same seed and mode live the same life; after every act everything that was asked for and done is
-//! shown to the ghost, and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is compared
-//! with (`ghost`).
+//! Always holds: the same seed and mode give the same run; after every act everything that was asked for and done is
+//! shown to the model (the expected state), and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is compared
+//! with (`model`).
 
+use crate::configs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
 use crate::coverage::Coverage;
-use crate::designs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
-use crate::ghost::{Config, Ghost, text};
+use crate::model::{Config, Model, text};
 use crate::mutants::Mutant;
 use kedge_core::config::records::{Read, STARTUPS, StateFile};
 use kedge_core::kubelet::canonical_overrides;
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 pub(crate) type Check = Result<(), String>;
 
-/// What may happen in a life.
+/// What may happen in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Everything.
@@ -37,7 +37,7 @@ pub(crate) enum Mode {
 const CUTS: u32 = 28;
 /// More starts than the rules need to condemn all there is: crash loops and silent reboots of two configs.
 const MANY_STARTS: u64 = 200;
-/// Transitions that few lives come to.
+/// Transitions that few runs come to.
 const RARE: [&str; 6] = [
     "clean-exit",
     "contact-under-fallback",
@@ -46,7 +46,7 @@ const RARE: [&str; 6] = [
     "record-verdict",
     "trial-over-without-contact",
 ];
-/// Fewest events before a life comes to its rest.
+/// Fewest events before a run comes to rest.
 const FEWEST_EVENTS: u64 = 200;
 const MAPS: [&str; 3] = ["x", "y", "z"];
 /// A ConfigMap that only another node's Node names.
@@ -59,7 +59,7 @@ const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
 
 /// What the network and the API server are like while the link is up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Weather {
+pub(crate) enum Network {
     Fine,
     /// Requests arrive, and their answers do not.
     HalfDead,
@@ -69,17 +69,17 @@ pub(crate) enum Weather {
     Busy,
 }
 
-pub(crate) struct Life {
+pub(crate) struct Simulation {
     pub(crate) world: World,
     pub(crate) random: Random,
     pub(crate) designs: Vec<Design>,
     pub(crate) mode: Mode,
     pub(crate) mutant: Option<Mutant>,
     pub(crate) drop_in: usize,
-    pub(crate) ghost: Ghost,
+    pub(crate) model: Model,
     pub(crate) coverage: Coverage,
-    /// The story so far, if somebody wants to read it.
-    pub(crate) story: Option<Vec<String>>,
+    /// The trace so far, if somebody asked for one.
+    pub(crate) trace: Option<Vec<String>>,
     overrides: Vec<u8>,
     /// When the config in use ends its run.
     late: Option<Duration>,
@@ -92,7 +92,7 @@ pub(crate) struct Life {
     orphans: Vec<Request>,
     cuts_left: u32,
     outages_left: u32,
-    weather: Weather,
+    network: Network,
     /// The board keeps time while it has no power.
     has_clock: bool,
     /// The hub as somebody saved it.
@@ -115,8 +115,8 @@ pub(crate) struct Life {
     pub(crate) settling: bool,
 }
 
-impl Life {
-    pub(crate) fn new(seed: u64, mutant: Option<Mutant>, tell: bool) -> Self {
+impl Simulation {
+    pub(crate) fn new(seed: u64, mutant: Option<Mutant>, traced: bool) -> Self {
         let mut random = Random::new(seed);
         let mode = match random.below(10) {
             0 => Mode::CutsOnly,
@@ -136,16 +136,16 @@ impl Life {
             _ => {}
         }
         let designs = designs(&mut random, mode != Mode::All);
-        let mut life = Self {
+        let mut simulation = Self {
             world,
             random,
             designs,
             mode,
             mutant,
             drop_in: 0,
-            ghost: Ghost::default(),
+            model: Model::default(),
             coverage: Coverage::default(),
-            story: tell.then(Vec::new),
+            trace: traced.then(Vec::new),
             overrides: Vec::new(),
             late: None,
             local_invalid: false,
@@ -155,7 +155,7 @@ impl Life {
             orphans: Vec::new(),
             cuts_left: if mode == Mode::OneOutage { 1 } else { CUTS },
             outages_left: if mutant == Some(Mutant::ManyOutages) { 9 } else { 1 },
-            weather: Weather::Fine,
+            network: Network::Fine,
             has_clock: true,
             backup: None,
             damaged: BTreeSet::new(),
@@ -167,16 +167,16 @@ impl Life {
             events: 0,
             settling: false,
         };
-        life.has_clock = life.random.percent(60);
-        life.world.disk.syncs_files = mutant != Some(Mutant::ContentsNotSynced);
-        life.world.disk.syncs_directories = mutant != Some(Mutant::NamesNotSynced);
-        life.world.disk.settles_directories = mutant != Some(Mutant::NamesNotSettled);
-        life.world.version = (*life.random.pick(&VERSIONS)).into();
-        if life.random.percent(20) {
-            life.world.hub.delete_node();
+        simulation.has_clock = simulation.random.percent(60);
+        simulation.world.disk.syncs_files = mutant != Some(Mutant::ContentsNotSynced);
+        simulation.world.disk.syncs_directories = mutant != Some(Mutant::NamesNotSynced);
+        simulation.world.disk.settles_directories = mutant != Some(Mutant::NamesNotSettled);
+        simulation.world.version = (*simulation.random.pick(&VERSIONS)).into();
+        if simulation.random.percent(20) {
+            simulation.world.hub.delete_node();
         }
-        life.edit_drop_in();
-        let about: Vec<String> = life
+        simulation.edit_drop_in();
+        let about: Vec<String> = simulation
             .designs
             .iter()
             .map(|design| {
@@ -190,18 +190,18 @@ impl Life {
                 )
             })
             .collect();
-        life.tell(|| format!("{mode:?}, {flavour:?}; designs by maxPods: {}", about.join("; ")));
-        life
+        simulation.trace(|| format!("{mode:?}, {flavour:?}; designs by maxPods: {}", about.join("; ")));
+        simulation
     }
 
-    pub(crate) fn tell(&mut self, line: impl FnOnce() -> String) {
-        if let Some(story) = &mut self.story {
-            story.push(format!("{:>8.0} s  {}", self.world.time.as_secs_f64(), line()));
+    pub(crate) fn trace(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>8.0} s  {}", self.world.time.as_secs_f64(), line()));
         }
     }
 
-    /// Lives for some acts, and as many more as make a life, then lets everything come to rest.
-    pub(crate) fn live(&mut self, acts: u64) -> Check {
+    /// Runs for some acts, and at least `FEWEST_EVENTS` events, then lets everything come to rest.
+    pub(crate) fn run(&mut self, acts: u64) -> Check {
         let mut done = 0;
         while done < acts || self.events < FEWEST_EVENTS {
             self.act()?;
@@ -218,7 +218,7 @@ impl Life {
             return self.observe();
         }
         if self.random.percent(6) {
-            self.operate();
+            self.act_as_operator();
             return self.observe();
         }
         if self.world.process.is_none() {
@@ -240,7 +240,7 @@ impl Life {
             }
             32 => self.end_by_chance(),
             33 => self.change_link(),
-            34..=35 if self.mode == Mode::All => self.surprise(),
+            34..=35 if self.mode == Mode::All => self.disturb(),
             _ => self.act_pending(),
         }
     }
@@ -275,7 +275,7 @@ impl Life {
             Ok(()) => {
                 let version = self.world.version.clone();
                 let boot = self.world.boot_id();
-                self.tell(|| format!("START of {version} in {boot}"));
+                self.trace(|| format!("START of {version} in {boot}"));
                 self.hit("transition", "start");
                 self.under_way = Some("start");
                 if self.mutant == Some(Mutant::StepForgotten) && self.random.percent(5) {
@@ -285,7 +285,7 @@ impl Life {
             }
             Err(why) => {
                 self.hit("start case", "1 local invalid");
-                self.tell(|| format!("START refused: {why}"));
+                self.trace(|| format!("START refused: {why}"));
                 if self.random.percent(50) {
                     self.mend_local();
                 }
@@ -341,26 +341,26 @@ impl Life {
         let chance = self.mutants_chance(&step).unwrap_or(chance);
         match chance {
             0 if faulty => {
-                self.tell(|| format!("  about to {about}"));
+                self.trace(|| format!("  about to {about}"));
                 self.hit("fault", "crash before a step");
                 self.die_by_chance();
                 return self.observe();
             }
             1 if faulty => {
-                self.tell(|| format!("  {about}, not answered yet"));
+                self.trace(|| format!("  {about}, not answered yet"));
                 self.hit("fault", "crash after a step");
                 self.perform(&step);
                 self.die_by_chance();
                 return self.observe();
             }
             2 if self.may_cut() => {
-                self.tell(|| format!("  about to {about}"));
+                self.trace(|| format!("  about to {about}"));
                 self.hit("fault", "cut before a step");
                 self.cut_within();
                 return self.observe();
             }
             3 if self.may_cut() => {
-                self.tell(|| format!("  {about}, not answered yet"));
+                self.trace(|| format!("  {about}, not answered yet"));
                 self.hit("fault", "cut after a step");
                 self.perform(&step);
                 self.cut_within();
@@ -368,19 +368,19 @@ impl Life {
             }
             4 | 5 if faulty && changes => {
                 self.hit("fault", "write error");
-                self.tell(|| format!("  {about}: fails"));
+                self.trace(|| format!("  {about}: fails"));
                 return self.step_done(step, Outcome::Done(Err("input/output error".into())));
             }
             6 if faulty && is_write => {
                 self.hit("fault", "error though written");
-                self.tell(|| format!("  {about}: done, but its name could not be made durable"));
+                self.trace(|| format!("  {about}: done, but its name could not be made durable"));
                 self.write_until(Operation::Rename, &step);
-                self.ghost.tampered = true;
+                self.model.tampered = true;
                 return self.step_done(step, Outcome::Done(Err("input/output error".into())));
             }
             7 | 8 if self.may_cut() && is_write => {
                 let stage = *self.random.pick(&WITHIN_A_WRITE);
-                self.tell(|| format!("  in the middle of: {about} ({stage:?})"));
+                self.trace(|| format!("  in the middle of: {about} ({stage:?})"));
                 self.hit("fault", "cut in the middle of a write");
                 self.write_until(stage, &step);
                 self.cut_within();
@@ -390,7 +390,7 @@ impl Life {
                 let stage = *self.random.pick(&WITHIN_A_WRITE);
                 let stage =
                     if self.mutant == Some(Mutant::NamesNotSettled) { Operation::Rename } else { stage };
-                self.tell(|| format!("  in the middle of: {about} ({stage:?})"));
+                self.trace(|| format!("  in the middle of: {about} ({stage:?})"));
                 self.hit("fault", "crash in the middle of a write");
                 self.write_until(stage, &step);
                 self.die_by_chance();
@@ -399,7 +399,7 @@ impl Life {
             _ => {}
         }
         let outcome = self.perform(&step);
-        self.tell(|| format!("  {about}: {}", short(&outcome)));
+        self.trace(|| format!("  {about}: {}", short(&outcome)));
         self.step_done(step, outcome)
     }
 
@@ -407,7 +407,7 @@ impl Life {
     fn mutants_chance(&mut self, step: &Step) -> Option<u64> {
         match (self.mutant?, step) {
             // a start is recorded, and the power goes before the evidence is consumed
-            (Mutant::RunsNotCounted, Step::Write(StateFile::Startups, _)) if self.ghost.run.is_none() => {
+            (Mutant::RunsNotCounted, Step::Write(StateFile::Startups, _)) if self.model.run.is_none() => {
                 self.random.percent(20).then_some(3)
             }
             // a process is killed between a name and its sync; the next is cut off after it has read
@@ -440,7 +440,7 @@ impl Life {
 
     /// Performs a step on the disk, faithfully or as the mutant has it.
     fn perform(&mut self, step: &Step) -> Outcome {
-        let starting = self.ghost.run.is_none();
+        let starting = self.model.run.is_none();
         let lost = match (self.mutant, step) {
             (Some(Mutant::StartNotRecorded), Step::Write(StateFile::Startups, _)) => starting,
             (Some(Mutant::VerdictNotWritten), Step::Write(StateFile::BadConfigs, _)) => true,
@@ -504,19 +504,19 @@ impl Life {
     }
 
     /// What becomes of a request: None, the server answers it.
-    fn fate(&mut self) -> Option<Answer> {
+    fn network_fault(&mut self) -> Option<Answer> {
         if !self.link() {
             return Some(Answer::Failed("no route to host".into()));
         }
         if self.mode != Mode::All || self.settling {
             return None;
         }
-        match self.weather {
-            Weather::HalfDead if self.random.percent(90) => {
+        match self.network {
+            Network::HalfDead if self.random.percent(90) => {
                 self.hit("fault", "half-dead network");
                 return Some(Answer::Failed("timed out".into()));
             }
-            Weather::Busy if self.random.percent(80) => {
+            Network::Busy if self.random.percent(80) => {
                 self.hit("fault", "answer 503");
                 let retry_after = self.random.percent(50).then_some(Duration::from_secs(30));
                 let (reason, message) = ("ServiceUnavailable".to_owned(), "starting".to_owned());
@@ -541,9 +541,9 @@ impl Life {
         Some(answer)
     }
 
-    fn heard(&mut self, answer: &Answer) {
+    fn note_contact(&mut self, answer: &Answer) {
         if answer.is_contact() {
-            self.ghost.contact();
+            self.model.contact();
         } else if self.mutant == Some(Mutant::ContactWithoutAnswer) {
             self.world.handle(Event::Contact);
         }
@@ -554,7 +554,7 @@ impl Life {
         else {
             return Ok(());
         };
-        let answer = match self.fate() {
+        let answer = match self.network_fault() {
             Some(Answer::Failed(why)) => {
                 // it may have arrived all the same
                 if self.link() && self.random.percent(50) {
@@ -570,11 +570,11 @@ impl Life {
             }
             None => self.world.hub.answer(NODE, &request),
         };
-        self.tell(|| format!("  {:?}: {answer}", request.kind()));
+        self.trace(|| format!("  {:?}: {answer}", request.kind()));
         self.hit("event", "Answered");
         self.events += 1;
         self.world.do_request(Some(answer.clone()));
-        self.heard(&answer);
+        self.note_contact(&answer);
         self.observe()
     }
 
@@ -583,7 +583,7 @@ impl Life {
         else {
             return Ok(());
         };
-        let answer = match self.fate() {
+        let answer = match self.network_fault() {
             Some(answer) => answer,
             None if self.settling && self.mutant == Some(Mutant::RenewalsDropped) => Answer::Accepted(None),
             None => {
@@ -591,11 +591,11 @@ impl Life {
                 self.world.hub.renew(NODE, &request)
             }
         };
-        self.tell(|| format!("  renewal: {answer}"));
+        self.trace(|| format!("  renewal: {answer}"));
         self.hit("event", "Renewed");
         self.events += 1;
         self.world.do_renewal(Some(answer.clone()));
-        self.heard(&answer);
+        self.note_contact(&answer);
         self.observe()
     }
 
@@ -607,9 +607,9 @@ impl Life {
         if self.world.do_watch_node() {
             self.hit("event", if node.is_null() { "NodeGone" } else { "NodeSeen" });
             self.events += 1;
-            self.tell(|| format!("  sees its Node: source {}", source_of(&node)));
+            self.trace(|| format!("  sees its Node: source {}", source_of(&node)));
             self.remember_node(node);
-            self.ghost.contact();
+            self.model.contact();
             self.observe()?;
         }
         let name = self.world.process.as_ref().and_then(|process| process.watched.clone());
@@ -623,7 +623,7 @@ impl Life {
             };
             self.hit("event", name_of_event);
             self.events += 1;
-            self.tell(|| {
+            self.trace(|| {
                 format!(
                     "  sees ConfigMap {name:?}: {}",
                     map.as_ref().map_or("gone", |map| text(map, "/metadata/uid"))
@@ -632,7 +632,7 @@ impl Life {
             if let (Some((_, name)), Some(map)) = (name, map) {
                 self.old_maps.push((name, map));
             }
-            self.ghost.contact();
+            self.model.contact();
         }
         self.observe()
     }
@@ -651,13 +651,13 @@ impl Life {
 
     fn change_link(&mut self) -> Check {
         if self.mode == Mode::All && self.random.percent(50) {
-            let all = [Weather::Fine, Weather::HalfDead, Weather::Silent, Weather::Busy];
-            self.weather = *self.random.pick(&all);
-            if self.weather == Weather::Silent {
+            let all = [Network::Fine, Network::HalfDead, Network::Silent, Network::Busy];
+            self.network = *self.random.pick(&all);
+            if self.network == Network::Silent {
                 self.hit("fault", "silent watches");
             }
-            let weather = self.weather;
-            self.tell(|| format!("THE NETWORK IS {weather:?}"));
+            let network = self.network;
+            self.trace(|| format!("THE NETWORK IS {network:?}"));
             return Ok(());
         }
         if self.world.link {
@@ -669,12 +669,12 @@ impl Life {
         }
         self.world.link = !self.world.link;
         let up = self.world.link;
-        self.tell(|| format!("THE LINK IS {}", if up { "UP" } else { "DOWN" }));
+        self.trace(|| format!("THE LINK IS {}", if up { "UP" } else { "DOWN" }));
         Ok(())
     }
 
     /// A slow, stale or lying network, and events that come from nowhere.
-    fn surprise(&mut self) -> Check {
+    fn disturb(&mut self) -> Check {
         if !self.link() {
             return Ok(());
         }
@@ -682,8 +682,8 @@ impl Life {
             0 | 1 if !self.old_nodes.is_empty() => {
                 let node = self.random.pick(&self.old_nodes).clone();
                 self.hit("fault", "stale node");
-                self.tell(|| format!("  STALE Node: source {}", source_of(&node)));
-                self.ghost.forget_crashes();
+                self.trace(|| format!("  STALE Node: source {}", source_of(&node)));
+                self.model.forget_crashes();
                 self.handle("NodeSeen", node_event(&node));
                 self.world.forget_shown();
                 true
@@ -691,8 +691,10 @@ impl Life {
             2 | 3 if !self.old_maps.is_empty() => {
                 let (name, map) = self.random.pick(&self.old_maps).clone();
                 self.hit("fault", "stale config map");
-                self.tell(|| format!("  STALE ConfigMap {name} {}", text(&map, "/metadata/resourceVersion")));
-                self.ghost.forget_crashes();
+                self.trace(|| {
+                    format!("  STALE ConfigMap {name} {}", text(&map, "/metadata/resourceVersion"))
+                });
+                self.model.forget_crashes();
                 self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
                 self.world.forget_shown();
                 true
@@ -700,8 +702,8 @@ impl Life {
             4 if !self.old_maps.is_empty() => {
                 let (name, mut map) = self.random.pick(&self.old_maps).clone();
                 self.hit("fault", "wrong uid");
-                self.tell(|| format!("  ConfigMap {name} with a WRONG UID"));
-                self.ghost.forget_crashes();
+                self.trace(|| format!("  ConfigMap {name} with a WRONG UID"));
+                self.model.forget_crashes();
                 map["metadata"]["uid"] = json!("no-such-uid");
                 self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
                 self.world.forget_shown();
@@ -720,7 +722,7 @@ impl Life {
                 true
             }
             7 => {
-                self.tell(|| "  ANOTHER SERVER".into());
+                self.trace(|| "  ANOTHER SERVER".into());
                 let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
                 self.handle("ServerChanged", Event::ServerChanged);
                 // requests to the old server end, and say so late
@@ -737,7 +739,7 @@ impl Life {
             9 | 10 if !self.orphans.is_empty() => {
                 let request = self.orphans.remove(0);
                 self.hit("fault", "executed after a restart");
-                self.tell(|| format!("  a request of a dead agent ARRIVES: {:?}", request.kind()));
+                self.trace(|| format!("  a request of a dead agent ARRIVES: {:?}", request.kind()));
                 self.world.hub.answer(NODE, &request);
                 false
             }
@@ -755,19 +757,19 @@ impl Life {
                     }
                 }
                 self.hit("fault", "another node's Node");
-                self.tell(|| format!("  the Node of ANOTHER node: source {}", source_of(&node)));
+                self.trace(|| format!("  the Node of ANOTHER node: source {}", source_of(&node)));
                 self.handle("NodeSeen", node_event(&node));
                 true
             }
             _ => {
                 self.hit("fault", "watch expired");
-                self.tell(|| "  lost its watches".into());
+                self.trace(|| "  lost its watches".into());
                 self.world.forget_shown();
                 false
             }
         };
         if contact {
-            self.ghost.contact();
+            self.model.contact();
         }
         self.observe()
     }
@@ -801,12 +803,12 @@ impl Life {
         let until_late = self.late.map(|late| late.saturating_sub(mono));
         if let Some(until) = until_late.filter(|until| *until <= time) {
             self.pass_time(until);
-            self.tell(|| "  the config CRASHES the agent".into());
+            self.trace(|| "  the config CRASHES the agent".into());
             self.crash("exit code");
             return self.observe();
         }
         self.pass_time(time);
-        if self.settling && self.mutant == Some(Mutant::Poltergeist) && self.random.percent(30) {
+        if self.settling && self.mutant == Some(Mutant::CrashesForever) && self.random.percent(30) {
             self.crash("exit code");
             return self.observe();
         }
@@ -817,7 +819,7 @@ impl Life {
     /// Everything is done promptly for a while; with `restart`, the supervisor restarts what ends.
     fn prompt(&mut self, time: Duration, restart: bool) -> Check {
         let (end, starts) = (self.world.time + time, self.world.starts);
-        self.tell(|| format!("everything is prompt for {} s", time.as_secs()));
+        self.trace(|| format!("everything is prompt for {} s", time.as_secs()));
         loop {
             if self.world.process.is_none() || self.world.exited() {
                 if !restart {
@@ -881,7 +883,7 @@ impl Life {
 
     /// Whether a watch has something to tell, and does.
     fn shows_news(&self) -> bool {
-        self.link() && self.weather != Weather::Silent && self.world.has_news()
+        self.link() && self.network != Network::Silent && self.world.has_news()
     }
 
     // ------------------------------------------------------------------------------------------ ends
@@ -893,7 +895,7 @@ impl Life {
     /// The board's record says that what runs does so in this boot. A run that could not be recorded is known to nobody: its
     /// crash counts only if it falls into the boot of the last one that was.
     fn open(&self) -> bool {
-        let id = self.ghost.run.as_ref().and_then(|run| run.config).map(|config| config.id.to_string());
+        let id = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.id.to_string());
         let startups = self.world.startups();
         id.is_some_and(|id| startups["id"] == json!(id)) && startups["open"] == json!(self.world.boot_id())
     }
@@ -902,7 +904,7 @@ impl Life {
         let open = self.open();
         let startups = self.world.startups();
         let left_open = ConfigId::parse(text(&startups, "/id")).filter(|_| startups["open"].is_string());
-        self.ghost.ends(self.world.mono, &self.designs, crashed, open, left_open);
+        self.model.ends(self.world.mono, &self.designs, crashed, open, left_open);
         self.late = None;
         if let Some(process) = &mut self.world.process {
             self.orphans.append(&mut process.requests);
@@ -917,7 +919,7 @@ impl Life {
         self.cuts_left = self.cuts_left.saturating_sub(1);
         self.hit("end", "power cut");
         self.cut_power();
-        self.tell(|| "POWER CUT".into());
+        self.trace(|| "POWER CUT".into());
     }
 
     /// A power cut while a transition is under way.
@@ -932,9 +934,9 @@ impl Life {
     fn power_goes(&mut self) {
         if self.world.previous.kernel_panic {
             // it lies where the kernel left it until somebody notes that it was seen
-            self.ghost.evidence_stays();
+            self.model.evidence_stays();
         }
-        let told = std::mem::take(&mut self.ghost.told_last);
+        let told = std::mem::take(&mut self.model.told_last);
         let held = told.into_iter().filter(|(path, told)| self.world.disk.is(path, told.as_deref()));
         let held: BTreeMap<String, Option<Vec<u8>>> = held.collect();
         let startups = StateFile::Startups.path(&self.world.version);
@@ -947,12 +949,12 @@ impl Life {
         ] {
             if count > 0 {
                 self.hit("after a cut", name);
-                self.tell(|| format!("  after the cut: {count} {name}"));
+                self.trace(|| format!("  after the cut: {count} {name}"));
             }
         }
         if !self.world.disk.is(&startups, counts.as_deref()) {
             // what nobody had acknowledged is gone, and with it that the run which crashed was open
-            self.ghost.doubt_last_crash();
+            self.model.doubt_last_crash();
         }
         let is_back = |(path, told): &(&String, &Option<Vec<u8>>)| !self.world.disk.is(path, told.as_deref());
         self.taken_back.extend(held.iter().filter(is_back).map(|(path, _)| path.clone()));
@@ -981,7 +983,7 @@ impl Life {
 
     pub(crate) fn exit(&mut self) {
         let why = self.world.process.as_ref().and_then(|process| process.exit.clone()).unwrap_or_default();
-        self.tell(|| format!("EXIT: {why}"));
+        self.trace(|| format!("EXIT: {why}"));
         self.hit("end", "exit");
         self.leave(false);
         self.world.exit();
@@ -1027,7 +1029,7 @@ impl Life {
             self.world.previous.exit =
                 Some(Exit { boot_id: boot, stop_asked: true, ..ending(&self.world, "success") });
         }
-        self.tell(|| format!("END: {how}"));
+        self.trace(|| format!("END: {how}"));
     }
 
     fn die_by_chance(&mut self) {
@@ -1041,7 +1043,7 @@ impl Life {
     fn end_by_chance(&mut self) -> Check {
         match self.random.below(8) {
             0..=2 => {
-                self.tell(|| "asked to STOP".into());
+                self.trace(|| "asked to STOP".into());
                 self.world.process.as_mut().expect("it runs").stop_asked = true;
                 self.handle("Stop", Event::Stop("asked to stop".into()));
                 if self.random.percent(50) {
@@ -1057,7 +1059,7 @@ impl Life {
             3 | 4 => self.cut(),
             5 if self.mode == Mode::All => {
                 self.hit("end", "watchdog, only the disk");
-                self.tell(|| "END: the disk stood still".into());
+                self.trace(|| "END: the disk stood still".into());
                 self.leave(false);
                 self.world.end(Exit { stalled: vec!["disk".into()], ..self.world.ending("watchdog") });
             }
@@ -1069,7 +1071,7 @@ impl Life {
     }
 
     /// What the config in use does to the agent at once.
-    fn suffer(&mut self) {
+    fn apply_nature(&mut self) {
         match self.nature() {
             Nature::Good | Nature::LosesContact | Nature::Unparsable | Nature::Invalid => {}
             Nature::CrashesAtOnce => {
@@ -1089,16 +1091,16 @@ impl Life {
             Nature::RebootsSilently => {
                 self.hit("end", "silent reboot");
                 self.cut_power();
-                self.tell(|| "END: a silent reboot".into());
+                self.trace(|| "END: a silent reboot".into());
             }
         }
     }
 
     // ------------------------------------------------------------------------------------------ people
 
-    fn operate(&mut self) {
+    fn act_as_operator(&mut self) {
         let wild = self.mode == Mode::All;
-        self.ghost.forget_crashes();
+        self.model.forget_crashes();
         if wild && self.random.percent(25) && self.forgive() {
             return;
         }
@@ -1172,7 +1174,7 @@ impl Life {
                 "hears nothing and marks the Node Unknown".into()
             }
             23 if is_running => {
-                self.ghost.forget_all();
+                self.model.forget_all();
                 self.handle("Reset", Event::Reset);
                 "resets on the node".into()
             }
@@ -1184,7 +1186,7 @@ impl Life {
             }
             25 => {
                 self.world.wall_micros =
-                    WALL_MICROS + i64::try_from(self.world.time.as_micros()).expect("a life");
+                    WALL_MICROS + i64::try_from(self.world.time.as_micros()).expect("a run");
                 self.hit("fault", "clock set right");
                 "the clock on the wall is set right".into()
             }
@@ -1201,7 +1203,7 @@ impl Life {
             }
             _ => return,
         };
-        self.tell(|| format!("OPERATOR {told}"));
+        self.trace(|| format!("OPERATOR {told}"));
     }
 
     /// Says whether there was anything to forgive.
@@ -1209,8 +1211,8 @@ impl Life {
         let bad = self.world.bad_configs();
         let Some(uid) = bad.as_object().and_then(|bad| bad.keys().next().cloned()) else { return false };
         let by_hand = self.world.process.is_none() || self.random.percent(30);
-        self.tell(|| format!("OPERATOR forgives {uid}{}", if by_hand { " by hand" } else { "" }));
-        self.ghost.forget_all();
+        self.trace(|| format!("OPERATOR forgives {uid}{}", if by_hand { " by hand" } else { "" }));
+        self.model.forget_all();
         if by_hand {
             let mut bad = bad;
             if let Some(bad) = bad.as_object_mut() {
@@ -1218,7 +1220,7 @@ impl Life {
             }
             let path = StateFile::BadConfigs.path(&self.world.version);
             self.world.disk.put(&path, bad.to_string().as_bytes());
-            self.ghost.tampered = true;
+            self.model.tampered = true;
             if self.random.percent(70) {
                 let read = self.world.read_bad_configs();
                 self.handle("BadConfigsRead", Event::BadConfigsRead(read));
@@ -1243,22 +1245,22 @@ impl Life {
                     Ordering::Less => self.hit("fault", "agent downgraded"),
                     Ordering::Equal => {}
                 }
-                self.ghost.upgraded(&self.world.version, version);
+                self.model.upgraded(&self.world.version, version);
                 self.world.version = version.into();
-                self.ghost.forget_crashes();
-                self.tell(|| format!("THE AGENT IS NOW {version}"));
+                self.model.forget_crashes();
+                self.trace(|| format!("THE AGENT IS NOW {version}"));
             }
             3 => {
                 self.local_invalid = true;
                 self.world.drop_in("maxPods: lots\n");
-                self.tell(|| "a drop-in is BROKEN".into());
+                self.trace(|| "a drop-in is BROKEN".into());
             }
             _ => {
                 self.world.dynamic = !self.world.dynamic;
-                self.ghost.doubt_last_crash();
+                self.model.doubt_last_crash();
                 let dynamic = self.world.dynamic;
-                self.ghost.forget_crashes();
-                self.tell(|| format!("--dynamic-config={dynamic}"));
+                self.model.forget_crashes();
+                self.trace(|| format!("--dynamic-config={dynamic}"));
             }
         }
     }
@@ -1266,9 +1268,9 @@ impl Life {
     fn edit_drop_in(&mut self) {
         self.drop_in = usize::from(self.mode == Mode::All && self.random.percent(50));
         self.mend_local();
-        self.ghost.forget_crashes();
+        self.model.forget_crashes();
         let drop_in = self.drop_in;
-        self.tell(|| format!("{} drop-in", if drop_in == 1 { "with the" } else { "no" }));
+        self.trace(|| format!("{} drop-in", if drop_in == 1 { "with the" } else { "no" }));
     }
 
     fn mend_local(&mut self) {
@@ -1292,7 +1294,7 @@ impl Life {
             };
             self.world.disk.fault = fault;
             self.hit("fault", name);
-            self.tell(|| format!("THE DISK: {name}"));
+            self.trace(|| format!("THE DISK: {name}"));
             return;
         }
         let paths: Vec<String> =
@@ -1320,9 +1322,9 @@ impl Life {
         };
         self.hit("fault", kind);
         self.damaged.insert(path.clone());
-        self.tell(|| format!("FILE {path}: {kind}"));
-        self.ghost.forget_all();
-        self.ghost.tampered = true;
+        self.trace(|| format!("FILE {path}: {kind}"));
+        self.model.forget_all();
+        self.model.tampered = true;
     }
 
     // ------------------------------------------------------------------------------------------ observing
@@ -1331,7 +1333,7 @@ impl Life {
         self.coverage.hit(kind, name);
     }
 
-    /// Shows the ghost what was asked for and done, then checks what must hold.
+    /// Shows the model what was asked for and done, then checks what must hold.
     pub(crate) fn observe(&mut self) -> Check {
         for seen in std::mem::take(&mut self.world.seen) {
             match seen {
@@ -1340,11 +1342,11 @@ impl Life {
             }
         }
         for line in std::mem::take(&mut self.world.log) {
-            self.tell(|| format!("    | {line}"));
+            self.trace(|| format!("    | {line}"));
         }
         self.note_transition();
         if self.world.process.as_ref().is_some_and(|process| process.step.is_none()) {
-            self.ghost.rests();
+            self.model.rests();
         }
         self.check()
     }
@@ -1408,7 +1410,7 @@ impl Life {
         }
         let Some(report) = self.report() else {
             // it was asked to stop before it began, and is gone already
-            self.ghost.begins(self.world.mono, None, false);
+            self.model.begins(self.world.mono, None, false);
             return Ok(());
         };
         let active = report.config.status.active.clone().and_then(|source| source.config_map);
@@ -1418,7 +1420,7 @@ impl Life {
                 let path = format!("checkpoints/{}/{}", source.uid, source.resource_version);
                 if self.mutant == Some(Mutant::CheckpointVanishes) {
                     self.world.disk.remove(&path);
-                    self.ghost.told.remove(&path);
+                    self.model.told.remove(&path);
                 }
                 Some(self.checkpoint(&path).ok_or_else(|| {
                     format!("invariant_what_runs_is_on_disk: {path} runs and has no checkpoint")
@@ -1428,7 +1430,7 @@ impl Life {
         let startups = self.world.startups();
         let recorded = config.is_some_and(|config| startups["id"] == json!(config.id.to_string()))
             && startups["open"] == json!(self.world.boot_id());
-        self.tell(|| {
+        self.trace(|| {
             format!(
                 "  USES {:?}, {}, recorded: {recorded}",
                 config.map(|config| config.max_pods),
@@ -1436,7 +1438,7 @@ impl Life {
             )
         });
         self.invariants_of_a_start(config, &report)?;
-        self.ghost.begins(self.world.mono, config, recorded);
+        self.model.begins(self.world.mono, config, recorded);
         let obstacle = report.config.obstacle;
         if let Some(obstacle) = obstacle {
             self.hit("obstacle", obstacle);
@@ -1462,7 +1464,7 @@ impl Life {
     /// What a checkpoint holds, by the hand of the test.
     pub(crate) fn checkpoint(&self, path: &str) -> Option<Config> {
         // what the agent read of it, if it did: the file may have been damaged since
-        let told = self.ghost.told.get(path).and_then(Option::as_ref);
+        let told = self.model.told.get(path).and_then(Option::as_ref);
         let there = if told.is_none() { self.world.disk.content(path) } else { None };
         let object: Value = serde_json::from_slice(told.or(there.as_ref())?).ok()?;
         let payload = object["data"]["kubelet"].as_str()?;
@@ -1486,44 +1488,44 @@ impl Life {
                 if matches!(read, Read::Unreadable(_) | Read::SetAside) || checkpoint_is_gone {
                     // whatever it said is lost now, however long ago it was damaged; and without its content nobody knows whose
                     // the counts are
-                    self.ghost.forget_all();
+                    self.model.forget_all();
                 }
                 if let (StateFile::Current, Read::Content(bytes)) = (file, read)
                     && self.assigned.as_ref() != Some(bytes)
                 {
                     // an adoption that nobody acknowledged was made, or taken back
                     self.assigned = Some(bytes.clone());
-                    self.ghost.forget_crashes();
+                    self.model.forget_crashes();
                 }
                 if let (StateFile::Startups, Read::Content(bytes)) = (file, read) {
                     // a write that nobody acknowledged may have been made
                     let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
                     let id = ConfigId::parse(text(&record, "/id"));
-                    self.ghost.counts_are_of(id);
-                    self.ghost.startups_read(id, startups_in(&record));
+                    self.model.counts_are_of(id);
+                    self.model.startups_read(id, startups_in(&record));
                 }
                 match read {
-                    Read::Content(bytes) => self.ghost.told.insert(path(file), Some(bytes.clone())),
-                    Read::Absent | Read::SetAside => self.ghost.told.insert(path(file), None),
-                    Read::Unreadable(_) => self.ghost.told.remove(&path(file)),
+                    Read::Content(bytes) => self.model.told.insert(path(file), Some(bytes.clone())),
+                    Read::Absent | Read::SetAside => self.model.told.insert(path(file), None),
+                    Read::Unreadable(_) => self.model.told.remove(&path(file)),
                 };
                 Ok(())
             }
             (Step::Write(file, bytes), Outcome::Done(Ok(()))) => {
-                self.ghost.told.insert(path(file), Some(bytes.clone()));
-                self.ghost.writes += 1;
+                self.model.told.insert(path(file), Some(bytes.clone()));
+                self.model.writes += 1;
                 self.wrote(file, bytes)
             }
             (Step::Write(StateFile::Startups | StateFile::BadConfigs, _), Outcome::Done(Err(_))) => {
                 // a crash that cannot be recorded now may never be
-                self.ghost.doubt_last_crash();
+                self.model.doubt_last_crash();
                 // nor what was forgiven
-                self.ghost.forgiven.clear();
+                self.model.forgiven.clear();
                 Ok(())
             }
             (Step::SetAside(file), Outcome::Done(Ok(()))) => {
-                self.ghost.forget_all();
-                self.ghost.told.insert(path(file), None);
+                self.model.forget_all();
+                self.model.told.insert(path(file), None);
                 Ok(())
             }
             _ => Ok(()),
@@ -1538,7 +1540,7 @@ impl Life {
         }
         match file {
             StateFile::BadConfigs => {
-                self.ghost.proven_by_verdict();
+                self.model.proven_by_verdict();
                 self.verdict_now = true;
                 self.invariant_a_forgiven_config_is_tried(&record)?;
                 self.note_verdicts(&record);
@@ -1546,25 +1548,25 @@ impl Life {
             }
             StateFile::Startups => {
                 let id = ConfigId::parse(text(&record, "/id"));
-                self.ghost.proven_by_counts();
-                self.ghost.saved(id, record["ran_ms"].as_u64());
+                self.model.proven_by_counts();
+                self.model.saved(id, record["ran_ms"].as_u64());
                 self.invariant_startups_are_bounded(&record)?;
                 self.invariant_an_end_counts_once(id, startups_in(&record))
             }
             StateFile::LastKnownGood => {
                 if self.mutant == Some(Mutant::CheckpointSwept) {
                     self.world.disk.retain(|path| !path.starts_with("checkpoints/"));
-                    self.ghost.told.retain(|path, _| !path.starts_with("checkpoints/"));
+                    self.model.told.retain(|path, _| !path.starts_with("checkpoints/"));
                 }
-                self.ghost.ran(self.world.mono, &self.designs);
+                self.model.ran(self.world.mono, &self.designs);
                 self.invariant_last_known_good_survived_a_trial(&record)
             }
             StateFile::Current => {
                 self.assigned = Some(bytes.to_vec());
                 if self.under_way == Some("adopt") || self.readdresses_another() {
                     // what runs next takes the place of what is counted now, however long ago it was assigned
-                    self.ghost.forget_crashes();
-                    if let Some(run) = &mut self.ghost.run {
+                    self.model.forget_crashes();
+                    if let Some(run) = &mut self.model.run {
                         run.superseded = true;
                     }
                 }
@@ -1577,24 +1579,24 @@ impl Life {
 
     /// What is assigned has another address, and is not what runs: it may be tried at once.
     fn readdresses_another(&self) -> bool {
-        let running = self.ghost.run.as_ref().and_then(|run| run.config).map(|config| config.max_pods);
+        let running = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.max_pods);
         let assigned = self.recorded("current").map(|config| config.max_pods);
         self.under_way == Some("readdress") && running != assigned
     }
 
     /// The same payload under another object: what it went through goes with it.
     fn readdressed(&mut self, record: &Value) {
-        let Some(run) = &self.ghost.run else { return };
+        let Some(run) = &self.model.run else { return };
         let Some(running) = run.config else { return };
         let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
         let Some(config) = self.checkpoint(&path) else { return };
         if config.max_pods == running.max_pods && config.id != running.id {
             let since = run.since;
             let counts_must_follow = self.report().is_some_and(|report| report.config.state != "fallback");
-            self.ghost.ran(self.world.mono, &self.designs);
-            let past = self.ghost.past.get(&running.id).cloned().unwrap_or_default();
-            self.ghost.past.insert(config.id, past);
-            if let Some(run) = &mut self.ghost.run {
+            self.model.ran(self.world.mono, &self.designs);
+            let past = self.model.past.get(&running.id).cloned().unwrap_or_default();
+            self.model.past.insert(config.id, past);
+            if let Some(run) = &mut self.model.run {
                 run.config = Some(config);
                 run.since = self.world.mono.max(since);
                 run.ahead_of_its_counts = counts_must_follow;
@@ -1605,10 +1607,10 @@ impl Life {
     /// The contents of this UID are about to be forgiven.
     fn forgiven_ids(&mut self, bad: &Value, uid: &str) {
         let contents = bad[uid]["contents"].as_object().into_iter().flatten();
-        self.ghost.forgiving.extend(contents.filter_map(|(id, _)| ConfigId::parse(id)));
+        self.model.forgiving.extend(contents.filter_map(|(id, _)| ConfigId::parse(id)));
         if self.mutant == Some(Mutant::NeverForgiven) {
             // counts that condemn come back from nowhere
-            let Some(id) = self.ghost.forgiving.iter().next().copied() else { return };
+            let Some(id) = self.model.forgiving.iter().next().copied() else { return };
             let stamps = vec!["2026-11-21T01:00:00Z"; STARTUPS];
             let record = json!({
                 "id": id.to_string(), "ran_ms": 0, "contact": false, "startups": stamps, "cuts": 0, "open": null,
@@ -1620,8 +1622,8 @@ impl Life {
 
     fn note_verdicts(&mut self, record: &Value) {
         let version = self.world.version.clone();
-        for id in crate::ghost::final_verdicts(record) {
-            self.ghost.condemned.insert((version.clone(), id));
+        for id in crate::model::final_verdicts(record) {
+            self.model.condemned.insert((version.clone(), id));
         }
         let entries = record.as_object().into_iter().flatten();
         let kinds: Vec<String> = entries
@@ -1657,10 +1659,10 @@ impl Life {
         } else if process.step.is_none() {
             self.under_way = None;
         }
-        let used_now = self.ghost.run.as_ref().is_some_and(|run| run.since == self.world.mono);
-        if used_now && self.late.is_none() && self.nature() != Nature::Good && self.ghost.fresh {
-            self.ghost.fresh = false;
-            self.suffer();
+        let used_now = self.model.run.as_ref().is_some_and(|run| run.since == self.world.mono);
+        if used_now && self.late.is_none() && self.nature() != Nature::Good && self.model.fresh {
+            self.model.fresh = false;
+            self.apply_nature();
         }
     }
 
@@ -1669,10 +1671,10 @@ impl Life {
     /// No more faults: everything must come to rest, first perhaps without a network, then with one.
     fn settle(&mut self) -> Check {
         self.settling = true;
-        self.tell(|| "NO MORE FAULTS".into());
+        self.trace(|| "NO MORE FAULTS".into());
         self.world.disk.fault = WriteFault::None;
         self.world.disk.mend_reads();
-        self.weather = Weather::Fine;
+        self.network = Network::Fine;
         if !self.world.dynamic && self.world.process.is_some() {
             self.leave(false);
             self.world.end(Exit { stop_asked: true, ..self.world.ending("success") });
@@ -1700,9 +1702,9 @@ impl Life {
     /// A stretch without a start and without a write must come.
     fn come_to_rest(&mut self, how: &str) -> Check {
         for _ in 0..120 {
-            let (starts, writes) = (self.world.starts, self.ghost.writes);
+            let (starts, writes) = (self.world.starts, self.model.writes);
             self.prompt(CALM, true)?;
-            if (starts, writes) == (self.world.starts, self.ghost.writes) {
+            if (starts, writes) == (self.world.starts, self.model.writes) {
                 return Ok(());
             }
         }

@@ -3,9 +3,9 @@
 //!
 //! Always holds: nothing here is taken from the agent's own counts; running time, contact and crashes are those of the
 //! simulated world. Where the rules allow the agent to forget (a new assignment, a damaged record, another version), the
-//! ghost forgets, too.
+//! model forgets, too.
 
-use crate::designs::Design;
+use crate::configs::Design;
 use kedge_core::ConfigId;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,7 +47,7 @@ pub(crate) struct Run {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ghost {
+pub(crate) struct Model {
     pub(crate) past: BTreeMap<ConfigId, Past>,
     /// The same under the other agent versions: each judges for itself.
     elsewhere: BTreeMap<String, BTreeMap<ConfigId, Past>>,
@@ -81,7 +81,7 @@ pub(crate) struct Ghost {
     pub(crate) forgiven: BTreeSet<ConfigId>,
 }
 
-impl Ghost {
+impl Model {
     /// A config begins to run.
     pub(crate) fn begins(&mut self, now: Duration, config: Option<Config>, recorded: bool) {
         if let Some(config) = config {
