@@ -7,7 +7,7 @@
 use crate::configs::{Design, Nature, with_pods};
 use crate::model::{Config, banned, final_verdicts, text};
 use crate::mutants::Mutant;
-use crate::simulation::{Check, Mode, Simulation};
+use crate::run::{Check, Mode, Simulation};
 use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, Read, STARTUPS, StateFile};
 use kedge_core::{ConfigId, Report, Step};
 use serde_json::{Value, json};

@@ -13,11 +13,11 @@ mod coverage;
 mod invariants;
 mod model;
 mod mutants;
-mod simulation;
+mod run;
 
 use coverage::Coverage;
 use mutants::Mutant;
-use simulation::Simulation;
+use run::Simulation;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -237,7 +237,9 @@ fn invariants_in(source: &str) -> BTreeSet<String> {
 #[test]
 fn every_invariant_has_a_broken_promise() {
     let mut all = invariants_in(include_str!("invariants.rs"));
-    all.append(&mut invariants_in(include_str!("simulation.rs")));
+    for source in [include_str!("run.rs"), include_str!("run/observe.rs")] {
+        all.append(&mut invariants_in(source));
+    }
     let guarded: BTreeSet<String> =
         Mutant::ALL.iter().map(|(_, invariant)| (*invariant).to_owned()).collect();
     assert_eq!(all, guarded);

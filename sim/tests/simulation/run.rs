@@ -1,0 +1,514 @@
+//! One run of the simulation: a node, a hub and an operator, moved by chance one small act at a time.
+//!
+//! Always holds: the same seed and mode give the same run; after every act everything that was asked for and done is
+//! shown to the model (the expected state), and the invariants are checked. Leaves to others: what must hold (`invariants`), what it is compared
+//! with (`model`).
+
+use crate::configs::{DROP_IN, Design, Nature, SLOWLY, designs, with_pods};
+mod ends;
+mod network;
+mod observe;
+mod operator;
+mod steps;
+
+use crate::coverage::Coverage;
+use crate::model::{Config, Model, text};
+use crate::mutants::Mutant;
+use kedge_core::config::records::{Read, STARTUPS, StateFile};
+use kedge_core::kubelet::canonical_overrides;
+use kedge_core::{Action, Answer, ConfigId, Event, Exit, Outcome, Report, Request, Step};
+use kedge_platform::fake::{Loss, Operation, Random};
+use kedge_sim::disk::{WITHIN_A_WRITE, WriteFault, name};
+use kedge_sim::hub::{Flavour, Hub, NAMESPACE, refused};
+use kedge_sim::{NODE, Seen, WALL_MICROS, World, map_event, node_event};
+use serde_json::{Value, json};
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+pub(crate) type Check = Result<(), String>;
+
+/// What may happen in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Everything.
+    All,
+    /// Good configs, and power cuts, no more of them than condemn.
+    CutsOnly,
+    /// Good configs, and one outage of any length.
+    OneOutage,
+}
+
+/// Cuts in a row that a config survives (rule d).
+const CUTS: u32 = 28;
+/// More starts than the rules need to condemn all there is: crash loops and silent reboots of two configs.
+const MANY_STARTS: u64 = 200;
+/// Transitions that few runs come to.
+const RARE: [&str; 6] = [
+    "clean-exit",
+    "contact-under-fallback",
+    "contact-under-retry",
+    "forgive",
+    "record-verdict",
+    "trial-over-without-contact",
+];
+/// Fewest events before a run comes to rest.
+const FEWEST_EVENTS: u64 = 200;
+const MAPS: [&str; 3] = ["x", "y", "z"];
+/// A ConfigMap that only another node's Node names.
+const ANOTHERS_MAP: &str = "another";
+const VERSIONS: [&str; 2] = ["0.1.0", "0.2.0"];
+/// A stretch without a start and without a write after which nothing more is expected: what a node waits for by itself, a save
+/// of progress or another try of a write or of a request, comes within five minutes.
+const CALM: Duration = Duration::from_secs(2400);
+const TWENTY_YEARS_MICROS: i64 = 20 * 365 * 24 * 3600 * 1_000_000;
+
+/// What the network and the API server are like while the link is up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Network {
+    Fine,
+    /// Requests arrive, and their answers do not.
+    HalfDead,
+    /// Watches are open, and say nothing.
+    Silent,
+    /// The server has no time for anybody.
+    Busy,
+}
+
+pub(crate) struct Simulation {
+    pub(crate) world: World,
+    pub(crate) random: Random,
+    pub(crate) designs: Vec<Design>,
+    pub(crate) mode: Mode,
+    pub(crate) mutant: Option<Mutant>,
+    pub(crate) drop_in: usize,
+    pub(crate) model: Model,
+    pub(crate) coverage: Coverage,
+    /// The trace so far, if somebody asked for one.
+    pub(crate) trace: Option<Vec<String>>,
+    overrides: Vec<u8>,
+    /// When the config in use ends its run.
+    late: Option<Duration>,
+    local_invalid: bool,
+    /// A verdict was written in the start under way.
+    verdict_now: bool,
+    old_nodes: Vec<Value>,
+    old_maps: Vec<(String, Value)>,
+    /// Requests of an agent that is dead, still on their way.
+    orphans: Vec<Request>,
+    cuts_left: u32,
+    outages_left: u32,
+    network: Network,
+    /// The board keeps time while it has no power.
+    has_clock: bool,
+    /// The hub as somebody saved it.
+    backup: Option<Hub>,
+    /// Files that chance damaged: that others can be read is owed to how they were written.
+    pub(crate) damaged: BTreeSet<String>,
+    /// What an agent had read, or was told to be written, and a cut took back.
+    pub(crate) taken_back: Vec<String>,
+    /// What is assigned, as it was last read or written.
+    assigned: Option<Vec<u8>>,
+    /// What the mutant puts in the place of the counts.
+    returning: Option<Vec<u8>>,
+    /// The transition that was under way when somebody last looked.
+    under_way: Option<&'static str>,
+    /// When the hub last took a renewal.
+    pub(crate) renewed_at: Duration,
+    /// Events handed to the agent.
+    pub(crate) events: u64,
+    /// No more faults.
+    pub(crate) settling: bool,
+}
+
+impl Simulation {
+    pub(crate) fn new(seed: u64, mutant: Option<Mutant>, traced: bool) -> Self {
+        let mut random = Random::new(seed);
+        let mode = match random.below(10) {
+            0 => Mode::CutsOnly,
+            1 => Mode::OneOutage,
+            _ => Mode::All,
+        };
+        let mode = if mutant == Some(Mutant::ManyOutages) { Mode::OneOutage } else { mode };
+        let flavour = if random.percent(25) { Flavour::Kubernetes } else { Flavour::Kedge };
+        let mut world = World::with(flavour);
+        world.seed = random.number();
+        // a broken promise must be noticed by the invariant that guards it
+        world.checked = mutant.is_none();
+        world.base(SLOWLY);
+        match mutant {
+            Some(Mutant::TrialTooShort) => world.hurry_percent = 150,
+            Some(Mutant::ClockCrawls) => world.hurry_percent = 1,
+            _ => {}
+        }
+        let designs = designs(&mut random, mode != Mode::All);
+        let mut simulation = Self {
+            world,
+            random,
+            designs,
+            mode,
+            mutant,
+            drop_in: 0,
+            model: Model::default(),
+            coverage: Coverage::default(),
+            trace: traced.then(Vec::new),
+            overrides: Vec::new(),
+            late: None,
+            local_invalid: false,
+            verdict_now: false,
+            old_nodes: Vec::new(),
+            old_maps: Vec::new(),
+            orphans: Vec::new(),
+            cuts_left: if mode == Mode::OneOutage { 1 } else { CUTS },
+            outages_left: if mutant == Some(Mutant::ManyOutages) { 9 } else { 1 },
+            network: Network::Fine,
+            has_clock: true,
+            backup: None,
+            damaged: BTreeSet::new(),
+            taken_back: Vec::new(),
+            assigned: None,
+            returning: None,
+            under_way: None,
+            renewed_at: Duration::ZERO,
+            events: 0,
+            settling: false,
+        };
+        simulation.has_clock = simulation.random.percent(60);
+        simulation.world.disk.syncs_files = mutant != Some(Mutant::ContentsNotSynced);
+        simulation.world.disk.syncs_directories = mutant != Some(Mutant::NamesNotSynced);
+        simulation.world.disk.settles_directories = mutant != Some(Mutant::NamesNotSettled);
+        simulation.world.version = (*simulation.random.pick(&VERSIONS)).into();
+        if simulation.random.percent(20) {
+            simulation.world.hub.delete_node();
+        }
+        simulation.edit_drop_in();
+        let about: Vec<String> = simulation
+            .designs
+            .iter()
+            .map(|design| {
+                format!(
+                    "{}: trial {} s, threshold {}, {:?} / with drop-in {:?}",
+                    design.max_pods,
+                    design.trial_ms / 1000,
+                    design.threshold,
+                    design.nature(0),
+                    design.nature(1)
+                )
+            })
+            .collect();
+        simulation.trace(|| format!("{mode:?}, {flavour:?}; designs by maxPods: {}", about.join("; ")));
+        simulation
+    }
+
+    pub(crate) fn trace(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>8.0} s  {}", self.world.time.as_secs_f64(), line()));
+        }
+    }
+
+    /// Runs for some acts, and at least `FEWEST_EVENTS` events, then lets everything come to rest.
+    pub(crate) fn run(&mut self, acts: u64) -> Check {
+        let mut done = 0;
+        while done < acts || self.events < FEWEST_EVENTS {
+            self.act()?;
+            done += 1;
+        }
+        self.settle()
+    }
+
+    // ------------------------------------------------------------------------------------------ one act
+
+    fn act(&mut self) -> Check {
+        if self.mode == Mode::All && self.random.percent(2) {
+            self.touch_files();
+            return self.observe();
+        }
+        if self.random.percent(6) {
+            self.act_as_operator();
+            return self.observe();
+        }
+        if self.world.process.is_none() {
+            return self.act_stopped();
+        }
+        if self.world.exited() {
+            match self.random.below(20) {
+                0 => self.cut(),
+                _ => self.exit(),
+            }
+            return self.observe();
+        }
+        match self.random.below(40) {
+            0..=19 => self.act_pending(),
+            20..=27 => self.pass_to_deadline(),
+            28..=31 => {
+                let minutes = self.random.below(90);
+                self.prompt(Duration::from_secs(60 * minutes), false)
+            }
+            32 => self.end_by_chance(),
+            33 => self.change_link(),
+            34..=35 if self.mode == Mode::All => self.disturb(),
+            _ => self.act_pending(),
+        }
+    }
+
+    fn act_stopped(&mut self) -> Check {
+        match self.random.below(12) {
+            0 => {
+                self.change_while_stopped();
+                self.observe()
+            }
+            1 => {
+                let seconds = self.random.below(100_000);
+                self.pass_time(Duration::from_secs(seconds));
+                self.observe()
+            }
+            2 => {
+                self.cut();
+                self.observe()
+            }
+            _ => self.start(),
+        }
+    }
+
+    pub(crate) fn start(&mut self) -> Check {
+        self.verdict_now = false;
+        self.overrides = canonical_overrides(&self.world.local).unwrap_or_default();
+        self.hit("event", "Start");
+        if let (Some(Mutant::RunsNotCounted), Some(exit)) = (self.mutant, &mut self.world.previous.exit) {
+            exit.run = 0;
+        }
+        match self.world.try_launch() {
+            Ok(()) => {
+                let version = self.world.version.clone();
+                let boot = self.world.boot_id();
+                self.trace(|| format!("START of {version} in {boot}"));
+                self.hit("transition", "start");
+                self.under_way = Some("start");
+                if self.mutant == Some(Mutant::StepForgotten) && self.random.percent(5) {
+                    self.world.process.as_mut().expect("it has just begun").step = None;
+                }
+                self.observe()
+            }
+            Err(why) => {
+                self.hit("start case", "1 local invalid");
+                self.trace(|| format!("START refused: {why}"));
+                if self.random.percent(50) {
+                    self.mend_local();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// One of the things the agent waits for happens.
+    fn act_pending(&mut self) -> Check {
+        let process = self.world.process.as_ref().expect("it runs");
+        let step = process.step.is_some();
+        let others =
+            [process.facts_wanted, !process.requests.is_empty(), process.renewal.is_some(), self.link()];
+        // a disk is fast and a network slow, most of the time
+        if step && (self.random.percent(60) || !others.contains(&true)) {
+            return self.do_step();
+        }
+        match self.random.below(5) {
+            0 if others[0] => self.do_facts(),
+            1 | 2 if others[1] => self.do_request(),
+            3 if others[2] => self.do_renewal(),
+            4 if others[3] => self.do_watches(),
+            _ if step => self.do_step(),
+            _ => self.do_all_pending(),
+        }
+    }
+
+    fn do_all_pending(&mut self) -> Check {
+        self.do_facts()?;
+        self.do_request()?;
+        self.do_renewal()?;
+        self.do_watches()
+    }
+
+    // ------------------------------------------------------------------------------------------ time
+
+    fn pass_time(&mut self, time: Duration) {
+        self.world.advance(time);
+    }
+
+    fn pass_to_deadline(&mut self) -> Check {
+        if self.mode != Mode::All {
+            // in a good world no time passes while an answer is waited for
+            self.prompt(Duration::ZERO, false)?;
+            if self.world.exited() {
+                return Ok(());
+            }
+        }
+        let mono = self.world.mono;
+        let deadline = self.world.deadline().unwrap_or(mono + Duration::from_secs(60));
+        let mut time = deadline.saturating_sub(mono);
+        if self.random.percent(10) {
+            time = time * u32::try_from(self.random.below(300)).expect("small") / 100;
+        }
+        self.tick(time)
+    }
+
+    /// Time passes, and the agent is told; unless what it runs ends it before.
+    fn tick(&mut self, time: Duration) -> Check {
+        let mono = self.world.mono;
+        let until_late = self.late.map(|late| late.saturating_sub(mono));
+        if let Some(until) = until_late.filter(|until| *until <= time) {
+            self.pass_time(until);
+            self.trace(|| "  the config CRASHES the agent".into());
+            self.crash("exit code");
+            return self.observe();
+        }
+        self.pass_time(time);
+        if self.settling && self.mutant == Some(Mutant::CrashesForever) && self.random.percent(30) {
+            self.crash("exit code");
+            return self.observe();
+        }
+        self.handle("Tick", Event::Tick);
+        self.observe()
+    }
+
+    /// Everything is done promptly for a while; with `restart`, the supervisor restarts what ends.
+    fn prompt(&mut self, time: Duration, restart: bool) -> Check {
+        let (end, starts) = (self.world.time + time, self.world.starts);
+        self.trace(|| format!("everything is prompt for {} s", time.as_secs()));
+        loop {
+            if self.world.process.is_none() || self.world.exited() {
+                if !restart {
+                    return Ok(());
+                }
+                if self.world.starts > starts + MANY_STARTS {
+                    return Err(format!(
+                        "invariant_everything_comes_to_rest: {MANY_STARTS} starts within {} s",
+                        time.as_secs()
+                    ));
+                }
+                if self.world.process.is_some() {
+                    self.exit();
+                    self.observe()?;
+                }
+                self.pass_time(Duration::from_secs(2));
+                self.start()?;
+                continue;
+            }
+            if self.do_next_pending()? {
+                continue;
+            }
+            if self.world.time >= end {
+                return Ok(());
+            }
+            let mono = self.world.mono;
+            let left = end - self.world.time;
+            let wait = self
+                .world
+                .deadline()
+                .map_or(left, |at| at.saturating_sub(mono).max(Duration::from_millis(1)).min(left));
+            self.tick(wait)?;
+        }
+    }
+
+    /// The first thing the agent waits for happens, as a real agent would have it. Says whether there was one.
+    fn do_next_pending(&mut self) -> Result<bool, String> {
+        let Some(process) = &self.world.process else { return Ok(false) };
+        let (step, facts, requests, renewal) = (
+            process.step.is_some(),
+            process.facts_wanted,
+            !process.requests.is_empty(),
+            process.renewal.is_some(),
+        );
+        if step {
+            self.do_step()?;
+        } else if facts {
+            self.do_facts()?;
+        } else if requests {
+            self.do_request()?;
+        } else if renewal {
+            self.do_renewal()?;
+        } else {
+            let before = self.world.seen.len();
+            let shown = self.shows_news();
+            debug_assert_eq!(before, 0);
+            return if shown { self.do_watches().map(|()| true) } else { Ok(false) };
+        }
+        Ok(true)
+    }
+
+    /// Whether a watch has something to tell, and does.
+    fn shows_news(&self) -> bool {
+        self.link() && self.network != Network::Silent && self.world.has_news()
+    }
+
+    // ------------------------------------------------------------------------------------------ rest
+
+    /// No more faults: everything must come to rest, first perhaps without a network, then with one.
+    fn settle(&mut self) -> Check {
+        self.settling = true;
+        self.trace(|| "NO MORE FAULTS".into());
+        self.world.disk.fault = WriteFault::None;
+        self.world.disk.mend_reads();
+        self.network = Network::Fine;
+        if !self.world.dynamic && self.world.process.is_some() {
+            self.leave(false);
+            self.world.end(Exit { stop_asked: true, ..self.world.ending("success") });
+        }
+        self.world.dynamic = true;
+        if self.local_invalid {
+            self.mend_local();
+        }
+        let may_be_down = match self.mode {
+            Mode::All => true,
+            Mode::CutsOnly => false,
+            // one outage is promised: it is under way, or has not begun
+            Mode::OneOutage => !self.world.link || self.outages_left > 0,
+        };
+        if may_be_down && (self.random.percent(25) || self.mutant == Some(Mutant::ManyOutages)) {
+            self.world.link = false;
+            self.come_to_rest("without a network")?;
+        }
+        self.world.link = true;
+        self.world.forget_shown();
+        self.come_to_rest("with a network")?;
+        self.invariants_at_rest()
+    }
+
+    /// A stretch without a start and without a write must come.
+    fn come_to_rest(&mut self, how: &str) -> Check {
+        for _ in 0..120 {
+            let (starts, writes) = (self.world.starts, self.model.writes);
+            self.prompt(CALM, true)?;
+            if (starts, writes) == (self.world.starts, self.model.writes) {
+                return Ok(());
+            }
+        }
+        Err(format!("invariant_everything_comes_to_rest: {how}, still restarting or writing after 80 hours"))
+    }
+}
+
+fn startups_in(record: &Value) -> u64 {
+    record["startups"].as_array().map_or(0, |startups| startups.len() as u64)
+}
+
+fn source_of(node: &Value) -> String {
+    let annotation = text(node, "/metadata/annotations/kedge.dev~1config-source");
+    if annotation.is_empty() { node["spec"]["configSource"].to_string() } else { annotation.to_owned() }
+}
+
+fn about(step: &Step) -> String {
+    match step {
+        Step::Read(file) => format!("read {}", name(file)),
+        Step::Write(file, bytes) => {
+            format!("write {}: {}", name(file), String::from_utf8_lossy(bytes).trim_end())
+        }
+        Step::SetAside(file) => format!("set {} aside", name(file)),
+    }
+}
+
+fn short(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Read(Read::Content(bytes)) => format!("{} bytes", bytes.len()),
+        Outcome::Read(other) => format!("{other:?}"),
+        Outcome::Done(Ok(())) => "done".into(),
+        Outcome::Done(Err(why)) => why.clone(),
+    }
+}

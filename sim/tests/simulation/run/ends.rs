@@ -1,0 +1,213 @@
+//! How the agent of a run ends: exits, crashes, power cuts, and what a config does to it.
+
+use super::*;
+
+impl Simulation {
+    pub(crate) fn may_cut(&self) -> bool {
+        !self.settling && (self.mode == Mode::All || self.cuts_left > 0)
+    }
+
+    /// The board's record says that what runs does so in this boot. A run that could not be recorded is known to nobody: its
+    /// crash counts only if it falls into the boot of the last one that was.
+    pub(super) fn open(&self) -> bool {
+        let id = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.id.to_string());
+        let startups = self.world.startups();
+        id.is_some_and(|id| startups["id"] == json!(id)) && startups["open"] == json!(self.world.boot_id())
+    }
+
+    pub(super) fn leave(&mut self, crashed: bool) {
+        let open = self.open();
+        let startups = self.world.startups();
+        let left_open = ConfigId::parse(text(&startups, "/id")).filter(|_| startups["open"].is_string());
+        self.model.ends(self.world.mono, &self.designs, crashed, open, left_open);
+        self.late = None;
+        if let Some(process) = &mut self.world.process {
+            self.orphans.append(&mut process.requests);
+            self.orphans.truncate(4);
+        }
+    }
+
+    pub(super) fn cut(&mut self) {
+        if !self.may_cut() {
+            return;
+        }
+        self.cuts_left = self.cuts_left.saturating_sub(1);
+        self.hit("end", "power cut");
+        self.cut_power();
+        self.trace(|| "POWER CUT".into());
+    }
+
+    /// A power cut while a transition is under way.
+    pub(super) fn cut_within(&mut self) {
+        if let Some(transition) = self.under_way {
+            self.hit("cut within", transition);
+        }
+        self.cut();
+    }
+
+    /// The power goes, and comes back: of what was not durable, not all is there again.
+    pub(super) fn power_goes(&mut self) {
+        if self.world.previous.kernel_panic {
+            // it lies where the kernel left it until somebody notes that it was seen
+            self.model.evidence_stays();
+        }
+        let told = std::mem::take(&mut self.model.told_last);
+        let held = told.into_iter().filter(|(path, told)| self.world.disk.is(path, told.as_deref()));
+        let held: BTreeMap<String, Option<Vec<u8>>> = held.collect();
+        let startups = StateFile::Startups.path(&self.world.version);
+        let counts = self.world.disk.content(&startups);
+        let losses = self.world.power_cut_with(Loss::Chance(self.random.number()));
+        for (name, count) in [
+            ("lost names", losses.renames_lost),
+            ("names that nobody acknowledged", losses.renames_kept),
+            ("torn files", losses.files_torn),
+        ] {
+            if count > 0 {
+                self.hit("after a cut", name);
+                self.trace(|| format!("  after the cut: {count} {name}"));
+            }
+        }
+        if !self.world.disk.is(&startups, counts.as_deref()) {
+            // what nobody had acknowledged is gone, and with it that the run which crashed was open
+            self.model.doubt_last_crash();
+        }
+        let is_back = |(path, told): &(&String, &Option<Vec<u8>>)| !self.world.disk.is(path, told.as_deref());
+        self.taken_back.extend(held.iter().filter(is_back).map(|(path, _)| path.clone()));
+        if !self.has_clock {
+            self.world.wall_micros = 0;
+            self.hit("fault", "boot without a clock");
+        }
+    }
+
+    pub(super) fn cut_power(&mut self) {
+        self.leave(false);
+        self.power_goes();
+        match self.mutant {
+            Some(Mutant::CutResetsRunning) => {
+                let mut record = self.world.startups();
+                if record.is_object() {
+                    record["ran_ms"] = json!(0);
+                    let path = StateFile::Startups.path(&self.world.version);
+                    self.world.disk.put(&path, record.to_string().as_bytes());
+                }
+            }
+            Some(Mutant::CutCountsAsCrash) => self.world.previous.hardware_reset = true,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn exit(&mut self) {
+        let why = self.world.process.as_ref().and_then(|process| process.exit.clone()).unwrap_or_default();
+        self.trace(|| format!("EXIT: {why}"));
+        self.hit("end", "exit");
+        self.leave(false);
+        self.world.exit();
+    }
+
+    /// The process ends in a way that counts.
+    pub(super) fn crash(&mut self, how: &'static str) {
+        self.hit("end", how);
+        self.leave(true);
+        let ending = |world: &World, result: &str| world.ending(result);
+        match how {
+            "unrecorded" => self.world.die_unrecorded(),
+            "exit code" => self.world.crash(),
+            "signal" => self.world.end(Exit { exit_status: "SEGV".into(), ..ending(&self.world, "signal") }),
+            "core dump" => {
+                self.world.end(Exit { exit_status: "ABRT".into(), ..ending(&self.world, "core-dump") })
+            }
+            "out of memory" => self.world.end(ending(&self.world, "oom-kill")),
+            "watchdog" => {
+                self.world.end(Exit { stalled: vec!["renew".into()], ..ending(&self.world, "watchdog") });
+            }
+            "start timeout" => {
+                self.world.end(Exit { was_ready: false, stop_asked: true, ..ending(&self.world, "timeout") })
+            }
+            "crash, then reboot" => {
+                self.world.crash();
+                self.power_goes();
+            }
+            "hardware reset" => {
+                self.power_goes();
+                self.world.previous = Default::default();
+                self.world.previous.hardware_reset = true;
+            }
+            "kernel panic" => {
+                self.power_goes();
+                self.world.previous = Default::default();
+                self.world.previous.kernel_panic = true;
+            }
+            other => panic!("no such end: {other}"),
+        }
+        if self.mutant == Some(Mutant::CrashNotCounted) {
+            let boot = self.world.startups()["open"].as_str().unwrap_or_default().to_owned();
+            self.world.previous.exit =
+                Some(Exit { boot_id: boot, stop_asked: true, ..ending(&self.world, "success") });
+        }
+        self.trace(|| format!("END: {how}"));
+    }
+
+    pub(super) fn die_by_chance(&mut self) {
+        let ends =
+            ["unrecorded", "exit code", "signal", "core dump", "out of memory", "watchdog", "start timeout"];
+        let how = *self.random.pick(&ends);
+        self.crash(how);
+    }
+
+    /// The agent ends for reasons of its own or of the world.
+    pub(super) fn end_by_chance(&mut self) -> Check {
+        match self.random.below(8) {
+            0..=2 => {
+                self.trace(|| "asked to STOP".into());
+                self.world.process.as_mut().expect("it runs").stop_asked = true;
+                self.handle("Stop", Event::Stop("asked to stop".into()));
+                if self.random.percent(50) {
+                    self.hit("end", "stop");
+                    self.observe()?;
+                    self.prompt(Duration::ZERO, false)?;
+                } else if self.random.percent(30) && self.mode == Mode::All {
+                    self.hit("end", "stop killed at its time limit");
+                    self.leave(false);
+                    self.world.end(Exit { stop_asked: true, ..self.world.ending("timeout") });
+                }
+            }
+            3 | 4 => self.cut(),
+            5 if self.mode == Mode::All => {
+                self.hit("end", "watchdog, only the disk");
+                self.trace(|| "END: the disk stood still".into());
+                self.leave(false);
+                self.world.end(Exit { stalled: vec!["disk".into()], ..self.world.ending("watchdog") });
+            }
+            6 if self.mode == Mode::All => self.crash("crash, then reboot"),
+            _ if self.mode == Mode::All => self.die_by_chance(),
+            _ => {}
+        }
+        self.observe()
+    }
+
+    /// What the config in use does to the agent at once.
+    pub(super) fn apply_nature(&mut self) {
+        match self.nature() {
+            Nature::Good | Nature::LosesContact | Nature::Unparsable | Nature::Invalid => {}
+            Nature::CrashesAtOnce => {
+                let how = *self.random.pick(&["exit code", "signal", "core dump", "unrecorded"]);
+                self.crash(how);
+            }
+            Nature::CrashesAfter(tenths) => {
+                let used = self.world.process.as_ref().and_then(|process| process.used);
+                let design = used.and_then(|pods| with_pods(&self.designs, pods));
+                let settled = Duration::from_millis(design.map_or(0, Design::settled_ms));
+                self.late = Some(self.world.mono + settled * tenths / 10);
+            }
+            Nature::Hangs => self.crash("watchdog"),
+            Nature::EatsMemory => self.crash("out of memory"),
+            Nature::ResetsBoard => self.crash("hardware reset"),
+            Nature::Panics => self.crash("kernel panic"),
+            Nature::RebootsSilently => {
+                self.hit("end", "silent reboot");
+                self.cut_power();
+                self.trace(|| "END: a silent reboot".into());
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The network of a run: what becomes of requests and renewals, and what the watches tell; late, lost, stale or wrong.
+
+use super::*;
+
+impl Simulation {
+    pub(super) fn nature(&self) -> Nature {
+        let used = self.world.process.as_ref().and_then(|process| process.used);
+        used.and_then(|pods| with_pods(&self.designs, pods))
+            .map_or(Nature::Good, |design| design.nature(self.drop_in))
+    }
+
+    /// Whether anything gets through.
+    pub(crate) fn link(&self) -> bool {
+        self.world.link && self.nature() != Nature::LosesContact
+    }
+
+    pub(super) fn do_facts(&mut self) -> Check {
+        if self.world.do_facts() {
+            self.hit("event", "HostFacts");
+        }
+        self.observe()
+    }
+
+    /// What becomes of a request: None, the server answers it.
+    pub(super) fn network_fault(&mut self) -> Option<Answer> {
+        if !self.link() {
+            return Some(Answer::Failed("no route to host".into()));
+        }
+        if self.mode != Mode::All || self.settling {
+            return None;
+        }
+        match self.network {
+            Network::HalfDead if self.random.percent(90) => {
+                self.hit("fault", "half-dead network");
+                return Some(Answer::Failed("timed out".into()));
+            }
+            Network::Busy if self.random.percent(80) => {
+                self.hit("fault", "answer 503");
+                let retry_after = self.random.percent(50).then_some(Duration::from_secs(30));
+                let (reason, message) = ("ServiceUnavailable".to_owned(), "starting".to_owned());
+                return Some(Answer::Refused { status: 503, reason, message, retry_after });
+            }
+            _ => {}
+        }
+        let (name, answer) = match self.random.below(40) {
+            0 => ("answer lost", Answer::Failed("timed out".into())),
+            1 => ("answer 401", refused(401, "Unauthorized", "Unauthorized")),
+            2 => {
+                let retry_after = Some(Duration::from_secs(self.random.below(100_000)));
+                let message = "too many requests".to_owned();
+                let reason = "TooManyRequests".to_owned();
+                ("answer 429", Answer::Refused { status: 429, reason, message, retry_after })
+            }
+            3 => ("answer 500", refused(500, "InternalError", "etcdserver: request timed out")),
+            4 => ("answer 410", refused(410, "Expired", "too old resource version")),
+            _ => return None,
+        };
+        self.hit("fault", name);
+        Some(answer)
+    }
+
+    pub(super) fn note_contact(&mut self, answer: &Answer) {
+        if answer.is_contact() {
+            self.model.contact();
+        } else if self.mutant == Some(Mutant::ContactWithoutAnswer) {
+            self.world.handle(Event::Contact);
+        }
+    }
+
+    pub(super) fn do_request(&mut self) -> Check {
+        let Some(request) = self.world.process.as_ref().and_then(|process| process.requests.first().cloned())
+        else {
+            return Ok(());
+        };
+        let answer = match self.network_fault() {
+            Some(Answer::Failed(why)) => {
+                // it may have arrived all the same
+                if self.link() && self.random.percent(50) {
+                    self.world.hub.answer(NODE, &request);
+                }
+                Answer::Failed(why)
+            }
+            Some(answer) => answer,
+            None if self.mutant == Some(Mutant::StatusDropped)
+                && matches!(request, Request::PatchStatus(_) | Request::PatchNode(_)) =>
+            {
+                Answer::Accepted(None)
+            }
+            None => self.world.hub.answer(NODE, &request),
+        };
+        self.trace(|| format!("  {:?}: {answer}", request.kind()));
+        self.hit("event", "Answered");
+        self.events += 1;
+        self.world.do_request(Some(answer.clone()));
+        self.note_contact(&answer);
+        self.observe()
+    }
+
+    pub(super) fn do_renewal(&mut self) -> Check {
+        let Some((request, _)) = self.world.process.as_ref().and_then(|process| process.renewal.clone())
+        else {
+            return Ok(());
+        };
+        let answer = match self.network_fault() {
+            Some(answer) => answer,
+            None if self.settling && self.mutant == Some(Mutant::RenewalsDropped) => Answer::Accepted(None),
+            None => {
+                self.renewed_at = self.world.time;
+                self.world.hub.renew(NODE, &request)
+            }
+        };
+        self.trace(|| format!("  renewal: {answer}"));
+        self.hit("event", "Renewed");
+        self.events += 1;
+        self.world.do_renewal(Some(answer.clone()));
+        self.note_contact(&answer);
+        self.observe()
+    }
+
+    pub(super) fn do_watches(&mut self) -> Check {
+        if !self.shows_news() || self.world.exited() {
+            return Ok(());
+        }
+        let node = self.world.hub.node().cloned().unwrap_or(Value::Null);
+        if self.world.do_watch_node() {
+            self.hit("event", if node.is_null() { "NodeGone" } else { "NodeSeen" });
+            self.events += 1;
+            self.trace(|| format!("  sees its Node: source {}", source_of(&node)));
+            self.remember_node(node);
+            self.model.contact();
+            self.observe()?;
+        }
+        let name = self.world.process.as_ref().and_then(|process| process.watched.clone());
+        let map = name.as_ref().and_then(|(_, name)| self.world.hub.config_map(name)).cloned();
+        let downloads = self.world.downloads;
+        if !self.world.exited() && self.world.do_watch_map() {
+            let name_of_event = match &map {
+                None => "ConfigMapGone",
+                Some(_) if self.world.downloads == downloads => "ConfigMapUnchanged",
+                Some(_) => "ConfigMapSeen",
+            };
+            self.hit("event", name_of_event);
+            self.events += 1;
+            self.trace(|| {
+                format!(
+                    "  sees ConfigMap {name:?}: {}",
+                    map.as_ref().map_or("gone", |map| text(map, "/metadata/uid"))
+                )
+            });
+            if let (Some((_, name)), Some(map)) = (name, map) {
+                self.old_maps.push((name, map));
+            }
+            self.model.contact();
+        }
+        self.observe()
+    }
+
+    pub(super) fn remember_node(&mut self, node: Value) {
+        if !node.is_null() {
+            self.old_nodes.push(node);
+        }
+        if self.old_nodes.len() > 8 {
+            self.old_nodes.remove(0);
+        }
+        if self.old_maps.len() > 8 {
+            self.old_maps.remove(0);
+        }
+    }
+
+    pub(super) fn change_link(&mut self) -> Check {
+        if self.mode == Mode::All && self.random.percent(50) {
+            let all = [Network::Fine, Network::HalfDead, Network::Silent, Network::Busy];
+            self.network = *self.random.pick(&all);
+            if self.network == Network::Silent {
+                self.hit("fault", "silent watches");
+            }
+            let network = self.network;
+            self.trace(|| format!("THE NETWORK IS {network:?}"));
+            return Ok(());
+        }
+        if self.world.link {
+            if self.mode == Mode::CutsOnly || (self.mode == Mode::OneOutage && self.outages_left == 0) {
+                return Ok(());
+            }
+            self.outages_left = self.outages_left.saturating_sub(1);
+            self.hit("fault", "link down");
+        }
+        self.world.link = !self.world.link;
+        let up = self.world.link;
+        self.trace(|| format!("THE LINK IS {}", if up { "UP" } else { "DOWN" }));
+        Ok(())
+    }
+
+    /// A slow, stale or lying network, and events that come from nowhere.
+    pub(super) fn disturb(&mut self) -> Check {
+        if !self.link() {
+            return Ok(());
+        }
+        let contact = match self.random.below(13) {
+            0 | 1 if !self.old_nodes.is_empty() => {
+                let node = self.random.pick(&self.old_nodes).clone();
+                self.hit("fault", "stale node");
+                self.trace(|| format!("  STALE Node: source {}", source_of(&node)));
+                self.model.forget_crashes();
+                self.handle("NodeSeen", node_event(&node));
+                self.world.forget_shown();
+                true
+            }
+            2 | 3 if !self.old_maps.is_empty() => {
+                let (name, map) = self.random.pick(&self.old_maps).clone();
+                self.hit("fault", "stale config map");
+                self.trace(|| {
+                    format!("  STALE ConfigMap {name} {}", text(&map, "/metadata/resourceVersion"))
+                });
+                self.model.forget_crashes();
+                self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
+                self.world.forget_shown();
+                true
+            }
+            4 if !self.old_maps.is_empty() => {
+                let (name, mut map) = self.random.pick(&self.old_maps).clone();
+                self.hit("fault", "wrong uid");
+                self.trace(|| format!("  ConfigMap {name} with a WRONG UID"));
+                self.model.forget_crashes();
+                map["metadata"]["uid"] = json!("no-such-uid");
+                self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
+                self.world.forget_shown();
+                true
+            }
+            5 => {
+                let name = *self.random.pick(&MAPS);
+                let (namespace, name) = (NAMESPACE.to_owned(), name.to_owned());
+                let why = "403 forbidden".to_owned();
+                self.handle("ConfigMapUnreadable", Event::ConfigMapUnreadable { namespace, name, why });
+                self.world.forget_shown();
+                false
+            }
+            6 => {
+                self.handle("Contact", Event::Contact);
+                true
+            }
+            7 => {
+                self.trace(|| "  ANOTHER SERVER".into());
+                let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
+                self.handle("ServerChanged", Event::ServerChanged);
+                // requests to the old server end, and say so late
+                for _ in 0..on_their_way {
+                    self.world.do_request(Some(Answer::Failed("the old server is gone".into())));
+                }
+                false
+            }
+            8 => {
+                let read = self.world.read_bad_configs();
+                self.handle("BadConfigsRead", Event::BadConfigsRead(read));
+                false
+            }
+            9 | 10 if !self.orphans.is_empty() => {
+                let request = self.orphans.remove(0);
+                self.hit("fault", "executed after a restart");
+                self.trace(|| format!("  a request of a dead agent ARRIVES: {:?}", request.kind()));
+                self.world.hub.answer(NODE, &request);
+                false
+            }
+            11 if !self.old_nodes.is_empty() => {
+                let mut node = self.random.pick(&self.old_nodes).clone();
+                node["metadata"]["uid"] = json!("uid-of-edge-2");
+                if self.mutant != Some(Mutant::AnothersNode) {
+                    node["metadata"]["name"] = json!("edge-2");
+                }
+                match self.world.hub.flavour {
+                    Flavour::Kedge => node["spec"]["configSource"] = Hub::following(ANOTHERS_MAP),
+                    Flavour::Kubernetes => {
+                        let text = Hub::following(ANOTHERS_MAP).to_string();
+                        node["metadata"]["annotations"] = json!({kedge_api::CONFIG_SOURCE_ANNOTATION: text});
+                    }
+                }
+                self.hit("fault", "another node's Node");
+                self.trace(|| format!("  the Node of ANOTHER node: source {}", source_of(&node)));
+                self.handle("NodeSeen", node_event(&node));
+                true
+            }
+            _ => {
+                self.hit("fault", "watch expired");
+                self.trace(|| "  lost its watches".into());
+                self.world.forget_shown();
+                false
+            }
+        };
+        if contact {
+            self.model.contact();
+        }
+        self.observe()
+    }
+}

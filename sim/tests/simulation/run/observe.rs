@@ -1,0 +1,342 @@
+//! What a run shows: everything asked for and done goes to the model, and the invariants are checked.
+
+use super::*;
+
+impl Simulation {
+    pub(crate) fn hit(&mut self, kind: &'static str, name: &'static str) {
+        self.coverage.hit(kind, name);
+    }
+
+    /// Shows the model what was asked for and done, then checks what must hold.
+    pub(crate) fn observe(&mut self) -> Check {
+        for seen in std::mem::take(&mut self.world.seen) {
+            match seen {
+                Seen::Asked(action) => self.asked(&action)?,
+                Seen::Performed(step, outcome) => self.performed(&step, &outcome)?,
+            }
+        }
+        for line in std::mem::take(&mut self.world.log) {
+            self.trace(|| format!("    | {line}"));
+        }
+        self.note_transition();
+        if self.world.process.as_ref().is_some_and(|process| process.step.is_none()) {
+            self.model.rests();
+        }
+        self.check()
+    }
+
+    pub(super) fn asked(&mut self, action: &Action) -> Check {
+        let what = match action {
+            Action::Step(Step::Read(_)) => "Read",
+            Action::Step(Step::Write(..)) => "Write",
+            Action::Step(Step::SetAside(_)) => "SetAside",
+            Action::Use(_) => "Use",
+            Action::ConsumeEvidence => "ConsumeEvidence",
+            Action::Sweep { .. } => "Sweep",
+            Action::ReadHostFacts => "ReadHostFacts",
+            Action::Request(Request::Version) => "Version",
+            Action::Request(Request::Register(_)) => "Register",
+            Action::Request(Request::PatchStatus(_)) => "PatchStatus",
+            Action::Request(Request::PatchNode(_)) => "PatchNode",
+            Action::Request(Request::PostEvent(_)) => "PostEvent",
+            Action::Renew { .. } => "Renew",
+            Action::WatchNode => "WatchNode",
+            Action::WatchConfigMap(_) => "WatchConfigMap",
+            Action::Exit(_) => "Exit",
+            Action::Log(..) => "Log",
+        };
+        self.hit("action", what);
+        match action {
+            Action::Use(_) => self.used(),
+            Action::Step(Step::SetAside(file)) => self.invariant_no_record_is_torn(file),
+            Action::WatchConfigMap(Some((_, name))) if name == ANOTHERS_MAP => {
+                Err("invariant_only_its_own_node_is_obeyed: it watches what another node's Node names".into())
+            }
+            Action::Request(Request::PatchStatus(body)) => {
+                let mut sent = body["status"]["config"].clone();
+                if self.mutant == Some(Mutant::StatusClaims) && !sent["assigned"].is_null() {
+                    sent["assigned"]["configMap"]["resourceVersion"] = json!("1");
+                }
+                self.invariant_status_never_claims_what_is_not_on_disk(&sent)
+            }
+            Action::Request(Request::PatchNode(body)) => {
+                let mirrored = text(body, "/metadata/annotations/kedge.dev~1config-status");
+                let status = serde_json::from_str(mirrored).unwrap_or(Value::Null);
+                self.invariant_status_never_claims_what_is_not_on_disk(&status)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What the agent says, or what the mutant says it says; None while it says nothing.
+    pub(crate) fn report(&self) -> Option<Report> {
+        let mut report = self.world.process.as_ref()?.node.report(self.world.now())?;
+        if self.mutant == Some(Mutant::AlwaysTrue) {
+            report.config.condition.status = "True";
+        }
+        Some(report)
+    }
+
+    /// A config is used from now on.
+    pub(super) fn used(&mut self) -> Check {
+        if let (Some(Mutant::AnotherConfigRuns), Some(process)) = (self.mutant, &mut self.world.process) {
+            process.used = Some(kedge_sim::DEFAULT_PODS);
+        }
+        let Some(report) = self.report() else {
+            // it was asked to stop before it began, and is gone already
+            self.model.begins(self.world.mono, None, false);
+            return Ok(());
+        };
+        let active = report.config.status.active.clone().and_then(|source| source.config_map);
+        let config = match &active {
+            None => None,
+            Some(source) => {
+                let path = format!("checkpoints/{}/{}", source.uid, source.resource_version);
+                if self.mutant == Some(Mutant::CheckpointVanishes) {
+                    self.world.disk.remove(&path);
+                    self.model.told.remove(&path);
+                }
+                Some(self.checkpoint(&path).ok_or_else(|| {
+                    format!("invariant_what_runs_is_on_disk: {path} runs and has no checkpoint")
+                })?)
+            }
+        };
+        let startups = self.world.startups();
+        let recorded = config.is_some_and(|config| startups["id"] == json!(config.id.to_string()))
+            && startups["open"] == json!(self.world.boot_id());
+        self.trace(|| {
+            format!(
+                "  USES {:?}, {}, recorded: {recorded}",
+                config.map(|config| config.max_pods),
+                report.config.state
+            )
+        });
+        self.invariants_of_a_start(config, &report)?;
+        self.model.begins(self.world.mono, config, recorded);
+        let obstacle = report.config.obstacle;
+        if let Some(obstacle) = obstacle {
+            self.hit("obstacle", obstacle);
+            match obstacle {
+                "marked" if !self.verdict_now => self.hit("rule", "a"),
+                "missing" => self.hit("rule", "b"),
+                _ => {}
+            }
+        }
+        let fallback = report.config.state == "fallback";
+        self.hit(
+            "start case",
+            match (config, fallback) {
+                (None, false) => "2 local",
+                (Some(_), false) => "3 assigned",
+                (Some(_), true) => "4 last-known-good",
+                (None, true) => "5 local instead",
+            },
+        );
+        Ok(())
+    }
+
+    /// What a checkpoint holds, by the hand of the test.
+    pub(crate) fn checkpoint(&self, path: &str) -> Option<Config> {
+        // what the agent read of it, if it did: the file may have been damaged since
+        let told = self.model.told.get(path).and_then(Option::as_ref);
+        let there = if told.is_none() { self.world.disk.content(path) } else { None };
+        let object: Value = serde_json::from_slice(told.or(there.as_ref())?).ok()?;
+        let payload = object["data"]["kubelet"].as_str()?;
+        let design = self.designs.iter().find(|design| design.payload == payload)?;
+        let id = ConfigId::of(text(&object, "/metadata/uid"), payload.as_bytes(), &self.overrides);
+        Some(Config { id, max_pods: design.max_pods })
+    }
+
+    /// What a record on disk names.
+    pub(crate) fn recorded(&self, path: &str) -> Option<Config> {
+        let record = self.world.file(path)?;
+        let (uid, version) = (text(&record, "/uid"), text(&record, "/resourceVersion"));
+        self.checkpoint(&format!("checkpoints/{uid}/{version}"))
+    }
+
+    pub(super) fn performed(&mut self, step: &Step, outcome: &Outcome) -> Check {
+        let path = |file: &StateFile| file.path(&self.world.version);
+        match (step, outcome) {
+            (Step::Read(file), Outcome::Read(read)) => {
+                let checkpoint_is_gone = matches!(file, StateFile::Checkpoint(_)) && *read == Read::Absent;
+                if matches!(read, Read::Unreadable(_) | Read::SetAside) || checkpoint_is_gone {
+                    // whatever it said is lost now, however long ago it was damaged; and without its content nobody knows whose
+                    // the counts are
+                    self.model.forget_all();
+                }
+                if let (StateFile::Current, Read::Content(bytes)) = (file, read)
+                    && self.assigned.as_ref() != Some(bytes)
+                {
+                    // an adoption that nobody acknowledged was made, or taken back
+                    self.assigned = Some(bytes.clone());
+                    self.model.forget_crashes();
+                }
+                if let (StateFile::Startups, Read::Content(bytes)) = (file, read) {
+                    // a write that nobody acknowledged may have been made
+                    let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
+                    let id = ConfigId::parse(text(&record, "/id"));
+                    self.model.counts_are_of(id);
+                    self.model.startups_read(id, startups_in(&record));
+                }
+                match read {
+                    Read::Content(bytes) => self.model.told.insert(path(file), Some(bytes.clone())),
+                    Read::Absent | Read::SetAside => self.model.told.insert(path(file), None),
+                    Read::Unreadable(_) => self.model.told.remove(&path(file)),
+                };
+                Ok(())
+            }
+            (Step::Write(file, bytes), Outcome::Done(Ok(()))) => {
+                self.model.told.insert(path(file), Some(bytes.clone()));
+                self.model.writes += 1;
+                self.wrote(file, bytes)
+            }
+            (Step::Write(StateFile::Startups | StateFile::BadConfigs, _), Outcome::Done(Err(_))) => {
+                // a crash that cannot be recorded now may never be
+                self.model.doubt_last_crash();
+                // nor what was forgiven
+                self.model.forgiven.clear();
+                Ok(())
+            }
+            (Step::SetAside(file), Outcome::Done(Ok(()))) => {
+                self.model.forget_all();
+                self.model.told.insert(path(file), None);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn wrote(&mut self, file: &StateFile, bytes: &[u8]) -> Check {
+        let mut record: Value = serde_json::from_slice(bytes).unwrap_or_default();
+        self.damaged.remove(&file.path(&self.world.version));
+        if let (Some(Mutant::RecordsGrow), StateFile::Startups) = (self.mutant, file) {
+            record["startups"] = json!(vec!["2026-11-21T01:00:00Z"; STARTUPS + 1]);
+        }
+        match file {
+            StateFile::BadConfigs => {
+                self.model.proven_by_verdict();
+                self.verdict_now = true;
+                self.invariant_a_forgiven_config_is_tried(&record)?;
+                self.note_verdicts(&record);
+                self.invariants_of_verdicts(&record)
+            }
+            StateFile::Startups => {
+                let id = ConfigId::parse(text(&record, "/id"));
+                self.model.proven_by_counts();
+                self.model.saved(id, record["ran_ms"].as_u64());
+                self.invariant_startups_are_bounded(&record)?;
+                self.invariant_an_end_counts_once(id, startups_in(&record))
+            }
+            StateFile::LastKnownGood => {
+                if self.mutant == Some(Mutant::CheckpointSwept) {
+                    self.world.disk.retain(|path| !path.starts_with("checkpoints/"));
+                    self.model.told.retain(|path, _| !path.starts_with("checkpoints/"));
+                }
+                self.model.ran(self.world.mono, &self.designs);
+                self.invariant_last_known_good_survived_a_trial(&record)
+            }
+            StateFile::Current => {
+                self.assigned = Some(bytes.to_vec());
+                if self.under_way == Some("adopt") || self.readdresses_another() {
+                    // what runs next takes the place of what is counted now, however long ago it was assigned
+                    self.model.forget_crashes();
+                    if let Some(run) = &mut self.model.run {
+                        run.superseded = true;
+                    }
+                }
+                self.readdressed(&record);
+                Ok(())
+            }
+            StateFile::Checkpoint(_) => Ok(()),
+        }
+    }
+
+    /// What is assigned has another address, and is not what runs: it may be tried at once.
+    pub(super) fn readdresses_another(&self) -> bool {
+        let running = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.max_pods);
+        let assigned = self.recorded("current").map(|config| config.max_pods);
+        self.under_way == Some("readdress") && running != assigned
+    }
+
+    /// The same payload under another object: what it went through goes with it.
+    pub(super) fn readdressed(&mut self, record: &Value) {
+        let Some(run) = &self.model.run else { return };
+        let Some(running) = run.config else { return };
+        let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
+        let Some(config) = self.checkpoint(&path) else { return };
+        if config.max_pods == running.max_pods && config.id != running.id {
+            let since = run.since;
+            let counts_must_follow = self.report().is_some_and(|report| report.config.state != "fallback");
+            self.model.ran(self.world.mono, &self.designs);
+            let past = self.model.past.get(&running.id).cloned().unwrap_or_default();
+            self.model.past.insert(config.id, past);
+            if let Some(run) = &mut self.model.run {
+                run.config = Some(config);
+                run.since = self.world.mono.max(since);
+                run.ahead_of_its_counts = counts_must_follow;
+            }
+        }
+    }
+
+    /// The contents of this UID are about to be forgiven.
+    pub(super) fn forgiven_ids(&mut self, bad: &Value, uid: &str) {
+        let contents = bad[uid]["contents"].as_object().into_iter().flatten();
+        self.model.forgiving.extend(contents.filter_map(|(id, _)| ConfigId::parse(id)));
+        if self.mutant == Some(Mutant::NeverForgiven) {
+            // counts that condemn come back from nowhere
+            let Some(id) = self.model.forgiving.iter().next().copied() else { return };
+            let stamps = vec!["2026-11-21T01:00:00Z"; STARTUPS];
+            let record = json!({
+                "id": id.to_string(), "ran_ms": 0, "contact": false, "startups": stamps, "cuts": 0, "open": null,
+                "threshold": 1, "trial_ms": 60_000,
+            });
+            self.returning = Some(record.to_string().into_bytes());
+        }
+    }
+
+    pub(super) fn note_verdicts(&mut self, record: &Value) {
+        let version = self.world.version.clone();
+        for id in crate::model::final_verdicts(record) {
+            self.model.condemned.insert((version.clone(), id));
+        }
+        let entries = record.as_object().into_iter().flatten();
+        let kinds: Vec<String> = entries
+            .filter_map(|(_, entry)| entry["contents"].as_object())
+            .flat_map(|contents| contents.values())
+            .filter_map(|verdict| verdict["kind"].as_str())
+            .map(str::to_owned)
+            .collect();
+        for kind in kinds {
+            let rule = match kind.as_str() {
+                "crashLoop" => "c",
+                "cuts" => "d",
+                "parse" => "e parse",
+                "validate" => "e validate",
+                "contact" => "f",
+                _ => "verdicts lost",
+            };
+            self.hit("rule", rule);
+        }
+    }
+
+    pub(super) fn note_transition(&mut self) {
+        let Some(process) = &self.world.process else { return };
+        if process.step.is_some() && process.used.is_some() {
+            let report = self.world.report();
+            if report.config.transition != self.under_way {
+                self.under_way = report.config.transition;
+                if let Some(transition) = self.under_way {
+                    self.hit("transition", transition);
+                }
+            }
+            self.hit("state", report.config.state);
+        } else if process.step.is_none() {
+            self.under_way = None;
+        }
+        let used_now = self.model.run.as_ref().is_some_and(|run| run.since == self.world.mono);
+        if used_now && self.late.is_none() && self.nature() != Nature::Good && self.model.fresh {
+            self.model.fresh = false;
+            self.apply_nature();
+        }
+    }
+}
