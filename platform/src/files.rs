@@ -2,8 +2,9 @@
 //! it contains.
 //!
 //! What always holds: after a cut at any moment a file has its old content or its new content, never a mixture; after
-//! `Ok` it has the new one; a later power cut does not take back content that was read. Nothing follows a symbolic link below the root, blocks on a FIFO, or opens a device. Every
-//! walk is bounded. A file in the way is renamed, never lost; our own leftovers are removed.
+//! `Ok` it has the new one; a later power cut does not take back content that was read. Nothing follows a symbolic link
+//! below the root, blocks on a FIFO, or opens a device. Every walk is bounded. A file in the way is renamed, never lost;
+//! our own leftovers are removed.
 //!
 //! How: temporary file in the same directory, write, fsync, read back, rename, fsync of the directory. The protocol is
 //! one function over [`Operations`], so the fake disk is cut within the very code that runs on a real one.
