@@ -1,7 +1,7 @@
 //! The commands that are not the agent: they ask a running one through its socket, or read and judge files.
 //!
 //! Always holds: with `--output json` standard output is one JSON value; a command that changes something prints what it did,
-//! and to which agent or file.
+//! and to which agent or file. Leaves to others: the meaning of records and configurations (core), the socket (`local::client`).
 
 use crate::flags::{AgentOptions, CheckOptions, Output, Places};
 use crate::local::client::{self, AskError};

@@ -1,7 +1,8 @@
 //! The command line: raw flags become complete, checked options in one step.
 //!
 //! Flags carry kubelet's names where they mean the same. Flags of an agent belong to its local config: those that set a
-//! field of the configuration become its topmost layer.
+//! field of the configuration become its topmost layer. Always holds: a wrong flag is an error that names it. Leaves to others:
+//! the range of such a field (core), reading files (`local_config`).
 
 use kedge_api::names;
 use lexopt::prelude::*;

@@ -1,6 +1,7 @@
 //! Reads the local config from disk: the `--config` file and the drop-ins, as bytes; core judges them.
 //!
-//! Always holds: an unreadable file is an error that names it, never an absent layer.
+//! Always holds: an unreadable file is an error that names it, never an absent layer. Leaves to others: the order and the
+//! meaning of layers (`kedge_core::kubelet`).
 
 use crate::errors::chain;
 use crate::flags::LocalFiles;

@@ -17,7 +17,7 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Longest line: a message that carries somebody else's text must not fill a disk.
+/// Longest line: a message that repeats a stranger's text must not fill a disk.
 const LINE_BYTES: usize = 4096;
 
 /// Most bytes that wait for the reader: some 500 usual lines, more than a start with everything wrong says.

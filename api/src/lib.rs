@@ -3,7 +3,7 @@
 //!
 //! Owns: field names and their JSON spelling, the names both sides must agree on, the two time formats of the API, what names
 //! and labels look like. Always holds: a type here can be read from any Kubernetes API server, ours or not; fields it does
-//! not name are ignored, so none of these types is ever written back whole over an object that somebody else may have
+//! not name are ignored, so none of these types is ever written back whole over an object that another client may have
 //! extended: send patches. Leaves to others: validation and defaulting of objects (the hub), deciding (the agent's core).
 //! The hub keeps objects as JSON and only borrows these views of them.
 

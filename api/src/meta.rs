@@ -4,7 +4,7 @@ use crate::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// `metav1.ObjectMeta`, the fields somebody here reads.
+/// `metav1.ObjectMeta`, the fields that are read here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ObjectMeta {

@@ -24,7 +24,7 @@ pub struct NodeSpec {
     /// As the server has it, not yet judged: the node decides whether it is correct, empty or invalid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_source: Option<Value>,
-    /// The machine's name for whoever provides it.
+    /// The machine's name at its provider.
     #[serde(rename = "providerID", skip_serializing_if = "String::is_empty")]
     pub provider_id: String,
     /// Keeps pods away.

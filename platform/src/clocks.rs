@@ -1,7 +1,7 @@
 //! The clocks of a board.
 //!
-//! What always holds: `monotonic` never goes back and never jumps when the date is set; it is for durations,
-//! deadlines and trials are measured with. `wall` is for people to read and for certificates: it may be years off, may
+//! What always holds: `monotonic` never goes back and never jumps when the date is set; durations,
+//! deadlines and trials are measured with it. `wall` is for people to read and for certificates: it may be years off, may
 //! step either way at any moment, and nothing here compares two of its values.
 //!
 //! Leaves to others: timers, and what to do when a date is absurd.

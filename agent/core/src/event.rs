@@ -25,7 +25,7 @@ pub struct Now {
 /// Longest wait that a server may ask for: what a wrong or hostile answer says must not end the heartbeat for a year.
 pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
 
-/// Everything that can happen.
+/// Everything that can happen. Core may be told of outcomes in any order, and late.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The agent begins. First, once.
@@ -66,7 +66,8 @@ pub enum Event {
     Stop(String),
 }
 
-/// Everything we do.
+/// Everything that the agent does. Performed in the order given: what follows `Use` may rely on the configuration in use, and a
+/// log line explains the action after it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Perform one file step, then report `StepDone`.

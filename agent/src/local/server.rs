@@ -214,8 +214,8 @@ async fn accept(listener: &Listener) -> io::Result<(Box<dyn Connection>, Result<
     }
 }
 
-/// Root may do anything here anyway, and we may ask ourselves. The socket's mode says the same; this also holds while
-/// somebody loosens it.
+/// Root may do anything here anyway, and we may ask ourselves. The socket's mode admits the same users; this check
+/// also holds if the mode was loosened.
 fn admitted(uid: u32, own_uid: u32) -> Result<Origin, u32> {
     if uid == 0 || uid == own_uid { Ok(Origin::Socket { uid }) } else { Err(uid) }
 }

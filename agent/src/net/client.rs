@@ -402,8 +402,8 @@ impl Api {
         self.credentials.loaded().url.clone()
     }
 
-    /// Loads the kubeconfig anew if a file behind it changed since; the number of the loading that is in use. Files that do
-    /// not answer keep nobody waiting for long: then it is the loading before.
+    /// Loads the kubeconfig anew if a file behind it changed since; the number of the loading that is in use. Waits
+    /// for unresponsive files only briefly: then it is the previous loading.
     pub fn refresh(&self) -> u64 {
         self.credentials.latest().generation
     }

@@ -1,6 +1,8 @@
 //! The disk loop's work: one order at a time, each outcome an event.
 //!
-//! Owns how core's steps become operations on files, which leftovers go, and what "set aside" looks like from the outside.
+//! Owns how core's steps become operations on files, and which leftovers a sweep removes. Always holds: an order that fails is
+//! reported, never repeated here; a sweep keeps every checkpoint that a record names. Leaves to others: what is written and
+//! when (core), how it becomes durable (`platform`).
 
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::{Event, HostFacts, Outcome, Step};

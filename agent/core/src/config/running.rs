@@ -196,8 +196,10 @@ pub(crate) struct Configuration {
     facts: Facts,
     disk: Disk,
     in_use: InUse,
-    since: Duration,
-    saved_at_ms: u64,
+    /// When this run began, in monotonic time.
+    run_began: Duration,
+    /// Running time of the config at the last save of progress.
+    saved_ran_ms: u64,
     assigned: Option<Content>,
     last_known_good_id: Option<ConfigId>,
     obstacle: Option<Obstacle>,
@@ -208,7 +210,9 @@ pub(crate) struct Configuration {
     node_uid: String,
     /// The Node that asked for something, valid or not, since this agent runs.
     asked_by: String,
+    /// What the Node asks for, as last read.
     requested: Option<RequestedSource>,
+    /// The ConfigMap that it names.
     object: Object,
     /// The object changed, or its checkpoint was lost: it must be read whole.
     must_read: bool,
@@ -219,7 +223,8 @@ pub(crate) struct Configuration {
     compared: Option<(Digest, String)>,
     /// An edit of the list of bad configs that came while a transition was under way.
     edited_bad: Option<Known<BadConfigs>>,
-    contact: bool,
+    /// Contact in this run. `in_use.startups.contact`: at any time since the config was adopted.
+    contact_in_this_run: bool,
     stop: Option<String>,
     forgive: Vec<String>,
     reset: bool,
@@ -251,7 +256,7 @@ impl Configuration {
             Some(Obstacle::NotRecorded(_)) => started.assigned_counts,
             _ => None,
         };
-        let saved_at_ms = started.in_use.startups.ran_ms;
+        let saved_ran_ms = started.in_use.startups.ran_ms;
         let disk_refused = matches!(
             started.obstacle,
             Some(Obstacle::NotRecorded(_) | Obstacle::Marked { recorded: false, .. })
@@ -260,8 +265,8 @@ impl Configuration {
             facts,
             disk: started.disk,
             in_use: started.in_use,
-            since: now.mono,
-            saved_at_ms,
+            run_began: now.mono,
+            saved_ran_ms,
             assigned: started.assigned,
             last_known_good_id: started.last_known_good_id,
             obstacle: started.obstacle,
@@ -276,7 +281,7 @@ impl Configuration {
             edited: None,
             compared: None,
             edited_bad: None,
-            contact: false,
+            contact_in_this_run: false,
             stop: None,
             forgive: Vec::new(),
             reset: false,
@@ -346,7 +351,7 @@ impl Configuration {
 
     /// The API server answered.
     pub(crate) fn contact(&mut self) {
-        self.contact = true;
+        self.contact_in_this_run = true;
         self.in_use.startups.contact = true;
     }
 
@@ -428,7 +433,7 @@ impl Configuration {
 
     /// Running time of the config in use since its last counted startup.
     pub(crate) fn ran_ms(&self, now: Now) -> u64 {
-        let run = now.mono.saturating_sub(self.since).as_millis();
+        let run = now.mono.saturating_sub(self.run_began).as_millis();
         self.in_use.startups.ran_ms.saturating_add(u64::try_from(run).unwrap_or(u64::MAX))
     }
 
@@ -510,11 +515,12 @@ impl Configuration {
         if self.job.is_some() {
             return None;
         }
-        let at = |ms: u64| self.since + Duration::from_millis(ms.saturating_sub(self.in_use.startups.ran_ms));
+        let at =
+            |ms: u64| self.run_began + Duration::from_millis(ms.saturating_sub(self.in_use.startups.ran_ms));
         let mut deadlines = Vec::with_capacity(4);
         if self.counts_running() && self.ran_ms(now) < u64::MAX {
             let terms = self.in_use.terms;
-            if self.saved_at_ms < terms.settled_after_ms() {
+            if self.saved_ran_ms < terms.settled_after_ms() {
                 deadlines.push(at(self.save_due_ms()));
                 deadlines.push(at(terms.settled_after_ms()));
             }
@@ -752,7 +758,7 @@ impl Configuration {
             // asked for by a person: say so and drop it, they can ask again
             Transition::Forgive { uid, .. } => self.forgive.retain(|other| other != uid),
             // a save that fails is tried again when the next is due
-            Transition::TrialProgress { .. } => self.saved_at_ms = self.ran_ms(now),
+            Transition::TrialProgress { .. } => self.saved_ran_ms = self.ran_ms(now),
             _ => {}
         }
         // reported when it begins, not every minute that a disk is full
@@ -788,7 +794,7 @@ impl Configuration {
                 self.readdressed(current, rekeyed.as_ref());
                 // the counts are on disk under the old id only, so nothing is saved under the new one: the next save is due
                 // when the first quarter of the trial has run, which it may have
-                self.saved_at_ms = 0;
+                self.saved_ran_ms = 0;
             }
             _ => {}
         }
@@ -796,10 +802,13 @@ impl Configuration {
 
     /// Takes over the saved counts. Running time is still counted from the start of this run, and contact made meanwhile is kept.
     fn saved(&mut self, startups: &Startups) {
-        self.saved_at_ms = startups.ran_ms;
+        self.saved_ran_ms = startups.ran_ms;
         let InUse { startups: ours, .. } = &mut self.in_use;
-        *ours =
-            Startups { ran_ms: ours.ran_ms, contact: startups.contact || self.contact, ..startups.clone() };
+        *ours = Startups {
+            ran_ms: ours.ran_ms,
+            contact: startups.contact || self.contact_in_this_run,
+            ..startups.clone()
+        };
     }
 
     fn readdressed(&mut self, current: &Current, rekeyed: Option<&Startups>) {
@@ -875,7 +884,7 @@ impl Configuration {
         Some(Transition::Forgive { uid, bad, counts })
     }
 
-    /// What replaces the counts that led to a verdict on this UID, if they are still on disk: the start of what runs instead
+    /// The counts to replace those that led to a verdict on this UID, if these are still on disk: the start of the fallback
     /// could not be recorded.
     fn counts_of_forgiven(&self, uid: &str) -> Option<Startups> {
         let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
@@ -1133,11 +1142,11 @@ impl Configuration {
     }
 
     fn save_due_ms(&self) -> u64 {
-        let every = self.in_use.terms.save_every_ms(self.saved_at_ms);
-        let due = self.saved_at_ms.saturating_add(every);
+        let every = self.in_use.terms.save_every_ms(self.saved_ran_ms);
+        let due = self.saved_ran_ms.saturating_add(every);
         // a save exactly at the end of the trial, not a little after it
         let trial = self.in_use.terms.trial_ms;
-        if self.saved_at_ms < trial { due.min(trial) } else { due.min(self.in_use.terms.settled_after_ms()) }
+        if self.saved_ran_ms < trial { due.min(trial) } else { due.min(self.in_use.terms.settled_after_ms()) }
     }
 
     fn promotion(&mut self, now: Now) -> Option<Transition> {
@@ -1163,13 +1172,13 @@ impl Configuration {
 
     fn progress(&mut self, now: Now) -> Option<Transition> {
         let settled =
-            self.saved_at_ms >= self.in_use.terms.settled_after_ms().max(self.in_use.terms.trial_ms);
+            self.saved_ran_ms >= self.in_use.terms.settled_after_ms().max(self.in_use.terms.trial_ms);
         let due = self.counts_running() && !settled && self.ran_ms(now) >= self.save_due_ms();
         due.then(|| Transition::TrialProgress { startups: self.progressed(now) })
     }
 
     fn contact_under_retry(&self, now: Now) -> Option<Transition> {
-        if !self.contact || self.in_use.active != Active::Assigned || !self.counts_running() {
+        if !self.contact_in_this_run || self.in_use.active != Active::Assigned || !self.counts_running() {
             return None;
         }
         let (config, id) = self.in_use.config.as_ref()?;
@@ -1231,7 +1240,7 @@ impl Configuration {
         id: ConfigId,
         verdict: &Verdict,
     ) -> Option<Transition> {
-        if !self.contact || verdict.kind != BadKind::Contact || verdict.lost >= SILENT_TRIALS {
+        if !self.contact_in_this_run || verdict.kind != BadKind::Contact || verdict.lost >= SILENT_TRIALS {
             return None;
         }
         let mut bad = self.disk.bad_configs.known()?.clone();

@@ -2,7 +2,7 @@
 //!
 //! The rules are the kubelet's (pkg/kubelet/apis/config/validation and pkg/kubelet/eviction), so a configuration that it
 //! refuses is refused here too, before the agent runs pods with it; a configuration that it takes is taken. Always holds:
-//! the message names both fields and who wrote the other one, which may be another layer.
+//! the message names both fields and the layer of the other one. Leaves to others: single values (`settings`).
 
 use super::{duration, path};
 use kedge_api::excerpt;
