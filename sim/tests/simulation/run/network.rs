@@ -207,24 +207,11 @@ impl Simulation {
                 true
             }
             2 | 3 if !self.old_maps.is_empty() => {
-                let (name, map) = self.random.pick(&self.old_maps).clone();
-                self.hit("fault", "stale config map");
-                self.trace(|| {
-                    format!("  STALE ConfigMap {name} {}", text(&map, "/metadata/resourceVersion"))
-                });
-                self.model.forget_crashes();
-                self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
-                self.world.forget_shown();
+                self.show_stale_config_map();
                 true
             }
             4 if !self.old_maps.is_empty() => {
-                let (name, mut map) = self.random.pick(&self.old_maps).clone();
-                self.hit("fault", "wrong uid");
-                self.trace(|| format!("  ConfigMap {name} with a WRONG UID"));
-                self.model.forget_crashes();
-                map["metadata"]["uid"] = json!("no-such-uid");
-                self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
-                self.world.forget_shown();
+                self.show_wrong_uid();
                 true
             }
             5 => {
@@ -240,13 +227,7 @@ impl Simulation {
                 true
             }
             7 => {
-                self.trace(|| "  ANOTHER SERVER".into());
-                let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
-                self.handle("ServerChanged", Event::ServerChanged);
-                // requests to the old server end, and say so late
-                for _ in 0..on_their_way {
-                    self.world.do_request(Some(Answer::Failed("the old server is gone".into())));
-                }
+                self.change_server();
                 false
             }
             8 => {
@@ -262,21 +243,7 @@ impl Simulation {
                 false
             }
             11 if !self.old_nodes.is_empty() => {
-                let mut node = self.random.pick(&self.old_nodes).clone();
-                node["metadata"]["uid"] = json!("uid-of-edge-2");
-                if self.mutant != Some(Mutant::AnothersNode) {
-                    node["metadata"]["name"] = json!("edge-2");
-                }
-                match self.world.hub.flavour {
-                    Flavour::Kedge => node["spec"]["configSource"] = Hub::following(ANOTHERS_MAP),
-                    Flavour::Kubernetes => {
-                        let text = Hub::following(ANOTHERS_MAP).to_string();
-                        node["metadata"]["annotations"] = json!({kedge_api::CONFIG_SOURCE_ANNOTATION: text});
-                    }
-                }
-                self.hit("fault", "another node's Node");
-                self.trace(|| format!("  the Node of ANOTHER node: source {}", source_of(&node)));
-                self.handle("NodeSeen", node_event(&node));
+                self.show_another_nodes_node();
                 true
             }
             _ => {
@@ -290,5 +257,52 @@ impl Simulation {
             self.model.contact();
         }
         self.observe()
+    }
+
+    fn show_stale_config_map(&mut self) {
+        let (name, map) = self.random.pick(&self.old_maps).clone();
+        self.hit("fault", "stale config map");
+        self.trace(|| format!("  STALE ConfigMap {name} {}", text(&map, "/metadata/resourceVersion")));
+        self.model.forget_crashes();
+        self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
+        self.world.forget_shown();
+    }
+
+    fn show_wrong_uid(&mut self) {
+        let (name, mut map) = self.random.pick(&self.old_maps).clone();
+        self.hit("fault", "wrong uid");
+        self.trace(|| format!("  ConfigMap {name} with a WRONG UID"));
+        self.model.forget_crashes();
+        map["metadata"]["uid"] = json!("no-such-uid");
+        self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
+        self.world.forget_shown();
+    }
+
+    fn change_server(&mut self) {
+        self.trace(|| "  ANOTHER SERVER".into());
+        let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
+        self.handle("ServerChanged", Event::ServerChanged);
+        // requests to the old server end, and say so late
+        for _ in 0..on_their_way {
+            self.world.do_request(Some(Answer::Failed("the old server is gone".into())));
+        }
+    }
+
+    fn show_another_nodes_node(&mut self) {
+        let mut node = self.random.pick(&self.old_nodes).clone();
+        node["metadata"]["uid"] = json!("uid-of-edge-2");
+        if self.mutant != Some(Mutant::AnothersNode) {
+            node["metadata"]["name"] = json!("edge-2");
+        }
+        match self.world.hub.flavour {
+            Flavour::Kedge => node["spec"]["configSource"] = Hub::following(ANOTHERS_MAP),
+            Flavour::Kubernetes => {
+                let text = Hub::following(ANOTHERS_MAP).to_string();
+                node["metadata"]["annotations"] = json!({kedge_api::CONFIG_SOURCE_ANNOTATION: text});
+            }
+        }
+        self.hit("fault", "another node's Node");
+        self.trace(|| format!("  the Node of ANOTHER node: source {}", source_of(&node)));
+        self.handle("NodeSeen", node_event(&node));
     }
 }

@@ -10,9 +10,20 @@ impl Simulation {
             return;
         }
         let (name, design) = (*self.random.pick(&MAPS), self.random.pick(&self.designs).clone());
-        let is_running = self.world.process.is_some();
+        let done = match self.random.below(if wild { 30 } else { 12 }) {
+            act @ 0..=11 => self.assign(act, name, &design),
+            act @ 12..=18 => Some(self.break_objects(act, name, &design)),
+            act @ 19..=23 => self.change_node_or_hub(act),
+            act => self.change_clock_or_hub(act),
+        };
+        if let Some(done) = done {
+            self.trace(|| format!("OPERATOR {done}"));
+        }
+    }
+
+    fn assign(&mut self, act: u64, name: &str, design: &Design) -> Option<String> {
         let (pods, hub) = (design.max_pods, &mut self.world.hub);
-        let told = match self.random.below(if wild { 30 } else { 12 }) {
+        Some(match act {
             0..=3 => {
                 hub.push(name, &design.payload);
                 hub.assign(hub.pinned(name));
@@ -35,6 +46,13 @@ impl Simulation {
                 hub.assign(hub.pinned(name));
                 format!("assigns {name} as it is")
             }
+            _ => return None,
+        })
+    }
+
+    fn break_objects(&mut self, act: u64, name: &str, design: &Design) -> String {
+        let (pods, hub) = (design.max_pods, &mut self.world.hub);
+        match act {
             12 | 13 => {
                 hub.delete_config_map(name);
                 format!("deletes {name}")
@@ -55,19 +73,25 @@ impl Simulation {
                 hub.assign(both);
                 "assigns both forms at once".into()
             }
-            18 => {
+            _ => {
                 hub.push_data(name, json!({"other": "text"}));
                 format!("takes the payload out of {name}")
             }
+        }
+    }
+
+    fn change_node_or_hub(&mut self, act: u64) -> Option<String> {
+        let is_running = self.world.process.is_some();
+        Some(match act {
             19 => {
-                hub.delete_node();
+                self.world.hub.delete_node();
                 if self.random.percent(50) {
                     self.world.hub.create_node(NODE);
                 }
                 "re-creates or deletes the Node".into()
             }
             20 => {
-                let flavour = hub.flavour;
+                let flavour = self.world.hub.flavour;
                 let counter = self.random.below(1 << 40);
                 self.world.hub = Hub::new(flavour);
                 self.world.hub.wiped(counter);
@@ -75,7 +99,7 @@ impl Simulation {
                 "WIPES THE HUB".into()
             }
             21 => {
-                hub.mark_unknown();
+                self.world.hub.mark_unknown();
                 "hears nothing and marks the Node Unknown".into()
             }
             23 if is_running => {
@@ -83,6 +107,12 @@ impl Simulation {
                 self.handle("Reset", Event::Reset);
                 "resets on the node".into()
             }
+            _ => return None,
+        })
+    }
+
+    fn change_clock_or_hub(&mut self, act: u64) -> Option<String> {
+        Some(match act {
             24 => {
                 let years = if self.random.percent(50) { 1 } else { -1 };
                 self.world.wall_micros = (self.world.wall_micros + years * TWENTY_YEARS_MICROS).max(0);
@@ -96,7 +126,7 @@ impl Simulation {
                 "the clock on the wall is set right".into()
             }
             26 => {
-                self.backup = Some(hub.clone());
+                self.backup = Some(self.world.hub.clone());
                 "saves the hub".into()
             }
             27 if self.backup.is_some() => {
@@ -106,9 +136,8 @@ impl Simulation {
                 self.hit("fault", "hub restored");
                 "RESTORES THE HUB as it was saved".into()
             }
-            _ => return,
-        };
-        self.trace(|| format!("OPERATOR {told}"));
+            _ => return None,
+        })
     }
 
     /// Says whether there was anything to forgive.
