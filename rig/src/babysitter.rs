@@ -1,7 +1,8 @@
 //! A process supervisor for machines without systemd: for `make try`, the end-to-end tests, the benchmark and `kedge-babysitter`.
 //!
 //! Owns the processes of one [`Unit`]: starts them, reads their notify socket, kills what is silent or late, runs the command
-//! that records how each run ended, and restarts. One thread does it all, in turns of a few milliseconds.
+//! that records how each run ended, and restarts. One thread does it all; it sleeps until a message, an order, the end of the
+//! process or a time limit, and publishes at once what has changed.
 //! Always holds: at most one process is alive; what a process sent before its end is read before its end; only the main process
 //! is believed (`NotifyAccess=main`); the first failure of a run names its result; a process dies with the thread that
 //! watches it, so a killed test leaves nothing behind.
@@ -14,7 +15,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -22,11 +23,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 pub use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, UnixAddr, UnixCredentials, recvmsg, setsockopt, sockopt,
 };
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 
 use crate::error::RigError;
@@ -35,8 +38,10 @@ use crate::error::RigError;
 const DATAGRAM_BYTES: usize = 4096;
 /// Ends kept in memory. A crash loop of days must not fill it.
 const ENDS_KEPT: usize = 1000;
-/// How long one turn waits for a message: so late an end, an order or a time limit may be noticed.
-const TURN: Duration = Duration::from_millis(5);
+/// How often a recording command that still runs is looked at.
+const RECORDER_POLL: Duration = Duration::from_millis(1);
+/// systemd's EXIT_EXEC: the process could not be started.
+const NOT_STARTED: i32 = 203;
 /// How the main process is started. `$$` stays its process id over `exec`, which is how WATCHDOG_PID can name it. PDEATHSIG is
 /// set by `setpriv` (util-linux, on every Debian) because doing it here would need unsafe code.
 const LAUNCH: &str =
@@ -221,6 +226,8 @@ pub enum Phase {
     Stopping,
     /// SIGKILL was sent.
     Killing,
+    /// The process has ended; the recording command runs.
+    Recording,
 }
 
 /// What is known about a unit at one moment.
@@ -268,6 +275,7 @@ pub struct Babysitter {
     name: String,
     // taken away to end the thread
     orders: Option<Sender<Order>>,
+    waker: Waker,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -287,6 +295,7 @@ impl Babysitter {
         };
         unit.open_log().map_err(failed("open the log"))?;
         let (socket, address) = bind_notify_socket().map_err(failed("bind the notify socket"))?;
+        let waker = Waker::of(&address).map_err(failed("connect to the notify socket"))?;
         let (orders, inbox) = channel();
         let state = State {
             phase: Phase::Stopped,
@@ -302,6 +311,7 @@ impl Babysitter {
             unit,
             socket,
             address,
+            waker: waker.clone(),
             inbox,
             shared: shared.clone(),
             main: None,
@@ -313,7 +323,7 @@ impl Babysitter {
         };
         let thread = std::thread::Builder::new().name(format!("sits-{name}")).spawn(move || supervisor.run());
         let thread = thread.map_err(|source| RigError::Io { tried: "start a thread".into(), source })?;
-        let babysitter = Babysitter { name, orders: Some(orders), shared, thread: Some(thread) };
+        let babysitter = Babysitter { name, orders: Some(orders), waker, shared, thread: Some(thread) };
         babysitter.start_again();
         Ok(babysitter)
     }
@@ -325,6 +335,7 @@ impl Babysitter {
     fn order(&self, order: Order) {
         // fails only once the thread has ended: then there is no process to give orders to
         let _ = self.orders.as_ref().map(|orders| orders.send(order));
+        self.waker.wake();
     }
 
     /// Starts it again after [`Babysitter::stop`].
@@ -400,6 +411,7 @@ impl Babysitter {
 impl Drop for Babysitter {
     fn drop(&mut self) {
         self.orders = None;
+        self.waker.wake();
         if let Some(thread) = self.thread.take() {
             // a panic of that thread has been printed; there is nothing left to save
             let _ = thread.join();
@@ -419,8 +431,34 @@ fn bind_notify_socket() -> io::Result<(UnixDatagram, PathBuf)> {
     }
     let socket = UnixDatagram::bind(&path)?;
     setsockopt(&socket, sockopt::PassCred, &true)?;
-    socket.set_read_timeout(Some(TURN))?;
     Ok((socket, path))
+}
+
+/// Ends the thread's sleep, by an empty message to its notify socket.
+#[derive(Clone)]
+struct Waker(Arc<UnixDatagram>);
+
+impl Waker {
+    fn of(address: &Path) -> io::Result<Waker> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(address)?;
+        Ok(Waker(Arc::new(socket)))
+    }
+
+    fn wake(&self) {
+        // fails only once the thread has ended; waits while the socket's queue is full, so that no end is missed
+        let _ = self.0.send(&[]);
+    }
+
+    /// Wakes when the process ends, which stays to be reaped.
+    fn wake_at_end_of(self, pid: i32) -> io::Result<()> {
+        let ends = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        let wait = move || {
+            while waitid(Id::Pid(Pid::from_raw(pid)), ends) == Err(Errno::EINTR) {}
+            self.wake();
+        };
+        std::thread::Builder::new().name(format!("waits-{pid}")).spawn(wait).map(|_| ())
+    }
 }
 
 struct Main {
@@ -434,6 +472,7 @@ struct Supervisor {
     unit: Unit,
     socket: UnixDatagram,
     address: PathBuf,
+    waker: Waker,
     inbox: Receiver<Order>,
     shared: Arc<Shared>,
     main: Option<Main>,
@@ -460,34 +499,49 @@ impl Drop for Supervisor {
 impl Supervisor {
     fn run(mut self) {
         loop {
-            match self.inbox.try_recv() {
-                Ok(Order::Start) => self.start(),
-                Ok(Order::Stop) => self.stop(),
-                Ok(Order::Signal(signal)) => self.signal(signal),
-                Err(TryRecvError::Empty) => {}
-                Err(TryRecvError::Disconnected) => return,
+            loop {
+                match self.inbox.try_recv() {
+                    Ok(Order::Start) => self.start(),
+                    Ok(Order::Stop) => self.stop(),
+                    Ok(Order::Signal(signal)) => self.signal(signal),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => return,
+                }
             }
-            // before the messages are read: so all that an ended process sent is read before its end is handled
+            let first = self.wait_for_message();
+            // before the other messages are read: so all that an ended process sent is read before its end is handled
             let exit = self.main.as_mut().and_then(|main| main.child.try_wait().ok().flatten());
-            while let Some(text) = self.receive() {
+            let mut next = first;
+            while let Some(text) = next {
                 text.lines().for_each(|line| self.notice(line));
+                next = self.receive(MsgFlags::MSG_DONTWAIT);
             }
             match exit {
                 Some(exit) => self.ended(exit),
                 None => self.check_limits(),
             }
-            let mut state = self.shared.lock();
-            state.phase = self.phase;
-            state.pid = self.main.as_ref().map(|main| main.pid);
-            drop(state);
-            self.shared.changed.notify_all();
         }
     }
 
+    /// Changes what others see, with the current phase and process, and wakes those who wait for it.
+    fn publish(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.shared.lock();
+        state.phase = self.phase;
+        state.pid = self.main.as_ref().map(|main| main.pid);
+        change(&mut state);
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
     fn enter(&mut self, phase: Phase, limit: Option<Duration>) {
+        self.enter_with(phase, limit, |_| {});
+    }
+
+    fn enter_with(&mut self, phase: Phase, limit: Option<Duration>, change: impl FnOnce(&mut State)) {
         self.phase = phase;
         self.until = limit.map(|limit| Instant::now() + limit);
         self.watchdog_until = None;
+        self.publish(change);
     }
 
     /// The first failure of a run is its result; what follows (the SIGKILL after a time limit) does not change it.
@@ -502,25 +556,21 @@ impl Supervisor {
         if !matches!(self.phase, Phase::Stopped | Phase::Pause) {
             return;
         }
-        let mut state = self.shared.lock();
-        state.runs += 1;
-        state.status.clear();
-        drop(state);
         self.result = ServiceResult::Success;
-        match self.spawn() {
-            Ok(child) => {
-                let pid = child.id().cast_signed();
-                self.main = Some(Main { child, pid, since: Instant::now() });
-                self.enter(Phase::Starting, Some(self.unit.limits.start));
-            }
-            Err(error) => {
-                eprintln!("babysitter of {}: cannot start it: {error}", self.unit.name);
-                self.enter(Phase::Pause, Some(self.unit.limits.restart_after));
-            }
+        let spawned = self.spawn();
+        let failure = spawned.as_ref().err().map(ToString::to_string);
+        self.main = spawned.ok();
+        self.enter_with(Phase::Starting, Some(self.unit.limits.start), |state| {
+            state.runs += 1;
+            state.status.clear();
+        });
+        if let Some(failure) = failure {
+            eprintln!("babysitter of {}: cannot start it: {failure}", self.unit.name);
+            self.ended(ExitStatus::from_raw(NOT_STARTED << 8));
         }
     }
 
-    fn spawn(&self) -> io::Result<Child> {
+    fn spawn(&self) -> io::Result<Main> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", LAUNCH, "sh"]).args(&self.unit.command);
         self.unit.prepare(&mut command)?;
@@ -528,7 +578,14 @@ impl Supervisor {
         if let Some(period) = self.unit.limits.watchdog {
             command.env("WATCHDOG_USEC", period.as_micros().to_string());
         }
-        command.spawn()
+        let mut child = command.spawn()?;
+        let pid = child.id().cast_signed();
+        if let Err(error) = self.waker.clone().wake_at_end_of(pid) {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
+        }
+        Ok(Main { child, pid, since: Instant::now() })
     }
 
     fn signal(&self, signal: Signal) {
@@ -543,7 +600,7 @@ impl Supervisor {
             Phase::Starting | Phase::Running => self.terminate(),
             // it already stops by itself: as with `systemctl stop`, SIGTERM still comes
             Phase::Stopping => self.signal(Signal::SIGTERM),
-            Phase::Stopped | Phase::Killing => {}
+            Phase::Stopped | Phase::Killing | Phase::Recording => {}
         }
     }
 
@@ -564,7 +621,7 @@ impl Supervisor {
                 self.enter(Phase::Stopping, Some(self.unit.limits.stop));
             }
             Some(("WATCHDOG", "1")) => {
-                self.shared.lock().pings += 1;
+                self.publish(|state| state.pings += 1);
                 self.watchdog_until = self.watchdog_until.and(watchdog);
             }
             Some(("EXTEND_TIMEOUT_USEC", micros)) => {
@@ -574,7 +631,7 @@ impl Supervisor {
                     *limit = (*limit).max(Instant::now() + by);
                 }
             }
-            Some(("STATUS", text)) => text.clone_into(&mut self.shared.lock().status),
+            Some(("STATUS", text)) => self.publish(|state| text.clone_into(&mut state.status)),
             _ => {}
         }
     }
@@ -600,7 +657,7 @@ impl Supervisor {
                 self.enter(Phase::Killing, None);
                 self.signal(Signal::SIGKILL);
             }
-            Phase::Stopped | Phase::Running | Phase::Killing => {}
+            Phase::Stopped | Phase::Running | Phase::Killing | Phase::Recording => {}
         }
     }
 
@@ -610,18 +667,19 @@ impl Supervisor {
         if self.phase == Phase::Starting {
             self.blame(ServiceResult::Protocol);
         }
+        self.enter(Phase::Recording, None);
         let is_recorded = self.record(exit);
-        let mut state = self.shared.lock();
-        if state.ends.len() == ENDS_KEPT {
-            state.ends.pop_front();
-        }
-        let ended = Ended { run: state.runs, result: self.result, exit, ran, is_recorded };
-        state.ends.push_back(ended);
-        drop(state);
-        match self.is_wanted && self.unit.restart {
-            true => self.enter(Phase::Pause, Some(self.unit.limits.restart_after)),
-            false => self.enter(Phase::Stopped, None),
-        }
+        let result = self.result;
+        let (next, limit) = match self.is_wanted && self.unit.restart {
+            true => (Phase::Pause, Some(self.unit.limits.restart_after)),
+            false => (Phase::Stopped, None),
+        };
+        self.enter_with(next, limit, |state| {
+            if state.ends.len() == ENDS_KEPT {
+                state.ends.pop_front();
+            }
+            state.ends.push_back(Ended { run: state.runs, result, exit, ran, is_recorded });
+        });
     }
 
     /// Runs the recording command to its end, or kills it after the stop time limit.
@@ -638,7 +696,9 @@ impl Supervisor {
             command.spawn()
         });
         let Ok(mut child) = child else { return false };
-        let ended = crate::scratch::poll(self.unit.limits.stop, || child.try_wait().ok().flatten());
+        let ended = crate::scratch::poll_every(RECORDER_POLL, self.unit.limits.stop, || {
+            child.try_wait().ok().flatten()
+        });
         if ended.is_none() {
             let _ = child.kill();
             let _ = child.wait();
@@ -646,12 +706,24 @@ impl Supervisor {
         ended.is_some_and(|status| status.success())
     }
 
-    /// The next message of the main process; waits for it for one turn. Others' are dropped.
-    fn receive(&self) -> Option<String> {
+    /// Waits for a message until the next time limit.
+    fn wait_for_message(&self) -> Option<String> {
+        let limit = [self.until, self.watchdog_until].into_iter().flatten().min();
+        let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return self.receive(MsgFlags::MSG_DONTWAIT);
+        }
+        // it fails only on a time of zero
+        let _ = self.socket.set_read_timeout(left);
+        self.receive(MsgFlags::empty())
+    }
+
+    /// The next message of the main process; an empty one instead of others'.
+    fn receive(&self, flags: MsgFlags) -> Option<String> {
         let mut buffer = [0_u8; DATAGRAM_BYTES];
         let mut control = nix::cmsg_space!(UnixCredentials);
         let mut parts = [IoSliceMut::new(&mut buffer)];
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        let flags = flags | MsgFlags::MSG_CMSG_CLOEXEC;
         let message =
             recvmsg::<UnixAddr>(self.socket.as_raw_fd(), &mut parts, Some(&mut control), flags).ok()?;
         // the sender's process id, as the kernel attests it

@@ -99,7 +99,16 @@ const POLL_EVERY: Duration = Duration::from_millis(20);
 
 /// Calls `probe` until it returns something or the limit has passed. For what cannot be waited for otherwise: files and
 /// processes of others.
-pub fn poll<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
+pub fn poll<T>(limit: Duration, probe: impl FnMut() -> Option<T>) -> Option<T> {
+    poll_every(POLL_EVERY, limit, probe)
+}
+
+/// The same at another interval.
+pub(crate) fn poll_every<T>(
+    interval: Duration,
+    limit: Duration,
+    mut probe: impl FnMut() -> Option<T>,
+) -> Option<T> {
     let start = Instant::now();
     loop {
         if let Some(found) = probe() {
@@ -108,7 +117,7 @@ pub fn poll<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<
         if start.elapsed() > limit {
             return None;
         }
-        std::thread::sleep(POLL_EVERY);
+        std::thread::sleep(interval);
     }
 }
 

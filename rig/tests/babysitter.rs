@@ -154,6 +154,33 @@ fn recorder_that_hangs_is_killed() {
     assert!(!ends[0].is_recorded);
 }
 
+/// One that the shell does not find, and one that cannot even be handed to it.
+#[test]
+fn missing_program_counts_as_an_end() {
+    for (program, status) in [("/nonexistent/kedge", "127"), ("/bin/true\0", "203")] {
+        let scratch = Scratch::new("babysitter").unwrap();
+        let mut unit = unit(&scratch, "");
+        unit.command = vec![program.into()];
+        unit.restart = false;
+        let babysitter = Babysitter::start(unit).unwrap();
+        let ends = babysitter.wait_ends(1, LIMIT).unwrap();
+        assert!(ends[0].is_recorded);
+        assert_eq!(read(&ends_file(&scratch)), format!("exit-code exited {status}\n"));
+        let state = babysitter.state();
+        assert_eq!((state.phase, state.pid, state.runs), (Phase::Stopped, None, 1));
+    }
+}
+
+#[test]
+fn process_is_gone_while_its_end_is_recorded() {
+    let scratch = Scratch::new("babysitter").unwrap();
+    let mut unit = unit(&scratch, "READY=1 exit=0");
+    unit.record_command = Some(["sleep", "60"].map(Into::into).into());
+    let babysitter = Babysitter::start(unit).unwrap();
+    let state = babysitter.wait_until("the record", LIMIT, |state| state.phase == Phase::Recording).unwrap();
+    assert_eq!((state.pid, state.ends.len()), (None, 0));
+}
+
 #[test]
 fn dropped_babysitter_leaves_no_process() {
     let scratch = Scratch::new("babysitter").unwrap();
