@@ -6,16 +6,16 @@
 //! each outcome, in any order and as late as it likes.
 
 use crate::config::condition::{self, ConfigOk};
-use crate::config::judge::PreviousRun;
 use crate::config::records::BadConfigs;
 use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
 use crate::config::source::requested_source;
 use crate::config::start::{self, Facts, Parsed, Started};
 use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
-use crate::kubelet::{self, ConfigError, Effective, LocalLayers};
+use crate::kubelet::{self, ConfigError, Effective};
 use crate::node::lease::LeaseKeeper;
 use crate::node::registration::{missing_labels, registration};
 use crate::node::status::{StatusKeeper, StatusPatch};
+use crate::options::Options;
 use crate::pace::Jitter;
 use crate::report::{ConfigReport, LeaseReport, Report};
 use crate::requests::{LONGEST_WAIT, RequestSlot, describe};
@@ -29,27 +29,6 @@ use std::time::Duration;
 /// Notices that wait to be posted as Events: enough for a start with everything wrong, and no more than a hub can take from
 /// 10,000 nodes that come back together.
 const PENDING_EVENTS: usize = 16;
-
-/// Settings from the command line and the board, fixed for this run.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// Name of the Node.
-    pub node_name: String,
-    /// Version of the agent.
-    pub version: String,
-    /// `--config`, drop-ins and flags.
-    pub local: LocalLayers,
-    /// `--dynamic-config`.
-    pub dynamic_config: bool,
-    /// `--node-labels`.
-    pub node_labels: BTreeMap<String, String>,
-    /// Boot id of this boot.
-    pub boot_id: String,
-    /// Evidence of how the previous run ended.
-    pub previous_run: PreviousRun,
-    /// The one random number: spreads what a fleet does.
-    pub seed: u64,
-}
 
 enum Phase {
     /// Before `Event::Start`.

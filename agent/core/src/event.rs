@@ -5,8 +5,6 @@
 
 use crate::config::records::{CheckpointName, Read, StateFile};
 use crate::kubelet::Effective;
-use crate::node::lease::LeaseRequest;
-use crate::node::status::HostFacts;
 use kedge_api as api;
 use kedge_api::Timestamp;
 use serde_json::Value;
@@ -210,4 +208,52 @@ pub enum Outcome {
     Read(Read),
     /// Whether a write or a setting aside is durable; the text says why not.
     Done(Result<(), String>),
+}
+
+/// What to ask the API server for, to keep the Lease.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LeaseRequest {
+    /// Merge-patch the Lease.
+    Patch(Value),
+    /// Create it.
+    Create(Value),
+}
+
+/// Facts about the host, as plain values.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HostFacts {
+    /// `/etc/machine-id`.
+    pub machine_id: String,
+    /// Identity of the board.
+    pub system_uuid: String,
+    /// This boot.
+    pub boot_id: String,
+    /// `uname -r`.
+    pub kernel_version: String,
+    /// PRETTY_NAME of os-release.
+    pub os_image: String,
+    /// In Go's spelling.
+    pub architecture: String,
+    /// The host's name.
+    pub hostname: String,
+    /// Addresses others may use, best first.
+    pub addresses: Vec<String>,
+    /// CPUs online.
+    pub cpus: u64,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Bytes of the file system below `--root-dir`.
+    pub storage_bytes: u64,
+    /// Inodes there.
+    pub inodes: u64,
+    /// Highest number of processes.
+    pub pids: u64,
+    /// Bytes of memory that could be had.
+    pub memory_available_bytes: u64,
+    /// Bytes free below `--root-dir`.
+    pub storage_available_bytes: u64,
+    /// Inodes free there.
+    pub inodes_free: u64,
+    /// Processes there are.
+    pub pids_in_use: u64,
 }

@@ -9,20 +9,23 @@ pub mod config;
 mod event;
 pub mod kubelet;
 mod node;
+mod options;
 mod pace;
 mod report;
 mod requests;
 mod watching;
 mod writes;
 
-pub use agent::{Core, Options, is_hub_version};
+pub use agent::{Core, is_hub_version};
 pub use config::condition::ConfigOk;
 pub use config::digest::{ConfigId, Digest};
 pub use config::judge::{DISK_LOOP, Exit, PreviousRun};
 pub use config::running::Forgiveness;
 pub use config::start::Active;
-pub use event::{Action, Answer, Event, Level, Now, Outcome, Request, RequestKind, Step};
-pub use node::lease::LeaseRequest;
-pub use node::status::{HostFacts, kubelet_version};
+pub use event::{
+    Action, Answer, Event, HostFacts, LeaseRequest, Level, Now, Outcome, Request, RequestKind, Step,
+};
+pub use node::status::kubelet_version;
+pub use options::Options;
 pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report};
 pub use watching::{FailureReport, ObjectVersion, WatchFailure, WatchState, Watching};

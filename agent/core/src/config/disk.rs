@@ -3,6 +3,7 @@
 //! Always holds: the picture changes only when a write was reported durable, so whatever is composed from it (the
 //! condition, the status) claims nothing that is not on disk; nothing is written that is there already.
 
+use crate::config::digest::{ConfigId, Digest};
 use crate::config::records::{
     BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Startups, StateFile,
     last_known_good_bytes, read_last_known_good, shortened,
@@ -10,7 +11,6 @@ use crate::config::records::{
 use crate::config::source::Source;
 use crate::kubelet::{LayerText, Origin};
 use crate::writes::{Durable, Steps, Suspendable};
-use crate::{ConfigId, Digest};
 use kedge_api::{ConfigMap, excerpt};
 use std::rc::Rc;
 

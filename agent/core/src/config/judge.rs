@@ -258,7 +258,7 @@ pub(crate) fn reason(kind: BadKind, what: &str, uid: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ConfigId;
+    use crate::config::digest::ConfigId;
     use crate::config::records::RanAs;
 
     const BOOT: &str = "this-boot";

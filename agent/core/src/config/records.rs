@@ -4,8 +4,8 @@
 //! says nothing and never means "nothing"; a record of a newer agent is unknown and left alone. Writing is exact: what
 //! was written is read back equal. Leaves to others: when to write (`start`, `running`) and how (`platform`).
 
+use crate::config::digest::{ConfigId, Digest};
 use crate::config::source::{Source, is_file_name};
-use crate::{ConfigId, Digest};
 use kedge_api::{Timestamp, excerpt};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

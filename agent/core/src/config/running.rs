@@ -6,6 +6,7 @@
 //! is compared with `current`, never with what runs (else a rolled back node would restart for ever); a download is never
 //! parsed here; a failed write changes nothing but the time of the next try.
 
+use crate::config::digest::{ConfigId, Digest};
 use crate::config::disk::{AssignedNow, Content, Disk, content};
 use crate::config::judge::{self, Role, SILENT_TRIALS};
 use crate::config::records::{
@@ -17,7 +18,6 @@ use crate::config::start::{Active, Facts, InUse, Obstacle, Started};
 use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
 use crate::writes::{Steps, Suspend, Suspendable};
-use crate::{ConfigId, Digest};
 use kedge_api::excerpt;
 use serde_json::Value;
 use std::fmt;

@@ -4,7 +4,7 @@
 //! is parsed; a verdict that could not be written leaves the counts that prove it untouched; every prefix of the writes is
 //! a state this same program can start from. Nothing here waits for the network.
 
-use crate::ConfigId;
+use crate::config::digest::ConfigId;
 use crate::config::disk::{AssignedNow, Content, Disk, load};
 use crate::config::judge::{self, Ended, PreviousRun, Role, Terms};
 use crate::config::records::{

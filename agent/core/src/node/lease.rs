@@ -3,9 +3,9 @@
 //! Always holds: renewing depends on nothing but the Node's existence, not on its status and not on the configuration's
 //! state; a Lease is never created for a Node that is not known to exist; a renewal says as little as it can.
 
-use crate::event::{Answer, Now};
+use crate::event::{Answer, LeaseRequest, Now};
 use crate::pace::{Backoff, Jitter};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::time::Duration;
 
 /// Upstream renews at a quarter of the duration and stretches by 4 %.
@@ -15,15 +15,6 @@ const STRETCH: f64 = 0.04;
 /// Longest time a renewal may take, however long the Lease lasts: a later answer is unlikely, and the loop that waits for it must
 /// show progress.
 const LONGEST_REQUEST: Duration = Duration::from_secs(20);
-
-/// What to ask the API server for.
-#[derive(Debug, Clone, PartialEq)]
-pub enum LeaseRequest {
-    /// Merge-patch the Lease.
-    Patch(Value),
-    /// Create it.
-    Create(Value),
-}
 
 #[derive(Debug)]
 pub(crate) struct LeaseKeeper {

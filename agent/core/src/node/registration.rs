@@ -2,9 +2,9 @@
 //!
 //! Always holds: labels of others stay whatever they are. Leaves to others: when to create it or to put labels back (`agent`).
 
-use crate::agent::Options;
+use crate::event::HostFacts;
 use crate::kubelet::{self, Config};
-use crate::node::status::HostFacts;
+use crate::options::Options;
 use kedge_api as api;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -5,7 +5,7 @@
 //! change; nothing that others own (conditions of other agents, labels) is touched.
 
 use crate::config::condition::ConfigOk;
-use crate::event::Now;
+use crate::event::{HostFacts, Now};
 use crate::kubelet::{Config, EvictionHard};
 use crate::pace::Jitter;
 use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
@@ -16,45 +16,6 @@ use std::time::Duration;
 /// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
 pub fn kubelet_version(agent_version: &str) -> String {
     format!("v1.35.0+kedge-{agent_version}")
-}
-
-/// Facts about the host, as plain values.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct HostFacts {
-    /// `/etc/machine-id`.
-    pub machine_id: String,
-    /// Identity of the board.
-    pub system_uuid: String,
-    /// This boot.
-    pub boot_id: String,
-    /// `uname -r`.
-    pub kernel_version: String,
-    /// PRETTY_NAME of os-release.
-    pub os_image: String,
-    /// In Go's spelling.
-    pub architecture: String,
-    /// The host's name.
-    pub hostname: String,
-    /// Addresses others may use, best first.
-    pub addresses: Vec<String>,
-    /// CPUs online.
-    pub cpus: u64,
-    /// Bytes of memory.
-    pub memory_bytes: u64,
-    /// Bytes of the file system below `--root-dir`.
-    pub storage_bytes: u64,
-    /// Inodes there.
-    pub inodes: u64,
-    /// Highest number of processes.
-    pub pids: u64,
-    /// Bytes of memory that could be had.
-    pub memory_available_bytes: u64,
-    /// Bytes free below `--root-dir`.
-    pub storage_available_bytes: u64,
-    /// Inodes free there.
-    pub inodes_free: u64,
-    /// Processes there are.
-    pub pids_in_use: u64,
 }
 
 /// What a pressure condition remembers: upstream holds it for a while after the pressure went.

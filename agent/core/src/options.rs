@@ -1,0 +1,28 @@
+//! Settings of one run, and what is known of the run before it.
+//!
+//! Always holds: they do not change while the agent runs. Leaves to others: reading flags and files (the crate `kedge`).
+
+use crate::config::judge::PreviousRun;
+use crate::kubelet::LocalLayers;
+use std::collections::BTreeMap;
+
+/// Settings from the command line and the board, fixed for this run.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Name of the Node.
+    pub node_name: String,
+    /// Version of the agent.
+    pub version: String,
+    /// `--config`, drop-ins and flags.
+    pub local: LocalLayers,
+    /// `--dynamic-config`.
+    pub dynamic_config: bool,
+    /// `--node-labels`.
+    pub node_labels: BTreeMap<String, String>,
+    /// Boot id of this boot.
+    pub boot_id: String,
+    /// Evidence of how the previous run ended.
+    pub previous_run: PreviousRun,
+    /// The one random number: spreads what a fleet does.
+    pub seed: u64,
+}
