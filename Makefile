@@ -10,7 +10,7 @@ mutants: ; @.ci/mutants $(ARGS) ## changes in the decisions that no test notices
 bench: ; @.ci/bench ## what the agent and the hub cost: one table with the goal beside each figure, a quarter of an hour
 fuzz: ; @.ci/fuzz ## a minute of libFuzzer on everything a server, a client or a disk can hand a node or the hub (FUZZ_SECONDS=3600 an hour each)
 sim: ; @.ci/sim ## simulation runs of a node, as many as fit into 45 seconds (SEEDS=5000000 for that many, FIRST=n from there on)
-soak: ; @.ci/soak ## an hour of compressed life under bad links and hub outages: what grew, which node fell silent (SOAK_MINUTES=25)
+soak: ; @.ci/soak ## an hour of operation under bad links and hub outages: what grew, which node fell silent (SOAK_MINUTES=25)
 dist: ; @cross/dist ## static programs and Debian packages for x86_64, aarch64 and armv7, in target/dist
 images: ; @.ci/images ## flashable disk images of every board in images/boards (BOARDS=x86_64-uefi for one), in target/images
 hil: ; @KEDGE_MEASURE=1 .ci/hil ## boots the x86_64 image in QEMU and runs the core stories (FULL=1 all, BOARDS=arm64-uefi another board)
