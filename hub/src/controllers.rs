@@ -176,6 +176,13 @@ impl<C: Controller> Runner<C> {
             let rest = tasks.split_off(tasks.len().min(C::AT_ONCE));
             let mut group = JoinSet::new();
             for Task { purpose, action } in tasks {
+                debug_assert!(
+                    action
+                        .kind()
+                        .is_none_or(|kind| C::outputs().iter().any(|output| output.plural == kind.plural)),
+                    "{} does not declare its output: {action:?}",
+                    C::NAME
+                );
                 let (hub, tools) = (self.hub.clone(), self.tools.clone());
                 group.spawn(async move { (purpose, perform(&hub, &tools, action).await) });
             }

@@ -376,6 +376,8 @@ mod tests {
         check("tier in gold)", "unable to parse requirement: found 'gold' expected: '('");
         check("tier in (gold", "unable to parse requirement: found '', expected: ',' or ')'");
         check("tier in (gold iron)", "unable to parse requirement: found 'iron', expected: ',' or ')'");
+        check("tier in (=)", "unable to parse requirement: found '=', expected: ',', or identifier");
+        check("tier in (gold,", "unable to parse requirement: found '', expected: ',', or identifier");
         let none = "unable to parse requirement: values: Invalid value: []: for 'in', 'notin' operators, values set can't be empty";
         check("tier in ()", none);
         check("a b", "unable to parse requirement: found 'b', expected: in, notin, =, ==, !=, gt, lt");

@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 
 use crate::api_error::ApiError;
 use crate::identity::certificate_request::Request;
-use crate::kinds::Kind;
+use crate::kinds::{Kind, NAMESPACE};
 use crate::object::{Event, Object};
 use crate::requests::{DeleteOptions, Objects};
 use crate::selector::Selection;
@@ -82,6 +82,19 @@ pub enum Action {
     },
     /// Signs a client certificate.
     Sign(Signing),
+}
+
+impl Action {
+    /// The kind that it writes.
+    pub fn kind(&self) -> Option<&'static Kind> {
+        match self {
+            Action::Create { kind, .. } | Action::Update { kind, .. } | Action::Delete { kind, .. } => {
+                Some(kind)
+            }
+            Action::FinalizeNamespace { .. } => Some(&NAMESPACE),
+            Action::Sign(_) => None,
+        }
+    }
 }
 
 impl fmt::Debug for Action {
@@ -180,7 +193,7 @@ pub trait Controller: Send + 'static {
     /// Inputs: the kinds whose changes it observes.
     fn inputs() -> &'static [&'static Kind];
 
-    /// Outputs: the kinds it writes.
+    /// Outputs: the kinds it writes. The runner asserts it in debug builds.
     fn outputs() -> &'static [&'static Kind];
 
     /// Whether a change needs a step.
