@@ -93,6 +93,7 @@ fn random_bytes_do_not_panic() {
 
 /// The agent's threads have small stacks, and reading, merging and dropping a tree recurse.
 #[test]
+#[allow(clippy::disallowed_types, reason = "a thread is how a test gets a small stack")]
 fn deepest_text_fits_a_small_stack() {
     const STACK_BYTES: usize = 256 * 1024;
     let deepest = || {
