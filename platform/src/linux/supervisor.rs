@@ -12,9 +12,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::supervisor::{Supervisor, status_line};
+
+/// How long READY and extensions wait for a supervisor that is busy: at boot its queue can be full.
+const PATIENCE: Duration = Duration::from_secs(1);
+const RETRY: Duration = Duration::from_millis(10);
 
 /// The supervisor behind `$NOTIFY_SOCKET`, if any.
 #[derive(Debug)]
@@ -42,14 +46,35 @@ impl NotifySocket {
         Self { socket, watchdog_period: period.map(Duration::from_micros), failing: AtomicBool::new(false) }
     }
 
-    fn send(&self, message: &str) {
-        let Some((socket, address)) = &self.socket else { return };
-        match socket.send_to_addr(message.as_bytes(), address) {
-            Ok(_) => self.failing.store(false, Ordering::Relaxed),
+    fn try_send(&self, message: &str) -> io::Result<()> {
+        let Some((socket, address)) = &self.socket else { return Ok(()) };
+        socket.send_to_addr(message.as_bytes(), address).map(|_| ())
+    }
+
+    fn report(&self, sent: io::Result<()>) {
+        match sent {
+            Ok(()) => self.failing.store(false, Ordering::Relaxed),
             Err(error) if !self.failing.swap(true, Ordering::Relaxed) => {
                 log::warn!("cannot notify the supervisor: {error}");
             }
             Err(_) => {}
+        }
+    }
+
+    fn send(&self, message: &str) {
+        self.report(self.try_send(message));
+    }
+
+    /// Sends a message without which the supervisor would kill a healthy program: waits up to [`PATIENCE`] while its queue is full.
+    fn send_patiently(&self, message: &str) {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.try_send(message) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                    std::thread::sleep(RETRY);
+                }
+                sent => return self.report(sent),
+            }
         }
     }
 }
@@ -68,7 +93,7 @@ fn open(name: &OsString) -> io::Result<(UnixDatagram, SocketAddr)> {
 
 impl Supervisor for NotifySocket {
     fn ready(&self) {
-        self.send("READY=1");
+        self.send_patiently("READY=1");
     }
 
     fn stopping(&self) {
@@ -80,7 +105,7 @@ impl Supervisor for NotifySocket {
     }
 
     fn extend_timeout(&self, by: Duration) {
-        self.send(&format!("EXTEND_TIMEOUT_USEC={}", by.as_micros()));
+        self.send_patiently(&format!("EXTEND_TIMEOUT_USEC={}", by.as_micros()));
     }
 
     fn status(&self, text: &str) {
@@ -150,5 +175,24 @@ mod tests {
         for _ in 0..10_000 {
             socket.watchdog_ping();
         }
+    }
+
+    #[test]
+    fn ready_waits_while_the_queue_is_full() {
+        let name = format!("kedge-busy-{}", std::process::id());
+        let listener = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        let name = OsString::from(format!("@{name}"));
+        let socket = NotifySocket::new(&|key| (key == "NOTIFY_SOCKET").then(|| name.clone()), 7);
+        while socket.try_send("WATCHDOG=1").is_ok() {}
+        std::thread::scope(|scope| {
+            scope.spawn(|| socket.ready());
+            let mut buffer = [0; 256];
+            loop {
+                let length = listener.recv(&mut buffer).unwrap();
+                if &buffer[..length] == b"READY=1" {
+                    break;
+                }
+            }
+        });
     }
 }
