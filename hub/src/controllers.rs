@@ -4,6 +4,7 @@
 //! client's request; a panic of a controller is logged and restarts only that one; a subscription that fell behind is
 //! followed by a sweep. Left to others: every decision (`kedge_hub_core::controllers`).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -119,6 +120,16 @@ impl<C: Controller> Runner<C> {
             while let Ok((kind, event)) = observed.try_recv() {
                 self.controller.observe(kind, &event);
             }
+            // a subscription ends if it fell behind or the hub closes
+            if listeners.try_join_next().is_some() {
+                return;
+            }
+            if let (Some(at), Some(period)) = (next_sweep, C::SWEEP)
+                && at <= Instant::now()
+            {
+                self.controller.sweep(&*self.hub);
+                next_sweep = Some(Instant::now() + period);
+            }
             let pulse = Duration::from_millis(stalled.swap(0, Ordering::Relaxed));
             // after a stall all timers fire at once, and the controller's own may come before the pulse's
             let decision = self.step(self.now(pulse.max(late))).await;
@@ -129,17 +140,11 @@ impl<C: Controller> Runner<C> {
             }
             let next_step = decision.next.map(|at| self.start + at);
             let wake = [next_sweep, next_step].into_iter().flatten().min();
+            let waiting_since = Instant::now();
             tokio::select! {
                 Some((kind, event)) = observed.recv() => self.controller.observe(kind, &event),
-                // a subscription ends if it fell behind or the hub closes
                 Some(_) = listeners.join_next() => return,
-                () = sleep_until(wake) => late = wake.map_or(Duration::ZERO, |at| at.elapsed()),
-            }
-            if let (Some(at), Some(period)) = (next_sweep, C::SWEEP)
-                && at <= Instant::now()
-            {
-                self.controller.sweep(&*self.hub);
-                next_sweep = Some(Instant::now() + period);
+                () = sleep_until(wake) => late = lateness(wake, waiting_since, Instant::now()),
             }
         }
     }
@@ -148,8 +153,10 @@ impl<C: Controller> Runner<C> {
         Now { running: self.start.elapsed(), wall: OffsetDateTime::now_utc(), stalled }
     }
 
-    /// One step with all its tasks. Returns the time of the next step.
+    /// One step with all its tasks. Returns the time of the next step: a pause counts from the end of this one, so a slow disk is not
+    /// given the next step at once.
     async fn step(&mut self, now: Now) -> Decision<C::Purpose> {
+        let began = Instant::now();
         let mut decision = self.controller.reconcile(&*self.hub, now);
         self.perform(std::mem::take(&mut decision.tasks), now).await;
         if let Some(Guarded { tasks, blamed }) = decision.guarded.take() {
@@ -167,15 +174,17 @@ impl<C: Controller> Runner<C> {
             };
             log::log!(target: &format!("kedge_hub::{}", C::NAME), level, "{line}");
         }
+        decision.next = decision.next.map(|at| at + began.elapsed());
         decision
     }
 
-    /// Performs tasks in groups of [`Controller::AT_ONCE`], and the tasks that follow from their outcomes.
-    async fn perform(&mut self, mut tasks: Vec<Task<C::Purpose>>, now: Now) {
-        while !tasks.is_empty() {
-            let rest = tasks.split_off(tasks.len().min(C::AT_ONCE));
+    /// Performs tasks in groups of [`Controller::AT_ONCE`], each followed by the tasks that its outcomes lead to. Ends early when the
+    /// hub closes: nothing can be written any more.
+    async fn perform(&mut self, tasks: Vec<Task<C::Purpose>>, now: Now) {
+        let mut waiting = VecDeque::from(tasks);
+        while !waiting.is_empty() && !self.hub.memory().is_closed() {
             let mut group = JoinSet::new();
-            for Task { purpose, action } in tasks {
+            for Task { purpose, action } in waiting.drain(..waiting.len().min(C::AT_ONCE)) {
                 debug_assert!(
                     action
                         .kind()
@@ -186,14 +195,16 @@ impl<C: Controller> Runner<C> {
                 let (hub, tools) = (self.hub.clone(), self.tools.clone());
                 group.spawn(async move { (purpose, perform(&hub, &tools, action).await) });
             }
-            tasks = Vec::new();
+            let mut following = Vec::new();
             while let Some(performed) = group.join_next().await {
                 // the next sweep retries a task that panicked
                 if let Ok((purpose, outcome)) = performed {
-                    tasks.extend(self.controller.performed(purpose, outcome, now));
+                    following.extend(self.controller.performed(purpose, outcome, now));
                 }
             }
-            tasks.extend(rest);
+            for task in following.into_iter().rev() {
+                waiting.push_front(task);
+            }
         }
     }
 }
@@ -204,11 +215,19 @@ async fn listen<C: Controller>(
     mut subscription: Subscription,
     changes: mpsc::Sender<(&'static Kind, Arc<Event>)>,
 ) {
+    // the sweep reads the objects; kept here they would stay in memory after their end
+    drop(std::mem::take(&mut subscription.snapshot));
     while let Some(event) = subscription.next().await {
         if C::concerns(kind, &event) && changes.send((kind, event)).await.is_err() {
             return;
         }
     }
+}
+
+/// How late a timer fired that was waited for since `waiting_since`. A deadline that had passed before that is no stall: the step
+/// before it took long, which a slow disk explains.
+fn lateness(wake: Option<Instant>, waiting_since: Instant, now: Instant) -> Duration {
+    wake.map_or(Duration::ZERO, |at| now.saturating_duration_since(at.max(waiting_since)))
 }
 
 async fn sleep_until(at: Option<Instant>) {
@@ -274,6 +293,89 @@ mod tests {
     use tokio_rustls::TlsAcceptor;
 
     use super::*;
+
+    /// Deletes objects that do not exist, and another one after the first.
+    #[derive(Default)]
+    struct Deleter {
+        performed: Vec<u32>,
+    }
+
+    impl Deleter {
+        fn task(purpose: u32) -> Task<u32> {
+            let action = Action::Delete {
+                kind: &NODE,
+                namespace: String::new(),
+                name: format!("n{purpose}"),
+                options: kedge_hub_core::requests::DeleteOptions::default(),
+            };
+            Task { purpose, action }
+        }
+    }
+
+    impl Controller for Deleter {
+        type Purpose = u32;
+        const NAME: &'static str = "deleter";
+
+        fn inputs() -> &'static [&'static Kind] {
+            &[]
+        }
+
+        fn outputs() -> &'static [&'static Kind] {
+            const OUTPUTS: &[&Kind] = &[&NODE];
+            OUTPUTS
+        }
+
+        fn observe(&mut self, _: &'static Kind, _: &Event) {}
+
+        fn sweep(&mut self, _: &dyn World) {}
+
+        fn reconcile(&mut self, _: &dyn World, now: Now) -> Decision<u32> {
+            Decision {
+                tasks: [1, 2, 3].map(Deleter::task).into(),
+                next: Some(now.running + PULSE),
+                ..Decision::default()
+            }
+        }
+
+        fn performed(&mut self, purpose: u32, outcome: Result<Done, ApiError>, _: Now) -> Vec<Task<u32>> {
+            assert_eq!(outcome.unwrap_err().code, 404);
+            self.performed.push(purpose);
+            if purpose == 1 { vec![Deleter::task(10), Deleter::task(11)] } else { Vec::new() }
+        }
+
+        fn take_log(&mut self, _: Now) -> Vec<kedge_hub_core::controllers::Line> {
+            Vec::new()
+        }
+    }
+
+    #[tokio::test]
+    async fn tasks_that_follow_come_before_the_rest() {
+        let stage = Stage::new("order").await;
+        let (hub, tools) = (Arc::clone(&stage.hub), Arc::clone(&stage.runner.tools));
+        let mut runner = Runner::new(hub, tools, Deleter::default());
+        let now = runner.now(Duration::ZERO);
+        let next = runner.step(now).await.next.unwrap();
+        assert_eq!(runner.controller.performed, [1, 10, 11, 2, 3]);
+        assert!(next > now.running + PULSE, "the pause counts from the end of the step");
+        stage.hub.memory().close();
+        runner.step(now).await;
+        assert_eq!(runner.controller.performed.len(), 5, "nothing is performed while the hub closes");
+    }
+
+    #[test]
+    fn slow_step_is_no_stall() {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let check = |wake, waiting_since, now, expect| {
+            let late = lateness(Some(at(wake)), at(waiting_since), at(now));
+            assert_eq!(late, Duration::from_secs(expect));
+        };
+        check(10, 5, 10, 0);
+        check(10, 5, 17, 7);
+        check(10, 20, 20, 0);
+        check(10, 20, 26, 6);
+        assert_eq!(lateness(None, at(0), at(9)), Duration::ZERO);
+    }
 
     /// A hub with its store on a real disk, and a runner of the node controller whose clock the test holds.
     struct Stage {

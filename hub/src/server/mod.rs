@@ -82,7 +82,7 @@ impl fmt::Display for ServeError {
 impl std::error::Error for ServeError {}
 
 /// Serves until `shutdown` resolves, then stops accepting, ends all watches, lets requests in flight finish, writes what is
-/// only in memory and closes the store.
+/// only in memory and closes the store. Starts no controllers: see [`crate::controllers::start`].
 ///
 /// # Errors
 /// Only when the store's thread has ended by itself.

@@ -209,7 +209,9 @@ impl Worker {
             reply(self.renew(write));
         }
         for (write, reply) in durable {
-            match self.order.stage(&self.memory.read(), &mut batch, write) {
+            // staged first: the index is not locked while an answer is given
+            let staged = self.order.stage(&self.memory.read(), &mut batch, write);
+            match staged {
                 Ok(object) => replies.push((reply, object)),
                 Err(error) => reply(Err(error)),
             }

@@ -1,5 +1,7 @@
 //! Changes of objects: the fields that a subresource may change, the fields that the server keeps, and the kind's rules.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use super::create::{check_place, compose, create, created, metadata, set_namespace};
@@ -25,7 +27,8 @@ pub fn update(
     let Place { kind, namespace, name } = *place;
     set_namespace(kind, namespace, &mut value)?;
     check_place("name", text(&value, &["metadata", "name"]), name)?;
-    if place.find(objects).is_none() && kind.create_on_update && part == Part::Main {
+    let current = place.find(objects);
+    if current.is_none() && kind.create_on_update && part == Part::Main {
         metadata(&mut value).remove("resourceVersion");
         return create(objects, kind, namespace, value, options, fresh);
     }
@@ -34,7 +37,8 @@ pub fn update(
         let error = FieldError::invalid("metadata.resourceVersion", 0, "must be specified for an update");
         return Err(ApiError::invalid(kind, name, &[error]));
     }
-    edit(objects, place, part, options, fresh, |_, _| Ok(value))
+    let current = current.ok_or_else(|| ApiError::not_found(kind, name))?;
+    edit_found(current, place, part, options, fresh, |_, _| Ok(value))
 }
 
 /// Applies a part of an object, or creates it if it does not exist (after `may_create`).
@@ -48,12 +52,18 @@ pub fn apply(
     fresh: &Fresh,
 ) -> Result<Decision, ApiError> {
     let options = WriteOptions { owner: Owner::Applied, ..*options };
-    if place.find(objects).is_some() || part != Part::Main {
-        let to = |_: &Object, live: Value| applied.to(live, &fresh.stamp());
-        return edit(objects, place, part, &options, fresh, to);
+    // one look decides: between two the object may go
+    match place.find(objects) {
+        Some(current) => {
+            let to = |_: &Object, live: Value| applied.to(live, &fresh.stamp());
+            edit_found(current, place, part, &options, fresh, to)
+        }
+        None if part == Part::Main => {
+            may_create()?;
+            create_applied(objects, place, applied, &options, fresh)
+        }
+        None => Err(ApiError::not_found(place.kind, place.name)),
     }
-    may_create()?;
-    create_applied(objects, place, applied, &options, fresh)
 }
 
 /// Creates an applied object that does not exist. As upstream (apiserver's `patcher.applyPatch`) a UID in the body is a conflict,
@@ -91,10 +101,19 @@ pub fn edit(
     fresh: &Fresh,
     compute: impl FnOnce(&Object, Value) -> Result<Value, ApiError>,
 ) -> Result<Decision, ApiError> {
+    let current = place.find(objects).ok_or_else(|| ApiError::not_found(place.kind, place.name))?;
+    edit_found(current, place, part, options, fresh, compute)
+}
+
+fn edit_found(
+    current: Arc<Object>,
+    place: &Place<'_>,
+    part: Part,
+    options: &WriteOptions<'_>,
+    fresh: &Fresh,
+    compute: impl FnOnce(&Object, Value) -> Result<Value, ApiError>,
+) -> Result<Decision, ApiError> {
     let Place { kind, namespace, name } = *place;
-    let Some(current) = place.find(objects) else {
-        return Err(ApiError::not_found(kind, name));
-    };
     let now = fresh.stamp();
     let mut old = current.value();
     // an object stored by an older hub may lack them

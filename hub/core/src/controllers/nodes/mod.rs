@@ -268,6 +268,25 @@ mod tests {
     }
 
     #[test]
+    fn mark_that_did_not_apply_leaves_no_event() {
+        let check = |outcome: Result<Done, ApiError>, expect: usize| {
+            let mut nodes = Nodes::new(MINIMUM_GRACE);
+            let now = Now {
+                running: Duration::ZERO,
+                wall: time::OffsetDateTime::UNIX_EPOCH,
+                stalled: Duration::ZERO,
+            };
+            let purpose = Purpose::Mark { node: "n".to_owned(), uid: "u".to_owned(), was_ready: true };
+            assert_eq!(nodes.performed(purpose, outcome, now).len(), expect, "events");
+            assert_eq!(nodes.take_log(now).len(), expect, "log lines");
+        };
+        let stored = || Arc::new(Object::new(&NODE, &node(&json!({})), 1).unwrap());
+        check(Ok(Done::Stored(stored(), true)), 1);
+        check(Ok(Done::Stored(stored(), false)), 0);
+        check(Err(ApiError::not_found(&NODE, "n")), 0);
+    }
+
+    #[test]
     fn only_changed_objects_are_read_again() {
         let object = |name: &str, revision| {
             Arc::new(Object::new(&NODE, &json!({"metadata": {"name": name}}), revision).unwrap())
