@@ -228,6 +228,17 @@ fn every_broken_promise_is_noticed_by_its_invariant() {
     assert!(unnoticed.is_empty(), "{unnoticed:#?}");
 }
 
+/// A cut within a write must not hide that it took back an older content than the acknowledged one.
+#[test]
+fn name_lost_under_its_next_write_is_noticed() {
+    let failures =
+        (0..MUTANT_SEEDS).filter_map(|seed| simulate(seed, Some(Mutant::NamesNotSynced), false).failure);
+    assert!(failures.into_iter().any(|failure| {
+        failure.starts_with("invariant_a_cut_takes_nothing_back")
+            && failure.contains("(under its next write)")
+    }));
+}
+
 /// Names of invariants in the texts of their violations.
 fn invariants_in(source: &str) -> BTreeSet<String> {
     let texts = source.split("\"invariant_").skip(1);

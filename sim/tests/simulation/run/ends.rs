@@ -52,8 +52,8 @@ impl Simulation {
             self.model.evidence_stays();
         }
         let told = std::mem::take(&mut self.model.told_last);
-        let held = told.into_iter().filter(|(path, told)| self.world.disk.is(path, told.as_deref()));
-        let held: BTreeMap<String, Option<Vec<u8>>> = held.collect();
+        let before: BTreeMap<&String, Option<Vec<u8>>> =
+            told.keys().map(|path| (path, self.world.disk.content(path))).collect();
         let startups = StateFile::Startups.path(&self.world.version);
         let counts = self.world.disk.content(&startups);
         let losses = self.world.power_cut_with(Loss::Chance(self.random.number()));
@@ -71,8 +71,14 @@ impl Simulation {
             // what nobody had acknowledged is gone, and with it that the run which crashed was open
             self.model.doubt_last_crash();
         }
-        let is_back = |(path, told): &(&String, &Option<Vec<u8>>)| !self.world.disk.is(path, told.as_deref());
-        self.taken_back.extend(held.iter().filter(is_back).map(|(path, _)| path.clone()));
+        for (path, told) in &told {
+            let left = self.world.disk.content(path);
+            // a write that nobody acknowledged may have taken the place of what the agent was told
+            if left != *told && left != before[path] {
+                let under_a_write = if before[path] == *told { "" } else { " (under its next write)" };
+                self.taken_back.push(format!("{path}{under_a_write}"));
+            }
+        }
         if !self.has_clock {
             self.world.wall_micros = 0;
             self.hit("fault", "boot without a clock");
