@@ -751,4 +751,49 @@ mod tests {
         assert_eq!(entries(&cut).expect("a log").len(), 2);
         assert!(entries(b"something else").is_err());
     }
+
+    /// A program in a mount name space of its own, which keeps a copy of every mount until it is dropped.
+    struct Bystander(Child);
+
+    impl Bystander {
+        fn start() -> Self {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--", "sh", "-c", "echo; exec cat"]);
+            let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("unshare");
+            let started = child.stdout.as_mut().map(|output| io::Read::read_exact(output, &mut [0]));
+            started.expect("its output").expect("a line");
+            Self(child)
+        }
+    }
+
+    impl Drop for Bystander {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    /// Else the disk before it, on the same loop device, would be judged in its place.
+    #[test]
+    fn disk_is_its_own_while_the_one_before_is_mounted() {
+        if !crate::power_cut::is_possible(&EXT4) {
+            return;
+        }
+        let scratch = crate::Scratch::new("mounted").expect("a directory");
+        let [file, place, content] = ["file", "place", "content"].map(|name| scratch.join(name));
+        fs::create_dir(&place).expect("a mount point");
+        let with = |text: &str| {
+            scratch.write("content/name", text);
+            File::create(&file).and_then(|file| file.set_len(EXT4.mib << 20)).expect("an empty disk");
+            perform(Command::new(EXT4.make[0]).args(&EXT4.make[1..]).arg("-d").args([&content, &file]))
+                .expect("a file system");
+            Image::read(&file).expect("an image")
+        };
+        let (first, second) = (with("first"), with("second"));
+        let mounted = Mounted::new(&EXT4, &first, &file, &place).expect("a mount");
+        let _bystander = Bystander::start();
+        drop(mounted);
+        let mounted = Mounted::new(&EXT4, &second, &file, &place).expect("a mount");
+        assert_eq!(fs::read_to_string(mounted.path().join("name")).expect("the file"), "second");
+    }
 }
