@@ -1,6 +1,6 @@
 //! The tests: runs on several file systems, and agents that skip what makes a write durable.
 
-use kedge_rig::logged_disk::{BTRFS, EXT4_WRITEBACK, FileSystem, STATE_PARTITION};
+use kedge_rig::logged_disk::{BTRFS, EXT4, EXT4_WRITEBACK, FileSystem, STATE_PARTITION};
 use kedge_rig::nosync_preload::{self, Skips};
 use kedge_rig::power_cut::{is_full, is_possible, print_past_test_runner};
 use kedge_rig::{Scratch, programs};
@@ -10,6 +10,14 @@ use crate::run::{Length, Run, cut};
 #[test]
 fn no_cut_of_ext4_loses_what_was_acknowledged() {
     explore(&STATE_PARTITION, if is_full() { 3 } else { 1 }, Length::Whole);
+}
+
+/// A package on a device of somebody else: nothing is repaired before the mount.
+#[test]
+fn no_cut_of_unrepaired_ext4_loses_what_was_acknowledged() {
+    if is_full() {
+        explore(&EXT4, 3, Length::Whole);
+    }
 }
 
 #[test]
