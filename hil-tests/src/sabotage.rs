@@ -1,4 +1,4 @@
-//! Commands that make a core story fail on purpose, from `hil-tests/sabotage`: proof that each of them notices a broken node.
+//! Commands that make a story fail on purpose, from `hil-tests/sabotage`: proof that it notices a broken node.
 //!
 //! Always holds: each entry has at least one command and the text that the story must then fail with; a failure for another reason
 //! proves nothing. [`crate::stage`] runs the commands, as root on the node.
@@ -63,8 +63,8 @@ mod tests {
     fn core_stories_have_a_sabotage() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("sabotage");
         let all = read(&path).unwrap();
-        for story in STORIES {
-            assert_eq!(all.contains_key(story.name), story.is_core, "{}", story.name);
+        for story in STORIES.iter().filter(|story| story.is_core) {
+            assert!(all.contains_key(story.name), "{}", story.name);
         }
     }
 
