@@ -237,7 +237,7 @@ impl Simulation {
             }
             StateFile::Current => {
                 self.assigned = Some(bytes.to_vec());
-                if self.under_way == Some("adopt") || self.readdresses_another() {
+                if self.under_way == Some("adopt") || self.may_try_readdressed(&record) {
                     // what runs next takes the place of what is counted now, however long ago it was assigned
                     self.model.forget_crashes();
                     if let Some(run) = &mut self.model.run {
@@ -251,11 +251,15 @@ impl Simulation {
         }
     }
 
-    /// What is assigned has another address, and is not what runs: it may be tried at once.
-    pub(super) fn readdresses_another(&self) -> bool {
-        let running = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.max_pods);
-        let assigned = self.recorded("current").map(|config| config.max_pods);
-        self.under_way == Some("readdress") && running != assigned
+    /// A fallback runs, and what is assigned has an address now under which nothing bans it: it is tried next, even if the
+    /// fallback crashes before that.
+    fn may_try_readdressed(&self, record: &Value) -> bool {
+        let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
+        let assigned = self.checkpoint(&path).map(|config| config.id);
+        let is_banned = |id| crate::model::banned(&self.world.bad_configs()).contains(&id);
+        self.under_way == Some("readdress")
+            && self.report().is_some_and(|report| report.config.state == "fallback")
+            && assigned.is_some_and(|id| !is_banned(id))
     }
 
     /// The same payload under another object: what it went through goes with it.
