@@ -666,9 +666,11 @@ fn survived(live: &[u8], durable: &[u8], loss: Loss, random: &mut Random) -> Vec
 
 fn torn(live: &[u8], durable: &[u8], random: &mut Random) -> Vec<u8> {
     let sectors = live.len().div_ceil(SECTOR_BYTES) as u64;
-    let length = match random.below(3) {
+    let length = match random.below(4) {
         0 => durable.len(),
         1 => live.len(),
+        // a record shorter than a sector is torn, too
+        2 => random.index(live.len() + 1),
         _ => (random.below(sectors + 1) as usize * SECTOR_BYTES).min(live.len()),
     };
     let at = |content: &[u8], index: usize| content.get(index).copied().unwrap_or(0);
@@ -942,5 +944,12 @@ mod tests {
         assert!(matches!(read(), Err(ReadError::Io { .. })));
         files(&disk).write_durably(Path::new(PATH), b"new").expect("writes work");
         assert_eq!(read().expect("another file has its name"), b"new");
+    }
+
+    #[test]
+    fn short_record_is_torn_at_any_byte() {
+        let lengths = (0..1000).map(|seed| torn(&[7; 20], &[], &mut Random::new(seed)).len());
+        let lengths: BTreeSet<usize> = lengths.collect();
+        assert_eq!(lengths, (0..=20).collect());
     }
 }
