@@ -109,7 +109,7 @@ struct Sum {
 }
 
 impl Runs {
-    /// The next seed to live.
+    /// The next seed to run.
     fn next(&self) -> Option<u64> {
         let taken = self.taken.fetch_add(1, Ordering::Relaxed);
         let in_time = taken < ENOUGH || self.limit.is_none_or(|limit| self.watch.elapsed() < limit);
