@@ -16,7 +16,7 @@ use kedge_hub_core::state::{Batch, Expect, Index, Marks, Order, Record, Sink, Wr
 use kedge_hub_core::{ApiError, patch};
 use kedge_platform::fake::Random;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -54,6 +54,8 @@ pub struct Hub {
     order: Order,
     /// Objects as readers see them, by the position of their kind and their name.
     shown: BTreeMap<(usize, String), Value>,
+    /// Which of them no hub would store: the index has nothing of them, or what was there before.
+    unstored: BTreeSet<(usize, String)>,
     /// Sources that Nodes ask for although no hub would store them.
     imposed: BTreeMap<String, Value>,
     uids: u64,
@@ -67,17 +69,20 @@ pub struct Hub {
 impl Clone for Hub {
     fn clone(&self) -> Self {
         let (index, order) = self.copy_of_state(self.order.revision());
-        Self {
+        let copy = Self {
             index,
             order,
             flavour: self.flavour,
             shown: self.shown.clone(),
+            unstored: self.unstored.clone(),
             imposed: self.imposed.clone(),
             uids: self.uids,
             events: self.events.clone(),
             status_patches: self.status_patches.clone(),
             renewals: self.renewals,
-        }
+        };
+        copy.assert_all_shown();
+        copy
     }
 }
 
@@ -89,6 +94,7 @@ impl Hub {
             index,
             order,
             shown: BTreeMap::new(),
+            unstored: BTreeSet::new(),
             imposed: BTreeMap::new(),
             uids: FIRST,
             events: Vec::new(),
@@ -107,6 +113,7 @@ impl Hub {
         let counter = counter.max(self.counter());
         (self.index, self.order) = self.copy_of_state(counter);
         self.uids = counter;
+        self.assert_all_shown();
     }
 
     /// What it has counted to.
@@ -121,6 +128,38 @@ impl Hub {
             page.expect("the latest is known").objects.into_iter().map(|object| record(kind, &object))
         });
         state(revision, records.collect())
+    }
+
+    /// Readers see every object as the index has it, and no others.
+    fn assert_all_shown(&self) {
+        self.shown.keys().for_each(|place| self.assert_shown(place));
+        let stored =
+            |place: &&(usize, String)| !self.unstored.contains(*place) || self.stored(place).is_some();
+        let count: usize = kinds::KINDS.iter().map(|kind| self.index.count(kind)).sum();
+        assert_eq!(count, self.shown.keys().filter(stored).count());
+    }
+
+    /// Readers see the object of this place as the index has it.
+    fn assert_shown(&self, place: &(usize, String)) {
+        if self.unstored.contains(place) {
+            return;
+        }
+        let mut stored = self.stored(place);
+        let imposed = self.imposed.get(&place.1).filter(|_| place.0 == index_of(&kinds::NODE));
+        if let (Some(stored), Some(source)) = (&mut stored, imposed) {
+            stored["spec"]["configSource"] = source.clone();
+        }
+        assert_eq!(stored.as_ref(), self.shown.get(place), "{place:?}");
+    }
+
+    fn stored(&self, (position, name): &(usize, String)) -> Option<Value> {
+        let kind = kinds::KINDS[*position];
+        let namespace = match *position {
+            at if at == index_of(&CONFIG_MAP) => NAMESPACE,
+            at if at == index_of(&LEASE) => LEASES,
+            _ => "",
+        };
+        self.index.get(kind, namespace, name).map(|object| object.value())
     }
 
     // ------------------------------------------------------------------------------------------ reading
@@ -198,6 +237,7 @@ impl Hub {
             let changes = self.order.committed(commit);
             self.index.publish(changes);
         }
+        self.unstored.remove(&place);
         match &mut new {
             Some(new) => {
                 new["metadata"]["resourceVersion"] = json!(self.order.revision().to_string());
@@ -205,7 +245,7 @@ impl Hub {
                 {
                     new["spec"]["configSource"] = source.clone();
                 }
-                self.shown.insert(place, new.take());
+                self.shown.insert(place.clone(), new.take());
             }
             None => {
                 self.shown.remove(&place);
@@ -214,6 +254,7 @@ impl Hub {
                 }
             }
         }
+        self.assert_shown(&place);
         Ok(())
     }
 
@@ -258,7 +299,10 @@ impl Hub {
         match requests::delete(&self.index, &place, &asked, &options, NOW) {
             Ok(decision) => self.perform(decision, None).expect("a deletion is small"),
             // it was only shown
-            Err(_) => drop(self.shown.remove(&(index_of(kind), name.to_owned()))),
+            Err(_) => {
+                self.unstored.remove(&(index_of(kind), name.to_owned()));
+                self.shown.remove(&(index_of(kind), name.to_owned()));
+            }
         }
         there
     }
@@ -273,6 +317,7 @@ impl Hub {
         if self.write(write).is_err() {
             self.uids += 1;
             too_large["metadata"]["resourceVersion"] = json!(self.uids.to_string());
+            self.unstored.insert((index_of(kind), name.clone()));
             self.shown.insert((index_of(kind), name), too_large);
         }
     }
@@ -323,6 +368,7 @@ impl Hub {
 
     /// Shows a ConfigMap as it is, whatever was there before, and however little it is one.
     pub fn put_config_map(&mut self, name: &str, map: Value) {
+        self.unstored.insert((index_of(&CONFIG_MAP), name.to_owned()));
         self.shown.insert((index_of(&CONFIG_MAP), name.to_owned()), map);
     }
 
