@@ -152,8 +152,7 @@ fn seeds() -> Vec<Vec<u8>> {
 
 fn run(data: &[u8]) {
     let [caller, form, rest @ ..] = data else { return };
-    let identity =
-        |user: &str, group: &str| Identity { user: user.to_owned(), groups: vec![group.to_owned()] };
+    let identity = |user: &str, group: &str| Identity::new(user, &[group]);
     let caller = match caller {
         b'a' => Some(identity("admin", "system:masters")),
         b'n' => Some(identity("system:node:edge-1", "system:nodes")),

@@ -246,6 +246,7 @@ impl ApiError {
     /// An error of this HTTP status, for answers that other parts decided on (authorization).
     pub fn from_status(code: u16, message: String) -> ApiError {
         match code {
+            400 => ApiError::bad_request(message),
             401 => ApiError::new(401, "Unauthorized", message),
             403 => ApiError::new(403, "Forbidden", message),
             _ => ApiError::new(code, "InternalError", message),

@@ -70,6 +70,14 @@ impl Selection {
         Ok(selection)
     }
 
+    /// The value that is required of one of the kind's selectable fields.
+    pub fn required(&self, field: usize) -> Option<&str> {
+        let requires = |requirement: &&FieldRequirement| {
+            requirement.equal && matches!(requirement.field, FieldName::OfKind(index) if index == field)
+        };
+        self.fields.iter().find(requires).map(|requirement| requirement.value.as_str())
+    }
+
     /// Whether the object is selected.
     pub fn selects(&self, object: &Object) -> bool {
         (self.namespace.is_empty() || self.namespace == *object.namespace)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::{self, Attributes, Identity};
+use kedge_hub_core::selector::Selection;
 
 use super::request::Parameters;
 use super::route::Target;
@@ -13,7 +14,7 @@ use super::shared::Server;
 /// The context of a request that every handler needs.
 pub(super) struct RequestContext<'a> {
     pub(super) server: &'a Server,
-    /// The identity of the certificate.
+    /// The identity of the request's credential.
     pub(super) caller: Arc<Option<Identity>>,
     /// The effective identity: the caller's own, or the one that an administrator impersonates.
     pub(super) identity: Option<Identity>,
@@ -28,7 +29,7 @@ pub(super) fn denied(denied: identity::Denied) -> ApiError {
 pub(super) fn attributes<'a>(
     verb: &'a str,
     target: &'a Target,
-    parameters: &'a Parameters,
+    selection: Option<&'a Selection>,
 ) -> Attributes<'a> {
     Attributes {
         verb,
@@ -37,7 +38,7 @@ pub(super) fn attributes<'a>(
         subresource: &target.subresource,
         namespace: &target.namespace,
         name: &target.name,
-        field_selector: parameters.text("fieldSelector"),
+        selection,
         path: "",
     }
 }

@@ -55,10 +55,9 @@ async fn answer(
     body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
-    let identity = (*caller).clone();
-    let mut context = RequestContext { server, caller, identity, parts, parameters };
+    let mut context = RequestContext { server, caller, identity: None, parts, parameters };
     let route = route::parse(parts.uri.path());
-    match impersonated(parts, context.identity.clone()) {
+    match effective(parts, (*context.caller).as_ref()) {
         Ok(identity) => context.identity = identity,
         Err(refused) => {
             let outcome = Err(refused);
@@ -77,8 +76,9 @@ async fn answer(
     match route {
         Route::Target(target) => {
             let verb = verb(&parts.method, &target, &context.parameters)?;
-            let outcome = match authorize_target(&context, verb, &target) {
-                Ok(()) => resource(&context, verb, &target, body).await,
+            let selection = selection(&context, verb, &target);
+            let outcome = match authorize_target(&context, verb, &target, selection.as_ref().ok()) {
+                Ok(()) => resource(&context, verb, &target, selection, body).await,
                 Err(refused) => Err(refused),
             };
             audit(&context, verb, &target, &outcome);
@@ -140,38 +140,10 @@ async fn bind(
     subresources::bind_named(context, target, &binding).await
 }
 
-/// Administrators may impersonate another user (`kubectl --as`), to see its permissions.
-fn impersonated(parts: &Parts, identity: Option<Identity>) -> Result<Option<Identity>, ApiError> {
-    let headers = &parts.headers;
-    let asks = headers.keys().any(|name| name.as_str().starts_with("impersonate-"));
-    if !asks {
-        return Ok(identity);
-    }
-    let user = header(headers, "impersonate-user");
-    let known = headers.keys().all(|name| {
-        !name.as_str().starts_with("impersonate-")
-            || matches!(name.as_str(), "impersonate-user" | "impersonate-group")
-    });
-    match identity {
-        None => Err(ApiError::unauthorized()),
-        Some(identity) if !identity.is_admin() => {
-            let message = format!(
-                "users {user:?} is forbidden: User {:?} cannot impersonate resource \"users\" in API group \"\" at the cluster scope",
-                identity.user
-            );
-            Err(ApiError::forbidden(message))
-        }
-        Some(_) if user.is_empty() || !known => Err(ApiError::bad_request(
-            "impersonation needs a user, and only users and groups can be impersonated",
-        )),
-        Some(_) => {
-            let groups = headers.get_all("impersonate-group").iter();
-            let mut groups: Vec<String> =
-                groups.filter_map(|group| group.to_str().ok()).map(str::to_owned).collect();
-            groups.push("system:authenticated".to_owned());
-            Ok(Some(Identity { user: user.to_owned(), groups }))
-        }
-    }
+/// The identity that the request is judged by: see [`identity::effective`].
+fn effective(parts: &Parts, caller: Option<&Identity>) -> Result<Option<Identity>, ApiError> {
+    let headers = parts.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+    identity::effective(caller, headers).map_err(denied)
 }
 
 /// The name that a created object got, for the audit log.
@@ -233,8 +205,13 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
     })
 }
 
-fn authorize_target(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<(), ApiError> {
-    let attributes = attributes(verb, target, &context.parameters);
+fn authorize_target(
+    context: &RequestContext<'_>,
+    verb: &str,
+    target: &Target,
+    selection: Option<&Selection>,
+) -> Result<(), ApiError> {
+    let attributes = attributes(verb, target, selection);
     identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
 }
 
@@ -277,6 +254,7 @@ async fn resource(
     context: &RequestContext<'_>,
     verb: &str,
     target: &Target,
+    selection: Result<Selection, ApiError>,
     body: &mut Incoming,
 ) -> Result<Response<Body>, ApiError> {
     let kind = target.kind;
@@ -307,10 +285,13 @@ async fn resource(
     let writer = Writer { kind, form, include };
     match verb {
         "get" => get(context, target, writer),
-        "list" => list(context, target, writer),
-        "watch" => watch_collection(context, target, form),
+        "list" => list(context, target, &selection?, writer),
+        "watch" => watch_collection(context, target, selection?, form),
         _ => {
             let body = request::body(body).await?;
+            if verb == "deletecollection" {
+                return delete_collection(context, target, &selection?, writer, &body).await;
+            }
             write(context, verb, target, part, writer, &body).await
         }
     }
@@ -333,7 +314,11 @@ fn check_not_in_future(context: &RequestContext<'_>, current: u64) -> Result<Opt
     }
 }
 
-fn selection(context: &RequestContext<'_>, target: &Target) -> Result<Selection, ApiError> {
+/// What a request for a collection asks for; authorized and answered alike.
+fn selection(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<Selection, ApiError> {
+    if !matches!(verb, "list" | "watch" | "deletecollection") {
+        return Ok(Selection::default());
+    }
     let text = |name| context.parameters.text(name);
     Selection::parse(target.kind, &target.namespace, text("labelSelector"), text("fieldSelector"))
 }
@@ -341,9 +326,9 @@ fn selection(context: &RequestContext<'_>, target: &Target) -> Result<Selection,
 fn watch_collection(
     context: &RequestContext<'_>,
     target: &Target,
+    selection: Selection,
     form: Form,
 ) -> Result<Response<Body>, ApiError> {
-    let selection = selection(context, target)?;
     let stream =
         watch::start(context.server.hub.memory(), target.kind, selection, &context.parameters, form)?;
     let mut response = respond::bytes(200, "application/json", Bytes::new());
@@ -351,9 +336,13 @@ fn watch_collection(
     Ok(response)
 }
 
-fn list(context: &RequestContext<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
-    let selection = selection(context, target)?;
-    let page = page(context, target.kind, &selection)?;
+fn list(
+    context: &RequestContext<'_>,
+    target: &Target,
+    selection: &Selection,
+    writer: Writer,
+) -> Result<Response<Body>, ApiError> {
+    let page = page(context, target.kind, selection)?;
     let mut meta = json!({"resourceVersion": page.revision.to_string()});
     if let Some(next) = &page.next {
         meta["continue"] = continue_token(page.revision, next).into();
@@ -446,16 +435,10 @@ async fn write(
     writer: Writer,
     body: &Bytes,
 ) -> Result<Response<Body>, ApiError> {
-    let attributes = attributes(verb, target, &context.parameters);
-    let identity = context.identity.as_ref();
-    let admit = move |old: Option<&Value>, new: &Value| match identity {
-        Some(identity) => {
-            identity::admit(identity, &attributes, old, new, &*context.server.hub).map_err(denied)
-        }
-        None => Err(ApiError::unauthorized()),
-    };
+    let attributes = attributes(verb, target, None);
+    let admit = move |old: Option<&Value>, new: &Value| admitted(context, &attributes, old, new);
     let manager = manager(context, verb, target)?;
-    let owner = match identity {
+    let owner = match context.identity.as_ref() {
         // see `apply`: reports of nodes record no manager
         Some(identity) if identity.node().is_some() && !identity.is_admin() => Owner::Nobody,
         _ => Owner::Updates(&manager),
@@ -463,9 +446,18 @@ async fn write(
     let options = WriteOptions { dry_run: context.parameters.dry_run(verb)?, admit: &admit, owner };
     match verb {
         "delete" => delete(context, target, writer, body, options).await,
-        "deletecollection" => delete_collection(context, target, writer, body, options).await,
         _ => change(context, verb, target, part, writer, body, &options).await,
     }
+}
+
+fn admitted(
+    context: &RequestContext<'_>,
+    attributes: &Attributes<'_>,
+    old: Option<&Value>,
+    new: &Value,
+) -> Result<(), ApiError> {
+    let identity = context.identity.as_ref().ok_or_else(ApiError::unauthorized)?;
+    identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(denied)
 }
 
 /// The field manager: the `fieldManager` parameter, else the client's `User-Agent`.
@@ -517,7 +509,7 @@ fn stamp_requester(
             "too many certificate requests of this identity are kept, please try again later",
         ));
     }
-    kinds::certificate_request::stamp_requester(request, &identity.user, &identity.groups);
+    kinds::certificate_request::stamp_requester(request, identity);
     Ok(())
 }
 
@@ -548,7 +540,7 @@ async fn apply_patch(
     }
     let applied = Apply::new(kind, read.value, manager(context, "patch", target)?, force)?;
     let may_create = || {
-        let attributes = Attributes { name: "", ..attributes("create", target, &context.parameters) };
+        let attributes = Attributes { name: "", ..attributes("create", target, None) };
         identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
     };
     let answer = requests::apply(
@@ -653,14 +645,17 @@ async fn delete(
 async fn delete_collection(
     context: &RequestContext<'_>,
     target: &Target,
+    selection: &Selection,
     writer: Writer,
     body: &Bytes,
-    options: WriteOptions<'_>,
 ) -> Result<Response<Body>, ApiError> {
+    let attributes = attributes("deletecollection", target, None);
+    let admit = |old: Option<&Value>, new: &Value| admitted(context, &attributes, old, new);
     let (mut wanted, dry_run) = delete_options(context, body)?;
-    let options = WriteOptions { dry_run: dry_run || options.dry_run, ..options };
+    let dry_run = dry_run || context.parameters.dry_run("deletecollection")?;
+    let options = WriteOptions { dry_run, admit: &admit, owner: Owner::Nobody };
     let hub = &context.server.hub;
-    let mut page = page(context, target.kind, &selection(context, target)?)?;
+    let mut page = page(context, target.kind, selection)?;
     for object in &page.objects {
         // only listed objects: one recreated under the same name in the meantime stays
         wanted.uid = Some(object.uid.to_string());

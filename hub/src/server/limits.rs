@@ -89,10 +89,12 @@ fn class_of(identity: Option<&Identity>) -> CallerClass {
     }
 }
 
-/// The key of a caller: its user name, or a blank and, for anonymous ones, the IPv4 address or the /64 network of an IPv6 address. No
-/// user name begins with a blank.
+/// The key of a caller: its user name, after ` admin ` for administrators, so that a certificate for another user of an
+/// administrator's name has an entry of its own; or a blank and, for anonymous ones, the IPv4 address or the /64 network of an IPv6
+/// address. No user name begins with a blank: see `certificate_request`.
 fn name(identity: Option<&Identity>, from: IpAddr) -> Cow<'_, str> {
     match (identity, from.to_canonical()) {
+        (Some(identity), _) if identity.is_admin() => format!(" admin {}", identity.user).into(),
         (Some(identity), _) => Cow::Borrowed(&identity.user),
         (None, IpAddr::V4(address)) => format!(" {address}").into(),
         (None, IpAddr::V6(address)) => {
@@ -231,7 +233,7 @@ mod tests {
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
     fn node(name: &str) -> Identity {
-        Identity { user: format!("system:node:{name}"), groups: vec!["system:nodes".to_owned()] }
+        Identity::new(&format!("system:node:{name}"), &["system:nodes"])
     }
 
     #[test]
@@ -252,8 +254,11 @@ mod tests {
             assert_eq!(ask(&mad, later), Ok(()));
         }
         assert_eq!(ask(&mad, later), Err(429));
-        let admin = Identity { user: "admin".to_owned(), groups: vec!["system:masters".to_owned()] };
+        let admin = Identity::new("admin", &["system:masters"]);
         assert!((0..5000).all(|_| ask(&admin, start).is_ok()));
+        let namesake = Identity::new("admin", &["people"]);
+        assert!((0..1000).all(|_| ask(&namesake, start).is_ok()));
+        assert_eq!((ask(&namesake, start), ask(&admin, start)), (Err(429), Ok(())));
     }
 
     #[test]
@@ -271,7 +276,7 @@ mod tests {
         assert_eq!(limits.request(Some(&node), HERE, now).unwrap_err().code, 429);
         drop(held);
         limits.request(Some(&node), HERE, now).unwrap();
-        let admin = Identity { user: "admin".to_owned(), groups: vec!["system:masters".to_owned()] };
+        let admin = Identity::new("admin", &["system:masters"]);
         let all: Vec<_> =
             (0..MAX_IN_FLIGHT).map(|_| limits.request(Some(&admin), HERE, now).unwrap()).collect();
         let refused = limits.request(Some(&node), HERE, now).unwrap_err();

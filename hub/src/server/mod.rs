@@ -4,6 +4,7 @@
 //! TLS; a request ends in exactly one answer, and every refusal is a `Status` object; a panic in one request answers 500 and
 //! affects no other request. Everything that a client can make grow has a limit with a name.
 
+mod authentication;
 mod context;
 mod delete_options;
 mod detached_watch;
@@ -202,7 +203,7 @@ async fn connection(
 /// The client of a connection.
 #[derive(Debug, Clone)]
 struct Caller {
-    /// From the certificate; `None` for anonymous callers.
+    /// Of the certificate that TLS verified; `None` without one. Whether it is still valid is judged for each request.
     identity: Arc<Option<Identity>>,
     from: IpAddr,
 }
@@ -398,7 +399,10 @@ async fn guarded(server: Arc<Server>, caller: Caller, request: Request<Incoming>
 async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let (parts, mut body) = request.into_parts();
     let response = match server.limits.request((*caller.identity).as_ref(), caller.from, Instant::now()) {
-        Ok(_taken) => handlers::handle(&server, caller.identity, &parts, &mut body).await,
+        Ok(_taken) => match authentication::of_request(&server, &caller) {
+            Ok(identity) => handlers::handle(&server, identity, &parts, &mut body).await,
+            Err(error) => respond::hang_up(respond::error(&error)),
+        },
         Err(error) => respond::error(&error),
     };
     let sent = if request::drain(&parts.headers, &mut body).await { Sent::Read } else { Sent::Unread };
@@ -431,12 +435,8 @@ mod tests {
         }
     }
 
-    fn identity(user: &str, group: &str) -> Identity {
-        Identity { user: user.to_owned(), groups: vec![group.to_owned()] }
-    }
-
     fn admin() -> Option<Identity> {
-        Some(identity("admin", "system:masters"))
+        Some(Identity::new("admin", &["system:masters"]))
     }
 
     impl Stage {
@@ -508,7 +508,7 @@ mod tests {
         check(&stage, None, &length(little.len()), &little, (401, false)).await;
         check(&stage, None, &length(much.len()), &much, (401, true)).await;
         // rate limited; in an hour, so that the bucket does not refill before the next request
-        let hasty = identity("hasty", "others");
+        let hasty = Identity::new("hasty", &["others"]);
         let later = Instant::now() + Duration::from_secs(3600);
         while stage.server.limits.request(Some(&hasty), HERE, later).is_ok() {}
         check(&stage, Some(hasty.clone()), &length(little.len()), &little, (429, false)).await;

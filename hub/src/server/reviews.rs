@@ -10,7 +10,7 @@ use super::respond::{self, Body};
 use super::route::Route;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode::{self, Decoded, FieldValidation};
-use kedge_hub_core::identity::{self, Attributes};
+use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::{schema, text};
 
 fn place(route: &Route) -> (&'static str, &'static str, &'static str) {
@@ -52,7 +52,7 @@ fn review(context: &RequestContext<'_>, route: &Route, value: &Value) -> Result<
         let review = json!({
             "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1",
             "metadata": {"creationTimestamp": crate::fresh::now_text()},
-            "status": {"userInfo": {"username": identity.user, "groups": identity.groups}},
+            "status": {"userInfo": user_info(identity)},
         });
         return Ok(review);
     }
@@ -80,6 +80,18 @@ fn review(context: &RequestContext<'_>, route: &Route, value: &Value) -> Result<
     Ok(review)
 }
 
+fn user_info(identity: &Identity) -> Value {
+    let mut info = json!({"username": identity.user, "groups": identity.groups});
+    if !identity.uid.is_empty() {
+        info["uid"] = identity.uid.as_str().into();
+    }
+    let extra = identity.extra();
+    if !extra.is_empty() {
+        info["extra"] = json!(extra);
+    }
+    info
+}
+
 fn decide(context: &RequestContext<'_>, spec: &Value) -> Result<Result<(), identity::Denied>, ApiError> {
     let view = &*context.server.hub;
     let identity = context.identity.as_ref();
@@ -92,8 +104,7 @@ fn decide(context: &RequestContext<'_>, spec: &Value) -> Result<Result<(), ident
                 subresource: text(resource, &["subresource"]),
                 namespace: text(resource, &["namespace"]),
                 name: text(resource, &["name"]),
-                field_selector: "",
-                path: "",
+                ..Attributes::default()
             };
             Ok(identity::authorize(identity, &attributes, view))
         }

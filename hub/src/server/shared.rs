@@ -23,6 +23,7 @@ pub(crate) struct Counters {
     pub(crate) connections: AtomicUsize,
     pub(crate) refused_handshakes: AtomicU64,
     pub(super) handshake_lines: Mutex<LogThrottle>,
+    pub(super) refused_credential_lines: Mutex<LogThrottle>,
     pub(crate) in_flight: AtomicUsize,
     /// Answers by hundreds of their status.
     pub(crate) answers: [AtomicU64; 6],

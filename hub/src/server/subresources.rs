@@ -89,7 +89,7 @@ async fn bind(context: &RequestContext<'_>, target: &Target, binding: &Value) ->
     if !errors.is_empty() {
         return Err(ApiError::invalid(&POD, &target.name, &errors));
     }
-    let attributes = attributes("create", target, &context.parameters);
+    let attributes = attributes("create", target, None);
     let admit = admission(context, &attributes);
     let dry_run = context.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
@@ -106,7 +106,7 @@ async fn bind(context: &RequestContext<'_>, target: &Target, binding: &Value) ->
 /// There are no disruption budgets, so an eviction is a graceful deletion with a permission of its own.
 async fn evict(context: &RequestContext<'_>, target: &Target, mut eviction: Value) -> Result<(), ApiError> {
     let (wanted, dry_run) = read_delete_options(context, eviction["deleteOptions"].take())?;
-    let attributes = attributes("create", target, &context.parameters);
+    let attributes = attributes("create", target, None);
     let admit = admission(context, &attributes);
     let dry_run = dry_run || context.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };

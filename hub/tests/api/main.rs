@@ -4,6 +4,7 @@
 
 mod abuse;
 mod apply;
+mod identity;
 mod kinds;
 mod objects;
 #[path = "../server/mod.rs"]

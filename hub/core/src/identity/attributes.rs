@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::selector::Selection;
+
 /// The attributes of a request; empty where the request does not name one.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Attributes<'a> {
@@ -20,10 +22,28 @@ pub struct Attributes<'a> {
     pub namespace: &'a str,
     /// Empty for collections and for creation.
     pub name: &'a str,
-    /// The `fieldSelector` parameter as sent.
-    pub field_selector: &'a str,
+    /// Of a collection, the selection that will be answered; absent if its selectors cannot be read.
+    pub selection: Option<&'a Selection>,
     /// For requests that name no resource: `/version`, `/apis`.
     pub path: &'a str,
+}
+
+impl<'a> Attributes<'a> {
+    /// The name of the one object that a request is for: from the path, or, for list and watch, from the field selector.
+    pub(super) fn requested_name(&self) -> &'a str {
+        match (self.name, self.selection) {
+            ("", Some(selection)) if matches!(self.verb, "list" | "watch") => {
+                selection.name.as_deref().unwrap_or_default()
+            }
+            (name, _) => name,
+        }
+    }
+
+    /// The value that the field selector requires of one of the kind's selectable fields. Further requirements only narrow the
+    /// answer.
+    pub(super) fn required(&self, field: usize) -> Option<&'a str> {
+        self.selection.and_then(|selection| selection.required(field))
+    }
 }
 
 /// The stored objects that the authorizer may look up.
@@ -32,45 +52,4 @@ pub trait ClusterView {
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
     /// The pods bound to a node, in one namespace or (empty) in all.
     fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>>;
-}
-
-/// The name of the one object that a request is for: from the path, or, for list and watch, from the field selector.
-pub(super) fn requested_name<'a>(attributes: &Attributes<'a>) -> &'a str {
-    match attributes.name {
-        "" if matches!(attributes.verb, "list" | "watch") => {
-            required_field(attributes.field_selector, "metadata.name").unwrap_or_default()
-        }
-        name => name,
-    }
-}
-
-/// The value that a field selector requires of `field`. Further requirements only narrow the answer. A selector with escapes
-/// counts as requiring nothing: names need none, and two parsers could read an escaped comma differently.
-pub(super) fn required_field<'a>(selector: &'a str, field: &str) -> Option<&'a str> {
-    if selector.contains('\\') {
-        return None;
-    }
-    selector.split(',').find_map(|term| {
-        let (key, value) = term.split_once('=')?;
-        (key.trim() == field).then(|| value.strip_prefix('=').unwrap_or(value).trim())
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn field_selector_requires_a_value_only_by_equality() {
-        let check = |selector: &str, expect: Option<&str>| {
-            assert_eq!(required_field(selector, "metadata.name"), expect, "{selector}");
-        };
-        check("metadata.name=a", Some("a"));
-        check("metadata.name==a", Some("a"));
-        check("spec.unschedulable=false, metadata.name = a", Some("a"));
-        check("metadata.name!=a", None);
-        check("xmetadata.name=a", None);
-        check("spec.unschedulable!=1\\,metadata.name=a", None);
-        check("", None);
-    }
 }

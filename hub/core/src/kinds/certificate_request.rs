@@ -4,12 +4,13 @@
 //! approval subresource only, the certificate and Failed through status only. Signing is `controllers::certificates`'s.
 
 use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::kind::{Kind, Selectable};
 use super::table::{Column, age, human_duration};
 use super::{names, schema};
 use crate::field_error::FieldError;
+use crate::identity::Identity;
 use crate::identity::certificate_request::Request;
 use crate::value::{at, text};
 
@@ -45,15 +46,17 @@ pub static CERTIFICATE_REQUEST: Kind = Kind {
 };
 
 /// Writes the requester into a new request, in place of any text of the client.
-pub fn stamp_requester(request: &mut Value, user: &str, groups: &[String]) {
-    if request["spec"].is_object() {
-        for field in ["uid", "extra"] {
-            if let Some(spec) = request["spec"].as_object_mut() {
-                spec.remove(field);
-            }
-        }
-        request["spec"]["username"] = user.into();
-        request["spec"]["groups"] = groups.into();
+pub fn stamp_requester(request: &mut Value, requester: &Identity) {
+    let Some(spec) = request["spec"].as_object_mut() else { return };
+    spec.insert("username".to_owned(), requester.user.as_str().into());
+    spec.insert("groups".to_owned(), requester.groups.as_slice().into());
+    let uid = Some(requester.uid.as_str()).filter(|uid| !uid.is_empty()).map(Value::from);
+    let extra = Some(requester.extra()).filter(|extra| !extra.is_empty()).map(|extra| json!(extra));
+    for (field, value) in [("uid", uid), ("extra", extra)] {
+        match value {
+            Some(value) => spec.insert(field.to_owned(), value),
+            None => spec.remove(field),
+        };
     }
 }
 
@@ -278,7 +281,6 @@ fn validate_usages(spec: &Value, errors: &mut Vec<FieldError>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn request() -> Value {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -345,9 +347,16 @@ mod tests {
         let mut asked = request();
         asked["spec"]["username"] = "system:admin".into();
         asked["spec"]["extra"] = json!({"a": ["b"]});
-        stamp_requester(&mut asked, "system:node:a", &["system:nodes".to_owned()]);
+        asked["spec"]["uid"] = "0".into();
+        let mut node = Identity::new("system:node:a", &["system:nodes"]);
+        stamp_requester(&mut asked, &node);
         assert_eq!(asked["spec"]["username"], "system:node:a");
         assert_eq!(asked["spec"]["groups"], json!(["system:nodes"]));
-        assert!(asked["spec"].get("extra").is_none());
+        assert_eq!((asked["spec"].get("extra"), asked["spec"].get("uid")), (None, None));
+        node.uid = "7".to_owned();
+        node.credential = "JTI=1".into();
+        stamp_requester(&mut asked, &node);
+        assert_eq!(asked["spec"]["extra"], json!({"authentication.kubernetes.io/credential-id": ["JTI=1"]}));
+        assert_eq!(asked["spec"]["uid"], "7");
     }
 }

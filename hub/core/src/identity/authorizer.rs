@@ -1,0 +1,129 @@
+//! The decision on a request: authorizers, asked in order.
+//!
+//! Always holds: an authorizer is a function of identity, request and stored objects; the first that allows a request decides, and a
+//! request that none allows is refused with the reasons of all. Roles would be one more entry of [`AUTHORIZERS`].
+
+use serde_json::{Value, json};
+
+use super::attributes::{Attributes, ClusterView};
+use super::identity::Identity;
+use super::node::Node;
+
+/// What one authorizer has to say about a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Opinion {
+    Allow,
+    /// Another authorizer may allow it; with the reason in upstream's words, or empty.
+    NoOpinion(String),
+}
+
+/// Decides on requests of some identities.
+pub(super) trait Authorizer: Sync {
+    fn judge(&self, identity: &Identity, request: &Attributes, view: &dyn ClusterView) -> Opinion;
+}
+
+/// All authorizers. The cheapest come first; their order does not change a decision, since each only allows.
+static AUTHORIZERS: [&dyn Authorizer; 3] = [&Node, &Administrators, &AnyUser];
+
+/// Decides on the request of an authenticated caller; refused with the reasons of all authorizers.
+pub(super) fn decide(
+    identity: &Identity,
+    request: &Attributes,
+    view: &dyn ClusterView,
+) -> Result<(), String> {
+    let mut reasons = Vec::new();
+    for authorizer in AUTHORIZERS {
+        match authorizer.judge(identity, request, view) {
+            Opinion::Allow => return Ok(()),
+            Opinion::NoOpinion(reason) if reason.is_empty() => {}
+            Opinion::NoOpinion(reason) => reasons.push(reason),
+        }
+    }
+    Err(reasons.join("\n"))
+}
+
+/// The group `system:masters` may do everything.
+struct Administrators;
+
+impl Authorizer for Administrators {
+    fn judge(&self, identity: &Identity, _: &Attributes, _: &dyn ClusterView) -> Opinion {
+        if identity.is_admin() { Opinion::Allow } else { Opinion::NoOpinion(String::new()) }
+    }
+}
+
+/// Everyone who is authenticated: discovery, OpenAPI, and reviews of one's own access, as upstream's `system:discovery` and
+/// `system:basic-user`.
+struct AnyUser;
+
+/// Reviews of one's own access, by group.
+const OWN_REVIEWS: [(&str, &[&str]); 2] = [
+    ("authentication.k8s.io", &["selfsubjectreviews"]),
+    ("authorization.k8s.io", &["selfsubjectaccessreviews", "selfsubjectrulesreviews"]),
+];
+/// Roots of the paths that every authenticated caller may read.
+const DISCOVERY: [&str; 3] = ["/api", "/apis", "/openapi"];
+
+impl Authorizer for AnyUser {
+    fn judge(&self, _: &Identity, request: &Attributes, _: &dyn ClusterView) -> Opinion {
+        let allowed = if request.resource.is_empty() {
+            is_read(request.verb) && DISCOVERY.into_iter().any(|root| is_below(request.path, root))
+        } else {
+            request.verb == "create"
+                && request.subresource.is_empty()
+                && OWN_REVIEWS.iter().any(|(group, resources)| {
+                    *group == request.group && resources.contains(&request.resource)
+                })
+        };
+        if allowed { Opinion::Allow } else { Opinion::NoOpinion(String::new()) }
+    }
+}
+
+/// Open to callers without a credential, for load balancers and monitoring.
+pub(super) fn is_public_path(request: &Attributes) -> bool {
+    let path = request.path.trim_end_matches('/');
+    let health = ["/healthz", "/livez", "/readyz"].into_iter().any(|own| is_below(path, own));
+    request.resource.is_empty() && is_read(request.verb) && (health || path == "/version")
+}
+
+fn is_below(path: &str, root: &str) -> bool {
+    path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+fn is_read(verb: &str) -> bool {
+    matches!(verb, "get" | "head")
+}
+
+/// The permissions of a caller, as the status of a SelfSubjectRulesReview. A node's depend on the stored objects, so its list is
+/// marked incomplete, as upstream's is.
+pub fn rules(identity: &Identity) -> Value {
+    if identity.is_admin() {
+        return json!({
+            "resourceRules": [{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}],
+            "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+            "incomplete": false,
+        });
+    }
+    let reviews = OWN_REVIEWS
+        .map(|(group, resources)| json!({"verbs": ["create"], "apiGroups": [group], "resources": resources}));
+    let mut status = json!({
+        "resourceRules": reviews,
+        "nonResourceRules": [{"verbs": ["get"], "nonResourceURLs": readable_paths()}],
+        "incomplete": false,
+    });
+    if identity.node().is_some() {
+        status["incomplete"] = true.into();
+        status["evaluationError"] = "node authorizer does not support user rule resolution".into();
+    }
+    status
+}
+
+fn readable_paths() -> Vec<String> {
+    let mut paths: Vec<String> = DISCOVERY
+        .into_iter()
+        .chain(["/healthz", "/livez", "/readyz"])
+        .flat_map(|root| [root.to_owned(), format!("{root}/*")])
+        .chain(["/version".to_owned(), "/version/".to_owned()])
+        .collect();
+    paths.sort_unstable();
+    paths
+}

@@ -1,0 +1,158 @@
+//! Who makes a request: the identity that a credential proves, for as long as the credential is valid.
+//!
+//! Always holds: an identity belongs to one request, not to its connection, so that each request is judged by the time and the
+//! deny list of its own moment, and so that one connection can carry requests of several tokens. Left to others: verifying the
+//! credential's signature (TLS; `token`), whether it was revoked (`denied`), what the identity may do (`authorizer`).
+
+use std::collections::BTreeMap;
+
+use time::OffsetDateTime;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, NODE_GROUP, NODE_USER_PREFIX};
+
+/// More organizations than any certificate of ours has; further ones are ignored.
+const MAX_GROUPS: usize = 32;
+/// Upstream's key of a credential's id in the `extra` of a user.
+pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+
+/// An authenticated caller.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// For example `system:node:edge-1`.
+    pub user: String,
+    /// With `system:authenticated`.
+    pub groups: Vec<String>,
+    /// Distinguishes users of the same name over time; empty for certificates, as upstream.
+    pub uid: String,
+    /// Further facts, without the credential's id: see [`Identity::extra`].
+    pub facts: BTreeMap<String, Vec<String>>,
+    /// The credential proves nothing from this second on (Unix time); `None` if it does not expire.
+    pub not_after: Option<i64>,
+    /// The credential in upstream's spelling, `X509SHA256=...` or `JTI=...`; empty for an identity without one of its own, as
+    /// when an administrator impersonates it.
+    pub credential: Box<str>,
+}
+
+impl Identity {
+    /// An identity without a credential that could expire or be revoked.
+    pub fn new(user: &str, groups: &[&str]) -> Identity {
+        let groups = groups.iter().map(|group| (*group).to_owned()).collect();
+        Identity { user: user.to_owned(), groups, ..Identity::default() }
+    }
+
+    /// Reads the identity from a certificate that TLS has already verified. `None` if it names no user or more than
+    /// one: such a caller counts as anonymous.
+    pub fn from_client_certificate(der: &[u8]) -> Option<Identity> {
+        let (_, certificate) = X509Certificate::from_der(der).ok()?;
+        let subject = certificate.subject();
+        let mut names = subject.iter_common_name();
+        let user = names.next()?.as_str().ok()?.to_owned();
+        if user.is_empty() || names.next().is_some() {
+            return None;
+        }
+        let mut groups = Vec::new();
+        for organization in subject.iter_organization().take(MAX_GROUPS) {
+            groups.push(organization.as_str().ok()?.to_owned());
+        }
+        groups.push(AUTHENTICATED_GROUP.to_owned());
+        Some(Identity {
+            user,
+            groups,
+            // valid through its last second, as TLS has it
+            not_after: Some(certificate.validity().not_after.timestamp().saturating_add(1)),
+            credential: certificate_id(der).into(),
+            ..Identity::default()
+        })
+    }
+
+    /// Whether this caller is an administrator.
+    pub fn is_admin(&self) -> bool {
+        self.in_group(ADMIN_GROUP)
+    }
+
+    /// The name of the node, if this caller is one: by user name and group, both needed, as upstream.
+    pub fn node(&self) -> Option<&str> {
+        let name = self.user.strip_prefix(NODE_USER_PREFIX).filter(|name| !name.is_empty())?;
+        self.in_group(NODE_GROUP).then_some(name)
+    }
+
+    /// Whether the credential has expired.
+    pub fn is_expired(&self, now: OffsetDateTime) -> bool {
+        self.not_after.is_some_and(|end| now.unix_timestamp() >= end)
+    }
+
+    /// Upstream's `extra` of the user: its facts, and the id of its credential.
+    pub fn extra(&self) -> BTreeMap<String, Vec<String>> {
+        let mut extra = self.facts.clone();
+        if !self.credential.is_empty() {
+            extra.insert(CREDENTIAL_ID.to_owned(), vec![self.credential.to_string()]);
+        }
+        extra
+    }
+
+    fn in_group(&self, group: &str) -> bool {
+        self.groups.iter().any(|own| own == group)
+    }
+}
+
+/// The id of a certificate: upstream's, over all of it, so that no two certificates share one.
+pub fn certificate_id(der: &[u8]) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, der);
+    let hex: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("X509SHA256={hex}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn node_needs_its_user_name_and_its_group() {
+        let check = |user: &str, groups: &[&str], expect: Option<&str>| {
+            assert_eq!(Identity::new(user, groups).node(), expect, "{user} {groups:?}");
+        };
+        check("system:node:a", &["system:nodes"], Some("a"));
+        check("system:node:a", &["other"], None);
+        check("system:node:", &["system:nodes"], None);
+        check("node:a", &["system:nodes"], None);
+    }
+
+    #[test]
+    fn identity_comes_from_common_name_and_organizations() {
+        use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+        let certificate = |entries: &[(DnType, &str)]| {
+            let mut params = CertificateParams::default();
+            params.not_after = OffsetDateTime::from_unix_timestamp(2_000_000_000).unwrap();
+            params.distinguished_name = DistinguishedName::new();
+            for (sort, text) in entries {
+                params.distinguished_name.push(sort.clone(), *text);
+            }
+            params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().to_vec()
+        };
+        let node =
+            certificate(&[(DnType::OrganizationName, "system:nodes"), (DnType::CommonName, "system:node:a")]);
+        let found = Identity::from_client_certificate(&node).unwrap();
+        assert_eq!(found.user, "system:node:a");
+        assert_eq!(found.groups, ["system:nodes", "system:authenticated"]);
+        assert_eq!((found.uid.as_str(), &found.facts), ("", &BTreeMap::new()));
+        let at = |seconds: i64| OffsetDateTime::from_unix_timestamp(seconds).unwrap();
+        assert!(!found.is_expired(at(2_000_000_000)) && found.is_expired(at(2_000_000_001)));
+        let id = &found.extra()[CREDENTIAL_ID][0];
+        assert!(id.len() == 75 && id.starts_with("X509SHA256="), "{id}");
+        let other =
+            certificate(&[(DnType::OrganizationName, "system:nodes"), (DnType::CommonName, "system:node:a")]);
+        assert_ne!(Identity::from_client_certificate(&other).unwrap().credential, found.credential);
+        let nameless = certificate(&[(DnType::OrganizationName, "system:masters")]);
+        assert_eq!(Identity::from_client_certificate(&nameless), None);
+        assert_eq!(Identity::from_client_certificate(&certificate(&[(DnType::CommonName, "")])), None);
+        assert_eq!(Identity::from_client_certificate(b"nonsense"), None);
+    }
+
+    #[test]
+    fn identity_without_a_credential_does_not_expire() {
+        let admin = Identity::new("admin", &["system:masters"]);
+        assert!(!admin.is_expired(OffsetDateTime::from_unix_timestamp(i64::from(u32::MAX)).unwrap()));
+        assert!(admin.extra().is_empty());
+    }
+}

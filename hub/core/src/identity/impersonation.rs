@@ -1,0 +1,199 @@
+//! Impersonation: an administrator acts as another user, to see its permissions (`kubectl --as`).
+//!
+//! Always holds: only an administrator impersonates; the impersonated identity expires with the credential that was used. Words and
+//! headers are upstream's: `Impersonate-User`, `-Group`, `-Uid`, and `-Extra-KEY` with a percent-encoded key.
+
+use super::Denied;
+use super::identity::Identity;
+use kedge_api::AUTHENTICATED_GROUP;
+
+/// The common beginning of the headers, in lower case.
+const PREFIX: &str = "impersonate-";
+/// Most headers that impersonate: no user of ours has more groups and facts.
+const MAX_HEADERS: usize = 64;
+/// User of callers without a credential, and their group.
+const ANONYMOUS: (&str, &str) = ("system:anonymous", "system:unauthenticated");
+/// Prefix of the users of service accounts: `system:serviceaccount:NAMESPACE:NAME`.
+const SERVICE_ACCOUNT_PREFIX: &str = "system:serviceaccount:";
+
+/// What a request asks to be, read from its headers.
+#[derive(Debug, Default)]
+struct Asked {
+    user: String,
+    groups: Vec<String>,
+    uid: String,
+    facts: std::collections::BTreeMap<String, Vec<String>>,
+}
+
+/// The identity that a request is to be judged by: the caller's own, or the one it asks for. `headers` are pairs of a name in lower
+/// case and a value.
+///
+/// # Errors
+/// 401 without an identity, 403 for callers that may not impersonate, 400 for headers without sense.
+pub fn effective<'a>(
+    caller: Option<&Identity>,
+    headers: impl Iterator<Item = (&'a str, &'a [u8])>,
+) -> Result<Option<Identity>, Denied> {
+    let given: Vec<_> = headers.filter(|(name, _)| name.starts_with(PREFIX)).take(MAX_HEADERS + 1).collect();
+    if given.is_empty() {
+        return Ok(caller.cloned());
+    }
+    let Some(caller) = caller else { return Err(Denied::unauthorized()) };
+    let asked = if given.len() > MAX_HEADERS {
+        Err(bad(format!("more than {MAX_HEADERS} headers that impersonate")))
+    } else {
+        Asked::read(&given)
+    };
+    if !caller.is_admin() {
+        let user = asked.map(|asked| asked.user).unwrap_or_default();
+        return Err(Denied::forbidden(format!(
+            "users {user:?} is forbidden: User {:?} cannot impersonate resource \"users\" in API group \"\" at the cluster scope",
+            caller.user
+        )));
+    }
+    let asked = asked?;
+    if asked.user.is_empty() {
+        return Err(bad("requested impersonation without impersonating a user name".to_owned()));
+    }
+    Ok(Some(Identity {
+        groups: groups(&asked.user, asked.groups),
+        user: asked.user,
+        uid: asked.uid,
+        facts: asked.facts,
+        not_after: caller.not_after,
+        credential: "".into(),
+    }))
+}
+
+impl Asked {
+    fn read(headers: &[(&str, &[u8])]) -> Result<Asked, Denied> {
+        let mut asked = Asked::default();
+        for (name, value) in headers {
+            let text = std::str::from_utf8(value)
+                .map_err(|_| bad(format!("header {name}: the value is not UTF-8")))?
+                .to_owned();
+            match &name[PREFIX.len()..] {
+                "user" => asked.user = text,
+                "uid" => asked.uid = text,
+                "group" => asked.groups.push(text),
+                other => match other.strip_prefix("extra-").map(kedge_api::percent_decoded) {
+                    Some(Some(key)) => {
+                        let key = String::from_utf8_lossy(&key).into_owned();
+                        asked.facts.entry(key).or_default().push(text);
+                    }
+                    _ => {
+                        return Err(bad(format!(
+                            "header {name}: only a user, its groups, uid and extra can be impersonated"
+                        )));
+                    }
+                },
+            }
+        }
+        Ok(asked)
+    }
+}
+
+/// Upstream's completion of the groups: those of a service account if none were given, and whether it is authenticated.
+fn groups(user: &str, given: Vec<String>) -> Vec<String> {
+    let mut groups = given;
+    let account = user.strip_prefix(SERVICE_ACCOUNT_PREFIX).and_then(|rest| rest.split_once(':'));
+    if let (true, Some((namespace, _))) = (groups.is_empty(), account) {
+        groups = super::service_account_groups(namespace);
+    }
+    let last = if user == ANONYMOUS.0 { ANONYMOUS.1 } else { AUTHENTICATED_GROUP };
+    if !groups.iter().any(|group| group == AUTHENTICATED_GROUP || group == ANONYMOUS.1) {
+        groups.push(last.to_owned());
+    }
+    groups
+}
+
+fn bad(message: String) -> Denied {
+    Denied { status: 400, message, reason: String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admin() -> Identity {
+        Identity {
+            not_after: Some(7),
+            credential: "X509SHA256=1".into(),
+            ..Identity::new("admin", &["system:masters"])
+        }
+    }
+
+    fn ask(caller: Option<&Identity>, headers: &[(&str, &str)]) -> Result<Option<Identity>, (u16, String)> {
+        let headers = headers.iter().map(|(name, value)| (*name, value.as_bytes()));
+        effective(caller, headers).map_err(|denied| (denied.status, denied.message))
+    }
+
+    #[test]
+    fn request_without_headers_keeps_its_identity() {
+        assert_eq!(ask(Some(&admin()), &[("accept", "*/*")]), Ok(Some(admin())));
+        assert_eq!(ask(None, &[]), Ok(None));
+    }
+
+    #[test]
+    fn impersonated_user_has_only_what_was_asked() {
+        let found = ask(
+            Some(&admin()),
+            &[
+                ("impersonate-user", "jane"),
+                ("impersonate-group", "people"),
+                ("impersonate-group", "more"),
+                ("impersonate-uid", "u-1"),
+                ("impersonate-extra-example.com%2fscopes", "a"),
+                ("impersonate-extra-example.com%2fscopes", "b"),
+            ],
+        );
+        let expect = Identity {
+            uid: "u-1".to_owned(),
+            facts: [("example.com/scopes".to_owned(), vec!["a".to_owned(), "b".to_owned()])].into(),
+            not_after: Some(7),
+            ..Identity::new("jane", &["people", "more", "system:authenticated"])
+        };
+        assert_eq!(found, Ok(Some(expect)));
+    }
+
+    #[test]
+    fn groups_are_completed_as_upstream() {
+        let check = |user: &str, given: &[&str], expect: &[&str]| {
+            let given: Vec<_> = given.iter().map(|group| ("impersonate-group", *group)).collect();
+            let headers = [&[("impersonate-user", user)], given.as_slice()].concat();
+            let found = ask(Some(&admin()), &headers).unwrap().unwrap();
+            assert_eq!(found.groups, expect, "{user}");
+        };
+        check("jane", &[], &["system:authenticated"]);
+        check("jane", &["system:authenticated"], &["system:authenticated"]);
+        check("system:anonymous", &[], &["system:unauthenticated"]);
+        let account = "system:serviceaccount:default:runs";
+        let own = ["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"];
+        check(account, &[], &own);
+        check(account, &["x"], &["x", "system:authenticated"]);
+    }
+
+    #[test]
+    fn only_administrators_impersonate() {
+        let jane = Identity::new("jane", &["people"]);
+        let headers = [("impersonate-user", "admin")];
+        assert_eq!(ask(None, &headers), Err((401, "Unauthorized".to_owned())));
+        let refused = "users \"admin\" is forbidden: User \"jane\" cannot impersonate resource \"users\" in API group \"\" at the cluster scope";
+        assert_eq!(ask(Some(&jane), &headers), Err((403, refused.to_owned())));
+        assert_eq!(ask(Some(&jane), &[("impersonate-nonsense", "x")]).unwrap_err().0, 403);
+    }
+
+    #[test]
+    fn headers_without_sense_are_refused() {
+        for headers in [
+            &[("impersonate-group", "people")][..],
+            &[("impersonate-uid", "1")],
+            &[("impersonate-user", "")],
+            &[("impersonate-user", "jane"), ("impersonate-nonsense", "x")],
+            &[("impersonate-user", "jane"), ("impersonate-extra-%zz", "x")],
+            &[("impersonate-user", "jane"); 65],
+        ] {
+            assert_eq!(ask(Some(&admin()), headers).unwrap_err().0, 400, "{headers:?}");
+        }
+    }
+}
