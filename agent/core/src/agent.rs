@@ -61,6 +61,8 @@ struct Running {
     awaits_host_facts: bool,
     status_in_flight: Option<StatusPatch>,
     config_status_sent: Option<Value>,
+    /// Was sent, and the Node seen after it had another one: an older event, perhaps.
+    config_status_doubted: Option<Value>,
     slots: BTreeMap<RequestKind, RequestSlot>,
     pending_events: heapless::Deque<api::Event, PENDING_EVENTS>,
     last_config_ok: ConfigOk,
@@ -229,6 +231,7 @@ impl Running {
             awaits_host_facts: false,
             status_in_flight: None,
             config_status_sent: None,
+            config_status_doubted: None,
             slots: BTreeMap::new(),
             pending_events: heapless::Deque::new(),
             last_config_ok: config_ok.clone(),
@@ -342,7 +345,7 @@ impl Running {
                 self.configuration.contact();
                 self.lease.node(None, now);
                 self.status.node_gone();
-                self.config_status_sent = None;
+                (self.config_status_sent, self.config_status_doubted) = (None, None);
                 self.node_known_missing = true;
                 self.node = None;
             }
@@ -380,7 +383,8 @@ impl Running {
                 self.slots.values_mut().for_each(RequestSlot::server_changed);
                 self.lease.node(None, now);
                 self.status.node_gone();
-                (self.config_status_sent, self.status_in_flight) = (None, None);
+                (self.config_status_sent, self.config_status_doubted) = (None, None);
+                self.status_in_flight = None;
                 (self.node, self.node_known_missing) = (None, false);
             }
             Event::Stop(why) => self.configuration.stop(&why),
@@ -388,17 +392,22 @@ impl Running {
     }
 
     /// Notices that the mirrored status differs from the one sent: the patch did not arrive yet, or a late request of an earlier
-    /// run or another client overwrote it. It is sent again after a pause, so that two writers do not fight in a loop. A
-    /// server that drops the annotation is not sent it again.
+    /// run or another client overwrote it. It is sent again after a pause, so that two writers do not fight in a loop, unless a
+    /// later event shows it: the watch was only behind. A server that drops the annotation is not sent it again.
     fn note_overwritten_status(&mut self, now: Now, node: &api::Node) {
         if self.node.as_ref().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
             // another Node of that name; the deletion of the one before was not seen
-            self.config_status_sent = None;
+            (self.config_status_sent, self.config_status_doubted) = (None, None);
         }
-        let there = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION);
+        let Some(there) = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) else { return };
+        let there = Some(there.as_str());
         let sent = self.config_status_sent.as_ref().and_then(Value::as_str);
-        if there.is_some() && sent.is_some() && there.map(String::as_str) != sent {
-            self.config_status_sent = None;
+        let doubted = self.config_status_doubted.as_ref().and_then(Value::as_str);
+        if sent.is_none() && there == doubted {
+            self.config_status_sent = self.config_status_doubted.take();
+            self.slot(RequestKind::PatchNode).resume();
+        } else if sent.is_some() && there != sent {
+            self.config_status_doubted = self.config_status_sent.take();
             self.slot(RequestKind::PatchNode).pause_until(now.mono + LONGEST_WAIT);
         }
     }
@@ -627,7 +636,7 @@ impl Running {
                     && self.config_status_sent.as_ref() != Some(&text)
                 {
                     metadata.insert("annotations".into(), json!({api::CONFIG_STATUS_ANNOTATION: text}));
-                    self.config_status_sent = Some(text);
+                    (self.config_status_sent, self.config_status_doubted) = (Some(text), None);
                 }
             }
             let labels_only = metadata.len() == 1 && metadata.contains_key("labels");
