@@ -4,19 +4,24 @@
 //! Owns the requests of nodes and operators. Always holds: what a node writes passes the kinds' rules, preconditions and order of
 //! `kedge_hub_core`; objects have UIDs that never come back, and resourceVersions that change with every change. What an
 //! operator of this world does is stored even where the rules refuse it: an older hub, or another one, might have stored it.
-//! Leaves to others: being late, lost or wrong; who may do what; telling a watch (`node`).
+//! Readers and watches see the core's index and nothing else. Leaves to others: being late, lost or wrong; permissions; a node's
+//! side of a watch (`watch`).
 
 use crate::NODE;
+use crate::watch::Feed;
 use kedge_api as api;
 use kedge_core::{Answer, LeaseRequest, Request};
-use kedge_hub_core::kinds::{self, CONFIG_MAP, EVENT, Kind, LEASE, index_of};
+use kedge_hub_core::kinds::{self, CONFIG_MAP, EVENT, Kind, LEASE};
 use kedge_hub_core::object::{Event, Object};
-use kedge_hub_core::requests::{self, Decision, DeleteOptions, Fresh, Part, Place, WriteOptions};
-use kedge_hub_core::state::{Batch, Expect, Index, Marks, Order, Record, Sink, Write, WriteError, restore};
+use kedge_hub_core::requests::{self, Decision, DeleteOptions, Fresh, Objects, Part, Place, WriteOptions};
+use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::{
+    Batch, Changed, Expect, Index, Marks, Order, Query, Start, WatchRefused, Write, WriteError, restore,
+};
 use kedge_hub_core::{ApiError, patch};
 use kedge_platform::fake::Random;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -37,26 +42,12 @@ const NOW: OffsetDateTime = datetime!(2026-11-21 01:35:58 UTC);
 /// Revisions and UIDs of a new hub begin above this.
 const FIRST: u64 = 100;
 
-/// Nobody waits for events: a node's watch compares what there is with what it was shown.
-#[derive(Debug)]
-struct NoWatcher;
-
-impl Sink for NoWatcher {
-    fn take(&self, _: &Arc<Event>) -> bool {
-        false
-    }
-}
-
 #[derive(Debug)]
 pub struct Hub {
     pub flavour: Flavour,
-    index: Index<NoWatcher>,
+    index: Index<Feed>,
     order: Order,
-    /// Objects as readers see them, by the position of their kind and their name.
-    shown: BTreeMap<(usize, String), Value>,
-    /// Which of them no hub would store: the index has nothing of them, or what was there before.
-    unstored: BTreeSet<(usize, String)>,
-    /// Sources that Nodes ask for although no hub would store them.
+    /// Sources that Nodes ask for although today's rules refuse them.
     imposed: BTreeMap<String, Value>,
     uids: u64,
     pub events: Vec<Value>,
@@ -65,36 +56,45 @@ pub struct Hub {
     pub renewals: u64,
 }
 
-/// The hub as it would be restored from a backup.
+/// The hub as it would be restored from a backup: with its objects, and without watchers or older changes.
 impl Clone for Hub {
     fn clone(&self) -> Self {
         let (index, order) = self.copy_of_state(self.order.revision());
-        let copy = Self {
+        Self {
             index,
             order,
             flavour: self.flavour,
-            shown: self.shown.clone(),
-            unstored: self.unstored.clone(),
             imposed: self.imposed.clone(),
             uids: self.uids,
             events: self.events.clone(),
             status_patches: self.status_patches.clone(),
             renewals: self.renewals,
-        };
-        copy.assert_all_shown();
-        copy
+        }
+    }
+}
+
+/// The objects as the rules see them: without the sources that they would refuse, beside which they refuse a node's own patches.
+struct Rules<'a>(&'a Hub);
+
+impl Objects for Rules<'_> {
+    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        let object = self.0.index.get(kind, namespace, name)?;
+        if !self.0.is_imposed(kind, name) {
+            return Some(object);
+        }
+        let mut node = object.value();
+        remove(&mut node, "/spec", "configSource");
+        Object::new(kind, &node, object.revision).map(Arc::new)
     }
 }
 
 impl Hub {
     pub fn new(flavour: Flavour) -> Self {
-        let (index, order) = state(FIRST, Vec::new());
+        let (index, order) = empty_state(FIRST);
         let mut hub = Self {
             flavour,
             index,
             order,
-            shown: BTreeMap::new(),
-            unstored: BTreeSet::new(),
             imposed: BTreeMap::new(),
             uids: FIRST,
             events: Vec::new(),
@@ -113,7 +113,6 @@ impl Hub {
         let counter = counter.max(self.counter());
         (self.index, self.order) = self.copy_of_state(counter);
         self.uids = counter;
-        self.assert_all_shown();
     }
 
     /// What it has counted to.
@@ -121,88 +120,86 @@ impl Hub {
         self.order.revision().max(self.uids)
     }
 
-    fn copy_of_state(&self, revision: u64) -> (Index<NoWatcher>, Order) {
-        let records = kinds::KINDS.iter().flat_map(|kind| {
-            let every = kedge_hub_core::selector::Selection::all("");
-            let page = self.index.list(kind, &every, &kedge_hub_core::state::Query::default());
-            page.expect("the latest is known").objects.into_iter().map(|object| record(kind, &object))
-        });
-        state(revision, records.collect())
-    }
-
-    /// Readers see every object as the index has it, and no others.
-    fn assert_all_shown(&self) {
-        self.shown.keys().for_each(|place| self.assert_shown(place));
-        let stored =
-            |place: &&(usize, String)| !self.unstored.contains(*place) || self.stored(place).is_some();
-        let count: usize = kinds::KINDS.iter().map(|kind| self.index.count(kind)).sum();
-        assert_eq!(count, self.shown.keys().filter(stored).count());
-    }
-
-    /// Readers see the object of this place as the index has it.
-    fn assert_shown(&self, place: &(usize, String)) {
-        if self.unstored.contains(place) {
-            return;
+    fn copy_of_state(&self, revision: u64) -> (Index<Feed>, Order) {
+        let (mut index, order) = empty_state(revision);
+        for kind in kinds::KINDS {
+            let page = self.index.list(kind, &Selection::all(""), &Query::default());
+            for object in page.expect("the latest is known").objects {
+                index.restore(kind, copied(kind, &object));
+            }
         }
-        let mut stored = self.stored(place);
-        let imposed = self.imposed.get(&place.1).filter(|_| place.0 == index_of(&kinds::NODE));
-        if let (Some(stored), Some(source)) = (&mut stored, imposed) {
-            stored["spec"]["configSource"] = source.clone();
-        }
-        assert_eq!(stored.as_ref(), self.shown.get(place), "{place:?}");
+        (index, order)
     }
 
-    fn stored(&self, (position, name): &(usize, String)) -> Option<Value> {
-        let kind = kinds::KINDS[*position];
-        let namespace = match *position {
-            at if at == index_of(&CONFIG_MAP) => NAMESPACE,
-            at if at == index_of(&LEASE) => LEASES,
-            _ => "",
-        };
-        self.index.get(kind, namespace, name).map(|object| object.value())
+    fn is_imposed(&self, kind: &Kind, name: &str) -> bool {
+        kind.kind == kinds::NODE.kind && self.imposed.contains_key(name)
     }
 
     // ------------------------------------------------------------------------------------------ reading
 
-    fn object(&self, kind: &Kind, name: &str) -> Option<&Value> {
-        self.shown.get(&(index_of(kind), name.to_owned()))
+    fn object(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Value> {
+        Some(self.index.get(kind, namespace, name)?.value())
+    }
+
+    /// A list of the one object of this name, and its version. Null: it is not there.
+    pub(crate) fn list_one(&self, kind: &Kind, namespace: &str, name: &str) -> (Value, u64) {
+        let page = self.index.list(kind, &selection(kind, namespace, name), &Query::default());
+        let page = page.expect("the latest is known");
+        (page.objects.first().map_or(Value::Null, |object| object.value()), page.revision)
+    }
+
+    /// A watch of the one object of this name, with what changed after this version.
+    pub(crate) fn watch(
+        &mut self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        after: u64,
+    ) -> Result<Feed, WatchRefused> {
+        let selection = selection(kind, namespace, name);
+        let feed = Feed::default();
+        let (start, _, _) = self.index.watch(kind, selection, Some(after), feed.clone())?;
+        let Start::Changes(changes) = start else { unreachable!("it names a version") };
+        feed.begin_with(changes);
+        Ok(feed)
     }
 
     /// The Node of the first board.
-    pub fn node(&self) -> Option<&Value> {
+    pub fn node(&self) -> Option<Value> {
         self.node_named(NODE)
     }
 
-    pub fn node_named(&self, name: &str) -> Option<&Value> {
-        self.object(&kinds::NODE, name)
+    pub fn node_named(&self, name: &str) -> Option<Value> {
+        self.object(&kinds::NODE, "", name)
     }
 
     /// The Lease of the first board.
-    pub fn lease(&self) -> Option<&Value> {
-        self.object(&LEASE, NODE)
+    pub fn lease(&self) -> Option<Value> {
+        self.object(&LEASE, LEASES, NODE)
     }
 
-    pub fn config_map(&self, name: &str) -> Option<&Value> {
-        self.object(&CONFIG_MAP, name)
+    pub fn config_map(&self, name: &str) -> Option<Value> {
+        self.object(&CONFIG_MAP, NAMESPACE, name)
     }
 
     pub fn node_uid(&self) -> String {
-        let uid = self.node().and_then(|node| node["metadata"]["uid"].as_str());
-        uid.unwrap_or_default().to_owned()
+        self.index.get(&kinds::NODE, "", NODE).map(|node| node.uid.to_string()).unwrap_or_default()
     }
 
     pub fn uid_of(&self, name: &str) -> String {
-        let uid = self.config_map(name).and_then(|map| map["metadata"]["uid"].as_str());
+        let map = self.config_map(name);
+        let uid = map.as_ref().and_then(|map| map["metadata"]["uid"].as_str());
         uid.unwrap_or("uid-of-nothing").to_owned()
     }
 
-    pub fn condition(&self, kind: &str) -> Option<&Value> {
+    pub fn condition(&self, kind: &str) -> Option<Value> {
         self.condition_of(NODE, kind)
     }
 
-    pub fn condition_of(&self, name: &str, kind: &str) -> Option<&Value> {
-        let conditions = self.node_named(name)?["status"]["conditions"].as_array()?;
-        conditions.iter().find(|condition| condition["type"] == kind)
+    pub fn condition_of(&self, name: &str, kind: &str) -> Option<Value> {
+        let node = self.node_named(name)?;
+        let conditions = node["status"]["conditions"].as_array()?;
+        conditions.iter().find(|condition| condition["type"] == kind).cloned()
     }
 
     // ------------------------------------------------------------------------------------------ writing
@@ -221,47 +218,67 @@ impl Hub {
         self.write(write)
     }
 
+    /// The change takes place; a Node keeps the source that was imposed on it.
     fn write(&mut self, write: Write) -> Result<(), ApiError> {
-        let (place, mut new) = ((index_of(write.kind), write.name.clone()), write.new.clone());
-        let mut batch = Batch::default();
-        let written = if write.volatile {
-            self.order.renew(&self.index, write).map(|renewed| self.index.publish(vec![renewed]))
-        } else {
-            self.order.stage(&self.index, &mut batch, write).map(drop)
-        };
-        match written {
-            Err(WriteError::TooLarge) => return Err(ApiError::too_large("the object is too large")),
-            written => written.expect("one thread decided on what is there"),
+        let is_deletion = write.new.is_none();
+        let (kind, name) = (write.kind, write.name.clone());
+        let mut changes = self.ordered(write)?;
+        if is_deletion && kind.kind == kinds::NODE.kind {
+            self.imposed.remove(&name);
         }
-        if let Some(commit) = self.order.commit(&self.index, batch, false) {
-            let changes = self.order.committed(commit);
-            self.index.publish(changes);
-        }
-        self.unstored.remove(&place);
-        match &mut new {
-            Some(new) => {
-                new["metadata"]["resourceVersion"] = json!(self.order.revision().to_string());
-                if let Some(source) = self.imposed.get(&place.1).filter(|_| place.0 == index_of(&kinds::NODE))
-                {
-                    new["spec"]["configSource"] = source.clone();
-                }
-                self.shown.insert(place.clone(), new.take());
-            }
-            None => {
-                self.shown.remove(&place);
-                if place.0 == index_of(&kinds::NODE) {
-                    self.imposed.remove(&place.1);
-                }
+        if self.is_imposed(kind, &name) {
+            for changed in &mut changes {
+                let mut node = changed.event.object().value();
+                node["spec"]["configSource"] = self.imposed[&name].clone();
+                let node = Object::new(kind, &node, changed.event.revision).expect("it has a name");
+                replace_new(changed, node);
             }
         }
-        self.assert_shown(&place);
+        self.index.publish(changes);
         Ok(())
+    }
+
+    /// Readers see this value in the object's place, whatever it is; the rules, an object of that name with nothing in it.
+    fn show(&mut self, place: &Place<'_>, shown: &Value) {
+        let Place { kind, namespace, name } = *place;
+        let (expect, new) = (self.expect(place), Some(stand_in(namespace, name)));
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let write = Write { kind, namespace, name, expect, new, volatile: false };
+        let mut changes = self.ordered(write).expect("it is small");
+        for changed in &mut changes {
+            let text = serde_json::to_vec(shown).expect("a JSON value can be written");
+            let object = with_text(place, changed.event.revision, text);
+            replace_new(changed, object);
+        }
+        self.index.publish(changes);
+    }
+
+    fn expect(&self, place: &Place<'_>) -> Expect {
+        let current = self.index.get(place.kind, place.namespace, place.name);
+        current.map_or(Expect::Absent, |object| Expect::Revision(object.revision))
+    }
+
+    /// The change with its revision, durable and not yet published.
+    fn ordered(&mut self, write: Write) -> Result<Vec<Changed>, ApiError> {
+        let mut batch = Batch::default();
+        let renewed = if write.volatile {
+            self.order.renew(&self.index, write).map(Some)
+        } else {
+            self.order.stage(&self.index, &mut batch, write).map(|_| None)
+        };
+        let renewed = match renewed {
+            Err(WriteError::TooLarge) => return Err(ApiError::too_large("the object is too large")),
+            renewed => renewed.expect("one thread decided on what is there"),
+        };
+        let commit = self.order.commit(&self.index, batch, false);
+        let committed = commit.map(|commit| self.order.committed(commit)).unwrap_or_default();
+        Ok(renewed.into_iter().chain(committed).collect())
     }
 
     fn create(&mut self, kind: &'static Kind, namespace: &str, value: Value) -> Result<String, ApiError> {
         let options = WriteOptions::internal();
         let decision =
-            requests::create(&self.index, kind, namespace, value.clone(), &options, &self.fresh())?;
+            requests::create(&Rules(self), kind, namespace, value.clone(), &options, &self.fresh())?;
         self.uids += 1;
         let name = value["metadata"]["name"].as_str().unwrap_or_default();
         let uid = match kind.kind {
@@ -288,37 +305,35 @@ impl Hub {
             Ok(value)
         };
         let options = WriteOptions::internal();
-        let decision = requests::edit(&self.index, place, part, &options, &self.fresh(), compute)?;
+        let decision = requests::edit(&Rules(self), place, part, &options, &self.fresh(), compute)?;
         self.perform(decision, None)
     }
 
     fn delete(&mut self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Value> {
-        let there = self.object(kind, name).cloned();
-        let (options, asked) = (WriteOptions::internal(), DeleteOptions::default());
+        let there = self.index.get(kind, namespace, name)?;
+        let shown = there.value();
         let place = Place { kind, namespace, name };
-        match requests::delete(&self.index, &place, &asked, &options, NOW) {
-            Ok(decision) => self.perform(decision, None).expect("a deletion is small"),
-            // it was only shown
-            Err(_) => {
-                self.unstored.remove(&(index_of(kind), name.to_owned()));
-                self.shown.remove(&(index_of(kind), name.to_owned()));
-            }
+        if !is_sound(kind, &there) {
+            // the rules cannot read what was only shown
+            let text = stand_in(namespace, name).to_string().into_bytes();
+            self.index.restore(kind, with_text(&place, there.revision, text));
         }
-        there
+        let (options, asked) = (WriteOptions::internal(), DeleteOptions::default());
+        let decision = requests::delete(&Rules(self), &place, &asked, &options, NOW).expect("it is there");
+        self.perform(decision, None).expect("a deletion is small");
+        Some(shown)
     }
 
     /// Stores an object as it is, whatever the rules say; one that is too large for the store is only shown.
-    fn overwrite(&mut self, kind: &'static Kind, namespace: &str, name: &str, new: Value) {
-        let current = self.index.get(kind, namespace, name);
-        let expect = current.map_or(Expect::Absent, |object| Expect::Revision(object.revision));
+    fn overwrite(&mut self, place: &Place<'_>, mut new: Value) {
+        let Place { kind, namespace, name } = *place;
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        let mut too_large = new.clone();
-        let write = Write { kind, namespace, name: name.clone(), expect, new: Some(new), volatile: false };
+        let expect = self.expect(place);
+        let write = Write { kind, namespace, name, expect, new: Some(new.clone()), volatile: false };
         if self.write(write).is_err() {
-            self.uids += 1;
-            too_large["metadata"]["resourceVersion"] = json!(self.uids.to_string());
-            self.unstored.insert((index_of(kind), name.clone()));
-            self.shown.insert((index_of(kind), name), too_large);
+            let next = self.order.revision() + 1;
+            new["metadata"]["resourceVersion"] = json!(next.to_string());
+            self.show(place, &new);
         }
     }
 
@@ -349,7 +364,8 @@ impl Hub {
         let mut map = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": NAMESPACE}, "data": data,
         });
-        let uid = match self.config_map(name).and_then(|there| there["metadata"]["uid"].as_str()) {
+        let there = self.config_map(name);
+        let uid = match there.as_ref().and_then(|there| there["metadata"]["uid"].as_str()) {
             Some(uid) => uid.to_owned(),
             None => match self.create(&CONFIG_MAP, NAMESPACE, map.clone()) {
                 Ok(uid) => return uid,
@@ -357,19 +373,16 @@ impl Hub {
             },
         };
         map["metadata"]["uid"] = json!(uid);
-        if let Some(created) =
-            self.config_map(name).map(|there| there["metadata"]["creationTimestamp"].clone())
-        {
-            map["metadata"]["creationTimestamp"] = created;
+        if let Some(there) = there {
+            map["metadata"]["creationTimestamp"] = there["metadata"]["creationTimestamp"].clone();
         }
-        self.overwrite(&CONFIG_MAP, NAMESPACE, name, map);
+        self.overwrite(&Place { kind: &CONFIG_MAP, namespace: NAMESPACE, name }, map);
         uid
     }
 
     /// Shows a ConfigMap as it is, whatever was there before, and however little it is one.
-    pub fn put_config_map(&mut self, name: &str, map: Value) {
-        self.unstored.insert((index_of(&CONFIG_MAP), name.to_owned()));
-        self.shown.insert((index_of(&CONFIG_MAP), name.to_owned()), map);
+    pub fn put_config_map(&mut self, name: &str, map: &Value) {
+        self.show(&Place { kind: &CONFIG_MAP, namespace: NAMESPACE, name }, map);
     }
 
     /// Deletes it and returns it, if it was there.
@@ -425,7 +438,7 @@ impl Hub {
             Ok(node)
         };
         let options = WriteOptions::internal();
-        requests::edit(&self.index, &node, Part::Main, &options, &self.fresh(), assigned).is_ok()
+        requests::edit(&Rules(self), &node, Part::Main, &options, &self.fresh(), assigned).is_ok()
     }
 
     pub fn edit_node(&mut self, edit: impl FnOnce(&mut Value)) {
@@ -433,9 +446,9 @@ impl Hub {
     }
 
     fn edit(&mut self, name: &str, edit: impl FnOnce(&mut Value)) {
-        let Some(mut node) = self.node_named(name).cloned() else { return };
+        let Some(mut node) = self.node_named(name) else { return };
         edit(&mut node);
-        self.overwrite(&kinds::NODE, "", name, node);
+        self.overwrite(&Place { kind: &kinds::NODE, namespace: "", name }, node);
     }
 
     /// What the node lifecycle does when nothing was heard of a node.
@@ -485,7 +498,7 @@ impl Hub {
     fn post(&mut self, event: &Value) -> Result<(), ApiError> {
         let namespace = event["metadata"]["namespace"].as_str().unwrap_or_default();
         let options = WriteOptions::internal();
-        requests::create(&self.index, &EVENT, namespace, event.clone(), &options, &self.fresh())?;
+        requests::create(&Rules(self), &EVENT, namespace, event.clone(), &options, &self.fresh())?;
         self.events.push(event.clone());
         Ok(())
     }
@@ -529,19 +542,48 @@ fn remove(object: &mut Value, part: &str, field: &str) {
     }
 }
 
-fn record(kind: &Kind, object: &Object) -> Record {
-    Record {
-        resource: kind.resource_name(),
-        namespace: object.namespace.to_string(),
-        name: object.name.to_string(),
-        revision: object.revision,
-        json: object.json.to_vec(),
-    }
+/// The one object of this name.
+fn selection(kind: &Kind, namespace: &str, name: &str) -> Selection {
+    let escaped = name.replace('\\', "\\\\").replace(',', "\\,").replace('=', "\\=");
+    Selection::parse(kind, namespace, "", &format!("metadata.name={escaped}")).expect("every kind has names")
 }
 
-/// The state as a store with these records would give it, at this revision.
-fn state(revision: u64, records: Vec<Record>) -> (Index<NoWatcher>, Order) {
+/// Whether the object says of itself what the index says of it.
+fn is_sound(kind: &Kind, object: &Object) -> bool {
+    let read = Object::from_json(kind, object.json.to_vec(), object.revision);
+    read.is_some_and(|read| (&read.namespace, &read.name) == (&object.namespace, &object.name))
+}
+
+fn copied(kind: &'static Kind, object: &Object) -> Object {
+    let text = object.json.to_vec();
+    if is_sound(kind, object) {
+        return Object::from_json(kind, text, object.revision).expect("it was read just now");
+    }
+    let place = Place { kind, namespace: &object.namespace, name: &object.name };
+    with_text(&place, object.revision, text)
+}
+
+fn stand_in(namespace: &str, name: &str) -> Value {
+    json!({"metadata": {"namespace": namespace, "name": name}})
+}
+
+/// An object of this place whose readers see this text.
+fn with_text(place: &Place<'_>, revision: u64, text: Vec<u8>) -> Object {
+    let stand_in = stand_in(place.namespace, place.name);
+    let mut object = Object::new(place.kind, &stand_in, revision).expect("it has a name");
+    object.json = text.into();
+    object
+}
+
+fn replace_new(changed: &mut Changed, new: Object) {
+    let Event { revision, old, .. } = &*changed.event;
+    let event = Event { revision: *revision, old: old.clone(), new: Some(Arc::new(new)), last: None };
+    changed.event = Arc::new(event);
+}
+
+/// The state of a new store, at this revision.
+fn empty_state(revision: u64) -> (Index<Feed>, Order) {
     let marks = Marks { reserved: revision, clean: Some(revision) };
-    let restored = restore(marks, records).expect("we wrote these records");
+    let restored = restore(marks, Vec::new()).expect("the revision is one of ours");
     (restored.index, restored.order)
 }

@@ -11,11 +11,13 @@ pub mod disk;
 pub mod hub;
 pub mod node;
 pub mod situations;
+mod watch;
 
 pub use node::{Node, Process, Seen, map_event, node_event};
 
 use hub::{Flavour, Hub};
 use kedge_core::{Answer, Event, Exit};
+use serde_json::Value;
 use std::ops::{Deref, DerefMut};
 use std::time::Duration;
 
@@ -115,15 +117,19 @@ impl World {
     }
 
     pub fn do_watch_node(&mut self) -> bool {
-        self.nodes[0].do_watch_node(&self.hub)
+        self.nodes[0].do_watch_node(&mut self.hub)
+    }
+
+    pub fn watch_node(&mut self) -> Option<Value> {
+        self.nodes[0].watch_node(&mut self.hub)
     }
 
     pub fn do_watch_map(&mut self) -> bool {
-        self.nodes[0].do_watch_map(&self.hub)
+        self.nodes[0].do_watch_map(&mut self.hub)
     }
 
-    pub fn has_news(&self) -> bool {
-        self.nodes[0].has_news(&self.hub)
+    pub fn watch_map(&mut self) -> Option<Value> {
+        self.nodes[0].watch_map(&mut self.hub)
     }
 
     /// Starts the first node's agent; every node comes to rest.
@@ -157,8 +163,7 @@ impl World {
     /// Reasons and messages of the Events posted since the last look.
     pub fn take_events(&mut self) -> Vec<String> {
         let events = std::mem::take(&mut self.hub.events);
-        let text =
-            |event: &serde_json::Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
+        let text = |event: &Value, field: &str| event[field].as_str().unwrap_or_default().to_owned();
         events.iter().map(|event| format!("{}: {}", text(event, "reason"), text(event, "message"))).collect()
     }
 

@@ -7,6 +7,7 @@
 use crate::checks::{self, Asked};
 use crate::disk::Disk;
 use crate::hub::Hub;
+use crate::watch::{News, Watch};
 use crate::{HEADER, WALL_MICROS};
 use kedge_api::{Node as ApiNode, Timestamp};
 use kedge_core::config::records::{Read, StateFile};
@@ -15,6 +16,7 @@ use kedge_core::{
     Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, PreviousRun,
     Report, Request, Step,
 };
+use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_platform::fake::{Loss, Losses};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -40,10 +42,10 @@ pub struct Process {
     pub facts_wanted: bool,
     pub requests: Vec<Request>,
     pub renewal: Option<(LeaseRequest, Duration)>,
-    pub watches_node: bool,
+    node_watch: Option<Watch>,
+    /// Namespace and name of the ConfigMap that is watched.
     pub watched: Option<(String, String)>,
-    pub node_shown: Option<Value>,
-    map_shown: Option<Value>,
+    map_watch: Option<Watch>,
     pub exit: Option<String>,
     /// `maxPods` of the configuration in use.
     pub used: Option<u32>,
@@ -179,10 +181,9 @@ impl Node {
             facts_wanted: false,
             requests: Vec::new(),
             renewal: None,
-            watches_node: false,
+            node_watch: None,
             watched: None,
-            node_shown: None,
-            map_shown: None,
+            map_watch: None,
             exit: None,
             used: None,
             stop_asked: false,
@@ -258,10 +259,11 @@ impl Node {
                 }
                 process.renewal = Some((request, deadline));
             }
-            Action::WatchNode => (process.watches_node, process.node_shown) = (true, None),
+            Action::WatchNode => process.node_watch = Some(Watch::new(&NODE, "", &self.name)),
             Action::WatchConfigMap(wanted) => {
+                process.map_watch =
+                    wanted.as_ref().map(|(namespace, name)| Watch::new(&CONFIG_MAP, namespace, name));
                 process.watched = wanted;
-                process.map_shown = None;
             }
             Action::Exit(why) => {
                 assert!(!why.is_empty() && process.step.is_none(), "it exits within a step: {why:?}");
@@ -352,35 +354,30 @@ impl Node {
         true
     }
 
-    /// The watch of the Node tells what it has not told yet.
-    pub fn do_watch_node(&mut self, hub: &Hub) -> bool {
-        let there = hub.node_named(&self.name).unwrap_or(&Value::Null);
-        let Some(process) = self.process.as_mut().filter(|process| process.watches_node) else {
-            return false;
-        };
-        if process.node_shown.as_ref() == Some(there) {
-            return false;
-        }
-        let there = there.clone();
-        process.node_shown = Some(there.clone());
-        self.handle(node_event(&there));
-        true
+    /// The watch of the Node shows its list or its next change, if there is one.
+    pub fn do_watch_node(&mut self, hub: &mut Hub) -> bool {
+        self.watch_node(hub).is_some()
     }
 
-    /// The watch of the ConfigMap tells what it has not told yet.
-    pub fn do_watch_map(&mut self, hub: &Hub) -> bool {
-        let Some((namespace, name)) = self.process.as_ref().and_then(|process| process.watched.clone())
-        else {
-            return false;
-        };
-        let there = hub.config_map(&name).cloned().unwrap_or(Value::Null);
-        let process = self.process.as_mut().expect("it watches");
-        if process.map_shown.as_ref() == Some(&there) {
-            return false;
-        }
-        let is_list = process.map_shown.replace(there.clone()).is_none();
+    /// The same; returns the Node as it was shown, null if it is gone.
+    pub fn watch_node(&mut self, hub: &mut Hub) -> Option<Value> {
+        let news = self.process.as_mut()?.node_watch.as_mut()?.next(hub)?;
+        self.handle(node_event(&news.object));
+        Some(news.object)
+    }
+
+    /// The watch of the ConfigMap shows its list or its next change, if there is one.
+    pub fn do_watch_map(&mut self, hub: &mut Hub) -> bool {
+        self.watch_map(hub).is_some()
+    }
+
+    /// The same; returns the ConfigMap as it was shown, null if it is gone.
+    pub fn watch_map(&mut self, hub: &mut Hub) -> Option<Value> {
+        let process = self.process.as_mut()?;
+        let (namespace, name) = process.watched.clone()?;
+        let News { object, is_list } = process.map_watch.as_mut()?.next(hub)?;
         let held = process.node.held_config_map().filter(|_| is_list);
-        let part = |name: &str| there["metadata"][name].as_str().unwrap_or_default().to_owned();
+        let part = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
         let event = match held {
             // as the agent does it: a list of metadata says whether a download is worth its bytes
             Some((uid, resource_version))
@@ -389,28 +386,33 @@ impl Node {
                 Event::ConfigMapUnchanged { namespace, name, uid, resource_version }
             }
             _ => {
-                self.downloads += usize::from(!there.is_null());
-                map_event(&namespace, &name, there)
+                self.downloads += usize::from(!object.is_null());
+                map_event(&namespace, &name, object.clone())
             }
         };
         self.handle(event);
-        true
+        Some(object)
     }
 
-    /// Whether a watch has something to tell.
-    pub fn has_news(&self, hub: &Hub) -> bool {
+    /// Whether a watch has something to show.
+    pub fn has_news(&self) -> bool {
         let Some(process) = &self.process else { return false };
-        let node = hub.node_named(&self.name).unwrap_or(&Value::Null);
-        let map = process.watched.as_ref().map(|(_, name)| hub.config_map(name).unwrap_or(&Value::Null));
-        let new_node = process.watches_node && process.node_shown.as_ref() != Some(node);
-        new_node || map.is_some_and(|map| process.map_shown.as_ref() != Some(map))
+        [&process.node_watch, &process.map_watch].into_iter().flatten().any(Watch::has_news)
     }
 
-    /// The watches begin anew, as after a broken connection.
-    pub fn forget_shown(&mut self) {
-        if let Some(process) = &mut self.process {
-            (process.node_shown, process.map_shown) = (None, None);
-        }
+    /// The watches begin anew with a list, as after a broken connection of which nothing is known.
+    pub fn list_again(&mut self) {
+        self.watches().for_each(Watch::list_again);
+    }
+
+    /// What the watches have not shown yet is lost, and nobody notices.
+    pub fn lose_news(&mut self) {
+        self.watches().for_each(Watch::lose_news);
+    }
+
+    fn watches(&mut self) -> impl Iterator<Item = &mut Watch> {
+        let watches = self.process.as_mut().map(|process| [&mut process.node_watch, &mut process.map_watch]);
+        watches.into_iter().flatten().flatten()
     }
 
     /// The first thing that is asked for is performed, as a real agent would have it. Says whether there was one.

@@ -33,9 +33,9 @@ fn state(node: &Node) -> &'static str {
     node.report().config.state
 }
 
-fn config_ok<'a>(world: &'a World, name: &str) -> &'a str {
+fn config_ok(world: &World, name: &str) -> String {
     let condition = world.hub.condition_of(name, "ConfigOK").expect("it was reported");
-    condition["status"].as_str().expect("a text")
+    condition["status"].as_str().expect("a text").to_owned()
 }
 
 #[test]

@@ -181,15 +181,15 @@ fn edit_every_minute_promotes_none_and_heartbeats_go_on() {
 fn config_map_over_checkpoint_size_is_refused_unwritten() {
     let (mut world, _) = settled();
     let uid = world.hub.push("large", &payload(OTHER, ""));
-    let mut large = world.hub.config_map("large").cloned().expect("pushed");
+    let mut large = world.hub.config_map("large").expect("pushed");
     large["metadata"]["annotations"] = json!({"note": "x".repeat(CHECKPOINT_BYTES)});
     let small = world.hub.delete_config_map("large").expect("it was pushed");
-    world.hub.put_config_map("large", large);
+    world.hub.put_config_map("large", &large);
     world.hub.assign(world.hub.pinned("large"));
     world.disk.take_written();
     check_unknown(&mut world, "large", GOOD, "bytes, expected at most 4194304");
     assert_eq!(world.disk.take_written(), Vec::<&str>::new());
-    world.hub.put_config_map("large", small);
+    world.hub.put_config_map("large", &small);
     world.settle("not large any more");
     assert_eq!((world.used(), world.recorded_uid("current")), (OTHER, uid));
 }
@@ -219,12 +219,12 @@ fn contradicting_drop_in_runs_local_until_removed() {
 #[test]
 fn same_name_in_another_namespace_is_refused() {
     let (mut world, _) = following();
-    let mut other = world.hub.config_map(BAD).cloned().expect("pushed");
+    let mut other = world.hub.config_map(BAD).expect("pushed");
     other["metadata"]["namespace"] = json!("default");
     other["metadata"]["uid"] = json!("uid-of-another");
     other["data"]["kubelet"] = json!(payload(OTHER, ""));
     let own = world.hub.delete_config_map(BAD).expect("it was pushed");
-    world.hub.put_config_map(BAD, other);
+    world.hub.put_config_map(BAD, &other);
     check_unknown(
         &mut world,
         "another's",
@@ -232,7 +232,7 @@ fn same_name_in_another_namespace_is_refused() {
         "the API server answered with ConfigMap default/edge-settings",
     );
     assert_eq!(NAMESPACE, "kube-system");
-    world.hub.put_config_map(BAD, own);
+    world.hub.put_config_map(BAD, &own);
     world.settle("its own");
     assert_eq!(world.seen("its own").status, "True");
 }

@@ -43,7 +43,7 @@ fn push(what: &str, case: &Value) -> String {
     for (member, value) in case["configMap"].as_object().expect("members") {
         map[member] = value.clone();
     }
-    world.hub.put_config_map(BAD, map);
+    world.hub.put_config_map(BAD, &map);
     let source = case["configSource"].to_string().replace("$UID", &uid);
     world.hub.assign(serde_json::from_str(&source).expect("it was JSON"));
     world.settle(what);

@@ -295,7 +295,7 @@ fn ten_minute_outage_ends_within_one_period() {
     let tried = renewals(&world).len();
     assert!((30..=120).contains(&tried), "{tried} tries");
     world.link = true;
-    world.forget_shown();
+    world.list_again();
     let before = world.hub.renewals;
     world.run_for(15 * SECOND);
     assert!(world.hub.renewals > before, "renewed within one period");
@@ -376,7 +376,7 @@ fn overwritten_mirror_is_sent_again_after_a_pause() {
     world.start();
     world.run_for(HOUR);
     let annotation = "/metadata/annotations/kedge.dev~1config-status";
-    let mirrored = |world: &World| world.hub.node().and_then(|node| node.pointer(annotation)).cloned();
+    let mirrored = |world: &World| world.hub.node().and_then(|node| node.pointer(annotation).cloned());
     let before = mirrored(&world);
     assert!(before.is_some());
     world.seen.clear();
@@ -407,8 +407,7 @@ fn wiped_unheard() -> World {
     let mut world = settled();
     world.hub.delete_node();
     world.hub.delete_lease();
-    let process = world.process.as_mut().expect("it runs");
-    process.node_shown = Some(Value::Null);
+    world.lose_news();
     world.seen.clear();
     world
 }

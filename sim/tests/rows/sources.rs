@@ -228,10 +228,10 @@ fn object_of_checkpoint_size_is_taken_a_larger_one_is_not() {
         let (mut world, _) = World::known_good();
         let data = |filler: usize| json!({"kubelet": payload(B, ""), "filler": "x".repeat(filler)});
         world.hub.push_data("b", data(0));
-        let empty = serde_json::to_vec(world.hub.config_map("b").expect("pushed")).expect("an object").len();
+        let empty = serde_json::to_vec(&world.hub.config_map("b").expect("pushed")).expect("an object").len();
         // the next version is as long as this one, for the counter has three digits
         world.hub.push_data("b", data(CHECKPOINT_BYTES - empty + more));
-        let bytes = serde_json::to_vec(world.hub.config_map("b").expect("pushed")).expect("an object").len();
+        let bytes = serde_json::to_vec(&world.hub.config_map("b").expect("pushed")).expect("an object").len();
         assert_eq!(bytes, CHECKPOINT_BYTES + more);
         world.hub.assign(world.hub.pinned("b"));
         world.turn();

@@ -251,7 +251,7 @@ impl Stage {
                 let object = json!({"metadata": metadata, "data": {"kubelet": "x"}});
                 world.handle(map_event(NAMESPACE, name, object));
             }
-            "lists-again" => world.forget_shown(),
+            "lists-again" => world.list_again(),
             "contact" => world.handle(Event::Contact),
             "tick" => world.handle(Event::Tick),
             "start-event" => world.handle(Event::Start),

@@ -191,7 +191,7 @@ impl Observer {
 
     fn note_reported(&mut self, world: &World) {
         let Some(condition) = world.hub.condition("ConfigOK") else { return };
-        if self.condition.replace(condition.clone()).as_ref() == Some(condition) {
+        if self.condition.replace(condition.clone()).as_ref() == Some(&condition) {
             return;
         }
         let part = |part: &str| condition[part].as_str().unwrap_or_default();

@@ -319,13 +319,13 @@ impl Simulation {
     /// The API server has what the agent says.
     fn invariant_the_last_word_arrived(&self, report: &Report) -> Check {
         let said = &report.config.condition;
-        let there = self.world.hub.condition("ConfigOK").cloned().unwrap_or_default();
+        let there = self.world.hub.condition("ConfigOK").unwrap_or_default();
         hold!(
             [&there["status"], &there["reason"], &there["message"]]
                 == [&json!(said.status), &json!(said.reason), &json!(said.message)],
             "invariant_the_last_word_arrived: the condition is {there}, the agent says {said:?}"
         );
-        let node = self.world.hub.node().cloned().unwrap_or_default();
+        let node = self.world.hub.node().unwrap_or_default();
         let annotation = text(&node, "/metadata/annotations/kedge.dev~1config-status");
         let status = match self.world.hub.flavour {
             kedge_sim::hub::Flavour::Kedge => node["status"]["config"].clone(),
@@ -422,7 +422,7 @@ impl Simulation {
         if reason.contains("the list of bad configs is unknown") {
             return true;
         }
-        let node = self.world.hub.node().cloned().unwrap_or_default();
+        let node = self.world.hub.node().unwrap_or_default();
         let annotation = text(&node, "/metadata/annotations/kedge.dev~1config-source");
         let source = match self.world.hub.flavour {
             kedge_sim::hub::Flavour::Kedge => node["spec"]["configSource"].clone(),
@@ -434,7 +434,7 @@ impl Simulation {
         }
         let named = if pinned.is_null() { followed } else { pinned };
         let Some(map) = self.world.hub.config_map(text(named, "/name")) else { return true };
-        let other = !pinned.is_null() && text(pinned, "/uid") != text(map, "/metadata/uid");
+        let other = !pinned.is_null() && text(pinned, "/uid") != text(&map, "/metadata/uid");
         other
             || map.pointer("/data/kubelet").is_none()
             || reason.starts_with("earlier verdicts on current were lost")

@@ -467,7 +467,7 @@ impl Simulation {
             self.come_to_rest("without a network")?;
         }
         self.world.link = true;
-        self.world.forget_shown();
+        self.world.list_again();
         self.come_to_rest("with a network")?;
         self.invariants_at_rest()
     }

@@ -121,8 +121,7 @@ impl Simulation {
         if !self.shows_news() || self.world.exited() {
             return Ok(());
         }
-        let node = self.world.hub.node().cloned().unwrap_or(Value::Null);
-        if self.world.do_watch_node() {
+        if let Some(node) = self.world.watch_node() {
             self.hit("event", if node.is_null() { "NodeGone" } else { "NodeSeen" });
             self.events += 1;
             self.trace(|| format!("  sees its Node: source {}", source_of(&node)));
@@ -131,23 +130,21 @@ impl Simulation {
             self.observe()?;
         }
         let name = self.world.process.as_ref().and_then(|process| process.watched.clone());
-        let map = name.as_ref().and_then(|(_, name)| self.world.hub.config_map(name)).cloned();
         let downloads = self.world.downloads;
-        if !self.world.exited() && self.world.do_watch_map() {
-            let name_of_event = match &map {
-                None => "ConfigMapGone",
-                Some(_) if self.world.downloads == downloads => "ConfigMapUnchanged",
-                Some(_) => "ConfigMapSeen",
+        let shown = if self.world.exited() { None } else { self.world.watch_map() };
+        if let Some(map) = shown {
+            let name_of_event = match self.world.downloads == downloads {
+                _ if map.is_null() => "ConfigMapGone",
+                true => "ConfigMapUnchanged",
+                false => "ConfigMapSeen",
             };
             self.hit("event", name_of_event);
             self.events += 1;
             self.trace(|| {
-                format!(
-                    "  sees ConfigMap {name:?}: {}",
-                    map.as_ref().map_or("gone", |map| text(map, "/metadata/uid"))
-                )
+                let uid = if map.is_null() { "gone" } else { text(&map, "/metadata/uid") };
+                format!("  sees ConfigMap {name:?}: {uid}")
             });
-            if let (Some((_, name)), Some(map)) = (name, map) {
+            if let (Some((_, name)), false) = (name, map.is_null()) {
                 self.old_maps.push((name, map));
             }
             self.model.contact();
@@ -203,7 +200,7 @@ impl Simulation {
                 self.trace(|| format!("  STALE Node: source {}", source_of(&node)));
                 self.model.forget_crashes();
                 self.handle("NodeSeen", node_event(&node));
-                self.world.forget_shown();
+                self.world.list_again();
                 true
             }
             2 | 3 if !self.old_maps.is_empty() => {
@@ -219,7 +216,7 @@ impl Simulation {
                 let (namespace, name) = (NAMESPACE.to_owned(), name.to_owned());
                 let why = "403 forbidden".to_owned();
                 self.handle("ConfigMapUnreadable", Event::ConfigMapUnreadable { namespace, name, why });
-                self.world.forget_shown();
+                self.world.list_again();
                 false
             }
             6 => {
@@ -249,7 +246,7 @@ impl Simulation {
             _ => {
                 self.hit("fault", "watch expired");
                 self.trace(|| "  lost its watches".into());
-                self.world.forget_shown();
+                self.world.list_again();
                 false
             }
         };
@@ -265,7 +262,7 @@ impl Simulation {
         self.trace(|| format!("  STALE ConfigMap {name} {}", text(&map, "/metadata/resourceVersion")));
         self.model.forget_crashes();
         self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
-        self.world.forget_shown();
+        self.world.list_again();
     }
 
     fn show_wrong_uid(&mut self) {
@@ -275,7 +272,7 @@ impl Simulation {
         self.model.forget_crashes();
         map["metadata"]["uid"] = json!("no-such-uid");
         self.handle("ConfigMapSeen", map_event(NAMESPACE, &name, map));
-        self.world.forget_shown();
+        self.world.list_again();
     }
 
     fn change_server(&mut self) {
