@@ -460,6 +460,18 @@ fn admitted(
     identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(denied)
 }
 
+/// Whether the whole object that a request describes may be asked for: see [`identity::admit_requested`].
+fn admitted_request(
+    context: &RequestContext<'_>,
+    verb: &str,
+    target: &Target,
+    old: &Value,
+    wanted: &Value,
+) -> Result<(), ApiError> {
+    let identity = context.identity.as_ref().ok_or_else(ApiError::unauthorized)?;
+    identity::admit_requested(identity, &attributes(verb, target, None), old, wanted).map_err(denied)
+}
+
 /// The field manager: the `fieldManager` parameter, else the client's `User-Agent`.
 fn manager(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<Manager, ApiError> {
     let named = context.parameters.text("fieldManager");
@@ -577,6 +589,9 @@ async fn change(
         }
         "update" => {
             let read = decode::object(kind, content_type, body, validation)?;
+            if let Some(old) = hub.get(kind, namespace, name).filter(|_| part == Part::Status) {
+                admitted_request(context, verb, target, &old.value(), &read.value)?;
+            }
             (requests::update(hub, &place, part, read.value, options).await?, read.warnings)
         }
         _ if content_type.split(';').next().unwrap_or("").trim() == decode::APPLY => {
@@ -590,7 +605,11 @@ async fn change(
             let patch = Patch::read(kind, content_type, body)?;
             let found = Mutex::new(Vec::new());
             let compute = |_: &Object, old: Value| {
+                let judged = (part == Part::Status).then(|| old.clone());
                 let (value, complaints) = patch.apply(old, validation)?;
+                if let Some(old) = judged {
+                    admitted_request(context, verb, target, &old, &value)?;
+                }
                 if let Ok(mut found) = found.lock() {
                     *found = complaints;
                 }

@@ -72,14 +72,31 @@ pub fn admit(
     let Some(node) = identity.node().filter(|_| !identity.is_admin()) else {
         return Ok(());
     };
-    node_restriction::admit(node, attributes, old, new, view).map_err(|reason| {
-        let name = match attributes.name {
-            "" => new["metadata"]["name"].as_str().unwrap_or_default(),
-            name => name,
-        };
-        let message = forbidden(attributes.group, attributes.resource, name, &reason);
-        Denied { status: 403, message, reason }
-    })
+    node_restriction::admit(node, attributes, old, new, view)
+        .map_err(|reason| forbidden_object(attributes, new, reason))
+}
+
+/// Decides on what a request asks for beside what it may change: `wanted` is the whole object that it describes.
+pub fn admit_requested(
+    identity: &Identity,
+    attributes: &Attributes,
+    old: &Value,
+    wanted: &Value,
+) -> Result<(), Denied> {
+    let Some(node) = identity.node().filter(|_| !identity.is_admin()) else {
+        return Ok(());
+    };
+    node_restriction::admit_requested(node, attributes, old, wanted)
+        .map_err(|reason| forbidden_object(attributes, wanted, reason))
+}
+
+fn forbidden_object(attributes: &Attributes, object: &Value, reason: String) -> Denied {
+    let name = match attributes.name {
+        "" => object["metadata"]["name"].as_str().unwrap_or_default(),
+        name => name,
+    };
+    let message = forbidden(attributes.group, attributes.resource, name, &reason);
+    Denied { status: 403, message, reason }
 }
 
 /// The groups of the service accounts of a namespace.

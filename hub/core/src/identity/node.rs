@@ -10,7 +10,7 @@ use super::attributes::{Attributes, ClusterView};
 use super::authorizer::{Authorizer, Opinion};
 use super::identity::Identity;
 use super::references::refers_to;
-use crate::kinds::pod;
+use crate::kinds::pod::{self, is_mirror};
 use kedge_api::{NODE_LEASE_NAMESPACE, NODE_USER_PREFIX};
 
 /// Upstream's Node authorizer: it has an opinion on requests of nodes alone.
@@ -109,7 +109,8 @@ fn authorize_lease(node: &str, request: &Attributes) -> Result<(), String> {
     }
 }
 
-/// A ConfigMap or Secret is readable if the Node's spec or a pod bound to the node refers to it.
+/// A ConfigMap or Secret is readable if the Node's spec or a pod bound to the node refers to it. A mirror pod gives access to
+/// nothing, since the node made it; it refers to nothing either.
 fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     if !matches!(request.verb, "get" | "list" | "watch") {
         return Err("can only read resources of this type".to_owned());
@@ -129,7 +130,7 @@ fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView
             && view
                 .pods_on(node, request.namespace)
                 .iter()
-                .any(|pod| refers_to(&pod["spec"], request.resource, name))
+                .any(|pod| refers_to(&pod["spec"], request.resource, name) && !is_mirror(pod))
     };
     if assigned() || referred() { Ok(()) } else { Err(unrelated(node)) }
 }
@@ -414,7 +415,10 @@ mod tests {
                 {"name": "p", "projected": {"sources": [{"configMap": {"name": "projected"}}, {"secret": {"name": "projected"}}]}}],
             "initContainers": [{"envFrom": [{"configMapRef": {"name": "from"}}]}],
             "containers": [{"name": "secret", "env": [{"name": "x", "valueFrom": {"secretKeyRef": {"name": "key", "key": "other"}}}]}]});
-        let view = Objects::default().with("pods", "default", "mine", json!({"spec": spec})).with(
+        let mirror = json!({"metadata": {"annotations": {pod::MIRROR_ANNOTATION: "x"}},
+            "spec": {"nodeName": "a", "volumes": [{"name": "v", "secret": {"secretName": "mirrored"}}]}});
+        let view = Objects::default().with("pods", "default", "mine", json!({"spec": spec}));
+        let view = view.with("pods", "default", "mirror", mirror).with(
             "pods",
             "default",
             "its",
@@ -435,6 +439,7 @@ mod tests {
         let unrelated = Err("no relationship found between node 'a' and this object");
         for refused in [
             "secrets default/its",
+            "secrets default/mirrored",
             "secrets other/key",
             "secrets default/v",
             "secrets default/other",

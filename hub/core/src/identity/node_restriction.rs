@@ -1,12 +1,19 @@
-//! Admission of what nodes write, after upstream's NodeRestriction: no desired state, not even its own.
+//! Admission of what nodes write, after upstream's NodeRestriction.
+//!
+//! Always holds: a node cannot change desired state, not even its own: no `spec`, no label or annotation that controls it, no other
+//! node's objects, no finalizer and no owner that could keep another object from being deleted. So a stolen device can lie about
+//! itself and nothing more. Narrower than upstream where we serve fewer kinds: events only about the node and its pods, and of
+//! annotations only those that agents report in.
 
 use serde_json::Value;
 
 use super::attributes::{Attributes, ClusterView};
+use super::references::referred_resource;
 use crate::identity::certificate_request::Request;
+use crate::kinds::pod::{MIRROR_ANNOTATION, is_mirror};
 use crate::kinds::schema;
 use kedge_api::{
-    CLUSTER_EVENT_NAMESPACE, CONFIG_SOURCE_ANNOTATION, NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX,
+    CLUSTER_EVENT_NAMESPACE, CONFIG_STATUS_ANNOTATION, NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX,
     SERVING_SIGNER,
 };
 
@@ -32,6 +39,11 @@ const OWN_LABEL_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.
 /// The prefix of labels that nodes may not set.
 const RESTRICTED_LABEL_DOMAIN: &str = "node-restriction.kubernetes.io";
 
+/// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep their own state in them.
+const OWN_ANNOTATIONS: [&str; 2] = [CONFIG_STATUS_ANNOTATION, "kedge.dev/slot"];
+/// End of the domains whose annotations are a node's own.
+const OWN_ANNOTATION_DOMAIN: &str = ".node.kedge.dev";
+
 /// Whether `node` may turn `old` (nothing, at creation) into `new`.
 pub(super) fn admit(
     node: &str,
@@ -40,6 +52,7 @@ pub(super) fn admit(
     new: &Value,
     view: &dyn ClusterView,
 ) -> Result<(), String> {
+    admit_owners(node, old, new, view)?;
     match (request.group, request.resource) {
         ("", "nodes") => admit_node(node, old, new),
         ("", "pods") => admit_pod(node, request, old, new),
@@ -50,6 +63,57 @@ pub(super) fn admit(
         }
         _ => Ok(()),
     }
+}
+
+/// What a node asks for beside what the subresource stores: upstream judges it, too, before it drops the rest.
+pub(super) fn admit_requested(
+    node: &str,
+    request: &Attributes,
+    old: &Value,
+    wanted: &Value,
+) -> Result<(), String> {
+    let differs = |old: &Value, new: &Value| !(is_absent(old) && is_absent(new)) && old != new;
+    let taints = |object: &Value| object["spec"]["taints"].clone();
+    match (request.resource, request.subresource) {
+        ("nodes", "status") if differs(&taints(old), &taints(wanted)) => {
+            Err(format!("node {node:?} is not allowed to modify taints"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What may keep an object, or its owner, from being deleted: a node sets no finalizers, and as owners only its own Node. The
+/// deletion of an owner must not wait for what a node writes.
+fn admit_owners(node: &str, old: Option<&Value>, new: &Value, view: &dyn ClusterView) -> Result<(), String> {
+    let changed = |field: &str| {
+        let before = old.map_or(&Value::Null, |old| &old["metadata"][field]);
+        let after = &new["metadata"][field];
+        !(is_absent(before) && is_absent(after)) && before != after
+    };
+    if changed("finalizers") {
+        return Err(format!("node {node:?} is not allowed to modify finalizers"));
+    }
+    if !changed("ownerReferences") {
+        return Ok(());
+    }
+    let owners = new["metadata"]["ownerReferences"].as_array().map_or(&[][..], Vec::as_slice);
+    owners.iter().try_for_each(|owner| admit_owner(node, owner, view))
+}
+
+fn admit_owner(node: &str, owner: &Value, view: &dyn ClusterView) -> Result<(), String> {
+    if owner["apiVersion"] != "v1" || owner["kind"] != "Node" || owner["name"] != node {
+        return Err(format!("node {node:?} can only set an owner reference to itself"));
+    }
+    if owner["blockOwnerDeletion"] == true {
+        return Err(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
+    }
+    let own = view.object("nodes", "", node).ok_or_else(|| format!("node {node:?} not found"))?;
+    let (found, expected) = (&owner["uid"], &own["metadata"]["uid"]);
+    if found != expected {
+        let text = |uid: &Value| uid.as_str().unwrap_or_default().to_owned();
+        return Err(format!("node {node} UID mismatch: expected {} got {}", text(expected), text(found)));
+    }
+    Ok(())
 }
 
 fn admit_node(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String> {
@@ -80,16 +144,15 @@ fn admit_node(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String
             );
         }
     }
-    for field in ["ownerReferences", "finalizers"] {
-        if changed(["metadata", field]) {
-            return refuse(&format!("modify {field}"));
-        }
+    if changed(["metadata", "ownerReferences"]) {
+        return refuse("modify ownerReferences");
     }
-    let annotation = |object: &Value| object["metadata"]["annotations"][CONFIG_SOURCE_ANNOTATION].clone();
-    if annotation(before) != annotation(new) {
-        return refuse(&format!("modify annotation {CONFIG_SOURCE_ANNOTATION:?}"));
+    let annotations =
+        forbidden(&before["metadata"]["annotations"], &new["metadata"]["annotations"], may_annotate);
+    if !annotations.is_empty() {
+        return refuse(&format!("modify annotations: {}", annotations.join(", ")));
     }
-    let labels = forbidden_labels(&before["metadata"]["labels"], &new["metadata"]["labels"]);
+    let labels = forbidden(&before["metadata"]["labels"], &new["metadata"]["labels"], may_set_label);
     match (labels.as_slice(), old) {
         ([], _) => Ok(()),
         (labels, None) => refuse(&format!("set the following labels: {}", labels.join(", "))),
@@ -121,13 +184,14 @@ fn field_names<'a>(old: &'a Value, new: &'a Value) -> Vec<&'a str> {
     names
 }
 
-/// The labels that differ and that a node may not touch, sorted.
-fn forbidden_labels<'a>(old: &'a Value, new: &'a Value) -> Vec<&'a str> {
-    let label = |labels: &Value, key: &str| labels.get(key).cloned();
-    field_names(old, new)
-        .into_iter()
-        .filter(|key| label(old, key) != label(new, key) && !may_set_label(key))
-        .collect()
+/// The keys whose values differ and that a node may not touch, sorted.
+fn forbidden<'a>(old: &'a Value, new: &'a Value, may: fn(&str) -> bool) -> Vec<&'a str> {
+    field_names(old, new).into_iter().filter(|key| old.get(key) != new.get(key) && !may(key)).collect()
+}
+
+fn may_annotate(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    OWN_ANNOTATIONS.contains(&key) || domain.ends_with(OWN_ANNOTATION_DOMAIN)
 }
 
 fn may_set_label(key: &str) -> bool {
@@ -142,71 +206,51 @@ fn may_set_label(key: &str) -> bool {
     !reserved || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.into_iter().any(within)
 }
 
-/// The annotation of a mirror pod, which represents one of the node's own manifests.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
-
 /// NodeRestriction's rules of pods: a node may create mirror pods of its own manifests, report its pods' status, and delete
 /// its pods. None of that may give it access to further objects.
 fn admit_pod(node: &str, request: &Attributes, old: Option<&Value>, new: &Value) -> Result<(), String> {
     let pod = old.unwrap_or(new);
-    let name = pod["metadata"]["name"].as_str().unwrap_or_default();
     if new["spec"]["nodeName"].as_str() != Some(node) || pod["spec"]["nodeName"].as_str() != Some(node) {
         return Err(format!("node {node:?} can only act on pods with spec.nodeName set to itself"));
     }
     if request.verb == "create" && request.subresource.is_empty() {
-        return admit_mirror_pod(node, name, new);
+        return admit_mirror_pod(node, new);
     }
     let meta = |object: &Value, field: &str| object["metadata"].get(field).cloned();
-    let changed = |field: &str| old.is_some_and(|old| meta(old, field) != meta(new, field));
-    if request.subresource == "status" && ["labels", "ownerReferences", "finalizers"].into_iter().any(changed)
-    {
-        return Err(format!("node {node:?} cannot update labels, owners or finalizers through pod status"));
+    let changed = |field: &&str| old.is_some_and(|old| meta(old, field) != meta(new, field));
+    match ["labels", "annotations", "ownerReferences"].into_iter().find(changed) {
+        Some(field) if request.subresource == "status" => {
+            Err(format!("node {node:?} cannot update {field} through pod status"))
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
-fn admit_mirror_pod(node: &str, name: &str, pod: &Value) -> Result<(), String> {
-    let refuse = |why: &str| Err(format!("pod {name:?} {why}, node {node:?} can only create mirror pods"));
-    if pod["metadata"]["annotations"].get(MIRROR_ANNOTATION).is_none() {
+/// A mirror pod refers to nothing: else a node could make itself a pod that gives it access to any object it can name.
+fn admit_mirror_pod(node: &str, pod: &Value) -> Result<(), String> {
+    if !is_mirror(pod) {
         return Err(format!(
             "pod does not have {MIRROR_ANNOTATION:?} annotation, node {node:?} can only create mirror pods"
         ));
     }
+    // its own Node, if it is there: `admit_owners` compared it
     let owners = pod["metadata"]["ownerReferences"].as_array().map_or(&[][..], Vec::as_slice);
-    match owners {
-        [owner] if owner["kind"] == "Node" && owner["name"] == node && owner["controller"] == true => {}
-        _ => return refuse("must have one owner, its own Node, as the controller"),
-    }
-    let account = pod["spec"]["serviceAccountName"].as_str().unwrap_or_default();
-    // `default` is the hub's default
-    if !matches!(account, "" | "default") {
-        return refuse("can not reference a service account");
-    }
-    let refers = |spec: &Value| {
-        [
-            "secretName",
-            "configMap",
-            "configMapRef",
-            "configMapKeyRef",
-            "secretRef",
-            "secretKeyRef",
-            "persistentVolumeClaim",
-            "imagePullSecrets",
-        ]
-        .iter()
-        .any(|field| has_field(spec, field))
+    let [owner] = owners else {
+        return Err(format!(
+            "node {node:?} can only create pods with a single owner reference set to itself"
+        ));
     };
-    if refers(&pod["spec"]) {
-        return refuse("can not reference secrets, configmaps or persistentvolumeclaims");
+    if owner["controller"] != true {
+        return Err(format!(
+            "node {node:?} can only create pods with a controller owner reference set to itself"
+        ));
     }
-    Ok(())
-}
-
-fn has_field(value: &Value, field: &str) -> bool {
-    match value {
-        Value::Object(fields) => fields.iter().any(|(name, value)| name == field || has_field(value, field)),
-        Value::Array(items) => items.iter().any(|item| has_field(item, field)),
-        _ => false,
+    match referred_resource(&pod["spec"]) {
+        None => Ok(()),
+        Some("serviceaccounts") => {
+            Err(format!("node {node:?} can not create pods that reference a service account"))
+        }
+        Some(resource) => Err(format!("node {node:?} can not create pods that reference {resource}")),
     }
 }
 
@@ -267,36 +311,86 @@ mod tests {
 
     #[test]
     fn node_creates_only_mirror_pods_and_reports_its_own() {
+        let view = Objects::default().with("nodes", "", "a", json!({"metadata": {"uid": "1"}}));
         let judge = |verb: &str, subresource: &str, old: Option<Value>, new: Value| {
             let attributes = Attributes { verb, subresource, resource: "pods", ..Attributes::default() };
-            admit("a", &attributes, old.as_ref(), &new, &Objects::default())
+            admit("a", &attributes, old.as_ref(), &new, &view)
         };
         let mirror = |change: fn(&mut Value)| {
             let mut pod = json!({"metadata": {"name": "m", "annotations": {MIRROR_ANNOTATION: "x"},
-                "ownerReferences": [{"kind": "Node", "name": "a", "controller": true}]},
-                "spec": {"nodeName": "a", "serviceAccountName": "default", "volumes": [{"name": "secret", "hostPath": {"path": "/"}}]}});
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "1", "controller": true}]},
+                "spec": {"nodeName": "a", "volumes": [{"name": "secret", "hostPath": {"path": "/"}}]}});
             change(&mut pod);
             pod
         };
-        let check = |change: fn(&mut Value), allowed: bool| {
-            assert_eq!(judge("create", "", None, mirror(change)).is_ok(), allowed, "{}", mirror(change));
+        let check = |change: fn(&mut Value), expect: &str| {
+            let found = judge("create", "", None, mirror(change)).err().unwrap_or_default();
+            assert_eq!(found.replace("node \"a\"", "node"), expect, "{}", mirror(change));
         };
-        check(|_| {}, true);
-        check(|pod| pod["spec"]["nodeName"] = "b".into(), false);
-        check(|pod| pod["metadata"]["annotations"] = Value::Null, false);
-        check(|pod| pod["metadata"]["ownerReferences"][0]["name"] = "b".into(), false);
-        check(|pod| pod["spec"]["serviceAccountName"] = "admin".into(), false);
-        check(|pod| pod["spec"]["volumes"] = json!([{"name": "v", "secret": {"secretName": "s"}}]), false);
+        check(|_| {}, "");
+        check(
+            |pod| pod["spec"]["nodeName"] = "b".into(),
+            "node can only act on pods with spec.nodeName set to itself",
+        );
+        check(
+            |pod| pod["metadata"]["annotations"] = Value::Null,
+            "pod does not have \"kubernetes.io/config.mirror\" annotation, node can only create mirror pods",
+        );
+        let own = "node can only set an owner reference to itself";
+        check(|pod| pod["metadata"]["ownerReferences"][0]["name"] = "b".into(), own);
+        check(|pod| pod["metadata"]["ownerReferences"][0]["kind"] = "Pod".into(), own);
+        check(|pod| pod["metadata"]["ownerReferences"][0]["apiVersion"] = "v2".into(), own);
+        check(
+            |pod| pod["metadata"]["ownerReferences"][0]["uid"] = "2".into(),
+            "node a UID mismatch: expected 1 got 2",
+        );
+        check(
+            |pod| pod["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = true.into(),
+            "node must not set blockOwnerDeletion on an owner reference",
+        );
+        check(
+            |pod| pod["metadata"]["ownerReferences"][0]["controller"] = false.into(),
+            "node can only create pods with a controller owner reference set to itself",
+        );
+        let single = "node can only create pods with a single owner reference set to itself";
+        check(|pod| pod["metadata"]["ownerReferences"] = json!([]), single);
+        let twice = mirror(|pod| {
+            let owner = pod["metadata"]["ownerReferences"][0].clone();
+            pod["metadata"]["ownerReferences"] = json!([owner, owner]);
+        });
+        assert_eq!(judge("create", "", None, twice).unwrap_err().replace("node \"a\"", "node"), single);
+        check(
+            |pod| pod["metadata"]["finalizers"] = json!(["example.com/never"]),
+            "node is not allowed to modify finalizers",
+        );
+        check(
+            |pod| pod["spec"]["serviceAccountName"] = "default".into(),
+            "node can not create pods that reference a service account",
+        );
+        let secrets = "node can not create pods that reference secrets";
+        check(|pod| pod["spec"]["volumes"] = json!([{"secret": {"secretName": "s"}}]), secrets);
+        check(
+            |pod| pod["spec"]["volumes"] = json!([{"projected": {"sources": [{"secret": {"name": "s"}}]}}]),
+            secrets,
+        );
         check(
             |pod| pod["spec"]["containers"] = json!([{"envFrom": [{"configMapRef": {"name": "s"}}]}]),
-            false,
+            "node can not create pods that reference configmaps",
         );
         let old = mirror(|_| {});
         let mut reported = old.clone();
         reported["status"]["phase"] = "Running".into();
         assert_eq!(judge("patch", "status", Some(old.clone()), reported.clone()), Ok(()));
-        reported["metadata"]["labels"]["a"] = "b".into();
-        assert!(judge("patch", "status", Some(old.clone()), reported).is_err());
+        for field in ["labels", "annotations"] {
+            let mut relabelled = reported.clone();
+            relabelled["metadata"][field]["a"] = "b".into();
+            let refused = format!("node \"a\" cannot update {field} through pod status");
+            assert_eq!(judge("patch", "status", Some(old.clone()), relabelled), Err(refused));
+        }
+        let mut disowned = reported.clone();
+        disowned["metadata"]["ownerReferences"] = json!([]);
+        let refused = "node \"a\" cannot update ownerReferences through pod status";
+        assert_eq!(judge("patch", "status", Some(old.clone()), disowned), Err(refused.to_owned()));
         let mut stolen = old.clone();
         stolen["spec"]["nodeName"] = "b".into();
         assert!(judge("delete", "", Some(stolen.clone()), stolen).is_err());
@@ -305,7 +399,9 @@ mod tests {
 
     fn judge(resource: &str, group: &str, old: Option<Value>, new: Value) -> Result<(), String> {
         let attributes = Attributes { resource, group, ..Attributes::default() };
-        let view = Objects::default().with("pods", "default", "mine", json!({"spec": {"nodeName": "a"}}));
+        let view = Objects::default()
+            .with("pods", "default", "mine", json!({"spec": {"nodeName": "a"}}))
+            .with("nodes", "", "a", json!({"metadata": {"uid": "1"}}));
         admit("a", &attributes, old.as_ref(), &new, &view)
     }
 
@@ -339,10 +435,8 @@ mod tests {
             "create its Node with a configSource",
         );
         check_node(none.clone(), json!({"spec": {"configSource": null}}), "");
-        let annotated = json!({"metadata": {"annotations": {"kedge.dev/config-source": "{}"}}});
-        check_node(none.clone(), annotated, "modify annotation \"kedge.dev/config-source\"");
-        check_node(none.clone(), json!({"metadata": {"annotations": {"example.com/x": "y"}}}), "");
-        let owned = json!({"metadata": {"ownerReferences": [{"uid": "1"}]}});
+        let owned = json!({"metadata": {"ownerReferences": [
+            {"apiVersion": "v1", "kind": "Node", "name": "a", "uid": "1"}]}});
         check_node(none.clone(), owned, "modify ownerReferences");
         let stuck = json!({"metadata": {"finalizers": ["example.com/never"]}});
         check_node(none, stuck, "modify finalizers");
@@ -364,18 +458,17 @@ mod tests {
         };
         check_node(old.clone(), old.clone(), "");
         check_node(old.clone(), changed("/status", json!({"conditions": [{"type": "Ready"}]})), "");
-        check_node(old.clone(), changed("/metadata/annotations/x", json!("y")), "");
         check_node(old.clone(), changed("/spec/configSource", Value::Null), "update configSource");
         check_node(old.clone(), changed("/spec/configSource", json!({})), "update configSource");
         check_node(old.clone(), changed("/spec/taints", json!([])), "modify taints");
         check_node(old.clone(), changed("/spec/unschedulable", json!(false)), "set spec.unschedulable");
         check_node(old.clone(), changed("/spec/providerID", json!("x")), "set spec.providerID");
         check_node(old.clone(), changed("/spec", Value::Null), "update configSource");
-        let annotation = "modify annotation \"kedge.dev/config-source\"";
-        check_node(old.clone(), changed("/metadata/annotations", Value::Null), annotation);
-        let mut other = old.clone();
-        other["metadata"]["annotations"]["kedge.dev/config-source"] = json!("{\"x\":1}");
-        check_node(old.clone(), other, annotation);
+        check_node(
+            old.clone(),
+            changed("/metadata/annotations", Value::Null),
+            "modify annotations: kedge.dev/config-source",
+        );
         let without = json!({"metadata": {"name": "a"}});
         check_node(without.clone(), json!({"spec": {"configSource": {}}}), "update configSource");
         check_node(without, json!({"spec": {"unschedulable": null}}), "");
@@ -428,6 +521,69 @@ mod tests {
         check("x.k8s.io/x", false);
         let several = json!({"metadata": {"labels": {"k8s.io/b": "1", "k8s.io/a": "1", "ok": "1"}}});
         check_node(Value::Null, several, "set the following labels: k8s.io/a, k8s.io/b");
+    }
+
+    #[test]
+    fn annotations_are_the_nodes_only_where_agents_report() {
+        let check = |key: &str, allowed: bool| {
+            let annotated = |value: &str| json!({"metadata": {"name": "a", "annotations": {key: value}}});
+            let plain = json!({"metadata": {"name": "a"}});
+            let expect = if allowed { String::new() } else { format!("modify annotations: {key}") };
+            check_node(Value::Null, annotated("x"), &expect);
+            check_node(plain.clone(), annotated("x"), &expect);
+            check_node(annotated("x"), annotated("y"), &expect);
+            check_node(annotated("x"), plain, &expect);
+            check_node(annotated("x"), annotated("x"), "");
+        };
+        check("kedge.dev/config-status", true);
+        check("kedge.dev/slot", true);
+        check("disk.node.kedge.dev/wear", true);
+        check("node.kedge.dev/x", false);
+        check("xnode.kedge.dev/x", false);
+        check("kedge.dev/config-source", false);
+        check("kedge.dev/forgive", false);
+        check("kubectl.kubernetes.io/last-applied-configuration", false);
+        check("admin/x", false);
+        check("x", false);
+    }
+
+    #[test]
+    fn objects_of_nodes_keep_no_others_alive() {
+        let view = Objects::default().with("nodes", "", "a", json!({"metadata": {"uid": "1"}}));
+        let lease = |meta: Value| {
+            let mut lease = json!({"metadata": {"namespace": "kube-node-lease", "name": "a"}});
+            lease["metadata"].as_object_mut().unwrap().extend(meta.as_object().unwrap().clone());
+            lease
+        };
+        let attributes =
+            Attributes { resource: "leases", group: "coordination.k8s.io", ..Attributes::default() };
+        let judge =
+            |old: Option<Value>, meta: Value| admit("a", &attributes, old.as_ref(), &lease(meta), &view);
+        let owner =
+            |name: &str, uid: &str| json!({"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid});
+        assert_eq!(judge(None, json!({"ownerReferences": [owner("a", "1")]})), Ok(()));
+        assert!(judge(None, json!({"ownerReferences": [owner("b", "1")]})).is_err());
+        assert!(judge(None, json!({"ownerReferences": [owner("a", "2")]})).is_err());
+        assert!(judge(None, json!({"finalizers": ["x/y"]})).is_err());
+        // an owner of before the Node was made anew may stay until it is corrected
+        let stale = json!({"ownerReferences": [owner("a", "0")]});
+        assert_eq!(judge(Some(lease(stale.clone())), stale.clone()), Ok(()));
+        assert_eq!(judge(Some(lease(stale)), json!({"ownerReferences": [owner("a", "1")]})), Ok(()));
+        let held = json!({"finalizers": ["x/y"]});
+        assert!(judge(Some(lease(held)), json!({})).is_err(), "another's finalizer is not removed");
+    }
+
+    #[test]
+    fn status_request_with_other_taints_is_refused() {
+        let old = json!({"spec": {"taints": [{"key": "x"}]}});
+        let judge = |subresource: &str, wanted: Value| {
+            let attributes = Attributes { resource: "nodes", subresource, ..Attributes::default() };
+            admit_requested("a", &attributes, &old, &wanted).is_ok()
+        };
+        assert!(judge("status", old.clone()));
+        assert!(!judge("status", json!({"spec": {"taints": []}})));
+        assert!(!judge("status", json!({})));
+        assert!(judge("", json!({})), "decided on the stored form");
     }
 
     #[test]

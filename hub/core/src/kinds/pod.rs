@@ -202,10 +202,11 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     if let Some(spec) = new.get_mut("spec") {
         pod_spec::set_defaults(spec);
     }
+    let mirror = is_mirror(new);
     if let Some(Value::Object(spec)) = new.get_mut("spec") {
         spec.entry("enableServiceLinks").or_insert(true.into());
         if old.is_none() {
-            set_at_creation(spec);
+            set_at_creation(spec, mirror);
         }
     }
     if old.is_none() {
@@ -214,9 +215,17 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// Sets the fields that upstream's admission sets: service account name, priority, tolerations of a lost node.
-fn set_at_creation(spec: &mut Map<String, Value>) {
-    for field in ["serviceAccountName", "serviceAccount"] {
+/// The annotation of a mirror pod, which represents one of a node's own manifests.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// Whether a pod is a mirror pod.
+pub fn is_mirror(pod: &Value) -> bool {
+    at(pod, &["metadata", "annotations", MIRROR_ANNOTATION]).is_some()
+}
+
+/// Sets the fields that upstream's admission sets: service account name (a mirror pod has none), priority, tolerations of a lost node.
+fn set_at_creation(spec: &mut Map<String, Value>, mirror: bool) {
+    for field in ["serviceAccountName", "serviceAccount"].into_iter().filter(|_| !mirror) {
         let entry = spec.entry(field).or_insert("".into());
         if entry == "" {
             *entry = "default".into();
