@@ -107,6 +107,7 @@ impl Hub {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             expect: Expect::Absent,
+            requires: Vec::new(),
             new: Some(value),
             volatile: false,
         };
@@ -198,9 +199,12 @@ impl identity::ClusterView for Hub {
     }
 
     fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>> {
-        let pods = self.list(&kinds::POD, namespace);
-        let bound = pods.iter().filter(|pod| pod.field(kinds::pod::NODE_NAME_FIELD) == node);
-        bound.map(|pod| Arc::new(pod.value())).collect()
+        let bound = Selection::by_field(&kinds::POD, namespace, kinds::pod::NODE_NAME_FIELD, node);
+        let pods = self.memory.list(&kinds::POD, &bound, &Query::default());
+        pods.map_or_else(
+            |_| Vec::new(),
+            |page| page.objects.iter().map(|pod| Arc::new(pod.value())).collect(),
+        )
     }
 }
 

@@ -4,6 +4,7 @@
 //! so no unversioned write ends in a conflict. Left to others: the decisions (core), HTTP (`server`), authorization (`identity`).
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use kedge_hub_core::ApiError;
 use kedge_hub_core::apply::Apply;
@@ -23,6 +24,8 @@ use crate::hub::Hub;
 /// Tries of a write without a version that loses to concurrent writes. Losers queue up, so only new requests can still win against
 /// them: this many in a row mean a flood of writes to one object, and the client is asked to wait.
 const ATTEMPTS: usize = 64;
+/// Deletions of one collection under way at once: enough for the store to commit them in groups, and room for others in its queue.
+const DELETED_TOGETHER: usize = 256;
 /// Tries of a generated name; upstream's.
 const NAME_ATTEMPTS: usize = 8;
 
@@ -43,7 +46,7 @@ async fn settle(
             Ok(object) => return Ok(pending.answer(object)),
             Err(WriteError::Mismatch) if turn.is_none() => turn = Some(hub.locks().lock(place).await),
             Err(WriteError::Mismatch) => {}
-            Err(error) => return Err(write_failed(error)),
+            Err(error) => return Err(write_failed(error, place.kind, place.name)),
         }
     }
     Err(crowded(place.kind, place.name))
@@ -67,6 +70,7 @@ pub async fn create(
     }
 }
 
+/// Decides anew when a precondition no longer holds: the next decision finds the object of another client, or the namespace closed.
 async fn create_once(
     hub: &Hub,
     kind: &'static Kind,
@@ -74,16 +78,20 @@ async fn create_once(
     value: Value,
     options: &WriteOptions<'_>,
 ) -> Result<Answer, ApiError> {
-    let (write, pending) = match requests::create(hub, kind, namespace, value, options, &fresh()?)? {
-        Decision::Answer(answer) => return Ok(answer),
-        Decision::Write(write, pending) => (write, pending),
-    };
-    let name = write.name.clone();
-    match hub.write(write).await {
-        Ok(object) => Ok(pending.answer(object)),
-        Err(WriteError::Mismatch) => Err(ApiError::already_exists(kind, &name, false)),
-        Err(error) => Err(write_failed(error)),
+    for _ in 0..ATTEMPTS {
+        let decision = requests::create(hub, kind, namespace, value.clone(), options, &fresh()?)?;
+        let (write, pending) = match decision {
+            Decision::Answer(answer) => return Ok(answer),
+            Decision::Write(write, pending) => (write, pending),
+        };
+        let name = write.name.clone();
+        match hub.write(write).await {
+            Ok(object) => return Ok(pending.answer(object)),
+            Err(WriteError::Mismatch) => {}
+            Err(error) => return Err(write_failed(error, kind, &name)),
+        }
     }
+    Err(crowded(kind, text(&value, &["metadata", "name"])))
 }
 
 /// Replaces an object by the body of a PUT.
@@ -130,14 +138,57 @@ pub async fn delete(
     settle(hub, place, || requests::delete(hub, place, asked, options, OffsetDateTime::now_utc())).await
 }
 
+/// Deletes listed objects together, so that they share commits. One that is gone is no error, and neither is one that was created
+/// again under the same name meanwhile, which stays. As upstream an error does not keep the others from being deleted; the first is
+/// returned.
+pub async fn delete_all(
+    hub: &Hub,
+    kind: &'static Kind,
+    objects: &[Arc<Object>],
+    asked: &DeleteOptions,
+    options: &WriteOptions<'_>,
+) -> Result<(), ApiError> {
+    let mut outcome = Ok(());
+    for group in objects.chunks(DELETED_TOGETHER) {
+        let deleted = group.iter().map(|object| async {
+            let asked = DeleteOptions { uid: Some(object.uid.to_string()), ..asked.clone() };
+            let place = Place { kind, namespace: &object.namespace, name: &object.name };
+            delete(hub, &place, &asked, options).await
+        });
+        for deleted in join_all(deleted).await {
+            match deleted {
+                Err(error) if !matches!(error.code, 404 | 409) && outcome.is_ok() => outcome = Err(error),
+                _ => {}
+            }
+        }
+    }
+    outcome
+}
+
 /// Deletes an empty terminating namespace.
 pub async fn finalize_namespace(hub: &Hub, name: &str) -> Result<Answer, ApiError> {
     let place = Place { kind: &NAMESPACE, namespace: "", name };
     settle(hub, &place, || requests::finalize_namespace(hub, name)).await
 }
 
-fn write_failed(error: WriteError) -> ApiError {
+/// The outcomes of all, in order; they are under way together.
+async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut all: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        for (future, outcome) in all.iter_mut().filter(|(_, outcome)| outcome.is_none()) {
+            if let Poll::Ready(ready) = future.as_mut().poll(context) {
+                *outcome = Some(ready);
+            }
+        }
+        if all.iter().all(|(_, outcome)| outcome.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    all.into_iter().filter_map(|(_, outcome)| outcome).collect()
+}
+
+fn write_failed(error: WriteError, kind: &'static Kind, name: &str) -> ApiError {
     match error {
+        WriteError::OverQuota(why) => ApiError::forbidden_object(kind, name, &why),
         WriteError::Mismatch => ApiError::internal("the object changed while it was written"),
         WriteError::TooLarge => {
             ApiError::too_large(format!("Request entity too large: limit is {MAX_OBJECT_BYTES}"))

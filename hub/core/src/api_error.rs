@@ -23,6 +23,8 @@ pub struct ApiError {
     pub details: Value,
     /// Seconds after which to try again, for 429, 503 and 504.
     pub retry_after_secs: Option<u32>,
+    /// `metadata.continue` of the Status object.
+    pub list_continue: Option<String>,
 }
 
 impl fmt::Display for ApiError {
@@ -35,7 +37,8 @@ impl std::error::Error for ApiError {}
 
 impl ApiError {
     fn new(code: u16, reason: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { code, reason, message: message.into(), details: Value::Null, retry_after_secs: None }
+        let (details, retry_after_secs, list_continue) = (Value::Null, None, None);
+        ApiError { code, reason, message: message.into(), details, retry_after_secs, list_continue }
     }
 
     fn about(mut self, kind: &Kind, name: &str) -> ApiError {
@@ -266,6 +269,9 @@ impl ApiError {
         });
         if !self.details.is_null() {
             status["details"] = self.details.clone();
+        }
+        if let Some(token) = &self.list_continue {
+            status["metadata"]["continue"] = token.as_str().into();
         }
         status
     }

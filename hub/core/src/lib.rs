@@ -9,6 +9,7 @@
 
 pub mod api_error;
 pub mod apply;
+pub mod continue_token;
 pub mod controllers;
 pub mod decode;
 pub mod field_error;

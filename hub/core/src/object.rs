@@ -32,6 +32,8 @@ pub struct Object {
     fields: Box<[Box<str>]>,
     /// UIDs of the objects that own it.
     pub owners: Box<[Box<str>]>,
+    /// The user whom it is charged to ([`Kind::holder`]).
+    pub holder: Option<Box<str>>,
     /// `metadata.deletionTimestamp` is set.
     pub terminating: bool,
 }
@@ -68,6 +70,7 @@ impl Object {
                 .collect(),
             fields: kind.selectable.iter().map(|selectable| (selectable.value)(value).into()).collect(),
             owners: owners.map(|owner| text(owner, &["uid"]).into()).collect(),
+            holder: (kind.holder)(value).map(String::into_boxed_str),
             terminating: !text(meta, &["deletionTimestamp"]).is_empty(),
         })
     }

@@ -17,6 +17,8 @@ pub struct Selection {
     pub namespace: String,
     /// The one name that `metadata.name=` asks for, if it does: watches of one object are found by it.
     pub name: Option<String>,
+    /// The value that it asks for of an indexed field of the kind, and the field's position among the selectable ones.
+    pub indexed: Option<(usize, String)>,
     labels: Vec<LabelRequirement>,
     fields: Vec<FieldRequirement>,
 }
@@ -67,6 +69,12 @@ impl Selection {
             FieldName::Name if requirement.equal => Some(requirement.value.clone()),
             _ => None,
         });
+        selection.indexed = selection.fields.iter().find_map(|requirement| match requirement.field {
+            FieldName::OfKind(field) if requirement.equal && kind.indexed.contains(&field) => {
+                Some((field, requirement.value.clone()))
+            }
+            _ => None,
+        });
         Ok(selection)
     }
 
@@ -76,6 +84,22 @@ impl Selection {
             requirement.equal && matches!(requirement.field, FieldName::OfKind(index) if index == field)
         };
         self.fields.iter().find(requires).map(|requirement| requirement.value.as_str())
+    }
+
+    /// The objects of a namespace (empty: all) whose selectable field at this position has this value.
+    pub fn by_field(kind: &Kind, namespace: &str, field: usize, value: &str) -> Selection {
+        let equal =
+            FieldRequirement { field: FieldName::OfKind(field), value: value.to_owned(), equal: true };
+        Selection {
+            fields: vec![equal],
+            indexed: kind.indexed.contains(&field).then(|| (field, value.to_owned())),
+            ..Selection::all(namespace)
+        }
+    }
+
+    /// Whether it asks for anything but a namespace.
+    pub fn is_filtered(&self) -> bool {
+        !self.labels.is_empty() || !self.fields.is_empty()
     }
 
     /// Whether the object is selected.

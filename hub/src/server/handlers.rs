@@ -22,10 +22,11 @@ use super::{discovery, health, node_streams, openapi, reviews, subresources, wat
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
+use kedge_hub_core::continue_token::ContinueToken;
 use kedge_hub_core::decode::{self, FieldValidation};
 use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity::{self, Attributes, Identity};
-use kedge_hub_core::kinds::{self, Kind, schema};
+use kedge_hub_core::kinds::{self, Kind};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::patch::body::Patch;
 use kedge_hub_core::requests::{Answer, Part, Place, WriteOptions, check_place};
@@ -342,36 +343,25 @@ fn list(
     selection: &Selection,
     writer: Writer,
 ) -> Result<Response<Body>, ApiError> {
-    let page = page(context, target.kind, selection)?;
+    let (page, made) = page(context, target.kind, selection)?;
     let mut meta = json!({"resourceVersion": page.revision.to_string()});
     if let Some(next) = &page.next {
-        meta["continue"] = continue_token(page.revision, next).into();
-        if context.parameters.text("labelSelector").is_empty()
-            && context.parameters.text("fieldSelector").is_empty()
-        {
-            meta["remainingItemCount"] = page.remaining.into();
+        let (revision, after, remaining) = (Some(page.revision), next.clone(), page.remaining);
+        meta["continue"] = ContinueToken { revision, after, remaining, made }.encode().into();
+        if let Some(remaining) = page.remaining {
+            meta["remainingItemCount"] = remaining.into();
         }
     }
     Ok(writer.list(&page, meta))
 }
 
-fn continue_token(revision: u64, after: &str) -> String {
-    schema::base64_encode(json!({"v": "kedge/v1", "rv": revision, "start": after}).to_string().as_bytes())
-}
-
-fn parse_continue(token: &str) -> Result<(u64, String), ApiError> {
-    let read = || {
-        let token: Value = serde_json::from_slice(&schema::base64_decode(token)?).ok()?;
-        if token["v"] != "kedge/v1" {
-            return None;
-        }
-        Some((token["rv"].as_u64()?, token["start"].as_str()?.to_owned()))
-    };
-    read().ok_or_else(|| ApiError::bad_request("continue key is not valid: it was not made by this server"))
-}
-
-/// The state that a list asks for: the latest, an exact one, or a page of one.
-fn page(context: &RequestContext<'_>, kind: &'static Kind, selection: &Selection) -> Result<Page, ApiError> {
+/// The state that a list asks for: the latest, an exact one, or a page of one; and when its first page was read.
+fn page(
+    context: &RequestContext<'_>,
+    kind: &'static Kind,
+    selection: &Selection,
+) -> Result<(Page, i64), ApiError> {
+    let now = time::OffsetDateTime::now_utc().unix_timestamp();
     let parameters = &context.parameters;
     let memory = context.server.hub.memory();
     let invalid = |message: &str| ApiError::unprocessable(message);
@@ -404,26 +394,25 @@ fn page(context: &RequestContext<'_>, kind: &'static Kind, selection: &Selection
             ));
         }
     }
-    if let token @ 1.. = parameters.text("continue").len() {
-        let _ = token;
+    if !parameters.text("continue").is_empty() {
         if version.is_some_and(|version| version != 0) {
             return Err(ApiError::bad_request(
                 "specifying resource version is not allowed when using continue",
             ));
         }
-        let (revision, after) = parse_continue(parameters.text("continue"))?;
-        let query = Query { revision: Some(revision), after: Some(&after), limit };
-        return memory.list(kind, selection, &query).map_err(|_| {
-            ApiError::expired(
-                "The provided continue parameter is too old to display a consistent list result. You must start a new list without the continue parameter.",
-            )
-        });
+        let token = ContinueToken::decode(parameters.text("continue"), now)?;
+        let ContinueToken { revision, remaining, .. } = token;
+        let query = Query { revision, after: Some(&token.after), limit, remaining };
+        // a list that goes on in the latest state is consistent from there
+        let made = revision.map_or(now, |_| token.made);
+        let page = memory.list(kind, selection, &query);
+        return page.map(|page| (page, made)).map_err(|_| token.expired());
     }
     let version = check_not_in_future(context, memory.revision())?;
     let revision = version.filter(|_| matching == "Exact");
-    let query = Query { revision, after: None, limit };
-    memory
-        .list(kind, selection, &query)
+    let query = Query { revision, limit, ..Query::default() };
+    let page = memory.list(kind, selection, &query);
+    page.map(|page| (page, now))
         .map_err(|_| ApiError::expired("The resourceVersion for the provided list is too old."))
 }
 
@@ -443,7 +432,8 @@ async fn write(
         Some(identity) if identity.node().is_some() && !identity.is_admin() => Owner::Nobody,
         _ => Owner::Updates(&manager),
     };
-    let options = WriteOptions { dry_run: context.parameters.dry_run(verb)?, admit: &admit, owner };
+    let limited = context.identity.as_ref().is_none_or(|identity| !identity.is_admin());
+    let options = WriteOptions { dry_run: context.parameters.dry_run(verb)?, admit: &admit, owner, limited };
     match verb {
         "delete" => delete(context, target, writer, body, options).await,
         _ => change(context, verb, target, part, writer, body, &options).await,
@@ -670,20 +660,12 @@ async fn delete_collection(
 ) -> Result<Response<Body>, ApiError> {
     let attributes = attributes("deletecollection", target, None);
     let admit = |old: Option<&Value>, new: &Value| admitted(context, &attributes, old, new);
-    let (mut wanted, dry_run) = delete_options(context, body)?;
+    let (wanted, dry_run) = delete_options(context, body)?;
     let dry_run = dry_run || context.parameters.dry_run("deletecollection")?;
-    let options = WriteOptions { dry_run, admit: &admit, owner: Owner::Nobody };
+    let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &context.server.hub;
-    let mut page = page(context, target.kind, selection)?;
-    for object in &page.objects {
-        // only listed objects: one recreated under the same name in the meantime stays
-        wanted.uid = Some(object.uid.to_string());
-        let place = Place { kind: target.kind, namespace: &object.namespace, name: &object.name };
-        match requests::delete(hub, &place, &wanted, &options).await {
-            Err(error) if matches!(error.code, 404 | 409) => {}
-            outcome => drop(outcome?),
-        }
-    }
+    let (mut page, _) = page(context, target.kind, selection)?;
+    requests::delete_all(hub, target.kind, &page.objects, &wanted, &options).await?;
     page.revision = hub.revision();
     let meta = json!({"resourceVersion": page.revision.to_string()});
     Ok(if writer.form == Form::Nothing { respond::empty(204) } else { writer.list(&page, meta) })

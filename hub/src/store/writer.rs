@@ -350,7 +350,7 @@ mod tests {
     ) -> Outcome {
         let (answer, answered) = mpsc::channel();
         let (namespace, name) = (String::new(), name.to_owned());
-        let write = Write { kind, namespace, name, expect, new, volatile };
+        let write = Write { kind, namespace, name, expect, requires: Vec::new(), new, volatile };
         writer.submit(write, Box::new(move |outcome| answer.send(outcome).unwrap()));
         answered.recv().unwrap()
     }

@@ -31,6 +31,8 @@ pub static CERTIFICATE_REQUEST: Kind = Kind {
         label: "spec.signerName",
         value: |request| text(request, &["spec", "signerName"]).to_owned(),
     }],
+    // the hub stamps it
+    holder: |request| Some(text(request, &["spec", "username"]).to_owned()).filter(|user| !user.is_empty()),
     columns: &[
         Column::NAME,
         Column::AGE,

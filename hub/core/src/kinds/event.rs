@@ -1,5 +1,6 @@
 //! Event (core/v1): what happened to an object, for people. `garbage` deletes old events.
 
+use kedge_api::NODE_USER_PREFIX;
 use serde_json::Value;
 
 use super::kind::{Kind, Selectable};
@@ -16,6 +17,8 @@ pub static EVENT: Kind = Kind {
     create_on_update: true,
     type_name: "core/v1/Event",
     selectable: SELECTABLE,
+    indexed: &[NAME_FIELD],
+    holder,
     columns: &[
         Column::text("Last Seen"),
         Column::text("Type"),
@@ -50,6 +53,26 @@ static SELECTABLE: &[Selectable] = &[
     Selectable { label: "type", value: |event| text(event, &["type"]).to_owned() },
 ];
 
+/// Position of `involvedObject.name` among the selectable fields.
+const NAME_FIELD: usize = 2;
+
+/// An event about a Node is charged to that node, any other to the node that reports it. `identity` lets a node write no others.
+fn holder(event: &Value) -> Option<String> {
+    let node = match &*involved(event, "kind") {
+        "Node" => involved(event, "name"),
+        _ => reporting_node(event).to_owned(),
+    };
+    (!node.is_empty()).then(|| format!("{NODE_USER_PREFIX}{node}"))
+}
+
+/// The host that reports an event; empty if it names none.
+pub fn reporting_node(event: &Value) -> &str {
+    match text(event, &["source", "host"]) {
+        "" => text(event, &["reportingInstance"]),
+        host => host,
+    }
+}
+
 fn involved(event: &Value, field: &str) -> String {
     text(event, &["involvedObject", field]).to_owned()
 }
@@ -78,10 +101,7 @@ fn cells(event: &Value, now: time::OffsetDateTime) -> Vec<Value> {
         (2.., _) => format!("{last} (x{count} over {first})"),
         _ => last,
     };
-    let instance = match text(event, &["source", "host"]) {
-        "" => text(event, &["reportingInstance"]),
-        host => host,
-    };
+    let instance = reporting_node(event);
     let from =
         if instance.is_empty() { source(event).to_owned() } else { format!("{}, {instance}", source(event)) };
     let object = format!("{}/{}", involved(event, "kind").to_lowercase(), involved(event, "name"));

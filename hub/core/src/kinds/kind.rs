@@ -53,6 +53,11 @@ pub struct Kind {
     pub volatile: &'static [&'static [&'static str]],
     /// Field selectors besides `metadata.name` and `metadata.namespace`.
     pub selectable: &'static [Selectable],
+    /// Positions in `selectable` of the fields by which `state` finds objects and their watchers without a scan.
+    pub indexed: &'static [usize],
+    /// The user whom the object is charged to: a caller that is limited in what it may store is limited over all objects charged to
+    /// it. Must follow from fields that this user cannot set otherwise. `None`: nobody.
+    pub holder: fn(&Value) -> Option<String>,
     /// Columns of tables.
     pub columns: &'static [table::Column],
     /// The cells of one row, as many as `columns`.
@@ -117,6 +122,8 @@ impl Kind {
         name_rule: NameRule::Subdomain,
         volatile: &[],
         selectable: &[],
+        indexed: &[],
+        holder: no_holder,
         columns: &[table::Column::NAME, table::Column::AGE],
         cells: |object, now| vec![text(object, &["metadata", "name"]).into(), table::age(object, now)],
         prepare: no_defaults,
@@ -195,6 +202,10 @@ impl Kind {
 pub fn no_rules(_: &Value, _: Option<&Value>, _: &mut Vec<FieldError>) {}
 /// A kind without defaults.
 pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
+/// A kind whose objects are charged to nobody.
+pub fn no_holder(_: &Value) -> Option<String> {
+    None
+}
 /// A kind without warnings.
 pub fn no_warnings(_: &Value, _: Option<&Value>) -> Vec<String> {
     Vec::new()

@@ -4,7 +4,7 @@
 //! grace period of zero); an unbound or ended one is deleted at once. After creation only images, deadlines and added
 //! tolerations may change. No service account token is mounted: the hub issues none yet.
 
-use kedge_api::{NOT_READY_TAINT, UNREACHABLE_TAINT};
+use kedge_api::{NODE_USER_PREFIX, NOT_READY_TAINT, UNREACHABLE_TAINT};
 use serde_json::{Map, Value, json};
 
 use super::kind::{Kind, Selectable};
@@ -47,6 +47,8 @@ pub static POD: Kind = Kind {
             value: |pod| text(pod, &["status", "nominatedNodeName"]).to_owned(),
         },
     ],
+    indexed: &[NODE_NAME_FIELD],
+    holder,
     columns: &[
         Column::NAME,
         Column::text("Ready"),
@@ -73,6 +75,15 @@ pub static POD: Kind = Kind {
 
 /// Position of `spec.nodeName` among the selectable fields, which relates pods to nodes.
 pub const NODE_NAME_FIELD: usize = 0;
+
+/// The annotation of a mirror pod, which represents one of its node's own manifests. It can be neither added nor removed later.
+pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+
+/// A mirror pod is charged to the node that made it.
+fn holder(pod: &Value) -> Option<String> {
+    let mirrors = at(pod, &["metadata", "annotations", MIRROR_ANNOTATION]).is_some();
+    mirrors.then(|| format!("{NODE_USER_PREFIX}{}", text(pod, &["spec", "nodeName"])))
+}
 
 fn items<'a>(pod: &'a Value, path: &[&str]) -> &'a [Value] {
     at(pod, path).and_then(Value::as_array).map_or(&[], Vec::as_slice)

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::allowance::{check_size, quota};
 use super::create::{check_place, compose, create, created, metadata, set_namespace};
 use super::delete::{check_finalizers, is_released};
 use super::types::{Answer, Decision, Fresh, Objects, Part, Pending, Place, WriteOptions};
@@ -12,7 +13,7 @@ use crate::apply::{self, Apply, Owner};
 use crate::field_error::FieldError;
 use crate::kinds::{CERTIFICATE_REQUEST, Kind, certificate_request, meta, schema};
 use crate::object::Object;
-use crate::state::{Expect, Write};
+use crate::state::{Expect, Require, Write};
 use crate::value::text;
 
 /// Replaces an object by the body of a PUT.
@@ -126,6 +127,9 @@ fn edit_found(
     let renewal = matches!(options.owner, Owner::Updates(_)) && is_renewal(kind, &old, &new);
     apply::track(kind, &old, &mut new, claim, options.owner, (renewal, &now));
     (options.admit)(Some(&old), &new)?;
+    if options.limited {
+        check_size(kind, Some(&old), &new)?;
+    }
     if old == new {
         return Ok(Decision::Answer(Answer::of(current).warned(kind, &new, Some(&old))));
     }
@@ -136,11 +140,13 @@ fn edit_found(
         return Ok(Decision::Answer(Answer { deleted, ..answer }));
     }
     let pending = Pending { created: false, deleted, warnings: (kind.warnings)(&new, Some(&old)) };
+    let requires = options.limited.then(|| quota(kind)).flatten().map(Require::Quota).into_iter().collect();
     let write = Write {
         kind,
         namespace: namespace.to_owned(),
         name: name.to_owned(),
         expect: Expect::Revision(current.revision),
+        requires,
         volatile: !deleted && is_volatile(kind, &old, &new),
         new: (!deleted).then_some(new),
     };

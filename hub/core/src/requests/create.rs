@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value};
 
+use super::allowance::{check_size, quota};
 use super::types::{Answer, Decision, Fresh, Objects, Pending, WriteOptions};
 use crate::api_error::ApiError;
 use crate::apply;
-use crate::kinds::{Kind, NAMESPACE, meta};
-use crate::state::{Expect, Write};
+use crate::kinds::{Kind, NAMESPACE, NODE, meta};
+use crate::state::{Expect, Require, Write};
 use crate::value::{at, text};
 
 /// Longest base of a generated name.
@@ -119,7 +120,53 @@ pub(super) fn compose(
     apply::track(kind, &before, &mut value, claim, options.owner, (false, &fresh.stamp()));
     check_namespace(objects, kind, namespace, text(&value, &["metadata", "name"]))?;
     (options.admit)(None, &value)?;
+    if options.limited {
+        check_size(kind, None, &value)?;
+        check_owners(objects, kind, &value)?;
+    }
     Ok(value)
+}
+
+/// What must hold besides the absence of the object when it is created.
+fn requires(kind: &'static Kind, value: &Value, options: &WriteOptions<'_>) -> Vec<Require> {
+    let mut requires = Vec::new();
+    if kind.namespaced {
+        requires.push(Require::OpenNamespace);
+    }
+    if options.limited {
+        requires.extend(quota(kind).map(Require::Quota));
+        requires.extend(owning_nodes(value).map(|(name, uid)| Require::Alive {
+            kind: &NODE,
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+        }));
+    }
+    requires
+}
+
+/// Name and UID of the Nodes that own the object: a node's Lease and mirror pods belong to its Node.
+fn owning_nodes(value: &Value) -> impl Iterator<Item = (&str, &str)> {
+    let owners = at(value, &["metadata", "ownerReferences"]).and_then(Value::as_array);
+    let nodes = owners.into_iter().flatten().filter(|owner| owner["kind"] == NODE.kind);
+    nodes.map(|owner| (text(owner, &["name"]), text(owner, &["uid"])))
+}
+
+/// Refuses a limited caller's object for a Node that is gone: it would stay until the next sweep.
+fn check_owners(objects: &dyn Objects, kind: &'static Kind, value: &Value) -> Result<(), ApiError> {
+    for (name, uid) in owning_nodes(value) {
+        let found = objects.get(&NODE, "", name);
+        if found.as_ref().is_none_or(|found| *found.uid != *uid) {
+            let why = match found {
+                Some(found) => format!(
+                    "its owner, Node {name:?} with uid {uid:?}, is gone: the Node has uid {:?}",
+                    found.uid
+                ),
+                None => format!("its owner, Node {name:?} with uid {uid:?}, does not exist"),
+            };
+            return Err(ApiError::forbidden_object(kind, text(value, &["metadata", "name"]), &why));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn created(kind: &'static Kind, value: Value, options: &WriteOptions<'_>) -> Decision {
@@ -132,6 +179,7 @@ pub(super) fn created(kind: &'static Kind, value: Value, options: &WriteOptions<
         namespace: text(&value, &["metadata", "namespace"]).to_owned(),
         name: text(&value, &["metadata", "name"]).to_owned(),
         expect: Expect::Absent,
+        requires: requires(kind, &value, options),
         new: Some(value),
         volatile: false,
     };

@@ -72,6 +72,7 @@ fn write(kind: &'static Kind, current: &Object, new: Option<Value>) -> Decision 
         namespace: current.namespace.to_string(),
         name: current.name.to_string(),
         expect: Expect::Revision(current.revision),
+        requires: Vec::new(),
         new,
         volatile: false,
     };

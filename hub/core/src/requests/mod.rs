@@ -5,11 +5,13 @@
 //! creation time never change; no update is lost, because a write whose revision is no longer the latest is refused by `state`.
 //! Leaves to others: making the write durable and retrying after a concurrent write (`kedge-hub`), HTTP, authorization (`identity`).
 
+mod allowance;
 mod change;
 mod create;
 mod delete;
 mod types;
 
+pub use allowance::{ALLOWANCES, Allowance, QUOTA_BYTES};
 pub use change::{apply, edit, merged_with_old, update};
 pub use create::{check_place, create, new_object, wants_generated_name};
 pub use delete::{FOREGROUND, ORPHAN, delete, finalize_namespace};

@@ -88,12 +88,14 @@ pub struct WriteOptions<'a> {
     pub admit: &'a Admit<'a>,
     /// The manager of the fields that this write sets.
     pub owner: Owner<'a>,
+    /// Whether the caller is limited in what it may store ([`super::ALLOWANCES`]).
+    pub limited: bool,
 }
 
 impl WriteOptions<'static> {
     /// For the hub's own controllers: no admission, no field manager.
     pub fn internal() -> WriteOptions<'static> {
-        WriteOptions { dry_run: false, admit: &|_, _| Ok(()), owner: Owner::Nobody }
+        WriteOptions { dry_run: false, admit: &|_, _| Ok(()), owner: Owner::Nobody, limited: false }
     }
 }
 

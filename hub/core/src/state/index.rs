@@ -5,10 +5,11 @@
 //! that starts before the ring is refused, and the client lists again. Left to others: how an event reaches its watcher ([`Sink`]),
 //! locks, and what becomes durable (`order`).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use super::relations::{At, Relations, Usage};
 use crate::kinds::{KINDS, Kind, index_of};
 use crate::object::{Event, Object, key};
 use crate::selector::Selection;
@@ -38,6 +39,7 @@ pub trait Sink {
 pub struct Index<S> {
     revision: u64,
     kinds: Vec<OfKind<S>>,
+    relations: Relations,
     watches: usize,
     next_watch: u64,
     closed: bool,
@@ -45,16 +47,28 @@ pub struct Index<S> {
 
 #[derive(Debug)]
 struct OfKind<S> {
+    kind: &'static Kind,
     objects: BTreeMap<String, Arc<Object>>,
+    /// The number of objects in each namespace that has any.
+    namespaces: BTreeMap<Box<str>, usize>,
+    /// Keys by the value of a field, for each of [`Kind::indexed`].
+    by_value: Vec<BTreeMap<Box<str>, BTreeSet<String>>>,
     ring: VecDeque<Arc<Event>>,
     ring_bytes: usize,
     /// Changes up to this revision are not in the ring.
     forgotten: u64,
     watchers: BTreeMap<u64, Watcher<S>>,
-    /// Watchers of one name, by that name: most watches of a fleet are of this form.
-    by_name: BTreeMap<String, Vec<u64>>,
-    /// The others.
-    any_name: Vec<u64>,
+    /// Watchers by the only objects that can concern them, so that a change visits no others.
+    waiting: BTreeMap<Shard, Vec<u64>>,
+}
+
+/// What a watcher is found by: most watches of a fleet are of one name, or of one node's pods.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Shard {
+    Name(Box<str>),
+    /// An indexed field, by its position in [`Kind::indexed`], and its value.
+    Field(usize, Box<str>),
+    Any,
 }
 
 #[derive(Debug)]
@@ -86,8 +100,8 @@ pub struct Page {
     pub revision: u64,
     /// There is more, after this key.
     pub next: Option<String>,
-    /// The number of remaining objects, ignoring selectors.
-    pub remaining: usize,
+    /// The number of objects after this page; unknown with selectors, and if the query did not know it either.
+    pub remaining: Option<usize>,
 }
 
 /// The parameters of a list.
@@ -99,6 +113,9 @@ pub struct Query<'a> {
     pub after: Option<&'a str>,
     /// Most objects.
     pub limit: Option<usize>,
+    /// For a further page: the remaining objects that the page before it named. Counting them again would cost every page the whole
+    /// list.
+    pub remaining: Option<usize>,
 }
 
 /// The first events of a new watcher.
@@ -126,22 +143,27 @@ pub enum WatchRefused {
 impl<S: Sink> Index<S> {
     /// Empty, at a revision before which nothing is remembered.
     pub fn new(revision: u64) -> Index<S> {
-        let of_kind = || OfKind {
+        let of_kind = |kind: &&'static Kind| OfKind {
+            kind,
             objects: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            by_value: kind.indexed.iter().map(|_| BTreeMap::new()).collect(),
             ring: VecDeque::new(),
             ring_bytes: 0,
             forgotten: revision,
             watchers: BTreeMap::new(),
-            by_name: BTreeMap::new(),
-            any_name: Vec::new(),
+            waiting: BTreeMap::new(),
         };
-        let kinds = KINDS.iter().map(|_| of_kind()).collect();
-        Index { revision, kinds, watches: 0, next_watch: 0, closed: false }
+        let kinds = KINDS.iter().map(of_kind).collect();
+        Index { revision, kinds, relations: Relations::default(), watches: 0, next_watch: 0, closed: false }
     }
 
     /// Puts a stored object in place, at start.
     pub fn restore(&mut self, kind: &Kind, object: Object) {
-        self.kinds[index_of(kind)].objects.insert(key(&object.namespace, &object.name), Arc::new(object));
+        let at = (index_of(kind), key(&object.namespace, &object.name));
+        let object = Arc::new(object);
+        let old = self.kinds[at.0].store(&at.1, Some(object.clone()));
+        self.relations.change(&at, old.as_deref(), Some(&object));
     }
 
     /// The latest revision that readers can see.
@@ -166,11 +188,46 @@ impl<S: Sink> Index<S> {
 
     /// Objects that name this UID as an owner, of all kinds.
     pub fn dependents(&self, uid: &str) -> Vec<(&'static Kind, Arc<Object>)> {
-        let owned = |object: &&Arc<Object>| object.owners.iter().any(|owner| &**owner == uid);
-        let of_kind = |(kind, of_kind): (&&'static Kind, &OfKind<S>)| {
-            of_kind.objects.values().filter(owned).map(|object| (*kind, object.clone())).collect::<Vec<_>>()
-        };
-        KINDS.iter().zip(&self.kinds).flat_map(of_kind).collect()
+        self.relations.dependents(uid).filter_map(|at| self.at(at)).collect()
+    }
+
+    fn at(&self, (kind, key): &At) -> Option<(&'static Kind, Arc<Object>)> {
+        Some((KINDS[*kind], self.kinds[*kind].objects.get(key)?.clone()))
+    }
+
+    /// Whether an object of any kind has this UID.
+    pub fn exists(&self, uid: &str) -> bool {
+        self.relations.exists(uid)
+    }
+
+    /// UIDs that objects name as an owner, and that no object has. The owner may be of a kind that is not served.
+    pub fn lost_owners(&self) -> Vec<String> {
+        self.relations.lost_owners()
+    }
+
+    /// What is charged to a user, with the objects of this kind.
+    pub fn usage(&self, holder: &str, kind: &Kind) -> Usage {
+        self.relations.usage(holder, index_of(kind))
+    }
+
+    /// The objects of a kind that are charged to a user.
+    pub fn charged(&self, holder: &str, kind: &Kind) -> Vec<Arc<Object>> {
+        let of_holder = self.relations.charged(holder, index_of(kind));
+        of_holder.filter_map(|at| Some(self.at(at)?.1)).collect()
+    }
+
+    /// The values of an indexed field that objects have.
+    pub fn values(&self, kind: &Kind, field: usize) -> Vec<String> {
+        let of_kind = &self.kinds[index_of(kind)];
+        let position = kind.indexed.iter().position(|indexed| *indexed == field);
+        let values = position.into_iter().flat_map(|position| of_kind.by_value[position].keys());
+        values.map(ToString::to_string).collect()
+    }
+
+    /// The namespaces that have objects, whether or not they exist themselves.
+    pub fn namespaces_in_use(&self) -> BTreeSet<String> {
+        let kinds = self.kinds.iter().filter(|of_kind| of_kind.kind.namespaced);
+        kinds.flat_map(|of_kind| of_kind.namespaces.keys().map(ToString::to_string)).collect()
     }
 
     /// All objects of a namespace.
@@ -187,16 +244,22 @@ impl<S: Sink> Index<S> {
     /// Lists the selected objects.
     pub fn list(&self, kind: &Kind, selection: &Selection, query: &Query<'_>) -> Result<Page, TooOld> {
         let of_kind = &self.kinds[index_of(kind)];
-        let revision = query.revision.unwrap_or(self.revision);
-        if revision >= self.revision {
-            let objects = of_kind.range(selection, query.after);
-            return Ok(page(objects, selection, self.revision, query.limit));
-        }
-        if revision < of_kind.forgotten {
+        let revision = query.revision.unwrap_or(self.revision).min(self.revision);
+        if revision < of_kind.forgotten && revision < self.revision {
             return Err(TooOld { oldest: of_kind.forgotten });
         }
-        let past = of_kind.state_at(revision, selection, query.after);
-        Ok(page(past.iter(), selection, revision, query.limit))
+        let later = of_kind.changed_after(revision, selection, query.after);
+        let present = of_kind.range(selection, query.after).filter(|(key, _)| !later.contains_key(*key));
+        let taken_back = later.iter().filter_map(|(key, old)| Some((key, (*old)?)));
+        let mut page = page(merged(present, taken_back), selection, revision, query.limit);
+        let whole =
+            || (query.after.is_none() && !selection.is_filtered()).then(|| of_kind.count(selection, &later));
+        page.remaining = match &page.next {
+            None => Some(0),
+            Some(_) if selection.is_filtered() => None,
+            Some(_) => query.remaining.or_else(whole).map(|all| all.saturating_sub(page.objects.len())),
+        };
+        Ok(page)
     }
 
     /// Registers a watcher. `from`: `None` starts with the present objects, else with the changes after that revision.
@@ -228,7 +291,11 @@ impl<S: Sink> Index<S> {
     pub fn publish(&mut self, changes: Vec<Changed>) {
         for Changed { kind, event } in changes {
             self.revision = event.revision;
-            let dropped = self.kinds[index_of(kind)].apply(event);
+            let object = event.object();
+            let at = (index_of(kind), key(&object.namespace, &object.name));
+            let old = self.kinds[at.0].store(&at.1, event.new.clone());
+            self.relations.change(&at, old.as_deref(), event.new.as_deref());
+            let dropped = self.kinds[at.0].tell(event);
             self.watches -= dropped;
         }
     }
@@ -244,8 +311,7 @@ impl<S: Sink> Index<S> {
         self.watches = 0;
         for of_kind in &mut self.kinds {
             of_kind.watchers.clear();
-            of_kind.by_name.clear();
-            of_kind.any_name.clear();
+            of_kind.waiting.clear();
         }
     }
 
@@ -269,22 +335,30 @@ fn page<'a>(
     limit: Option<usize>,
 ) -> Page {
     let limit = limit.unwrap_or(usize::MAX);
-    let mut page = Page { objects: Vec::new(), revision, next: None, remaining: 0 };
-    let mut last = None;
-    for (key, object) in objects {
-        if page.objects.len() < limit {
-            last = Some(key);
-            if selection.selects(object) {
-                page.objects.push(object.clone());
-            }
-        } else if selection.selects(object) {
-            page.remaining += 1;
+    let mut page = Page { objects: Vec::new(), revision, next: None, remaining: None };
+    let mut last: Option<&String> = None;
+    for (key, object) in objects.filter(|(_, object)| selection.selects(object)) {
+        if page.objects.len() >= limit {
+            page.next = last.cloned();
+            break;
         }
-    }
-    if page.remaining > 0 {
-        page.next = last.cloned();
+        last = Some(key);
+        page.objects.push(object.clone());
     }
     page
+}
+
+/// Both in the order of their keys, of which none is in both.
+fn merged<'a, T>(
+    first: impl Iterator<Item = (&'a String, T)>,
+    second: impl Iterator<Item = (&'a String, T)>,
+) -> impl Iterator<Item = (&'a String, T)> {
+    let (mut first, mut second) = (first.peekable(), second.peekable());
+    std::iter::from_fn(move || match (first.peek(), second.peek()) {
+        (Some((a, _)), Some((b, _))) if b < a => second.next(),
+        (Some(_), _) => first.next(),
+        (None, _) => second.next(),
+    })
 }
 
 impl<S: Sink> OfKind<S> {
@@ -306,78 +380,148 @@ impl<S: Sink> OfKind<S> {
             }
         }
     }
-    /// Objects by key: all, or those of the selection's namespace, or the one it names.
+
+    /// Candidates of a selection by key: the objects that it names, those with the value that it asks for of an indexed field, or all
+    /// of its namespace.
     fn range<'a>(
         &'a self,
         selection: &Selection,
         after: Option<&str>,
     ) -> Box<dyn Iterator<Item = (&'a String, &'a Arc<Object>)> + 'a> {
-        let bounds = bounds(selection, after);
-        match bounds {
-            Some(bounds) => Box::new(self.objects.range::<String, _>(bounds)),
-            None => Box::new(std::iter::empty()),
+        let Some(bounds) = bounds(self.kind, selection, after) else { return Box::new(std::iter::empty()) };
+        if let (Some(name), true, "") = (&selection.name, self.kind.namespaced, &*selection.namespace) {
+            let mut keys: Vec<String> =
+                self.namespaces.keys().map(|namespace| key(namespace, name)).collect();
+            keys.retain(|key| std::ops::RangeBounds::contains(&bounds, key));
+            keys.sort_unstable();
+            return Box::new(keys.into_iter().filter_map(|key| self.objects.get_key_value(&key)));
+        }
+        match selection.indexed.as_ref().filter(|_| selection.name.is_none()) {
+            Some((field, value)) => {
+                let position = self.kind.indexed.iter().position(|indexed| indexed == field);
+                let keys = position.and_then(|position| self.by_value[position].get(&**value));
+                let keys = keys.into_iter().flat_map(move |keys| keys.range::<String, _>(bounds.clone()));
+                Box::new(keys.filter_map(|key| self.objects.get_key_value(key)))
+            }
+            None => Box::new(self.objects.range::<String, _>(bounds)),
         }
     }
 
-    /// The objects of a past revision: the present ones with the later changes taken back.
-    fn state_at(
+    /// The objects of a namespace (empty: all) before these later changes.
+    fn count(&self, selection: &Selection, later: &BTreeMap<String, Option<&Arc<Object>>>) -> usize {
+        let present = match &*selection.namespace {
+            "" => self.objects.len(),
+            namespace => self.namespaces.get(namespace).copied().unwrap_or(0),
+        };
+        let removed = later.values().filter(|old| old.is_some()).count();
+        let changed = later.keys().filter(|key| self.objects.contains_key(*key)).count();
+        present + removed - changed
+    }
+
+    /// What changed after a revision, within the selection's keys, as it was at that revision.
+    fn changed_after(
         &self,
         revision: u64,
         selection: &Selection,
         after: Option<&str>,
-    ) -> BTreeMap<String, Arc<Object>> {
-        let mut state: BTreeMap<String, Arc<Object>> =
-            self.range(selection, after).map(|(key, object)| (key.clone(), object.clone())).collect();
-        let Some(bounds) = bounds(selection, after) else { return state };
+    ) -> BTreeMap<String, Option<&Arc<Object>>> {
+        let mut changed = BTreeMap::new();
+        let Some(bounds) = bounds(self.kind, selection, after) else { return changed };
         for event in self.ring.iter().rev().take_while(|event| event.revision > revision) {
             let object = event.object();
             let key = key(&object.namespace, &object.name);
-            if !std::ops::RangeBounds::contains(&bounds, &key) {
-                continue;
+            if std::ops::RangeBounds::contains(&bounds, &key) {
+                changed.insert(key, event.old.as_ref());
             }
-            match &event.old {
-                Some(old) => state.insert(key, old.clone()),
-                None => state.remove(&key),
-            };
         }
-        state
+        changed
+    }
+
+    fn shard(&self, selection: &Selection) -> Shard {
+        if let Some(name) = &selection.name {
+            return Shard::Name(name.as_str().into());
+        }
+        let indexed = selection.indexed.as_ref().and_then(|(field, value)| {
+            let position = self.kind.indexed.iter().position(|indexed| indexed == field)?;
+            Some(Shard::Field(position, value.as_str().into()))
+        });
+        indexed.unwrap_or(Shard::Any)
     }
 
     fn register(&mut self, id: u64, watcher: Watcher<S>) {
-        match &watcher.selection.name {
-            Some(name) => self.by_name.entry(name.clone()).or_default().push(id),
-            None => self.any_name.push(id),
-        }
+        self.waiting.entry(self.shard(&watcher.selection)).or_default().push(id);
         self.watchers.insert(id, watcher);
     }
 
     fn unregister(&mut self, id: u64) -> bool {
         let Some(watcher) = self.watchers.remove(&id) else { return false };
-        match &watcher.selection.name {
-            Some(name) => {
-                if let Some(ids) = self.by_name.get_mut(name) {
-                    ids.retain(|other| *other != id);
-                    if ids.is_empty() {
-                        self.by_name.remove(name);
-                    }
-                }
+        let shard = self.shard(&watcher.selection);
+        if let Some(ids) = self.waiting.get_mut(&shard) {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.waiting.remove(&shard);
             }
-            None => self.any_name.retain(|other| *other != id),
         }
         true
     }
 
-    /// Records a change and sends it to the watchers; returns how many were too slow and are dropped.
-    fn apply(&mut self, event: Arc<Event>) -> usize {
-        let object = event.object().clone();
-        let key = key(&object.namespace, &object.name);
-        match &event.new {
-            Some(new) => self.objects.insert(key, new.clone()),
-            None => self.objects.remove(&key),
+    /// Puts an object in the place of another, or removes it; returns the other.
+    fn store(&mut self, key: &str, new: Option<Arc<Object>>) -> Option<Arc<Object>> {
+        let old = match &new {
+            Some(new) => self.objects.insert(key.to_owned(), new.clone()),
+            None => self.objects.remove(key),
         };
+        for (field, keys) in self.kind.indexed.iter().zip(&mut self.by_value) {
+            let value =
+                |object: &Option<Arc<Object>>| object.as_ref().map(|object| Box::from(object.field(*field)));
+            let (before, after): (Option<Box<str>>, Option<Box<str>>) = (value(&old), value(&new));
+            if before == after {
+                continue;
+            }
+            if let Some(before) = before
+                && let Some(of_value) = keys.get_mut(&before)
+            {
+                of_value.remove(key);
+                if of_value.is_empty() {
+                    keys.remove(&before);
+                }
+            }
+            if let Some(after) = after {
+                keys.entry(after).or_default().insert(key.to_owned());
+            }
+        }
+        match (&old, &new) {
+            (None, Some(new)) if self.kind.namespaced => {
+                *self.namespaces.entry(new.namespace.clone()).or_default() += 1;
+            }
+            (Some(old), None) if self.kind.namespaced => {
+                if let Some(count) = self.namespaces.get_mut(&old.namespace) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.namespaces.remove(&old.namespace);
+                    }
+                }
+            }
+            _ => {}
+        }
+        old
+    }
+
+    /// The shards whose watchers a change can concern.
+    fn shards(&self, event: &Event) -> BTreeSet<Shard> {
+        let mut shards = BTreeSet::from([Shard::Any, Shard::Name(event.object().name.clone())]);
+        for object in [&event.old, &event.new].into_iter().flatten() {
+            let fields = self.kind.indexed.iter().enumerate();
+            shards
+                .extend(fields.map(|(position, field)| Shard::Field(position, object.field(*field).into())));
+        }
+        shards
+    }
+
+    /// Sends a change to its watchers and remembers it; returns how many were too slow and are dropped.
+    fn tell(&mut self, event: Arc<Event>) -> usize {
         let mut slow = Vec::new();
-        let named = self.by_name.get(&*object.name).map_or(&[][..], Vec::as_slice);
-        for id in named.iter().chain(&self.any_name) {
+        for id in self.shards(&event).iter().filter_map(|shard| self.waiting.get(shard)).flatten() {
             let Some(watcher) = self.watchers.get(id) else { continue };
             if concerns(&watcher.selection, &event) && !watcher.sink.take(&event) {
                 slow.push(*id);
@@ -399,14 +543,16 @@ impl<S: Sink> OfKind<S> {
     }
 }
 
-fn bounds(selection: &Selection, after: Option<&str>) -> Option<(Bound<String>, Bound<String>)> {
-    let mut low = match (&*selection.namespace, &selection.name) {
-        ("", _) => Bound::Unbounded,
+/// The range of keys that a selection can select. The empty namespace is that of cluster-scoped objects, or all namespaces.
+fn bounds(kind: &Kind, selection: &Selection, after: Option<&str>) -> Option<(Bound<String>, Bound<String>)> {
+    let named = selection.name.as_ref().filter(|_| !kind.namespaced || !selection.namespace.is_empty());
+    let mut low = match (&*selection.namespace, named) {
+        ("", None) => Bound::Unbounded,
         (namespace, Some(name)) => Bound::Included(key(namespace, name)),
         (namespace, None) => Bound::Included(key(namespace, "")),
     };
-    let high = match (&*selection.namespace, &selection.name) {
-        ("", _) => Bound::Unbounded,
+    let high = match (&*selection.namespace, named) {
+        ("", None) => Bound::Unbounded,
         (namespace, Some(name)) => Bound::Included(key(namespace, name)),
         // '0' is the character after '/'
         (namespace, None) => Bound::Excluded(format!("{namespace}0")),
@@ -437,7 +583,7 @@ fn bounds(selection: &Selection, after: Option<&str>) -> Option<(Bound<String>, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::CONFIG_MAP;
+    use crate::kinds::{CONFIG_MAP, POD};
     use serde_json::json;
     use std::cell::RefCell;
     use std::rc::Rc;
@@ -606,5 +752,137 @@ mod tests {
         world.put("a", "2", "x");
         let mine = world.put("a", "1", "x");
         assert_eq!(taken.revisions(), [mine]);
+    }
+
+    /// The position of `spec.nodeName` among a pod's selectable fields.
+    const NODE: usize = crate::kinds::pod::NODE_NAME_FIELD;
+
+    fn pod(random: &mut kedge_rig::Random, revision: u64) -> Object {
+        let pick = |random: &mut kedge_rig::Random, of: &[&str]| of[random.index(of.len())].to_owned();
+        let (namespace, name) = (pick(random, &["a", "a-b", "b"]), pick(random, &["1", "2", "3", "4"]));
+        let mut pod = json!({"metadata": {"namespace": namespace, "name": name, "uid": revision.to_string()},
+            "spec": {"nodeName": pick(random, &["", "x", "y"])}});
+        pod["metadata"]["labels"]["l"] = pick(random, &["1", "2"]).into();
+        pod["metadata"]["ownerReferences"] = json!([{"uid": pick(random, &["u", "v"])}]);
+        if random.index(2) == 0 {
+            pod["metadata"]["annotations"][crate::kinds::pod::MIRROR_ANNOTATION] = json!("");
+        }
+        Object::new(&POD, &pod, revision).unwrap()
+    }
+
+    /// Whatever is written and deleted: lists of every form and revision, watches and relations are those that a scan finds.
+    #[test]
+    fn indexes_agree_with_a_scan() {
+        let selections = || {
+            let parse =
+                |namespace, labels, fields| Selection::parse(&POD, namespace, labels, fields).unwrap();
+            [
+                Selection::all(""),
+                Selection::all("a"),
+                parse("", "", "metadata.name=2"),
+                parse("a-b", "", "metadata.name=2"),
+                parse("", "l=1", "spec.nodeName=x"),
+                parse("b", "", "spec.nodeName=,spec.nodeName!=x"),
+                parse("", "", "spec.nodeName=y,metadata.name=1"),
+                Selection::by_field(&POD, "", NODE, "x"),
+            ]
+        };
+        for seed in 1..20 {
+            let mut random = kedge_rig::Random::new(seed);
+            let mut index: Index<Taken> = Index::new(1);
+            let watches: Vec<(Selection, Taken)> = selections().map(|found| (found, Taken::default())).into();
+            for (selection, taken) in &watches {
+                index.watch(&POD, selection.clone(), None, taken.clone()).unwrap();
+            }
+            let mut states = vec![BTreeMap::new()];
+            let mut events = Vec::new();
+            for revision in 2..40 {
+                let mut state: BTreeMap<String, Arc<Object>> = states.last().unwrap().clone();
+                let new = Arc::new(pod(&mut random, revision));
+                let key = key(&new.namespace, &new.name);
+                let old = state.remove(&key);
+                let event = match old {
+                    Some(old) if random.index(2) == 0 => {
+                        Event { revision, last: Some(old.clone()), old: Some(old), new: None }
+                    }
+                    old => {
+                        state.insert(key, new.clone());
+                        Event { revision, old, new: Some(new), last: None }
+                    }
+                };
+                let event = Arc::new(event);
+                events.push(event.clone());
+                index.publish(vec![Changed { kind: &POD, event }]);
+                states.push(state);
+            }
+            for (at, state) in (1..).zip(&states) {
+                for selection in selections() {
+                    let scanned: Vec<u64> =
+                        state.values().filter(|pod| selection.selects(pod)).map(|pod| pod.revision).collect();
+                    let mut paged = Vec::new();
+                    let (mut after, mut remaining) = (None, None);
+                    loop {
+                        let query =
+                            Query { revision: Some(at), after: after.as_deref(), limit: Some(2), remaining };
+                        let page = index.list(&POD, &selection, &query).unwrap();
+                        paged.extend(page.objects.iter().map(|pod| pod.revision));
+                        let left = (!selection.is_filtered()).then(|| scanned.len() - paged.len());
+                        assert!(page.remaining == left || page.next.is_none(), "seed {seed} {selection:?}");
+                        (after, remaining) = (page.next, page.remaining);
+                        if after.is_none() {
+                            break;
+                        }
+                    }
+                    assert_eq!(paged, scanned, "seed {seed} at {at}: {selection:?}");
+                }
+            }
+            for (selection, taken) in &watches {
+                let concerned = events.iter().filter(|event| concerns(selection, event));
+                let concerned: Vec<u64> = concerned.map(|event| event.revision).collect();
+                assert_eq!(taken.revisions(), concerned, "seed {seed} {selection:?}");
+            }
+            check_relations(&index, states.last().unwrap(), seed);
+        }
+    }
+
+    fn check_relations(index: &Index<Taken>, state: &BTreeMap<String, Arc<Object>>, seed: u64) {
+        let select = |wanted: &dyn Fn(&Object) -> bool| {
+            state.values().filter(|pod| wanted(pod)).map(|pod| pod.revision).collect::<Vec<_>>()
+        };
+        for owner in ["u", "v", "w"] {
+            let owned = index.dependents(owner).iter().map(|(_, pod)| pod.revision).collect::<Vec<_>>();
+            assert_eq!(owned, select(&|pod| pod.owners.iter().any(|of| &**of == owner)), "seed {seed}");
+        }
+        for holder in ["system:node:", "system:node:x", "system:node:y"] {
+            let held = |pod: &Object| pod.holder.as_deref() == Some(holder);
+            let charged = index.charged(holder, &POD).iter().map(|pod| pod.revision).collect::<Vec<_>>();
+            assert_eq!(charged, select(&held), "seed {seed}");
+            let bytes = state.values().filter(|pod| held(pod)).map(|pod| pod.json.len()).sum();
+            assert_eq!(index.usage(holder, &POD), Usage { bytes, objects: charged.len() }, "seed {seed}");
+        }
+        assert!(state.values().all(|pod| index.exists(&pod.uid)) && !index.exists("u"), "seed {seed}");
+        let namespaces: BTreeSet<String> = state.values().map(|pod| pod.namespace.to_string()).collect();
+        assert_eq!(index.namespaces_in_use(), namespaces, "seed {seed}");
+        let nodes: BTreeSet<String> = state.values().map(|pod| pod.field(NODE).to_owned()).collect();
+        assert_eq!(index.values(&POD, NODE), Vec::from_iter(nodes), "seed {seed}");
+    }
+
+    /// A change visits the watchers that it can concern, not those of every node.
+    #[test]
+    fn change_visits_its_own_shards_only() {
+        let mut index: Index<Taken> = Index::new(1);
+        for node in 0..1000 {
+            let selection = Selection::by_field(&POD, "", NODE, &format!("n{node}"));
+            index.watch(&POD, selection, None, Taken::default()).unwrap();
+        }
+        let pod = |node: &str| {
+            let pod = json!({"metadata": {"namespace": "a", "name": "1"}, "spec": {"nodeName": node}});
+            Some(Arc::new(Object::new(&POD, &pod, 2).unwrap()))
+        };
+        let moved = Event { revision: 2, old: pod("n1"), new: pod("n2"), last: None };
+        let of_kind = &index.kinds[index_of(&POD)];
+        let visited =
+            of_kind.shards(&moved).iter().filter_map(|shard| of_kind.waiting.get(shard)).flatten().count();
+        assert_eq!(visited, 2);
     }
 }

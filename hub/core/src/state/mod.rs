@@ -1,19 +1,23 @@
 //! The hub's state: all objects, their watchers, and the order of their changes.
 //!
-//! Owns: the index of all objects and their watchers ([`Index`]), and the order of writes ([`Order`]): preconditions, revisions and
-//! their reservation, what belongs into the next durable commit, renewals that are only in memory.
+//! Owns: the index of all objects and their watchers ([`Index`]), and the order of writes ([`Order`]): preconditions (on the object
+//! itself, [`Expect`], and on others, [`Require`]), revisions and their reservation, what belongs into the next durable commit, renewals that are only in memory.
 //! Always holds: a durable change becomes visible after the commit that holds it; a renewal at once; revisions rise, also over a crash.
 //! Leaves to others: the durable store itself, its thread, locks and channels. A program with one thread may own both parts:
 //! stage a batch of writes, make its commit durable however it likes, then publish what [`Order::committed`] returns.
 
 mod index;
 mod order;
+mod relations;
+mod requires;
 
 pub use index::{Changed, Index, MAX_WATCHES, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use order::{
     Batch, Change, Commit, Expect, FLUSH, MAX_OBJECT_BYTES, Marks, Order, RESERVE, Record, Restored, Write,
     WriteError, restore,
 };
+pub use relations::Usage;
+pub use requires::{Quota, Require};
 
 /// One thread that owns both parts, with a disk that may refuse a commit or lose power.
 #[cfg(test)]
@@ -80,7 +84,15 @@ mod tests {
         };
         let new = (random.index(5) > 0).then(|| json!({"metadata": {"name": name}}));
         let volatile = new.is_some() && expect != Expect::Absent && random.index(2) == 0;
-        Write { kind: &LEASE, namespace: String::new(), name: name.to_owned(), expect, new, volatile }
+        Write {
+            kind: &LEASE,
+            namespace: String::new(),
+            name: name.to_owned(),
+            expect,
+            requires: Vec::new(),
+            new,
+            volatile,
+        }
     }
 
     /// Whatever the disk refuses and whenever power fails: no revision is used twice, and what a commit made durable stays.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::index::{Changed, Index, Sink};
+use super::requires::{Charges, Require, judge};
 use crate::kinds::{KINDS, Kind, index_of};
 use crate::object::{Event, Object, key};
 
@@ -60,7 +61,7 @@ pub struct Marks {
     pub clean: Option<u64>,
 }
 
-/// The precondition of a write.
+/// The precondition of a write on the object itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
     /// No object of that name.
@@ -77,6 +78,8 @@ pub struct Write {
     pub namespace: String,
     pub name: String,
     pub expect: Expect,
+    /// Preconditions on other objects: all must hold.
+    pub requires: Vec<Require>,
     /// The object to store, its resourceVersion is set here; `None` deletes.
     pub new: Option<Value>,
     /// May be acknowledged before it is durable.
@@ -86,8 +89,10 @@ pub struct Write {
 /// Why a change was not made.
 #[derive(Debug, Clone)]
 pub enum WriteError {
-    /// The precondition does not hold: read again and retry.
+    /// A precondition does not hold: read again and retry.
     Mismatch,
+    /// The user whom the object is charged to would have more than its quota; the text is upstream's.
+    OverQuota(String),
     /// The object is larger than [`MAX_OBJECT_BYTES`].
     TooLarge,
     /// The store could not make it durable; nothing changed.
@@ -105,9 +110,24 @@ pub enum WriteError {
 pub struct Batch {
     staged: Vec<Changed>,
     overlay: BTreeMap<(usize, String), Option<Arc<Object>>>,
+    pub(super) charges: Charges,
 }
 
 impl Batch {
+    /// The object as the staged writes leave it.
+    pub(super) fn get<S: Sink>(
+        &self,
+        index: &Index<S>,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Arc<Object>> {
+        match self.overlay.get(&(index_of(kind), key(namespace, name))) {
+            Some(staged) => staged.clone(),
+            None => index.get(kind, namespace, name),
+        }
+    }
+
     pub fn is_empty(&self) -> bool {
         self.staged.is_empty()
     }
@@ -186,14 +206,18 @@ impl Order {
         &mut self,
         index: &Index<S>,
         batch: &mut Batch,
-        write: Write,
+        mut write: Write,
     ) -> Result<Arc<Object>, WriteError> {
         let place = (index_of(write.kind), key(&write.namespace, &write.name));
-        let current = match batch.overlay.get(&place) {
-            Some(staged) => staged.clone(),
-            None => index.get(write.kind, &write.namespace, &write.name),
-        };
+        let current = batch.get(index, write.kind, &write.namespace, &write.name);
+        let requires = std::mem::take(&mut write.requires);
         let changed = self.change(write, current)?;
+        let (old, new) = (changed.event.old.as_deref(), changed.event.new.as_deref());
+        if let Err(refused) = judge(&requires, index, batch, changed.kind, (old, new)) {
+            self.revision -= 1;
+            return Err(refused);
+        }
+        batch.charges.add(changed.kind, old, new);
         batch.overlay.insert(place, changed.event.new.clone());
         let object = changed.event.object().clone();
         batch.staged.push(changed);
