@@ -35,8 +35,6 @@ use kedge_hub_core::state::{Page, Query};
 
 /// Most objects of one page; a client that asks for more gets a continue token. Upstream has no such limit, but its clients handle it.
 const MAX_PAGE: u64 = 10_000;
-/// Most stored certificate requests of one caller without the admin group. The hub removes old ones; a node needs one at a time.
-const MAX_SIGNING_REQUESTS: usize = 16;
 
 /// Answers a request. It may leave the body unread, in part or, after an early refusal, as a whole.
 pub(super) async fn handle(
@@ -488,7 +486,7 @@ fn manager(context: &RequestContext<'_>, verb: &str, target: &Target) -> Result<
 }
 
 /// Stamps a new certificate request with its requester, refuses a subject that no approval may grant (upstream's
-/// CertificateSubjectRestriction), and limits the number of requests of one caller.
+/// CertificateSubjectRestriction).
 fn stamp_requester(
     context: &RequestContext<'_>,
     target: &Target,
@@ -502,14 +500,6 @@ fn stamp_requester(
     if let Some(why) = kinds::certificate_request::forbidden_subject(request) {
         let name = kinds::text(request, &["metadata", "name"]);
         return Err(ApiError::forbidden_object(kind, name, &why));
-    }
-    let own = |request: &&Arc<Object>| request.value()["spec"]["username"] == *identity.user;
-    if !identity.is_admin()
-        && context.server.hub.list(kind, "").iter().filter(own).count() >= MAX_SIGNING_REQUESTS
-    {
-        return Err(ApiError::too_many_requests(
-            "too many certificate requests of this identity are kept, please try again later",
-        ));
     }
     kinds::certificate_request::stamp_requester(request, identity);
     Ok(())

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::attributes::{Attributes, ClusterView};
 use super::references::referred_resource;
 use crate::identity::certificate_request::Request;
+use crate::kinds::event::reporting_node;
 use crate::kinds::pod::{MIRROR_ANNOTATION, is_mirror};
 use crate::kinds::schema;
 use kedge_api::{
@@ -280,7 +281,7 @@ fn admit_signing_request(node: &str, new: &Value) -> Result<(), String> {
     }
 }
 
-/// An event must be about the node itself or a pod bound to it. Its uid is ignored: kubelets send the node's name there.
+/// An event must be about the node itself, or about a pod bound to it and name the node as its reporter. Its uid is ignored: kubelets send the node's name there.
 fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), String> {
     let about = &event["involvedObject"];
     let own = about["kind"].as_str() == Some("Node") && about["name"].as_str() == Some(node);
@@ -294,7 +295,13 @@ fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), 
             .object("pods", &namespace, &name)
             .is_some_and(|pod| pod["spec"]["nodeName"].as_str() == Some(node));
     if own_pod {
-        return Ok(());
+        // events are charged to the node that reports them
+        return match reporting_node(event) {
+            reporter if reporter == node => Ok(()),
+            reporter => Err(format!(
+                "node {node:?} is not allowed to report events as {reporter:?}, expected source.host or reportingInstance {node:?}"
+            )),
+        };
     }
     Err(format!(
         "node {node:?} is not allowed to write events about other objects, expected involvedObject Node {node:?} in \
@@ -621,5 +628,15 @@ mod tests {
         check(Some(event("default", "Node", "b")), own.clone(), false);
         check(Some(own), event("default", "Node", "b"), false);
         check(None, json!({"metadata": {"namespace": "default"}}), false);
+        let of_pod = |reporter: Value| {
+            let mut event = event("default", "Pod", "mine");
+            event["involvedObject"]["namespace"] = json!("default");
+            event["source"] = reporter;
+            event
+        };
+        check(None, of_pod(json!({"host": "a"})), true);
+        check(None, of_pod(json!({"host": "b"})), false);
+        check(None, of_pod(json!({})), false);
+        check(Some(of_pod(json!({"host": "a"}))), of_pod(json!({"host": "b"})), false);
     }
 }

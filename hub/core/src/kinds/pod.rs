@@ -76,13 +76,9 @@ pub static POD: Kind = Kind {
 /// Position of `spec.nodeName` among the selectable fields, which relates pods to nodes.
 pub const NODE_NAME_FIELD: usize = 0;
 
-/// The annotation of a mirror pod, which represents one of its node's own manifests. It can be neither added nor removed later.
-pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
-
 /// A mirror pod is charged to the node that made it.
 fn holder(pod: &Value) -> Option<String> {
-    let mirrors = at(pod, &["metadata", "annotations", MIRROR_ANNOTATION]).is_some();
-    mirrors.then(|| format!("{NODE_USER_PREFIX}{}", text(pod, &["spec", "nodeName"])))
+    is_mirror(pod).then(|| format!("{NODE_USER_PREFIX}{}", text(pod, &["spec", "nodeName"])))
 }
 
 fn items<'a>(pod: &'a Value, path: &[&str]) -> &'a [Value] {
