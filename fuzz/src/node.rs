@@ -14,7 +14,7 @@ use kedge_core::config::records::{
 };
 use kedge_core::config::source::Source;
 use kedge_core::kubelet::canonical_overrides;
-use kedge_core::{Answer, ConfigId, Digest, Event, Exit, HostFacts, Outcome, PreviousRun, RequestKind, Step};
+use kedge_core::{Answer, ConfigId, Digest, Event, Exit, HostFacts, Outcome, RequestKind, Step};
 use kedge_sim::hub::NAMESPACE;
 use kedge_sim::{HEADER, NODE, World, node_event};
 use serde_json::{Value, json};
@@ -25,6 +25,9 @@ pub(crate) const TARGET: Target =
 
 /// Most runs of the agent in one input.
 const RUNS: u64 = 12;
+
+/// The boot in which an input begins.
+const BOOT: &str = "00000000-0000-4000-8000-000000000001";
 
 /// Payloads, by number. The last is written by the script.
 const PAYLOADS: [&str; 9] = [
@@ -156,7 +159,7 @@ impl Script {
                 }
                 startups.cuts = input.one_of(&[0, 1, 28, 29, u32::MAX]);
                 startups.open =
-                    input.one_of(&[None, Some("boot-1"), Some("boot-0"), Some("")]).map(str::to_owned);
+                    input.one_of(&[None, Some(BOOT), Some("another"), Some("")]).map(str::to_owned);
                 startups.threshold = input.one_of(&[None, Some(0), Some(10), Some(255)]);
                 startups.trial_ms = input.one_of(&[None, Some(0), Some(1000), Some(u64::MAX)]);
                 startups.to_bytes()
@@ -264,7 +267,7 @@ impl Script {
     fn restart(&mut self, way: u8) {
         let world = &mut self.world;
         let has_exited = world.exited();
-        world.previous = PreviousRun::default();
+        world.board.consume_evidence();
         match way % 6 {
             _ if has_exited => world.exit(),
             0 => world.crash(),
@@ -273,11 +276,11 @@ impl Script {
             3 => world.power_cut(),
             4 => {
                 world.power_cut();
-                world.previous.hardware_reset = true;
+                world.board.hardware_reset();
             }
             _ => {
                 world.power_cut();
-                world.previous.kernel_panic = true;
+                world.board.kernel_panic();
             }
         }
         world.advance(Duration::from_secs(2));
@@ -335,7 +338,7 @@ impl Script {
                     1 => Event::ServerChanged,
                     2 => Event::Stop("asked to stop by SIGTERM".into()),
                     _ => {
-                        self.world.wall_micros = i64::from(input.byte()) * 100_000_000_000_000;
+                        self.world.board.set_wall(i64::from(input.byte()) * 100_000_000_000_000);
                         Event::Tick
                     }
                 };

@@ -461,14 +461,19 @@ pub fn record_exit(
         stop_asked: run.is_marked(RunDirectory::STOPPING),
         stalled: run.stalled(),
     };
-    let versioned = Versioned { version: FORMAT, record: record.clone() };
+    write_exit_record(files, &record)?;
+    Ok(record)
+}
+
+/// Writes the record durably, in place of an earlier one; an equal one is not rewritten.
+pub fn write_exit_record(files: &dyn Files, record: &ExitRecord) -> Result<(), WriteError> {
+    let versioned = Versioned { version: FORMAT, record };
     let content = serde_json::to_vec(&versioned).expect("plain strings always serialize");
     // an agent that refuses to start ends in the same way every few seconds, perhaps for weeks: spare the flash
     if files.read(Path::new(EXIT_RECORD), RECORD_LIMIT).is_ok_and(|there| there == content) {
-        return Ok(record);
+        return Ok(());
     }
-    files.write_durably(Path::new(EXIT_RECORD), &content)?;
-    Ok(record)
+    files.write_durably(Path::new(EXIT_RECORD), &content)
 }
 
 /// Why a file is not a record. The error repeats the text it found, which may be the whole file.

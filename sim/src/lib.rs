@@ -6,6 +6,7 @@
 //!
 //! Most tests have one node, and a [`World`] stands for its first node: `world.disk` is that node's disk.
 
+pub mod board;
 mod checks;
 pub mod disk;
 pub mod hub;
@@ -206,8 +207,9 @@ impl World {
     /// Time passes up to the first deadline, or to the end.
     fn pass_to_deadline(&mut self, end: Duration) {
         let running = self.nodes.iter().filter(|node| !node.exited());
-        let waits =
-            running.filter_map(|node| node.deadline()?.checked_sub(node.mono)).filter(|wait| !wait.is_zero());
+        let waits = running
+            .filter_map(|node| node.deadline()?.checked_sub(node.mono()))
+            .filter(|wait| !wait.is_zero());
         let left = end - self.time;
         self.advance(waits.min().map_or(left, |wait| wait.min(left)));
         for node in &mut self.nodes {
@@ -219,7 +221,7 @@ impl World {
     pub fn wait_for_deadline(&mut self) {
         for _ in 0..TICKS_AT_ONCE {
             let Some(at) = self.deadline().filter(|_| !self.exited()) else { return };
-            let wait = at.saturating_sub(self.mono);
+            let wait = at.saturating_sub(self.mono());
             self.advance(wait);
             self.handle(Event::Tick);
             if !wait.is_zero() {
@@ -228,9 +230,9 @@ impl World {
         }
         let deadline = self.deadline().filter(|_| !self.exited());
         assert!(
-            deadline.is_none_or(|at| at > self.mono),
+            deadline.is_none_or(|at| at > self.mono()),
             "the deadline {deadline:?} stays in the past at {:?}",
-            self.mono
+            self.mono()
         );
     }
 
@@ -261,7 +263,7 @@ impl World {
             }
             let left = end.saturating_sub(self.time);
             match self.deadline() {
-                Some(at) if at <= self.mono + left => self.wait_for_deadline(),
+                Some(at) if at <= self.mono() + left => self.wait_for_deadline(),
                 _ => return self.process.as_ref().is_some_and(|process| process.used.is_some()),
             }
         }

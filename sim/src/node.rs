@@ -4,17 +4,18 @@
 //! performed step is kept in `seen`; two steps under way at once end the test. Nothing here knows the rules it tests. Leaves
 //! the hub and the passing of time to [`crate::World`].
 
+use crate::HEADER;
+use crate::board::Board;
 use crate::checks::{self, Asked};
 use crate::disk::Disk;
 use crate::hub::Hub;
 use crate::watch::{News, Watch};
-use crate::{HEADER, WALL_MICROS};
 use kedge_api::{Node as ApiNode, Timestamp};
 use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
 use kedge_core::{
-    Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, PreviousRun,
-    Report, Request, Step,
+    Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, Report,
+    Request, Step,
 };
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_platform::fake::{Loss, Losses};
@@ -58,17 +59,11 @@ pub struct Node {
     pub name: String,
     pub disk: Disk,
     pub link: bool,
-    /// Since the board booted.
-    pub mono: Duration,
-    pub wall_micros: i64,
-    pub boots: u32,
-    /// Runs of the agent that began in this boot.
-    pub runs: u64,
+    pub board: Board,
     pub version: String,
     pub local: LocalLayers,
     pub dynamic: bool,
     pub facts: HostFacts,
-    pub previous: PreviousRun,
     pub process: Option<Process>,
     pub seen: Vec<Seen>,
     pub log: Vec<String>,
@@ -91,15 +86,11 @@ impl Node {
             name: name.to_owned(),
             disk: Disk::new(),
             link: true,
-            mono: Duration::from_secs(20),
-            wall_micros: WALL_MICROS,
-            boots: 1,
-            runs: 0,
+            board: Board::default(),
             version: "0.1.0".into(),
             local: LocalLayers::default(),
             dynamic: true,
             facts: host_facts(name),
-            previous: PreviousRun::default(),
             process: None,
             seen: Vec::new(),
             log: Vec::new(),
@@ -113,8 +104,13 @@ impl Node {
     }
 
     pub fn now(&self) -> Now {
-        let mono = self.mono * self.hurry_percent / 100;
-        Now { mono, wall: Timestamp::from_micros(self.wall_micros) }
+        let mono = self.mono() * self.hurry_percent / 100;
+        Now { mono, wall: Timestamp::from_micros(self.board.wall_micros()) }
+    }
+
+    /// Since the board booted.
+    pub fn mono(&self) -> Duration {
+        self.board.mono()
     }
 
     /// When the agent wants to be woken, by the world's clock.
@@ -124,15 +120,14 @@ impl Node {
     }
 
     pub fn boot_id(&self) -> String {
-        format!("boot-{}", self.boots)
+        self.board.boot_id().to_owned()
     }
 
     pub fn advance(&mut self, by: Duration) {
-        self.mono += by;
+        self.board.advance(by);
         if let Some(process) = &mut self.process {
             process.asked.clear();
         }
-        self.wall_micros += i64::try_from(by.as_micros()).expect("tests last less than 292,000 years");
     }
 
     pub fn base(&mut self, fields: &str) {
@@ -163,7 +158,7 @@ impl Node {
             dynamic_config: self.dynamic,
             node_labels: BTreeMap::new(),
             boot_id: self.boot_id(),
-            previous_run: PreviousRun { runs: self.runs + 1, ..self.previous.clone() },
+            previous_run: self.board.previous_run(),
             seed: self.seed.wrapping_add(self.starts),
         };
         let of_twin = self.thorough.then(|| options.clone());
@@ -171,7 +166,7 @@ impl Node {
         let twin =
             of_twin.map(|options| Core::new(options, self.now()).expect("the same options were right"));
         self.starts += 1;
-        self.runs += 1;
+        self.board.begin_run();
         self.disk.new_process();
         self.process = Some(Process {
             node,
@@ -235,7 +230,7 @@ impl Node {
                 assert!(process.used.is_none(), "a second configuration in one run");
                 process.used = Some(effective.config.max_pods);
             }
-            Action::ConsumeEvidence => self.previous = PreviousRun::default(),
+            Action::ConsumeEvidence => self.board.consume_evidence(),
             Action::Sweep { keep } => self.sweep(keep.map(|keep| {
                 keep.into_iter().map(|name| StateFile::Checkpoint(name).path(&self.version)).collect()
             })),
@@ -445,7 +440,7 @@ impl Node {
             stop_asked: process.stop_asked,
             ..self.ending("success")
         };
-        self.previous.exit = Some(exit);
+        self.board.record_exit(exit);
     }
 
     /// What a supervisor does beside an agent that does not run: the exit that was ordered takes place, and the next run begins.
@@ -457,14 +452,14 @@ impl Node {
     }
 
     pub fn ending(&self, result: &str) -> Exit {
-        let (boot_id, run) = (self.boot_id(), self.runs);
+        let (boot_id, run) = (self.boot_id(), self.board.run());
         Exit { boot_id, run, result: result.into(), was_ready: true, ..Exit::default() }
     }
 
     /// The process ends, and the supervisor records how.
     pub fn end(&mut self, exit: Exit) {
         self.process = None;
-        self.previous.exit = Some(exit);
+        self.board.record_exit(exit);
     }
 
     /// The process ends with a panic.
@@ -475,7 +470,8 @@ impl Node {
 
     /// The process ends and nobody records how.
     pub fn die_unrecorded(&mut self) {
-        (self.process, self.previous.exit) = (None, None);
+        self.process = None;
+        self.board.forget_exit();
     }
 
     /// The power goes and comes back; everything that was not durable is lost.
@@ -486,10 +482,7 @@ impl Node {
     /// The same; of what was not durable this is lost.
     pub fn power_cut_with(&mut self, loss: Loss) -> Losses {
         self.process = None;
-        (self.boots, self.runs) = (self.boots + 1, 0);
-        // what the hardware says of how a boot began, it says in that boot
-        self.previous.hardware_reset = false;
-        self.mono = Duration::from_secs(20);
+        self.board.reboot();
         self.disk.lose_power(loss)
     }
 

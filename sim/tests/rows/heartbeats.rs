@@ -183,7 +183,7 @@ fn unchanged_status_is_sent_only_when_a_report_is_due() {
 #[test]
 fn start_within_a_wall_second_sends_no_extra_status() {
     let mut world = World::new();
-    world.wall_micros += 123_456;
+    world.board.set_wall(world.board.wall_micros() + 123_456);
     world.start();
     world.run_for(TRIAL);
     world.hub.status_patches.clear();
@@ -270,7 +270,7 @@ fn wall_clock_jump_of_twenty_years_changes_no_timing() {
             world.run_for(MINUTE);
             world.seen.clear();
         }
-        stepped.wall_micros += step;
+        stepped.board.set_wall(stepped.board.wall_micros() + step);
         for world in [&mut world, &mut stepped] {
             world.run_for(TRIAL - MINUTE - SECOND);
             assert_eq!(world.state(), "trial");

@@ -69,11 +69,11 @@ fn refused_report_is_retried_after_a_second() {
         "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 5m\nnodeLeaseDurationSeconds: 86400",
     );
     while asked(&world, RequestKind::PatchStatus) == 0 {
-        world.advance(world.deadline().expect("a report is due") - world.mono);
+        world.advance(world.deadline().expect("a report is due") - world.mono());
         world.handle(Event::Tick);
     }
     world.do_request(Some(refused(500, "InternalError", "no leader")));
-    let wait = world.deadline().expect("to try again") - world.mono;
+    let wait = world.deadline().expect("to try again") - world.mono();
     assert!(wait >= SECOND && wait <= SECOND.mul_f64(1.25), "{wait:?}");
 }
 
@@ -162,7 +162,7 @@ fn only_the_last_sixteen_events_are_posted_in_order() {
     world.link = false;
     world.start();
     forgive(&mut world, 1..=20);
-    let wall = world.wall_micros;
+    let wall = world.board.wall_micros();
     world.link = true;
     world.run_for(MINUTE);
     assert_eq!(told(&world), (5..=20).collect::<Vec<u32>>());
@@ -227,7 +227,7 @@ fn unseen_node_is_created_again_after_half_a_minute() {
         world.do_request(Some(answer));
         while world.do_step() || world.do_facts() || world.do_request(None) {}
         assert_eq!(asked(&world, RequestKind::Register), 1);
-        assert_eq!(world.deadline(), Some(world.mono + 30 * SECOND), "nothing else wakes it");
+        assert_eq!(world.deadline(), Some(world.mono() + 30 * SECOND), "nothing else wakes it");
         world.advance(30 * SECOND);
         world.handle(Event::Tick);
         assert_eq!(asked(&world, RequestKind::Register), 2);

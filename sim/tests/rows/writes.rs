@@ -34,7 +34,7 @@ fn refused_write_is_retried_after_a_minute() {
     world.disk.fault = WriteFault::Once(0);
     world.assign("b", &payload(B, ""));
     world.turn();
-    assert_eq!(world.deadline(), Some(world.mono + MINUTE));
+    assert_eq!(world.deadline(), Some(world.mono() + MINUTE));
     world.run_for(MINUTE);
     assert!(world.exited(), "adopted");
 
@@ -45,7 +45,7 @@ fn refused_write_is_retried_after_a_minute() {
     world.disk.fault = WriteFault::All;
     world.start();
     world.disk.fault = WriteFault::None;
-    assert_eq!(world.deadline(), Some(world.mono + MINUTE));
+    assert_eq!(world.deadline(), Some(world.mono() + MINUTE));
     world.run_for(MINUTE);
     assert!(world.bad_configs().get(&bad).is_some(), "the verdict");
 }

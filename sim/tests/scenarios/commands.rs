@@ -6,7 +6,7 @@
 //! what it led to, `repeat N` shows the first and the last of rounds that are alike, `$a` is the UID of ConfigMap `a`.
 
 use crate::output::{Observer, shortened_rounds};
-use kedge_core::{Event, Exit, PreviousRun, Step};
+use kedge_core::{Event, Exit, Step};
 use kedge_sim::disk::{WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
 use kedge_sim::situations::TRIAL;
@@ -167,7 +167,7 @@ impl Stage {
     }
 
     fn run(&mut self, time: Duration) {
-        let begin = self.world.mono;
+        let begin = self.world.mono();
         let end = begin + time;
         loop {
             self.world.turn();
@@ -175,11 +175,12 @@ impl Stage {
             if self.world.exited() {
                 return;
             }
-            if self.world.mono >= end {
+            if self.world.mono() >= end {
                 return self.check_heartbeat(time);
             }
-            let next = self.world.deadline().filter(|at| *at > self.world.mono).map_or(end, |at| at.min(end));
-            self.world.advance(next - self.world.mono);
+            let next =
+                self.world.deadline().filter(|at| *at > self.world.mono()).map_or(end, |at| at.min(end));
+            self.world.advance(next - self.world.mono());
             self.world.handle(Event::Tick);
         }
     }
@@ -290,17 +291,18 @@ impl Stage {
                 world.disk.put(&path, &bytes_of(content));
             }
             "edit" => edit(world, name, content),
-            "clock" => world.wall_micros = rest.parse().expect("microseconds"),
+            "clock" => world.board.set_wall(rest.parse().expect("microseconds")),
             "wait" => world.advance(time(rest)),
             "agent-version" => world.version = rest.into(),
             "drop-in" if rest == "none" => world.local.drop_ins.clear(),
             "drop-in" => world.drop_in(&fields_of(rest)),
             "base" => world.base(&fields_of(rest)),
             "evidence" => {
-                world.previous = PreviousRun {
-                    hardware_reset: rest == "hardware-reset",
-                    kernel_panic: rest == "kernel-panic",
-                    ..PreviousRun::default()
+                world.board.consume_evidence();
+                match rest {
+                    "hardware-reset" => world.board.hardware_reset(),
+                    "kernel-panic" => world.board.kernel_panic(),
+                    _ => panic!("evidence hardware-reset|kernel-panic"),
                 }
             }
             "show" => self.observer.show(world, rest),

@@ -59,7 +59,7 @@ impl Observer {
             // nobody pushes while time goes by
             self.learn_names(world);
         }
-        let time = since.map(|since| world.mono.saturating_sub(since)).unwrap_or_default();
+        let time = since.map(|since| world.mono().saturating_sub(since)).unwrap_or_default();
         let from = self.lines.len();
         let seen = std::mem::take(&mut world.seen);
         let swept = seen.iter().any(|seen| matches!(seen, Seen::Asked(Action::Sweep { .. })));
@@ -248,7 +248,7 @@ impl Observer {
             self.note(&format!("is now {}", runs.split(", ").last().unwrap_or_default()));
             self.runs = runs;
         }
-        let kept = world.process.is_some() && world.previous != Default::default();
+        let kept = world.process.is_some() && world.board.has_evidence();
         if kept && !self.kept {
             self.note("(the evidence is kept)");
         }
@@ -322,7 +322,10 @@ impl Observer {
             _ => words.push("terms unknown".into()),
         }
         words.push(match record["open"].as_str() {
-            Some(boot) => format!("open in {boot}"),
+            Some(boot) => {
+                let number = boot.rsplit('-').next().unwrap_or_default();
+                format!("open in boot-{}", number.trim_start_matches('0'))
+            }
             None => "closed".into(),
         });
         let id = text("id");

@@ -274,8 +274,10 @@ impl Simulation {
         self.verdict_now = false;
         self.overrides = canonical_overrides(&self.world.local).unwrap_or_default();
         self.hit("event", "Start");
-        if let (Some(Mutant::RunsNotCounted), Some(exit)) = (self.mutant, &mut self.world.previous.exit) {
-            exit.run = 0;
+        if self.mutant == Some(Mutant::RunsNotCounted)
+            && let Some(exit) = self.world.board.previous_run().exit
+        {
+            self.world.board.record_exit(Exit { run: 0, ..exit });
         }
         match self.world.try_launch() {
             Ok(()) => {
@@ -341,7 +343,7 @@ impl Simulation {
                 return Ok(());
             }
         }
-        let mono = self.world.mono;
+        let mono = self.world.mono();
         let deadline = self.world.deadline().unwrap_or(mono + Duration::from_secs(60));
         let mut time = deadline.saturating_sub(mono);
         if self.random.percent(10) {
@@ -352,7 +354,7 @@ impl Simulation {
 
     /// Time passes, and the agent is told; unless what it runs ends it before.
     fn tick(&mut self, time: Duration) -> Check {
-        let mono = self.world.mono;
+        let mono = self.world.mono();
         let until_late = self.late.map(|late| late.saturating_sub(mono));
         if let Some(until) = until_late.filter(|until| *until <= time) {
             self.pass_time(until);
@@ -398,7 +400,7 @@ impl Simulation {
             if self.world.time >= end {
                 return Ok(());
             }
-            let mono = self.world.mono;
+            let mono = self.world.mono();
             let left = end - self.world.time;
             let wait = self
                 .world

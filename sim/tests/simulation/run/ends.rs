@@ -19,7 +19,7 @@ impl Simulation {
         let open = self.open();
         let startups = self.world.startups();
         let left_open = ConfigId::parse(text(&startups, "/id")).filter(|_| startups["open"].is_string());
-        self.model.ends(self.world.mono, &self.designs, crashed, open, left_open);
+        self.model.ends(self.world.mono(), &self.designs, crashed, open, left_open);
         self.late = None;
         if let Some(process) = &mut self.world.process {
             self.orphans.append(&mut process.requests);
@@ -47,7 +47,7 @@ impl Simulation {
 
     /// The power goes, and comes back: of what was not durable, not all is there again.
     pub(super) fn power_goes(&mut self) {
-        if self.world.previous.kernel_panic {
+        if self.world.board.previous_run().kernel_panic {
             // it lies where the kernel left it until somebody notes that it was seen
             self.model.evidence_stays();
         }
@@ -80,7 +80,7 @@ impl Simulation {
             }
         }
         if !self.has_clock {
-            self.world.wall_micros = 0;
+            self.world.board.set_wall(0);
             self.hit("fault", "boot without a clock");
         }
     }
@@ -97,7 +97,7 @@ impl Simulation {
                     self.world.disk.put(&path, record.to_string().as_bytes());
                 }
             }
-            Some(Mutant::CutCountsAsCrash) => self.world.previous.hardware_reset = true,
+            Some(Mutant::CutCountsAsCrash) => self.world.board.hardware_reset(),
             _ => {}
         }
     }
@@ -135,20 +135,20 @@ impl Simulation {
             }
             "hardware reset" => {
                 self.power_goes();
-                self.world.previous = Default::default();
-                self.world.previous.hardware_reset = true;
+                self.world.board.consume_evidence();
+                self.world.board.hardware_reset();
             }
             "kernel panic" => {
                 self.power_goes();
-                self.world.previous = Default::default();
-                self.world.previous.kernel_panic = true;
+                self.world.board.consume_evidence();
+                self.world.board.kernel_panic();
             }
             other => panic!("no such end: {other}"),
         }
         if self.mutant == Some(Mutant::CrashNotCounted) {
             let boot = self.world.startups()["open"].as_str().unwrap_or_default().to_owned();
-            self.world.previous.exit =
-                Some(Exit { boot_id: boot, stop_asked: true, ..ending(&self.world, "success") });
+            let exit = Exit { boot_id: boot, stop_asked: true, ..ending(&self.world, "success") };
+            self.world.board.record_exit(exit);
         }
         self.trace(|| format!("END: {how}"));
     }
@@ -203,7 +203,7 @@ impl Simulation {
                 let used = self.world.process.as_ref().and_then(|process| process.used);
                 let design = used.and_then(|pods| with_pods(&self.designs, pods));
                 let settled = Duration::from_millis(design.map_or(0, Design::settled_ms));
-                self.late = Some(self.world.mono + settled * tenths / 10);
+                self.late = Some(self.world.mono() + settled * tenths / 10);
             }
             Nature::Hangs => self.crash("watchdog"),
             Nature::EatsMemory => self.crash("out of memory"),

@@ -84,7 +84,7 @@ impl Simulation {
         }
         let Some(report) = self.report() else {
             // it was asked to stop before it began, and is gone already
-            self.model.begins(self.world.mono, None, false);
+            self.model.begins(self.world.mono(), None, false);
             return Ok(());
         };
         let active = report.config.status.active.clone().and_then(|source| source.config_map);
@@ -112,7 +112,7 @@ impl Simulation {
             )
         });
         self.invariants_of_a_start(config, &report)?;
-        self.model.begins(self.world.mono, config, recorded);
+        self.model.begins(self.world.mono(), config, recorded);
         let obstacle = report.config.obstacle;
         if let Some(obstacle) = obstacle {
             self.hit("obstacle", obstacle);
@@ -232,7 +232,7 @@ impl Simulation {
                     self.world.disk.retain(|path| !path.starts_with("checkpoints/"));
                     self.model.told.retain(|path, _| !path.starts_with("checkpoints/"));
                 }
-                self.model.ran(self.world.mono, &self.designs);
+                self.model.ran(self.world.mono(), &self.designs);
                 self.invariant_last_known_good_survived_a_trial(&record)
             }
             StateFile::Current => {
@@ -271,12 +271,12 @@ impl Simulation {
         if config.max_pods == running.max_pods && config.id != running.id {
             let since = run.since;
             let counts_must_follow = self.report().is_some_and(|report| report.config.state != "fallback");
-            self.model.ran(self.world.mono, &self.designs);
+            self.model.ran(self.world.mono(), &self.designs);
             let past = self.model.past.get(&running.id).cloned().unwrap_or_default();
             self.model.past.insert(config.id, past);
             if let Some(run) = &mut self.model.run {
                 run.config = Some(config);
-                run.since = self.world.mono.max(since);
+                run.since = self.world.mono().max(since);
                 run.ahead_of_its_counts = counts_must_follow;
             }
         }
@@ -337,7 +337,7 @@ impl Simulation {
         } else if process.step.is_none() {
             self.under_way = None;
         }
-        let used_now = self.model.run.as_ref().is_some_and(|run| run.since == self.world.mono);
+        let used_now = self.model.run.as_ref().is_some_and(|run| run.since == self.world.mono());
         if used_now && self.late.is_none() && self.nature() != Nature::Good && self.model.fresh {
             self.model.fresh = false;
             self.apply_nature();

@@ -115,13 +115,16 @@ impl Simulation {
         Some(match act {
             24 => {
                 let years = if self.random.percent(50) { 1 } else { -1 };
-                self.world.wall_micros = (self.world.wall_micros + years * TWENTY_YEARS_MICROS).max(0);
+                self.world
+                    .board
+                    .set_wall((self.world.board.wall_micros() + years * TWENTY_YEARS_MICROS).max(0));
                 self.hit("fault", "clock step");
                 "the clock on the wall jumps by 20 years".into()
             }
             25 => {
-                self.world.wall_micros =
-                    WALL_MICROS + i64::try_from(self.world.time.as_micros()).expect("a run");
+                self.world
+                    .board
+                    .set_wall(WALL_MICROS + i64::try_from(self.world.time.as_micros()).expect("a run"));
                 self.hit("fault", "clock set right");
                 "the clock on the wall is set right".into()
             }
