@@ -133,7 +133,7 @@ impl Hub {
 
     /// The objects of a kind and all later changes, without a gap.
     pub fn subscribe(&self, kind: &'static Kind) -> Subscription {
-        match self.memory.watch(kind, Selection::default(), None) {
+        match self.memory.watch(kind, Selection::default(), None, None) {
             Ok((Start::Objects(snapshot), revision, watch)) => {
                 Subscription { snapshot, revision, watch: Some(watch) }
             }
@@ -222,6 +222,6 @@ impl Subscription {
     /// The next change; `None` when the subscriber fell behind or the hub closes: then subscribe again (or end).
     /// Safe to cancel.
     pub async fn next(&mut self) -> Option<Arc<Event>> {
-        self.watch.as_mut()?.receiver.recv().await
+        self.watch.as_mut()?.receiver.recv().await.map(|waiting| waiting.event)
     }
 }

@@ -17,6 +17,7 @@
 
 pub mod addresses;
 mod audit;
+pub mod capacity;
 pub mod controllers;
 pub mod flags;
 mod fresh;

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kedge_hub::capacity::{Capacity, Machine};
 use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
 use kedge_hub::probe::Probe;
@@ -24,8 +25,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Connections that wait to be accepted: a whole fleet reconnects at once after a restart.
 const BACKLOG: u32 = 4096;
-/// The work is short requests and one writer thread: two workers keep a small machine's other processes alive.
-const WORKERS: usize = 2;
 /// How often the serving certificate's age is checked.
 const RENEWAL_CHECK: Duration = Duration::from_secs(60 * 60);
 
@@ -64,12 +63,16 @@ fn run(command: Command) -> Result<(), String> {
         }
         Command::Serve(options) => {
             logging::start(options.log_level);
+            let machine = Machine::read();
+            let capacity = Capacity::of(&machine);
+            log::info!("{machine}: {capacity}");
             tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(WORKERS)
+                .worker_threads(capacity.workers)
+                .thread_stack_size(server::STACK_BYTES)
                 .enable_all()
                 .build()
                 .map_err(|error| format!("cannot start the runtime: {error}"))?
-                .block_on(serve(options))
+                .block_on(serve(options, capacity))
         }
     }
 }
@@ -81,7 +84,7 @@ fn node_kubeconfig(options: &NodeKubeconfig) -> Result<(), String> {
     print(&text)
 }
 
-async fn serve(options: Serve) -> Result<(), String> {
+async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     // installed before anything is created, so that a stop during the start is clean, too
     let shutdown = shutdown_signal().map_err(|error| format!("cannot listen for signals: {error}"))?;
     pki::make_data_dir(&options.data_dir).map_err(text)?;
@@ -109,7 +112,7 @@ async fn serve(options: Serve) -> Result<(), String> {
     }
     let supervisor = NotifySocket::from_environment();
     supervisor.ready();
-    let served = server::serve(listener, tls, hub, async move {
+    let served = server::serve(listener, tls, hub, capacity, async move {
         shutdown.await;
         supervisor.stopping();
     })

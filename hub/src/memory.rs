@@ -3,6 +3,8 @@
 //! Always holds: the writer thread alone changes the index, one batch under one write lock, so every reader sees whole batches in
 //! the order of revisions. Left to `kedge_hub_core::state`: the objects, and which watcher gets which change.
 
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kedge_hub_core::kinds::Kind;
@@ -13,14 +15,83 @@ use tokio::sync::mpsc;
 
 /// Changes that wait for one watcher; when it is further behind it is dropped and must watch again.
 pub const WATCH_BACKLOG: usize = 1024;
+/// Bytes of objects that wait for one watcher. A client that does not read keeps every version alive that it has not read, so their
+/// number alone bounds nothing: 1024 versions of a Node may be 1.5 GiB. One change always waits, however large.
+pub const WATCH_BACKLOG_BYTES: usize = 1024 * 1024;
+/// Bytes that a waiting change takes besides its objects.
+const CHANGE_BYTES: usize = 256;
+
+/// The bytes that may wait for all watches of one caller.
+pub trait Budget: Debug + Send + Sync {
+    /// Takes bytes of the budget. `false`: there are not enough, and nothing was taken.
+    fn take(&self, bytes: usize) -> bool;
+    /// Gives taken bytes back.
+    fn give_back(&self, bytes: usize);
+}
+
+/// The bytes that wait for one watcher.
+#[derive(Debug)]
+struct Backlog {
+    bytes: AtomicUsize,
+    /// `None`: a part of the hub itself, which reads its changes.
+    budget: Option<Arc<dyn Budget>>,
+}
+
+impl Backlog {
+    /// Counts a change that begins to wait; `None` if it must not.
+    fn hold(self: &Arc<Self>, event: &Event) -> Option<Held> {
+        let Some(budget) = &self.budget else { return Some(Held { backlog: Arc::clone(self), bytes: 0 }) };
+        let bytes = size(event);
+        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before == 0 || before + bytes <= WATCH_BACKLOG_BYTES;
+        if fits && budget.take(bytes) {
+            return Some(Held { backlog: Arc::clone(self), bytes });
+        }
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        None
+    }
+}
+
+/// Bytes that a waiting change keeps in memory.
+fn size(event: &Event) -> usize {
+    let size = |object: &Option<Arc<Object>>| object.as_ref().map_or(0, |object| object.json.len());
+    CHANGE_BYTES + size(&event.new).max(size(&event.last)).max(size(&event.old))
+}
+
+/// Counted bytes of a waiting change; uncounted when dropped.
+#[derive(Debug)]
+struct Held {
+    backlog: Arc<Backlog>,
+    bytes: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.backlog.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Some(budget) = &self.backlog.budget {
+            budget.give_back(self.bytes);
+        }
+    }
+}
+
+/// A change that waits to be written to its watcher. It counts as waiting until it is dropped.
+#[derive(Debug)]
+pub struct Waiting {
+    pub event: Arc<Event>,
+    _held: Held,
+}
 
 /// The sending side of a watch.
 #[derive(Debug)]
-pub struct Sender(mpsc::Sender<Arc<Event>>);
+pub struct Sender {
+    queue: mpsc::Sender<Waiting>,
+    backlog: Arc<Backlog>,
+}
 
 impl Sink for Sender {
     fn take(&self, event: &Arc<Event>) -> bool {
-        self.0.try_send(event.clone()).is_ok()
+        let waiting = |held| Waiting { event: event.clone(), _held: held };
+        self.backlog.hold(event).is_some_and(|held| self.queue.try_send(waiting(held)).is_ok())
     }
 }
 
@@ -78,16 +149,19 @@ impl Memory {
         self.read().list(kind, selection, query)
     }
 
-    /// Registers a watcher; see [`Index::watch`].
+    /// Registers a watcher; see [`Index::watch`]. Its changes wait at the cost of this budget; a watcher of the hub itself has none.
     pub fn watch(
         self: &Arc<Self>,
         kind: &Kind,
         selection: Selection,
         from: Option<u64>,
+        budget: Option<Arc<dyn Budget>>,
     ) -> Result<(Start, u64, Watch), WatchRefused> {
-        let (sender, receiver) = mpsc::channel(WATCH_BACKLOG);
-        let (start, revision, id) = self.write().watch(kind, selection.clone(), from, Sender(sender))?;
-        Ok((start, revision, Watch { memory: self.clone(), id, selection, receiver }))
+        let (queue, receiver) = mpsc::channel(WATCH_BACKLOG);
+        let backlog = Arc::new(Backlog { bytes: AtomicUsize::new(0), budget });
+        let sender = Sender { queue, backlog: Arc::clone(&backlog) };
+        let (start, revision, id) = self.write().watch(kind, selection.clone(), from, sender)?;
+        Ok((start, revision, Watch { memory: self.clone(), id, selection, receiver, backlog }))
     }
 
     /// Makes changes visible: the writer's last step, after they are durable (or need not be).
@@ -114,10 +188,27 @@ pub struct Watch {
     /// What it asked for.
     pub selection: Selection,
     /// Changes that concern it, in order. It ends when the watcher was too slow or the hub closes.
-    pub receiver: mpsc::Receiver<Arc<Event>>,
+    pub receiver: mpsc::Receiver<Waiting>,
+    backlog: Arc<Backlog>,
 }
 
 impl Watch {
+    /// The changes before the watch began, as ones that wait; `None` if the budget does not allow it. Their number is limited by what
+    /// the hub remembers, so they do not count for [`WATCH_BACKLOG_BYTES`].
+    pub fn waiting(&self, events: Vec<Arc<Event>>) -> Option<Vec<Waiting>> {
+        let budget = self.backlog.budget.clone();
+        let backlog = Arc::new(Backlog { bytes: AtomicUsize::new(0), budget });
+        let wait = |event: Arc<Event>| {
+            let bytes = size(&event);
+            if backlog.budget.as_ref().is_some_and(|budget| !budget.take(bytes)) {
+                return None;
+            }
+            backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
+            Some(Waiting { event, _held: Held { backlog: Arc::clone(&backlog), bytes } })
+        };
+        events.into_iter().map(wait).collect()
+    }
+
     /// A revision up to which every change is in the receiver or was taken from it.
     pub fn progress(&self) -> u64 {
         self.memory.revision()
@@ -137,8 +228,13 @@ mod tests {
     use serde_json::json;
 
     fn put(memory: &Memory) {
+        put_with(memory, 0);
+    }
+
+    fn put_with(memory: &Memory, bytes: usize) {
         let revision = memory.revision() + 1;
-        let new = Object::new(&CONFIG_MAP, &json!({"metadata": {"namespace": "a", "name": "1"}}), revision);
+        let map = json!({"metadata": {"namespace": "a", "name": "1"}, "data": {"k": "x".repeat(bytes)}});
+        let new = Object::new(&CONFIG_MAP, &map, revision);
         let event = Event { revision, old: None, new: new.map(Arc::new), last: None };
         memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event) }]);
     }
@@ -146,12 +242,12 @@ mod tests {
     #[test]
     fn slow_watcher_is_dropped_after_its_backlog() {
         let memory = Arc::new(Memory::new(Index::new(10)));
-        let (_, _, mut slow) = memory.watch(&CONFIG_MAP, Selection::all(""), None).unwrap();
+        let (_, _, mut slow) = memory.watch(&CONFIG_MAP, Selection::all(""), None, None).unwrap();
         for _ in 0..=WATCH_BACKLOG {
             put(&memory);
         }
         assert_eq!(memory.watches(), 0);
-        let (_, _, mut quick) = memory.watch(&CONFIG_MAP, Selection::all(""), None).unwrap();
+        let (_, _, mut quick) = memory.watch(&CONFIG_MAP, Selection::all(""), None, None).unwrap();
         put(&memory);
         assert!(quick.receiver.try_recv().is_ok());
         let mut received = 0;
@@ -161,5 +257,55 @@ mod tests {
         assert_eq!(received, WATCH_BACKLOG);
         drop((slow, quick));
         assert_eq!(memory.watches(), 0);
+    }
+
+    /// Counts what it gave; refuses beyond a limit.
+    #[derive(Debug)]
+    struct Purse {
+        limit: usize,
+        given: AtomicUsize,
+    }
+
+    impl Budget for Purse {
+        fn take(&self, bytes: usize) -> bool {
+            let fits = |given| (given + bytes <= self.limit).then_some(given + bytes);
+            self.given.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+        }
+
+        fn give_back(&self, bytes: usize) {
+            self.given.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn unread_watch_holds_a_bounded_number_of_bytes() {
+        let memory = Arc::new(Memory::new(Index::new(10)));
+        let check = |limit: usize, each: usize, expect: usize| {
+            let purse = Arc::new(Purse { limit, given: AtomicUsize::new(0) });
+            let (_, _, mut unread) =
+                memory.watch(&CONFIG_MAP, Selection::all(""), None, Some(purse.clone())).unwrap();
+            for _ in 0..20 {
+                put_with(&memory, each);
+            }
+            assert_eq!(memory.watches(), 0, "{limit} {each}");
+            let mut received = 0;
+            while unread.receiver.try_recv().is_ok() {
+                received += 1;
+            }
+            assert_eq!(received, expect, "{limit} {each}");
+            assert_eq!(purse.given.load(Ordering::Relaxed), 0, "everything was given back");
+        };
+        check(usize::MAX, 200_000, 5);
+        // one change waits, however large
+        check(usize::MAX, 1_400_000, 1);
+        // the caller's other watches have taken the rest
+        check(500_000, 200_000, 2);
+        // a watch that is dropped with its changes gives their bytes back
+        let purse = Arc::new(Purse { limit: usize::MAX, given: AtomicUsize::new(0) });
+        let watch = memory.watch(&CONFIG_MAP, Selection::all(""), None, Some(purse.clone())).unwrap();
+        put_with(&memory, 100_000);
+        assert!(purse.given.load(Ordering::Relaxed) > 100_000);
+        drop(watch);
+        assert_eq!(purse.given.load(Ordering::Relaxed), 0);
     }
 }

@@ -351,8 +351,10 @@ fn broken_hub() {
             let pki = kedge_hub::pki::Pki::open(&directory, &["127.0.0.1".to_owned()], now).unwrap();
             let kubeconfig = pki.publish(&url, &url, now).unwrap();
             let tls = pki.server_config().unwrap();
+            let machine = kedge_hub::capacity::Machine::read();
+            let capacity = kedge_hub::capacity::Capacity::of(&machine);
             println!("\nlistening: {url}\nkubeconfig: {}", kubeconfig.display());
-            let served = kedge_hub::server::serve(listener, tls, hub, std::future::pending()).await;
+            let served = kedge_hub::server::serve(listener, tls, hub, capacity, std::future::pending()).await;
             served.unwrap();
         },
     );

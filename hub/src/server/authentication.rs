@@ -11,7 +11,7 @@ use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
 use time::OffsetDateTime;
 
-use super::Caller;
+use super::connection::Caller;
 use super::shared::Server;
 
 /// The identity of a request of this caller; `None` for an anonymous one.

@@ -1,19 +1,18 @@
 //! Detached watches: written without the HTTP library, so that an idle one does not hold its buffers, 16 KiB a connection. A fleet is
 //! thousands of idle watches.
 //!
-//! hyper's connection is detached when its write buffer is empty ([`Clean`]) and returned after the watch; bytes that the client sends
-//! meanwhile are kept for the next request. Always holds: the answer is one HTTP response, chunked if the client supports that, and the
+//! hyper's connection is detached before it has written anything and returned after the watch; bytes that the client sends meanwhile
+//! are kept for the next request. Always holds: the answer is one HTTP response, chunked if the client supports that, and the
 //! byte stream is identical to what hyper would have produced. Left to others: the events and the end of the watch (`watch`).
 
 use std::io;
-use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
-use http::{Response, header};
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use http::Response;
+use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::link::{Link, head_text};
 use super::respond::Body;
 use super::watch::WatchStream;
 
@@ -22,44 +21,7 @@ const EARLY_BYTES: usize = 1024;
 /// Bytes of events that are written together, about a TLS record.
 const RECORD_BYTES: usize = 16 * 1024;
 
-/// A connection that is passed from hyper to a watch and back.
-pub(super) struct Link<S> {
-    stream: S,
-    /// Bytes that were read ahead and not yet by hyper.
-    early: Vec<u8>,
-    clean: Clean,
-}
-
-/// Whether everything written is flushed. hyper flushes after each answer it encodes, so a clean link means that its write buffer is
-/// empty.
-#[derive(Debug, Clone)]
-pub(super) struct Clean(Arc<AtomicBool>);
-
-impl Clean {
-    pub(super) fn is_clean(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
-    pub(super) fn new(stream: S) -> Link<S> {
-        Link { stream, early: Vec::new(), clean: Clean(Arc::new(AtomicBool::new(true))) }
-    }
-
-    /// A handle that observes `clean` while hyper owns the stream.
-    pub(super) fn clean(&self) -> Clean {
-        self.clean.clone()
-    }
-
-    pub(super) fn stream(&self) -> &S {
-        &self.stream
-    }
-
-    /// Returns the bytes that hyper had read ahead.
-    pub(super) fn give_back(&mut self, read: &[u8]) {
-        self.early.splice(0..0, read.iter().copied());
-    }
-
     /// Writes a watch until its end; returns whether the connection can be reused.
     pub(super) async fn write_watch(&mut self, answer: Answer) -> io::Result<bool> {
         let Answer { head, mut watch, manner } = answer;
@@ -70,28 +32,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
                 .await?;
             match next {
                 Next::Gone => return Ok(false),
-                Next::Write => self.write(std::mem::take(&mut text)).await?,
+                Next::Write => self.write(&std::mem::take(&mut text)).await?,
                 Next::Last => break,
             }
         }
         if manner.chunks {
             text.extend_from_slice(b"0\r\n\r\n");
         }
-        self.write(text).await?;
+        self.write(&text).await?;
         if manner.closes {
             self.shut_down().await?;
         }
         Ok(!manner.closes)
-    }
-
-    /// Closes TLS in order, so that the client knows that the answer is complete.
-    pub(super) async fn shut_down(&mut self) -> io::Result<()> {
-        self.stream.shutdown().await
-    }
-
-    async fn write(&mut self, text: Vec<u8>) -> io::Result<()> {
-        self.stream.write_all(&text).await?;
-        self.stream.flush().await
     }
 
     fn poll_next(
@@ -112,23 +64,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         if !text.is_empty() {
             return Poll::Ready(Ok(Next::Write));
         }
-        self.poll_gone(manner, context).map_ok(|()| Next::Gone)
-    }
-
-    /// Resolves when the client has left. Bytes that it sends on a connection that will close are dropped.
-    fn poll_gone(&mut self, manner: Manner, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while manner.closes || self.early.len() < EARLY_BYTES {
-            let mut space = [0; EARLY_BYTES];
-            let mut read = ReadBuf::new(&mut space);
-            ready!(Pin::new(&mut self.stream).poll_read(context, &mut read))?;
-            if read.filled().is_empty() {
-                return Poll::Ready(Ok(()));
-            }
-            if !manner.closes {
-                self.early.extend_from_slice(read.filled());
-            }
-        }
-        Poll::Pending
+        let keep = (!manner.closes).then_some(EARLY_BYTES);
+        self.poll_gone(keep, context).map_ok(|()| Next::Gone)
     }
 }
 
@@ -143,17 +80,7 @@ enum Next {
 
 /// The head of an answer of unknown length.
 fn head_of(head: &http::response::Parts, manner: Manner) -> Vec<u8> {
-    let mut text = if manner.chunks { b"HTTP/1.1 " } else { b"HTTP/1.0 " }.to_vec();
-    text.extend_from_slice(head.status.as_str().as_bytes());
-    text.push(b' ');
-    text.extend_from_slice(head.status.canonical_reason().unwrap_or_default().as_bytes());
-    text.extend_from_slice(b"\r\n");
-    for (name, value) in &head.headers {
-        text.extend_from_slice(name.as_str().as_bytes());
-        text.extend_from_slice(b": ");
-        text.extend_from_slice(value.as_bytes());
-        text.extend_from_slice(b"\r\n");
-    }
+    let mut text = head_text(if manner.chunks { "HTTP/1.1" } else { "HTTP/1.0" }, head);
     if manner.chunks {
         text.extend_from_slice(b"transfer-encoding: chunked\r\n");
     }
@@ -178,24 +105,9 @@ fn chunk(text: &mut Vec<u8>, line: &[u8]) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Manner {
     /// In chunks; an HTTP/1.0 client reads until the connection's end.
-    chunks: bool,
+    pub(super) chunks: bool,
     /// The connection ends with it.
-    closes: bool,
-}
-
-/// The framing if a watch that answers this request can be detached; `None` leaves it to hyper: for a request with a body, a client that
-/// asks for another protocol, or other options of `Connection`.
-pub(super) fn manner<B: hyper::body::Body>(request: &http::Request<B>) -> Option<Manner> {
-    if !request.body().is_end_stream() || request.headers().contains_key(header::UPGRADE) {
-        return None;
-    }
-    let connection = request.headers().get(header::CONNECTION);
-    let closes = connection.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"close"));
-    match request.version() {
-        http::Version::HTTP_10 => Some(Manner { chunks: false, closes: true }),
-        http::Version::HTTP_11 if closes || connection.is_none() => Some(Manner { chunks: true, closes }),
-        _ => None,
-    }
+    pub(super) closes: bool,
 }
 
 /// The answer to a watch.
@@ -228,68 +140,19 @@ impl Waiting {
         }
     }
 
+    pub(super) fn is_kept(&self) -> bool {
+        self.lock().is_some()
+    }
+
     pub(super) fn take(&self) -> Option<Answer> {
         self.lock().take()
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Link<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.early.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(context, buffer);
-        }
-        let fits = buffer.remaining().min(self.early.len());
-        buffer.put_slice(&self.early[..fits]);
-        self.early.drain(..fits);
-        if self.early.is_empty() {
-            self.early = Vec::new();
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.clean.0.store(false, Ordering::Relaxed);
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffers: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.clean.0.store(false, Ordering::Relaxed);
-        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
-        self.clean.0.store(true, Ordering::Relaxed);
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Memory;
+    use crate::memory::{Budget, Memory};
     use crate::server::request::{Form, Parameters};
     use crate::server::{respond, watch};
     use kedge_hub_core::kinds::CONFIG_MAP;
@@ -297,15 +160,33 @@ mod tests {
     use kedge_hub_core::selector::Selection;
     use kedge_hub_core::state::{Changed, Index};
     use serde_json::json;
-    use tokio::io::{AsyncReadExt, DuplexStream};
+    use std::sync::Arc;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    #[derive(Debug)]
+    struct Unlimited;
+
+    impl Budget for Unlimited {
+        fn take(&self, _: usize) -> bool {
+            true
+        }
+
+        fn give_back(&self, _: usize) {}
+    }
 
     fn run<T>(story: impl Future<Output = T>) -> T {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(story)
     }
 
     fn answer(memory: &Arc<Memory>) -> Answer {
-        let stream =
-            watch::start(memory, &CONFIG_MAP, Selection::default(), &Parameters::default(), Form::Whole);
+        let stream = watch::start(
+            memory,
+            &CONFIG_MAP,
+            Selection::default(),
+            &Parameters::default(),
+            Form::Whole,
+            Arc::new(Unlimited),
+        );
         let (mut head, _) = respond::bytes(200, "application/json", "").into_parts();
         head.headers.insert("x-b", "c".parse().unwrap());
         Answer { head, watch: Box::new(stream.unwrap()), manner: Manner { chunks: true, closes: false } }
@@ -332,7 +213,6 @@ mod tests {
             let (mut client, server) = tokio::io::duplex(4096);
             let memory = Arc::new(Memory::new(Index::new(1)));
             let mut link = Link::new(server);
-            link.give_back(b"GET");
             let answer = answer(&memory);
             let writing = async { (link.write_watch(answer).await.unwrap(), link) };
             let asking = async {
@@ -352,11 +232,11 @@ mod tests {
                 assert_eq!(read_until(&mut client, "\r\n\r\n").await, "0\r\n\r\n");
                 client.shutdown().await.unwrap();
             };
-            let ((goes_on, mut link), ()) = tokio::join!(writing, asking);
+            let ((goes_on, link), ()) = tokio::join!(writing, asking);
             assert!(goes_on);
-            let mut rest = String::new();
-            link.read_to_string(&mut rest).await.unwrap();
-            assert_eq!(rest, "GET /next", "the bytes read before and during the watch, in order");
+            let (mut early, mut rest) = link.into_parts();
+            rest.read_to_end(&mut early).await.unwrap();
+            assert_eq!(early, b" /next", "what came during the watch is for the next request");
         });
     }
 
@@ -431,38 +311,6 @@ mod tests {
                 assert!(body.ends_with(if chunks { "}\n\r\n0\r\n\r\n" } else { "}\n" }), "{body}");
                 assert_eq!(body.starts_with("{\"type\":\"ADDED\""), !chunks, "{body}");
             }
-        });
-    }
-
-    #[test]
-    fn only_plain_watches_take_over_the_connection() {
-        let check = |version: http::Version, name: &str, value: &str, expect: Option<(bool, bool)>| {
-            let mut request = http::Request::new(http_body_util::Empty::<bytes::Bytes>::new());
-            *request.version_mut() = version;
-            let name: http::HeaderName = name.parse().unwrap();
-            request.headers_mut().insert(name, value.parse().unwrap());
-            let expect = expect.map(|(chunks, closes)| Manner { chunks, closes });
-            assert_eq!(manner(&request), expect, "{version:?} {value}");
-        };
-        check(http::Version::HTTP_11, "accept", "*/*", Some((true, false)));
-        check(http::Version::HTTP_11, "connection", "Close", Some((true, true)));
-        check(http::Version::HTTP_11, "connection", "upgrade", None);
-        check(http::Version::HTTP_11, "upgrade", "websocket", None);
-        check(http::Version::HTTP_10, "accept", "*/*", Some((false, true)));
-        check(http::Version::HTTP_10, "connection", "keep-alive", Some((false, true)));
-    }
-
-    #[test]
-    fn link_is_clean_when_all_writes_are_flushed() {
-        run(async {
-            let (_client, server) = tokio::io::duplex(8);
-            let mut link = Link::new(server);
-            let clean = link.clean();
-            assert!(clean.is_clean());
-            link.write_all(b"1234").await.unwrap();
-            assert!(!clean.is_clean());
-            link.flush().await.unwrap();
-            assert!(clean.is_clean());
         });
     }
 }

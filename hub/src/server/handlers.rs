@@ -9,12 +9,12 @@ use std::sync::Mutex;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Method, Response};
-use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use super::context::{RequestContext, attributes, denied};
 use super::delete_options::delete_options;
-use super::request::{self, Form, Parameters, header};
+use super::limits::{Resource, Slot};
+use super::request::{self, Form, Parameters, RequestBody, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
 use super::shared::Server;
@@ -40,21 +40,24 @@ const MAX_PAGE: u64 = 10_000;
 pub(super) async fn handle(
     server: &Arc<Server>,
     caller: Arc<Option<Identity>>,
+    slot: &Arc<Slot>,
     parts: &Parts,
-    body: &mut Incoming,
+    body: &mut RequestBody,
 ) -> Response<Body> {
-    let response = answer(server, caller, parts, body).await.unwrap_or_else(|error| respond::error(&error));
+    let response =
+        answer(server, caller, slot, parts, body).await.unwrap_or_else(|error| respond::error(&error));
     if request::is_read_by_eye(parts) { respond::pretty(response) } else { response }
 }
 
 async fn answer(
     server: &Arc<Server>,
     caller: Arc<Option<Identity>>,
+    slot: &Arc<Slot>,
     parts: &Parts,
-    body: &mut Incoming,
+    body: &mut RequestBody,
 ) -> Result<Response<Body>, ApiError> {
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
-    let mut context = RequestContext { server, caller, identity: None, parts, parameters };
+    let mut context = RequestContext { server, caller, slot, identity: None, parts, parameters };
     let route = route::parse(parts.uri.path());
     match effective(parts, (*context.caller).as_ref()) {
         Ok(identity) => context.identity = identity,
@@ -88,7 +91,7 @@ async fn answer(
             if parts.method != Method::POST {
                 return Err(ApiError::method_not_allowed());
             }
-            let body = request::body(body).await?;
+            let body = body.read().await?;
             reviews::answer(&context, &route, &body)
         }
         Route::Bindings(namespace) => bindings(&context, &namespace, body).await,
@@ -103,7 +106,7 @@ async fn answer(
 async fn bindings(
     context: &RequestContext<'_>,
     namespace: &str,
-    body: &mut Incoming,
+    body: &mut RequestBody,
 ) -> Result<Response<Body>, ApiError> {
     if context.parts.method != Method::POST {
         return Err(ApiError::method_not_allowed());
@@ -128,12 +131,12 @@ fn unnamed_binding(namespace: &str) -> Target {
 async fn bind(
     context: &RequestContext<'_>,
     target: &mut Target,
-    body: &mut Incoming,
+    body: &mut RequestBody,
 ) -> Result<Response<Body>, ApiError> {
     let namespace = &*target.namespace;
     let attributes = Attributes { verb: "create", resource: "bindings", namespace, ..Attributes::default() };
     identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)?;
-    let body = request::body(body).await?;
+    let body = body.read().await?;
     let (name, binding) = subresources::named_binding(context, &body)?;
     target.name = name;
     subresources::bind_named(context, target, &binding).await
@@ -254,7 +257,7 @@ async fn resource(
     verb: &str,
     target: &Target,
     selection: Result<Selection, ApiError>,
-    body: &mut Incoming,
+    body: &mut RequestBody,
 ) -> Result<Response<Body>, ApiError> {
     let kind = target.kind;
     let part = match &*target.subresource {
@@ -267,7 +270,7 @@ async fn resource(
                 return node_streams::answer(context, target, known);
             }
             Some(known) => {
-                let body = request::body(body).await?;
+                let body = body.read().await?;
                 return subresources::create(context, target, known, &body).await;
             }
             None => return Err(ApiError::path_not_found()),
@@ -287,7 +290,7 @@ async fn resource(
         "list" => list(context, target, &selection?, writer),
         "watch" => watch_collection(context, target, selection?, form),
         _ => {
-            let body = request::body(body).await?;
+            let body = body.read().await?;
             if verb == "deletecollection" {
                 return delete_collection(context, target, &selection?, writer, &body).await;
             }
@@ -328,8 +331,11 @@ fn watch_collection(
     selection: Selection,
     form: Form,
 ) -> Result<Response<Body>, ApiError> {
+    let taken = context.slot.take(Resource::Watches, 1)?;
+    let memory = context.server.hub.memory();
     let stream =
-        watch::start(context.server.hub.memory(), target.kind, selection, &context.parameters, form)?;
+        watch::start(memory, target.kind, selection, &context.parameters, form, context.slot.clone())?;
+    let stream = stream.counted(taken);
     let mut response = respond::bytes(200, "application/json", Bytes::new());
     *response.body_mut() = Body::Watch(Box::new(stream));
     Ok(response)

@@ -8,6 +8,7 @@ use kedge_api::HUB_VERSION_MARK;
 use serde_json::json;
 
 use super::context::RequestContext;
+use super::limits::Resource;
 use super::respond::{self, Body};
 use super::shared::Server;
 use kedge_hub_core::api_error::ApiError;
@@ -64,6 +65,7 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
             let _ = writeln!(text, "{name}{labels} {value}");
         }
     };
+    let level = |resource| server.limits.level(resource);
     let one = |value: u64| vec![(String::new(), value)];
     let size = |value: usize| vec![(String::new(), value as u64)];
     let memory = server.hub.memory();
@@ -81,7 +83,7 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         "apiserver_current_inflight_requests",
         "gauge",
         "Requests being answered.",
-        &size(counters.in_flight.load(Ordering::Relaxed)),
+        &size(level(Resource::Requests).0 + level(Resource::Renewals).0),
     );
     sample("apiserver_storage_objects", "gauge", "Stored objects by resource.", &objects);
     sample("apiserver_registered_watchers", "gauge", "Open watches.", &size(memory.watches()));
@@ -91,6 +93,36 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         "Open connections.",
         &size(counters.connections.load(Ordering::Relaxed)),
     );
+    sample(
+        "kedge_hub_unfinished_handshakes",
+        "gauge",
+        "Connections whose TLS handshake is not finished.",
+        &size(server.handshakes.count()),
+    );
+    sample(
+        "kedge_hub_dropped_handshakes_total",
+        "counter",
+        "Connections closed before their handshake, because there were too many.",
+        &one(read(&counters.dropped_handshakes)),
+    );
+    let pools = [
+        ("connections", Resource::Connections),
+        ("requests", Resource::Requests),
+        ("body_bytes", Resource::BodyBytes),
+        ("watches", Resource::Watches),
+        ("watch_backlog_bytes", Resource::BacklogBytes),
+    ];
+    let of_pools = |value: fn((usize, usize)) -> usize| -> Vec<(String, u64)> {
+        let sample = |(name, resource)| (format!("{{pool=\"{name}\"}}"), value(level(resource)) as u64);
+        pools.into_iter().map(sample).collect()
+    };
+    sample(
+        "kedge_hub_pool_used",
+        "gauge",
+        "What callers hold of a shared pool.",
+        &of_pools(|(used, _)| used),
+    );
+    sample("kedge_hub_pool_size", "gauge", "The size of a shared pool.", &of_pools(|(_, size)| size));
     sample(
         "kedge_hub_refused_handshakes_total",
         "counter",

@@ -1,67 +1,67 @@
-//! Limits per caller: connections, concurrent requests, and requests per second, counted by identity, or by address for anonymous
-//! callers.
+//! Limits per caller, and fair shares of what all callers use together.
 //!
-//! Always holds: a refusal is due to the caller's own excess or to the whole hub's ([`MAX_IN_FLIGHT`]), so a misbehaving node slows
-//! down only itself. Administrators have no rate limit: they are few, trusted, and load the hub on purpose when they measure it. A
-//! refusal is 429 (the caller's own limit) or 503 (the hub's), with Retry-After.
+//! A caller is an identity, or the network of an anonymous one. Always holds: callers that take all they can get leave something for
+//! the next one. From each pool a caller gets at most a quarter of what is *free* at that moment (an administrator, half of all), so
+//! 64 greedy callers leave a seventeenth of it, and it takes about as many as the pool has units to shut out a caller that holds
+//! nothing. Anonymous callers, whose addresses cost nothing, and identities that are no nodes share parts of the connections. A
+//! node's renewals take from no pool at all: only their own node can delay them.
+//!
+//! A refusal is 429 (the caller's own excess) or 503 (the hub's), with Retry-After. Left to others: how large the pools are
+//! (`capacity`), and connections before they have an identity (`handshakes`).
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
+use tokio::sync::Semaphore;
 
-/// Connections of one node. An agent has one for each of its handful of streams; a reboot may leave some half-open.
-const NODE_CONNECTIONS: usize = 64;
-/// Connections of one administrator, whose credential scripts and dashboards share.
-const ADMIN_CONNECTIONS: usize = 8192;
-/// Connections of any other caller with a certificate.
-const OTHER_CONNECTIONS: usize = 2048;
-/// Anonymous connections from one address: load balancers that ask for health, a site's nodes behind one router.
-const ANONYMOUS_CONNECTIONS: usize = 256;
-/// Anonymous connections in total, a quarter of all: a caller with many addresses locks out only other anonymous ones.
-const ALL_ANONYMOUS_CONNECTIONS: usize = 4096;
+use crate::capacity::Capacity;
+use crate::memory::Budget;
+
+/// The part of a pool's free rest that a caller may hold.
+const SHARE: usize = 4;
+/// The part of all connections that anonymous callers may hold together.
+const ANONYMOUS_PART: usize = 8;
+/// The part of all connections that identities which are neither nodes nor administrators may hold together.
+const OTHER_PART: usize = 4;
 /// Callers with an entry of their own; further anonymous callers share one. Single IPv6 addresses are free to an attacker, but this
-/// many networks are not. They take a few MiB.
+/// many networks are not. They take about 12 MiB.
 const MAX_CALLERS: usize = 32_768;
-/// Requests of one node that are being answered; established watches do not count.
-const NODE_IN_FLIGHT: usize = 32;
-/// Requests that are being answered in all. Each holds a body of up to 3 MiB; above the limit the hub refuses at once.
-const MAX_IN_FLIGHT: usize = 2048;
 /// Sustained rate of a caller without the admin group (token bucket refill), requests per second. An agent makes less than one.
 const RATE: f64 = 50.0;
 /// Size of that token bucket: a node that starts many pods at once.
 const BURST: f64 = 1000.0;
+/// Bytes of a body that cost as much as a request: reading and judging them takes about as long.
+const BYTES_PER_TOKEN: f64 = 4096.0;
 /// How often callers without a connection and with a full bucket are removed.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-#[derive(Debug, Default)]
-pub(crate) struct Limits {
-    inner: Mutex<Inner>,
+/// What callers can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Resource {
+    Connections,
+    /// Bodies that are being received, but small ones.
+    Bodies,
+    /// Bytes of bodies that are being received or worked on.
+    BodyBytes,
+    /// Requests whose answers are being made. A request counts once its body is in.
+    Requests,
+    /// A node's own renewals among them, which count for nothing else.
+    Renewals,
+    Watches,
+    /// Bytes of changes that wait for a slow watcher.
+    BacklogBytes,
 }
 
-#[derive(Debug, Default)]
-struct Inner {
-    callers: HashMap<Box<str>, Caller>,
-    in_flight: usize,
-    /// Anonymous connections.
-    anonymous: usize,
-    swept: Option<Instant>,
-}
-
-#[derive(Debug)]
-struct Caller {
-    connections: usize,
-    in_flight: usize,
-    tokens: f64,
-    counted: Instant,
-}
+const RESOURCES: usize = 7;
 
 /// The limits of a caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum CallerClass {
     Admin,
     Node,
@@ -70,158 +70,338 @@ enum CallerClass {
 }
 
 impl CallerClass {
-    fn connections(self) -> usize {
+    fn of(identity: Option<&Identity>) -> CallerClass {
+        match identity {
+            Some(identity) if identity.is_admin() => CallerClass::Admin,
+            Some(identity) if identity.node().is_some() => CallerClass::Node,
+            Some(_) => CallerClass::Other,
+            None => CallerClass::Anonymous,
+        }
+    }
+
+    /// Most that one caller may hold, whatever is free. Administrators share one credential among scripts and dashboards; an agent has
+    /// a handful of connections, and a reboot may leave some half-open; behind an anonymous address may be a load balancer that asks
+    /// for health, or a site's nodes behind one router.
+    fn most(self, resource: Resource) -> usize {
+        const MIB: usize = 1024 * 1024;
+        let [admin, node, other, anonymous] = match resource {
+            Resource::Connections => [usize::MAX, 64, 2048, 256],
+            Resource::Bodies => [1024, 8, 8, 8],
+            Resource::BodyBytes => [usize::MAX, 8 * MIB, 16 * MIB, MIB],
+            Resource::Requests => [usize::MAX, 32, 128, 32],
+            Resource::Renewals => [0, 4, 0, 0],
+            Resource::Watches => [usize::MAX, 32, 1024, 0],
+            Resource::BacklogBytes => [usize::MAX, 4 * MIB, 16 * MIB, 0],
+        };
         match self {
-            CallerClass::Admin => ADMIN_CONNECTIONS,
-            CallerClass::Node => NODE_CONNECTIONS,
-            CallerClass::Other => OTHER_CONNECTIONS,
-            CallerClass::Anonymous => ANONYMOUS_CONNECTIONS,
+            CallerClass::Admin => admin,
+            CallerClass::Node => node,
+            CallerClass::Other => other,
+            CallerClass::Anonymous => anonymous,
         }
     }
 }
 
-fn class_of(identity: Option<&Identity>) -> CallerClass {
-    match identity {
-        Some(identity) if identity.is_admin() => CallerClass::Admin,
-        Some(identity) if identity.node().is_some() => CallerClass::Node,
-        Some(_) => CallerClass::Other,
-        None => CallerClass::Anonymous,
+/// A quantity of which all callers hold parts.
+#[derive(Debug)]
+struct Pool {
+    size: usize,
+    held: AtomicUsize,
+}
+
+impl Pool {
+    fn new(size: usize) -> Pool {
+        Pool { size, held: AtomicUsize::new(0) }
+    }
+
+    fn free(&self) -> usize {
+        self.size.saturating_sub(self.held.load(Ordering::Relaxed))
+    }
+
+    fn take(&self, amount: usize) -> bool {
+        add(&self.held, amount, self.size)
+    }
+
+    fn give_back(&self, amount: usize) {
+        self.held.fetch_sub(amount, Ordering::Relaxed);
     }
 }
 
-/// The key of a caller: its user name, after ` admin ` for administrators, so that a certificate for another user of an
-/// administrator's name has an entry of its own; or a blank and, for anonymous ones, the IPv4 address or the /64 network of an IPv6
-/// address. No user name begins with a blank: see `certificate_request`.
+/// Adds to a count unless that would exceed `most`.
+fn add(count: &AtomicUsize, amount: usize, most: usize) -> bool {
+    let more = |held: usize| held.checked_add(amount).filter(|sum| *sum <= most);
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+}
+
+#[derive(Debug)]
+struct Pools {
+    of: [Pool; RESOURCES],
+    /// The parts of the connections for classes that must not have all of them.
+    anonymous: Pool,
+    other: Pool,
+}
+
+impl Pools {
+    fn new(capacity: &Capacity) -> Pools {
+        let Capacity { connections, requests, body_bytes, backlog_bytes, .. } = *capacity;
+        let unlimited = usize::MAX;
+        let sizes = [connections, unlimited, body_bytes, requests, unlimited, connections, backlog_bytes];
+        Pools {
+            of: sizes.map(Pool::new),
+            anonymous: Pool::new((connections / ANONYMOUS_PART).max(1)),
+            other: Pool::new((connections / OTHER_PART).max(1)),
+        }
+    }
+}
+
+/// The limits of all callers.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    pools: Arc<Pools>,
+    callers: Mutex<Callers>,
+}
+
+#[derive(Debug, Default)]
+struct Callers {
+    slots: HashMap<(CallerClass, Box<str>), Arc<Slot>>,
+    swept: Option<Instant>,
+}
+
+/// What one caller holds. Found once for each connection.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    class: CallerClass,
+    pools: Arc<Pools>,
+    held: [AtomicUsize; RESOURCES],
+    bucket: Mutex<Bucket>,
+    /// One large body of a caller is worked on at a time.
+    turn: Arc<Semaphore>,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    tokens: f64,
+    counted: Instant,
+}
+
+/// The name of a caller: its user name; for anonymous ones the IPv4 address, or the /64 network of an IPv6 address.
 fn name(identity: Option<&Identity>, from: IpAddr) -> Cow<'_, str> {
     match (identity, from.to_canonical()) {
-        (Some(identity), _) if identity.is_admin() => format!(" admin {}", identity.user).into(),
         (Some(identity), _) => Cow::Borrowed(&identity.user),
-        (None, IpAddr::V4(address)) => format!(" {address}").into(),
+        (None, IpAddr::V4(address)) => address.to_string().into(),
         (None, IpAddr::V6(address)) => {
             let [a, b, c, d, ..] = address.segments();
-            format!(" {a:x}:{b:x}:{c:x}:{d:x}").into()
+            format!("{a:x}:{b:x}:{c:x}:{d:x}").into()
         }
     }
-}
-
-/// A counted connection or request; uncounted when dropped.
-#[derive(Debug)]
-pub(crate) struct Permit {
-    limits: Arc<Limits>,
-    caller: Box<str>,
-    counted: Counted,
-}
-
-#[derive(Debug, PartialEq, Eq)]
-enum Counted {
-    Connection,
-    AnonymousConnection,
-    Request,
 }
 
 impl Limits {
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        // the counters are valid even after a panic of another thread
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn new(capacity: &Capacity) -> Limits {
+        Limits { pools: Arc::new(Pools::new(capacity)), callers: Mutex::default() }
     }
 
-    /// Counts a connection from an address; 429 when the caller has too many.
-    pub(crate) fn connect(
-        self: &Arc<Self>,
-        identity: Option<&Identity>,
-        from: IpAddr,
-    ) -> Result<Permit, ApiError> {
-        let class = class_of(identity);
-        let mut inner = self.lock();
-        if class == CallerClass::Anonymous && inner.anonymous >= ALL_ANONYMOUS_CONNECTIONS {
-            return Err(ApiError::too_many_requests(
-                "too many anonymous connections, please try again later",
-            ));
-        }
-        let (name, caller) = inner.caller(&name(identity, from), class, Instant::now());
-        if caller.connections >= class.connections() {
-            return Err(ApiError::too_many_requests(
-                "too many connections of this identity, please try again later",
-            ));
-        }
-        caller.connections += 1;
-        let counted =
-            if class == CallerClass::Anonymous { Counted::AnonymousConnection } else { Counted::Connection };
-        inner.anonymous += usize::from(counted == Counted::AnonymousConnection);
-        Ok(Permit { limits: Arc::clone(self), caller: name, counted })
-    }
-
-    /// Counts a request until the answer begins.
-    pub(crate) fn request(
-        self: &Arc<Self>,
-        identity: Option<&Identity>,
-        from: IpAddr,
-        now: Instant,
-    ) -> Result<Permit, ApiError> {
-        let class = class_of(identity);
-        let mut inner = self.lock();
-        if inner.in_flight >= MAX_IN_FLIGHT {
-            return Err(ApiError::unavailable(
-                "too many requests are being answered, please try again later",
-            ));
-        }
-        let (name, caller) = inner.caller(&name(identity, from), class, now);
-        if class == CallerClass::Node && caller.in_flight >= NODE_IN_FLIGHT {
-            return Err(ApiError::too_many_requests(
-                "too many requests of this identity at once, please try again later",
-            ));
-        }
-        if class != CallerClass::Admin {
-            let passed = now.saturating_duration_since(caller.counted).as_secs_f64();
-            caller.tokens = (caller.tokens + passed * RATE).min(BURST);
-            caller.counted = now;
-            if caller.tokens < 1.0 {
-                return Err(ApiError::too_many_requests(
-                    "too many requests of this identity, please try again later",
-                ));
-            }
-            caller.tokens -= 1.0;
-        }
-        caller.in_flight += 1;
-        inner.in_flight += 1;
-        Ok(Permit { limits: Arc::clone(self), caller: name, counted: Counted::Request })
-    }
-}
-
-impl Inner {
-    /// The entry that counts a caller, and its key.
-    fn caller(&mut self, name: &str, class: CallerClass, now: Instant) -> (Box<str>, &mut Caller) {
-        if self.swept.is_none_or(|swept| now.saturating_duration_since(swept) > REMEMBERED) {
-            self.swept = Some(now);
-            self.callers.retain(|_, caller| {
-                caller.connections > 0
-                    || caller.in_flight > 0
-                    || now.saturating_duration_since(caller.counted) < REMEMBERED
-            });
-        }
+    /// The slot of a caller. An identity of the same name in another class is another caller.
+    pub(crate) fn slot(&self, identity: Option<&Identity>, from: IpAddr, now: Instant) -> Arc<Slot> {
+        let class = CallerClass::of(identity);
+        let name = name(identity, from);
+        // the entries are valid even after a panic of another thread
+        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        callers.sweep(now);
         // the number of verified names is limited by the hub's signatures; addresses are not limited
-        let full = class == CallerClass::Anonymous && self.callers.len() >= MAX_CALLERS;
-        let name = if full && !self.callers.contains_key(name) { "" } else { name };
-        let new = Caller { connections: 0, in_flight: 0, tokens: BURST, counted: now };
-        (name.into(), self.callers.entry(name.into()).or_insert(new))
+        let full = class == CallerClass::Anonymous && callers.slots.len() >= MAX_CALLERS;
+        let mut key = (class, Box::from(&*name));
+        if full && !callers.slots.contains_key(&key) {
+            key.1 = "".into();
+        }
+        Arc::clone(callers.slots.entry(key).or_insert_with(|| Arc::new(Slot::new(class, &self.pools, now))))
+    }
+
+    /// What all callers hold of a pool, and its size.
+    pub(crate) fn level(&self, resource: Resource) -> (usize, usize) {
+        let pool = &self.pools.of[resource as usize];
+        (pool.held.load(Ordering::Relaxed), pool.size)
     }
 }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
-        let mut inner = self.limits.lock();
-        match self.counted {
-            Counted::Connection => {}
-            Counted::AnonymousConnection => inner.anonymous = inner.anonymous.saturating_sub(1),
-            Counted::Request => inner.in_flight = inner.in_flight.saturating_sub(1),
+impl Callers {
+    fn sweep(&mut self, now: Instant) {
+        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) <= REMEMBERED) {
+            return;
         }
-        if let Some(caller) = inner.callers.get_mut(&self.caller) {
-            let count = if self.counted == Counted::Request {
-                &mut caller.in_flight
-            } else {
-                &mut caller.connections
-            };
-            *count = count.saturating_sub(1);
+        self.swept = Some(now);
+        self.slots.retain(|_, slot| Arc::strong_count(slot) > 1 || !slot.is_full(now));
+    }
+}
+
+impl Slot {
+    fn new(class: CallerClass, pools: &Arc<Pools>, now: Instant) -> Slot {
+        Slot {
+            class,
+            pools: Arc::clone(pools),
+            held: Default::default(),
+            bucket: Mutex::new(Bucket { tokens: BURST, counted: now }),
+            turn: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    /// Whether the caller has not made a request for so long that its bucket is full.
+    fn is_full(&self, now: Instant) -> bool {
+        let bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.refilled(now) >= BURST
+    }
+
+    /// Counts a request and bytes of its body against the caller's rate; 429 when it makes too many. Bytes are known only after the
+    /// request was allowed, so they may leave a debt that the next requests wait for.
+    pub(crate) fn pace(&self, bytes: usize, now: Instant) -> Result<(), ApiError> {
+        if self.class == CallerClass::Admin {
+            return Ok(());
+        }
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.tokens = bucket.refilled(now);
+        bucket.counted = bucket.counted.max(now);
+        if bytes > 0 {
+            bucket.tokens -= bytes as f64 / BYTES_PER_TOKEN;
+            return Ok(());
+        }
+        if bucket.tokens < 1.0 {
+            return Err(ApiError::too_many_requests(
+                "too many requests of this identity, please try again later",
+            ));
+        }
+        bucket.tokens -= 1.0;
+        Ok(())
+    }
+
+    /// Counts a connection; 429 or 503 when there are too many.
+    pub(crate) fn connect(self: &Arc<Self>) -> Result<Connected, ApiError> {
+        let part = match self.class {
+            CallerClass::Anonymous => Some(&self.pools.anonymous),
+            CallerClass::Other => Some(&self.pools.other),
+            CallerClass::Admin | CallerClass::Node => None,
+        };
+        let held = self.held[Resource::Connections as usize].load(Ordering::Relaxed);
+        if part.is_some_and(|part| held >= part.free() / SHARE || !part.take(1)) {
+            return Err(self.refusal(Resource::Connections));
+        }
+        match self.take(Resource::Connections, 1) {
+            Ok(taken) => Ok(Connected { _taken: taken, slot: Arc::clone(self) }),
+            Err(refused) => {
+                if let Some(part) = part {
+                    part.give_back(1);
+                }
+                Err(refused)
+            }
+        }
+    }
+
+    /// Takes from a pool until the returned value is dropped.
+    pub(crate) fn take(self: &Arc<Self>, resource: Resource, amount: usize) -> Result<Taken, ApiError> {
+        match self.reserve(resource, amount) {
+            true => Ok(Taken { slot: Arc::clone(self), resource, amount }),
+            false => Err(self.refusal(resource)),
+        }
+    }
+
+    fn reserve(&self, resource: Resource, amount: usize) -> bool {
+        let pool = &self.pools.of[resource as usize];
+        let held = &self.held[resource as usize];
+        let share = match self.class {
+            // held <= free: half of all
+            CallerClass::Admin => pool.free(),
+            _ => pool.free() / SHARE,
+        };
+        if !add(held, amount, share.min(self.class.most(resource))) {
+            return false;
+        }
+        let taken = pool.take(amount);
+        if !taken {
+            held.fetch_sub(amount, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    fn release(&self, resource: Resource, amount: usize) {
+        self.held[resource as usize].fetch_sub(amount, Ordering::Relaxed);
+        self.pools.of[resource as usize].give_back(amount);
+    }
+
+    fn refusal(&self, resource: Resource) -> ApiError {
+        let what = match resource {
+            Resource::Connections => "connections",
+            Resource::Bodies | Resource::BodyBytes => "bodies",
+            Resource::Requests | Resource::Renewals => "requests at once",
+            Resource::Watches | Resource::BacklogBytes => "watches",
+        };
+        let idle = self.held[resource as usize].load(Ordering::Relaxed) == 0;
+        if idle && self.class.most(resource) > 0 {
+            return ApiError::unavailable(format!("the hub has too many {what}, please try again later"));
+        }
+        ApiError::too_many_requests(format!("too many {what} of this identity, please try again later"))
+    }
+
+    /// Waits until no other large body of this caller is worked on.
+    pub(crate) async fn turn(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        // it is never closed
+        Arc::clone(&self.turn).acquire_owned().await.ok()
+    }
+}
+
+impl Bucket {
+    fn refilled(&self, now: Instant) -> f64 {
+        let passed = now.saturating_duration_since(self.counted).as_secs_f64();
+        (self.tokens + passed * RATE).min(BURST)
+    }
+}
+
+impl Budget for Slot {
+    fn take(&self, bytes: usize) -> bool {
+        self.reserve(Resource::BacklogBytes, bytes)
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.release(Resource::BacklogBytes, bytes);
+    }
+}
+
+/// Counted connections, requests or bytes; uncounted when dropped.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    slot: Arc<Slot>,
+    resource: Resource,
+    amount: usize,
+}
+
+impl Taken {
+    /// Takes more of the same.
+    pub(crate) fn more(&mut self, amount: usize) -> Result<(), ApiError> {
+        if !self.slot.reserve(self.resource, amount) {
+            return Err(self.slot.refusal(self.resource));
+        }
+        self.amount += amount;
+        Ok(())
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.slot.release(self.resource, self.amount);
+    }
+}
+
+/// A counted connection; uncounted when dropped.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    _taken: Taken,
+    slot: Arc<Slot>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        match self.slot.class {
+            CallerClass::Anonymous => self.slot.pools.anonymous.give_back(1),
+            CallerClass::Other => self.slot.pools.other.give_back(1),
+            CallerClass::Admin | CallerClass::Node => {}
         }
     }
 }
@@ -229,6 +409,7 @@ impl Drop for Permit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::Machine;
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
@@ -236,13 +417,89 @@ mod tests {
         Identity::new(&format!("system:node:{name}"), &["system:nodes"])
     }
 
+    fn other(name: &str) -> Identity {
+        Identity::new(name, &["others"])
+    }
+
+    fn admin() -> Identity {
+        Identity::new("admin", &["system:masters"])
+    }
+
+    /// A board with 1 GiB.
+    fn limits() -> Limits {
+        let machine = Machine { memory_bytes: 1 << 30, descriptors: 524_288, processors: 2 };
+        Limits::new(&Capacity::of(&machine))
+    }
+
+    /// Everything that callers get when each takes as much as it can, in turns.
+    fn greed(slots: &[Arc<Slot>], resource: Resource, amount: usize) -> Vec<Taken> {
+        let mut all = Vec::new();
+        loop {
+            let before = all.len();
+            all.extend(slots.iter().filter_map(|slot| slot.take(resource, amount).ok()));
+            if all.len() == before {
+                return all;
+            }
+        }
+    }
+
+    #[test]
+    fn greedy_callers_leave_something_for_the_next() {
+        let now = Instant::now();
+        for (resource, amount) in [
+            (Resource::Connections, 1),
+            (Resource::Requests, 1),
+            (Resource::BodyBytes, 64 * 1024),
+            (Resource::Watches, 1),
+            (Resource::BacklogBytes, 64 * 1024),
+        ] {
+            for others in [false, true] {
+                let limits = limits();
+                let greedy = |number| match others {
+                    true => other(&format!("greedy-{number}")),
+                    false => node(&format!("greedy-{number}")),
+                };
+                let slots: Vec<_> =
+                    (0..64).map(|number| limits.slot(Some(&greedy(number)), HERE, now)).collect();
+                let held = greed(&slots, resource, amount);
+                assert!(held.len() >= 64, "{resource:?}");
+                let victim = limits.slot(Some(&node("victim")), HERE, now);
+                assert!(victim.take(resource, amount).is_ok(), "{resource:?} after {}", held.len());
+                drop(held);
+                assert_eq!(limits.level(resource).0, 0, "{resource:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn renewals_take_from_no_pool() {
+        let (limits, now) = (limits(), Instant::now());
+        let slots: Vec<_> =
+            (0..5000).map(|number| limits.slot(Some(&node(&number.to_string())), HERE, now)).collect();
+        let _held = greed(&slots, Resource::Requests, 1);
+        let victim = limits.slot(Some(&node("victim")), HERE, now);
+        assert_eq!(victim.take(Resource::Requests, 1).unwrap_err().code, 503, "thousands take everything");
+        let renewals = greed(&[victim], Resource::Renewals, 1);
+        assert_eq!(renewals.len(), 4);
+    }
+
+    #[test]
+    fn administrator_takes_half_at_most() {
+        let (limits, now) = (limits(), Instant::now());
+        let slot = limits.slot(Some(&admin()), HERE, now);
+        let held = greed(&[slot], Resource::Requests, 1);
+        assert_eq!(held.len(), limits.level(Resource::Requests).1 / 2);
+        let user = limits.slot(Some(&other("admin")), HERE, now);
+        assert!(user.take(Resource::Requests, 1).is_ok(), "another identity of the same name");
+    }
+
     #[test]
     fn misbehaving_node_slows_down_only_itself() {
-        let (limits, start) = (Arc::new(Limits::default()), Instant::now());
-        let (mad, calm) = (node("mad"), node("calm"));
-        let ask = |caller: &Identity, now| {
-            limits.request(Some(caller), HERE, now).map(drop).map_err(|error| error.code)
+        let (limits, start) = (limits(), Instant::now());
+        let ask = |identity: &Identity, now| {
+            limits.slot(Some(identity), HERE, now).pace(0, now).map_err(|error| error.code)
         };
+        let (mad, calm) = (node("mad"), node("calm"));
         for _ in 0..1000 {
             assert_eq!(ask(&mad, start), Ok(()));
         }
@@ -254,87 +511,101 @@ mod tests {
             assert_eq!(ask(&mad, later), Ok(()));
         }
         assert_eq!(ask(&mad, later), Err(429));
-        let admin = Identity::new("admin", &["system:masters"]);
-        assert!((0..5000).all(|_| ask(&admin, start).is_ok()));
-        let namesake = Identity::new("admin", &["people"]);
-        assert!((0..1000).all(|_| ask(&namesake, start).is_ok()));
-        assert_eq!((ask(&namesake, start), ask(&admin, start)), (Err(429), Ok(())));
+        assert!((0..5000).all(|_| ask(&admin(), start).is_ok()));
     }
 
     #[test]
-    fn dropped_connections_and_requests_are_uncounted() {
-        let (limits, now) = (Arc::new(Limits::default()), Instant::now());
-        let node = node("n");
-        let held: Vec<_> =
-            (0..NODE_CONNECTIONS).map(|_| limits.connect(Some(&node), HERE).unwrap()).collect();
-        assert_eq!(limits.connect(Some(&node), HERE).unwrap_err().code, 429);
-        limits.connect(None, HERE).unwrap();
-        drop(held);
-        limits.connect(Some(&node), HERE).unwrap();
-        let held: Vec<_> =
-            (0..NODE_IN_FLIGHT).map(|_| limits.request(Some(&node), HERE, now).unwrap()).collect();
-        assert_eq!(limits.request(Some(&node), HERE, now).unwrap_err().code, 429);
-        drop(held);
-        limits.request(Some(&node), HERE, now).unwrap();
-        let admin = Identity::new("admin", &["system:masters"]);
-        let all: Vec<_> =
-            (0..MAX_IN_FLIGHT).map(|_| limits.request(Some(&admin), HERE, now).unwrap()).collect();
-        let refused = limits.request(Some(&node), HERE, now).unwrap_err();
-        assert_eq!((refused.code, refused.retry_after_secs.is_some()), (503, true));
-        drop(all);
-        assert_eq!(limits.lock().in_flight, 0);
-        // callers without open connections are removed
-        limits.request(Some(&node), HERE, now + REMEMBERED * 3).unwrap();
-        assert_eq!(limits.lock().callers.len(), 1);
+    fn large_bodies_are_paid_for_later() {
+        let (limits, start) = (limits(), Instant::now());
+        let slot = limits.slot(Some(&node("n")), HERE, start);
+        for _ in 0..2 {
+            slot.pace(0, start).unwrap();
+            slot.pace(3 << 20, start).unwrap();
+        }
+        assert_eq!(slot.pace(0, start).unwrap_err().code, 429);
+        let debt = 2.0 * (3 << 20) as f64 / BYTES_PER_TOKEN + 2.0 - BURST;
+        let paid = start + Duration::from_secs_f64((debt + 1.5) / RATE);
+        slot.pace(0, paid).unwrap();
+        assert_eq!(slot.pace(0, paid).unwrap_err().code, 429);
     }
+
+    #[test]
+    fn dropped_connections_are_uncounted() {
+        let (limits, now) = (limits(), Instant::now());
+        for (identity, most) in [(Some(node("n")), 64), (Some(other("o")), 546), (None, 256)] {
+            let slot = limits.slot(identity.as_ref(), HERE, now);
+            let mut held = Vec::new();
+            let refused = loop {
+                match slot.connect() {
+                    Ok(connected) => held.push(connected),
+                    Err(refused) => break refused,
+                }
+            };
+            assert_eq!((held.len(), refused.code), (most, 429), "{identity:?}");
+            drop(held);
+            assert_eq!(limits.level(Resource::Connections).0, 0);
+            drop(slot.connect().unwrap());
+        }
+        let pools = &limits.pools;
+        assert_eq!((pools.anonymous.free(), pools.other.free()), (pools.anonymous.size, pools.other.size));
+    }
+
+    #[test]
+    fn strangers_leave_connections_for_nodes() {
+        let (limits, now) = (limits(), Instant::now());
+        let all = limits.level(Resource::Connections).1;
+        let mut held = Vec::new();
+        for number in 0..4000_u32 {
+            let address = IpAddr::from(number.to_be_bytes());
+            let anonymous = limits.slot(None, address, now);
+            let user = limits.slot(Some(&other(&number.to_string())), HERE, now);
+            held.extend((0..8).map_while(|_| anonymous.connect().ok()));
+            held.extend((0..8).map_while(|_| user.connect().ok()));
+        }
+        let taken = limits.level(Resource::Connections).0;
+        assert!(taken <= all / ANONYMOUS_PART + all / OTHER_PART, "{taken} of {all}");
+        let victim = limits.slot(Some(&node("victim")), HERE, now);
+        assert!((0..64).all(|_| victim.connect().map(|connected| held.push(connected)).is_ok()));
+    }
+
+    #[test]
+    fn idle_callers_are_forgotten() {
+        let (limits, now) = (limits(), Instant::now());
+        let slot = limits.slot(Some(&node("n")), HERE, now);
+        limits.slot(Some(&node("gone")), HERE, now).pace(0, now).unwrap();
+        limits.slot(Some(&node("new")), HERE, now + REMEMBERED * 3);
+        let callers = limits.callers.lock().unwrap();
+        assert_eq!(callers.slots.len(), 2, "one has a connection, one is new");
+        drop(slot);
+    }
+
     #[test]
     fn anonymous_callers_are_counted_by_network() {
-        let (limits, now) = (Arc::new(Limits::default()), Instant::now());
-        let from = |text: &str| -> IpAddr { text.parse().unwrap() };
-        let asks = |from: IpAddr| limits.request(None, from, now).map(drop).map_err(|error| error.code);
-        while asks(from("192.0.2.1")).is_ok() {}
-        for (same, expect) in [
-            ("192.0.2.1", Err(429)),
-            ("::ffff:192.0.2.1", Err(429)),
-            ("192.0.2.2", Ok(())),
-            ("2001:db8::1", Ok(())),
-        ] {
-            assert_eq!(asks(from(same)), expect, "{same}");
+        let (limits, now) = (limits(), Instant::now());
+        let asks = |from: &str| limits.slot(None, from.parse().unwrap(), now).pace(0, now).is_ok();
+        while asks("192.0.2.1") {}
+        for (same, expect) in
+            [("192.0.2.1", false), ("::ffff:192.0.2.1", false), ("192.0.2.2", true), ("2001:db8::1", true)]
+        {
+            assert_eq!(asks(same), expect, "{same}");
         }
-        while asks(from("2001:db8::1")).is_ok() {}
-        assert_eq!(asks(from("2001:db8::ffff:0:0:2")), Err(429), "a network of one owner");
-        assert_eq!(asks(from("2001:db8:0:1::1")), Ok(()));
-        let identified = node("n");
-        limits.request(Some(&identified), from("192.0.2.1"), now).unwrap();
-
-        let held: Vec<_> =
-            (0..ANONYMOUS_CONNECTIONS).map(|_| limits.connect(None, from("192.0.2.1")).unwrap()).collect();
-        assert_eq!(limits.connect(None, from("192.0.2.1")).unwrap_err().code, 429);
-        limits.connect(None, from("192.0.2.2")).unwrap();
-        drop(held);
-        let all: Vec<_> = (0..ALL_ANONYMOUS_CONNECTIONS)
-            .map(|number| limits.connect(None, IpAddr::from((number as u32).to_be_bytes())).unwrap())
-            .collect();
-        assert_eq!(limits.connect(None, from("198.51.100.1")).unwrap_err().code, 429);
-        limits.connect(Some(&identified), from("198.51.100.1")).unwrap();
-        drop(all);
-        assert_eq!(limits.lock().anonymous, 0);
-        limits.connect(None, from("198.51.100.1")).unwrap();
+        while asks("2001:db8::1") {}
+        assert!(!asks("2001:db8::ffff:0:0:2"), "a network of one owner");
+        assert!(asks("2001:db8:0:1::1"));
+        let identified = limits.slot(Some(&node("n")), "192.0.2.1".parse().unwrap(), now);
+        identified.pace(0, now).unwrap();
     }
 
     #[test]
     fn flood_of_addresses_shares_one_entry() {
-        let (limits, now) = (Arc::new(Limits::default()), Instant::now());
+        let (limits, now) = (limits(), Instant::now());
         for number in 0..MAX_CALLERS + 100 {
             let from = IpAddr::from((number as u32).to_be_bytes());
-            limits.request(None, from, now).unwrap();
+            limits.slot(None, from, now).pace(0, now).unwrap();
         }
-        assert_eq!(limits.lock().callers.len(), MAX_CALLERS + 1);
-        limits.request(Some(&node("n")), HERE, now).unwrap();
-        assert_eq!(
-            limits.lock().callers.len(),
-            MAX_CALLERS + 2,
-            "an identified caller has an entry of its own"
-        );
+        let count = || limits.callers.lock().unwrap().slots.len();
+        assert_eq!(count(), MAX_CALLERS + 1);
+        limits.slot(Some(&node("n")), HERE, now);
+        assert_eq!(count(), MAX_CALLERS + 2, "an identified caller has an entry of its own");
     }
 }

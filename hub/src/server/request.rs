@@ -1,20 +1,29 @@
 //! Reading a request: query parameters, the requested form of the answer, the body within its limits.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use http_body_util::{BodyExt, LengthLimitError, Limited};
+use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, timeout_at};
 
+use super::large::LARGE_BYTES;
+use super::limits::{Resource, Slot, Taken};
 use super::route::percent_decode;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
 
 /// Largest request body; upstream's limit.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
-/// A body must be complete in this time. At 3 MiB that is a link of 420 kbit/s; a ConfigMap of 64 KiB passes at 9 kbit/s.
-const BODY_TIMEOUT: Duration = Duration::from_secs(60);
+/// A body must come at this pace, after a first while: links of 32 kbit/s. One of 3 MiB may take 13 minutes.
+const BODY_BYTES_PER_SEC: u64 = 4096;
+/// The first while.
+const BODY_GRACE: Duration = Duration::from_secs(10);
+/// Bodies up to this cost their caller nothing while they are received: a renewal, a review. The connection holds no more for a head.
+const SMALL_BYTES: usize = 4096;
 /// Most bytes of a refused body that are drained to reuse its connection: a whole Node or ConfigMap of usual size.
 const DRAIN_BYTES: usize = 256 * 1024;
 /// Longest time of draining.
@@ -132,9 +141,12 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 
 /// Whether to indent the answer: on `pretty`, or for one of the programs for which upstream does.
 pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
-    let asked = Parameters::parse(parts.uri.query().unwrap_or("")).unwrap_or_default();
-    if asked.has("pretty") {
-        return asked.flag("pretty").unwrap_or(false);
+    let query = parts.uri.query().unwrap_or("");
+    if query.contains("pretty") {
+        let asked = Parameters::parse(query).unwrap_or_default();
+        if asked.has("pretty") {
+            return asked.flag("pretty").unwrap_or(false);
+        }
     }
     let agent = header(&parts.headers, "user-agent");
     ["curl", "Wget", "Mozilla/5.0"].iter().any(|program| agent.starts_with(program))
@@ -170,42 +182,125 @@ pub(super) fn wanted_form(headers: &HeaderMap, is_write: bool) -> Result<Form, A
     Err(ApiError::not_acceptable())
 }
 
-/// The whole body. After an error some of it may be unread.
-pub(super) async fn body(body: &mut Incoming) -> Result<Bytes, ApiError> {
-    let too_large = || ApiError::too_large(format!("Request entity too large: limit is {MAX_BODY_BYTES}"));
-    if body.size_hint().lower() > MAX_BODY_BYTES as u64 {
-        return Err(too_large());
+/// A request's body, and what the request holds of its caller's limits, which are given back when this is dropped.
+///
+/// Always holds: a request counts as being answered only once its body is in; a body that is being received costs its caller one of a
+/// few places and its bytes, and a small one nothing but its connection.
+pub(super) struct RequestBody {
+    incoming: Incoming,
+    slot: Arc<Slot>,
+    /// A node's renewal, which takes from no pool.
+    renews: bool,
+    bytes: Option<Taken>,
+    counted: Option<Taken>,
+    turn: Option<OwnedSemaphorePermit>,
+}
+
+impl RequestBody {
+    pub(super) fn new(incoming: Incoming, slot: Arc<Slot>, renews: bool) -> RequestBody {
+        RequestBody { incoming, slot, renews, bytes: None, counted: None, turn: None }
     }
-    let collecting = Limited::new(body, MAX_BODY_BYTES).collect();
-    match tokio::time::timeout(BODY_TIMEOUT, collecting).await {
-        Ok(Ok(collected)) => Ok(collected.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
-        Ok(Err(error)) => Err(ApiError::bad_request(format!("the body could not be read: {error}"))),
-        Err(_) => Err(ApiError::timeout("the body took too long")),
+
+    /// Counts a request without a body as being answered; any other is counted once its body is in.
+    pub(super) fn begin(&mut self) -> Result<(), ApiError> {
+        if self.incoming.is_end_stream() { self.count() } else { Ok(()) }
+    }
+
+    fn count(&mut self) -> Result<(), ApiError> {
+        let resource = if self.renews { Resource::Renewals } else { Resource::Requests };
+        if self.counted.is_none() {
+            self.counted = Some(self.slot.take(resource, 1)?);
+        }
+        Ok(())
+    }
+
+    /// The whole body. After an error some of it may be unread.
+    pub(super) async fn read(&mut self) -> Result<Bytes, ApiError> {
+        let size = self.incoming.size_hint();
+        if size.lower() > MAX_BODY_BYTES as u64 {
+            return Err(too_large());
+        }
+        let small = size.exact().is_some_and(|bytes| bytes <= SMALL_BYTES as u64);
+        let body = match small {
+            true => self.receive(None).await?,
+            false => {
+                let _place = self.slot.take(Resource::Bodies, 1)?;
+                let mut bytes = self.slot.take(Resource::BodyBytes, 0)?;
+                let body = self.receive(Some(&mut bytes)).await?;
+                self.bytes = Some(bytes);
+                body
+            }
+        };
+        if !body.is_empty() {
+            self.slot.pace(body.len(), std::time::Instant::now())?;
+        }
+        if body.len() > LARGE_BYTES {
+            self.turn = self.slot.turn().await;
+        }
+        self.count()?;
+        Ok(body)
+    }
+
+    async fn receive(&mut self, mut bytes: Option<&mut Taken>) -> Result<Bytes, ApiError> {
+        let begun = Instant::now();
+        let mut first = Bytes::new();
+        let mut whole = Vec::new();
+        loop {
+            let received = first.len().max(whole.len());
+            let millis = received as u64 * 1000 / BODY_BYTES_PER_SEC;
+            let deadline = begun + BODY_GRACE + Duration::from_millis(millis);
+            let data = match timeout_at(deadline, self.incoming.frame()).await {
+                Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                Ok(Some(Err(error))) => {
+                    return Err(ApiError::bad_request(format!("the body could not be read: {error}")));
+                }
+                Ok(None) => return Ok(if whole.is_empty() { first } else { whole.into() }),
+                Err(_) => return Err(ApiError::timeout("the body came too slowly")),
+            };
+            if received + data.len() > MAX_BODY_BYTES {
+                return Err(too_large());
+            }
+            if let Some(bytes) = &mut bytes {
+                bytes.more(data.len())?;
+            }
+            if received == 0 {
+                first = data;
+                continue;
+            }
+            if whole.is_empty() {
+                whole.extend_from_slice(&first);
+            }
+            whole.extend_from_slice(&data);
+        }
+    }
+
+    /// Drains the rest of a body; returns whether that was all. Bounded: for a client that sends more, or slowly, the connection ends. A
+    /// client that waits for `100 Continue` is not told to send.
+    pub(super) async fn drain(&mut self, headers: &HeaderMap) -> bool {
+        let body = &mut self.incoming;
+        if body.is_end_stream() {
+            return true;
+        }
+        if headers.contains_key(http::header::EXPECT) || body.size_hint().lower() > DRAIN_BYTES as u64 {
+            return false;
+        }
+        let draining = async {
+            let mut room = DRAIN_BYTES;
+            while let Some(frame) = body.frame().await {
+                let taken = frame.ok().map(|frame| frame.data_ref().map_or(0, Bytes::len));
+                match taken.and_then(|taken| room.checked_sub(taken)) {
+                    Some(rest) => room = rest,
+                    None => return false,
+                }
+            }
+            true
+        };
+        tokio::time::timeout(DRAIN_TIMEOUT, draining).await.unwrap_or(false)
     }
 }
 
-/// Drains the rest of a body; returns whether that was all. Bounded: for a client that sends more, or slowly, the connection ends. A
-/// client that waits for `100 Continue` is not told to send.
-pub(super) async fn drain(headers: &HeaderMap, body: &mut Incoming) -> bool {
-    if body.is_end_stream() {
-        return true;
-    }
-    if headers.contains_key(http::header::EXPECT) || body.size_hint().lower() > DRAIN_BYTES as u64 {
-        return false;
-    }
-    let draining = async {
-        let mut room = DRAIN_BYTES;
-        while let Some(frame) = body.frame().await {
-            let taken = frame.ok().map(|frame| frame.data_ref().map_or(0, Bytes::len));
-            match taken.and_then(|taken| room.checked_sub(taken)) {
-                Some(rest) => room = rest,
-                None => return false,
-            }
-        }
-        true
-    };
-    tokio::time::timeout(DRAIN_TIMEOUT, draining).await.unwrap_or(false)
+fn too_large() -> ApiError {
+    ApiError::too_large(format!("Request entity too large: limit is {MAX_BODY_BYTES}"))
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -60,6 +61,44 @@ impl hyper::body::Body for Body {
             Body::Parts(parts) => SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum()),
             Body::Watch(_) => SizeHint::default(),
         }
+    }
+}
+
+/// A body on its way to the client, which tells when the HTTP library has all of it.
+pub(super) struct Sending {
+    body: Body,
+    sent: Arc<AtomicBool>,
+}
+
+impl Sending {
+    pub(super) fn new(body: Body, sent: Arc<AtomicBool>) -> Sending {
+        Sending { body, sent }
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        self.sent.store(true, Ordering::Relaxed);
+    }
+}
+
+impl hyper::body::Body for Sending {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 

@@ -4,7 +4,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::handshakes::Handshakes;
+use super::large::Large;
 use super::limits::Limits;
+use crate::capacity::Capacity;
 use crate::hub::Hub;
 
 /// Time between two log lines that clients can provoke: often enough to be found, too rarely to fill a journal.
@@ -15,7 +18,21 @@ const LOG_PERIOD: Duration = Duration::from_secs(60);
 pub(crate) struct Server {
     pub(crate) hub: Arc<Hub>,
     pub(crate) counters: Counters,
-    pub(super) limits: Arc<Limits>,
+    pub(super) limits: Limits,
+    pub(super) handshakes: Arc<Handshakes>,
+    pub(super) large: Large,
+}
+
+impl Server {
+    pub(super) fn new(hub: Arc<Hub>, capacity: Capacity) -> Server {
+        Server {
+            hub,
+            counters: Counters::default(),
+            limits: Limits::new(&capacity),
+            handshakes: Arc::new(Handshakes::new(capacity.handshakes)),
+            large: Large::new(capacity.large_workers),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -24,7 +41,10 @@ pub(crate) struct Counters {
     pub(crate) refused_handshakes: AtomicU64,
     pub(super) handshake_lines: Mutex<LogThrottle>,
     pub(super) refused_credential_lines: Mutex<LogThrottle>,
-    pub(crate) in_flight: AtomicUsize,
+    /// Connections that are told that there are too many.
+    pub(super) turned_away: AtomicUsize,
+    /// Connections that were closed before their handshake, because there were too many.
+    pub(super) dropped_handshakes: AtomicU64,
     /// Answers by hundreds of their status.
     pub(crate) answers: [AtomicU64; 6],
     pub(crate) panics: AtomicU64,

@@ -18,9 +18,10 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::time::{Instant, Sleep};
 
+use super::limits::Taken;
 use super::request::{Form, Parameters};
 use super::respond::{IncludeObject, Writer};
-use crate::memory::{Memory, Watch};
+use crate::memory::{Budget, Memory, Waiting, Watch};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
@@ -50,12 +51,14 @@ pub(super) struct WatchStream {
     next_bookmark: Pin<Box<Sleep>>,
     deadline: Pin<Box<Sleep>>,
     ended: bool,
+    /// Its place among its caller's watches.
+    counted: Option<Taken>,
 }
 
 #[derive(Debug)]
 enum Queued {
     Present(Arc<Object>),
-    Change(Arc<Event>),
+    Change(Waiting),
     /// The end of the initial events.
     Initial(u64),
     Bookmark(u64),
@@ -68,21 +71,25 @@ pub(super) fn start(
     selection: Selection,
     parameters: &Parameters,
     form: Form,
+    budget: Arc<dyn Budget>,
 ) -> Result<WatchStream, ApiError> {
     let include = IncludeObject::parse(parameters.text("includeObject"))?;
     let bookmarks = parameters.flag("allowWatchBookmarks")?;
     let omit_heartbeats = parameters.flag("omitHeartbeats")?;
     let from = from(parameters)?;
     let timeout = parameters.number("timeoutSeconds")?;
-    let registered = memory.watch(kind, selection, from.after).map_err(|why| refused(why, from.after))?;
-    let (start, revision, watch) = registered;
+    let (start, revision, watch) =
+        memory.watch(kind, selection, from.after, Some(budget)).map_err(|why| refused(why, from.after))?;
     if let Some(wanted) = from.at_least.filter(|wanted| *wanted > revision) {
         return Err(ApiError::too_large_version(wanted, revision));
     }
     let mut queue: VecDeque<Queued> = match start {
         Start::Objects(_) if from.skip_present => VecDeque::new(),
         Start::Objects(objects) => objects.into_iter().map(Queued::Present).collect(),
-        Start::Changes(changes) => changes.into_iter().map(Queued::Change).collect(),
+        Start::Changes(changes) => {
+            let waiting = watch.waiting(changes).ok_or_else(|| refused(WatchRefused::TooMany, None))?;
+            waiting.into_iter().map(Queued::Change).collect()
+        }
     };
     if from.initial_events {
         queue.push_back(Queued::Initial(revision));
@@ -103,6 +110,7 @@ pub(super) fn start(
         next_bookmark: Box::pin(tokio::time::sleep(BOOKMARK.mul_f64(0.75 + spread / 2.0))),
         deadline: Box::pin(tokio::time::sleep(lasting)),
         ended: false,
+        counted: None,
     })
 }
 
@@ -157,6 +165,12 @@ fn from(parameters: &Parameters) -> Result<From, ApiError> {
 }
 
 impl WatchStream {
+    /// Counts as one of its caller's watches until it is dropped.
+    pub(super) fn counted(mut self, taken: Taken) -> WatchStream {
+        self.counted = Some(taken);
+        self
+    }
+
     /// The next piece of the body; `None` ends it.
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
@@ -180,8 +194,8 @@ impl WatchStream {
                 continue;
             }
             match self.watch.receiver.poll_recv(context) {
-                Poll::Ready(Some(event)) => {
-                    self.queue.push_back(Queued::Change(event));
+                Poll::Ready(Some(waiting)) => {
+                    self.queue.push_back(Queued::Change(waiting));
                     continue;
                 }
                 Poll::Ready(None) => self.ended = true,
@@ -205,9 +219,9 @@ impl WatchStream {
         }
         // read first: everything up to this version is in the receiver already
         let mut upto = self.watch.progress().max(self.sent);
-        while let Ok(event) = self.watch.receiver.try_recv() {
-            upto = upto.max(event.revision);
-            self.queue.push_back(Queued::Change(event));
+        while let Ok(waiting) = self.watch.receiver.try_recv() {
+            upto = upto.max(waiting.event.revision);
+            self.queue.push_back(Queued::Change(waiting));
         }
         self.queue.push_back(Queued::Bookmark(upto));
     }
@@ -215,10 +229,7 @@ impl WatchStream {
     fn write(&mut self, queued: Queued) -> Option<Bytes> {
         match queued {
             Queued::Present(object) => Some(self.line("ADDED", &object)),
-            Queued::Change(event) => {
-                self.sent = event.revision;
-                self.change(&event)
-            }
+            Queued::Change(waiting) => self.change(&waiting.event),
             Queued::Initial(revision) => Some(self.bookmark(revision, true)),
             Queued::Bookmark(revision) => {
                 self.sent = revision;
@@ -229,6 +240,7 @@ impl WatchStream {
 
     /// An object that begins to match a selector is added for this watcher, one that ceases to is deleted.
     fn change(&mut self, event: &Event) -> Option<Bytes> {
+        self.sent = event.revision;
         let selects = |object: &Option<Arc<Object>>| {
             object.as_ref().filter(|object| self.watch.selection.selects(object)).cloned()
         };

@@ -51,6 +51,28 @@ pub fn claim(directory: &Path) -> io::Result<Option<File>> {
     }
 }
 
+/// Raises this process's limit of open files to the most that it may have. Returns the limit; the present one if the system does not
+/// allow more.
+///
+/// # Errors
+/// The limit cannot be read.
+pub fn raise_descriptor_limit() -> io::Result<u64> {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    if soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() {
+        return Ok(hard);
+    }
+    Ok(soft)
+}
+
+/// The machine's memory in bytes, also where `/proc/meminfo` is hidden.
+///
+/// # Errors
+/// The system does not say.
+pub fn total_memory() -> io::Result<u64> {
+    Ok(nix::sys::sysinfo::sysinfo()?.ram_total())
+}
+
 /// The whole content of a regular file that the operator named: links are followed, for `/etc` is often made of them;
 /// anything else that is not a file is refused without blocking on it.
 pub fn read_named_file(path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> {

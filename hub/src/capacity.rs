@@ -1,0 +1,175 @@
+//! How much the hub takes on: its limits, from the memory, the file descriptors and the processors that it may use.
+//!
+//! Always holds: the limits follow from three numbers by one rule ([`Capacity::of`]), which docs/limits.md states; all of them together fit
+//! into the memory. Left to others: which caller gets which share (`server::limits`).
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+const KIB: u64 = 1024;
+const MIB: u64 = 1024 * KIB;
+
+/// Memory of a machine that does not say how much it has.
+const UNKNOWN_MEMORY: u64 = 512 * MIB;
+/// Descriptors of a process that cannot read its limit; every system gives more.
+const POSIX_DESCRIPTORS: u64 = 1024;
+/// Descriptors that the limits of connections leave: the store, logs, the hub's connections to itself, refused connections.
+const OTHER_DESCRIPTORS: u64 = 512;
+/// Memory of one connection with a watch on it, and a request now and then.
+const CONNECTION_BYTES: u64 = 24 * KIB;
+/// Memory of one answer that is being compressed: the compressor's window and tables, and the parts before and after it.
+const COMPRESSION_BYTES: u64 = 512 * KIB;
+/// Handshakes that are not finished, at most: a fleet that reconnects, at a few milliseconds each.
+const HANDSHAKES: u64 = 2048;
+/// Requests whose answers are being made, at most.
+const REQUESTS: u64 = 2048;
+
+/// What the hub may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Machine {
+    /// Of the machine, or of a control group above the hub that allows less.
+    pub memory_bytes: u64,
+    /// File descriptors of the process.
+    pub descriptors: u64,
+    pub processors: usize,
+}
+
+impl Machine {
+    /// This machine. Raises the process's limit of descriptors as far as it may.
+    pub fn read() -> Machine {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let own_group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let memory = kedge_platform::linux::total_memory().ok();
+        let limit = group_of(&own_group).and_then(|group| group_limit(Path::new("/sys/fs/cgroup"), group));
+        let descriptors = kedge_platform::linux::raise_descriptor_limit().unwrap_or(POSIX_DESCRIPTORS);
+        let memory_bytes = memory.into_iter().chain(limit).min().unwrap_or(UNKNOWN_MEMORY);
+        Machine { memory_bytes, descriptors, processors }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { memory_bytes, descriptors, processors } = self;
+        let memory = memory_bytes / MIB;
+        write!(out, "{memory} MiB of memory, {descriptors} file descriptors, {processors} processors")
+    }
+}
+
+/// The path of a process's control group (version 2), from its `/proc/PID/cgroup`.
+fn group_of(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix("0::/"))
+}
+
+/// The least memory limit of a control group and those above it.
+fn group_limit(root: &Path, group: &str) -> Option<u64> {
+    let own = root.join(group);
+    let groups = own.ancestors().take_while(|path| path.starts_with(root));
+    let files = groups.flat_map(|group| [group.join("memory.high"), group.join("memory.max")]);
+    files.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).min()
+}
+
+/// The limits of a hub.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Threads that answer requests.
+    pub workers: usize,
+    /// Threads that read large bodies and write large answers.
+    pub large_workers: usize,
+    /// Connections after their handshake; each may carry one watch.
+    pub connections: usize,
+    /// Connections in their handshake.
+    pub handshakes: usize,
+    /// Requests whose answers are being made.
+    pub requests: usize,
+    /// Bytes of bodies that are being received or worked on.
+    pub body_bytes: usize,
+    /// Bytes of changes that wait for slow watchers.
+    pub backlog_bytes: usize,
+    /// Answers that are being compressed.
+    pub compressions: usize,
+}
+
+impl Capacity {
+    /// A quarter of the memory is for connections, a sixteenth each for bodies and for watchers that fall behind, a sixty-fourth for
+    /// answers that are being compressed. The rest is for the objects themselves. Half of the processors handle what is large.
+    pub fn of(machine: &Machine) -> Capacity {
+        let Machine { memory_bytes, descriptors, processors } = *machine;
+        let handshakes = HANDSHAKES.min(descriptors / 8);
+        let connections = descriptors
+            .saturating_sub(handshakes)
+            .saturating_sub(OTHER_DESCRIPTORS.min(descriptors / 2))
+            .min(memory_bytes / 4 / CONNECTION_BYTES);
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Capacity {
+            // two on a machine with one processor: the system then takes turns between a long request and a short one
+            workers: processors.max(2),
+            large_workers: (processors / 2).max(1),
+            connections: size(connections),
+            handshakes: size(handshakes),
+            requests: size(REQUESTS),
+            body_bytes: size((memory_bytes / 16).clamp(16 * MIB, 512 * MIB)),
+            backlog_bytes: size((memory_bytes / 16).clamp(16 * MIB, 512 * MIB)),
+            compressions: size((memory_bytes / 64 / COMPRESSION_BYTES).clamp(8, 256)),
+        }
+    }
+}
+
+impl fmt::Display for Capacity {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Capacity { workers, large_workers, connections, handshakes, .. } = self;
+        let mib = |bytes: usize| bytes as u64 / MIB;
+        write!(
+            out,
+            "{connections} connections, {handshakes} handshakes, {} MiB of bodies, {} MiB of watch backlog, {workers} threads and {large_workers} for large bodies",
+            mib(self.body_bytes),
+            mib(self.backlog_bytes)
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capacity_follows_memory_and_descriptors() {
+        let check = |memory_mib: u64, descriptors: u64, processors: usize, expect: [usize; 5]| {
+            let machine = Machine { memory_bytes: memory_mib * MIB, descriptors, processors };
+            let capacity = Capacity::of(&machine);
+            let found = [
+                capacity.connections,
+                capacity.handshakes,
+                capacity.body_bytes / (MIB as usize),
+                capacity.workers,
+                capacity.large_workers,
+            ];
+            assert_eq!(found, expect, "{machine:?}");
+        };
+        check(512, 524_288, 1, [5461, 2048, 32, 2, 1]);
+        check(1024, 524_288, 2, [10_922, 2048, 64, 2, 1]);
+        check(8192, 524_288, 4, [87_381, 2048, 512, 4, 2]);
+        check(8192, 65_536, 4, [62_976, 2048, 512, 4, 2]);
+        check(8192, 1024, 4, [384, 128, 512, 4, 2]);
+        check(8192, 0, 4, [0, 0, 512, 4, 2]);
+        check(64, 65_536, 1, [682, 2048, 16, 2, 1]);
+    }
+
+    #[test]
+    fn memory_limit_is_the_least_of_all_groups() {
+        assert_eq!(group_of("1:name=x:/y\n0::/system.slice/hub.service\n"), Some("system.slice/hub.service"));
+        let root = kedge_rig::Scratch::new("hub-capacity").unwrap();
+        let write = |group: &str, file: &str, text: &str| {
+            let directory = root.path().join(group);
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join(file), text).unwrap();
+        };
+        assert_eq!(group_limit(root.path(), "a/b"), None);
+        write("a/b", "memory.max", "max\n");
+        assert_eq!(group_limit(root.path(), "a/b"), None);
+        write("a", "memory.max", "4096\n");
+        write("a/b", "memory.high", "8192\n");
+        assert_eq!(group_limit(root.path(), "a/b"), Some(4096), "the one above allows less");
+        assert_eq!(group_limit(root.path(), "c"), None);
+    }
+}

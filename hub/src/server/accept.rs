@@ -1,0 +1,143 @@
+//! Accepting connections, and their TLS handshakes.
+//!
+//! Always holds: a connection is accepted at once and costs one of the places for unfinished handshakes (`handshakes`) until its caller
+//! is known; only then does it count as a connection of that caller (`limits`). Left to others: requests (`connection`).
+
+use std::net::IpAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use kedge_hub_core::identity::Identity;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch as signal;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::connection::{Caller, ConnectionError, DecrementOnDrop, serve_requests};
+use super::handshakes::Handshake;
+use super::link::Link;
+use super::shared::Server;
+use super::stream::Stalling;
+
+/// A client begins its handshake in this time. Clients begin at once, so this is what the network takes.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Deadline of a TLS handshake that has begun: two kilobytes each way, with a client certificate, over the slowest of links. It may be
+/// long, because a silent connection makes room for others.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Wait after a failed accept (no file descriptors), so that the loop does not spin.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Accepts connections, and serves each in a task of its own.
+pub(super) async fn accept(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    server: Arc<Server>,
+    stopped: signal::Receiver<bool>,
+) {
+    let mut failing = false;
+    loop {
+        match listener.accept().await {
+            Ok((socket, peer)) => {
+                failing = false;
+                let Some(handshake) = server.handshakes.begin(peer.ip()) else {
+                    server.counters.dropped_handshakes.fetch_add(1, Ordering::Relaxed);
+                    continue;
+                };
+                let (tls, server, stopped) = (tls.clone(), server.clone(), stopped.clone());
+                tokio::spawn(async move {
+                    server.counters.connections.fetch_add(1, Ordering::AcqRel);
+                    let _guard = DecrementOnDrop(&server.counters.connections);
+                    if let Err(error) = connection(socket, peer.ip(), handshake, tls, &server, stopped).await
+                    {
+                        log::debug!("connection from {peer}: {error}");
+                    }
+                });
+            }
+            Err(error) => {
+                // logged once, not ten times a second
+                if !std::mem::replace(&mut failing, true) {
+                    log::warn!("cannot accept connections: {error}");
+                }
+                tokio::time::sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+async fn connection(
+    socket: TcpStream,
+    from: IpAddr,
+    handshake: Handshake,
+    tls: TlsAcceptor,
+    server: &Arc<Server>,
+    stopped: signal::Receiver<bool>,
+) -> Result<(), ConnectionError> {
+    // answers are small and complete: do not delay them to fill packets
+    socket.set_nodelay(true)?;
+    // boxed: the handshake's state is not kept with the connection
+    let link = Box::pin(limited(socket, from, handshake, tls, server)).await?;
+    let certificate = link.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
+    let identity = certificate.and_then(|der| Identity::from_client_certificate(der));
+    if identity.as_ref().is_some_and(|identity| identity.node().is_some()) {
+        server.handshakes.trust(from);
+    }
+    let caller = Caller::new(server, identity, from);
+    serve_requests(link, server, caller, stopped).await
+}
+
+/// The handshake, until it must make room for others.
+async fn limited(
+    socket: TcpStream,
+    from: IpAddr,
+    mut handshake: Handshake,
+    tls: TlsAcceptor,
+    server: &Server,
+) -> Result<Link<TlsStream<Stalling>>, ConnectionError> {
+    timeout(FIRST_BYTE_TIMEOUT, async {
+        tokio::select! {
+            readable = socket.readable() => readable.map_err(ConnectionError::from),
+            () = handshake.ended() => Err("silent, and there were too many connections".into()),
+        }
+    })
+    .await
+    .map_err(|_| "silent")??;
+    handshake.heard();
+    accept_tls(socket, from, tls, server).await
+}
+
+async fn accept_tls(
+    socket: TcpStream,
+    from: IpAddr,
+    tls: TlsAcceptor,
+    server: &Server,
+) -> Result<Link<TlsStream<Stalling>>, ConnectionError> {
+    let refused = match timeout(HANDSHAKE_TIMEOUT, tls.accept(Stalling::new(socket))).await {
+        Ok(Ok(socket)) => return Ok(Link::new(socket)),
+        Ok(Err(error)) => {
+            tell_of_refused(&error, from, server);
+            error.into()
+        }
+        Err(_) => "the TLS handshake took too long".into(),
+    };
+    server.counters.refused_handshakes.fetch_add(1, Ordering::Relaxed);
+    Err(refused)
+}
+
+/// Logs a failed handshake, so that an operator can see why a node cannot join. Only errors of TLS itself: a probe of the open port is
+/// not logged.
+fn tell_of_refused(error: &std::io::Error, from: IpAddr, server: &Server) {
+    if error.kind() != std::io::ErrorKind::InvalidData {
+        return;
+    }
+    let lines = &server.counters.handshake_lines;
+    let before = lines.lock().unwrap_or_else(PoisonError::into_inner).one_more(Instant::now());
+    match before {
+        Some(0) => log::warn!("TLS handshake with {from} failed: {error}"),
+        Some(before) => {
+            log::warn!("TLS handshake with {from} failed: {error}; {before} more since the last line")
+        }
+        None => {}
+    }
+}

@@ -1,0 +1,583 @@
+//! One connection after its handshake: its requests, one after the other.
+//!
+//! Always holds: a request ends in exactly one answer; a panic in one answers 500 and affects no other; between requests the connection
+//! holds no buffers (`link`). Large requests run on threads of their own (`large`). Left to others: who may connect and how much
+//! (`limits`), what a request means (`handlers`), watches once they are answered (`detached_watch`).
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use http::{Method, Request, Response, header};
+use hyper::body::{Body as _, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::identity::Identity;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch as signal;
+
+use super::detached_watch;
+use super::large::LARGE_BYTES;
+use super::limits::Slot;
+use super::link::{Link, Next};
+use super::request::RequestBody;
+use super::respond::{self, Body, Sending};
+use super::shared::Server;
+use super::{authentication, handlers, head};
+
+/// Most headers of one request.
+const MAX_HEADERS: usize = 64;
+/// Connections over their caller's limit that are told so. Further ones are just closed.
+const MAX_TURNED_AWAY: usize = 256;
+/// Where the Leases of nodes are.
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/";
+/// Pause before a caller is told that it makes too many requests: so each of its connections is told once a second, which costs little.
+const PAUSE: Duration = Duration::from_secs(1);
+
+pub(super) type ConnectionError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The client of a connection.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    /// Of the certificate that TLS verified; `None` without one. Whether it is still valid is judged for each request.
+    pub(super) identity: Arc<Option<Identity>>,
+    pub(super) from: IpAddr,
+    /// What the owner of the certificate holds, or the network of a caller without one.
+    pub(super) slot: Arc<Slot>,
+}
+
+impl Caller {
+    pub(super) fn new(server: &Server, identity: Option<Identity>, from: IpAddr) -> Caller {
+        let slot = server.limits.slot(identity.as_ref(), from, Instant::now());
+        Caller { identity: Arc::new(identity), from, slot }
+    }
+}
+
+/// Counts down when dropped, also by a panic.
+pub(super) struct DecrementOnDrop<'a>(pub(super) &'a AtomicUsize);
+
+impl Drop for DecrementOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Serves all requests of one connection.
+pub(super) async fn serve_requests<S>(
+    mut link: Link<S>,
+    server: &Arc<Server>,
+    caller: Caller,
+    stopped: signal::Receiver<bool>,
+) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let _connected = match caller.slot.connect() {
+        Ok(connected) => connected,
+        // boxed, as below: it is not kept with the connection
+        Err(error) => return Box::pin(turn_away(link, server, &error)).await,
+    };
+    loop {
+        let next = tokio::select! {
+            next = link.next_request() => Some(next?),
+            () = stop(stopped.clone()) => None,
+        };
+        let Some(next) = next else { return Ok(link.shut_down().await?) };
+        let chunks = match next {
+            Next::Request { chunks } => chunks,
+            Next::Refused(error) => return Ok(Box::pin(link.refuse(&error)).await?),
+            Next::Gone => return Ok(()),
+        };
+        // boxed: neither the library nor a request's state is kept while the connection is idle
+        link = match Box::pin(one_request(link, chunks, server, &caller, stopped.clone())).await? {
+            Served::Ended => return Ok(()),
+            Served::Answered(link) => link,
+            Served::Watch(mut link, answer) => {
+                if !link.write_watch(answer).await? {
+                    return Ok(());
+                }
+                link
+            }
+        };
+    }
+}
+
+/// Resolves when the hub stops.
+async fn stop(mut stopped: signal::Receiver<bool>) {
+    // an error means that the sender is gone, which is a stop, too
+    drop(stopped.wait_for(|stopped| *stopped).await);
+}
+
+/// Answers the first request of a connection over the limit, so that the client learns the reason.
+async fn turn_away<S>(mut link: Link<S>, server: &Server, error: &ApiError) -> Result<(), ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let before = server.counters.turned_away.fetch_add(1, Ordering::AcqRel);
+    let _guard = DecrementOnDrop(&server.counters.turned_away);
+    if before < MAX_TURNED_AWAY {
+        let refused = async {
+            link.next_request().await?;
+            link.refuse(error).await
+        };
+        // a client that says nothing is closed
+        drop(tokio::time::timeout(PAUSE * 10, refused).await);
+    }
+    Ok(())
+}
+
+/// How a request ends for its connection.
+enum Served<S> {
+    /// With it.
+    Ended,
+    /// It may go on.
+    Answered(Link<S>),
+    /// It is a watch now.
+    Watch(Link<S>, detached_watch::Answer),
+}
+
+/// What the service of a connection reports about its request.
+#[derive(Debug, Default)]
+struct Exchange {
+    watch: detached_watch::Waiting,
+    /// The answer's body was handed to the library, as a whole.
+    sent: Arc<AtomicBool>,
+    /// The library closes the connection.
+    closes: AtomicBool,
+    /// Some of the request may still arrive: the connection must not be closed before that.
+    unread: AtomicBool,
+}
+
+/// Answers one request through the HTTP library.
+async fn one_request<S>(
+    link: Link<S>,
+    in_chunks: bool,
+    server: &Arc<Server>,
+    caller: &Caller,
+    stopped: signal::Receiver<bool>,
+) -> Result<Served<S>, ConnectionError>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let clean = link.clean();
+    let exchange = Exchange::default();
+    let exchange = &exchange;
+    let service = service_fn(|request: Request<Incoming>| async move {
+        let chunks = request.version() == http::Version::HTTP_11;
+        let closes = in_chunks || !keeps_alive(&request);
+        let (response, sent) = guarded(server, caller, request).await;
+        exchange.unread.store(sent == Sent::Unread, Ordering::Relaxed);
+        let closes = closes || sent == Sent::Unread || response.headers().contains_key(header::CONNECTION);
+        let Some(response) = exchange.watch.keep(response, detached_watch::Manner { chunks, closes }) else {
+            // the connection was detached
+            return std::future::pending().await;
+        };
+        exchange.closes.fetch_or(closes, Ordering::Relaxed);
+        let response = if closes { respond::hang_up(response) } else { response };
+        Ok::<_, Infallible>(response.map(|body| Sending::new(body, Arc::clone(&exchange.sent))))
+    });
+    let mut serving = http1::Builder::new()
+        // the head is here already, see `link`
+        .header_read_timeout(None)
+        .max_buf_size(head::MAX_HEAD_BYTES + 1)
+        .max_headers(MAX_HEADERS)
+        // every byte counts on a metered link, and clients do not use our date
+        .auto_date_header(false)
+        .serve_connection(TokioIo::new(link), service);
+    let mut stop = pin!(stop(stopped));
+    let mut stopping = false;
+    let answer = loop {
+        let served = std::future::poll_fn(|context| match Pin::new(&mut serving).poll(context) {
+            Poll::Ready(ended) => Poll::Ready(Some(ended)),
+            Poll::Pending if exchange.watch.is_kept() => Poll::Ready(None),
+            // the library flushes last, so nothing of the answer is left in its buffers
+            Poll::Pending
+                if exchange.sent.load(Ordering::Relaxed)
+                    && !exchange.closes.load(Ordering::Relaxed)
+                    && clean.is_clean() =>
+            {
+                Poll::Ready(None)
+            }
+            Poll::Pending => Poll::Pending,
+        });
+        tokio::select! {
+            served = served => match served {
+                Some(ended) => {
+                    ended?;
+                    break None;
+                }
+                None => break Some(exchange.watch.take()),
+            },
+            () = stop.as_mut(), if !stopping => {
+                stopping = true;
+                exchange.closes.store(true, Ordering::Relaxed);
+                Pin::new(&mut serving).graceful_shutdown();
+            }
+        }
+    };
+    let mut link = serving.into_parts().io.into_inner();
+    match answer {
+        Some(Some(watch)) => return Ok(Served::Watch(link, watch)),
+        Some(None) => return Ok(Served::Answered(link)),
+        None => {}
+    }
+    if exchange.unread.load(Ordering::Relaxed) && !stopping {
+        tokio::select! {
+            () = link.linger() => {}
+            () = stop => {}
+        }
+    }
+    Ok(Served::Ended)
+}
+
+/// Whether the client expects to go on after this request. Old ones that ask for it are closed all the same.
+fn keeps_alive<B>(request: &Request<B>) -> bool {
+    let connection = request.headers().get(header::CONNECTION);
+    request.version() == http::Version::HTTP_11
+        && connection.is_none_or(|value| value.as_bytes().eq_ignore_ascii_case(b"keep-alive"))
+}
+
+/// The state of a request's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    /// It was received completely.
+    Read,
+    /// Some of it may still arrive: the connection cannot be reused, and must not be closed before that.
+    Unread,
+}
+
+/// Answers a request; a panic in it is a 500 for one client.
+async fn guarded(
+    server: &Arc<Server>,
+    caller: &Caller,
+    request: Request<Incoming>,
+) -> (Response<Body>, Sent) {
+    let (method, uri) = (request.method().clone(), request.uri().clone());
+    let counters = &server.counters;
+    let is_large = is_large(&request);
+    let answering = answered(Arc::clone(server), caller.clone(), request);
+    let answered = match is_large {
+        true => server.large.spawn(answering).await.map_err(|error| error.to_string()),
+        false => caught(answering).await,
+    };
+    let (response, sent) = answered.unwrap_or_else(|why| {
+        counters.panics.fetch_add(1, Ordering::Relaxed);
+        log::error!("{method} {}: {why}", uri.path());
+        let error = ApiError::internal("an error on the server has prevented the request from succeeding");
+        (respond::error(&error), Sent::Unread)
+    });
+    let class = usize::from(response.status().as_u16() / 100).min(5);
+    counters.answers[class].fetch_add(1, Ordering::Relaxed);
+    log::debug!("{method} {} {}", uri.path(), response.status().as_u16());
+    (response, sent)
+}
+
+/// Whether a request may have a large body.
+fn is_large(request: &Request<Incoming>) -> bool {
+    request.body().size_hint().exact().is_none_or(|bytes| bytes > LARGE_BYTES as u64)
+}
+
+/// The output of a future, or that it panicked.
+async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    let mut future = pin!(future);
+    std::future::poll_fn(|context| {
+        // what it shares with others is behind locks and atomics, which are valid after a panic
+        match std::panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+            Ok(poll) => poll.map(Ok),
+            Err(_) => Poll::Ready(Err("the request panicked".to_owned())),
+        }
+    })
+    .await
+}
+
+/// Answers a request, or refuses it by the limits. It drains the rest of a short body first: closing while the client is sending would
+/// reset the connection before the client reads the answer.
+async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
+    let (parts, incoming) = request.into_parts();
+    let identity = authentication::of_request(&server, &caller);
+    let slot = match &identity {
+        Ok(identity) if !Arc::ptr_eq(identity, &caller.identity) => {
+            server.limits.slot((**identity).as_ref(), caller.from, Instant::now())
+        }
+        _ => Arc::clone(&caller.slot),
+    };
+    let renews = identity.as_ref().is_ok_and(|identity| is_renewal(&parts, (**identity).as_ref()));
+    let mut body = RequestBody::new(incoming, Arc::clone(&slot), renews);
+    let response = match (identity, slot.pace(0, Instant::now())) {
+        (_, Err(error)) => {
+            tokio::time::sleep(PAUSE).await;
+            respond::error(&error)
+        }
+        (Err(error), Ok(())) => respond::hang_up(respond::error(&error)),
+        (Ok(identity), Ok(())) => match body.begin() {
+            Ok(()) => handlers::handle(&server, identity, &slot, &parts, &mut body).await,
+            Err(error) => respond::error(&error),
+        },
+    };
+    let sent = if body.drain(&parts.headers).await { Sent::Read } else { Sent::Unread };
+    (response, sent)
+}
+
+/// Whether a request is a node's renewal of its own Lease.
+fn is_renewal(parts: &http::request::Parts, identity: Option<&Identity>) -> bool {
+    let Some(node) = identity.and_then(Identity::node) else { return false };
+    matches!(parts.method, Method::PATCH | Method::PUT)
+        && parts.uri.path().strip_prefix(LEASES).is_some_and(|name| name == node)
+}
+
+#[cfg(test)]
+mod tests {
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::Hub;
+    use crate::capacity::{Capacity, Machine};
+    use crate::server::limits::{Resource, Taken};
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+    /// A pipe that holds an answer, and no body.
+    const PIPE_BYTES: usize = 4096;
+
+    /// A server without sockets.
+    struct Stage {
+        // removed after the hub is closed
+        _data_dir: kedge_rig::Scratch,
+        server: Arc<Server>,
+        stop: signal::Sender<bool>,
+    }
+
+    impl Drop for Stage {
+        fn drop(&mut self) {
+            self.server.hub.close();
+        }
+    }
+
+    fn admin() -> Option<Identity> {
+        Some(Identity::new("admin", &["system:masters"]))
+    }
+
+    impl Stage {
+        fn new(name: &str) -> Stage {
+            let data_dir = kedge_rig::Scratch::new(&format!("hub-server-{name}")).unwrap();
+            let hub = Hub::open(&data_dir).unwrap();
+            let machine = Machine { memory_bytes: 1 << 30, descriptors: 65_536, processors: 2 };
+            let server = Arc::new(Server::new(hub, Capacity::of(&machine)));
+            Stage { _data_dir: data_dir, server, stop: signal::channel(false).0 }
+        }
+
+        fn connect(&self, identity: Option<Identity>) -> DuplexStream {
+            let (client, ours) = tokio::io::duplex(PIPE_BYTES);
+            let (server, stopped) = (self.server.clone(), self.stop.subscribe());
+            let caller = Caller::new(&server, identity, HERE);
+            tokio::spawn(async move { serve_requests(Link::new(ours), &server, caller, stopped).await });
+            client
+        }
+
+        fn slot(&self, identity: Option<&Identity>) -> Arc<Slot> {
+            self.server.limits.slot(identity, HERE, Instant::now())
+        }
+
+        /// Requests whose answers are being made.
+        fn in_progress(&self) -> usize {
+            self.server.limits.level(Resource::Requests).0
+        }
+    }
+
+    fn head(method: &str, path: &str, fields: &str) -> Vec<u8> {
+        format!("{method} {path} HTTP/1.1\r\nhost: h\r\n{fields}\r\n").into_bytes()
+    }
+
+    /// The status of the next answer, and whether it is the connection's last.
+    async fn answer(client: &mut DuplexStream) -> (u16, bool) {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(client.read_u8().await.unwrap());
+        }
+        let head = String::from_utf8(head).unwrap();
+        let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
+        let mut body = vec![0; field("content-length: ").unwrap().parse().unwrap()];
+        client.read_exact(&mut body).await.unwrap();
+        (head[9..12].parse().unwrap(), field("connection: close").is_some())
+    }
+
+    /// Sends a whole request before it reads, as simple clients do, then sends another.
+    async fn check(
+        stage: &Stage,
+        identity: Option<Identity>,
+        fields: &str,
+        body: &[u8],
+        expect: (u16, bool),
+    ) {
+        let mut client = stage.connect(identity);
+        client.write_all(&head("POST", MAPS, fields)).await.unwrap();
+        client.write_all(body).await.expect("the hub does not close before the body is sent");
+        assert_eq!(answer(&mut client).await, expect, "{fields}");
+        if expect.1 {
+            assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "{fields}");
+        } else {
+            client.write_all(&head("GET", "/healthz", "")).await.unwrap();
+            answer(&mut client).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn client_refused_while_sending_gets_the_answer() {
+        let stage = Stage::new("refused");
+        let length = |bytes: usize| format!("content-length: {bytes}\r\n");
+        let (little, much) = (vec![b'x'; 100_000], vec![b'x'; 5_000_000]);
+        let chunked = [b"4c4b40\r\n".as_slice(), &much, b"\r\n0\r\n\r\n"].concat();
+        // too large for anybody, announced in advance or only noticed
+        check(&stage, admin(), &length(much.len()), &much, (413, true)).await;
+        check(&stage, admin(), "transfer-encoding: chunked\r\n", &chunked, (413, true)).await;
+        // forbidden
+        check(&stage, None, &length(little.len()), &little, (401, false)).await;
+        check(&stage, None, &length(much.len()), &much, (401, true)).await;
+        // rate limited; in an hour, so that the bucket does not refill before the next request
+        let hasty = Identity::new("hasty", &["others"]);
+        let later = Instant::now() + Duration::from_secs(3600);
+        while stage.slot(Some(&hasty)).pace(0, later).is_ok() {}
+        check(&stage, Some(hasty.clone()), &length(little.len()), &little, (429, false)).await;
+        check(&stage, Some(hasty), &length(much.len()), &much, (429, true)).await;
+        // the hub's limit of concurrent requests is reached
+        let held: Vec<Taken> = (0..50)
+            .map(|number| stage.slot(Some(&Identity::new(&number.to_string(), &["system:masters"]))))
+            .flat_map(|slot| std::iter::from_fn(move || slot.take(Resource::Requests, 1).ok()))
+            .collect();
+        assert_eq!(held.len(), 2048, "fifty administrators can take all");
+        check(&stage, admin(), &length(little.len()), &little, (503, false)).await;
+        check(&stage, admin(), "content-length: 9\r\n", b"{\"data\":1", (503, false)).await;
+        drop(held);
+        // too many connections
+        let slot = stage.slot(None);
+        let held: Vec<_> = std::iter::from_fn(|| slot.connect().ok()).collect();
+        assert_eq!(held.len(), 256);
+        check(&stage, None, &length(much.len()), &much, (429, true)).await;
+    }
+
+    #[tokio::test]
+    async fn body_that_is_not_complete_counts_for_nobody_else() {
+        let stage = Stage::new("slow-bodies");
+        let user = |number: usize| Some(Identity::new(&format!("u{number}"), &["system:authenticated"]));
+        let review = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+        let post = |length: usize| {
+            let fields = format!("content-length: {length}\r\ncontent-type: application/json\r\n");
+            head("POST", review, &fields)
+        };
+        let mut clients = Vec::new();
+        for (length, each) in [(100, 20), (1_000_000, 8)] {
+            for _ in 0..each {
+                let mut client = stage.connect(user(0));
+                client.write_all(&post(length)).await.unwrap();
+                client.write_all(b"{").await.unwrap();
+                clients.push(client);
+            }
+        }
+        while stage.server.limits.level(Resource::Bodies).0 < 8 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(stage.in_progress(), 0);
+        // its places for large bodies are taken; others', and small bodies, are not concerned
+        for (number, length, expect) in [(0, 100_000, 429), (1, 100_000, 201), (0, 100, 201)] {
+            let mut client = stage.connect(user(number));
+            client.write_all(&post(length)).await.unwrap();
+            client.write_all(&[b"{}", " ".repeat(length - 2).as_bytes()].concat()).await.unwrap();
+            assert_eq!(answer(&mut client).await.0, expect, "{number} {length}");
+        }
+        assert_eq!(stage.server.limits.level(Resource::Bodies).0, 8);
+        drop(clients);
+        while stage.server.limits.level(Resource::BodyBytes).0 > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn ambiguous_requests_end_their_connection() {
+        let stage = Stage::new("ambiguous");
+        for request in [
+            "GET /version HTTP/1.1\nhost: h\r\n\r\n",
+            "GET /version HTTP/1.1\r\n\r\n",
+            "GET /version HTTP/1.1\r\nhost: h\r\nhost: i\r\n\r\n",
+        ] {
+            let mut client = stage.connect(admin());
+            client.write_all(&head("GET", "/version", "")).await.unwrap();
+            assert_eq!(answer(&mut client).await, (200, false));
+            client.write_all(request.as_bytes()).await.unwrap();
+            assert_eq!(answer(&mut client).await, (400, true), "{request:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn idle_connection_goes_on_after_each_kind_of_answer() {
+        let stage = Stage::new("idle");
+        let mut client = stage.connect(admin());
+        let map = "{\"metadata\":{\"name\":\"a\"}}";
+        let fields = format!("content-type: application/json\r\ncontent-length: {}\r\n", map.len());
+        for code in [201, 409, 409] {
+            client.write_all(&head("POST", MAPS, &fields)).await.unwrap();
+            client.write_all(map.as_bytes()).await.unwrap();
+            assert_eq!(answer(&mut client).await, (code, false));
+            client.write_all(&head("GET", &format!("{MAPS}/a"), "")).await.unwrap();
+            assert_eq!(answer(&mut client).await, (200, false));
+        }
+        // several at once are answered in order
+        let mut together = Vec::new();
+        for path in ["/version", "/nowhere", "/livez"] {
+            together.extend(head("GET", path, ""));
+        }
+        client.write_all(&together).await.unwrap();
+        for code in [200, 404, 200] {
+            assert_eq!(answer(&mut client).await, (code, false));
+        }
+        for fields in ["connection: close\r\n", "connection: upgrade\r\nupgrade: x\r\n"] {
+            let mut client = stage.connect(admin());
+            client.write_all(&head("GET", "/version", fields)).await.unwrap();
+            assert_eq!(answer(&mut client).await, (200, true), "{fields}");
+            assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn connection_goes_on_unless_the_client_says_otherwise() {
+        let check = |version: http::Version, value: &str, expect: bool| {
+            let mut request = Request::new(());
+            *request.version_mut() = version;
+            if !value.is_empty() {
+                request.headers_mut().insert(header::CONNECTION, value.parse().unwrap());
+            }
+            assert_eq!(keeps_alive(&request), expect, "{version:?} {value}");
+        };
+        check(http::Version::HTTP_11, "", true);
+        check(http::Version::HTTP_11, "Keep-Alive", true);
+        check(http::Version::HTTP_11, "Close", false);
+        check(http::Version::HTTP_11, "upgrade", false);
+        check(http::Version::HTTP_10, "", false);
+        check(http::Version::HTTP_10, "keep-alive", false);
+    }
+
+    #[tokio::test]
+    async fn panic_is_caught_as_an_error() {
+        assert_eq!(caught(async { 1 }).await, Ok(1));
+        assert!(caught(async { panic!("on purpose") }).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn expect_continue_of_a_refused_request_gets_no_continue() {
+        let stage = Stage::new("expect");
+        let mut client = stage.connect(None);
+        let fields = "content-length: 10\r\nexpect: 100-continue\r\n";
+        client.write_all(&head("POST", MAPS, fields)).await.unwrap();
+        assert_eq!(answer(&mut client).await, (401, true));
+    }
+}

@@ -1,0 +1,243 @@
+//! Connections that have not shown who they are: TLS handshakes that are not finished.
+//!
+//! Always holds: one network has at most [`PER_NETWORK`] of them, and networks from which no node ever came have half of all at most.
+//! A new connection is not refused for others' sake while one is silent: the oldest silent one of the fullest network makes room.
+//! So a client that begins its handshake at once, as every client does, gets through any number of connections that say nothing.
+//! Left to others: time limits (`accept`), connections after the handshake (`limits`).
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+/// Unfinished handshakes of one network: an address, or a /64 of IPv6. A site's nodes behind one router reconnect in waves of this
+/// size, a second or less each.
+const PER_NETWORK: usize = 64;
+/// Networks that are remembered because a node came from them. Further ones are not preferred.
+const MAX_KNOWN: usize = 16_384;
+
+/// The owner of an address, as far as an address tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Network {
+    V4([u8; 4]),
+    V6([u16; 4]),
+}
+
+impl Network {
+    fn of(address: IpAddr) -> Network {
+        match address.to_canonical() {
+            IpAddr::V4(address) => Network::V4(address.octets()),
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Network::V6([a, b, c, d])
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Handshakes {
+    most: usize,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    of: HashMap<Network, Vec<Entry>>,
+    /// In all, and of networks that are not known.
+    all: usize,
+    strangers: usize,
+    /// Networks from which a node came.
+    known: HashMap<Network, ()>,
+    next: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    /// Whether the client sent anything.
+    heard: bool,
+    stranger: bool,
+    /// Dropped to end the handshake.
+    _end: oneshot::Sender<()>,
+}
+
+impl Handshakes {
+    pub(super) fn new(most: usize) -> Handshakes {
+        Handshakes { most, table: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        // nothing in it can panic half way
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Unfinished handshakes.
+    pub(super) fn count(&self) -> usize {
+        self.lock().all
+    }
+
+    /// Counts a new connection until the handshake is dropped; `None` refuses it. It may end another one.
+    pub(super) fn begin(self: &Arc<Self>, from: IpAddr) -> Option<Handshake> {
+        let network = Network::of(from);
+        let mut table = self.lock();
+        let stranger = !table.known.contains_key(&network);
+        if table.of.get(&network).is_some_and(|own| own.len() >= PER_NETWORK) && !table.make_room(network) {
+            return None;
+        }
+        let full = table.all >= self.most || (stranger && table.strangers >= (self.most / 2).max(1));
+        if full && !table.fullest(stranger).is_some_and(|network| table.make_room(network)) {
+            return None;
+        }
+        let (end, ended) = oneshot::channel();
+        let id = table.next;
+        table.next += 1;
+        table.all += 1;
+        table.strangers += usize::from(stranger);
+        table.of.entry(network).or_default().push(Entry { id, heard: false, stranger, _end: end });
+        Some(Handshake { handshakes: Arc::clone(self), network, id, ended })
+    }
+
+    /// Remembers that a node came from here.
+    pub(super) fn trust(&self, from: IpAddr) {
+        let mut table = self.lock();
+        if table.known.len() < MAX_KNOWN {
+            table.known.insert(Network::of(from), ());
+        }
+    }
+}
+
+impl Table {
+    /// The network with the most handshakes; among strangers only, if one of them needs room.
+    fn fullest(&self, strangers: bool) -> Option<Network> {
+        let of = self.of.iter().filter(|(network, _)| !strangers || !self.known.contains_key(network));
+        of.max_by_key(|(_, entries)| entries.len()).map(|(network, _)| *network)
+    }
+
+    /// Ends the oldest silent handshake of a network. `false`: all have begun.
+    fn make_room(&mut self, network: Network) -> bool {
+        let silent = |entries: &Vec<Entry>| entries.iter().find(|entry| !entry.heard).map(|entry| entry.id);
+        match self.of.get(&network).and_then(silent) {
+            Some(id) => self.remove(network, id),
+            None => false,
+        }
+    }
+
+    fn remove(&mut self, network: Network, id: u64) -> bool {
+        let Some(entries) = self.of.get_mut(&network) else { return false };
+        let Some(place) = entries.iter().position(|entry| entry.id == id) else { return false };
+        let entry = entries.remove(place);
+        if entries.is_empty() {
+            self.of.remove(&network);
+        }
+        self.all -= 1;
+        self.strangers -= usize::from(entry.stranger);
+        true
+    }
+}
+
+/// A counted handshake; uncounted when dropped.
+#[derive(Debug)]
+pub(super) struct Handshake {
+    handshakes: Arc<Handshakes>,
+    network: Network,
+    id: u64,
+    ended: oneshot::Receiver<()>,
+}
+
+impl Handshake {
+    /// Notes that the client has sent something: it no longer makes room for others.
+    pub(super) fn heard(&self) {
+        let mut table = self.handshakes.lock();
+        let entries = table.of.get_mut(&self.network).into_iter().flatten();
+        for entry in entries.filter(|entry| entry.id == self.id) {
+            entry.heard = true;
+        }
+    }
+
+    /// Resolves when the handshake had to make room.
+    pub(super) async fn ended(&mut self) {
+        // the sender is only ever dropped
+        let _ = (&mut self.ended).await;
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        self.handshakes.lock().remove(self.network, self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+    fn address(number: u32) -> IpAddr {
+        IpAddr::from((0x0a00_0000 + number).to_be_bytes())
+    }
+
+    fn is_ended(handshake: &mut Handshake) -> bool {
+        !matches!(handshake.ended.try_recv(), Err(oneshot::error::TryRecvError::Empty))
+    }
+
+    #[test]
+    fn silent_connections_make_room_for_their_own_network() {
+        let all = Arc::new(Handshakes::new(2048));
+        let mut silent: Vec<_> = (0..20_000).map(|_| all.begin(HERE).unwrap()).collect();
+        assert_eq!(all.count(), PER_NETWORK);
+        // a client of the same network begins, and thousands of silent ones do not end it
+        let mut client = all.begin(HERE).unwrap();
+        client.heard();
+        silent.extend((0..20_000).map(|_| all.begin(HERE).unwrap()));
+        assert!(!is_ended(&mut client));
+        assert_eq!(silent.iter_mut().map(is_ended).filter(|ended| !ended).count(), PER_NETWORK - 1);
+        assert_eq!(all.count(), PER_NETWORK);
+        drop((silent, client));
+        assert_eq!(all.count(), 0);
+        assert!(all.lock().of.is_empty() && all.lock().strangers == 0);
+    }
+
+    #[test]
+    fn network_whose_handshakes_have_all_begun_is_refused() {
+        let all = Arc::new(Handshakes::new(2048));
+        let held: Vec<_> = (0..PER_NETWORK).map(|_| all.begin(HERE).unwrap()).collect();
+        held.iter().for_each(Handshake::heard);
+        assert!(all.begin(HERE).is_none());
+        assert!(all.begin(address(1)).is_some(), "others are not");
+        drop(held);
+        assert!(all.begin(HERE).is_some());
+    }
+
+    #[test]
+    fn fullest_network_makes_room_for_others() {
+        let all = Arc::new(Handshakes::new(256));
+        let mut few = all.begin(address(1)).unwrap();
+        let numbers = (2..4).flat_map(|number| std::iter::repeat_n(number, PER_NETWORK));
+        let mut many: Vec<_> = numbers.filter_map(|number| all.begin(address(number))).collect();
+        assert_eq!(all.count(), 128, "strangers have half");
+        let newcomer = all.begin(address(9));
+        assert!(newcomer.is_some() && !is_ended(&mut few));
+        assert!(many.iter_mut().any(is_ended));
+    }
+
+    #[test]
+    fn strangers_leave_half_for_networks_of_nodes() {
+        let all = Arc::new(Handshakes::new(256));
+        all.trust(HERE);
+        // each from an address of its own, and each has begun
+        let strangers: Vec<_> = (0..1000)
+            .map_while(|number| {
+                let handshake = all.begin(address(number))?;
+                handshake.heard();
+                Some(handshake)
+            })
+            .collect();
+        assert_eq!(strangers.len(), 128);
+        assert!(all.begin(address(5000)).is_none());
+        let nodes: Vec<_> = (0..PER_NETWORK).map_while(|_| all.begin(HERE)).collect();
+        assert_eq!(nodes.len(), PER_NETWORK);
+    }
+}

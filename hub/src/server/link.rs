@@ -1,0 +1,341 @@
+//! A connection's bytes, of which the HTTP library is given one request at a time.
+//!
+//! Between requests a connection is only this: no buffers of the library, and what was received of the next head. Always holds: the
+//! library reads no byte beyond the request that [`Link::next_request`] found, so each head is checked by `head` before, and bytes that
+//! come early wait here. While an answer is made nothing is read, so a request whose client leaves is still carried out and audited.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kedge_hub_core::api_error::ApiError;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::time::timeout;
+
+use super::head::{self, Framing};
+use super::respond::{self, Body};
+use super::stream;
+
+/// How long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
+const IDLE: Duration = Duration::from_secs(400);
+/// A head must be complete in this time, from its first byte on.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes that are read at a time between requests: a head with a small body, as of a renewal.
+const READ_BYTES: usize = 2 * 1024;
+
+/// A connection that is passed between requests, the HTTP library, and watches.
+pub(super) struct Link<S> {
+    stream: S,
+    /// Bytes that were received and not yet given to the library.
+    early: Vec<u8>,
+    /// What the library may still read.
+    readable: Readable,
+    clean: Clean,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Readable {
+    Bytes(usize),
+    Everything,
+}
+
+/// Whether everything written is flushed. hyper flushes after each answer it encodes, so a clean link means that its write buffer is
+/// empty.
+#[derive(Debug, Clone)]
+pub(super) struct Clean(Arc<AtomicBool>);
+
+impl Clean {
+    pub(super) fn is_clean(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What comes next on a connection.
+pub(super) enum Next {
+    /// A request; whether its body is in chunks.
+    Request { chunks: bool },
+    /// No proper request.
+    Refused(ApiError),
+    /// The client has left, or nothing came for too long.
+    Gone,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
+    pub(super) fn new(stream: S) -> Link<S> {
+        let clean = Clean(Arc::new(AtomicBool::new(true)));
+        Link { stream, early: Vec::new(), readable: Readable::Bytes(0), clean }
+    }
+
+    /// A handle that observes `clean` while hyper owns the stream.
+    pub(super) fn clean(&self) -> Clean {
+        self.clean.clone()
+    }
+
+    pub(super) fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    /// Bytes that came early.
+    #[cfg(test)]
+    pub(super) fn early(&self) -> &[u8] {
+        &self.early
+    }
+
+    /// The connection itself, after the bytes that came early.
+    #[cfg(test)]
+    pub(super) fn into_parts(self) -> (Vec<u8>, S) {
+        (self.early, self.stream)
+    }
+
+    /// Waits for the head of the next request, and lets the library read that request.
+    pub(super) async fn next_request(&mut self) -> io::Result<Next> {
+        if self.early.is_empty() {
+            match timeout(IDLE, self.receive()).await {
+                Ok(received) => {
+                    if received? == 0 {
+                        return Ok(Next::Gone);
+                    }
+                }
+                Err(_) => {
+                    self.shut_down().await?;
+                    return Ok(Next::Gone);
+                }
+            }
+        }
+        match timeout(HEAD_TIMEOUT, self.head()).await {
+            Ok(next) => next,
+            Err(_) => Ok(Next::Refused(ApiError::timeout("the head of the request took too long"))),
+        }
+    }
+
+    async fn head(&mut self) -> io::Result<Next> {
+        let mut seen = 0;
+        loop {
+            match head::framing(&self.early, seen) {
+                Ok(Some(Framing::Bytes(bytes))) => {
+                    self.readable = Readable::Bytes(bytes);
+                    return Ok(Next::Request { chunks: false });
+                }
+                Ok(Some(Framing::Chunks)) => {
+                    self.readable = Readable::Everything;
+                    return Ok(Next::Request { chunks: true });
+                }
+                Ok(None) => seen = self.early.len(),
+                Err(refused) => return Ok(Next::Refused(refused)),
+            }
+            if self.receive().await? == 0 {
+                return Ok(Next::Gone);
+            }
+        }
+    }
+
+    /// Receives more bytes; returns their number, 0 at the end.
+    async fn receive(&mut self) -> io::Result<usize> {
+        std::future::poll_fn(|context| self.poll_receive(context, READ_BYTES)).await
+    }
+
+    fn poll_receive(&mut self, context: &mut Context<'_>, most: usize) -> Poll<io::Result<usize>> {
+        let mut space = [0; READ_BYTES];
+        let mut read = ReadBuf::new(&mut space[..most.min(READ_BYTES)]);
+        ready!(Pin::new(&mut self.stream).poll_read(context, &mut read))?;
+        self.early.extend_from_slice(read.filled());
+        Poll::Ready(Ok(read.filled().len()))
+    }
+
+    /// Resolves when the client leaves. What it sends is kept for the next request, up to a limit; dropped if there is none.
+    pub(super) fn poll_gone(
+        &mut self,
+        keep: Option<usize>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while keep.is_none_or(|most| self.early.len() < most) {
+            let room = keep.map_or(READ_BYTES, |most| most - self.early.len());
+            if ready!(self.poll_receive(context, room))? == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            if keep.is_none() {
+                self.early.clear();
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Writes these bytes and flushes.
+    pub(super) async fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        self.stream.write_all(text).await?;
+        self.stream.flush().await
+    }
+
+    /// Answers an error without the library, as the last answer of the connection.
+    pub(super) async fn refuse(&mut self, error: &ApiError) -> io::Result<()> {
+        let (head, body) = respond::hang_up(respond::error(error)).into_parts();
+        let body: Bytes = match body {
+            Body::Parts(parts) => parts.into_iter().flatten().collect(),
+            _ => Bytes::new(),
+        };
+        let mut text = head_text("HTTP/1.1", &head);
+        text.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
+        text.extend_from_slice(&body);
+        self.write(&text).await?;
+        self.shut_down().await?;
+        self.linger().await;
+        Ok(())
+    }
+
+    /// See [`stream::linger`].
+    pub(super) async fn linger(&mut self) {
+        stream::linger(&mut self.stream).await;
+    }
+
+    /// Closes TLS in order, so that the client knows that the answer is complete.
+    pub(super) async fn shut_down(&mut self) -> io::Result<()> {
+        self.stream.shutdown().await
+    }
+}
+
+/// The lines of an answer's head, without the last, empty one.
+pub(super) fn head_text(version: &str, head: &http::response::Parts) -> Vec<u8> {
+    let mut text = version.as_bytes().to_vec();
+    text.push(b' ');
+    text.extend_from_slice(head.status.as_str().as_bytes());
+    text.push(b' ');
+    text.extend_from_slice(head.status.canonical_reason().unwrap_or_default().as_bytes());
+    text.extend_from_slice(b"\r\n");
+    for (name, value) in &head.headers {
+        text.extend_from_slice(name.as_str().as_bytes());
+        text.extend_from_slice(b": ");
+        text.extend_from_slice(value.as_bytes());
+        text.extend_from_slice(b"\r\n");
+    }
+    text
+}
+
+/// What the library reads: the request that was found, and nothing after it.
+impl<S: AsyncRead + Unpin> AsyncRead for Link<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let most = match this.readable {
+            // not woken: the request is complete, and what its client does next matters after the answer
+            Readable::Bytes(0) => return Poll::Pending,
+            Readable::Bytes(bytes) => bytes.min(buffer.remaining()),
+            Readable::Everything => buffer.remaining(),
+        };
+        let read = if this.early.is_empty() {
+            let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most));
+            ready!(Pin::new(&mut this.stream).poll_read(context, &mut part))?;
+            let read = part.filled().len();
+            buffer.advance(read);
+            read
+        } else {
+            let read = most.min(this.early.len());
+            buffer.put_slice(&this.early[..read]);
+            this.early.drain(..read);
+            if this.early.is_empty() {
+                this.early = Vec::new();
+            }
+            read
+        };
+        if let Readable::Bytes(bytes) = &mut this.readable {
+            *bytes -= read;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.clean.0.store(false, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffers: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.clean.0.store(false, Ordering::Relaxed);
+        Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        self.clean.0.store(true, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncReadExt;
+
+    #[tokio::test]
+    async fn link_is_clean_when_all_writes_are_flushed() {
+        let (_client, server) = tokio::io::duplex(8);
+        let mut link = Link::new(server);
+        let clean = link.clean();
+        assert!(clean.is_clean());
+        link.write_all(b"1234").await.unwrap();
+        assert!(!clean.is_clean());
+        AsyncWriteExt::flush(&mut link).await.unwrap();
+        assert!(clean.is_clean());
+    }
+
+    #[tokio::test]
+    async fn library_reads_one_request_at_a_time() {
+        let (mut client, server) = tokio::io::duplex(4096);
+        let mut link = Link::new(server);
+        let first = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody";
+        let second = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+        client.write_all(&first.as_bytes()[..first.len() - 2]).await.unwrap();
+        assert!(matches!(link.next_request().await.unwrap(), Next::Request { chunks: false }));
+        client.write_all(format!("dy{second}").as_bytes()).await.unwrap();
+        for request in [first, second] {
+            let mut read = vec![0; request.len()];
+            link.read_exact(&mut read).await.unwrap();
+            assert_eq!(String::from_utf8(read).unwrap(), request);
+            let mut more = [0; 1];
+            let beyond = std::future::poll_fn(|context| {
+                Poll::Ready(Pin::new(&mut link).poll_read(context, &mut ReadBuf::new(&mut more)).is_ready())
+            });
+            assert!(!beyond.await, "nothing more is read");
+            if request == first {
+                assert!(matches!(link.next_request().await.unwrap(), Next::Request { chunks: false }));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn head_that_is_too_large_is_refused() {
+        let (mut client, server) = tokio::io::duplex(4096);
+        let mut link = Link::new(server);
+        let sending = async {
+            let _ = client.write_all(&vec![b'x'; 2 * head::MAX_HEAD_BYTES]).await;
+        };
+        tokio::select! {
+            next = link.next_request() => assert!(matches!(next.unwrap(), Next::Refused(error) if error.code == 431)),
+            () = sending => unreachable!("the link does not read that much"),
+        }
+        assert!(link.early().len() <= head::MAX_HEAD_BYTES + READ_BYTES);
+    }
+}
