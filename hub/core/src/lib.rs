@@ -18,6 +18,7 @@ pub mod kinds;
 pub mod object;
 pub mod patch;
 pub mod protobuf;
+pub mod quantity;
 pub mod requests;
 pub mod selector;
 pub mod state;

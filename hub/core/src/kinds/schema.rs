@@ -5,11 +5,15 @@
 //! each of the right JSON type, no nulls and no empty optional lists or maps (upstream's `omitempty`), so later code
 //! may rely on that. Left to others: rules that span fields (each kind's own).
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use base64::Engine;
 use serde_json::Value;
+
+use crate::quantity::normal_form;
+use crate::value::rfc3339;
 
 /// The text of all types; `schema/extract.py` writes it.
 const TYPES: &str = include_str!("../../schema/types.txt");
@@ -331,15 +335,14 @@ fn conform_shape(shape: &Shape, value: &mut Value, path: &Path<'_>, findings: &m
             let good = value.as_str().is_some_and(|text| base64_decode(text).is_some());
             (!good).then_some("base64 text")
         }
-        Shape::Time | Shape::MicroTime => {
-            let good = value.as_str().is_some_and(|text| text.is_empty() || parse_time(text).is_some());
-            (!good).then_some("an RFC 3339 time")
-        }
+        Shape::Time => (!normalize(value, normal_time)).then_some("an RFC 3339 time"),
+        Shape::MicroTime => (!normalize(value, normal_micro_time))
+            .then_some("an RFC 3339 time with six decimal places of the second"),
         Shape::Quantity => {
             if let Value::Number(number) = value {
                 *value = Value::String(number.to_string());
             }
-            (!value.as_str().is_some_and(is_quantity)).then_some("a quantity")
+            (!normalize(value, normal_form)).then_some("a quantity")
         }
         Shape::IntOrString => (!value.is_string() && !value.is_i64()).then_some("a whole number or a string"),
     };
@@ -393,20 +396,42 @@ pub fn parse_time(text: &str) -> Option<time::OffsetDateTime> {
     time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339).ok()
 }
 
-/// Upstream's grammar: sign, decimal digits with at most one point, and a suffix or a decimal exponent.
-pub fn is_quantity(text: &str) -> bool {
-    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let number_len = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
-    let (number, suffix) = unsigned.split_at(number_len);
-    let digits = number.bytes().filter(u8::is_ascii_digit).count();
-    if digits == 0 || number.bytes().filter(|byte| *byte == b'.').count() > 1 {
-        return false;
+/// Brings a text into its normal form; `false` if it has none.
+fn normalize(value: &mut Value, form: fn(&str) -> Option<Cow<'_, str>>) -> bool {
+    let changed = match value.as_str().and_then(form) {
+        None => return false,
+        Some(Cow::Borrowed(_)) => return true,
+        Some(Cow::Owned(text)) => text,
+    };
+    *value = Value::String(changed);
+    true
+}
+
+/// A time as upstream returns it: UTC, in whole seconds. An empty text stays empty.
+fn normal_time(text: &str) -> Option<Cow<'_, str>> {
+    if text.is_empty() {
+        return Some(text.into());
     }
-    match suffix {
-        "" | "n" | "u" | "m" | "k" | "M" | "G" | "T" | "P" | "E" => true,
-        "Ki" | "Mi" | "Gi" | "Ti" | "Pi" | "Ei" => true,
-        _ => suffix.strip_prefix(['e', 'E']).is_some_and(|exponent| exponent.parse::<i32>().is_ok()),
+    let time = parse_time(text)?;
+    let normal = text.len() == "2006-01-02T15:04:05Z".len() && text.ends_with('Z');
+    Some(if normal { text.into() } else { rfc3339(time.to_offset(time::UtcOffset::UTC)).into() })
+}
+
+/// A `MicroTime` as upstream returns it: UTC. It needs six decimal places, with any other number Go's clients cannot read it.
+fn normal_micro_time(text: &str) -> Option<Cow<'_, str>> {
+    if text.is_empty() {
+        return Some(text.into());
     }
+    let time = parse_time(text)?;
+    let places = text.split_once('.')?.1.bytes().take_while(u8::is_ascii_digit).count();
+    if places != 6 {
+        return None;
+    }
+    if text.ends_with('Z') {
+        return Some(text.into());
+    }
+    let seconds = rfc3339(time.to_offset(time::UtcOffset::UTC));
+    Some(format!("{}.{:06}Z", seconds.trim_end_matches('Z'), time.microsecond()).into())
 }
 
 #[cfg(test)]
@@ -507,17 +532,38 @@ mod tests {
         check_wrong(
             "coordination/v1/Lease",
             json!({"spec": {"renewTime": "yesterday"}}),
-            "spec.renewTime: expected an RFC 3339 time, found the string \"yesterday\"",
+            "spec.renewTime: expected an RFC 3339 time with six decimal places of the second, found the string \"yesterday\"",
         );
     }
 
     #[test]
-    fn quantities_follow_upstreams_grammar() {
-        for good in ["0", "1", "100m", "1.5Gi", "-1", "+.5k", "1e3", "12E-2", "5E", "128974848"] {
-            assert!(is_quantity(good), "{good}");
+    fn quantities_and_times_get_their_normal_form() {
+        check(
+            "core/v1/Node",
+            json!({"status": {"capacity": {"cpu": 0.5, "memory": "1024Mi", "pods": "110"}}}),
+            json!({"status": {"capacity": {"cpu": "500m", "memory": "1Gi", "pods": "110"}}}),
+            &[],
+        );
+        check_wrong(
+            "core/v1/Node",
+            json!({"status": {"capacity": {"cpu": "1 Gi"}}}),
+            "status.capacity.cpu: expected a quantity, found the string \"1 Gi\"",
+        );
+        let lease = "coordination/v1/Lease";
+        let renewed = |time: &str| json!({"spec": {"renewTime": time}});
+        for (given, expect) in [
+            ("2026-01-01T00:00:00.000000Z", "2026-01-01T00:00:00.000000Z"),
+            ("2026-01-01T01:00:00.250000+01:00", "2026-01-01T00:00:00.250000Z"),
+        ] {
+            check(lease, renewed(given), renewed(expect), &[]);
         }
-        for bad in ["", "m", "1.2.3", "1 Gi", "1gi", "e3", "--1", "1e", "."] {
-            assert!(!is_quantity(bad), "{bad}");
+        for wrong in ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00.000Z", "2026-01-01T00:00:00.0000000Z"] {
+            let expect = format!(
+                "spec.renewTime: expected an RFC 3339 time with six decimal places of the second, found the string {wrong:?}"
+            );
+            check_wrong(lease, renewed(wrong), &expect);
         }
+        let made = |time: &str| json!({"metadata": {"creationTimestamp": time}});
+        check(lease, made("2026-01-01T01:00:00.9+01:00"), made("2026-01-01T00:00:00Z"), &[]);
     }
 }
