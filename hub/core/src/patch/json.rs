@@ -81,9 +81,8 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
         "add" => add(target, &tokens, value()?, spent).map_err(|why| fails(name, path, why)),
         "remove" => remove(target, &tokens, spent).map(drop).map_err(|why| fails(name, path, why)),
         "replace" => {
-            let place = find(target, &tokens).ok_or_else(|| fails(name, path, "no such place"))?;
-            *place = value()?;
-            Ok(())
+            // a member of an object that is not there is set, as upstream does in spite of the RFC: people cordon nodes so
+            replace(target, &tokens, value()?).map_err(|why| fails(name, path, why))
         }
         "move" => {
             let (from, from_tokens) = from()?;
@@ -153,6 +152,22 @@ fn add(target: &mut Value, tokens: &[String], value: Value, spent: &mut Spent) -
     Ok(())
 }
 
+fn replace(target: &mut Value, tokens: &[String], value: Value) -> Result<(), &'static str> {
+    let Some((last, parents)) = tokens.split_last() else {
+        *target = value;
+        return Ok(());
+    };
+    match find(target, parents).ok_or("no such parent")? {
+        Value::Object(fields) => drop(fields.insert(last.clone(), value)),
+        Value::Array(items) => {
+            let index = index(last, items.len()).ok_or("no such index")?;
+            items[index] = value;
+        }
+        _ => return Err("the parent is neither an object nor a list"),
+    }
+    Ok(())
+}
+
 fn remove(target: &mut Value, tokens: &[String], spent: &mut Spent) -> Result<Value, &'static str> {
     let (last, parents) = tokens.split_last().ok_or("the whole document cannot be removed")?;
     match find(target, parents).ok_or("no such parent")? {
@@ -215,6 +230,8 @@ mod tests {
             Some(json!({"a": null})),
         );
         check(json!({"a": 1}), one(json!({"op": "replace", "path": "", "value": 2})), Some(json!(2)));
+        check(json!({}), one(json!({"op": "replace", "path": "/a", "value": 2})), Some(json!({"a": 2})));
+        check(json!([1]), one(json!({"op": "replace", "path": "/1", "value": 2})), None);
         check(json!({"a": 1}), one(json!({"op": "move", "from": "/a", "path": "/b"})), Some(json!({"b": 1})));
         check(
             json!({"a": 1}),
@@ -238,7 +255,7 @@ mod tests {
             json!({"op": "remove", "path": "/a/b/2"}),
             json!({"op": "remove", "path": "/x"}),
             json!({"op": "remove", "path": ""}),
-            json!({"op": "replace", "path": "/x", "value": 1}),
+            json!({"op": "replace", "path": "/x/y", "value": 1}),
             json!({"op": "move", "from": "/a", "path": "/a/b"}),
             json!({"op": "move", "path": "/a"}),
             json!({"op": "test", "path": "/s", "value": "y"}),
