@@ -64,6 +64,19 @@ impl FieldError {
         FieldError { reason: "FieldValueDuplicate", field: field.into(), text }
     }
 
+    /// The value is a duplicate of another one in this respect.
+    pub fn duplicate_because(field: impl Into<String>, value: impl Into<Value>, detail: &str) -> FieldError {
+        let mut error = FieldError::duplicate(field, value);
+        error.text = format!("{}: {detail}", error.text);
+        error
+    }
+
+    /// The list has more than `limit` items.
+    pub fn too_many(field: impl Into<String>, found: usize, limit: usize) -> FieldError {
+        let text = format!("Too many: {found}: must have at most {limit} items");
+        FieldError { reason: "FieldValueTooMany", field: field.into(), text }
+    }
+
     /// The value names something that does not exist.
     pub fn not_found(field: impl Into<String>, value: impl Into<Value>) -> FieldError {
         let text = format!("Not found: {}", shown(&value.into()));

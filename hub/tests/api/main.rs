@@ -7,6 +7,7 @@ mod apply;
 mod identity;
 mod kinds;
 mod objects;
+mod refusals;
 #[path = "../server/mod.rs"]
 mod server;
 

@@ -84,7 +84,7 @@ fn invalid_requests_get_upstreams_refusals() {
     client.send("POST", MAPS, &[JSON], b"{").expect(400);
     client.send("GET", NODES, &[("accept", "application/yaml")], b"").expect(406);
     client.post(MAPS, &map("Bad_Name", "1")).expect(422);
-    client.post(MAPS, &map("big", &"x".repeat(1024 * 1024))).expect(422);
+    client.post(MAPS, &map("big", &"x".repeat(1024 * 1024 + 1))).expect(422);
     let huge = vec![b' '; 3 * 1024 * 1024 + 1];
     assert_eq!(hub.admin().send("POST", MAPS, &[JSON], &huge).code, 413);
     client

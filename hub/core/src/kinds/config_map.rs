@@ -8,7 +8,7 @@ use super::{names, schema};
 use crate::field_error::FieldError;
 use crate::value::{at, text};
 
-/// All keys and values of one ConfigMap together; upstream's limit.
+/// All values of one ConfigMap together; upstream's limit.
 const TOTAL_BYTES: usize = 1024 * 1024;
 
 /// core/v1 ConfigMap.
@@ -37,11 +37,14 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
             if let Some(complaint) = names::config_key_complaint(key) {
                 errors.push(FieldError::invalid(path.as_str(), key.as_str(), &complaint));
             }
-            if field == "binaryData" && at(new, &["data", key]).is_some() {
-                errors.push(FieldError::invalid(path, key.as_str(), "duplicate of key present in data"));
+            if field == "data" && at(new, &["binaryData", key]).is_some() {
+                errors.push(FieldError::invalid(
+                    path,
+                    key.as_str(),
+                    "duplicate of key present in binaryData",
+                ));
             }
             let value = value.as_str().unwrap_or("");
-            total += key.len();
             total += if field == "data" {
                 value.len()
             } else {
@@ -82,11 +85,11 @@ mod tests {
         check(
             json!({"data": {"a": "x"}, "binaryData": {"a": "AA=="}}),
             None,
-            &["binaryData[a]: Invalid value: \"a\": duplicate of key present in data"],
+            &["data[a]: Invalid value: \"a\": duplicate of key present in binaryData"],
         );
-        check(json!({"data": {"a": "x".repeat(TOTAL_BYTES - 1)}}), None, &[]);
+        check(json!({"data": {"a": "x".repeat(TOTAL_BYTES)}}), None, &[]);
         check(
-            json!({"data": {"a": "x".repeat(TOTAL_BYTES)}}),
+            json!({"data": {"a": "x".repeat(TOTAL_BYTES + 1)}}),
             None,
             &["[]: Too long: may not be more than 1048576 bytes"],
         );

@@ -6,8 +6,9 @@
 use serde_json::{Value, json};
 
 use super::kind::Kind;
+use super::pod_spec::{self, Of};
+use super::rules;
 use super::table::{Column, age};
-use super::{names, pod_spec};
 use crate::field_error::FieldError;
 use crate::value::{at, text};
 
@@ -108,7 +109,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
         }
     }
     if let Some(spec) = new.pointer_mut("/spec/template/spec") {
-        pod_spec::set_defaults(spec);
+        pod_spec::set_defaults(spec, Of::Template);
     }
     let given = |set: &Value| {
         text(set, &["metadata", "annotations", TEMPLATE_GENERATION]).parse::<i64>().ok().filter(|n| *n >= 1)
@@ -129,15 +130,10 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     let spec = &new["spec"];
     validate_selector(spec, errors);
     let template = &spec["template"]["spec"];
-    pod_spec::validate(template, "spec.template.spec", errors);
-    let labels = spec["template"]["metadata"]["labels"].as_object().into_iter().flatten();
-    for (key, value) in labels {
-        if let Some(why) = names::qualified_name_complaint(key) {
-            errors.push(FieldError::invalid("spec.template.labels", key.as_str(), &why));
-        }
-        if let Some(why) = names::label_value_complaint(value.as_str().unwrap_or("")) {
-            errors.push(FieldError::invalid("spec.template.labels", value.clone(), &why));
-        }
+    // a template that an older hub accepted must not keep its controller from reporting
+    if old.is_none_or(|old| old["spec"]["template"] != spec["template"]) {
+        pod_spec::validate(template, Of::Template, "spec.template.spec", errors);
+        rules::labels(&spec["template"]["metadata"], "labels", "spec.template", errors);
     }
     let policy = text(template, &["restartPolicy"]);
     if matches!(policy, "OnFailure" | "Never") {
@@ -148,20 +144,14 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::forbidden("spec.template.spec.activeDeadlineSeconds", why));
     }
     for field in ["minReadySeconds", "revisionHistoryLimit"] {
-        if let Some(number) = spec[field].as_i64().filter(|number| *number < 0) {
-            let why = "must be greater than or equal to 0";
-            errors.push(FieldError::invalid(format!("spec.{field}"), number, why));
-        }
+        rules::not_negative(spec, field, "spec", errors);
     }
     validate_strategy(&spec["updateStrategy"], errors);
     if old.is_some_and(|old| old["spec"]["selector"] != spec["selector"]) {
         errors.push(FieldError::invalid("spec.selector", spec["selector"].clone(), "field is immutable"));
     }
-    for (field, number) in new["status"].as_object().into_iter().flatten() {
-        if let Some(number) = number.as_i64().filter(|number| *number < 0) {
-            let why = "must be greater than or equal to 0";
-            errors.push(FieldError::invalid(format!("status.{field}"), number, why));
-        }
+    for (field, _) in rules::entries(new, "status") {
+        rules::not_negative(&new["status"], field, "status", errors);
     }
 }
 
@@ -179,24 +169,7 @@ fn validate_selector(spec: &Value, errors: &mut Vec<FieldError>) {
         let why = "empty selector is invalid for daemonset";
         return errors.push(FieldError::invalid("spec.selector", selector.clone(), why));
     }
-    for (index, rule) in selector["matchExpressions"].as_array().into_iter().flatten().enumerate() {
-        let path = |field: &str| format!("spec.selector.matchExpressions[{index}].{field}");
-        let values = rule["values"].as_array().map_or(0, Vec::len);
-        match text(rule, &["operator"]) {
-            "In" | "NotIn" if values == 0 => {
-                let why = "must be specified when `operator` is 'In' or 'NotIn'";
-                errors.push(FieldError::required(path("values"), why));
-            }
-            "Exists" | "DoesNotExist" if values > 0 => {
-                let why = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
-                errors.push(FieldError::forbidden(path("values"), why));
-            }
-            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
-            other => {
-                errors.push(FieldError::invalid(path("operator"), other, "not a valid selector operator"));
-            }
-        }
-    }
+    rules::label_selector(selector, "spec.selector", errors);
     let labels = &spec["template"]["metadata"]["labels"];
     if !selects(selector, labels) {
         let why = "`selector` does not match template `labels`";

@@ -4,6 +4,7 @@ use kedge_api::NODE_USER_PREFIX;
 use serde_json::Value;
 
 use super::kind::{Kind, Selectable};
+use super::rules;
 use super::table::{Column, since};
 use crate::field_error::FieldError;
 use crate::value::text;
@@ -86,25 +87,28 @@ fn source(event: &Value) -> &str {
 
 fn cells(event: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     let event_time = text(event, &["eventTime"]);
-    let stamp = |field: &str| match text(event, &[field]) {
+    let first = match text(event, &["firstTimestamp"]) {
         "" => since(event_time, now),
         stamp => since(stamp, now),
     };
-    let first = stamp("firstTimestamp");
     let (last, count) = match event.get("series") {
         Some(series) => {
             (since(text(series, &["lastObservedTime"]), now), series["count"].as_i64().unwrap_or(1))
         }
-        None => (stamp("lastTimestamp"), event["count"].as_i64().unwrap_or(1).max(1)),
-    };
-    let last = match (count, event.get("series")) {
-        (2.., _) => format!("{last} (x{count} over {first})"),
-        _ => last,
+        None => {
+            let last = text(event, &["lastTimestamp"]);
+            let last = if last.is_empty() { first.clone() } else { since(last, now) };
+            (last, event["count"].as_i64().unwrap_or(1).max(1))
+        }
     };
     let instance = reporting_node(event);
     let from =
         if instance.is_empty() { source(event).to_owned() } else { format!("{}, {instance}", source(event)) };
-    let object = format!("{}/{}", involved(event, "kind").to_lowercase(), involved(event, "name"));
+    let mut object = involved(event, "kind").to_lowercase();
+    let name = involved(event, "name");
+    if !name.is_empty() {
+        object = format!("{object}/{name}");
+    }
     vec![
         last.into(),
         text(event, &["type"]).into(),
@@ -119,16 +123,46 @@ fn cells(event: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     ]
 }
 
-/// Upstream's rule: an event is in the namespace of its object; events about cluster-scoped objects are in
-/// `default` (upstream's legacy rule also allows `kube-system`).
+/// Upstream's rules. An event is in the namespace of its object, or in `default` if that has none. One with an `eventTime`, as newer
+/// clients write it, also says who reports what.
 fn validate(new: &Value, _old: Option<&Value>, errors: &mut Vec<FieldError>) {
+    let timed = !text(new, &["eventTime"]).is_empty();
     let namespace = text(new, &["metadata", "namespace"]);
     let about = involved(new, "namespace");
-    let good =
-        if about.is_empty() { matches!(namespace, "default" | "kube-system") } else { about == namespace };
+    let good = match (&*about, timed) {
+        ("", false) => namespace == "default",
+        ("", true) => matches!(namespace, "default" | "kube-system"),
+        // upstream compares none of a timed event
+        (about, timed) => timed || about == namespace,
+    };
     if !good {
-        let explained = "does not match event.namespace";
-        errors.push(FieldError::invalid("involvedObject.namespace", about, explained));
+        let why = "does not match event.namespace";
+        errors.push(FieldError::invalid("involvedObject.namespace", about, why));
+    }
+    if timed {
+        validate_timed(new, errors);
+    }
+}
+
+/// Longest texts of a timed event; upstream's limits.
+const TEXT_BYTES: [(&str, usize); 4] =
+    [("reportingInstance", 128), ("action", 128), ("reason", 128), ("message", 1024)];
+
+fn validate_timed(event: &Value, errors: &mut Vec<FieldError>) {
+    let reporter = text(event, &["reportingComponent"]);
+    if reporter.is_empty() {
+        errors.push(FieldError::required("reportingComponent", ""));
+    }
+    rules::label_key(reporter, "reportingComponent", errors);
+    for (field, limit) in TEXT_BYTES {
+        let found = text(event, &[field]);
+        if found.is_empty() && field != "message" {
+            errors.push(FieldError::required(field, ""));
+        }
+        if found.len() > limit {
+            let why = format!("can have at most {limit} characters");
+            errors.push(FieldError::invalid(field, "", &why));
+        }
     }
 }
 
@@ -146,9 +180,36 @@ mod tests {
             assert_eq!(errors.is_empty(), good, "{namespace} {about}");
         };
         check("default", "", true);
+        check("kube-system", "", false);
         check("other", "", false);
         check("other", "other", true);
         check("default", "other", false);
+    }
+
+    #[test]
+    fn timed_event_says_who_reports_what() {
+        let check = |change: Value, expect: &[&str]| {
+            let mut event = json!({"metadata": {"namespace": "kube-system"}, "eventTime": "2026-01-01T00:00:00.000000Z",
+                "reportingComponent": "example.com/c", "reportingInstance": "c-1", "action": "A", "reason": "R"});
+            for (field, value) in change.as_object().unwrap() {
+                event[field] = value.clone();
+            }
+            let mut errors = Vec::new();
+            validate(&event, None, &mut errors);
+            assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+        };
+        check(json!({}), &[]);
+        check(
+            json!({"reportingInstance": "", "action": "", "reason": ""}),
+            &["reportingInstance: Required value", "action: Required value", "reason: Required value"],
+        );
+        check(
+            json!({"message": "x".repeat(1025)}),
+            &["message: Invalid value: \"\": can have at most 1024 characters"],
+        );
+        let mut errors = Vec::new();
+        validate_timed(&json!({"reportingInstance": "i", "action": "a", "reason": "r"}), &mut errors);
+        assert_eq!(errors[0].to_string(), "reportingComponent: Required value");
     }
 
     #[test]
@@ -161,7 +222,7 @@ mod tests {
         let now = super::super::schema::parse_time("2026-01-01T00:01:30Z").unwrap();
         assert_eq!(
             cells(&event, now),
-            ["30s (x3 over 90s)", "Normal", "R", "node/n", "", "c, h", "m", "90s", "3", "e"].map(Value::from)
+            ["30s", "Normal", "R", "node/n", "", "c, h", "m", "90s", "3", "e"].map(Value::from)
         );
     }
 }

@@ -67,6 +67,8 @@ pub struct Kind {
     /// The paths that `prepare` sets in a new object where upstream sets them by admission: they have no manager, while defaulted
     /// fields belong to the creator.
     pub admitted: &'static [&'static [&'static str]],
+    /// Why a new object, as its creator sent it, is forbidden (403); upstream's admission plugins.
+    pub forbids: fn(&Value) -> Option<String>,
     /// The kind's own rules; metadata was validated before.
     pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>),
     /// Sentences for `Warning` headers about a change that is accepted; only about fields that this change sets, so that
@@ -128,6 +130,7 @@ impl Kind {
         cells: |object, now| vec![text(object, &["metadata", "name"]).into(), table::age(object, now)],
         prepare: no_defaults,
         admitted: &[],
+        forbids: |_| None,
         validate: no_rules,
         warnings: no_warnings,
     };

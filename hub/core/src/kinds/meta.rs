@@ -33,6 +33,11 @@ pub fn validate(kind: &Kind, object: &Value, errors: &mut Vec<FieldError>) {
     } else if !namespace.is_empty() {
         errors.push(FieldError::forbidden("metadata.namespace", "not allowed on this type"));
     }
+    let generation = meta["generation"].as_i64().filter(|number| *number < 0);
+    if let Some(number) = generation {
+        let why = "must be greater than or equal to 0";
+        errors.push(FieldError::invalid("metadata.generation", number, why));
+    }
     validate_labels(meta, errors);
     validate_annotations(meta, errors);
     validate_finalizers(meta, errors);
@@ -82,11 +87,16 @@ fn validate_finalizers(meta: &Value, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::too_long("metadata.finalizers", LIST_ITEMS));
         return;
     }
-    for (index, finalizer) in finalizers.iter().enumerate() {
+    for finalizer in finalizers {
         let finalizer = finalizer.as_str().unwrap_or("");
         if let Some(complaint) = qualified_name_complaint(finalizer) {
-            errors.push(FieldError::invalid(format!("metadata.finalizers[{index}]"), finalizer, &complaint));
+            errors.push(FieldError::invalid("metadata.finalizers", finalizer, &complaint));
         }
+    }
+    let contrary = ["foregroundDeletion", "orphan"];
+    if contrary.iter().all(|name| finalizers.iter().any(|finalizer| finalizer == name)) {
+        let why = "finalizer orphan and foregroundDeletion cannot be both set";
+        errors.push(FieldError::invalid("metadata.finalizers", finalizers.to_vec(), why));
     }
 }
 
@@ -96,17 +106,78 @@ fn validate_owners(meta: &Value, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::too_long("metadata.ownerReferences", LIST_ITEMS));
         return;
     }
-    for (index, owner) in owners.iter().enumerate() {
-        for field in ["apiVersion", "kind", "name", "uid"] {
-            if text(owner, &[field]).is_empty() {
-                let path = format!("metadata.ownerReferences[{index}].{field}");
-                errors.push(FieldError::invalid(path, "", "must not be empty"));
+    let path = "metadata.ownerReferences";
+    let mut controller: Option<String> = None;
+    for owner in owners {
+        validate_owner(owner, path, errors);
+        if owner["controller"] != true {
+            continue;
+        }
+        let name = format!("{}/{}", text(owner, &["kind"]), text(owner, &["name"]));
+        match &controller {
+            None => controller = Some(name),
+            Some(first) => {
+                let why = format!(
+                    "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {name}"
+                );
+                errors.push(FieldError::invalid(path, owner.clone(), &why));
             }
         }
     }
-    let controllers = owners.iter().filter(|owner| owner["controller"] == true).count();
-    if controllers > 1 {
-        let explained = "only one reference can have Controller set to true";
-        errors.push(FieldError::invalid("metadata.ownerReferences", controllers, explained));
+}
+
+/// One owner; upstream's errors do not say which.
+fn validate_owner(owner: &Value, path: &str, errors: &mut Vec<FieldError>) {
+    for (field, why) in [
+        ("apiVersion", "version must not be empty"),
+        ("kind", "must not be empty"),
+        ("name", "must not be empty"),
+        ("uid", "must not be empty"),
+    ] {
+        if text(owner, &[field]).is_empty() {
+            errors.push(FieldError::invalid(format!("{path}.{field}"), "", why));
+        }
+    }
+    // events go by themselves, and would take what they own with them
+    if owner["apiVersion"] == "v1" && owner["kind"] == "Event" {
+        let why = "/v1, Kind=Event is disallowed from being an owner";
+        errors.push(FieldError::invalid(path, owner.clone(), why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::CONFIG_MAP;
+    use serde_json::json;
+
+    #[test]
+    fn owners_are_whole_and_one_controls() {
+        let check = |owners: Value, expect: &[&str]| {
+            let object = json!({"metadata": {"name": "a", "namespace": "b", "ownerReferences": owners}});
+            let mut errors = Vec::new();
+            validate(&CONFIG_MAP, &object, &mut errors);
+            assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+        };
+        let owner = |name: &str| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": "u", "controller": true});
+        check(json!([owner("a")]), &[]);
+        check(
+            json!([{"kind": "Pod", "name": "a"}]),
+            &[
+                "metadata.ownerReferences.apiVersion: Invalid value: \"\": version must not be empty",
+                "metadata.ownerReferences.uid: Invalid value: \"\": must not be empty",
+            ],
+        );
+        let mut errors = Vec::new();
+        validate_owners(&json!({"ownerReferences": [owner("a"), owner("b")]}), &mut errors);
+        assert!(errors[0].to_string().ends_with(
+            "Only one reference can have Controller set to true. Found \"true\" in references for Pod/a and Pod/b"
+        ));
+        validate_owner(
+            &json!({"apiVersion": "v1", "kind": "Event", "name": "e", "uid": "u"}),
+            "f",
+            &mut errors,
+        );
+        assert!(errors[1].to_string().ends_with("/v1, Kind=Event is disallowed from being an owner"));
     }
 }

@@ -17,6 +17,8 @@ pub mod namespace;
 pub mod node;
 pub mod pod;
 pub mod pod_spec;
+mod pod_status;
+pub mod rules;
 pub mod schema;
 pub mod secret;
 pub mod service_account;

@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 
 use super::kind::{Kind, Selectable};
 use super::names;
+use super::pod_spec::resources::validate_amount;
+use super::pod_spec::scheduling::validate_taints;
+use super::rules;
 use super::table::{Column, age};
 use crate::field_error::FieldError;
 use crate::value::{at, text};
@@ -133,45 +136,55 @@ fn address(node: &Value, of: &str) -> String {
 }
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
-    validate_taints(new, errors);
+    validate_taints(rules::list(&new["spec"], "taints"), errors);
     if let Some(source) = at(new, &["spec", "configSource"]) {
         validate_source(source, errors);
     }
+    // only what changes: a node that an older hub took as it is must be able to report
+    let changes = |part: &str, field: &str| old.is_none_or(|old| old[part][field] != new[part][field]);
+    for field in ["capacity", "allocatable"].into_iter().filter(|field| changes("status", field)) {
+        for (name, amount) in rules::entries(&new["status"], field) {
+            validate_amount(name, amount, &format!("status.{field}.{name}"), errors);
+        }
+    }
+    if old.is_some() && changes("status", "addresses") {
+        validate_addresses(&new["status"], errors);
+    }
+    if changes("spec", "podCIDRs") {
+        validate_networks(&new["spec"], errors);
+    }
     if let Some(old) = old {
-        for field in ["podCIDR", "podCIDRs", "providerID"] {
+        for (field, called) in [("podCIDR", "podCIDR"), ("podCIDRs", "podCIDR"), ("providerID", "providerID")]
+        {
             let (was, is) = (&old["spec"][field], &new["spec"][field]);
             if !was.is_null() && was != is {
-                let explained = "node updates may only change labels, taints, or capacity (or configSource)";
-                errors.push(FieldError::forbidden(format!("spec.{field}"), explained));
+                let why = format!("node updates may not change {called} except from \"\" to valid");
+                errors.push(FieldError::forbidden(format!("spec.{field}"), &why));
             }
         }
     }
 }
 
-fn validate_taints(node: &Value, errors: &mut Vec<FieldError>) {
+/// A node may have several addresses of a type, but none twice.
+fn validate_addresses(status: &Value, errors: &mut Vec<FieldError>) {
     let mut seen = std::collections::BTreeSet::new();
-    for (index, taint) in items(node, &["spec", "taints"]).enumerate() {
-        let path = |field: &str| format!("metadata.taints[{index}].{field}");
-        let (key, value, effect) = (text(taint, &["key"]), text(taint, &["value"]), text(taint, &["effect"]));
-        if let Some(complaint) = names::qualified_name_complaint(key) {
-            errors.push(FieldError::invalid(path("key"), key, &complaint));
+    for (index, address) in rules::list(status, "addresses").iter().enumerate() {
+        if !seen.insert((text(address, &["type"]), text(address, &["address"]))) {
+            errors.push(FieldError::duplicate(format!("status.addresses[{index}]"), address.clone()));
         }
-        if let Some(complaint) = names::label_value_complaint(value) {
-            errors.push(FieldError::invalid(path("value"), value, &complaint));
-        }
-        match effect {
-            "NoSchedule" | "PreferNoSchedule" | "NoExecute" => {}
-            "" => errors.push(FieldError::required(path("effect"), "")),
-            _ => errors.push(FieldError::unsupported(
-                path("effect"),
-                effect,
-                &["NoSchedule", "PreferNoSchedule", "NoExecute"],
-            )),
-        }
-        if !seen.insert((key, effect)) {
-            let explained = "taints must be unique by key and effect pair";
-            errors.push(FieldError::invalid(format!("metadata.taints[{index}]"), taint.clone(), explained));
-        }
+    }
+}
+
+fn validate_networks(spec: &Value, errors: &mut Vec<FieldError>) {
+    let path = "spec.podCIDRs";
+    let listed = rules::list(spec, "podCIDRs");
+    let read = |(index, network): (usize, &Value)| {
+        rules::network(network.as_str().unwrap_or(""), &format!("{path}[{index}]"), errors)
+    };
+    let addresses: Vec<std::net::IpAddr> = listed.iter().enumerate().filter_map(read).collect();
+    if listed.len() > 2 || !rules::is_one_per_family(&addresses) {
+        let why = "may specify no more than one CIDR for each IP family";
+        errors.push(FieldError::invalid(path, listed.to_vec(), why));
     }
 }
 
@@ -270,6 +283,57 @@ mod tests {
                 "spec.configSource.configMap.kubeletConfigKey: Required value: kubeletConfigKey must be set",
             ],
             false,
+        );
+    }
+
+    #[test]
+    fn amounts_addresses_and_networks_are_validated() {
+        let check = |new: Value, old: Option<Value>, expect: &[&str]| {
+            let mut errors = Vec::new();
+            validate(&new, old.as_ref(), &mut errors);
+            assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
+        };
+        let status = |status: Value| json!({"status": status});
+        check(status(json!({"capacity": {"cpu": "1500m", "example.com/a": "2"}})), None, &[]);
+        check(
+            status(
+                json!({"capacity": {"cpu": "-1"}, "allocatable": {"example.com/a": "500m", "pods": "1500m"}}),
+            ),
+            None,
+            &[
+                "status.capacity.cpu: Invalid value: \"-1\": must be greater than or equal to 0",
+                "status.allocatable.example.com/a: Invalid value: \"500m\": must be an integer",
+                "status.allocatable.pods: Invalid value: \"1500m\": must be an integer",
+            ],
+        );
+        let address = json!({"type": "InternalIP", "address": "10.0.0.1"});
+        check(
+            status(json!({"addresses": [address, address]})),
+            Some(json!({})),
+            &["status.addresses[1]: Duplicate value: {\"address\":\"10.0.0.1\",\"type\":\"InternalIP\"}"],
+        );
+        let twice = status(json!({"addresses": [address, address]}));
+        check(twice.clone(), Some(twice), &[]);
+        let networks = |networks: &[&str]| json!({"spec": {"podCIDRs": networks}});
+        check(networks(&["10.0.0.0/24", "fd00::/64"]), None, &[]);
+        check(
+            networks(&["10.0.0.0/24", "10.0.1.0/24"]),
+            None,
+            &[
+                "spec.podCIDRs: Invalid value: [\"10.0.0.0/24\",\"10.0.1.0/24\"]: may specify no more than one CIDR for each IP family",
+            ],
+        );
+        check(
+            networks(&["nonsense"]),
+            None,
+            &[
+                "spec.podCIDRs[0]: Invalid value: \"nonsense\": must be a valid CIDR value, (e.g. 10.9.8.0/24 or 2001:db8::/64)",
+            ],
+        );
+        check(
+            networks(&["10.0.0.0/24"]),
+            Some(networks(&["10.0.1.0/24"])),
+            &["spec.podCIDRs: Forbidden: node updates may not change podCIDR except from \"\" to valid"],
         );
     }
 

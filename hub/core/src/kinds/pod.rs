@@ -8,13 +8,20 @@ use kedge_api::{NODE_USER_PREFIX, NOT_READY_TAINT, UNREACHABLE_TAINT};
 use serde_json::{Map, Value, json};
 
 use super::kind::{Kind, Selectable};
-use super::pod_spec;
+use super::pod_spec::resources::amount;
+use super::pod_spec::{self, Of};
+use super::pod_status;
+use super::rules;
 use super::table::{Column, age, since};
 use crate::field_error::FieldError;
+use crate::quantity::Quantity;
 use crate::value::{at, text};
 
 /// Default seconds that a pod tolerates a node that is not ready or not reachable; upstream's.
 const TOLERATED_SECS: i64 = 300;
+
+/// What a pod of every known priority class does to others.
+const PREEMPTION: &str = "PreemptLowerPriority";
 
 /// core/v1 Pod.
 pub static POD: Kind = Kind {
@@ -69,6 +76,7 @@ pub static POD: Kind = Kind {
         &["spec", "preemptionPolicy"],
         &["spec", "tolerations"],
     ],
+    forbids,
     validate,
     ..Kind::USUAL
 };
@@ -86,12 +94,10 @@ fn items<'a>(pod: &'a Value, path: &[&str]) -> &'a [Value] {
 }
 
 fn cells(pod: &Value, now: time::OffsetDateTime) -> Vec<Value> {
-    let statuses = items(pod, &["status", "containerStatuses"]);
-    let ready = statuses
-        .iter()
-        .filter(|status| status["ready"] == true && status["state"].get("running").is_some())
-        .count();
-    let wanted = items(pod, &["spec", "containers"]).len();
+    let sidecars = items(pod, &["spec", "initContainers"]);
+    let sidecars = sidecars.iter().filter(|container| container["restartPolicy"] == "Always").count();
+    let wanted = items(pod, &["spec", "containers"]).len() + sidecars;
+    let ready = ready_count(pod);
     let or_none = |value: &str| if value.is_empty() { "<none>".to_owned() } else { value.to_owned() };
     vec![
         text(pod, &["metadata", "name"]).into(),
@@ -106,8 +112,27 @@ fn cells(pod: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     ]
 }
 
+/// Ready containers: sidecars as they start, the others once the pod is initialized.
+fn ready_count(pod: &Value) -> usize {
+    let ready = |status: &&Value| status["ready"] == true;
+    let started = |status: &&Value| status["started"] == true && is_sidecar(pod, status);
+    let sidecars =
+        items(pod, &["status", "initContainerStatuses"]).iter().filter(started).filter(ready).count();
+    if init_shown(pod).is_some() {
+        return sidecars;
+    }
+    let running = |status: &&Value| status["state"].get("running").is_some();
+    sidecars + items(pod, &["status", "containerStatuses"]).iter().filter(ready).filter(running).count()
+}
+
+/// Restarts of what runs: of init containers until all are done, then of sidecars and the others.
 fn restarts_shown(pod: &Value, now: time::OffsetDateTime) -> String {
-    let all = || items(pod, &["status", "containerStatuses"]).iter();
+    let init = items(pod, &["status", "initContainerStatuses"]);
+    let (others, only_sidecars) = match init_shown(pod) {
+        Some(_) => (&[][..], false),
+        None => (items(pod, &["status", "containerStatuses"]), true),
+    };
+    let all = || init.iter().filter(|status| !only_sidecars || is_sidecar(pod, status)).chain(others);
     let count: i64 = all().filter_map(|status| status["restartCount"].as_i64()).sum();
     let last =
         all().map(|status| text(status, &["lastState", "terminated", "finishedAt"])).max().unwrap_or("");
@@ -137,6 +162,11 @@ fn status_shown(pod: &Value) -> String {
         "" => text(pod, &["status", "phase"]).to_owned(),
         reason => reason.to_owned(),
     };
+    let gated =
+        |condition: &Value| condition["type"] == "PodScheduled" && condition["reason"] == "SchedulingGated";
+    if items(pod, &["status", "conditions"]).iter().any(gated) {
+        "SchedulingGated".clone_into(&mut shown);
+    }
     let initializing = init_shown(pod);
     if let Some(word) = &initializing {
         shown.clone_from(word);
@@ -207,14 +237,13 @@ fn is_sidecar(pod: &Value, status: &Value) -> bool {
 
 fn prepare(new: &mut Value, old: Option<&Value>) {
     if let Some(spec) = new.get_mut("spec") {
-        pod_spec::set_defaults(spec);
+        pod_spec::set_defaults(spec, Of::Pod);
     }
     let mirror = is_mirror(new);
-    if let Some(Value::Object(spec)) = new.get_mut("spec") {
-        spec.entry("enableServiceLinks").or_insert(true.into());
-        if old.is_none() {
-            set_at_creation(spec, mirror);
-        }
+    if let Some(Value::Object(spec)) = new.get_mut("spec")
+        && old.is_none()
+    {
+        set_at_creation(spec, mirror);
     }
     if old.is_none() {
         let class = quality_of_service(&new["spec"]);
@@ -238,8 +267,10 @@ fn set_at_creation(spec: &mut Map<String, Value>, mirror: bool) {
             *entry = "default".into();
         }
     }
-    spec.entry("priority").or_insert(0.into());
-    spec.entry("preemptionPolicy").or_insert("PreemptLowerPriority".into());
+    let class = spec.get("priorityClassName").and_then(Value::as_str).unwrap_or("");
+    let priority = class_priority(class).unwrap_or(0);
+    spec.entry("priority").or_insert(priority.into());
+    spec.entry("preemptionPolicy").or_insert(PREEMPTION.into());
     let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
     for key in [NOT_READY_TAINT, UNREACHABLE_TAINT] {
         let Some(list) = tolerations.as_array_mut() else { continue };
@@ -253,14 +284,45 @@ fn set_at_creation(spec: &mut Map<String, Value>, mirror: bool) {
     }
 }
 
+/// The priority of a class. There are upstream's two built-in ones, and that of pods without a class.
+fn class_priority(class: &str) -> Option<i64> {
+    match class {
+        "" => Some(0),
+        "system-cluster-critical" => Some(2_000_000_000),
+        "system-node-critical" => Some(2_000_001_000),
+        _ => None,
+    }
+}
+
+/// Upstream's admission of priorities and runtime classes. There are no runtime classes here, so no pod can use one.
+fn forbids(pod: &Value) -> Option<String> {
+    let spec = &pod["spec"];
+    let class = text(spec, &["priorityClassName"]);
+    let Some(priority) = class_priority(class) else {
+        return Some(format!("no PriorityClass with name {class} was found"));
+    };
+    let given = spec["priority"].as_i64().filter(|given| *given != priority);
+    let policy = Some(text(spec, &["preemptionPolicy"])).filter(|policy| !matches!(*policy, "" | PREEMPTION));
+    let runtime = text(spec, &["runtimeClassName"]);
+    let computed = "must not be provided in pod spec; priority admission controller computed";
+    match (given, policy) {
+        (Some(given), _) => Some(format!(
+            "the integer value of priority ({given}) {computed} {priority} from the given PriorityClass name"
+        )),
+        (None, Some(policy)) => Some(format!(
+            "the string value of PreemptionPolicy ({policy}) {computed} {PREEMPTION} from the given PriorityClass name"
+        )),
+        _ if !runtime.is_empty() => Some(format!("pod rejected: RuntimeClass {runtime:?} not found")),
+        _ => None,
+    }
+}
+
 /// Upstream's quality of service class, from cpu and memory of all containers.
 fn quality_of_service(spec: &Value) -> &'static str {
     let containers =
         || ["containers", "initContainers"].into_iter().flat_map(|list| items(spec, &[list]).iter());
     let named = |container: &Value, part: &str, name: &str| {
-        let found =
-            at(container, &["resources", part, name]).and_then(Value::as_str).and_then(pod_spec::amount);
-        found.filter(|amount| *amount > 0.0)
+        amount(container, part, name).filter(|amount| *amount > Quantity::ZERO)
     };
     let resources = ["cpu", "memory"];
     let asks = |container: &Value| {
@@ -282,7 +344,7 @@ fn quality_of_service(spec: &Value) -> &'static str {
 
 fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     let Some(old) = old else {
-        pod_spec::validate(&new["spec"], "spec", errors);
+        pod_spec::validate(&new["spec"], Of::Pod, "spec", errors);
         return;
     };
     let (was, is) = (text(old, &["spec", "nodeName"]), text(new, &["spec", "nodeName"]));
@@ -291,6 +353,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
         errors.push(FieldError::forbidden("spec.nodeName", "a pod stays on its node"));
     }
     validate_changes(&old["spec"], &new["spec"], errors);
+    pod_status::validate(new, old, errors);
 }
 
 /// Upstream's short error where the long one below would hide the fault.
@@ -305,30 +368,31 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
     }
     for list in ["containers", "initContainers"] {
         for (index, container) in items(new, &[list]).iter().enumerate() {
-            if text(container, &["image"]).is_empty() {
-                errors.push(FieldError::required(format!("spec.{list}[{index}].image"), ""));
-            }
+            let path = format!("spec.{list}[{index}]");
+            rules::required(container, "image", &path, errors);
+            pod_spec::validate_image(text(container, &["image"]), &path, errors);
         }
     }
     let deadline = |spec: &Value| spec["activeDeadlineSeconds"].as_i64();
     match (deadline(old), deadline(new)) {
         (Some(was), Some(is)) if is > was => {
-            let why = format!("must be less than or equal to previous value of {was}");
-            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", is, &why));
+            let why = "must be less than or equal to previous value";
+            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", is, why));
         }
-        (Some(was), None) => {
-            let why = format!("must not update from a positive integer to nil value, was {was}");
-            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", Value::Null, &why));
+        (Some(_), None) => {
+            let why = "must not update from a positive integer to nil value";
+            errors.push(FieldError::invalid("spec.activeDeadlineSeconds", Value::Null, why));
         }
-        (_, Some(is)) if is < 0 => {
-            errors.push(FieldError::invalid(
-                "spec.activeDeadlineSeconds",
-                is,
-                "must be greater than or equal to 0",
-            ));
+        (_, Some(_)) => {
+            let path = "spec.activeDeadlineSeconds";
+            rules::between(&new["activeDeadlineSeconds"], 0..=i32::MAX.into(), path, errors);
         }
         _ => {}
     }
+    if items(old, &["tolerations"]) != items(new, &["tolerations"]) {
+        pod_spec::scheduling::validate_tolerations(new, "spec", errors);
+    }
+    validate_gates(old, new, errors);
     let same_but_seconds = |a: &Value, b: &Value| {
         ["key", "operator", "value", "effect"].iter().all(|field| text(a, &[field]) == text(b, &[field]))
     };
@@ -341,6 +405,17 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
     }
     if fixed_part(old) != fixed_part(new) {
         errors.push(FieldError::forbidden("spec", MAY_CHANGE));
+    }
+}
+
+/// Gates keep a pod from being scheduled until each was taken away; none is added later.
+fn validate_gates(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
+    for (index, gate) in items(new, &["schedulingGates"]).iter().enumerate() {
+        let name = text(gate, &["name"]);
+        if !items(old, &["schedulingGates"]).iter().any(|known| text(known, &["name"]) == name) {
+            let why = format!("only deletion is allowed, but found new scheduling gate '{name}'");
+            errors.push(FieldError::forbidden(format!("spec.schedulingGates[{index}].name"), &why));
+        }
     }
 }
 
@@ -518,6 +593,56 @@ mod tests {
             pod["status"]["phase"] = "Failed".into();
         });
         check(&ended, None, 0, "2026-01-01T00:00:00Z");
+    }
+
+    #[test]
+    fn priority_and_runtime_come_from_known_classes() {
+        let check = |spec: Value, expect: &str| {
+            assert_eq!(forbids(&json!({"spec": spec})).as_deref().unwrap_or(""), expect);
+        };
+        check(json!({}), "");
+        check(json!({"priority": 0, "preemptionPolicy": "PreemptLowerPriority"}), "");
+        check(json!({"priorityClassName": "system-node-critical", "priority": 2_000_001_000}), "");
+        let computed = "must not be provided in pod spec; priority admission controller computed";
+        check(
+            json!({"priority": 5}),
+            &format!("the integer value of priority (5) {computed} 0 from the given PriorityClass name"),
+        );
+        check(
+            json!({"preemptionPolicy": "Never"}),
+            &format!(
+                "the string value of PreemptionPolicy (Never) {computed} PreemptLowerPriority from the given PriorityClass name"
+            ),
+        );
+        check(json!({"priorityClassName": "high"}), "no PriorityClass with name high was found");
+        check(json!({"runtimeClassName": "gvisor"}), "pod rejected: RuntimeClass \"gvisor\" not found");
+        let made = pod(|_| {});
+        assert_eq!(made["spec"]["priority"], 0);
+    }
+
+    #[test]
+    fn sidecar_counts_as_a_container() {
+        let pod = json!({
+            "spec": {"containers": [{"name": "a"}, {"name": "b"}],
+                "initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}]},
+            "status": {"phase": "Running",
+                "initContainerStatuses": [
+                    {"name": "s", "started": true, "ready": true, "restartCount": 2, "state": {"running": {}}},
+                    {"name": "i", "restartCount": 5, "state": {"terminated": {"exitCode": 0}}}],
+                "containerStatuses": [
+                    {"name": "a", "ready": true, "restartCount": 1, "state": {"running": {}}},
+                    {"name": "b", "ready": false, "state": {"running": {}}}]}});
+        assert_eq!(
+            cells(&pod, time::OffsetDateTime::UNIX_EPOCH)[1..4],
+            ["2/3", "Running", "3"].map(Value::from)
+        );
+        let mut starting = pod.clone();
+        starting["status"]["initContainerStatuses"][1]["state"] = json!({"running": {}});
+        assert_eq!(
+            cells(&starting, time::OffsetDateTime::UNIX_EPOCH)[1..4],
+            ["1/3", "Init:1/2", "7"].map(Value::from)
+        );
+        assert_eq!(cells(&json!({}), time::OffsetDateTime::UNIX_EPOCH)[1], "0/0");
     }
 
     #[test]

@@ -101,7 +101,9 @@ fn validate_type(new: &Value, errors: &mut Vec<FieldError>) {
             require("username", errors);
             require("password", errors);
         }
-        "kubernetes.io/ssh-auth" => require("ssh-privatekey", errors),
+        "kubernetes.io/ssh-auth" if text(new, &["data", "ssh-privatekey"]).is_empty() => {
+            errors.push(FieldError::required("data[ssh-privatekey]", ""));
+        }
         "kubernetes.io/tls" => {
             require("tls.crt", errors);
             require("tls.key", errors);

@@ -113,6 +113,9 @@ pub(super) fn compose(
         let name = generated_name(text(&value, &["metadata", "generateName"]), &fresh.random);
         metadata(&mut value).insert("name".to_owned(), name.into());
     }
+    if let Some(why) = (kind.forbids)(&value) {
+        return Err(ApiError::forbidden_object(kind, text(&value, &["metadata", "name"]), &why));
+    }
     let claim = apply::take_claim(&mut value);
     let given: Vec<bool> = kind.admitted.iter().map(|path| at(&value, path).is_some()).collect();
     let mut value = new_object(kind, value, fresh)?;

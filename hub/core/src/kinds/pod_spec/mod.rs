@@ -1,19 +1,45 @@
 //! Upstream's defaults and rules of `PodSpec`, for pods and pod templates.
 //!
-//! Always holds: defaults only fill absent fields, so applying them twice changes nothing. The rules are those that a node must
-//! be able to rely on (names, references inside the pod, ports, resources); other fields of the schema are stored unchecked, and
-//! a node refuses unsupported ones itself, with an event.
+//! Owns: the defaults, and the rules that span a whole spec; containers, volumes, resources, security contexts and scheduling have a
+//! file each. Always holds: defaults only fill absent fields, so applying them twice changes nothing.
+//! Leaves to others: whether a node can run it. Not checked are options of Windows and of volumes that need a cloud; a node refuses
+//! what it does not support itself, with an event.
+
+mod containers;
+pub(super) mod resources;
+pub(super) mod scheduling;
+mod security;
+mod volumes;
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::names;
+use self::containers::Sort;
+use super::names::NameRule;
+use super::rules::{self, Errors, list, one_of};
 use crate::field_error::FieldError;
 use crate::value::{at, text};
 
-/// Most containers, volumes, variables and the like of one pod; every rule visits each of them.
+pub(super) use self::containers::validate_image;
+
+/// Most containers and volumes of one pod; every rule visits each of them.
 const LIST_ITEMS: usize = 1000;
+/// What the C library reads of a resolver's configuration.
+const DNS_SERVERS: usize = 3;
+const DNS_SEARCHES: usize = 32;
+const DNS_SEARCH_CHARS: usize = 2048;
+/// Longest host name that Linux takes.
+const HOST_NAME_BYTES: usize = 64;
+
+/// What a spec belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    /// A pod.
+    Pod,
+    /// A template, of which pods are made.
+    Template,
+}
 
 fn each<'a>(value: &'a mut Value, field: &str) -> impl Iterator<Item = &'a mut Value> {
     let list = value.get_mut(field).and_then(Value::as_array_mut);
@@ -35,7 +61,7 @@ fn fill(value: &mut Value, path: &[&str], defaults: &[(&str, Value)]) {
 }
 
 /// Sets upstream's defaults in the spec of a pod or template. An absent spec stays absent and is refused later.
-pub fn set_defaults(spec: &mut Value) {
+pub fn set_defaults(spec: &mut Value, of: Of) {
     fill(
         spec,
         &[],
@@ -53,18 +79,40 @@ pub fn set_defaults(spec: &mut Value) {
             fill(spec, &[], &[(to, name)]);
         }
     }
-    let host_network = spec["hostNetwork"] == true;
     for list in ["containers", "initContainers", "ephemeralContainers"] {
         for container in each(spec, list) {
-            container_defaults(container, host_network, list != "ephemeralContainers");
+            container_defaults(container, list != "ephemeralContainers");
         }
+    }
+    if of == Of::Pod {
+        set_defaults_of_pod(spec);
     }
     for volume in each(spec, "volumes") {
         volume_defaults(volume);
     }
 }
 
-fn container_defaults(container: &mut Value, host_network: bool, has_resources: bool) {
+/// Defaults that a template leaves to the pods made of it: requests are the limits, and ports on the host's network are the host's.
+fn set_defaults_of_pod(spec: &mut Value) {
+    let host_network = spec["hostNetwork"] == true;
+    for list in ["containers", "initContainers"] {
+        for container in each(spec, list) {
+            let limits = at(container, &["resources", "limits"]).and_then(Value::as_object).cloned();
+            for (name, limit) in limits.unwrap_or_default() {
+                fill(container, &["resources"], &[("requests", json!({}))]);
+                fill(container, &["resources", "requests"], &[(&name, limit)]);
+            }
+            for port in each(container, "ports").filter(|_| host_network) {
+                if let Some(number) = port.get("containerPort").cloned() {
+                    fill(port, &[], &[("hostPort", number)]);
+                }
+            }
+        }
+    }
+    fill(spec, &[], &[("enableServiceLinks", true.into())]);
+}
+
+fn container_defaults(container: &mut Value, has_resources: bool) {
     let policy = if is_latest(text(container, &["image"])) { "Always" } else { "IfNotPresent" };
     let mut defaults = vec![
         ("terminationMessagePath", "/dev/termination-log".into()),
@@ -75,16 +123,8 @@ fn container_defaults(container: &mut Value, host_network: bool, has_resources: 
         defaults.push(("resources", json!({})));
     }
     fill(container, &[], &defaults);
-    let limits = at(container, &["resources", "limits"]).and_then(Value::as_object).cloned();
-    for (name, limit) in limits.unwrap_or_default() {
-        fill(container, &["resources"], &[("requests", json!({}))]);
-        fill(container, &["resources", "requests"], &[(&name, limit)]);
-    }
     for port in each(container, "ports") {
         fill(port, &[], &[("protocol", "TCP".into())]);
-        if host_network && let Some(number) = port.get("containerPort").cloned() {
-            fill(port, &[], &[("hostPort", number)]);
-        }
     }
     for variable in each(container, "env") {
         fill(variable, &["valueFrom", "fieldRef"], &[("apiVersion", "v1".into())]);
@@ -133,6 +173,8 @@ fn volume_defaults(volume: &mut Value) {
         fill(volume, &[source], &[("defaultMode", 0o644.into())]);
     }
     fill(volume, &["hostPath"], &[("type", "".into())]);
+    let policy = if is_latest(text(volume, &["image", "reference"])) { "Always" } else { "IfNotPresent" };
+    fill(volume, &["image"], &[("pullPolicy", policy.into())]);
     let file = |item: &mut Value| fill(item, &["fieldRef"], &[("apiVersion", "v1".into())]);
     if let Some(source) = volume.get_mut("downwardAPI") {
         each(source, "items").for_each(file);
@@ -147,303 +189,214 @@ fn volume_defaults(volume: &mut Value) {
     }
 }
 
-fn list<'a>(spec: &'a Value, field: &str) -> &'a [Value] {
-    spec.get(field).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+/// Validates the spec at `path`, of a pod itself or of a template.
+pub fn validate(spec: &Value, of: Of, path: &str, errors: &mut Errors) {
+    let at_path = |field: &str| format!("{path}.{field}");
+    for field in ["volumes", "containers", "initContainers"] {
+        if list(spec, field).len() > LIST_ITEMS {
+            let why = format!("must have at most {LIST_ITEMS} items");
+            return errors.push(FieldError::forbidden(at_path(field), &why));
+        }
+    }
+    let volumes = volumes::validate(spec, of == Of::Pod, path, errors);
+    validate_claims(spec, path, errors);
+    let pod = containers::Pod {
+        volumes,
+        claims: list(spec, "resourceClaims").iter().map(|claim| text(claim, &["name"])).collect(),
+        grace_secs: spec["terminationGracePeriodSeconds"].as_i64(),
+        never_restarts: spec["restartPolicy"] == "Never",
+        has_host_users: spec["hostUsers"] != false,
+        os: text(spec, &["os", "name"]),
+        is_pod: of == Of::Pod,
+    };
+    validate_containers(spec, &pod, path, errors);
+    if !list(spec, "ephemeralContainers").is_empty() {
+        errors.push(FieldError::forbidden(at_path("ephemeralContainers"), "cannot be set on create"));
+    }
+    resources::validate_pod(spec, path, errors);
+    one_of(spec, "restartPolicy", &["Always", "OnFailure", "Never"], path, errors);
+    one_of(spec, "dnsPolicy", &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"], path, errors);
+    validate_host_network(spec, of, path, errors);
+    rules::labels(spec, "nodeSelector", path, errors);
+    security::validate_pod(spec, path, errors);
+    validate_dns(spec, &at_path("dnsConfig"), errors);
+    validate_host_users(spec, path, errors);
+    validate_host_name(spec, path, errors);
+    for (field, rule) in [
+        ("serviceAccountName", NameRule::Subdomain),
+        ("nodeName", NameRule::Subdomain),
+        ("hostname", NameRule::Label),
+        ("subdomain", NameRule::Label),
+        ("priorityClassName", NameRule::Subdomain),
+        ("runtimeClassName", NameRule::Subdomain),
+    ] {
+        rules::name(text(spec, &[field]), rule, &at_path(field), errors);
+    }
+    rules::between(
+        &spec["activeDeadlineSeconds"],
+        1..=i32::MAX.into(),
+        &at_path("activeDeadlineSeconds"),
+        errors,
+    );
+    scheduling::validate(spec, path, errors);
+    for (index, alias) in list(spec, "hostAliases").iter().enumerate() {
+        let path = at_path(&format!("hostAliases[{index}]"));
+        rules::ip(text(alias, &["ip"]), &format!("{path}.ip"), errors);
+        for (index, host) in list(alias, "hostnames").iter().enumerate() {
+            let host = host.as_str().unwrap_or("");
+            rules::name(host, NameRule::Subdomain, &format!("{path}.hostnames[{index}]"), errors);
+        }
+    }
+    rules::optional_one_of(spec, "preemptionPolicy", &["PreemptLowerPriority", "Never"], path, errors);
+    if spec.get("os").is_some() {
+        one_of(&spec["os"], "name", &["linux", "windows"], &at_path("os"), errors);
+    }
 }
 
-/// Validates the spec at `path`.
-pub fn validate(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    let at_path = |field: &str| format!("{path}.{field}");
-    let volumes = validate_volumes(spec, path, errors);
+fn validate_containers(spec: &Value, pod: &containers::Pod<'_>, path: &str, errors: &mut Errors) {
     if list(spec, "containers").is_empty() {
-        errors.push(FieldError::required(at_path("containers"), ""));
+        errors.push(FieldError::required(format!("{path}.containers"), ""));
     }
     let mut names = BTreeSet::new();
-    for field in ["containers", "initContainers"] {
-        if list(spec, field).len() > LIST_ITEMS {
-            errors.push(FieldError::forbidden(at_path(field), "too many containers"));
-            continue;
-        }
+    for (field, sort) in [("containers", Sort::Regular), ("initContainers", Sort::Init)] {
+        let all = format!("{path}.{field}");
         for (index, container) in list(spec, field).iter().enumerate() {
-            let path = format!("{path}.{field}[{index}]");
+            let path = format!("{all}[{index}]");
+            containers::validate(container, sort, pod, &path, errors);
             let name = text(container, &["name"]);
             if !name.is_empty() && !names.insert(name) {
                 errors.push(FieldError::duplicate(format!("{path}.name"), name));
             }
-            validate_container(container, &path, &volumes, errors);
+            if sort == Sort::Init {
+                containers::validate_host_ports(std::iter::once((index, container)), &all, errors);
+            }
         }
-    }
-    if !list(spec, "ephemeralContainers").is_empty() {
-        errors.push(FieldError::forbidden(at_path("ephemeralContainers"), "cannot be set on create"));
-    }
-    one_of(spec, "restartPolicy", &["Always", "Never", "OnFailure"], path, errors);
-    one_of(spec, "dnsPolicy", &["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"], path, errors);
-    not_negative(spec, "terminationGracePeriodSeconds", path, errors);
-    if let Some(seconds) = spec["activeDeadlineSeconds"].as_i64().filter(|seconds| *seconds < 1) {
-        let explained = "must be between 1 and 2147483647, inclusive";
-        errors.push(FieldError::invalid(at_path("activeDeadlineSeconds"), seconds, explained));
-    }
-    for field in ["nodeName", "serviceAccountName"] {
-        let name = text(spec, &[field]);
-        if let Some(why) = names::NameRule::Subdomain.complaint(name).filter(|_| !name.is_empty()) {
-            errors.push(FieldError::invalid(at_path(field), name, &why));
-        }
-    }
-    for field in ["hostname", "subdomain"] {
-        let name = text(spec, &[field]);
-        if let Some(why) = names::NameRule::Label.complaint(name).filter(|_| !name.is_empty()) {
-            errors.push(FieldError::invalid(at_path(field), name, &why));
-        }
-    }
-    validate_tolerations(spec, path, errors);
-    for (key, value) in spec["nodeSelector"].as_object().into_iter().flatten() {
-        if let Some(why) = names::qualified_name_complaint(key) {
-            errors.push(FieldError::invalid(at_path("nodeSelector"), key.as_str(), &why));
-        }
-        if let Some(why) = names::label_value_complaint(value.as_str().unwrap_or("")) {
-            errors.push(FieldError::invalid(at_path("nodeSelector"), value.clone(), &why));
+        if sort == Sort::Regular {
+            containers::validate_host_ports(list(spec, field).iter().enumerate(), &all, errors);
         }
     }
 }
 
-fn one_of(value: &Value, field: &str, allowed: &[&str], path: &str, errors: &mut Vec<FieldError>) {
-    let found = text(value, &[field]);
-    if found.is_empty() {
-        errors.push(FieldError::required(format!("{path}.{field}"), ""));
-    } else if !allowed.contains(&found) {
-        errors.push(FieldError::unsupported(format!("{path}.{field}"), found, allowed));
-    }
-}
-
-fn not_negative(value: &Value, field: &str, path: &str, errors: &mut Vec<FieldError>) {
-    if let Some(number) = value[field].as_i64().filter(|number| *number < 0) {
-        let explained = "must be greater than or equal to 0";
-        errors.push(FieldError::invalid(format!("{path}.{field}"), number, explained));
-    }
-}
-
-fn validate_name(name: &str, path: &str, errors: &mut Vec<FieldError>) {
-    if name.is_empty() {
-        errors.push(FieldError::required(format!("{path}.name"), ""));
-    } else if let Some(why) = names::NameRule::Label.complaint(name) {
-        errors.push(FieldError::invalid(format!("{path}.name"), name, &why));
-    }
-}
-
-fn validate_volumes<'a>(spec: &'a Value, path: &str, errors: &mut Vec<FieldError>) -> BTreeSet<&'a str> {
+/// Claims of devices, by the names under which containers use them.
+fn validate_claims(spec: &Value, path: &str, errors: &mut Errors) {
     let mut names = BTreeSet::new();
-    for (index, volume) in list(spec, "volumes").iter().enumerate().take(LIST_ITEMS) {
-        let path = format!("{path}.volumes[{index}]");
-        let name = text(volume, &["name"]);
-        validate_name(name, &path, errors);
+    for (index, claim) in list(spec, "resourceClaims").iter().enumerate() {
+        let path = format!("{path}.resourceClaims[{index}]");
+        let name = text(claim, &["name"]);
+        rules::required(claim, "name", &path, errors);
+        rules::name(name, NameRule::Label, &format!("{path}.name"), errors);
         if !name.is_empty() && !names.insert(name) {
             errors.push(FieldError::duplicate(format!("{path}.name"), name));
         }
-        if volume.as_object().is_some_and(|fields| fields.len() > 2) {
-            errors.push(FieldError::forbidden(path.as_str(), "may not specify more than 1 volume type"));
-        }
-        if let Some(host) = volume.get("hostPath") {
-            match text(host, &["path"]) {
-                "" => errors.push(FieldError::required(format!("{path}.hostPath.path"), "")),
-                found if found.split('/').any(|part| part == "..") => {
-                    errors.push(FieldError::invalid(
-                        format!("{path}.hostPath.path"),
-                        found,
-                        "must not contain '..'",
-                    ));
-                }
-                _ => {}
-            }
-        }
-        for (source, field) in [("secret", "secretName"), ("configMap", "name")] {
-            if volume.get(source).is_some_and(|source| text(source, &[field]).is_empty()) {
-                errors.push(FieldError::required(format!("{path}.{source}.{field}"), ""));
-            }
-        }
-    }
-    if list(spec, "volumes").len() > LIST_ITEMS {
-        errors.push(FieldError::forbidden(format!("{path}.volumes"), "too many volumes"));
-    }
-    names
-}
-
-fn validate_container(container: &Value, path: &str, volumes: &BTreeSet<&str>, errors: &mut Vec<FieldError>) {
-    validate_name(text(container, &["name"]), path, errors);
-    let image = text(container, &["image"]);
-    if image.is_empty() {
-        errors.push(FieldError::required(format!("{path}.image"), ""));
-    } else if image.trim() != image {
-        let explained = "must not have leading or trailing whitespace";
-        errors.push(FieldError::invalid(format!("{path}.image"), image, explained));
-    }
-    one_of(container, "imagePullPolicy", &["Always", "IfNotPresent", "Never"], path, errors);
-    one_of(container, "terminationMessagePolicy", &["FallbackToLogsOnError", "File"], path, errors);
-    let mut port_names = BTreeSet::new();
-    for (index, port) in list(container, "ports").iter().enumerate() {
-        let path = format!("{path}.ports[{index}]");
-        validate_port(port, &path, errors);
-        let name = text(port, &["name"]);
-        if !name.is_empty() && !port_names.insert(name) {
-            errors.push(FieldError::duplicate(format!("{path}.name"), name));
-        }
-    }
-    for (index, variable) in list(container, "env").iter().enumerate() {
-        let path = format!("{path}.env[{index}]");
-        let name = text(variable, &["name"]);
-        if name.is_empty() {
-            errors.push(FieldError::required(format!("{path}.name"), ""));
-        } else if name.contains('=') || name.chars().any(char::is_control) {
-            let explained = "a valid environment variable name must consist only of printable ASCII characters other than '='";
-            errors.push(FieldError::invalid(format!("{path}.name"), name, explained));
-        }
-        if variable.get("valueFrom").is_some() && !text(variable, &["value"]).is_empty() {
-            let explained = "may not be specified when `value` is not empty";
-            errors.push(FieldError::invalid(format!("{path}.valueFrom"), "", explained));
-        }
-    }
-    let mut places = BTreeSet::new();
-    for (index, mount) in list(container, "volumeMounts").iter().enumerate() {
-        let path = format!("{path}.volumeMounts[{index}]");
-        let (name, place) = (text(mount, &["name"]), text(mount, &["mountPath"]));
-        if name.is_empty() {
-            errors.push(FieldError::required(format!("{path}.name"), ""));
-        } else if !volumes.contains(name) {
-            errors.push(FieldError::not_found(format!("{path}.name"), name));
-        }
-        if place.is_empty() {
-            errors.push(FieldError::required(format!("{path}.mountPath"), ""));
-        } else if !places.insert(place) {
-            errors.push(FieldError::invalid(format!("{path}.mountPath"), place, "must be unique"));
-        }
-    }
-    validate_resources(&container["resources"], &format!("{path}.resources"), errors);
-    for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
-        if let Some(found) = container.get(probe) {
-            validate_probe(found, probe, &format!("{path}.{probe}"), errors);
-        }
+        let given = ["resourceClaimName", "resourceClaimTemplateName"];
+        let why = match given.iter().filter(|field| claim.get(**field).is_some()).count() {
+            0 => "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
+            1 => continue,
+            _ => "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
+        };
+        errors.push(FieldError::invalid(path, claim.clone(), why));
     }
 }
 
-fn validate_port(port: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    let explained = "must be between 1 and 65535, inclusive";
-    match port["containerPort"].as_i64() {
-        None | Some(0) => errors.push(FieldError::required(format!("{path}.containerPort"), "")),
-        Some(1..=65535) => {}
-        Some(number) => {
-            errors.push(FieldError::invalid(format!("{path}.containerPort"), number, explained));
-        }
+/// On the host's network a container's port is the host's.
+fn validate_host_network(spec: &Value, of: Of, path: &str, errors: &mut Errors) {
+    if spec["hostNetwork"] != true {
+        return;
     }
-    if let Some(number) = port["hostPort"].as_i64().filter(|number| !(0..=65535).contains(number)) {
-        errors.push(FieldError::invalid(format!("{path}.hostPort"), number, explained));
-    }
-    one_of(port, "protocol", &["SCTP", "TCP", "UDP"], path, errors);
-    let name = text(port, &["name"]);
-    if name.len() > 15 {
-        errors.push(FieldError::invalid(format!("{path}.name"), name, "must be no more than 15 characters"));
-    }
-}
-
-fn validate_probe(probe: &Value, sort: &str, path: &str, errors: &mut Vec<FieldError>) {
-    let ways = ["exec", "httpGet", "tcpSocket", "grpc"];
-    match ways.iter().filter(|way| probe.get(**way).is_some()).count() {
-        0 => errors.push(FieldError::required(path, "must specify a handler type")),
-        1 => {}
-        _ => errors.push(FieldError::forbidden(path, "may not specify more than 1 handler type")),
-    }
-    for field in ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "failureThreshold"] {
-        not_negative(probe, field, path, errors);
-    }
-    let successes = probe["successThreshold"].as_i64().unwrap_or(1);
-    if sort != "readinessProbe" && successes != 1 {
-        errors.push(FieldError::invalid(format!("{path}.successThreshold"), successes, "must be 1"));
-    }
-}
-
-fn validate_resources(resources: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    for part in ["limits", "requests"] {
-        for (name, quantity) in resources[part].as_object().into_iter().flatten() {
-            if quantity.as_str().and_then(amount).is_some_and(|amount| amount < 0.0) {
-                let explained = "must be greater than or equal to 0";
-                errors.push(FieldError::invalid(
-                    format!("{path}.{part}[{name}]"),
-                    quantity.clone(),
-                    explained,
-                ));
+    for (index, container) in list(spec, "containers").iter().enumerate() {
+        for (port_index, port) in list(container, "ports").iter().enumerate() {
+            let host = port["hostPort"].as_i64().unwrap_or(0);
+            // in a template, 0 is filled in when a pod is made of it
+            let given = of == Of::Pod || host != 0;
+            if given && host != port["containerPort"].as_i64().unwrap_or(0) {
+                let path = format!("{path}.containers[{index}].ports[{port_index}].hostPort");
+                let why = "must match `containerPort` when `hostNetwork` is true";
+                errors.push(FieldError::invalid(path, host, why));
             }
         }
     }
-    for (name, requested) in resources["requests"].as_object().into_iter().flatten() {
-        let read = |value: &Value| value.as_str().and_then(amount);
-        let Some(limit) = resources["limits"].get(name) else { continue };
-        if let (Some(asked), Some(most)) = (read(requested), read(limit))
-            && asked > most
-        {
-            let limit = limit.as_str().unwrap_or("");
-            let explained = format!("must be less than or equal to {name} limit of {limit}");
-            errors.push(FieldError::invalid(format!("{path}.requests"), requested.clone(), &explained));
-        }
-    }
 }
 
-/// A quantity as a number, precise enough to compare two of them.
-pub fn amount(quantity: &str) -> Option<f64> {
-    let number_len = quantity.find(|c: char| !c.is_ascii_digit() && !matches!(c, '.' | '+' | '-'));
-    let (number, suffix) = quantity.split_at(number_len.unwrap_or(quantity.len()));
-    let number: f64 = number.parse().ok()?;
-    let factor = match suffix {
-        "" => 1.0,
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 1024.0,
-        "Mi" => 1024_f64.powi(2),
-        "Gi" => 1024_f64.powi(3),
-        "Ti" => 1024_f64.powi(4),
-        "Pi" => 1024_f64.powi(5),
-        "Ei" => 1024_f64.powi(6),
-        exponent => 10_f64.powi(exponent.strip_prefix(['e', 'E'])?.parse().ok()?),
+fn validate_dns(spec: &Value, path: &str, errors: &mut Errors) {
+    let config = &spec["dnsConfig"];
+    let servers = list(config, "nameservers");
+    if spec["dnsPolicy"] == "None" && config.is_null() {
+        let why = "must provide `dnsConfig` when `dnsPolicy` is None";
+        return errors.push(FieldError::required(path, why));
+    }
+    if spec["dnsPolicy"] == "None" && servers.is_empty() {
+        let why = "must provide at least one DNS nameserver when `dnsPolicy` is None";
+        return errors.push(FieldError::required(format!("{path}.nameservers"), why));
+    }
+    let mut refuse = |field: &str, why: String| {
+        errors.push(FieldError::invalid(format!("{path}.{field}"), config[field].clone(), &why));
     };
-    Some(number * factor)
+    let searches = list(config, "searches");
+    if servers.len() > DNS_SERVERS {
+        refuse("nameservers", format!("must not have more than {DNS_SERVERS} nameservers"));
+    }
+    if searches.len() > DNS_SEARCHES {
+        refuse("searches", format!("must not have more than {DNS_SEARCHES} search paths"));
+    }
+    let joined = searches.iter().map(|search| search.as_str().map_or(0, str::len) + 1).sum::<usize>();
+    if joined.saturating_sub(1) > DNS_SEARCH_CHARS {
+        let why = format!(
+            "must not have more than {DNS_SEARCH_CHARS} characters (including spaces) in the search list"
+        );
+        refuse("searches", why);
+    }
+    for (index, server) in servers.iter().enumerate() {
+        rules::ip(server.as_str().unwrap_or(""), &format!("{path}.nameservers[{index}]"), errors);
+    }
+    for (index, search) in searches.iter().filter_map(Value::as_str).enumerate() {
+        let search = search.strip_suffix('.').unwrap_or(search);
+        // a label of a search path may begin with an underscore
+        let plain = search.split('.').map(|label| label.strip_prefix('_').unwrap_or(label));
+        let plain = plain.collect::<Vec<_>>().join(".").replace('_', "-");
+        rules::name(&plain, NameRule::Subdomain, &format!("{path}.searches[{index}]"), errors);
+    }
+    for (index, option) in list(config, "options").iter().enumerate() {
+        if text(option, &["name"]).is_empty() {
+            errors.push(FieldError::required(format!("{path}.options[{index}]"), "must not be empty"));
+        }
+    }
 }
 
-fn validate_tolerations(spec: &Value, path: &str, errors: &mut Vec<FieldError>) {
-    for (index, toleration) in list(spec, "tolerations").iter().enumerate() {
-        let path = format!("{path}.tolerations[{index}]");
-        let (key, operator) = (text(toleration, &["key"]), text(toleration, &["operator"]));
-        if let Some(why) = names::qualified_name_complaint(key).filter(|_| !key.is_empty()) {
-            errors.push(FieldError::invalid(format!("{path}.key"), key, &why));
+/// A user namespace of the pod's own excludes other namespaces of the host.
+fn validate_host_users(spec: &Value, path: &str, errors: &mut Errors) {
+    if spec["hostUsers"] != false {
+        return;
+    }
+    let why = "when `hostUsers` is false";
+    // upstream's spelling of the last two
+    for (field, named) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
+        if spec[field] == true {
+            errors.push(FieldError::forbidden(format!("{path}.{named}"), why));
         }
-        if key.is_empty() && operator != "Exists" {
-            let explained =
-                "operator must be Exists when `key` is empty, which means \"match all values and all keys\"";
-            errors.push(FieldError::invalid(format!("{path}.operator"), operator, explained));
-        }
-        match operator {
-            "" | "Equal" | "Lt" | "Gt" => {}
-            "Exists" if text(toleration, &["value"]).is_empty() => {}
-            "Exists" => {
-                let explained = "value must be empty when `operator` is 'Exists'";
-                errors.push(FieldError::invalid(format!("{path}.operator"), toleration.clone(), explained));
-            }
-            other => {
-                errors.push(FieldError::unsupported(format!("{path}.operator"), other, &["Equal", "Exists"]));
+    }
+    for field in ["containers", "initContainers"] {
+        for (index, container) in list(spec, field).iter().enumerate() {
+            if !list(container, "volumeDevices").is_empty() {
+                errors.push(FieldError::forbidden(format!("{path}.{field}[{index}].volumeDevices"), why));
             }
         }
-        let effect = text(toleration, &["effect"]);
-        if !matches!(effect, "" | "NoSchedule" | "PreferNoSchedule" | "NoExecute") {
-            let allowed = ["NoExecute", "NoSchedule", "PreferNoSchedule"];
-            errors.push(FieldError::unsupported(format!("{path}.effect"), effect, &allowed));
+    }
+}
+
+fn validate_host_name(spec: &Value, path: &str, errors: &mut Errors) {
+    let Some(name) = spec["hostnameOverride"].as_str() else { return };
+    let path = format!("{path}.hostnameOverride");
+    for field in ["setHostnameAsFQDN", "hostNetwork"] {
+        if spec[field] == true {
+            let why = format!("may not be specified when {field} is true");
+            errors.push(FieldError::forbidden(path.as_str(), &why));
         }
-        if toleration.get("tolerationSeconds").is_some() && effect != "NoExecute" {
-            let explained = "effect must be 'NoExecute' when `tolerationSeconds` is set";
-            errors.push(FieldError::invalid(format!("{path}.effect"), effect, explained));
-        }
+    }
+    if name.len() > HOST_NAME_BYTES {
+        errors.push(FieldError::too_long(path.as_str(), HOST_NAME_BYTES));
+    }
+    if let Some(why) = NameRule::Subdomain.complaint(name) {
+        errors.push(FieldError::invalid(path, name, &why));
     }
 }
 
@@ -452,9 +405,9 @@ mod tests {
     use super::*;
 
     fn check(mut spec: Value, expect: &[&str]) {
-        set_defaults(&mut spec);
+        set_defaults(&mut spec, Of::Pod);
         let mut errors = Vec::new();
-        validate(&spec, "spec", &mut errors);
+        validate(&spec, Of::Pod, "spec", &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }
 
@@ -473,7 +426,12 @@ mod tests {
                 "resources": {"limits": {"cpu": "1"}},
                 "livenessProbe": {"httpGet": {"port": 80}, "periodSeconds": 0}}],
             "volumes": [{"name": "v"}, {"name": "s", "secret": {"secretName": "x"}}]});
-        set_defaults(&mut spec);
+        let mut template = spec.clone();
+        set_defaults(&mut template, Of::Template);
+        assert_eq!(template["containers"][0]["ports"][0], json!({"containerPort": 80, "protocol": "TCP"}));
+        assert_eq!(template["containers"][0]["resources"], json!({"limits": {"cpu": "1"}}));
+        assert!(template.get("enableServiceLinks").is_none());
+        set_defaults(&mut spec, Of::Pod);
         let container = &spec["containers"][0];
         assert_eq!(container["imagePullPolicy"], "Always");
         assert_eq!(container["ports"][0], json!({"containerPort": 80, "hostPort": 80, "protocol": "TCP"}));
@@ -484,7 +442,7 @@ mod tests {
         assert_eq!(spec["volumes"][1]["secret"]["defaultMode"], 420);
         assert_eq!((&spec["serviceAccountName"], &spec["restartPolicy"]), (&json!("s"), &json!("Always")));
         let once = spec.clone();
-        set_defaults(&mut spec);
+        set_defaults(&mut spec, Of::Pod);
         assert_eq!(spec, once);
     }
 
@@ -508,7 +466,7 @@ mod tests {
         check(json!({}), &["spec.containers: Required value"]);
         check(
             json!({"containers": [{"name": "a", "image": "i"}, {"name": "a"}]}),
-            &["spec.containers[1].name: Duplicate value: \"a\"", "spec.containers[1].image: Required value"],
+            &["spec.containers[1].image: Required value", "spec.containers[1].name: Duplicate value: \"a\""],
         );
         check(
             with(json!({"imagePullPolicy": "Sometimes"})),
@@ -553,7 +511,7 @@ mod tests {
         check(
             spec("restartPolicy", json!("x")),
             &[
-                "spec.restartPolicy: Unsupported value: \"x\": supported values: \"Always\", \"Never\", \"OnFailure\"",
+                "spec.restartPolicy: Unsupported value: \"x\": supported values: \"Always\", \"OnFailure\", \"Never\"",
             ],
         );
         check(
@@ -562,10 +520,7 @@ mod tests {
         );
         check(
             spec("volumes", json!([{"name": "a", "emptyDir": {}, "hostPath": {"path": "/x/../y"}}])),
-            &[
-                "spec.volumes[0]: Forbidden: may not specify more than 1 volume type",
-                "spec.volumes[0].hostPath.path: Invalid value: \"/x/../y\": must not contain '..'",
-            ],
+            &["spec.volumes[0].hostPath: Forbidden: may not specify more than 1 volume type"],
         );
         check(spec("tolerations", json!([{"operator": "Exists"}])), &[]);
         check(
@@ -576,10 +531,232 @@ mod tests {
         );
     }
 
+    /// One field of a good container is replaced; the errors are those of a Kubernetes 1.36 API server.
     #[test]
-    fn quantities_compare() {
-        for (less, more) in [("100m", "1"), ("1k", "1Ki"), ("1e3", "1001"), ("900Mi", "1Gi")] {
-            assert!(amount(less) < amount(more), "{less} {more}");
-        }
+    fn bad_containers_are_refused_as_upstream() {
+        let of = |field: &str, value: Value, expect: &[&str]| {
+            let mut spec = with(json!({}));
+            spec["volumes"] = json!([{"name": "v"}]);
+            spec["containers"][0][field] = value;
+            let expect: Vec<String> =
+                expect.iter().map(|text| format!("spec.containers[0].{field}{text}")).collect();
+            check(spec, &expect.iter().map(String::as_str).collect::<Vec<_>>());
+        };
+        let port = "must be between 1 and 65535, inclusive";
+        of(
+            "livenessProbe",
+            json!({"httpGet": {"port": 0}}),
+            &[&format!(".httpGet.port: Invalid value: 0: {port}")],
+        );
+        of("livenessProbe", json!({"exec": {"command": []}}), &[".exec.command: Required value"]);
+        of(
+            "readinessProbe",
+            json!({"tcpSocket": {"port": "http"}, "grpc": {"port": 1}, "terminationGracePeriodSeconds": 1}),
+            &[
+                ".grpc: Forbidden: may not specify more than 1 handler type",
+                ".terminationGracePeriodSeconds: Invalid value: 1: must not be set for readinessProbes",
+            ],
+        );
+        of(
+            "lifecycle",
+            json!({"preStop": {"sleep": {"seconds": 31}}}),
+            &[
+                ".preStop.sleep: Invalid value: 31: must be non-negative and less than terminationGracePeriodSeconds (30)",
+            ],
+        );
+        of(
+            "env",
+            json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "nosuch"}}}]),
+            &[
+                "[0].valueFrom.fieldRef.fieldPath: Invalid value: \"nosuch\": error converting fieldPath: field label not supported: nosuch",
+            ],
+        );
+        of(
+            "env",
+            json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a']"}}}]),
+            &[],
+        );
+        of(
+            "env",
+            json!([{"name": "A=", "value": "x", "valueFrom": {"secretKeyRef": {"name": "s", "key": "a/b"}}}]),
+            &[
+                "[0].name: Invalid value: \"A=\": a valid environment variable name must consist only of printable ASCII characters other than '='",
+                &format!(
+                    "[0].valueFrom.secretKeyRef.key: Invalid value: \"a/b\": {}",
+                    super::super::names::config_key_complaint("a/b").unwrap()
+                ),
+                "[0].valueFrom: Invalid value: \"\": may not be specified when `value` is not empty",
+            ],
+        );
+        of(
+            "envFrom",
+            json!([{}]),
+            &[": Invalid value: \"\": must specify one of: `configMapRef` or `secretRef`"],
+        );
+        of(
+            "volumeMounts",
+            json!([{"name": "v", "mountPath": "/a", "subPath": "../x"},
+                {"name": "v", "mountPath": "/a", "mountPropagation": "Bidirectional"}]),
+            &[
+                ".subPath: Invalid value: \"../x\": must not contain '..'",
+                "[1].mountPath: Invalid value: \"/a\": must be unique",
+                ".mountPropagation: Forbidden: Bidirectional mount propagation is available only to privileged containers",
+            ],
+        );
+        of(
+            "volumeDevices",
+            json!([{"name": "v", "devicePath": "/dev/../x"}]),
+            &[
+                "[0].devicePath: Invalid value: \"/dev/../x\": can not contain backsteps ('..')",
+                "[0].name: Invalid value: \"v\": can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode",
+            ],
+        );
+        of(
+            "ports",
+            json!([{"containerPort": 80, "hostPort": 1}, {"containerPort": 81, "hostPort": 1, "name": "80"}]),
+            &[
+                "[1].name: Invalid value: \"80\": must contain at least one letter (a-z)",
+                "[1].hostPort: Duplicate value: \"TCP//1\"",
+            ],
+        );
+        of(
+            "resizePolicy",
+            json!([{"resourceName": "disk", "restartPolicy": "NotRequired"}]),
+            &[": Unsupported value: \"disk\": supported values: \"cpu\", \"memory\""],
+        );
+    }
+
+    #[test]
+    fn init_container_has_probes_only_as_a_sidecar() {
+        let spec = |policy: Value| {
+            let mut spec = with(json!({}));
+            spec["initContainers"] = json!([{"name": "i", "image": "i:1", "restartPolicy": policy,
+                "startupProbe": {"exec": {"command": ["x"]}}}]);
+            spec
+        };
+        check(spec(json!("Always")), &[]);
+        check(
+            spec(Value::Null),
+            &[
+                "spec.initContainers[0].startupProbe: Forbidden: may not be set for init containers without restartPolicy=Always",
+            ],
+        );
+    }
+
+    #[test]
+    fn bad_volumes_are_refused_as_upstream() {
+        let of = |volume: Value, expect: &[&str]| {
+            let mut spec = with(json!({}));
+            spec["volumes"] = json!([volume]);
+            spec["volumes"][0]["name"] = "v".into();
+            let expect: Vec<String> = expect.iter().map(|text| format!("spec.volumes[0]{text}")).collect();
+            check(spec, &expect.iter().map(String::as_str).collect::<Vec<_>>());
+        };
+        of(json!({"hostPath": {"path": "/x", "type": "Directory"}}), &[]);
+        of(
+            json!({"hostPath": {"path": "/x", "type": "Nope"}}),
+            &[
+                ".hostPath.type: Unsupported value: \"Nope\": supported values: \"\", \"BlockDevice\", \"CharDevice\", \"Directory\", \"DirectoryOrCreate\", \"File\", \"FileOrCreate\", \"Socket\"",
+            ],
+        );
+        of(json!({"persistentVolumeClaim": {}}), &[".persistentVolumeClaim.claimName: Required value"]);
+        of(
+            json!({"secret": {"secretName": "s", "defaultMode": 512, "items": [{"key": "k", "path": "..x"}]}}),
+            &[
+                ".secret.defaultMode: Invalid value: 512: must be a number between 0 and 0777 (octal), both inclusive",
+                ".secret.items[0].path: Invalid value: \"..x\": must not start with '..'",
+            ],
+        );
+        of(
+            json!({"downwardAPI": {"items": [{"path": "a", "fieldRef": {"fieldPath": "spec.nodeName"}}, {"path": "b"}]}}),
+            &[
+                ".downwardAPI.fieldRef.fieldPath: Unsupported value: \"spec.nodeName\": supported values: \"metadata.annotations\", \"metadata.labels\", \"metadata.name\", \"metadata.namespace\", \"metadata.uid\"",
+                ".downwardAPI: Required value: one of fieldRef and resourceFieldRef is required",
+            ],
+        );
+        of(
+            json!({"projected": {"sources": [
+                {"secret": {"name": "s", "items": [{"key": "k", "path": "a"}]}},
+                {"configMap": {"name": "m", "items": [{"key": "k", "path": "a"}]}},
+                {"serviceAccountToken": {"path": "t", "expirationSeconds": 599}}]}}),
+            &[
+                ".projected: Invalid value: \"m\": conflicting duplicate paths",
+                ".projected.sources[2].serviceAccountToken.expirationSeconds: Invalid value: 599: may not specify a duration less than 10 minutes",
+            ],
+        );
+        of(
+            json!({"csi": {"driver": "a b"}}),
+            &[&format!(
+                ".csi.driver: Invalid value: \"a b\": {}",
+                NameRule::Subdomain.complaint("a b").unwrap()
+            )],
+        );
+    }
+
+    #[test]
+    fn bad_fields_of_a_spec_are_refused_as_upstream() {
+        let of = |change: Value, expect: &[&str]| {
+            let mut spec = with(json!({}));
+            for (field, value) in change.as_object().unwrap() {
+                spec[field] = value.clone();
+            }
+            check(spec, expect);
+        };
+        let ip = "must be a valid IP address, (e.g. 10.9.8.7 or 2001:db8::ffff)";
+        of(
+            json!({"hostAliases": [{"ip": "x"}]}),
+            &[&format!("spec.hostAliases[0].ip: Invalid value: \"x\": {ip}")],
+        );
+        of(
+            json!({"dnsPolicy": "None"}),
+            &["spec.dnsConfig: Required value: must provide `dnsConfig` when `dnsPolicy` is None"],
+        );
+        of(
+            json!({"dnsConfig": {"nameservers": ["1.1.1.1"], "searches": ["a.", "_b.c", "."], "options": [{}]}}),
+            &["spec.dnsConfig.options[0]: Required value: must not be empty"],
+        );
+        of(
+            json!({"hostUsers": false, "hostPID": true}),
+            &["spec.HostPID: Forbidden: when `hostUsers` is false"],
+        );
+        of(
+            json!({"activeDeadlineSeconds": 0}),
+            &["spec.activeDeadlineSeconds: Invalid value: 0: must be between 1 and 2147483647, inclusive"],
+        );
+        let required = "requiredDuringSchedulingIgnoredDuringExecution";
+        let node = |rule: Value| json!({"affinity": {"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}}}});
+        let path = format!("spec.affinity.nodeAffinity.{required}.nodeSelectorTerms[0].matchExpressions[0]");
+        of(node(json!({"key": "a", "operator": "Gt", "values": ["1"]})), &[]);
+        of(
+            node(json!({"key": "a", "operator": "In"})),
+            &[&format!(
+                "{path}.values: Required value: must be specified when `operator` is 'In' or 'NotIn'"
+            )],
+        );
+        of(
+            node(json!({"key": "bad key", "operator": "Exists"})),
+            &[&format!(
+                "{path}.key: Invalid value: \"bad key\": {}",
+                super::super::names::qualified_name_complaint("bad key").unwrap()
+            )],
+        );
+        let pods = json!({"affinity": {"podAntiAffinity": {required: [{"topologyKey": "h"}]}}});
+        of(pods, &[]);
+        of(
+            json!({"topologySpreadConstraints": [{"maxSkew": 0, "topologyKey": "h", "whenUnsatisfiable": "DoNotSchedule"}]}),
+            &["spec.topologySpreadConstraints[0].maxSkew: Invalid value: 0: must be greater than zero"],
+        );
+        of(
+            json!({"resourceClaims": [{"name": "c"}]}),
+            &[
+                "spec.resourceClaims[0]: Invalid value: {\"name\":\"c\"}: must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
+            ],
+        );
+        of(
+            json!({"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}),
+            &[
+                "spec.tolerations[0].operator: Invalid value: \"b\": value must be empty when `operator` is 'Exists'",
+            ],
+        );
     }
 }

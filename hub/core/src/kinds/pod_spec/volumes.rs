@@ -1,0 +1,278 @@
+//! Volumes: one source each, and what each source needs.
+//!
+//! Always holds: a path in a volume leads nowhere outside of it. Leaves to others: whether what a volume refers to exists, and
+//! whether a node can mount it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::super::names::NameRule;
+use super::super::rules::{self, Errors, list, required};
+use super::containers::{FILE_FIELDS, validate_field, validate_resource_field};
+use crate::field_error::FieldError;
+use crate::quantity::Quantity;
+use crate::value::text;
+
+/// The sources of a volume in the order in which upstream looks at them: the first counts, others are one too many.
+const SOURCES: [&str; 29] = [
+    "emptyDir",
+    "hostPath",
+    "gitRepo",
+    "gcePersistentDisk",
+    "awsElasticBlockStore",
+    "secret",
+    "nfs",
+    "iscsi",
+    "glusterfs",
+    "persistentVolumeClaim",
+    "rbd",
+    "cinder",
+    "cephfs",
+    "quobyte",
+    "downwardAPI",
+    "fc",
+    "flexVolume",
+    "configMap",
+    "azureFile",
+    "vsphereVolume",
+    "azureDisk",
+    "storageos",
+    "scaleIO",
+    "portworxVolume",
+    "projected",
+    "photonPersistentDisk",
+    "flocker",
+    "csi",
+    "image",
+];
+/// A source that is a claim of its own.
+const EPHEMERAL: &str = "ephemeral";
+/// Texts that a source must have.
+const NEEDED: [(&str, &str); 27] = [
+    ("hostPath", "path"),
+    ("gitRepo", "repository"),
+    ("gcePersistentDisk", "pdName"),
+    ("awsElasticBlockStore", "volumeID"),
+    ("secret", "secretName"),
+    ("nfs", "server"),
+    ("nfs", "path"),
+    ("iscsi", "targetPortal"),
+    ("iscsi", "iqn"),
+    ("glusterfs", "endpoints"),
+    ("glusterfs", "path"),
+    ("persistentVolumeClaim", "claimName"),
+    ("rbd", "image"),
+    ("cinder", "volumeID"),
+    ("quobyte", "registry"),
+    ("quobyte", "volume"),
+    ("flexVolume", "driver"),
+    ("configMap", "name"),
+    ("azureFile", "secretName"),
+    ("azureFile", "shareName"),
+    ("vsphereVolume", "volumePath"),
+    ("azureDisk", "diskName"),
+    ("azureDisk", "diskURI"),
+    ("portworxVolume", "volumeID"),
+    ("photonPersistentDisk", "pdID"),
+    ("csi", "driver"),
+    ("image", "reference"),
+];
+/// What a hostPath must be, or is made.
+const HOST_PATH_TYPES: [&str; 8] =
+    ["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
+const FILE_MODES: std::ops::RangeInclusive<i64> = 0..=0o777;
+/// Seconds for which a projected token may be asked for; it has its own texts.
+const TOKEN_SECS: std::ops::RangeInclusive<i64> = 600..=1 << 32;
+
+/// Validates all volumes; returns them by name.
+pub(super) fn validate<'a>(
+    spec: &'a Value,
+    is_pod: bool,
+    path: &str,
+    errors: &mut Errors,
+) -> BTreeMap<&'a str, &'a Value> {
+    let mut named = BTreeMap::new();
+    for (index, volume) in list(spec, "volumes").iter().enumerate() {
+        let path = format!("{path}.volumes[{index}]");
+        validate_source(volume, is_pod, &path, errors);
+        let name = text(volume, &["name"]);
+        required(volume, "name", &path, errors);
+        rules::name(name, NameRule::Label, &format!("{path}.name"), errors);
+        if !name.is_empty() && named.insert(name, volume).is_some() {
+            errors.push(FieldError::duplicate(format!("{path}.name"), name));
+        }
+    }
+    named
+}
+
+fn validate_source(volume: &Value, is_pod: bool, path: &str, errors: &mut Errors) {
+    let known = SOURCES.iter().chain([&EPHEMERAL]);
+    let mut given = known.filter_map(|name| Some((*name, volume.get(*name)?)));
+    let Some((sort, source)) = given.next() else {
+        return errors.push(FieldError::required(path, "must specify a volume type"));
+    };
+    for (other, _) in given {
+        let why = "may not specify more than 1 volume type";
+        errors.push(FieldError::forbidden(format!("{path}.{other}"), why));
+    }
+    let path = format!("{path}.{sort}");
+    for (_, field) in NEEDED.iter().filter(|(of, _)| *of == sort) {
+        // a template's image may be filled in later
+        if sort != "image" || is_pod {
+            required(source, field, &path, errors);
+        }
+    }
+    match sort {
+        "emptyDir" => validate_empty_dir(source, &path, errors),
+        "hostPath" => validate_host_path(source, &path, errors),
+        "nfs" => validate_nfs(source, &path, errors),
+        "secret" | "configMap" => {
+            validate_mode(source, "defaultMode", &path, errors);
+            validate_items(source, &path, errors);
+        }
+        "downwardAPI" => {
+            validate_mode(source, "defaultMode", &path, errors);
+            list(source, "items").iter().for_each(|file| validate_file(file, &path, errors));
+        }
+        "projected" => validate_projected(source, &path, errors),
+        "csi" => validate_csi(source, &path, errors),
+        "ephemeral" if source.get("volumeClaimTemplate").is_none() => {
+            errors.push(FieldError::required(format!("{path}.volumeClaimTemplate"), ""));
+        }
+        "image" => rules::one_of(source, "pullPolicy", &["Always", "IfNotPresent", "Never"], &path, errors),
+        _ => {}
+    }
+}
+
+fn validate_empty_dir(source: &Value, path: &str, errors: &mut Errors) {
+    let size = source["sizeLimit"].as_str().and_then(Quantity::parse);
+    if size.is_some_and(|size| size < Quantity::ZERO) {
+        let why = "SizeLimit field must be a valid resource quantity";
+        errors.push(FieldError::forbidden(format!("{path}.sizeLimit"), why));
+    }
+}
+
+fn validate_host_path(source: &Value, path: &str, errors: &mut Errors) {
+    let found = text(source, &["path"]);
+    if found.is_empty() {
+        return;
+    }
+    rules::no_backsteps(found, &format!("{path}.path"), errors);
+    rules::optional_one_of(source, "type", &HOST_PATH_TYPES, path, errors);
+}
+
+fn validate_nfs(source: &Value, path: &str, errors: &mut Errors) {
+    let found = text(source, &["path"]);
+    if !found.is_empty() && !found.starts_with('/') {
+        errors.push(FieldError::invalid(format!("{path}.path"), found, "must be an absolute path"));
+    }
+}
+
+fn validate_csi(source: &Value, path: &str, errors: &mut Errors) {
+    let driver = text(source, &["driver"]);
+    rules::name(&driver.to_lowercase(), NameRule::Subdomain, &format!("{path}.driver"), errors);
+    if let Some(secret) = source.get("nodePublishSecretRef") {
+        required(secret, "name", &format!("{path}.nodePublishSecretRef"), errors);
+        rules::name(text(secret, &["name"]), NameRule::Subdomain, &format!("{path}.name"), errors);
+    }
+}
+
+fn validate_mode(source: &Value, field: &str, path: &str, errors: &mut Errors) {
+    if let Some(mode) = source[field].as_i64().filter(|mode| !FILE_MODES.contains(mode)) {
+        let why = "must be a number between 0 and 0777 (octal), both inclusive";
+        errors.push(FieldError::invalid(format!("{path}.{field}"), mode, why));
+    }
+}
+
+/// Keys of a ConfigMap or Secret, and their files.
+fn validate_items(source: &Value, path: &str, errors: &mut Errors) {
+    for (index, item) in list(source, "items").iter().enumerate() {
+        let path = format!("{path}.items[{index}]");
+        required(item, "key", &path, errors);
+        required(item, "path", &path, errors);
+        rules::local_path(text(item, &["path"]), &format!("{path}.path"), errors);
+        validate_mode(item, "mode", &path, errors);
+    }
+}
+
+/// A file that shows a field of the pod; upstream's errors name the volume.
+fn validate_file(file: &Value, path: &str, errors: &mut Errors) {
+    required(file, "path", path, errors);
+    rules::local_path(text(file, &["path"]), &format!("{path}.path"), errors);
+    match (file.get("fieldRef"), file.get("resourceFieldRef")) {
+        (Some(field), other) => {
+            validate_field(field, &FILE_FIELDS, &format!("{path}.fieldRef"), errors);
+            if other.is_some() {
+                let why = "fieldRef and resourceFieldRef can not be specified simultaneously";
+                errors.push(FieldError::invalid(path, "resource", why));
+            }
+        }
+        (None, Some(resource)) => {
+            validate_resource_field(resource, true, &format!("{path}.resourceFieldRef"), errors);
+        }
+        (None, None) => {
+            errors.push(FieldError::required(path, "one of fieldRef and resourceFieldRef is required"));
+        }
+    }
+    validate_mode(file, "mode", path, errors);
+}
+
+fn validate_projected(source: &Value, path: &str, errors: &mut Errors) {
+    validate_mode(source, "defaultMode", path, errors);
+    let mut files = BTreeSet::new();
+    for (index, one) in list(source, "sources").iter().enumerate() {
+        let of = format!("{path}.sources[{index}]");
+        let sorts = [
+            "secret",
+            "configMap",
+            "downwardAPI",
+            "serviceAccountToken",
+            "clusterTrustBundle",
+            "podCertificate",
+        ];
+        let given: Vec<&str> = sorts.into_iter().filter(|sort| one.get(*sort).is_some()).collect();
+        if given.len() > 1 {
+            let why = "may not specify more than 1 volume type per source";
+            errors.push(FieldError::forbidden(of.as_str(), why));
+        }
+        for sort in given {
+            let projection = &one[sort];
+            validate_projection(projection, sort, &of, path, errors);
+            for item in list(projection, "items") {
+                let file = text(item, &["path"]);
+                let named = text(projection, &["name"]);
+                if !file.is_empty() && !files.insert(file) {
+                    let shown = if named.is_empty() { file } else { named };
+                    errors.push(FieldError::invalid(path, shown, "conflicting duplicate paths"));
+                }
+            }
+        }
+    }
+}
+
+/// One projection of the source at `of`, in the volume at `path`.
+fn validate_projection(projection: &Value, sort: &str, of: &str, path: &str, errors: &mut Errors) {
+    let of = format!("{of}.{sort}");
+    match sort {
+        "secret" | "configMap" => {
+            required(projection, "name", &of, errors);
+            validate_items(projection, &of, errors);
+        }
+        "downwardAPI" => list(projection, "items").iter().for_each(|file| validate_file(file, &of, errors)),
+        "serviceAccountToken" => {
+            let seconds = projection["expirationSeconds"].as_i64().unwrap_or(0);
+            let mut refuse = |why: &str| {
+                errors.push(FieldError::invalid(format!("{of}.expirationSeconds"), seconds, why));
+            };
+            if seconds < *TOKEN_SECS.start() {
+                refuse("may not specify a duration less than 10 minutes");
+            } else if seconds > *TOKEN_SECS.end() {
+                refuse("may not specify a duration larger than 2^32 seconds");
+            }
+            required(projection, "path", path, errors);
+            rules::local_path(text(projection, &["path"]), &format!("{path}.path"), errors);
+        }
+        _ => {}
+    }
+}
