@@ -6,6 +6,7 @@
 
 pub mod agent;
 pub mod babysitter;
+pub mod bad_disk;
 pub mod client;
 pub mod cluster;
 pub mod console;
@@ -17,6 +18,7 @@ pub mod link;
 pub mod logged_disk;
 pub mod nosync_preload;
 pub mod power_cut;
+mod preload;
 pub mod process;
 pub mod programs;
 pub mod scratch;
