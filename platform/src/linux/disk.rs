@@ -16,7 +16,9 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, PosixFadviseAdvice, open, openat, posix_fadvise, renameat};
+use nix::fcntl::{
+    AtFlags, FallocateFlags, OFlag, PosixFadviseAdvice, fallocate, open, openat, posix_fadvise, renameat,
+};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
@@ -25,6 +27,15 @@ use crate::files::{Entry, Kind, Listing, Operations, ReadOutcome};
 /// Flags of everything opened here.
 const CAREFUL: OFlag =
     OFlag::O_CLOEXEC.union(OFlag::O_NOFOLLOW).union(OFlag::O_NONBLOCK).union(OFlag::O_NOCTTY);
+
+/// Gives a file this size and all its room on the disk, without writing it.
+///
+/// # Errors
+/// No room; `Unsupported` where the file system cannot: then write it.
+pub fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    let bytes = bytes.try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+    Ok(fallocate(file, FallocateFlags::empty(), 0, bytes)?)
+}
 
 /// The disk below one directory.
 #[derive(Clone, Debug)]

@@ -9,6 +9,7 @@ mod clocks;
 mod disk;
 mod evidence;
 mod host;
+mod memory;
 mod supervisor;
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -23,9 +24,10 @@ use crate::exit::RecordedExit;
 use crate::files::{DurableFiles, Files, Kind, ReadError};
 
 pub use clocks::LinuxClocks;
-pub use disk::LinuxDisk;
+pub use disk::{LinuxDisk, allocate};
 pub use evidence::LinuxTraces;
 pub use host::{LinuxHost, process_facts};
+pub use memory::memory_limit;
 pub use supervisor::NotifySocket;
 
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
