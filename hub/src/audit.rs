@@ -3,7 +3,8 @@
 //! Omitted are reads, and a node's periodic reports (its Lease, statuses, events): heartbeats must not wear out a disk, and would
 //! bury the writes of people. `audit.log` is readable only by its owner, rotated by size, and never more than [`FILES`] files; it
 //! contains no content of objects. A line is written soon after the answer, not before it: a power cut may lose the last lines, and a
-//! disk that does not keep up loses lines, which is logged.
+//! disk that does not keep up loses lines, which is logged. While the disk is full or takes no writes lines wait in memory, up to
+//! [`HELD_BYTES`]: what room there is belongs to deletions.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,7 +12,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -21,6 +23,10 @@ const FILE_BYTES: u64 = 8 * 1024 * 1024;
 const FILES: usize = 5;
 /// Lines that wait for the disk.
 const QUEUE: usize = 4096;
+/// Lines kept in memory while they cannot be written: a thousand or two.
+const HELD_BYTES: usize = 256 * 1024;
+/// Between two tries to write what is held.
+const HELD_RETRY: Duration = Duration::from_secs(5);
 /// Longest name or user that is written out: both are bounded elsewhere, but a refused request may carry anything.
 const TEXT_CHARS: usize = 256;
 
@@ -76,14 +82,15 @@ pub struct Audit {
 }
 
 impl Audit {
-    /// Opens the log of a data directory.
+    /// Opens the log of a data directory. `must_wait`: whether its lines must not take room on the disk now.
     ///
     /// # Errors
-    /// The file cannot be made or appended to.
-    pub fn open(data_dir: &Path) -> io::Result<Audit> {
+    /// The file cannot be made or appended to, and the disk is not at fault.
+    pub fn open(data_dir: &Path, must_wait: impl Fn() -> bool + Send + 'static) -> io::Result<Audit> {
         let mut log = Rotating::open(data_dir.join("audit.log"), FILE_BYTES)?;
         let (queue, lines) = sync_channel::<String>(QUEUE);
-        let thread = std::thread::Builder::new().name("audit".to_owned()).spawn(move || log.run(&lines))?;
+        let run = move || log.run(&lines, must_wait);
+        let thread = std::thread::Builder::new().name("audit".to_owned()).spawn(run)?;
         Ok(Audit {
             queue: Mutex::new(Some(queue)),
             thread: Mutex::new(Some(thread)),
@@ -117,42 +124,103 @@ impl Audit {
 
 struct Rotating {
     path: PathBuf,
-    file: File,
+    /// `None` until the disk lets it be opened.
+    file: Option<File>,
     bytes: u64,
     limit: u64,
     failing: bool,
+    /// Lines that could not be written yet.
+    held: String,
+    lost: u64,
 }
 
 impl Rotating {
     fn open(path: PathBuf, limit: u64) -> io::Result<Rotating> {
-        let file = append(&path)?;
-        let bytes = file.metadata()?.len();
-        Ok(Rotating { path, file, bytes, limit, failing: false })
+        let mut log =
+            Rotating { path, file: None, bytes: 0, limit, failing: false, held: String::new(), lost: 0 };
+        match log.reopen() {
+            Err(error) if crate::store::sort_of(&error).is_none() => Err(error),
+            // the hub starts on a disk that takes no writes
+            Err(error) => {
+                log::error!("cannot open {}: {error}; its lines wait", log.path.display());
+                Ok(log)
+            }
+            Ok(()) => Ok(log),
+        }
     }
 
-    fn run(&mut self, lines: &Receiver<String>) {
-        while let Ok(mut text) = lines.recv() {
-            // one write for all queued lines
-            while let Some(line) = lines.try_recv().ok().filter(|_| text.len() < 64 * 1024) {
-                text.push_str(&line);
+    fn reopen(&mut self) -> io::Result<()> {
+        let file = append(&self.path)?;
+        self.bytes = file.metadata()?.len();
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn run(&mut self, lines: &Receiver<String>, must_wait: impl Fn() -> bool) {
+        loop {
+            let next = match self.held.is_empty() {
+                true => lines.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                false => lines.recv_timeout(HELD_RETRY),
+            };
+            match next {
+                Ok(line) => self.hold(&line),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
             }
-            let outcome = self.write(text.as_bytes());
-            match outcome {
-                Ok(()) => self.failing = false,
+            // one write for all queued lines
+            while self.held.len() < 64 * 1024
+                && let Ok(line) = lines.try_recv()
+            {
+                self.hold(&line);
+            }
+            if !must_wait() {
+                self.write_held();
+            }
+        }
+        self.write_held();
+        if self.lost > 0 {
+            log::warn!("{} lines of the audit log were lost while the disk took none", self.lost);
+        }
+    }
+
+    fn hold(&mut self, line: &str) {
+        if self.held.len() + line.len() <= HELD_BYTES {
+            self.held.push_str(line);
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    fn write_held(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        let text = std::mem::take(&mut self.held);
+        match self.write(text.as_bytes()) {
+            Ok(()) => self.failing = false,
+            Err(error) => {
+                self.held = text;
                 // logged once, not for every line
-                Err(error) if !std::mem::replace(&mut self.failing, true) => {
-                    log::error!("cannot write {}: {error}", self.path.display());
+                if !std::mem::replace(&mut self.failing, true) {
+                    log::error!("cannot write {}: {error}; its lines wait", self.path.display());
                 }
-                Err(_) => {}
             }
         }
     }
 
     fn write(&mut self, text: &[u8]) -> io::Result<()> {
+        if self.file.is_none() {
+            self.reopen()?;
+        }
         if self.bytes >= self.limit {
             self.rotate()?;
         }
-        self.file.write_all(text)?;
+        let Some(file) = &mut self.file else { return Ok(()) };
+        if let Err(error) = file.write_all(text) {
+            // no half line, and no line twice
+            drop(file.set_len(self.bytes));
+            return Err(error);
+        }
         self.bytes += text.len() as u64;
         Ok(())
     }
@@ -169,9 +237,16 @@ impl Rotating {
                 _ => {}
             }
         }
-        self.file = append(&self.path)?;
-        self.bytes = 0;
-        Ok(())
+        self.reopen()
+    }
+}
+
+/// Adds a line about a command that changed the data directory while no hub ran. The outcome of the command does not depend on it.
+pub(crate) fn append_line(data_dir: &Path, entry: &Value) {
+    let path = data_dir.join("audit.log");
+    let written = append(&path).and_then(|mut file| file.write_all(format!("{entry}\n").as_bytes()));
+    if let Err(error) = written {
+        log::error!("cannot write {}: {error}", path.display());
     }
 }
 
@@ -197,6 +272,32 @@ mod tests {
         assert!(sizes.iter().all(|size| *size <= 120), "{sizes:?}");
         let newest = fs::read_to_string(folder.join("audit.log")).unwrap();
         assert!(newest.ends_with(&format!("{:019}\n", 199)));
+    }
+
+    #[test]
+    fn lines_wait_while_the_disk_is_full() {
+        use std::sync::Arc;
+        use std::sync::atomic::AtomicBool;
+        let folder = kedge_rig::Scratch::new("hub-audit-held").unwrap();
+        let full = Arc::new(AtomicBool::new(true));
+        let mut log = Rotating::open(folder.join("audit.log"), FILE_BYTES).unwrap();
+        let (queue, lines) = sync_channel::<String>(2 * HELD_BYTES / 100);
+        let line = format!("{}\n", "x".repeat(99));
+        for _ in 0..2 * HELD_BYTES / 100 {
+            queue.send(line.clone()).unwrap();
+        }
+        let (seen, asked) = (full.clone(), std::cell::Cell::new(0));
+        let size = || fs::metadata(folder.join("audit.log")).unwrap().len();
+        drop(queue);
+        log.run(&lines, || {
+            assert_eq!(size(), 0, "a full disk was written to");
+            asked.set(asked.get() + 1);
+            seen.load(Ordering::Relaxed)
+        });
+        assert!(asked.get() > 0);
+        // at the end what was held is tried
+        assert!(size() > HELD_BYTES as u64 - 100 && size() <= HELD_BYTES as u64, "{} bytes", size());
+        assert_eq!(log.lost as usize + log.held.len(), 2 * HELD_BYTES / 100 - HELD_BYTES / 100);
     }
 
     #[test]

@@ -22,12 +22,13 @@ use crate::audit::Audit;
 use crate::fresh::fresh;
 use crate::locks::KeyedLocks;
 use crate::memory::{Memory, Watch};
-use crate::store::sqlite::Sqlite;
+use crate::store::disk::DiskStore;
 use crate::store::writer::{Outcome, Writer};
 use crate::store::{self, OpenError};
 
-/// A request waits this long for the disk; upstream's limit for a request.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A request waits this long for the disk: half of upstream's limit for a request, so that the answer is there before a client's own
+/// patience ends.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// All state of a running hub. Shared as `Arc<Hub>`.
 #[derive(Debug)]
@@ -45,10 +46,8 @@ impl Hub {
     /// # Errors
     /// Another process has the directory, it cannot be used, or the store in it is damaged: each text says what to do.
     pub fn open(data_dir: &Path) -> Result<Arc<Hub>, OpenError> {
-        let store = Sqlite::open(data_dir)?;
-        let audit =
-            Audit::open(data_dir).map_err(|error| OpenError::Directory(data_dir.join("audit.log"), error))?;
-        Hub::start(Box::new(store), Some(audit))
+        let store = DiskStore::open(data_dir)?;
+        Hub::start(Box::new(store), Some(data_dir))
     }
 
     /// The same over another implementation of the store, for tests.
@@ -59,8 +58,14 @@ impl Hub {
         Hub::start(store, None)
     }
 
-    fn start(store: Box<dyn store::Store>, audit: Option<Audit>) -> Result<Arc<Hub>, OpenError> {
+    fn start(store: Box<dyn store::Store>, audited: Option<&Path>) -> Result<Arc<Hub>, OpenError> {
         let (writer, memory) = Writer::start(store).map_err(OpenError::Engine)?;
+        let open = |directory: &Path| {
+            let health = writer.health().clone();
+            Audit::open(directory, move || health.is_full())
+                .map_err(|error| OpenError::Directory(directory.join("audit.log"), error))
+        };
+        let audit = audited.map(open).transpose()?;
         let hub = Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit });
         hub.make_namespaces()?;
         Ok(hub)
@@ -165,9 +170,11 @@ impl Hub {
     pub(crate) async fn write(&self, write: Write) -> Outcome {
         let (answer, answered) = oneshot::channel();
         // the client may be gone
-        self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
+        let ticket = self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
         match tokio::time::timeout(WRITE_TIMEOUT, answered).await {
             Ok(answer) => answer.unwrap_or(Err(WriteError::Closed)),
+            // one that still waits for its turn must not be made minutes after its answer
+            Err(_) if ticket.take_back() => Err(WriteError::TakenBack),
             Err(_) => Err(WriteError::TimedOut),
         }
     }
@@ -183,7 +190,8 @@ impl Hub {
 }
 
 fn engine_error(message: &str) -> OpenError {
-    OpenError::Engine(store::StoreError { message: format!("cannot make the system namespaces: {message}") })
+    let message = format!("cannot make the system namespaces: {message}");
+    OpenError::Engine(store::StoreError::certain(store::Sort::Other, message))
 }
 
 impl Objects for Hub {

@@ -197,6 +197,15 @@ fn write_failed(error: WriteError, kind: &'static Kind, name: &str) -> ApiError 
         WriteError::Failed(why) => {
             ApiError::unavailable(format!("the change could not be made durable and was not made: {why}"))
         }
+        WriteError::Refused(refusal) => {
+            let secs = u32::try_from(refusal.retry_after.as_secs()).unwrap_or(u32::MAX).max(1);
+            ApiError::unavailable(format!("the change was not made: {}", refusal.why)).retry_after(secs)
+        }
+        // no Retry-After: clients that try again by themselves would make it twice
+        WriteError::Uncertain(why) => ApiError::internal(format!(
+            "the change may or may not have been made, read the object before you try again: {why}"
+        )),
+        WriteError::TakenBack => ApiError::timeout("the disk is slow: the change was not made"),
         WriteError::Busy => {
             ApiError::too_many_requests("too many changes wait for the disk, please try again later")
         }

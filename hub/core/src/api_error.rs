@@ -50,7 +50,9 @@ impl ApiError {
         self
     }
 
-    fn retry_after(mut self, secs: u32) -> ApiError {
+    /// With this instead of the usual time after which to try again.
+    #[must_use]
+    pub fn retry_after(mut self, secs: u32) -> ApiError {
         self.retry_after_secs = Some(secs);
         if self.details.is_null() {
             self.details = json!({});

@@ -11,6 +11,7 @@ use super::context::RequestContext;
 use super::limits::Resource;
 use super::respond::{self, Body};
 use super::shared::Server;
+use crate::store::health::STALL;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::KINDS;
 
@@ -31,25 +32,53 @@ pub(super) fn version() -> Response<Body> {
     respond::json(200, &version)
 }
 
+/// One line of a health answer: its name, and why it fails.
+type Check = (&'static str, Option<String>);
+
+/// Whether a restart would not help: so `/livez` and `/healthz` do not ask whether the disk takes writes.
+fn living(server: &Server) -> Vec<Check> {
+    let ended = (!server.hub.writer().is_alive()).then(|| "its thread has ended".to_owned());
+    vec![("ping", None), ("store", ended)]
+}
+
+/// Whether every request can be served. The reasons name no paths, because anybody may ask.
+fn serving(server: &Server) -> Vec<Check> {
+    let health = server.hub.writer().health();
+    let writable = health.failing().map(|(failing, since)| {
+        format!("{}: since {} s, {}", failing.sort.name(), since.as_secs(), failing.sort.consequence())
+    });
+    let stalled = health.oldest_unfinished_commit();
+    let commits = (stalled >= STALL).then(|| {
+        let secs = stalled.as_secs();
+        format!("stalled: the disk has not finished a commit for {secs} s, renewals and reads go on")
+    });
+    let mut checks = living(server);
+    checks.extend([("store-writable", writable), ("store-commits", commits)]);
+    checks
+}
+
 /// `/healthz`, `/livez`, `/readyz`, single checks below them, and `?verbose`.
 pub(super) fn health(context: &RequestContext<'_>, path: &str) -> Result<Response<Body>, ApiError> {
     let (endpoint, only) = path.split_once('/').unwrap_or((path, ""));
-    // one check so far; a list, because the names are part of the answer
-    let checks = [("ping", true), ("store", context.server.hub.writer().is_alive())];
-    if !only.is_empty() && !checks.iter().any(|(name, _)| *name == only) {
+    let mut checks = if endpoint == "readyz" { serving(context.server) } else { living(context.server) };
+    if !only.is_empty() {
+        checks.retain(|(name, _)| *name == only);
+    }
+    if checks.is_empty() {
         return Err(ApiError::path_not_found());
     }
-    let judged = checks.iter().filter(|(name, _)| only.is_empty() || *name == only);
-    let good = judged.clone().all(|(_, good)| *good);
+    let good = checks.iter().all(|(_, fault)| fault.is_none());
     let code = if good { 200 } else { 500 };
     if good && !context.parameters.has("verbose") {
         return Ok(respond::bytes(code, "text/plain; charset=utf-8", "ok"));
     }
     let mut text = String::new();
-    for (name, good) in judged {
-        let line = if *good { format!("[+]{name} ok") } else { format!("[-]{name} failed: reason withheld") };
-        text.push_str(&line);
-        text.push('\n');
+    for (name, fault) in checks {
+        // writing to a string cannot fail
+        let _ = match fault {
+            None => writeln!(text, "[+]{name} ok"),
+            Some(why) => writeln!(text, "[-]{name} failed: {why}"),
+        };
     }
     text.push_str(&format!("{endpoint} check {}\n", if good { "passed" } else { "failed" }));
     Ok(respond::bytes(code, "text/plain; charset=utf-8", text))
@@ -144,7 +173,32 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         "Renewals acknowledged from memory.",
         &one(read(&store.volatile)),
     );
-    sample("kedge_hub_store_failures_total", "counter", "Commits that failed.", &one(read(&store.failures)));
+    let health = server.hub.writer().health();
+    let failures = health.failures().map(|(sort, count)| (format!("{{sort=\"{}\"}}", sort.name()), count));
+    sample(
+        "kedge_hub_store_failures_total",
+        "counter",
+        "Commits and probes that failed, by what the disk reported.",
+        &failures,
+    );
+    sample(
+        "kedge_hub_store_refused_total",
+        "counter",
+        "Changes refused without a try, because the store failed or stalled.",
+        &one(health.refused()),
+    );
+    sample(
+        "kedge_hub_store_writable",
+        "gauge",
+        "Whether the store takes changes.",
+        &one(u64::from(health.failing().is_none())),
+    );
+    sample(
+        "kedge_hub_store_oldest_unfinished_commit_seconds",
+        "gauge",
+        "How long the present commit has been under way, 0 without one.",
+        &one(health.oldest_unfinished_commit().as_secs()),
+    );
     sample(
         "kedge_hub_store_commit_microseconds_total",
         "counter",

@@ -56,13 +56,20 @@ const DRAIN: Duration = Duration::from_secs(10);
 /// Why serving ended without a stop request.
 #[derive(Debug)]
 pub enum ServeError {
-    /// The store's thread ended: nothing can be written any more, and only a restart helps.
-    StoreEnded,
+    /// The store's thread ended: nothing can be written any more, and only a restart helps. Why, if it ended on purpose.
+    StoreEnded(Option<String>),
 }
 
 impl fmt::Display for ServeError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str("the store has stopped unexpectedly; see the log above, then start the hub again")
+        match self {
+            ServeError::StoreEnded(Some(why)) => write!(
+                out,
+                "{why}; what the disk holds is only known after a restart: start the hub again (systemd does by itself)"
+            ),
+            ServeError::StoreEnded(None) => out
+                .write_str("the store has stopped unexpectedly; see the log above, then start the hub again"),
+        }
     }
 }
 
@@ -86,7 +93,7 @@ pub async fn serve(
     let outcome = tokio::select! {
         () = accepting => Ok(()),
         () = shutdown => Ok(()),
-        () = hub.writer().ended() => Err(ServeError::StoreEnded),
+        () = hub.writer().ended() => Err(ServeError::StoreEnded(hub.writer().health().end())),
     };
     log::info!("stopping: {} connections", server.counters.connections.load(Ordering::Relaxed));
     // the listener is gone with the accepting future

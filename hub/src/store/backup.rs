@@ -8,15 +8,18 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use serde_json::Value;
 
+use crate::audit::append_line;
+use crate::fresh::now_text;
+
 use super::sqlite::{APPLICATION_ID, failed, lock, sync_directory};
-use super::{OpenError, SCHEMA_VERSION, StoreError};
+use super::{OpenError, SCHEMA_VERSION, Sort, StoreError};
 
 /// The files of a hub's identity, below the data directory.
 const KEYS: [&str; 2] = ["pki/ca.pem", "ca.crt"];
@@ -36,7 +39,7 @@ pub struct Content {
 }
 
 fn wrong(path: &Path, what: impl std::fmt::Display) -> OpenError {
-    OpenError::Engine(StoreError { message: format!("cannot use {}: {what}", path.display()) })
+    OpenError::Engine(StoreError::certain(Sort::Other, format!("cannot use {}: {what}", path.display())))
 }
 
 fn engine(tried: &'static str, path: &Path) -> impl Fn(rusqlite::Error) -> OpenError {
@@ -178,7 +181,18 @@ pub fn restore(data_dir: &Path, from: &Path) -> Result<Content, OpenError> {
         write_key(data_dir, name, content)?;
     }
     replace(data_dir, &state, &part)?;
+    note(data_dir, from, content.objects);
     Ok(Content { reserved, ..content })
+}
+
+/// A restore takes back what others did: the audit log shows it, with the user of the system who ran the command.
+fn note(data_dir: &Path, from: &Path, objects: u64) {
+    let uid = fs::metadata("/proc/self").map(|process| process.uid()).ok();
+    let line = serde_json::json!({
+        "time": now_text(), "user": "", "uid": uid, "verb": "restore", "resource": "", "name": from.display().to_string(),
+        "objects": objects, "code": 200,
+    });
+    append_line(data_dir, &line);
 }
 
 fn keys(source: &Connection, path: &Path) -> Result<Vec<(String, Vec<u8>)>, OpenError> {
@@ -326,6 +340,10 @@ mod tests {
         assert_eq!((names, marks), (vec!["a".to_owned()], Marks { reserved: 401, clean: None }));
         let kept = open(&data.join("state.db.before-restore"), OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
         assert_eq!(judge(&kept, &data).unwrap().objects, 2);
+        let audit = fs::read_to_string(data.join("audit.log")).unwrap();
+        let line: Value = serde_json::from_str(audit.trim()).unwrap();
+        assert_eq!((&line["verb"], &line["objects"]), (&"restore".into(), &1.into()));
+        assert_eq!(line["name"], file.to_str().unwrap());
         // and into an empty directory
         let other = folder.join("other");
         restore(&other, &file).unwrap();

@@ -6,14 +6,18 @@
 //! handed out) and, after a clean close, the exact one.
 
 pub mod backup;
+pub mod disk;
+pub mod health;
+mod reserve;
 mod rows;
 pub mod sqlite;
 pub mod writer;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
-pub use kedge_hub_core::state::{Change, Marks, Record};
+pub use kedge_hub_core::state::{Change, Marks, Record, Sort};
 
 /// The layout that this code reads and writes.
 pub const SCHEMA_VERSION: i64 = 2;
@@ -26,13 +30,64 @@ pub trait Store: Send {
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError>;
     /// Records a clean close at this revision.
     fn close(&mut self, revision: u64) -> Result<(), StoreError>;
+
+    /// A commit of nothing but changes that free room: it may use what is kept for them.
+    fn commit_from_reserve(
+        &mut self,
+        changes: &[Change<'_>],
+        reserved: Option<u64>,
+    ) -> Result<(), StoreError> {
+        self.commit(changes, reserved)
+    }
+    /// Work that no acknowledgement waits for, after each commit.
+    fn tidy(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+    /// After a failure: whether changes can be made durable again. Proves it by a flush; takes back what
+    /// [`Store::commit_from_reserve`] used.
+    fn probe(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+    /// Why it takes no changes from the start.
+    fn unwritable(&self) -> Option<&StoreError> {
+        None
+    }
 }
 
-/// The engine refused; nothing of the batch is durable.
-#[derive(Debug)]
+/// The engine refused.
+#[derive(Debug, Clone)]
 pub struct StoreError {
+    pub sort: Sort,
+    /// Whether the batch may be found durable all the same. Without this nothing of it is.
+    pub uncertain: bool,
     /// The operation, its file, and the engine's error.
     pub message: String,
+}
+
+impl StoreError {
+    /// After which nothing of a batch is durable.
+    pub fn certain(sort: Sort, message: impl Into<String>) -> StoreError {
+        StoreError { sort, uncertain: false, message: message.into() }
+    }
+
+    /// A file beside the store; `None` if the disk is not at fault.
+    pub(crate) fn of_file(tried: &str, path: &Path, error: &io::Error) -> Option<StoreError> {
+        let message = format!("cannot {tried} {}: {error}", path.display());
+        sort_of(error).map(|sort| StoreError::certain(sort, message))
+    }
+}
+
+/// `EIO`, for which the standard library has no kind.
+const EIO: i32 = 5;
+
+/// Which fault of a disk the operating system reports; `None`: another one, permissions for example.
+pub(crate) fn sort_of(error: &io::Error) -> Option<Sort> {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(Sort::Full),
+        io::ErrorKind::ReadOnlyFilesystem => Some(Sort::ReadOnly),
+        _ if error.raw_os_error() == Some(EIO) => Some(Sort::Io),
+        _ => None,
+    }
 }
 
 impl fmt::Display for StoreError {
@@ -56,6 +111,20 @@ pub enum OpenError {
     TooNew(PathBuf, i64),
     /// The engine failed.
     Engine(StoreError),
+}
+
+impl OpenError {
+    /// Whether the disk takes no writes, which is no reason not to start: the rest may be fine. `None`: it is one.
+    pub(crate) fn disk_fault(&self) -> Option<StoreError> {
+        match self {
+            OpenError::Engine(error) => match error.sort {
+                Sort::Full | Sort::ReadOnly | Sort::Io | Sort::Flush => Some(error.clone()),
+                Sort::Damaged | Sort::Busy | Sort::Other => None,
+            },
+            OpenError::Directory(path, error) => StoreError::of_file("write", path, error),
+            OpenError::Locked(_) | OpenError::Damaged(..) | OpenError::TooNew(..) => None,
+        }
+    }
 }
 
 impl fmt::Display for OpenError {

@@ -7,24 +7,42 @@
 //! page, and of a larger one only the pages that differ are written. Pages are not smaller than a file system's blocks on
 //! purpose: a power cut that damages the block being written must not damage another page than the one in the log.
 //! Another process may read it meanwhile: that is how a backup is made while the hub runs (`backup`).
+//! Before anything is served the log is folded back into the file: what a process that died had written but not flushed is then
+//! either durable or an error. Left to others: which failures end what (`writer`), starting on a disk that takes no writes (`disk`).
 
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kedge_platform::Supervisor as _;
-use kedge_platform::linux::NotifySocket;
-use rusqlite::{Connection, OpenFlags, params};
+use kedge_platform::linux::{NotifySocket, Roots, memory_limit};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags, ffi, params};
 
+use super::reserve::Reserve;
 use super::rows::Rows;
-use super::{Change, Marks, OpenError, Record, SCHEMA_VERSION, Store, StoreError};
+use super::{Change, Marks, OpenError, Record, SCHEMA_VERSION, Sort, Store, StoreError, sort_of};
 
 /// The upgrade of each older version to the next: the first is from 1 to 2. All upgrades of a file run in one transaction, so a
 /// crash leaves the old version or the new one.
 const UPGRADES: &[Upgrade] = &[number_rows];
-/// Pages of 4 KiB that the file may have: 2 GiB. Changes that need more are refused, reads and deletes go on.
+const PAGE_BYTES: u64 = 4096;
+/// Pages that the file may have: 2 GiB. Changes that need more are refused, reads and deletes go on.
 const MAX_PAGES: i64 = 512 * 1024;
+/// Of memory, the share that the file may have: a hub holds all objects in memory, with an index, and needs as much again while it
+/// answers. A store that grew larger than its machine could not be started there again.
+const MEMORY_SHARE: u64 = 2;
+/// The file may have this much on the smallest machine.
+const LEAST_BYTES: u64 = 16 * 1024 * 1024;
+/// Of the limit, the pages that only changes which free room may use.
+const RESERVE_PAGES: i64 = 1024;
+/// After it was full, the store takes other changes again when so many pages are unused, or below the limit.
+const ROOM_PAGES: i64 = 256;
+/// Between two tries to make the reserve again while the disk has no room for it.
+const RESERVE_RETRY: Duration = Duration::from_secs(60);
 /// The write-ahead log is cut back to this when it was folded back after a long backup.
 const LOG_BYTES: i64 = 16 * 1024 * 1024;
 /// Unused pages from which a start gives them back to the file system, when they are also more than a third of the file. An upgrade
@@ -67,18 +85,25 @@ pub struct Sqlite {
     path: PathBuf,
     /// `None` after a commit that failed for another reason than a full disk: they are read again, from what the file has then.
     rows: Option<Rows>,
+    /// The limit for changes that do not free room.
+    pages: i64,
+    /// Whether the file has grown beyond that limit, for deletions. SQLite then has no limit below its size.
+    is_over: bool,
+    reserve: Reserve,
+    /// When to make the reserve again; `None` while it is there.
+    reserve_due: Option<Instant>,
     // held, never read: closing it releases the lock
-    _lock: File,
+    _lock: Arc<File>,
 }
 
 impl Sqlite {
     /// Takes the directory's lock, then opens or makes the file in it and checks it.
     pub fn open(directory: &Path) -> Result<Sqlite, OpenError> {
-        Sqlite::open_limited(directory, MAX_PAGES)
+        Sqlite::open_locked(Arc::new(lock(directory)?), directory, limit_pages())
     }
 
-    fn open_limited(directory: &Path, max_pages: i64) -> Result<Sqlite, OpenError> {
-        let lock = lock(directory)?;
+    /// The same with the lock already taken and another limit.
+    pub(super) fn open_locked(lock: Arc<File>, directory: &Path, pages: i64) -> Result<Sqlite, OpenError> {
         let path = directory.join("state.db");
         let bytes = match std::fs::metadata(&path) {
             Ok(metadata) => metadata.len(),
@@ -89,7 +114,7 @@ impl Sqlite {
         if bytes == 0 {
             create(directory, &path)?;
         }
-        let mut store = Sqlite { connection: connect(&path)?, path, rows: None, _lock: lock };
+        let mut store = Sqlite::new(directory, path, pages, lock)?;
         if bytes >= LARGE_BYTES {
             store.ask_for_time("read", READ_BYTES_PER_SEC);
         }
@@ -97,32 +122,46 @@ impl Sqlite {
         if store.is_empty()? {
             store.make()?;
         }
-        store.check()?;
+        check(&store.connection, &store.path)?;
+        store.fold("TRUNCATE").map_err(OpenError::Engine)?;
         store.upgrade(UPGRADES)?;
         store.compact()?;
-        store.set_limit(max_pages)?;
+        store.limit_to(pages).map_err(OpenError::Engine)?;
+        store.is_over = store.number("page_count").is_ok_and(|count| count > pages);
         store.rows = Some(store.read_rows()?);
         sync_directory(directory)?;
+        store.make_reserve();
         Ok(store)
     }
 
+    fn new(directory: &Path, path: PathBuf, pages: i64, lock: Arc<File>) -> Result<Sqlite, OpenError> {
+        Ok(Sqlite {
+            connection: connect(&path)?,
+            path,
+            rows: None,
+            pages,
+            is_over: false,
+            reserve: Reserve::of(directory),
+            reserve_due: None,
+            _lock: lock,
+        })
+    }
+
+    /// Whether room is kept for deletions.
+    pub(super) fn has_reserve(&self) -> bool {
+        self.reserve_due.is_none()
+    }
+
     fn open_failed(&self, tried: &str, error: &rusqlite::Error) -> OpenError {
-        use rusqlite::Error::{FromSqlConversionFailure, InvalidColumnType, Utf8Error};
-        use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-        let strange = matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..) | Utf8Error(..));
-        match error.sqlite_error_code() {
-            Some(DatabaseCorrupt | NotADatabase) => OpenError::Damaged(self.path.clone(), error.to_string()),
-            // a value of another type than its column's was not written by a hub
-            None if strange => OpenError::Damaged(self.path.clone(), error.to_string()),
-            _ => OpenError::Engine(failed(tried, &self.path, error)),
-        }
+        open_failed(tried, &self.path, error)
     }
 
     fn set_pragmas(&self) -> Result<(), OpenError> {
         let pragmas: [(&str, &dyn rusqlite::ToSql); 5] = [
             ("journal_mode", &"WAL"),
             ("synchronous", &"FULL"),
-            ("wal_autocheckpoint", &CHECKPOINT_PAGES),
+            // done by `tidy`, where an error is seen
+            ("wal_autocheckpoint", &0),
             ("cache_size", &-CACHE_KIB),
             ("journal_size_limit", &LOG_BYTES),
         ];
@@ -144,42 +183,21 @@ impl Sqlite {
             .map_err(|error| self.open_failed("read", &error))
     }
 
-    /// After an upgrade, which has room for two of each object, and after the second is given back: no limit is below the present size.
-    fn set_limit(&self, pages: i64) -> Result<(), OpenError> {
+    /// Called after an upgrade, which has room for two of each object, and after the second is given back. No limit is below the present
+    /// size.
+    fn limit_to(&self, pages: i64) -> Result<(), StoreError> {
         self.connection
             .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
-            .map_err(|error| self.open_failed("set max_page_count on", &error))
+            .map_err(|error| failed("set max_page_count on", &self.path, &error))
+    }
+
+    fn number(&self, pragma: &str) -> rusqlite::Result<i64> {
+        self.connection.query_row(&format!("PRAGMA {pragma}"), [], |row| row.get(0))
     }
 
     /// In place: a start of an older hub may have ended between making the file and the tables.
     fn make(&self) -> Result<(), OpenError> {
         self.connection.execute_batch(&schema()).map_err(|error| self.open_failed("make", &error))
-    }
-
-    fn check(&self) -> Result<(), OpenError> {
-        let damaged = |what: String| OpenError::Damaged(self.path.clone(), what);
-        let id: i64 = self
-            .connection
-            .query_row("PRAGMA application_id", [], |row| row.get(0))
-            .map_err(|error| self.open_failed("read", &error))?;
-        if id != APPLICATION_ID {
-            return Err(damaged("it is not a store of this program".to_owned()));
-        }
-        let version = self
-            .mark("schema")
-            .map_err(|error| self.open_failed("read", &error))?
-            .ok_or_else(|| damaged("it has no schema version".to_owned()))?;
-        if version > SCHEMA_VERSION {
-            return Err(OpenError::TooNew(self.path.clone(), version));
-        }
-        if version < 1 {
-            return Err(damaged(format!("it has schema version {version}, expected 1 or more")));
-        }
-        let verdict: String = self
-            .connection
-            .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
-            .map_err(|error| self.open_failed("check", &error))?;
-        if verdict == "ok" { Ok(()) } else { Err(damaged(verdict)) }
     }
 
     /// Brings an older file to the present version; `steps[0]` makes version 2 of version 1.
@@ -205,11 +223,7 @@ impl Sqlite {
 
     /// Returns unused pages to the file system, if there are many. Needs as much free disk as the store has content.
     fn compact(&self) -> Result<(), OpenError> {
-        let number = |pragma: &str| {
-            self.connection
-                .query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0))
-                .map_err(|error| self.open_failed("read", &error))
-        };
+        let number = |pragma| self.number(pragma).map_err(|error| self.open_failed("read", &error));
         let (unused, all) = (number("freelist_count")?, number("page_count")?);
         if unused < COMPACT_PAGES || unused * COMPACT_SHARE < all {
             return Ok(());
@@ -255,26 +269,7 @@ impl Sqlite {
     }
 
     fn mark(&self, key: &str) -> rusqlite::Result<Option<i64>> {
-        let mut statement = self.connection.prepare_cached("SELECT value FROM meta WHERE key = ?1")?;
-        let mut rows = statement.query([key])?;
-        rows.next()?.map(|row| row.get(0)).transpose()
-    }
-
-    fn load_all(&self, each: &mut dyn FnMut(Record)) -> rusqlite::Result<Marks> {
-        let mut statement =
-            self.connection.prepare("SELECT resource, namespace, name, revision, json FROM objects")?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
-            each(Record {
-                resource: row.get(0)?,
-                namespace: row.get(1)?,
-                name: row.get(2)?,
-                revision: unsigned(row.get(3)?)?,
-                json: row.get(4)?,
-            });
-        }
-        let reserved = unsigned(self.mark("reserved")?.unwrap_or(0))?;
-        Ok(Marks { reserved, clean: self.mark("clean")?.map(unsigned).transpose()? })
+        mark(&self.connection, key)
     }
 
     fn commit_all(
@@ -282,7 +277,11 @@ impl Sqlite {
         rows: &mut Rows,
         changes: &[Change<'_>],
         reserved: Option<u64>,
+        committing: &mut bool,
     ) -> rusqlite::Result<()> {
+        if !self.connection.is_autocommit() {
+            self.connection.execute_batch("ROLLBACK")?;
+        }
         let transaction = self.connection.transaction()?;
         for change in changes {
             make(&transaction, rows, change)?;
@@ -292,39 +291,275 @@ impl Sqlite {
             transaction.prepare_cached(sql)?.execute([reserved.cast_signed()])?;
             transaction.prepare_cached("DELETE FROM meta WHERE key = 'clean'")?.execute([])?;
         }
+        *committing = true;
         transaction.commit()
+    }
+
+    fn write(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+        let mut rows = match self.rows.take() {
+            Some(rows) => rows,
+            None => self.read_rows().map_err(|error| match error {
+                OpenError::Engine(error) => error,
+                other => StoreError::certain(Sort::Damaged, other.to_string()),
+            })?,
+        };
+        let mut committing = false;
+        match self.commit_all(&mut rows, changes, reserved, &mut committing) {
+            Ok(()) => rows.commit(),
+            // while the disk is full every change fails here, and reading all rows again each time would keep the disk busy
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {
+                rows.roll_back();
+                self.rows = Some(rows);
+                return Err(failed("write", &self.path, &error));
+            }
+            Err(error) => {
+                let mut failure = failed("write", &self.path, &error);
+                failure.uncertain = committing && !is_before_the_log(&error);
+                return Err(self.broken(failure));
+            }
+        }
+        self.rows = Some(rows);
+        Ok(())
+    }
+
+    /// Copies the log into the file and flushes it; `mode` as SQLite's pragma has it. Another process that reads may keep a part of it.
+    fn fold(&self, mode: &str) -> Result<(), StoreError> {
+        let pragma = format!("PRAGMA wal_checkpoint({mode})");
+        self.connection
+            .query_row(&pragma, [], |_| Ok(()))
+            .map_err(|error| self.broken(failed("fold the log into", &self.path, &error)))
+    }
+
+    /// Pages of the log that are not in the file yet.
+    fn log_pages(&self) -> rusqlite::Result<i64> {
+        let mut statement = self.connection.prepare_cached("PRAGMA wal_checkpoint(NOOP)")?;
+        statement.query_row([], |row| Ok(row.get::<_, i64>(1)? - row.get::<_, i64>(2)?))
+    }
+
+    /// Keeps room for deletions, if there is any; else tries again later.
+    fn make_reserve(&mut self) {
+        let made = self.reserve.make();
+        if let Err(error) = &made {
+            log::warn!(
+                "no room is kept for deletions: cannot make {}: {error}",
+                self.reserve.path().display()
+            );
+        }
+        self.reserve_due = made.is_err().then(|| Instant::now() + RESERVE_RETRY);
+    }
+
+    /// Frees room for deletions. Whether it helps shows in the next commit.
+    fn give_up_reserve(&mut self) -> Result<(), StoreError> {
+        match self.reserve.give_up() {
+            Ok(true) => {
+                log::warn!("the disk is full: gave up {} for deletions", self.reserve.path().display());
+            }
+            Ok(false) => {}
+            Err(error) => log::warn!("cannot remove {}: {error}", self.reserve.path().display()),
+        }
+        self.reserve_due = Some(Instant::now() + RESERVE_RETRY);
+        self.limit_to(self.pages + RESERVE_PAGES)?;
+        // first: the file may need room for what the log holds, and the log is then written over
+        self.fold("PASSIVE")
+    }
+
+    /// Whether so many pages are free below the limit. Returns the unused ones of the file.
+    fn keeps_free(&self, pages: i64) -> Result<i64, StoreError> {
+        let number = |pragma| self.number(pragma).map_err(|error| failed("read", &self.path, &error));
+        let unused = number("freelist_count")?;
+        if self.pages - number("page_count")? + unused >= pages {
+            return Ok(unused);
+        }
+        let mib = self.pages * 4 / 1024;
+        let message = format!("store {} has reached its limit of {mib} MiB", self.path.display());
+        Err(StoreError::certain(Sort::Full, message))
+    }
+
+    /// Whether there is room for other changes than deletions: unused pages or pages below the limit, and on the disk the reserve or
+    /// pages of the file.
+    fn has_room(&mut self) -> Result<(), StoreError> {
+        let unused = self.keeps_free(ROOM_PAGES)?;
+        match self.reserve.make() {
+            Ok(()) => self.reserve_due = None,
+            Err(_) if unused >= ROOM_PAGES => {}
+            Err(error) => {
+                let fault = StoreError::of_file("write", self.reserve.path(), &error);
+                return Err(fault.unwrap_or_else(|| StoreError::certain(Sort::Other, error.to_string())));
+            }
+        }
+        Ok(())
+    }
+
+    /// After a flush that failed, what SQLite and the system hold of the files is not read again by this process: not even to fold the
+    /// log when the store is closed.
+    fn broken(&self, error: StoreError) -> StoreError {
+        if error.sort == Sort::Flush {
+            let set = self.connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+            if let Err(error) = set {
+                log::warn!("{}", failed("leave the log of", &self.path, &error));
+            }
+        }
+        error
     }
 }
 
 impl Store for Sqlite {
     fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
-        self.load_all(each).map_err(|error| failed("read", &self.path, &error))
+        load_all(&self.connection, each).map_err(|error| failed("read", &self.path, &error))
     }
 
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
-        let mut rows = match self.rows.take() {
-            Some(rows) => rows,
-            None => self.read_rows().map_err(|error| StoreError { message: error.to_string() })?,
-        };
-        let outcome = self.commit_all(&mut rows, changes, reserved);
-        match &outcome {
-            Ok(()) => rows.commit(),
-            // while the disk is full every change fails here, and reading all rows again each time would keep the disk busy
-            Err(error) if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull) => {
-                rows.roll_back()
-            }
-            Err(error) => return Err(failed("write", &self.path, error)),
+        if self.is_over {
+            self.keeps_free(i64::try_from(pages_of(changes)).unwrap_or(i64::MAX))?;
         }
-        self.rows = Some(rows);
-        outcome.map_err(|error| failed("write", &self.path, &error))
+        self.write(changes, reserved)
+    }
+
+    fn commit_from_reserve(
+        &mut self,
+        changes: &[Change<'_>],
+        reserved: Option<u64>,
+    ) -> Result<(), StoreError> {
+        match self.commit(changes, reserved) {
+            Err(error) if error.sort == Sort::Full => {}
+            outcome => return outcome,
+        }
+        let outcome = self.give_up_reserve().and_then(|()| self.write(changes, reserved));
+        let limited = self.limit_to(self.pages);
+        // the commit's outcome counts: without the limit only the reserve is smaller
+        if let Err(error) = limited {
+            log::warn!("{error}");
+        }
+        self.is_over = self.number("page_count").is_ok_and(|count| count > self.pages);
+        outcome
+    }
+
+    fn tidy(&mut self) -> Result<(), StoreError> {
+        let waiting = self.log_pages().map_err(|error| failed("read the log of", &self.path, &error))?;
+        if waiting >= CHECKPOINT_PAGES {
+            self.fold("PASSIVE")?;
+        }
+        if self.reserve_due.is_some_and(|due| due <= Instant::now()) {
+            self.make_reserve();
+        }
+        Ok(())
+    }
+
+    fn probe(&mut self) -> Result<(), StoreError> {
+        self.fold("PASSIVE")?;
+        self.has_room()?;
+        // rewrites and flushes one page
+        self.connection
+            .execute("UPDATE meta SET value = value WHERE key = 'schema'", [])
+            .map(|_| ())
+            .map_err(|error| self.broken(failed("write", &self.path, &error)))
     }
 
     fn close(&mut self, revision: u64) -> Result<(), StoreError> {
         self.connection
             .execute("INSERT OR REPLACE INTO meta VALUES ('clean', ?1)", [revision.cast_signed()])
             .map(|_| ())
-            .map_err(|error| failed("close", &self.path, &error))
+            .map_err(|error| self.broken(failed("close", &self.path, &error)))
     }
+}
+
+/// At most so many pages does it take to hold these changes.
+fn pages_of(changes: &[Change<'_>]) -> u64 {
+    let bytes = |change: &Change<'_>| match change {
+        Change::Put { json, .. } => json.len() as u64,
+        Change::Delete { .. } => 0,
+    };
+    changes.iter().map(|change| bytes(change) / PAGE_BYTES + 2).sum()
+}
+
+/// Whether SQLite refuses with this before the last page of a transaction is in the log: then no start can find it there.
+fn is_before_the_log(error: &rusqlite::Error) -> bool {
+    use ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull, ReadOnly};
+    matches!(error.sqlite_error_code(), Some(DiskFull | ReadOnly | DatabaseBusy | DatabaseLocked))
+}
+
+fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64>> {
+    let mut statement = store.prepare_cached("SELECT value FROM meta WHERE key = ?1")?;
+    let mut rows = statement.query([key])?;
+    rows.next()?.map(|row| row.get(0)).transpose()
+}
+
+/// Reads a store of any version.
+pub(super) fn load_all(store: &Connection, each: &mut dyn FnMut(Record)) -> rusqlite::Result<Marks> {
+    let mut statement = store.prepare("SELECT resource, namespace, name, revision, json FROM objects")?;
+    let mut rows = statement.query([])?;
+    while let Some(row) = rows.next()? {
+        each(Record {
+            resource: row.get(0)?,
+            namespace: row.get(1)?,
+            name: row.get(2)?,
+            revision: unsigned(row.get(3)?)?,
+            json: row.get(4)?,
+        });
+    }
+    let reserved = unsigned(mark(store, "reserved")?.unwrap_or(0))?;
+    Ok(Marks { reserved, clean: mark(store, "clean")?.map(unsigned).transpose()? })
+}
+
+/// Whether the file is a whole store of a version that this hub knows.
+pub(super) fn check(store: &Connection, path: &Path) -> Result<(), OpenError> {
+    let damaged = |what: String| OpenError::Damaged(path.to_owned(), what);
+    let unreadable = |error| open_failed("read", path, &error);
+    let id: i64 = store.query_row("PRAGMA application_id", [], |row| row.get(0)).map_err(unreadable)?;
+    if id != APPLICATION_ID {
+        return Err(damaged("it is not a store of this program".to_owned()));
+    }
+    let version = mark(store, "schema")
+        .map_err(unreadable)?
+        .ok_or_else(|| damaged("it has no schema version".to_owned()))?;
+    if version > SCHEMA_VERSION {
+        return Err(OpenError::TooNew(path.to_owned(), version));
+    }
+    if version < 1 {
+        return Err(damaged(format!("it has schema version {version}, expected 1 or more")));
+    }
+    let verdict: String = store
+        .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
+        .map_err(|error| open_failed("check", path, &error))?;
+    if verdict == "ok" { Ok(()) } else { Err(damaged(verdict)) }
+}
+
+/// Opens a store without writing anything beside it, for one read of all. The caller holds the directory's lock.
+///
+/// # Errors
+/// It cannot be read, or is damaged.
+pub(super) fn open_reading(path: &Path) -> Result<Connection, OpenError> {
+    let failed = |error| open_failed("read", path, &error);
+    let log = path.with_extension("db-wal");
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let store = if std::fs::metadata(&log).is_ok_and(|log| log.len() > 0) {
+        // without file locks the index of the log may live in memory instead of a file
+        let store = Connection::open_with_flags_and_vfs(path, flags, "unix-none").map_err(failed)?;
+        store.pragma_update_and_check(None, "locking_mode", "EXCLUSIVE", |_| Ok(())).map_err(failed)?;
+        store
+    } else {
+        let escaped = path.to_string_lossy().replace('%', "%25").replace('?', "%3f").replace('#', "%23");
+        let uri = format!("file:{escaped}?immutable=1");
+        Connection::open_with_flags(uri, flags | OpenFlags::SQLITE_OPEN_URI).map_err(failed)?
+    };
+    store.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(failed)?;
+    check(&store, path)?;
+    Ok(store)
+}
+
+/// The pages that the file may have with the memory of this machine, without those kept for deletions.
+pub(super) fn limit_pages() -> i64 {
+    let memory = memory_limit(&Roots::default());
+    let pages = pages_for(memory);
+    if pages < MAX_PAGES {
+        log::info!("the store may grow to {} MiB: half of {} MiB of memory", pages * 4 / 1024, memory >> 20);
+    }
+    pages - RESERVE_PAGES
+}
+
+fn pages_for(memory_bytes: u64) -> i64 {
+    let bytes = (memory_bytes / MEMORY_SHARE).max(LEAST_BYTES);
+    i64::try_from(bytes / PAGE_BYTES).unwrap_or(MAX_PAGES).min(MAX_PAGES)
 }
 
 /// One change, in a transaction.
@@ -428,14 +663,72 @@ fn schema() -> String {
 }
 
 pub(super) fn failed(tried: &str, path: &Path, error: &rusqlite::Error) -> StoreError {
-    StoreError { message: format!("cannot {tried} store {}: {error}", path.display()) }
+    let message = format!("cannot {tried} store {}: {error}", path.display());
+    StoreError::certain(sort(error, path), message)
 }
 
+fn open_failed(tried: &str, path: &Path, error: &rusqlite::Error) -> OpenError {
+    use rusqlite::Error::{FromSqlConversionFailure, InvalidColumnType, Utf8Error};
+    let strange = matches!(error, FromSqlConversionFailure(..) | InvalidColumnType(..) | Utf8Error(..));
+    let failure = failed(tried, path, error);
+    // a value of another type than its column's was not written by a hub
+    if strange || failure.sort == Sort::Damaged {
+        return OpenError::Damaged(path.to_owned(), error.to_string());
+    }
+    OpenError::Engine(failure)
+}
+
+/// What SQLite's error says about the disk. Of a full or read-only one it often reports no more than a failed call: then a file beside
+/// the store finds out.
+fn sort(error: &rusqlite::Error, path: &Path) -> Sort {
+    let Some(engine) = error.sqlite_error() else { return Sort::Other };
+    match engine.code {
+        ErrorCode::DiskFull => Sort::Full,
+        ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => Sort::Damaged,
+        ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => Sort::Busy,
+        _ if matches!(engine.extended_code, ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC) => {
+            Sort::Flush
+        }
+        ErrorCode::SystemIoFailure => try_disk(path).unwrap_or(Sort::Io),
+        ErrorCode::ReadOnly | ErrorCode::CannotOpen => try_disk(path).unwrap_or(Sort::Other),
+        _ => Sort::Other,
+    }
+}
+
+/// The fault that a small file beside the store meets, if any.
+fn try_disk(path: &Path) -> Option<Sort> {
+    let trial = path.with_extension("db.trial");
+    let tried = File::options()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&trial)
+        .and_then(|mut file| io::Write::write_all(&mut file, &[0; 64 * 1024]));
+    // nothing depends on it
+    drop(std::fs::remove_file(&trial));
+    tried.err().and_then(|error| sort_of(&error))
+}
+
+/// Takes the directory for this process. On a disk that takes no writes the lock is the file as it is, or else the directory.
 pub(super) fn lock(directory: &Path) -> Result<File, OpenError> {
     let cannot = |error| OpenError::Directory(directory.to_owned(), error);
     std::fs::create_dir_all(directory).map_err(cannot)?;
     let path = directory.join("lock");
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(cannot)?;
+    let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if sort_of(&error).is_some() => {
+            File::open(&path).or_else(|_| File::open(directory)).map_err(cannot)?
+        }
+        Err(error) => return Err(cannot(error)),
+    };
+    // older hubs left it readable, and whoever can open it can hold it
+    if file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o077 != 0)
+        && let Err(error) = file.set_permissions(Permissions::from_mode(0o600))
+    {
+        log::warn!("cannot make {} private: {error}", path.display());
+    }
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(std::fs::TryLockError::WouldBlock) => Err(OpenError::Locked(path)),
@@ -685,6 +978,138 @@ mod tests {
         assert_eq!(names(&mut store).0, ["a@1", "b@5", "new@4", "more@6"]);
     }
 
+    fn fill(store: &mut Sqlite) -> usize {
+        let json = vec![b' '; 100_000];
+        for number in 0..1000 {
+            let name = format!("n{number}");
+            let put = Change::Put { resource: "x", namespace: "", name: &name, revision: 1, json: &json };
+            match store.commit(&[put], None) {
+                Ok(()) => {}
+                Err(error) => {
+                    assert!(error.sort == Sort::Full && !error.uncertain, "{error:?}");
+                    return number;
+                }
+            }
+        }
+        panic!("the limit was not met");
+    }
+
+    #[test]
+    fn store_at_its_limit_takes_deletions_then_other_changes() {
+        let folder = scratch("limit");
+        let mut store = Sqlite::open_locked(Arc::new(lock(&folder).unwrap()), &folder, 1000).unwrap();
+        let made = fill(&mut store);
+        assert_eq!(store.commit(&[put("small", 2)], None).map_err(|error| error.sort), Ok(()), "a gap");
+        let unfit = store.probe().unwrap_err();
+        assert!(unfit.message.ends_with("has reached its limit of 3 MiB"), "{unfit}");
+        // deletions, and what leads to them, may go beyond the limit
+        let large = vec![b'x'; 400_000];
+        let ending = Change::Put { resource: "x", namespace: "", name: "n0", revision: 3, json: &large };
+        assert_eq!(store.commit(&[ending], None).unwrap_err().sort, Sort::Full);
+        let ending = Change::Put { resource: "x", namespace: "", name: "n0", revision: 3, json: &large };
+        store.commit_from_reserve(&[ending], None).unwrap();
+        assert_eq!(fill(&mut store), 0, "the limit was not set back");
+        for number in 0..made {
+            let name = format!("n{number}");
+            let remove = Change::Delete { resource: "x", namespace: "", name: &name };
+            store.commit_from_reserve(&[remove], None).unwrap();
+        }
+        store.probe().unwrap();
+        assert!(store.has_reserve());
+        let again = fill(&mut store);
+        assert!(again.abs_diff(made) <= 2, "{made} objects, then {again}");
+    }
+
+    #[test]
+    fn store_is_read_without_writing_beside_it() {
+        let folder = scratch("reading");
+        let mut store = Sqlite::open(&folder).unwrap();
+        store.commit(&[put("a", 1), put("b", 2)], Some(100)).unwrap();
+        let read = || {
+            let path = folder.join("state.db");
+            let before: Vec<_> = files(&folder);
+            let reader = open_reading(&path).unwrap();
+            let mut names = Vec::new();
+            let marks = load_all(&reader, &mut |record| names.push(record.name)).unwrap();
+            drop(reader);
+            assert_eq!(files(&folder), before, "something was written");
+            (names, marks)
+        };
+        let expect = (vec!["a".to_owned(), "b".to_owned()], Marks { reserved: 100, clean: None });
+        // as a kill leaves it: everything is in the log
+        let log = std::fs::read(folder.join("state.db-wal")).unwrap();
+        let state = std::fs::read(folder.join("state.db")).unwrap();
+        drop(store);
+        assert_eq!(read(), expect, "folded back");
+        std::fs::write(folder.join("state.db"), state).unwrap();
+        std::fs::write(folder.join("state.db-wal"), log).unwrap();
+        assert_eq!(read(), expect, "in the log");
+        std::fs::write(folder.join("state.db"), vec![7; 9000]).unwrap();
+        assert!(matches!(open_reading(&folder.join("state.db")), Err(OpenError::Damaged(..))));
+    }
+
+    /// Names and contents.
+    fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+        let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = paths.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect();
+        files.sort();
+        files
+    }
+
+    #[test]
+    fn log_is_in_the_file_before_anything_is_served() {
+        let folder = scratch("folded");
+        let mut store = Sqlite::open(&folder).unwrap();
+        store.commit(&[put("a", 1)], Some(100)).unwrap();
+        let log = std::fs::read(folder.join("state.db-wal")).unwrap();
+        let state = std::fs::read(folder.join("state.db")).unwrap();
+        drop(store);
+        std::fs::write(folder.join("state.db"), state).unwrap();
+        std::fs::write(folder.join("state.db-wal"), log).unwrap();
+        let store = Sqlite::open(&folder).unwrap();
+        assert_eq!(std::fs::metadata(folder.join("state.db-wal")).unwrap().len(), 0);
+        assert_eq!(store.log_pages().unwrap(), 0);
+    }
+
+    #[test]
+    fn long_log_is_folded_back_after_a_commit() {
+        let folder = scratch("long-log");
+        let mut store = Sqlite::open(&folder).unwrap();
+        let json = vec![b' '; 1024 * 1024];
+        let mut longest = 0;
+        for number in 0..12 {
+            let name = format!("n{number}");
+            let put = Change::Put { resource: "x", namespace: "", name: &name, revision: 1, json: &json };
+            store.commit(&[put], None).unwrap();
+            longest = longest.max(store.log_pages().unwrap());
+            store.tidy().unwrap();
+            assert!(store.log_pages().unwrap() < CHECKPOINT_PAGES);
+        }
+        assert!(longest >= CHECKPOINT_PAGES, "{longest} pages prove nothing");
+    }
+
+    #[test]
+    fn limit_follows_memory() {
+        let check =
+            |mib: u64, expect: i64| assert_eq!(pages_for(mib << 20) / 256, expect, "{mib} MiB of memory");
+        check(64, 32);
+        check(512, 256);
+        check(4 * 1024, 2048);
+        check(1024 * 1024, 2048);
+        check(8, 16);
+    }
+
+    #[test]
+    fn lock_is_private_also_after_an_older_hub() {
+        let folder = scratch("lock-mode");
+        let mode = || std::fs::metadata(folder.join("lock")).unwrap().permissions().mode() & 0o777;
+        drop(lock(&folder).unwrap());
+        assert_eq!(mode(), 0o600);
+        std::fs::set_permissions(folder.join("lock"), Permissions::from_mode(0o644)).unwrap();
+        drop(lock(&folder).unwrap());
+        assert_eq!(mode(), 0o600);
+    }
+
     #[test]
     fn object_may_be_created_and_deleted_in_one_commit() {
         let check = |changes: &[Change<'_>], expect: &[&str]| {
@@ -777,11 +1202,10 @@ mod tests {
         let folder = scratch("upgrade-full");
         drop(version_1::make(&folder, 900, Some(60)));
         let path = folder.join("state.db");
-        let store =
-            Sqlite { connection: connect(&path).unwrap(), path, rows: None, _lock: lock(&folder).unwrap() };
+        let store = Sqlite::new(&folder, path, MAX_PAGES, Arc::new(lock(&folder).unwrap())).unwrap();
         store.set_pragmas().unwrap();
         // not a page more than the old form has
-        store.set_limit(1).unwrap();
+        store.limit_to(1).unwrap();
         let refused = store.upgrade(UPGRADES).unwrap_err().to_string();
         assert!(refused.contains("cannot upgrade store") && refused.contains("full"), "{refused}");
         assert_eq!(version(&store), Some(1));
@@ -813,7 +1237,7 @@ mod tests {
         let before = pages(&old, "page_count");
         assert!(before > COMPACT_PAGES && 2 * before > LIMIT, "{before} pages prove nothing");
         drop(old);
-        let store = Sqlite::open_limited(&folder, LIMIT).unwrap();
+        let store = Sqlite::open_locked(Arc::new(lock(&folder).unwrap()), &folder, LIMIT).unwrap();
         let after = pages(&store.connection, "page_count");
         assert!(after < before * 11 / 10, "{before} pages, then {after}");
         assert_eq!(pages(&store.connection, "max_page_count"), LIMIT);

@@ -1,8 +1,10 @@
 //! The writer's thread: it takes changes in groups, lets `kedge_hub_core::state` order them, makes them durable, and publishes them.
 //!
 //! Always holds: a durable change is visible and acknowledged after the commit that holds it was flushed, a renewal at once; every
-//! change that was submitted is answered. Left to others: which revision a change gets and what a commit holds (`state`), the file
-//! (`sqlite`).
+//! change that was submitted is answered. A commit that failed is not tried again: its changes are answered, "not made" when that is
+//! certain, and those that come meanwhile are refused at once until a probe has succeeded ([`Health`]). A flush that failed ends the
+//! thread, and with it the process: only another one can know what the disk has. Left to others: which revision a change gets and what
+//! a commit holds, and how long to pause (`state`), the file (`sqlite`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,13 +13,17 @@ use std::time::{Duration, Instant};
 
 use kedge_hub_core::kinds::KINDS;
 use kedge_hub_core::object::Object;
-use kedge_hub_core::state::{Batch, FLUSH, Order, Write, WriteError, restore};
+use kedge_hub_core::state::{Batch, Commit, FLUSH, Order, Sort, Write, WriteError, frees_room, restore};
 
+use super::health::Health;
 use super::{Store, StoreError};
 use crate::memory::Memory;
 
 /// Changes in one commit.
 const BATCH: usize = 2048;
+/// Bytes of objects in one commit, and one object more: bounds the log, the reserve that must be able to hold it, and how long one
+/// caller's large objects hold up the others' commit.
+const BATCH_BYTES: usize = 2 * 1024 * 1024;
 /// Changes that wait for the writer; more are refused with 429, so memory stays bounded when the disk stalls.
 const QUEUE: usize = 4096;
 /// Wait after a failed flush of renewals, so that a full disk is not hammered.
@@ -30,8 +36,25 @@ pub type Outcome = Result<Arc<Object>, WriteError>;
 pub type Reply = Box<dyn FnOnce(Outcome) + Send>;
 
 enum Command {
-    Write(Write, Reply),
+    Write(Write, Reply, Ticket),
     Close,
+}
+
+/// A submitted change, as long as it waits for its turn.
+#[derive(Debug, Clone, Default)]
+pub struct Ticket(Arc<AtomicBool>);
+
+impl Ticket {
+    /// Takes the change back: it will not be made, and its reply is not called. False: it is too late, the change is being made or has
+    /// been answered.
+    pub fn take_back(&self) -> bool {
+        self.take()
+    }
+
+    /// For the first who takes it.
+    fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
 }
 
 /// Counters for `/metrics`.
@@ -43,8 +66,6 @@ pub struct Counters {
     pub changes: AtomicU64,
     /// Changes acknowledged from memory.
     pub volatile: AtomicU64,
-    /// Commits that failed.
-    pub failures: AtomicU64,
     /// Microseconds spent in commits.
     pub commit_micros: AtomicU64,
 }
@@ -54,6 +75,7 @@ pub struct Counters {
 pub struct Writer {
     queue: SyncSender<Command>,
     pub counters: Arc<Counters>,
+    health: Arc<Health>,
     alive: Arc<AtomicBool>,
     ended: Arc<tokio::sync::Notify>,
     thread: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
@@ -64,24 +86,40 @@ impl Writer {
     pub fn start(mut store: Box<dyn Store>) -> Result<(Writer, Arc<Memory>), StoreError> {
         let mut records = Vec::new();
         let marks = store.load(&mut |record| records.push(record))?;
-        let restored = restore(marks, records).map_err(|message| StoreError { message })?;
+        let restored =
+            restore(marks, records).map_err(|message| StoreError::certain(Sort::Damaged, message))?;
         for record in &restored.unserved {
             log::warn!("store holds {record}, a kind that is not served: kept, not shown");
         }
-        store.commit(&[], Some(restored.reserve))?;
+        let health = Arc::new(Health::default());
+        let mut order = restored.order;
+        if let Err(error) = store.commit_from_reserve(&[], Some(restored.reserve)) {
+            log::error!("{error}; {}", error.sort.consequence());
+            health.failed(&error, false);
+            order = order.unreserved();
+        } else if let Some(error) = store.unwritable() {
+            health.failed(error, false);
+        }
         let memory = Arc::new(Memory::new(restored.index));
-        Ok((Writer::spawn(store, memory.clone(), restored.order), memory))
+        Ok((Writer::spawn(store, memory.clone(), order, health), memory))
     }
 
-    fn spawn(store: Box<dyn Store>, memory: Arc<Memory>, order: Order) -> Writer {
+    fn spawn(store: Box<dyn Store>, memory: Arc<Memory>, order: Order, health: Arc<Health>) -> Writer {
         let (queue, commands) = sync_channel(QUEUE);
         let counters = Arc::new(Counters::default());
         let alive = Arc::new(AtomicBool::new(true));
         let ended = Arc::new(tokio::sync::Notify::new());
         let guard = EndGuard { alive: alive.clone(), ended: ended.clone() };
         let names = KINDS.iter().map(|kind| kind.resource_name()).collect();
-        let counted = counters.clone();
-        let mut worker = Worker { store, memory, counters: counted, order, names, flush_at: None };
+        let mut worker = Worker {
+            store,
+            memory,
+            counters: counters.clone(),
+            health: health.clone(),
+            order,
+            names,
+            flush_at: None,
+        };
         let thread = std::thread::Builder::new()
             .name("store".to_owned())
             .spawn(move || {
@@ -89,19 +127,32 @@ impl Writer {
                 worker.run(&commands);
             })
             .expect("a process that just started can start one thread");
-        Writer { queue, counters, alive, ended, thread: std::sync::Mutex::new(Some(thread)) }
+        Writer { queue, counters, health, alive, ended, thread: std::sync::Mutex::new(Some(thread)) }
     }
 
-    /// Hands a change to the thread. `reply` is called in every case.
-    pub fn submit(&self, write: Write, reply: Reply) {
-        let (command, error) = match self.queue.try_send(Command::Write(write, reply)) {
-            Ok(()) => return,
+    /// Hands a change to the thread. `reply` is called in every case, unless the change is taken back.
+    pub fn submit(&self, write: Write, reply: Reply) -> Ticket {
+        let ticket = Ticket::default();
+        // the thread looks closer: an object that is being deleted may be changed in many ways
+        let refused = self.health.refusal(may_free_room(&write)).filter(|_| !write.volatile);
+        if let Some(refused) = refused {
+            reply(Err(refused));
+            return ticket;
+        }
+        let (command, error) = match self.queue.try_send(Command::Write(write, reply, ticket.clone())) {
+            Ok(()) => return ticket,
             Err(TrySendError::Full(command)) => (command, WriteError::Busy),
             Err(TrySendError::Disconnected(command)) => (command, WriteError::Closed),
         };
-        if let Command::Write(_, reply) = command {
+        if let Command::Write(_, reply, _) = command {
             reply(Err(error));
         }
+        ticket
+    }
+
+    /// Whether changes can be made durable, and since when a commit is under way.
+    pub fn health(&self) -> &Arc<Health> {
+        &self.health
     }
 
     /// Whether the thread still runs.
@@ -142,10 +193,19 @@ impl Drop for EndGuard {
     }
 }
 
+/// A staged change that waits for its commit.
+struct Waiting {
+    reply: Reply,
+    object: Arc<Object>,
+    /// The change itself if it frees room: it is tried again without the others when there is none.
+    frees: Option<Write>,
+}
+
 struct Worker {
     store: Box<dyn Store>,
     memory: Arc<Memory>,
     counters: Arc<Counters>,
+    health: Arc<Health>,
     order: Order,
     /// Resource names of [`KINDS`].
     names: Vec<String>,
@@ -169,15 +229,18 @@ impl Worker {
                     Err(_) => break,
                 }
             }
+            if self.health.retry_at().is_some_and(|at| at <= Instant::now()) {
+                self.probe();
+            }
             self.process(batch);
-            if closing {
+            if closing || self.health.end().is_some() {
                 return self.close(commands);
             }
         }
     }
 
     fn wait(&self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
-        match self.flush_at {
+        match self.flush_at.into_iter().chain(self.health.retry_at()).min() {
             None => commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(at) => commands.recv_timeout(at.saturating_duration_since(Instant::now())),
         }
@@ -186,9 +249,17 @@ impl Worker {
     fn close(&mut self, commands: &Receiver<Command>) {
         let rest = std::iter::from_fn(|| commands.try_recv().ok());
         for command in rest.collect::<Vec<_>>() {
-            if let Command::Write(_, reply) = command {
+            if let Command::Write(_, reply, ticket) = command
+                && ticket.take()
+            {
                 reply(Err(WriteError::Closed));
             }
+        }
+        if self.health.end().is_some() {
+            return;
+        }
+        if self.health.is_failing() {
+            self.probe();
         }
         if self.order.unsaved() > 0 {
             self.commit(Batch::default(), Vec::new(), true);
@@ -201,23 +272,53 @@ impl Worker {
     }
 
     fn process(&mut self, writes: Vec<(Write, Reply)>) {
-        let mut batch = Batch::default();
-        let mut replies = Vec::new();
         // renewals first: they wait for nothing
         let (volatile, durable): (Vec<_>, Vec<_>) = writes.into_iter().partition(|(write, _)| write.volatile);
         for (write, reply) in volatile {
             reply(self.renew(write));
         }
-        for (write, reply) in durable {
+        let mut durable = durable.into_iter();
+        loop {
+            let (batch, waiting) = self.stage(&mut durable);
+            let due = self.flush_at.is_some_and(|at| at <= Instant::now());
+            self.commit(batch, waiting, due);
+            if durable.len() == 0 {
+                return;
+            }
+        }
+    }
+
+    /// The content of one commit. Answers the changes that cannot be made.
+    fn stage(&mut self, writes: &mut std::vec::IntoIter<(Write, Reply)>) -> (Batch, Vec<Waiting>) {
+        let (mut batch, mut waiting, mut bytes) = (Batch::default(), Vec::new(), 0);
+        while bytes < BATCH_BYTES
+            && let Some((write, reply)) = writes.next()
+        {
             // staged first: the index is not locked while an answer is given
-            let staged = self.order.stage(&self.memory.read(), &mut batch, write);
-            match staged {
-                Ok(object) => replies.push((reply, object)),
+            match self.stage_one(&mut batch, write) {
+                Ok((object, frees)) => {
+                    bytes += object.json.len();
+                    waiting.push(Waiting { reply, object, frees });
+                }
                 Err(error) => reply(Err(error)),
             }
         }
-        let due = self.flush_at.is_some_and(|at| at <= Instant::now());
-        self.commit(batch, replies, due);
+        (batch, waiting)
+    }
+
+    fn stage_one(
+        &mut self,
+        batch: &mut Batch,
+        write: Write,
+    ) -> Result<(Arc<Object>, Option<Write>), WriteError> {
+        let index = self.memory.read();
+        let frees = may_free_room(&write)
+            && frees_room(&write, index.get(write.kind, &write.namespace, &write.name).as_deref());
+        if let Some(refused) = self.health.refusal(frees) {
+            return Err(refused);
+        }
+        let again = frees.then(|| write.clone());
+        Ok((self.order.stage(&index, batch, write)?, again))
     }
 
     fn renew(&mut self, write: Write) -> Outcome {
@@ -230,44 +331,139 @@ impl Worker {
     }
 
     /// Makes a batch durable and publishes it, with all renewals that are only in memory if they are `due`; then answers.
-    fn commit(&mut self, batch: Batch, replies: Vec<(Reply, Arc<Object>)>, due: bool) {
+    fn commit(&mut self, batch: Batch, waiting: Vec<Waiting>, due: bool) {
+        if batch.is_empty() && self.health.is_failing() {
+            // renewals stay in memory until a probe has succeeded
+            self.postpone_flush(due);
+            return;
+        }
+        let due = due && !self.health.is_failing();
         let Some(commit) = self.order.commit(&self.memory.read(), batch, due) else { return };
-        let changes = commit.changes(&self.names);
-        let started = Instant::now();
-        let outcome = self.store.commit(&changes, commit.reserve);
-        let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.counters.commit_micros.fetch_add(micros, Ordering::Relaxed);
-        match outcome {
+        let freeing = !waiting.is_empty() && waiting.iter().all(|waiting| waiting.frees.is_some());
+        match self.make_durable(&commit, freeing) {
             Ok(()) => {
-                self.counters.commits.fetch_add(1, Ordering::Relaxed);
-                self.counters.changes.fetch_add(changes.len() as u64, Ordering::Relaxed);
                 if due {
                     self.flush_at = None;
                 }
                 self.memory.publish(self.order.committed(commit));
-                for (reply, object) in replies {
+                for Waiting { reply, object, .. } in waiting {
                     reply(Ok(object));
                 }
+                self.tidy();
             }
             Err(error) => {
-                self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                let (refused, waiting) = (replies.len(), self.order.unsaved());
-                log::error!("{error}; {refused} changes refused, {waiting} renewals wait");
-                if due {
-                    self.flush_at = Some(Instant::now() + FLUSH_RETRY);
-                }
-                for (reply, _) in replies {
-                    reply(Err(WriteError::Failed(error.message.clone())));
-                }
+                self.postpone_flush(due);
+                self.failed(&error, waiting, freeing);
             }
         }
+    }
+
+    fn make_durable(&mut self, commit: &Commit, freeing: bool) -> Result<(), StoreError> {
+        let changes = commit.changes(&self.names);
+        let started = Instant::now();
+        let busy = self.health.busy();
+        let outcome = match freeing {
+            true => self.store.commit_from_reserve(&changes, commit.reserve),
+            false => self.store.commit(&changes, commit.reserve),
+        };
+        drop(busy);
+        let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.counters.commit_micros.fetch_add(micros, Ordering::Relaxed);
+        if outcome.is_ok() {
+            self.counters.commits.fetch_add(1, Ordering::Relaxed);
+            self.counters.changes.fetch_add(changes.len() as u64, Ordering::Relaxed);
+        }
+        outcome
+    }
+
+    fn postpone_flush(&mut self, due: bool) {
+        if due {
+            self.flush_at = Some(Instant::now() + FLUSH_RETRY);
+        }
+    }
+
+    /// Answers the changes of a commit that failed. Those that free room are tried once without the others.
+    fn failed(&mut self, error: &StoreError, waiting: Vec<Waiting>, freeing: bool) {
+        self.note(error, freeing, waiting.len());
+        let again = error.sort == Sort::Full && !freeing;
+        let (mut batch, mut retried) = (Batch::default(), Vec::new());
+        for Waiting { reply, frees, .. } in waiting {
+            let answer = match frees.filter(|_| again) {
+                None => Err(answer_to(error)),
+                Some(write) => self.stage_one(&mut batch, write),
+            };
+            match answer {
+                Ok((object, frees)) => retried.push(Waiting { reply, object, frees }),
+                Err(error) => reply(Err(error)),
+            }
+        }
+        if !retried.is_empty() {
+            self.commit(batch, retried, false);
+        }
+    }
+
+    /// What has failed, for those who come next, and for the log.
+    fn note(&self, error: &StoreError, freeing: bool, changes: usize) {
+        self.health.failed(error, freeing);
+        let made = if error.uncertain { "may or may not have been made" } else { "were not made" };
+        log::error!("{error}; {changes} changes {made}; {}", error.sort.consequence());
+        if error.sort == Sort::Flush {
+            self.health.ends(error.message.clone());
+        }
+    }
+
+    /// What no acknowledgement waits for. A failure stops further changes, and takes nothing back.
+    fn tidy(&mut self) {
+        let busy = self.health.busy();
+        let outcome = self.store.tidy();
+        drop(busy);
+        if let Err(error) = outcome {
+            self.note(&error, false, 0);
+        }
+    }
+
+    /// After the pause that follows a failure: whether the store takes changes again.
+    fn probe(&mut self) {
+        let health = self.health.clone();
+        let busy = health.busy();
+        let outcome = self.try_again();
+        drop(busy);
+        match outcome {
+            Ok(()) => health.works(),
+            Err(error) => self.note(&error, false, 0),
+        }
+    }
+
+    fn try_again(&mut self) -> Result<(), StoreError> {
+        self.store.probe()?;
+        // a start on a disk that took no writes could reserve nothing
+        let commit = self.order.commit(&self.memory.read(), Batch::default(), false);
+        if let Some(commit) = commit {
+            self.store.commit(&[], commit.reserve)?;
+            self.order.committed(commit);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a change may turn out to free room, from itself alone.
+fn may_free_room(write: &Write) -> bool {
+    write.new.as_ref().is_none_or(|new| new["metadata"]["deletionTimestamp"].is_string())
+}
+
+fn answer_to(error: &StoreError) -> WriteError {
+    match error.uncertain {
+        true => WriteError::Uncertain(error.message.clone()),
+        false => WriteError::Failed(error.message.clone()),
     }
 }
 
 fn take(command: Command, batch: &mut Vec<(Write, Reply)>) -> bool {
     match command {
-        Command::Write(write, reply) => {
-            batch.push((write, reply));
+        Command::Write(write, reply, ticket) => {
+            if ticket.take() {
+                batch.push((write, reply));
+            }
             false
         }
         Command::Close => true,
@@ -282,40 +478,67 @@ mod tests {
     use kedge_hub_core::state::{Expect, RESERVE};
     use serde_json::{Value, json};
     use std::collections::HashMap;
-    use std::sync::{Mutex, mpsc};
+    use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
 
     /// A store in memory that can be made to fail; shared, so that it can be opened again.
     #[derive(Clone, Default)]
-    struct Fake(Arc<Mutex<Disk>>);
+    struct Fake(Arc<(Mutex<Disk>, Condvar)>);
 
     #[derive(Default)]
     struct Disk {
         objects: HashMap<(String, String, String), (u64, Vec<u8>)>,
         marks: Marks,
         commits: usize,
-        full: bool,
+        /// Commits and probes, also those that failed.
+        tries: usize,
+        fails: Option<StoreError>,
+        /// Room for changes that free some.
+        reserve: bool,
+        /// The store's operations wait while this is set.
+        blocked: bool,
+        waiting: bool,
     }
 
-    impl Store for Fake {
-        fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
-            let disk = self.0.lock().unwrap();
-            for ((resource, namespace, name), (revision, json)) in &disk.objects {
-                each(Record {
-                    resource: resource.clone(),
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                    revision: *revision,
-                    json: json.clone(),
-                });
+    impl Fake {
+        /// One operation of the store.
+        fn turn(&self, from_reserve: bool) -> Result<MutexGuard<'_, Disk>, StoreError> {
+            let (disk, changed) = (&self.0.0, &self.0.1);
+            let mut disk = disk.lock().unwrap();
+            disk.tries += 1;
+            disk.waiting = true;
+            changed.notify_all();
+            disk = changed.wait_while(disk, |disk| disk.blocked).unwrap();
+            disk.waiting = false;
+            match &disk.fails {
+                Some(_) if from_reserve && disk.reserve => Ok(disk),
+                Some(error) => Err(error.clone()),
+                None => Ok(disk),
             }
-            Ok(disk.marks)
         }
 
-        fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
-            let mut disk = self.0.lock().unwrap();
-            if disk.full {
-                return Err(StoreError { message: "disk full".to_owned() });
-            }
+        fn disk(&self) -> MutexGuard<'_, Disk> {
+            self.0.0.lock().unwrap()
+        }
+
+        fn fail(&self, fails: Option<StoreError>) {
+            self.disk().fails = fails;
+        }
+
+        /// Stops at the next operation.
+        fn block(&self) {
+            self.disk().blocked = true;
+        }
+
+        fn wait_until_it_waits(&self) {
+            drop(self.0.1.wait_while(self.disk(), |disk| !disk.waiting).unwrap());
+        }
+
+        fn go_on(&self) {
+            self.disk().blocked = false;
+            self.0.1.notify_all();
+        }
+
+        fn make(disk: &mut Disk, changes: &[Change<'_>], reserved: Option<u64>) {
             disk.commits += 1;
             for change in changes {
                 match *change {
@@ -331,11 +554,44 @@ mod tests {
             if let Some(reserved) = reserved {
                 disk.marks = Marks { reserved, clean: None };
             }
+        }
+    }
+
+    impl Store for Fake {
+        fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
+            let disk = self.disk();
+            for ((resource, namespace, name), (revision, json)) in &disk.objects {
+                each(Record {
+                    resource: resource.clone(),
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                    revision: *revision,
+                    json: json.clone(),
+                });
+            }
+            Ok(disk.marks)
+        }
+
+        fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+            Fake::make(&mut *self.turn(false)?, changes, reserved);
             Ok(())
         }
 
+        fn commit_from_reserve(
+            &mut self,
+            changes: &[Change<'_>],
+            reserved: Option<u64>,
+        ) -> Result<(), StoreError> {
+            Fake::make(&mut *self.turn(true)?, changes, reserved);
+            Ok(())
+        }
+
+        fn probe(&mut self) -> Result<(), StoreError> {
+            self.turn(false).map(|_| ())
+        }
+
         fn close(&mut self, revision: u64) -> Result<(), StoreError> {
-            self.0.lock().unwrap().marks.clean = Some(revision);
+            self.disk().marks.clean = Some(revision);
             Ok(())
         }
     }
@@ -364,14 +620,15 @@ mod tests {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
         let first = write(&writer, &NODE, "a", Expect::Absent, object("a"), false).unwrap();
-        assert_eq!(disk.0.lock().unwrap().objects.len(), 1);
+        assert_eq!(disk.disk().objects.len(), 1);
         assert_eq!(first.value()["metadata"]["resourceVersion"], first.revision.to_string());
         // a crash: the thread ends without closing, its disk stays
         let (objects, marks) = {
-            let disk = disk.0.lock().unwrap();
+            let disk = disk.disk();
             (disk.objects.clone(), disk.marks)
         };
-        let crashed = Fake(Arc::new(Mutex::new(Disk { objects, marks, ..Disk::default() })));
+        let crashed = Fake::default();
+        *crashed.disk() = Disk { objects, marks, ..Disk::default() };
         let (again, memory) = Writer::start(Box::new(crashed)).unwrap();
         assert!(memory.revision() >= first.revision + RESERVE - 1);
         let second = write(&again, &NODE, "a", Expect::Revision(first.revision), object("a"), false).unwrap();
@@ -412,14 +669,14 @@ mod tests {
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
         let made = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
         let mut lease = made.clone();
-        let commits = disk.0.lock().unwrap().commits;
+        let commits = disk.disk().commits;
         for _ in 0..5 {
             lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
         }
-        assert_eq!(disk.0.lock().unwrap().commits, commits);
+        assert_eq!(disk.disk().commits, commits);
         assert_eq!(memory.revision(), lease.revision);
         write(&writer, &NODE, "n", Expect::Absent, object("n"), false).unwrap();
-        let stored = || disk.0.lock().unwrap().objects.values().map(|(revision, _)| *revision).min();
+        let stored = || disk.disk().objects.values().map(|(revision, _)| *revision).min();
         assert_eq!(stored(), Some(made.revision));
         writer.close();
         assert_eq!(stored(), Some(lease.revision));
@@ -438,26 +695,168 @@ mod tests {
         let other = write(&writer, &LEASE, "m", Expect::Revision(other.revision), object("m"), true).unwrap();
         write(&writer, &LEASE, "m", Expect::Revision(other.revision), None, false).unwrap();
         writer.close();
-        let disk = disk.0.lock().unwrap();
+        let disk = disk.disk();
         let mut stored: Vec<_> =
             disk.objects.iter().map(|(place, (revision, _))| (&*place.2, *revision)).collect();
         stored.sort_unstable();
         assert_eq!(stored, [("l", changed.revision), ("n", changed.revision + 1)]);
     }
 
+    fn fault(sort: Sort) -> Option<StoreError> {
+        Some(StoreError::certain(sort, "at fault"))
+    }
+
+    /// Asks for a change until the store takes it; how often it was refused without a try.
+    fn write_when_possible(writer: &Writer, name: &str) -> usize {
+        let mut refused = 0;
+        loop {
+            match write(writer, &NODE, name, Expect::Absent, object(name), false) {
+                Ok(_) => return refused,
+                Err(WriteError::Refused(refusal)) => assert!(refusal.retry_after >= Duration::from_secs(1)),
+                Err(other) => panic!("{other:?}"),
+            }
+            refused += 1;
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn full_disk_refuses_changes_but_renewals_continue() {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
-        let lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
-        disk.0.lock().unwrap().full = true;
+        let mut lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
+        disk.fail(fault(Sort::Full));
+        let tries = disk.disk().tries;
         let refused = write(&writer, &NODE, "n", Expect::Absent, object("n"), false);
-        assert!(matches!(refused, Err(WriteError::Failed(why)) if why == "disk full"));
+        assert!(matches!(refused, Err(WriteError::Failed(why)) if why == "at fault"));
         assert_eq!(memory.count(&NODE), 0);
-        write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
-        disk.0.lock().unwrap().full = false;
-        let node = write(&writer, &NODE, "n", Expect::Absent, object("n"), false).unwrap();
-        assert!(node.revision > lease.revision);
+        for _ in 0..1000 {
+            let refused = write(&writer, &NODE, "n", Expect::Absent, object("n"), false);
+            assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
+            lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
+        }
+        let tried = disk.disk().tries - tries;
+        // one a second, however many ask; the machine may have been slow
+        assert!(tried <= 10, "{tried} tries for 1001 changes and 1000 renewals");
+        assert!(writer.health().failing().is_some_and(|(failing, _)| failing.sort == Sort::Full));
+        disk.fail(None);
+        write_when_possible(&writer, "n");
+        assert!(memory.get(&NODE, "", "n").unwrap().revision > lease.revision);
+        assert!(writer.health().failing().is_none());
+    }
+
+    #[test]
+    fn deletions_use_the_reserve_also_beside_other_changes() {
+        let disk = Fake::default();
+        let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        let made = |name| write(&writer, &NODE, name, Expect::Absent, object(name), false).unwrap().revision;
+        let (a, b, c) = (made("a"), made("b"), made("c"));
+        {
+            let mut disk = disk.disk();
+            (disk.fails, disk.reserve, disk.blocked) = (fault(Sort::Full), true, true);
+        }
+        let (answer, answers) = mpsc::channel();
+        let submit = |name: &'static str, expect, new: Option<Value>| {
+            let answer = answer.clone();
+            let (namespace, kind) = (String::new(), &NODE);
+            let write = Write {
+                kind,
+                namespace,
+                name: name.to_owned(),
+                expect,
+                requires: Vec::new(),
+                new,
+                volatile: false,
+            };
+            writer.submit(write, Box::new(move |outcome| answer.send((name, outcome.is_ok())).unwrap()));
+        };
+        submit("first", Expect::Absent, object("first"));
+        disk.wait_until_it_waits();
+        // these two are one batch after it
+        submit("a", Expect::Revision(a), None);
+        submit("second", Expect::Absent, object("second"));
+        disk.go_on();
+        let mut answered: Vec<_> = answers.iter().take(3).collect();
+        answered.sort_unstable();
+        assert_eq!(answered, [("a", true), ("first", false), ("second", false)]);
+        let ending = json!({"metadata": {"name": "b", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
+        write(&writer, &NODE, "b", Expect::Revision(b), Some(ending.clone()), false).unwrap();
+        let mut grown = ending;
+        grown["metadata"]["annotations"] = json!({"x": "x".repeat(100_000)});
+        grown["metadata"]["name"] = "c".into();
+        let refused = write(&writer, &NODE, "c", Expect::Revision(c), Some(grown), false);
+        assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
+        assert_eq!(memory.count(&NODE), 2);
+        // without a reserve deletions pause, too
+        disk.disk().reserve = false;
+        let refused = write(&writer, &NODE, "c", Expect::Revision(c), None, false);
+        assert!(matches!(&refused, Err(WriteError::Failed(_))), "{refused:?}");
+        let refused = write(&writer, &NODE, "c", Expect::Revision(c), None, false);
+        assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
+        assert!(memory.get(&NODE, "", "c").is_some());
+    }
+
+    #[test]
+    fn failed_flush_leaves_the_outcome_open_and_ends() {
+        let disk = Fake::default();
+        let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        disk.fail(Some(StoreError { uncertain: true, ..fault(Sort::Flush).unwrap() }));
+        let open = write(&writer, &NODE, "n", Expect::Absent, object("n"), false);
+        assert!(matches!(&open, Err(WriteError::Uncertain(why)) if why == "at fault"), "{open:?}");
+        assert_eq!(memory.count(&NODE), 0);
+        writer.close();
+        assert!(!writer.is_alive());
+        assert_eq!(writer.health().end().as_deref(), Some("at fault"));
+        assert_eq!(disk.disk().marks.clean, None, "a clean close was recorded");
+    }
+
+    #[test]
+    fn change_taken_back_before_its_turn_is_not_made() {
+        let disk = Fake::default();
+        let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        disk.block();
+        let (answer, answers) = mpsc::channel();
+        let submit = |name: &'static str| {
+            let (answer, new, expect) = (answer.clone(), object(name), Expect::Absent);
+            let (namespace, kind) = (String::new(), &NODE);
+            let write = Write {
+                kind,
+                namespace,
+                name: name.to_owned(),
+                expect,
+                requires: Vec::new(),
+                new,
+                volatile: false,
+            };
+            writer.submit(write, Box::new(move |outcome| answer.send((name, outcome.is_ok())).unwrap()))
+        };
+        let first = submit("first");
+        disk.wait_until_it_waits();
+        let (second, _third) = (submit("second"), submit("third"));
+        assert!(!first.take_back(), "it is under way");
+        assert!(second.take_back());
+        assert!(writer.health().oldest_unfinished_commit() > Duration::ZERO);
+        disk.go_on();
+        assert_eq!(answers.iter().take(2).collect::<Vec<_>>(), [("first", true), ("third", true)]);
+        assert!(memory.get(&NODE, "", "second").is_none());
+    }
+
+    #[test]
+    fn start_on_a_failing_disk_serves_reads_and_reserves_later() {
+        let disk = Fake::default();
+        let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
+        let kept = write(&writer, &NODE, "kept", Expect::Absent, object("kept"), false).unwrap();
+        drop(writer);
+        disk.fail(fault(Sort::ReadOnly));
+        let before = disk.disk().marks;
+        let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        assert_eq!(memory.get(&NODE, "", "kept").unwrap().revision, kept.revision);
+        let refused = write(&writer, &NODE, "kept", Expect::Revision(kept.revision), None, false);
+        assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
+        disk.fail(None);
+        write_when_possible(&writer, "new");
+        assert!(disk.disk().marks.reserved > before.reserved, "revisions were handed out unreserved");
+        assert!(memory.get(&NODE, "", "new").unwrap().revision > before.reserved);
     }
 
     #[test]
@@ -468,7 +867,7 @@ mod tests {
         for _ in 0..RESERVE {
             lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
         }
-        assert!(disk.0.lock().unwrap().marks.reserved > lease.revision);
-        assert!(disk.0.lock().unwrap().commits >= 3);
+        assert!(disk.disk().marks.reserved > lease.revision);
+        assert!(disk.disk().commits >= 3);
     }
 }

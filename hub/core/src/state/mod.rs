@@ -6,11 +6,13 @@
 //! Leaves to others: the durable store itself, its thread, locks and channels. A program with one thread may own both parts:
 //! stage a batch of writes, make its commit durable however it likes, then publish what [`Order::committed`] returns.
 
+mod condition;
 mod index;
 mod order;
 mod relations;
 mod requires;
 
+pub use condition::{Condition, Failing, Refusal, Sort, frees_room};
 pub use index::{Changed, Index, MAX_WATCHES, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use order::{
     Batch, Change, Commit, Expect, FLUSH, MAX_OBJECT_BYTES, Marks, Order, RESERVE, Record, Restored, Write,

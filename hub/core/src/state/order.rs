@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::condition::Refusal;
 use super::index::{Changed, Index, Sink};
 use super::requires::{Charges, Require, judge};
 use crate::kinds::{KINDS, Kind, index_of};
@@ -97,10 +98,16 @@ pub enum WriteError {
     TooLarge,
     /// The store could not make it durable; nothing changed.
     Failed(String),
+    /// It was not tried, because changes before it failed; nothing changed.
+    Refused(Refusal),
+    /// The store failed while it made it durable: it may or may not be found after the next start.
+    Uncertain(String),
     /// Too many changes wait.
     Busy,
     /// The disk took too long; the change may still be made.
     TimedOut,
+    /// The disk took too long with the changes before it; this one was taken back and is not made.
+    TakenBack,
     /// The writer has ended.
     Closed,
 }
@@ -187,6 +194,12 @@ pub struct Order {
 }
 
 impl Order {
+    /// Of a start whose reservation could not be made durable: no revision is handed out before a commit has made one.
+    #[must_use]
+    pub fn unreserved(self) -> Order {
+        Order { reserved: self.revision, ..self }
+    }
+
     /// The last revision that was handed out.
     pub fn revision(&self) -> u64 {
         self.revision

@@ -1,0 +1,196 @@
+//! The store of a data directory, also on a disk that takes no writes: full, read-only, or failing.
+//!
+//! Always holds: a hub whose store can be read starts and serves it; on such a disk nothing is written, and nothing beside the store is
+//! needed. The store is opened for writing by [`Store::probe`] as soon as the disk lets it, without a restart, if it is still what was
+//! read. Left to others: when to probe (`writer`), the file itself (`sqlite`).
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rusqlite::Connection;
+
+use super::reserve::Reserve;
+use super::sqlite::{self, Sqlite, failed};
+use super::{Change, Marks, OpenError, Record, Sort, Store, StoreError};
+
+/// See the module.
+#[derive(Debug)]
+pub struct DiskStore {
+    directory: PathBuf,
+    lock: Arc<File>,
+    pages: i64,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Open {
+        store: Box<Sqlite>,
+        /// The reserve had to be given up to open it.
+        short: Option<StoreError>,
+    },
+    /// The disk takes no writes.
+    Waiting {
+        why: StoreError,
+        /// Until everything was read once.
+        reader: Option<Connection>,
+        read: Content,
+    },
+}
+
+/// What tells two states of a store apart: objects, the sum of their revisions, marks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Content {
+    objects: u64,
+    revisions: u64,
+    marks: Marks,
+}
+
+impl Content {
+    fn count(&mut self, record: &Record) {
+        self.objects += 1;
+        self.revisions = self.revisions.wrapping_add(record.revision);
+    }
+}
+
+impl DiskStore {
+    /// Takes the directory's lock and opens the store in it; for reading, if the disk takes no writes.
+    ///
+    /// # Errors
+    /// Another process has the directory, the store is damaged or cannot be read, or there is none and the disk takes no writes.
+    pub fn open(directory: &Path) -> Result<DiskStore, OpenError> {
+        let lock = Arc::new(sqlite::lock(directory)?);
+        DiskStore::open_locked(lock, directory, sqlite::limit_pages())
+    }
+
+    fn open_locked(lock: Arc<File>, directory: &Path, pages: i64) -> Result<DiskStore, OpenError> {
+        let open = || Sqlite::open_locked(lock.clone(), directory, pages);
+        let (mut opened, mut short) = (open(), None);
+        if let Err(error) = &opened
+            && let Some(fault) = error.disk_fault().filter(|fault| fault.sort == Sort::Full)
+            && Reserve::of(directory).give_up().unwrap_or(false)
+        {
+            log::warn!("{fault}; gave up the reserve to open the store");
+            (opened, short) = (open(), Some(fault));
+        }
+        let state = match opened {
+            Ok(store) => {
+                let short = short.filter(|_| !store.has_reserve());
+                State::Open { store: Box::new(store), short }
+            }
+            Err(error) => wait(directory, error)?,
+        };
+        Ok(DiskStore { directory: directory.to_owned(), lock, pages, state })
+    }
+
+    /// Opens it for writing, if it is what was read.
+    fn open_again(&mut self, expect: Content) -> Result<(), StoreError> {
+        let opened = Sqlite::open_locked(self.lock.clone(), &self.directory, self.pages);
+        let mut store = opened.map_err(|error| {
+            error.disk_fault().unwrap_or_else(|| StoreError::certain(Sort::Damaged, error.to_string()))
+        })?;
+        let mut found = Content::default();
+        found.marks = store.load(&mut |record| found.count(&record))?;
+        if found != expect {
+            let message = format!(
+                "the store in {} was changed while the disk took no writes: start the hub again",
+                self.directory.display()
+            );
+            return Err(StoreError::certain(Sort::Damaged, message));
+        }
+        self.state = State::Open { store: Box::new(store), short: None };
+        Ok(())
+    }
+}
+
+/// The state of a store that could only be read.
+fn wait(directory: &Path, error: OpenError) -> Result<State, OpenError> {
+    let Some(why) = error.disk_fault() else { return Err(error) };
+    let path = directory.join("state.db");
+    if !std::fs::metadata(&path).is_ok_and(|file| file.len() > 0) {
+        // a first start has nothing to serve
+        return Err(error);
+    }
+    let reader = sqlite::open_reading(&path)?;
+    log::error!("{why}; starting without writes: reads and renewals are served, changes are refused");
+    Ok(State::Waiting { why, reader: Some(reader), read: Content::default() })
+}
+
+/// Nothing of this process depends on a flush while the store is not open for writing.
+fn harmless(mut error: StoreError) -> StoreError {
+    if error.sort == Sort::Flush {
+        error.sort = Sort::Io;
+    }
+    error.uncertain = false;
+    error
+}
+
+impl Store for DiskStore {
+    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
+        match &mut self.state {
+            State::Open { store, .. } => store.load(each),
+            State::Waiting { reader, read, why } => {
+                let Some(connection) = reader.take() else { return Err(harmless(why.clone())) };
+                let path = self.directory.join("state.db");
+                let mut counted = |record: Record| {
+                    read.count(&record);
+                    each(record);
+                };
+                let marks = sqlite::load_all(&connection, &mut counted);
+                read.marks = marks.map_err(|error| failed("read", &path, &error))?;
+                Ok(read.marks)
+            }
+        }
+    }
+
+    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+        match &mut self.state {
+            State::Open { store, .. } => store.commit(changes, reserved),
+            State::Waiting { why, .. } => Err(harmless(why.clone())),
+        }
+    }
+
+    fn commit_from_reserve(
+        &mut self,
+        changes: &[Change<'_>],
+        reserved: Option<u64>,
+    ) -> Result<(), StoreError> {
+        match &mut self.state {
+            State::Open { store, .. } => store.commit_from_reserve(changes, reserved),
+            State::Waiting { why, .. } => Err(harmless(why.clone())),
+        }
+    }
+
+    fn tidy(&mut self) -> Result<(), StoreError> {
+        match &mut self.state {
+            State::Open { store, .. } => store.tidy(),
+            State::Waiting { .. } => Ok(()),
+        }
+    }
+
+    fn probe(&mut self) -> Result<(), StoreError> {
+        if let State::Waiting { read, .. } = self.state {
+            self.open_again(read).map_err(harmless)?;
+        }
+        match &mut self.state {
+            State::Open { store, .. } => store.probe(),
+            State::Waiting { why, .. } => Err(harmless(why.clone())),
+        }
+    }
+
+    fn close(&mut self, revision: u64) -> Result<(), StoreError> {
+        match &mut self.state {
+            State::Open { store, .. } => store.close(revision),
+            // nothing was handed out that it does not know
+            State::Waiting { .. } => Ok(()),
+        }
+    }
+
+    fn unwritable(&self) -> Option<&StoreError> {
+        match &self.state {
+            State::Open { short, .. } => short.as_ref(),
+            State::Waiting { why, .. } => Some(why),
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Whether changes can be made durable now, as requests, /readyz, /metrics and controllers see it while the store's thread is busy
+//! or blocked.
+//!
+//! Owns: the condition of the store behind a lock, the clock for it, when the present commit began, and counters. Always holds:
+//! asking never waits for the disk. Left to others: the rules (`kedge_hub_core::state::Condition`), the thread (`writer`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kedge_hub_core::state::{Condition, Failing, Refusal, Sort, WriteError};
+
+use super::StoreError;
+
+/// A commit that takes longer than this is a stall: new changes are refused at once instead of waiting behind it. Memory cards pause for
+/// a second or two when they erase.
+pub const STALL: Duration = Duration::from_secs(5);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Health {
+    base: Instant,
+    condition: Mutex<Condition>,
+    /// Why the thread ended by itself.
+    ended: Mutex<Option<String>>,
+    /// When the present operation of the store began, in milliseconds since `base`, plus one; 0 without one.
+    busy_since: AtomicU64,
+    failures: [AtomicU64; Sort::ALL.len()],
+    refused: AtomicU64,
+}
+
+impl Default for Health {
+    fn default() -> Health {
+        Health {
+            base: Instant::now(),
+            condition: Mutex::default(),
+            ended: Mutex::default(),
+            busy_since: AtomicU64::new(0),
+            failures: Default::default(),
+            refused: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Marks an operation of the store as begun until it is dropped.
+pub(super) struct Busy<'a>(&'a Health);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy_since.store(0, Ordering::Release);
+    }
+}
+
+impl Health {
+    fn now(&self) -> Duration {
+        self.base.elapsed()
+    }
+
+    fn condition(&self) -> MutexGuard<'_, Condition> {
+        self.condition.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long the oldest commit that is not finished has been under way; zero without one.
+    pub fn oldest_unfinished_commit(&self) -> Duration {
+        match self.busy_since.load(Ordering::Acquire) {
+            0 => Duration::ZERO,
+            since => self.now().saturating_sub(Duration::from_millis(since - 1)),
+        }
+    }
+
+    /// Why no changes are taken, and for how long.
+    pub fn failing(&self) -> Option<(Failing, Duration)> {
+        let failing = self.condition().failing().cloned()?;
+        let since = self.now().saturating_sub(failing.since);
+        Some((failing, since))
+    }
+
+    /// Whether what room there is belongs to deletions.
+    pub fn is_full(&self) -> bool {
+        self.condition().failing().is_some_and(|failing| failing.sort == Sort::Full)
+    }
+
+    /// Failed operations by sort, for `/metrics`.
+    pub fn failures(&self) -> [(Sort, u64); Sort::ALL.len()] {
+        Sort::ALL.map(|sort| (sort, self.failures[sort as usize].load(Ordering::Relaxed)))
+    }
+
+    /// Changes that were refused without being tried.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    /// Why the store's thread ended by itself.
+    pub fn end(&self) -> Option<String> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether a change must not be tried now.
+    pub(super) fn refusal(&self, frees_room: bool) -> Option<WriteError> {
+        let stalled = self.oldest_unfinished_commit();
+        let refusal = if stalled >= STALL {
+            let why = format!("the disk has not finished a commit for {} s", stalled.as_secs());
+            Some(Refusal { why, retry_after: STALL })
+        } else {
+            self.condition().refusal(frees_room, self.now())
+        };
+        refusal.map(|refusal| {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            WriteError::Refused(refusal)
+        })
+    }
+
+    pub(super) fn is_failing(&self) -> bool {
+        self.condition().failing().is_some()
+    }
+
+    /// When the store is to be tried again.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.condition().retry_at().map(|at| self.base + at)
+    }
+
+    pub(super) fn busy(&self) -> Busy<'_> {
+        let millis = u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX - 1);
+        self.busy_since.store(millis + 1, Ordering::Release);
+        Busy(self)
+    }
+
+    /// Counts a failure and begins its pause; `freeing`: of a commit that would only have freed room.
+    pub(super) fn failed(&self, error: &StoreError, freeing: bool) {
+        self.failures[error.sort as usize].fetch_add(1, Ordering::Relaxed);
+        let (now, message) = (self.now(), error.message.clone());
+        if freeing {
+            self.condition().failed_to_free(error.sort, message, now);
+        } else {
+            self.condition().failed(error.sort, message, now);
+        }
+    }
+
+    /// The store takes changes again.
+    pub(super) fn works(&self) {
+        if let Some(failing) = self.condition().works() {
+            let secs = self.now().saturating_sub(failing.since).as_secs();
+            log::info!("the store takes changes again after {secs} s ({})", failing.sort.name());
+        }
+    }
+
+    pub(super) fn ends(&self, why: String) {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+}
