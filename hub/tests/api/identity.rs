@@ -1,10 +1,13 @@
 //! Identities as clients see them: what a credential proves, and for how long.
 
+use kedge_hub_core::kinds::schema::base64_encode;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::{Value, json};
 
 use super::server::Hub;
 use super::{JSON, MAPS, NODES};
 
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 #[test]
@@ -115,4 +118,65 @@ fn node_annotates_only_its_own_reports() {
     let refused = node.patch("merge", &format!("{path}/status"), &taints).expect(403);
     let expect = "nodes \"edge-1\" is forbidden: node \"edge-1\" is not allowed to modify taints";
     assert_eq!(refused["message"], expect);
+}
+
+/// A request for a certificate with this subject, from the given signer.
+fn signing_request(name: &str, user: &str, group: &str, signer: &str) -> Value {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, group);
+    params.distinguished_name.push(DnType::CommonName, user);
+    let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+    let usages = json!(["client auth", "digital signature"]);
+    json!({"metadata": {"name": name}, "spec": {"request": base64_encode(pem.as_bytes()),
+        "signerName": format!("kubernetes.io/{signer}"), "usages": usages}})
+}
+
+#[test]
+fn client_signer_makes_no_node_and_no_administrator() {
+    let hub = Hub::new();
+    let mut node = hub.node("edge-1");
+    for (user, group) in [("system:node:edge-2", "system:nodes"), ("x", "system:masters"), ("system:x", "y")]
+    {
+        let asked = signing_request("r", user, group, "kube-apiserver-client");
+        assert_eq!(node.post(REQUESTS, &asked).code, 403, "{user} {group}");
+        assert_eq!(hub.admin().post(REQUESTS, &asked).code, 403, "{user} {group}");
+    }
+    let other = signing_request("r", "system:node:edge-2", "system:nodes", "kube-apiserver-client-kubelet");
+    assert_eq!(node.post(REQUESTS, &other).code, 403);
+}
+
+#[test]
+fn requests_at_the_same_time_keep_the_limit_of_their_caller() {
+    let hub = Hub::new();
+    let node = hub.node("edge-1");
+    let clients: Vec<_> = (0..24)
+        .map(|number| {
+            let mut client = node.another();
+            let name = format!("r{number}");
+            let asked =
+                signing_request(&name, "system:node:edge-1", "system:nodes", "kube-apiserver-client-kubelet");
+            std::thread::spawn(move || client.post(REQUESTS, &asked).code)
+        })
+        .collect();
+    let codes: Vec<u16> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    let made = codes.iter().filter(|code| **code == 201).count();
+    assert_eq!((made, codes.iter().filter(|code| **code == 403).count()), (16, 8), "{codes:?}");
+    let other = signing_request("o", "system:node:edge-2", "system:nodes", "kube-apiserver-client-kubelet");
+    hub.node("edge-2").post(REQUESTS, &other).expect(201);
+}
+
+#[test]
+fn approval_keeps_conditions_and_metadata() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    admin.post(REQUESTS, &signing_request("r", "jane", "people", "kube-apiserver-client")).expect(201);
+    let condition = json!({"type": "ApprovalPatch", "status": "True", "reason": "e2e"});
+    let patch = json!({"metadata": {"annotations": {"patched": "true"}}, "status": {"conditions": [condition],
+        "certificate": "eA=="}, "spec": {"usages": ["server auth"]}});
+    let patched = admin.patch("merge", &format!("{REQUESTS}/r/approval"), &patch).expect(200);
+    assert_eq!(patched["metadata"]["annotations"]["patched"], "true");
+    assert_eq!(patched["status"]["conditions"][0]["type"], "ApprovalPatch");
+    assert_eq!(patched["status"].get("certificate"), None);
+    assert_eq!(patched["spec"]["usages"], json!(["client auth", "digital signature"]));
 }

@@ -9,7 +9,12 @@ use x509_parser::extensions::ParsedExtension;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer, GeneralName};
 
-use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX};
+use kedge_api::{CLIENT_SIGNER, NODE_GROUP, NODE_SIGNER, NODE_USER_PREFIX};
+
+/// Beginning of the users and groups that have a meaning to the authorizers.
+const SYSTEM_PREFIX: &str = "system:";
+/// Longest user or group: as the longest name of an object.
+const MAX_NAME_BYTES: usize = 253;
 
 /// A parsed request.
 #[derive(Debug)]
@@ -64,9 +69,32 @@ impl Request {
         }
     }
 
+    /// The reason why no approval makes a certificate of this subject for people and programs: names and groups of the system's own,
+    /// administrators and nodes among them, have other ways, and a name must be one that logs and limits can tell from others.
+    pub fn reserved_subject(&self) -> Option<String> {
+        let reserved = |name: &&String| name.starts_with(SYSTEM_PREFIX);
+        if let Some(group) = self.organizations.iter().find(reserved) {
+            return Some(format!("use of {CLIENT_SIGNER} signer with {group} group is not allowed"));
+        }
+        let user = &self.common_name;
+        if reserved(&user) {
+            return Some(format!("use of {CLIENT_SIGNER} signer with user name {user} is not allowed"));
+        }
+        let odd = |name: &String| {
+            name.trim() != name || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control)
+        };
+        [user].into_iter().chain(&self.organizations).find(|name| odd(name)).map(|name| {
+            format!(
+                "the subject has the name {:?}, expected at most {MAX_NAME_BYTES} bytes without control characters, \
+                 and no blank at its ends",
+                kedge_api::excerpt(name)
+            )
+        })
+    }
+
     fn check_client(&self, usages: &[&str]) -> Result<(), String> {
-        if self.organizations.iter().any(|group| group == ADMIN_GROUP) {
-            return Err(format!("use of {CLIENT_SIGNER} signer with {ADMIN_GROUP} group is not allowed"));
+        if let Some(why) = self.reserved_subject() {
+            return Err(why);
         }
         if self.common_name.is_empty() {
             return Err("the subject has no common name, which is the user's name".to_owned());
@@ -169,13 +197,28 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn client_signer_signs_any_name_but_no_administrators() {
+    fn client_signer_signs_names_that_are_not_the_systems() {
         let check = |pem: &str, usages: &[&str], expect| check(CLIENT_SIGNER, pem, usages, expect);
         check(&pem("jane", &["people"], &[]), &["client auth"], Ok(()));
         check(&pem("jane", &[], &[]), FULL, Ok(()));
         let masters =
             "use of kubernetes.io/kube-apiserver-client signer with system:masters group is not allowed";
         check(&pem("jane", &["people", "system:masters"], &[]), FULL, Err(masters));
+        let nodes =
+            "use of kubernetes.io/kube-apiserver-client signer with system:nodes group is not allowed";
+        check(&pem("system:node:b", &["system:nodes"], &[]), FULL, Err(nodes));
+        let node =
+            "use of kubernetes.io/kube-apiserver-client signer with user name system:node:b is not allowed";
+        check(&pem("system:node:b", &[], &[]), FULL, Err(node));
+        check(&pem("system", &["systemic"], &[]), FULL, Ok(()));
+        check(&pem(&"a".repeat(253), &[], &[]), FULL, Ok(()));
+        for odd in [" admin", "admin ", "a\nb", &"a".repeat(254)] {
+            let refused =
+                Request::from_pem(pem(odd, &[], &[]).as_bytes()).unwrap().check(CLIENT_SIGNER, FULL);
+            assert!(refused.unwrap_err().starts_with("the subject has the name"), "{odd:?}");
+            let request = Request::from_pem(pem("jane", &[odd], &[]).as_bytes()).unwrap();
+            assert!(request.check(CLIENT_SIGNER, FULL).is_err(), "{odd:?}");
+        }
         check(
             &pem("jane", &[], &[]),
             &["server auth"],

@@ -3,7 +3,7 @@
 //! The hub writes the requester's identity, never the client. The spec never changes; Approved and Denied are set through the
 //! approval subresource only, the certificate and Failed through status only. Signing is `controllers::certificates`'s.
 
-use kedge_api::{ADMIN_GROUP, CLIENT_SIGNER};
+use kedge_api::CLIENT_SIGNER;
 use serde_json::{Value, json};
 
 use super::kind::{Kind, Selectable};
@@ -62,18 +62,13 @@ pub fn stamp_requester(request: &mut Value, requester: &Identity) {
     }
 }
 
-/// The reason to refuse this subject to any requester: an approval must not create an administrator.
+/// The reason to refuse this subject to any requester: an approval must not create an administrator, nor a name of the system's own.
 pub fn forbidden_subject(request: &Value) -> Option<String> {
     if text(request, &["spec", "signerName"]) != CLIENT_SIGNER {
         return None;
     }
     let body = schema::base64_decode(text(request, &["spec", "request"]))?;
-    let asked = Request::from_pem(&body).ok()?;
-    asked
-        .organizations
-        .iter()
-        .any(|group| group == ADMIN_GROUP)
-        .then(|| format!("use of {CLIENT_SIGNER} signer with {ADMIN_GROUP} group is not allowed"))
+    Request::from_pem(&body).ok()?.reserved_subject()
 }
 
 fn conditions(request: &Value) -> impl Iterator<Item = &Value> {
@@ -117,13 +112,19 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// Restricts an approval to the conditions Approved and Denied.
+/// Restricts an approval to metadata and conditions, as upstream.
 pub fn approved(old: &Value, wanted: &Value, now: &str) -> Value {
-    let mut new = old.clone();
-    let mut list: Vec<Value> = conditions(old).filter(|condition| !is_approval(condition)).cloned().collect();
-    list.extend(conditions(wanted).filter(|condition| is_approval(condition)).cloned());
+    let mut new = wanted.clone();
+    let mut list: Vec<Value> = conditions(wanted).cloned().collect();
     for condition in &mut list {
         stamp(condition, old, now);
+    }
+    for part in ["spec", "status"] {
+        match (old.get(part), new.as_object_mut()) {
+            (Some(kept), Some(new)) => drop(new.insert(part.to_owned(), kept.clone())),
+            (None, Some(new)) => drop(new.remove(part)),
+            (_, None) => {}
+        }
     }
     set_conditions(&mut new, list);
     new
@@ -319,8 +320,11 @@ mod tests {
         wanted["status"] =
             json!({"certificate": "eA==", "conditions": [condition("Approved"), condition("Failed")]});
         let old = request();
+        wanted["metadata"]["annotations"] = json!({"a": "b"});
+        wanted["spec"]["usages"] = json!(["server auth"]);
         let new = approved(&old, &wanted, "2026-01-01T00:00:00Z");
-        assert!(has(&new, "Approved") && !has(&new, "Failed"));
+        assert!(has(&new, "Approved") && has(&new, "Failed"));
+        assert_eq!((&new["metadata"], &new["spec"]), (&wanted["metadata"], &old["spec"]));
         assert!(new["status"].get("certificate").is_none());
         assert!(!text(&conditions(&new).next().unwrap().clone(), &["lastUpdateTime"]).is_empty());
         let status = reported(&old, &wanted, "2026-01-01T00:00:00Z");
@@ -329,10 +333,18 @@ mod tests {
         check(
             &old,
             Some(&new),
-            &["status.conditions: Forbidden: updates may not remove a condition of type \"Approved\""],
+            &["Approved", "Failed"]
+                .map(|sort| {
+                    format!(
+                        "status.conditions: Forbidden: updates may not remove a condition of type {sort:?}"
+                    )
+                })
+                .each_ref()
+                .map(String::as_str),
         );
         let mut both = new.clone();
-        both["status"]["conditions"] = json!([condition("Approved"), condition("Denied")]);
+        both["status"]["conditions"] =
+            json!([condition("Approved"), condition("Denied"), condition("Failed")]);
         check(
             &both,
             Some(&new),
