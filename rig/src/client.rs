@@ -4,7 +4,8 @@
 //! client would not. It reads only what the hub is known to answer: HTTP/1.1 with a length or in chunks.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ const ANSWER_BYTES: usize = 16 * 1024 * 1024;
 #[derive(Clone)]
 pub struct Identity {
     address: SocketAddr,
+    /// Where its connections come from; None: the system chooses.
+    source: Option<Ipv4Addr>,
     config: Arc<ClientConfig>,
 }
 
@@ -74,7 +77,7 @@ impl Identity {
             .with_client_auth_cert(chain, key)
             .map_err(io::Error::other)?;
         let address = address_of(field("server")?.trim_matches('"'))?;
-        Ok(Identity { address, config: Arc::new(config) })
+        Ok(Identity { address, source: None, config: Arc::new(config) })
     }
 
     /// The same identity, for a hub that has moved to another address.
@@ -82,10 +85,15 @@ impl Identity {
         Ok(Identity { address: address_of(url)?, ..self })
     }
 
+    /// The same identity, whose connections come from this address: nodes of a fleet do not share one.
+    pub fn from_address(self, source: Ipv4Addr) -> Identity {
+        Identity { source: Some(source), ..self }
+    }
+
     /// Trusts the authority and has no certificate of its own.
     pub fn anonymous(authority: &[u8], url: &str) -> io::Result<Identity> {
         let config = Arc::new(trusting(authority)?.with_no_client_auth());
-        Ok(Identity { address: address_of(url)?, config })
+        Ok(Identity { address: address_of(url)?, source: None, config })
     }
 
     /// Where the hub listens.
@@ -95,7 +103,10 @@ impl Identity {
 
     /// Opens a connection; the handshake comes with the first request.
     pub fn connect(&self) -> io::Result<Connection> {
-        let socket = TcpStream::connect(self.address)?;
+        let socket = match (self.source, self.address) {
+            (Some(source), SocketAddr::V4(address)) => connected_from(source, address)?,
+            _ => TcpStream::connect(self.address)?,
+        };
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(ANSWER_LIMIT))?;
         let name = ServerName::from(self.address.ip());
@@ -132,6 +143,14 @@ impl Identity {
             Err(status)
         })
     }
+}
+
+fn connected_from(source: Ipv4Addr, address: SocketAddrV4) -> io::Result<TcpStream> {
+    use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn};
+    let socket = socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    socket::bind(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(source, 0)))?;
+    socket::connect(socket.as_raw_fd(), &SockaddrIn::from(address))?;
+    Ok(TcpStream::from(socket))
 }
 
 /// A configuration that trusts this authority (PEM) and no other.

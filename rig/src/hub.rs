@@ -33,12 +33,17 @@ pub struct Hub {
 impl Hub {
     /// Starts a hub whose data, log and credentials are below `dir`. `flags` are added to its command line.
     pub fn start(dir: &Path, flags: &[&str]) -> Result<Hub, RigError> {
+        Hub::start_program(dir, flags, programs::built("kedge-hub")?)
+    }
+
+    /// The same with a program that stands in for `kedge-hub`.
+    pub fn start_program(dir: &Path, flags: &[&str], program: PathBuf) -> Result<Hub, RigError> {
         std::fs::create_dir_all(dir).map_err(RigError::io("create directory", dir))?;
         let data_dir = dir.join("data");
         let kubeconfig = data_dir.join("admin.kubeconfig");
         let mut hub = Hub {
             log: dir.join("log"),
-            program: programs::built("kedge-hub")?,
+            program,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
             address: "127.0.0.1:0".to_owned(),
             babysitter: None,

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod console;
 pub mod demo;
 pub mod error;
+pub mod flags;
 pub mod hub;
 pub mod kubectl;
 pub mod link;

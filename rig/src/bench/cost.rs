@@ -138,7 +138,7 @@ fn stop(mut agent: Agent) -> Result<(), RigError> {
     agent.stop()
 }
 
-fn control(pid: i32, order: &str) -> Result<(), RigError> {
+pub(crate) fn control(pid: i32, order: &str) -> Result<(), RigError> {
     let output = Command::new("callgrind_control")
         .args([order, &pid.to_string()])
         .output()

@@ -3,7 +3,7 @@
 //! Always holds: one administrator's connections over real TLS make the load, from threads of this process on the same machine,
 //! so rates are lower bounds. Every write that counts was answered after it was on disk. Memory is the hub's own, from the kernel.
 
-use std::io::BufRead as _;
+use std::io::{BufRead as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -39,6 +39,8 @@ const START_MS: f64 = 200.0;
 const IDLE_KIB: f64 = 15.0 * 1024.0;
 const FLEET_KIB: f64 = 150.0 * 1024.0;
 const WATCH_KIB: f64 = 22.0;
+/// Nodes differ by their names and little else.
+const GZIP_SHARE: f64 = 0.1;
 
 /// See the module.
 pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
@@ -172,7 +174,45 @@ fn full(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {
             "ms",
             format!("{:.1} MiB over TLS, whole", bytes as f64 / f64::from(1 << 20)),
         ),
+        compressed(&mut connection, &answer.body)?,
     ])
+}
+
+/// The same list for a client that takes gzip.
+fn compressed(connection: &mut Connection, plain: &[u8]) -> Result<Figure, RigError> {
+    let begun = Instant::now();
+    let answer = connection
+        .request("GET", "/api/v1/nodes", "accept-encoding: gzip\r\n", b"")
+        .map_err(io("list the nodes"))?;
+    let took = begun.elapsed().as_secs_f64() * 1000.0;
+    let is_gzip = answer.header("content-encoding") == ["gzip"];
+    let unpacked = if is_gzip { gunzip(&answer.body)? } else { answer.body.clone() };
+    if unpacked != plain {
+        return Err(other("the compressed list is another one"));
+    }
+    let share = answer.body.len() as f64 / plain.len() as f64;
+    let how = format!(
+        "of the plain list, in {took:.0} ms{}",
+        if is_gzip { "" } else { "; the hub did not compress it" }
+    );
+    Ok(Figure::new("hub: list of 5,000 nodes, gzip", share, "times the bytes", how)
+        .with_goal(Goal::AtMost(GZIP_SHARE)))
+}
+
+fn gunzip(bytes: &[u8]) -> Result<Vec<u8>, RigError> {
+    let mut child = Command::new("gzip")
+        .arg("-dc")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(io("run gzip"))?;
+    let (mut input, bytes) = (child.stdin.take().expect("it is piped"), bytes.to_vec());
+    let writer = std::thread::spawn(move || input.write_all(&bytes));
+    let output = child.wait_with_output().map_err(io("run gzip"))?;
+    match writer.join() {
+        Ok(Ok(())) if output.status.success() => Ok(output.stdout),
+        _ => Err(other("the compressed list is no gzip")),
+    }
 }
 
 fn writing(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {

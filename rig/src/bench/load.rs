@@ -16,7 +16,7 @@ use kedge_rig::table::{Figure, Goal};
 
 const NODES: usize = 1000;
 /// Requests under way at once.
-const WORKERS: usize = 16;
+pub(crate) const WORKERS: usize = 16;
 /// Renewals and posts of each node.
 const RENEWALS_EACH: usize = 20;
 const POSTS_EACH: usize = 10;
@@ -30,9 +30,9 @@ const GROWTH_MIB: f64 = 0.1;
 pub(crate) const FLUSHED: Duration = Duration::from_secs(32);
 
 /// One simulated node.
-struct Node {
-    name: String,
-    connection: Connection,
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) connection: Connection,
 }
 
 /// What a load did to the hub.
@@ -147,7 +147,7 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     ])
 }
 
-fn hub_process(setup: &Setup) -> Result<Process, RigError> {
+pub(crate) fn hub_process(setup: &Setup) -> Result<Process, RigError> {
     let pid = setup
         .hub
         .pid()
@@ -156,7 +156,7 @@ fn hub_process(setup: &Setup) -> Result<Process, RigError> {
 }
 
 /// Does the same with each thing on [`WORKERS`] threads; the results are in any order.
-fn each<T: Send + 'static, U: Send + 'static>(
+pub(crate) fn each<T: Send + 'static, U: Send + 'static>(
     things: Vec<T>,
     act: impl Fn(T) -> std::io::Result<U> + Send + Sync + 'static,
 ) -> Result<Vec<U>, RigError> {
@@ -189,7 +189,7 @@ pub(crate) const STRATEGIC: &str =
     "content-type: application/strategic-merge-patch+json\r\nprefer: return=minimal\r\n";
 
 /// Registers Node and Lease as an agent does.
-fn join(name: String, identity: &Identity) -> std::io::Result<Node> {
+pub(crate) fn join(name: String, identity: &Identity) -> std::io::Result<Node> {
     let mut connection = identity.connect()?;
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {
         "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}}});
@@ -201,7 +201,7 @@ fn join(name: String, identity: &Identity) -> std::io::Result<Node> {
     Ok(Node { name, connection })
 }
 
-fn renew(node: &mut Node, time: usize) -> std::io::Result<()> {
+pub(crate) fn renew(node: &mut Node, time: usize) -> std::io::Result<()> {
     let renew_time = format!("2026-11-01T{:02}:{:02}:{:02}.000001Z", time / 3600, time / 60 % 60, time % 60);
     let patch = json!({"spec": {"renewTime": renew_time}});
     node.connection.accepted("PATCH", &format!("{LEASES}/{}", node.name), MERGE, &patch).map(drop)

@@ -8,6 +8,7 @@ mod cost;
 mod fleet;
 mod idle;
 mod load;
+mod nodes;
 mod page;
 mod push;
 mod relay;
@@ -20,11 +21,12 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use kedge_rig::error::RigError;
+use kedge_rig::flags;
 use kedge_rig::programs;
 use kedge_rig::table::{self, Figure, Goal};
 
 const HELP: &str = "\
-kedge-bench [--idle-secs N] [--page FILE --commit COMMIT] [SECTION...]
+kedge-bench [--idle-secs N] [--nodes N] [--page FILE --commit COMMIT] [SECTION...]
 
 Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table; a run of all sections also
 writes it to FILE. Sections, all by default:
@@ -36,13 +38,17 @@ writes it to FILE. Sections, all by default:
   idle    memory, threads, bytes and writes of a settled node (N seconds, 600 by default, and 2 minutes more)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
+  nodes   what a node costs a hub with 100, 1,000 and as many real nodes as descriptors allow
+          (N at most, 10,000 by default); all of them back at once; instructions per renewal
 ";
 
 /// Every section, in the order of the table.
-const SECTIONS: [&str; 8] = ["size", "start", "push", "life", "cost", "idle", "hub", "fleet"];
+const SECTIONS: [&str; 9] = ["size", "start", "push", "life", "cost", "idle", "hub", "fleet", "nodes"];
 
 struct Options {
     idle: Duration,
+    /// Most nodes of the section of that name.
+    nodes: Option<usize>,
     /// The file and the commit that is measured.
     page: Option<(PathBuf, String)>,
     sections: Vec<String>,
@@ -50,24 +56,22 @@ struct Options {
 
 fn options() -> Result<Option<Options>, String> {
     use lexopt::prelude::*;
-    let mut options = Options { idle: Duration::from_secs(600), page: None, sections: Vec::new() };
+    let mut options =
+        Options { idle: Duration::from_secs(600), nodes: None, page: None, sections: Vec::new() };
     let (mut page, mut commit) = (None, "unknown".to_owned());
     let mut parser = lexopt::Parser::from_env();
     while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
         match argument {
             Short('h') | Long("help") => return Ok(None),
             Long("idle-secs") => {
-                let text =
-                    parser.value().and_then(|value| value.string()).map_err(|error| error.to_string())?;
-                let secs =
-                    text.parse().map_err(|_| format!("--idle-secs is {text:?}, expected a whole number"))?;
-                options.idle = Duration::from_secs(secs);
+                options.idle = Duration::from_secs(flags::number("--idle-secs", &mut parser)?)
+            }
+            Long("nodes") => {
+                let nodes: u64 = flags::number("--nodes", &mut parser)?;
+                options.nodes = Some(usize::try_from(nodes).unwrap_or(usize::MAX));
             }
             Long("page") => page = Some(parser.value().map_err(|error| error.to_string())?.into()),
-            Long("commit") => {
-                let value = parser.value().and_then(|value| value.string());
-                commit = value.map_err(|error| error.to_string())?;
-            }
+            Long("commit") => commit = flags::text(&mut parser)?,
             Value(word) if SECTIONS.iter().any(|known| word == *known) => {
                 options.sections.push(word.to_string_lossy().into_owned());
             }
@@ -137,6 +141,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
         "cost" => cost::measure(),
         "idle" => idle::measure(options.idle),
         "fleet" => fleet::measure(),
+        "nodes" => nodes::measure(options.nodes),
         _ => load::measure(),
     }
 }

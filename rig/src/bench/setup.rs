@@ -51,6 +51,20 @@ impl Setup {
     pub(crate) fn open_with(purpose: &str, flags: &[&str]) -> Result<Setup, RigError> {
         let scratch = Scratch::new(purpose).map_err(io("make a temporary directory"))?;
         let hub = Hub::start(&scratch.path().join("hub"), flags)?;
+        Setup::around(hub, scratch)
+    }
+
+    /// A hub under callgrind, which dumps to `callgrind.PID.N` in the scratch directory.
+    pub(crate) fn open_counted(purpose: &str) -> Result<Setup, RigError> {
+        let scratch = Scratch::new(purpose).map_err(io("make a temporary directory"))?;
+        let out = scratch.path().join("callgrind.%p");
+        let command = format!("valgrind --tool=callgrind --callgrind-out-file={}", out.display());
+        let program = wrapper(&scratch.path().join("kedge-hub-counted"), &command, "kedge-hub")?;
+        let hub = Hub::start_program(&scratch.path().join("hub"), &[], program)?;
+        Setup::around(hub, scratch)
+    }
+
+    fn around(hub: Hub, scratch: Scratch) -> Result<Setup, RigError> {
         let path = hub.kubectl().kubeconfig().to_owned();
         let kubeconfig = std::fs::read_to_string(&path).map_err(RigError::io("read", &path))?;
         let admin = Identity::read(&kubeconfig).map_err(io("read the administrator's kubeconfig"))?;
@@ -92,14 +106,18 @@ impl Setup {
 
     /// A program that runs `command`, then `kedge` and its arguments, in place of `kedge`.
     pub(crate) fn wrapper(&self, name: &str, command: &str) -> Result<PathBuf, RigError> {
-        let path = self.scratch.path().join(name);
-        let kedge = programs::built("kedge")?;
-        let text = format!("#!/bin/sh\nexec {command} {} \"$@\"\n", kedge.display());
-        std::fs::write(&path, text).map_err(RigError::io("write", &path))?;
-        let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&path, mode).map_err(RigError::io("make executable", &path))?;
-        Ok(path)
+        wrapper(&self.scratch.path().join(name), command, "kedge")
     }
+}
+
+/// A script at this path that runs `command`, then the program and its arguments.
+fn wrapper(path: &Path, command: &str, program: &str) -> Result<PathBuf, RigError> {
+    let program = programs::built(program)?;
+    let text = format!("#!/bin/sh\nexec {command} {} \"$@\"\n", program.display());
+    std::fs::write(path, text).map_err(RigError::io("write", path))?;
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(path, mode).map_err(RigError::io("make executable", path))?;
+    Ok(path.to_owned())
 }
 
 /// A watch and what it has received.

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use kedge_rig::error::RigError;
-use kedge_rig::{signals, table};
+use kedge_rig::{flags, signals, table};
 
 const HELP: &str = "\
 kedge-soak [--minutes N] [--outage-minutes N] [--seed N]
@@ -61,11 +61,8 @@ impl Options {
 
 fn options() -> Result<Option<Options>, String> {
     use lexopt::prelude::*;
-    let number = |name: &str, text: &str| {
-        text.parse::<u64>().map_err(|_| format!("{name} is {text:?}, expected a whole number"))
-    };
     let mut minutes = match std::env::var("SOAK_MINUTES") {
-        Ok(text) => number("SOAK_MINUTES", &text)?,
+        Ok(text) => flags::parsed("SOAK_MINUTES", &text)?,
         Err(_) => 60,
     };
     let (mut outage, mut seed) = (None, 1);
@@ -76,8 +73,7 @@ fn options() -> Result<Option<Options>, String> {
             Long(name) if ["minutes", "outage-minutes", "seed"].contains(&name) => name.to_owned(),
             other => return Err(other.unexpected().to_string()),
         };
-        let text = parser.value().and_then(|value| value.string()).map_err(|error| error.to_string())?;
-        let value = number(&format!("--{name}"), &text)?;
+        let value = flags::number(&format!("--{name}"), &mut parser)?;
         match name.as_str() {
             "minutes" => minutes = value,
             "seed" => seed = value,

@@ -1,0 +1,316 @@
+//! What one node costs a hub that has few or many: its memory, processor time per renewal, instructions and allocations, and
+//! all nodes coming back at once.
+//!
+//! Always holds: every node has its own certificate, source address, Node and Lease, one connection that renews and one that
+//! watches its own Node, all over real TLS. As many are connected as descriptors allow, [`FLEET`] at most; a figure for more is
+//! marked as extrapolated. Ratios compare stages of one run, so they hold on a busy machine, too.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use kedge_rig::client::{Events, Identity};
+use kedge_rig::error::RigError;
+use kedge_rig::process::Process;
+use kedge_rig::table::{Figure, Goal};
+
+use crate::cost;
+use crate::load::{Node, WORKERS, each, hub_process, join, renew};
+use crate::setup::{Setup, io};
+
+/// The fleet that one hub is built for.
+const FLEET: usize = 10_000;
+/// The first stage: the hub's own memory and tasks weigh no more there than the nodes do.
+const FEW: usize = 100;
+const MANY: usize = 1000;
+/// Descriptors of this process and the hub that are no node's.
+const OTHER_DESCRIPTORS: usize = 256;
+/// A node's: one connection that renews, one that watches.
+const DESCRIPTORS_EACH: usize = 2;
+/// Renewals that a stage measures: enough for 10 ms ticks of processor time to be a small error.
+const RENEWALS: usize = 20_000;
+/// Renewals counted under valgrind, and before it.
+const COUNTED: usize = 500;
+const SETTLE: usize = 100;
+/// Time for the hub to release what connecting took.
+const SETTLED: Duration = Duration::from_secs(3);
+const WITH_WATCH_KIB: f64 = 24.0;
+const WITHOUT_WATCH_KIB: f64 = 10.0;
+const CPU_SECS_PER_1000: f64 = 0.025;
+const ALLOCATIONS: f64 = 20.0;
+/// A cost is flat if a node among the most costs at most this much of what it costs among the fewest: ticks and pages add noise.
+const FLAT: f64 = 1.25;
+
+/// One node, connected.
+struct Connected {
+    identity: Identity,
+    node: Node,
+    _watch: Option<Events>,
+}
+
+/// What a node costs among so many.
+struct Stage {
+    nodes: usize,
+    rss: f64,
+    /// Of the nodes that this stage added.
+    without_watch: f64,
+    with_watch: f64,
+    cpu_secs_per_1000: f64,
+}
+
+/// See the module; `most` is asked for on the command line.
+pub(crate) fn measure(most: Option<usize>) -> Result<Vec<Figure>, RigError> {
+    let allowed = (descriptors()?.saturating_sub(OTHER_DESCRIPTORS)) / DESCRIPTORS_EACH;
+    let most = most.unwrap_or(FLEET).min(allowed).max(1);
+    eprintln!("kedge-bench: nodes: {most} real nodes over TLS; descriptors allow {allowed}");
+    let mut setup = Setup::open_with("bench-nodes", &["--node-monitor-grace-period", "1h"])?;
+    let mut counts = vec![FEW.min(most), MANY.min(most), most];
+    counts.dedup();
+    let (mut nodes, mut stages) = (Vec::new(), Vec::new());
+    let process = hub_process(&setup)?;
+    for count in counts {
+        nodes = stage(&setup, &process, nodes, count, &mut stages)?;
+    }
+    let mut figures = figures(&stages, allowed);
+    figures.extend(storm(&mut setup, nodes)?);
+    figures.extend(renewal()?);
+    Ok(figures)
+}
+
+/// The soft limit of this process; a hub that it starts has the same.
+fn descriptors() -> Result<usize, RigError> {
+    let path = PathBuf::from("/proc/self/limits");
+    let text = std::fs::read_to_string(&path).map_err(RigError::io("read", &path))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
+    Ok(line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(usize::MAX))
+}
+
+/// Connects nodes up to this count and measures what the new ones cost.
+fn stage(
+    setup: &Setup,
+    process: &Process,
+    mut nodes: Vec<Connected>,
+    count: usize,
+    stages: &mut Vec<Stage>,
+) -> Result<Vec<Connected>, RigError> {
+    let new = identities(setup, nodes.len()..count)?;
+    let added = new.len() as f64;
+    // objects and what making them takes come first: this measures connections
+    each(new.clone(), |(name, identity)| join(name, &identity).map(drop))?;
+    let before = settled_rss(process)?;
+    let new = each(new, |(name, identity)| {
+        let connection = identity.connect()?;
+        let mut node = Node { name, connection };
+        renew(&mut node, 0)?;
+        Ok(Connected { identity, node, _watch: None })
+    })?;
+    let renewing = settled_rss(process)?;
+    nodes.extend(each(new, |connected| {
+        let watch = watch(&connected)?;
+        Ok(Connected { _watch: Some(watch), ..connected })
+    })?);
+    let rss = settled_rss(process)?;
+    let times = RENEWALS.div_ceil(count);
+    let cpu = process.cpu_secs()?;
+    let nodes = each(nodes, move |mut connected| {
+        for time in 1..=times {
+            renew(&mut connected.node, time)?;
+        }
+        Ok(connected)
+    })?;
+    stages.push(Stage {
+        nodes: count,
+        rss,
+        without_watch: (renewing - before) / added,
+        with_watch: (rss - before) / added,
+        cpu_secs_per_1000: (process.cpu_secs()? - cpu) * 1000.0 / (times * count) as f64,
+    });
+    Ok(nodes)
+}
+
+fn settled_rss(process: &Process) -> Result<f64, RigError> {
+    std::thread::sleep(SETTLED);
+    Ok(process.memory()?.rss)
+}
+
+fn name(number: usize) -> String {
+    format!("node-{number:05}")
+}
+
+/// Credentials as an operator makes them, one program run each; the n-th node comes from its own loopback address.
+fn identities(setup: &Setup, numbers: std::ops::Range<usize>) -> Result<Vec<(String, Identity)>, RigError> {
+    let made = |number: usize| {
+        let kubeconfig = setup.hub.node_kubeconfig(&name(number))?;
+        let identity = Identity::read(&kubeconfig).map_err(io("read a node's kubeconfig"))?;
+        let [.., high, low] = u32::try_from(number + 1).unwrap_or(u32::MAX).to_be_bytes();
+        Ok::<_, RigError>((name(number), identity.from_address(Ipv4Addr::new(127, 1, high, low))))
+    };
+    let numbers: Vec<usize> = numbers.collect();
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let shares = numbers.chunks(numbers.len().div_ceil(workers).max(1));
+        let threads: Vec<_> = shares
+            .map(|share| {
+                scope.spawn(move || share.iter().map(|number| made(*number)).collect::<Result<Vec<_>, _>>())
+            })
+            .collect();
+        let mut all = Vec::new();
+        for thread in threads {
+            let share =
+                thread.join().map_err(|_| io("make credentials")(std::io::Error::other("panicked")))?;
+            all.extend(share?);
+        }
+        Ok(all)
+    })
+}
+
+/// As an agent watches its own Node.
+fn watch(connected: &Connected) -> std::io::Result<Events> {
+    let path = format!(
+        "/api/v1/nodes?watch=true&omitHeartbeats=true&fieldSelector=metadata.name%3D{}",
+        connected.node.name
+    );
+    let mut events = connected
+        .identity
+        .events(&path)?
+        .map_err(|status| std::io::Error::other(format!("GET {path}: answered {status}")))?;
+    // the Node itself; from then on nothing happens to it
+    events.next()?;
+    Ok(events)
+}
+
+fn figures(stages: &[Stage], allowed: usize) -> Vec<Figure> {
+    let (Some(few), Some(last)) = (stages.first(), stages.last()) else { return Vec::new() };
+    let mut figures = vec![Figure::new(
+        "hub: real nodes connected",
+        last.nodes as f64,
+        "",
+        format!("two TLS connections each, from addresses of their own; descriptors allow {allowed}"),
+    )];
+    for Stage { nodes, without_watch, with_watch, cpu_secs_per_1000, .. } in stages {
+        figures.push(
+            Figure::new(
+                &format!("hub: memory per node, {nodes} nodes"),
+                *with_watch,
+                "KiB",
+                "RSS, one renewing connection and one watch together, beside the objects",
+            )
+            .with_goal(Goal::AtMost(WITH_WATCH_KIB)),
+        );
+        figures.push(
+            Figure::new(
+                &format!("hub: of it without the watch, {nodes} nodes"),
+                *without_watch,
+                "KiB",
+                "RSS, before the watch was opened",
+            )
+            .with_goal(Goal::AtMost(WITHOUT_WATCH_KIB)),
+        );
+        figures.push(
+            Figure::new(
+                &format!("hub: CPU per 1,000 renewals, {nodes} nodes"),
+                *cpu_secs_per_1000,
+                "s",
+                format!("/proc/PID/stat of the hub; {WORKERS} at once, watches open"),
+            )
+            .with_goal(Goal::AtMost(CPU_SECS_PER_1000)),
+        );
+    }
+    if last.nodes > few.nodes {
+        let how = format!("at {} nodes, of what it is at {}", last.nodes, few.nodes);
+        let ratio = last.cpu_secs_per_1000 / few.cpu_secs_per_1000;
+        figures.push(
+            Figure::new("hub: growth of CPU per renewal", ratio, "times", how.clone())
+                .with_goal(Goal::AtMost(FLAT)),
+        );
+        let ratio = last.with_watch / few.with_watch;
+        figures.push(
+            Figure::new("hub: growth of memory per node", ratio, "times", how).with_goal(Goal::AtMost(FLAT)),
+        );
+    }
+    if last.nodes < FLEET {
+        let more = (FLEET - last.nodes) as f64 * last.with_watch;
+        figures.push(Figure::new(
+            "hub: RSS, 10,000 nodes, extrapolated",
+            (last.rss + more) / 1024.0,
+            "MiB",
+            format!(
+                "{:.0} MiB with {}, and the last stage's memory for each more",
+                last.rss / 1024.0,
+                last.nodes
+            ),
+        ));
+    }
+    figures
+}
+
+/// The hub is killed and starts again; every node comes back at once, with a new handshake and a renewal.
+fn storm(setup: &mut Setup, nodes: Vec<Connected>) -> Result<Vec<Figure>, RigError> {
+    let count = nodes.len();
+    let identities: Vec<_> = nodes.into_iter().map(|node| (node.node.name, node.identity)).collect();
+    setup.hub.kill();
+    setup.hub.start_again()?;
+    let process = hub_process(setup)?;
+    let (cpu, begun) = (process.cpu_secs()?, Instant::now());
+    let back = each(identities, |(name, identity)| {
+        let mut tries = 1;
+        loop {
+            let came = identity.connect().and_then(|connection| {
+                let mut node = Node { name: name.clone(), connection };
+                renew(&mut node, COME_BACK)?;
+                Ok(node)
+            });
+            match came {
+                Ok(node) => return Ok((node, tries)),
+                Err(error) if tries == MOST_TRIES => return Err(error),
+                // refused under load: an agent comes back, too
+                Err(_) => tries += 1,
+            }
+        }
+    })?;
+    let (secs, cpu) = (begun.elapsed().as_secs_f64(), process.cpu_secs()? - cpu);
+    let tries: usize = back.iter().map(|(_, tries)| tries).sum();
+    let storm = |what: &str, value: f64, unit, how: String| {
+        Figure::new(&format!("hub: reconnect storm, {what}"), value, unit, how)
+    };
+    Ok(vec![
+        storm(
+            "nodes per second",
+            count as f64 / secs,
+            "/s",
+            format!(
+                "{count} nodes after SIGKILL and a start, {WORKERS} at once, full handshake and a renewal"
+            ),
+        ),
+        storm("CPU per node", cpu * 1000.0 / count as f64, "ms", "/proc/PID/stat of the hub".into()),
+        storm("tries per node", tries as f64 / count as f64, "", "more than 1: the hub refused some".into()),
+    ])
+}
+
+/// The renewal of a node that came back: later than all before.
+const COME_BACK: usize = 40_000;
+/// Tries of a node in a storm.
+const MOST_TRIES: usize = 10;
+
+/// Instructions and allocations of the hub per renewal.
+fn renewal() -> Result<Vec<Figure>, RigError> {
+    let setup = Setup::open_counted("bench-renewal")?;
+    let (node_name, identity) = identities(&setup, 0..1)?.remove(0);
+    let mut node = join(node_name, &identity).map_err(io("join as a node"))?;
+    let pid = setup.hub.pid().ok_or_else(|| io("find the hub's process")(std::io::Error::other("gone")))?;
+    let mut renewals = |mut times: std::ops::Range<usize>| {
+        times.try_for_each(|time| renew(&mut node, time)).map_err(io("renew"))
+    };
+    renewals(0..SETTLE)?;
+    cost::control(pid, "--zero")?;
+    renewals(SETTLE..SETTLE + COUNTED)?;
+    cost::control(pid, "--dump")?;
+    let counted = cost::read(&setup.scratch.path().join(format!("callgrind.{pid}.1")))?;
+    let each = |value: f64| value / COUNTED as f64;
+    let how = "callgrind over 500 renewals of one node, all that the hub does meanwhile";
+    Ok(vec![
+        Figure::new("hub: instructions per renewal", each(counted.instructions), "", how),
+        Figure::new("hub: allocations per renewal", each(counted.allocations), "", how)
+            .with_goal(Goal::AtMost(ALLOCATIONS)),
+    ])
+}
