@@ -57,8 +57,8 @@ fn status_and_reason(view: &View) -> (&'static str, String) {
             if view.in_use.active == Active::Local
                 && let Some(fallback) = view.fallback_obstacle
             {
-                let uid = view.disk.fallback().map(|config| config.uid.clone()).unwrap_or_default();
-                reason = format!("{reason}; {}", obstacle_reason(fallback, "last-known-good", &uid).1);
+                let uid = view.disk.fallback().map_or("unknown", |config| &config.uid);
+                reason = format!("{reason}; {}", obstacle_reason(fallback, "last-known-good", uid).1);
             }
             (status, reason)
         }
