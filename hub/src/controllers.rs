@@ -399,7 +399,10 @@ mod tests {
             let pki =
                 Pki::open(&data_dir, &["localhost".to_owned()], time::OffsetDateTime::now_utc()).unwrap();
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let probe = Probe::new(listener.local_addr().unwrap(), pki.client_config().unwrap());
+            let probe = Probe::new(
+                listener.local_addr().unwrap(),
+                pki.client_config(OffsetDateTime::now_utc()).unwrap(),
+            );
             let tools = Arc::new(Tools { pki: Arc::new(pki), probe });
             let runner = Runner::new(Arc::clone(&hub), tools, Nodes::new(MINIMUM_GRACE));
             Stage { _data_dir: data_dir, hub, runner, listener: Some(listener) }

@@ -97,7 +97,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let (admin_url, node_url) = addresses::urls(&options, address);
     let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
     let tls = pki.server_config().map_err(text)?;
-    let probe = Probe::new(address, pki.client_config().map_err(text)?);
+    let probe = Probe::new(address, pki.client_config(now).map_err(text)?);
     let ca = pki.ca_path();
 
     let pki = Arc::new(pki);

@@ -1,8 +1,9 @@
 //! The hub's request to itself: proof that nodes could have reached it.
 //!
 //! Always holds: it takes the path of a node's request (a new connection, TLS, an HTTP request, an answer), so a stuck
-//! listener, a full connection table or a stuck runtime makes it fail. It proves nothing about the network outside this
-//! machine: a hub that is cut off from its nodes declares them lost, as it should.
+//! listener or a stuck runtime makes it fail. It has an identity of its own, which no limit refuses: other callers, whatever they hold,
+//! cannot make it fail. It proves nothing about the network outside this machine: a hub that is cut off from its nodes declares them
+//! lost, as it should.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,7 +30,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// `listening`: the address the hub listens on, any of the unspecified ones included; `tls`: trusts the hub's CA.
+    /// `listening`: the address the hub listens on, any of the unspecified ones included; `tls`: trusts the hub's CA, and shows the probe's certificate.
     pub fn new(listening: SocketAddr, tls: Arc<rustls::ClientConfig>) -> Probe {
         let mut address = listening;
         match listening.ip() {

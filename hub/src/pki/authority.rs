@@ -48,6 +48,9 @@ pub(super) const ADMIN_LIFE: Duration = Duration::seconds(10 * YEAR.whole_second
 
 /// The user in `admin.kubeconfig`.
 pub const ADMIN_USER: &str = "admin";
+/// The user, and the group, of the hub's probe of itself. It may do what any identity may, and no request for a certificate gets such
+/// a name.
+pub const PROBE_USER: &str = "system:kedge-hub";
 
 /// A certificate with its key. The chain is one long: clients know the CA.
 #[derive(Debug)]
@@ -192,6 +195,11 @@ impl Authority {
     pub(super) fn issue_node(&self, node: &str, now: OffsetDateTime) -> Result<Credential, PkiError> {
         let user = format!("{NODE_USER_PREFIX}{node}");
         self.issue_client("node", &user, NODE_GROUP, expiry(now, NODE_LIFE))
+    }
+
+    /// A client certificate for the hub's probe of itself.
+    pub(super) fn issue_probe(&self, now: OffsetDateTime) -> Result<Credential, PkiError> {
+        self.issue_client("probe", PROBE_USER, PROBE_USER, expiry(now, SERVING_LIFE))
     }
 
     fn issue_client(

@@ -31,7 +31,7 @@ use time::{Duration, OffsetDateTime};
 use authority::{Authority, Credential};
 use durable::Flush;
 
-pub use authority::ADMIN_USER;
+pub use authority::{ADMIN_USER, PROBE_USER};
 pub use error::PkiError;
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
 
@@ -109,16 +109,19 @@ impl Pki {
         Ok(Arc::new(config))
     }
 
-    /// TLS for the hub's requests to itself: no client certificate, only its own CA trusted.
-    pub fn client_config(&self) -> Result<Arc<rustls::ClientConfig>, PkiError> {
+    /// TLS for the hub's requests to itself: the probe's certificate, only its own CA trusted.
+    pub fn client_config(&self, now: OffsetDateTime) -> Result<Arc<rustls::ClientConfig>, PkiError> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.authority.certificate().clone()).map_err(PkiError::Tls)?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(PkiError::Tls)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+            .with_root_certificates(roots);
+        let own = self.authority.issue_probe(now)?;
+        let config = config
+            .with_client_auth_cert(vec![own.certificate.clone()], own.private_key())
+            .map_err(PkiError::Tls)?;
         Ok(Arc::new(config))
     }
 

@@ -104,7 +104,10 @@ async fn limited(
     .await
     .map_err(|_| "silent")??;
     handshake.heard();
-    accept_tls(socket, from, tls, server).await
+    tokio::select! {
+        link = accept_tls(socket, from, tls, server) => link,
+        () = handshake.ended() => Err("there were too many connections".into()),
+    }
 }
 
 async fn accept_tls(

@@ -22,6 +22,7 @@ use tokio::sync::Semaphore;
 
 use crate::capacity::Capacity;
 use crate::memory::Budget;
+use crate::pki::PROBE_USER;
 
 /// The part of a pool's free rest that a caller may hold.
 const SHARE: usize = 4;
@@ -63,6 +64,8 @@ const RESOURCES: usize = 7;
 /// The limits of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum CallerClass {
+    /// The hub's probe of itself, which none of the limits must keep from being answered.
+    Hub,
     Admin,
     Node,
     Other,
@@ -72,6 +75,7 @@ enum CallerClass {
 impl CallerClass {
     fn of(identity: Option<&Identity>) -> CallerClass {
         match identity {
+            Some(identity) if identity.user == PROBE_USER => CallerClass::Hub,
             Some(identity) if identity.is_admin() => CallerClass::Admin,
             Some(identity) if identity.node().is_some() => CallerClass::Node,
             Some(_) => CallerClass::Other,
@@ -94,6 +98,7 @@ impl CallerClass {
             Resource::BacklogBytes => [usize::MAX, 4 * MIB, 16 * MIB, 0],
         };
         match self {
+            CallerClass::Hub => usize::MAX,
             CallerClass::Admin => admin,
             CallerClass::Node => node,
             CallerClass::Other => other,
@@ -254,7 +259,7 @@ impl Slot {
     /// Counts a request and bytes of its body against the caller's rate; 429 when it makes too many. Bytes are known only after the
     /// request was allowed, so they may leave a debt that the next requests wait for.
     pub(crate) fn pace(&self, bytes: usize, now: Instant) -> Result<(), ApiError> {
-        if self.class == CallerClass::Admin {
+        if matches!(self.class, CallerClass::Hub | CallerClass::Admin) {
             return Ok(());
         }
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
@@ -278,7 +283,7 @@ impl Slot {
         let part = match self.class {
             CallerClass::Anonymous => Some(&self.pools.anonymous),
             CallerClass::Other => Some(&self.pools.other),
-            CallerClass::Admin | CallerClass::Node => None,
+            CallerClass::Hub | CallerClass::Admin | CallerClass::Node => None,
         };
         let held = self.held[Resource::Connections as usize].load(Ordering::Relaxed);
         if part.is_some_and(|part| held >= part.free() / SHARE || !part.take(1)) {
@@ -306,6 +311,11 @@ impl Slot {
     fn reserve(&self, resource: Resource, amount: usize) -> bool {
         let pool = &self.pools.of[resource as usize];
         let held = &self.held[resource as usize];
+        if self.class == CallerClass::Hub {
+            held.fetch_add(amount, Ordering::Relaxed);
+            pool.held.fetch_add(amount, Ordering::Relaxed);
+            return true;
+        }
         let share = match self.class {
             // held <= free: half of all
             CallerClass::Admin => pool.free(),
@@ -401,7 +411,7 @@ impl Drop for Connected {
         match self.slot.class {
             CallerClass::Anonymous => self.slot.pools.anonymous.give_back(1),
             CallerClass::Other => self.slot.pools.other.give_back(1),
-            CallerClass::Admin | CallerClass::Node => {}
+            CallerClass::Hub | CallerClass::Admin | CallerClass::Node => {}
         }
     }
 }
@@ -481,6 +491,25 @@ mod tests {
         assert_eq!(victim.take(Resource::Requests, 1).unwrap_err().code, 503, "thousands take everything");
         let renewals = greed(&[victim], Resource::Renewals, 1);
         assert_eq!(renewals.len(), 4);
+    }
+
+    #[test]
+    fn probe_is_never_refused() {
+        let (limits, now) = (limits(), Instant::now());
+        let admins: Vec<_> =
+            (0..50).map(|number| Identity::new(&number.to_string(), &["system:masters"])).collect();
+        let slots: Vec<_> = admins.iter().map(|admin| limits.slot(Some(admin), HERE, now)).collect();
+        let all = |resource| -> Vec<Taken> {
+            slots.iter().flat_map(|slot| greed(std::slice::from_ref(slot), resource, 1)).collect()
+        };
+        let _held = (all(Resource::Connections), all(Resource::Requests));
+        let node = limits.slot(Some(&node("n")), HERE, now);
+        assert_eq!(node.connect().unwrap_err().code, 503, "everything is taken");
+        let probe = limits.slot(Some(&Identity::new(PROBE_USER, &[])), HERE, now);
+        let connected = probe.connect().unwrap();
+        probe.take(Resource::Requests, 1).unwrap();
+        assert!((0..2000).all(|_| probe.pace(0, now).is_ok()));
+        drop(connected);
     }
 
     #[test]
