@@ -114,6 +114,10 @@ impl Hub {
         };
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// As a power cut would end the process.
     pub(crate) fn kill(mut self) {
         self.stop("KILL");

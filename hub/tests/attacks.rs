@@ -1,0 +1,231 @@
+//! Attacks on a real hub, each judged by what another caller notices meanwhile: a victim node's renewals, the hub's memory, its
+//! descriptors.
+//!
+//! Always holds: no test measures time. A victim is served while the attack stands (it ends only after the victim was), and what the
+//! attacker takes is read from the process and its metrics.
+
+#![allow(clippy::unwrap_used, reason = "a failed step ends the test")]
+
+mod server;
+
+use std::io::Write as _;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::json;
+use server::{Client, Hub};
+
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+
+/// A node with a Lease.
+struct Victim {
+    client: Client,
+    renewals: usize,
+}
+
+impl Victim {
+    fn new(hub: &Hub, name: &str) -> Victim {
+        let mut client = hub.node(name);
+        client.post("/api/v1/nodes", &json!({"metadata": {"name": name}})).expect(201);
+        let spec = json!({"holderIdentity": name, "leaseDurationSeconds": 40});
+        let lease = json!({"metadata": {"name": name, "namespace": "kube-node-lease"}, "spec": spec});
+        client.post(LEASES, &lease).expect(201);
+        Victim { client, renewals: 0 }
+    }
+
+    /// Renews on its standing connection.
+    #[track_caller]
+    fn renew(&mut self, name: &str) {
+        self.renewals += 1;
+        let time = format!("2026-11-22T17:00:00.{:06}Z", self.renewals);
+        self.client
+            .patch("merge", &format!("{LEASES}/{name}"), &json!({"spec": {"renewTime": time}}))
+            .expect(200);
+    }
+
+    /// Renews on a new connection.
+    #[track_caller]
+    fn renew_anew(&mut self, name: &str) {
+        self.client = self.client.another();
+        self.renew(name);
+    }
+}
+
+/// A sample of `/metrics`.
+fn metric(hub: &Hub, name: &str) -> u64 {
+    let text = String::from_utf8(hub.admin().get("/metrics").body).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+}
+
+fn pool(hub: &Hub, name: &str) -> u64 {
+    metric(hub, &format!("kedge_hub_pool_used{{pool=\"{name}\"}}"))
+}
+
+/// Bytes of the hub's memory that are resident.
+fn resident(hub: &Hub) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", hub.pid())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() * 1024
+}
+
+fn descriptors(hub: &Hub) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", hub.pid())).unwrap().count()
+}
+
+/// Begins a request whose body never comes.
+fn begin(client: &mut Client, path: &str, length: usize) {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{{"
+    );
+    client.write_raw(head.as_bytes()).unwrap();
+}
+
+#[test]
+fn silent_connections_do_not_keep_a_node_out() {
+    kedge_platform::linux::raise_descriptor_limit().unwrap();
+    let hub = Hub::new();
+    let mut victim = Victim::new(&hub, "victim");
+    let address = hub.url.strip_prefix("https://").unwrap();
+    let silent: Vec<TcpStream> = (0..3000).map_while(|_| TcpStream::connect(address).ok()).collect();
+    assert!(silent.len() > 500, "{}", silent.len());
+    victim.renew_anew("victim");
+    assert!(metric(&hub, "kedge_hub_unfinished_handshakes") <= 64);
+    assert!(metric(&hub, "kedge_hub_dropped_handshakes_total") + 64 <= silent.len() as u64);
+    assert!(descriptors(&hub) < 200, "{}", descriptors(&hub));
+    drop(silent);
+}
+
+#[test]
+fn connections_that_begin_and_stall_do_not_keep_a_node_out() {
+    let hub = Hub::new();
+    let mut victim = Victim::new(&hub, "victim");
+    let address = hub.url.strip_prefix("https://").unwrap();
+    let mut stalled: Vec<TcpStream> = (0..300).map_while(|_| TcpStream::connect(address).ok()).collect();
+    for socket in &mut stalled {
+        // the first bytes of a ClientHello
+        let _ = socket.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00]);
+    }
+    victim.renew_anew("victim");
+    assert!(descriptors(&hub) < 200, "{}", descriptors(&hub));
+}
+
+#[test]
+fn slow_bodies_hold_no_place_of_others() {
+    let hub = Hub::new();
+    let mut victim = Victim::new(&hub, "victim");
+    // identities without any right but to ask who they are
+    let attackers: Vec<Client> = (0..4).map(|number| hub.node(&format!("attacker-{number}"))).collect();
+    let mut open: Vec<Client> = Vec::new();
+    for number in 0..160 {
+        let mut client = attackers[number % 4].another();
+        begin(&mut client, REVIEWS, if number % 2 == 0 { 100 } else { 3_000_000 });
+        open.push(client);
+    }
+    // four of eight each are refused at once: they have their places for large bodies taken by their own
+    victim.renew_anew("victim");
+    victim.renew("victim");
+    assert_eq!(pool(&hub, "requests"), 1, "the request that asks");
+    assert!(pool(&hub, "body_bytes") < 1_000_000);
+    assert!(pool(&hub, "connections") > 100, "the attack stands");
+    drop(open);
+}
+
+#[test]
+fn large_bodies_do_not_hold_up_renewals() {
+    let hub = Hub::new();
+    let mut victim = Victim::new(&hub, "victim");
+    let attackers: Vec<Client> = (0..4).map(|number| hub.node(&format!("attacker-{number}"))).collect();
+    let body = format!("{{\"spec\":{{\"x\":[{}0]}}}}", "0,".repeat(700_000));
+    let (sent, answered) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let mut before_the_last = 0;
+    std::thread::scope(|scope| {
+        for number in 0..5 {
+            let mut client = attackers[number % 4].another();
+            let (body, sent, answered) = (&body, &sent, &answered);
+            scope.spawn(move || {
+                client.get("/version").expect(200);
+                sent.fetch_add(1, Ordering::SeqCst);
+                let json = [("content-type", "application/json")];
+                let code =
+                    client.try_send("POST", REVIEWS, &json, body.as_bytes()).map_or(0, |reply| reply.code);
+                answered.fetch_add(1, Ordering::SeqCst);
+                assert_ne!(code, 500);
+            });
+        }
+        while sent.load(Ordering::SeqCst) < 5 {
+            std::thread::yield_now();
+        }
+        // no attacker can have an answer to the last of its bodies before it has sent it and the hub has read it
+        while answered.load(Ordering::SeqCst) < 5 && before_the_last < 1000 {
+            victim.renew("victim");
+            before_the_last += 1;
+        }
+    });
+    assert!(before_the_last >= 20, "{before_the_last} renewals while five bodies of 1.4 MB were read");
+}
+
+#[test]
+fn watch_that_is_not_read_keeps_little() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    let put = |admin: &mut Client, count: usize| {
+        let data = json!({"data": {"k": format!("{count:08}").repeat(120_000)}}).to_string();
+        let minimal = [("content-type", "application/merge-patch+json"), ("prefer", "return=minimal")];
+        assert_eq!(admin.send("PATCH", &format!("{MAPS}/a"), &minimal, data.as_bytes()).code, 204);
+    };
+    admin.post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
+    // fills what the hub remembers for watchers, 16 MiB
+    (0..20).for_each(|count| put(&mut admin, count));
+    let before = resident(&hub);
+    let unread: Vec<_> = (0..4).map(|_| admin.watch(&format!("{MAPS}?watch=true"))).collect();
+    (20..50).for_each(|count| put(&mut admin, count));
+    // one change each, and what sockets hold
+    assert!(pool(&hub, "watch_backlog_bytes") <= 4 * 2_000_000);
+    let grown = resident(&hub).saturating_sub(before);
+    assert!(grown < 16_000_000, "{grown} bytes for four watches and 29 MB of changes");
+    drop(unread);
+    let mut reading = admin.watch(&format!("{MAPS}?watch=true"));
+    assert_eq!(reading.event(), "ADDED a");
+}
+
+#[test]
+fn connections_of_one_node_are_its_own_limit() {
+    let hub = Hub::new();
+    let mut victim = Victim::new(&hub, "victim");
+    let attacker = hub.node("attacker");
+    let mut open = Vec::new();
+    let mut refused = 0;
+    for _ in 0..80 {
+        let mut client = attacker.another();
+        match client.try_send("GET", "/version", &[], b"").map(|reply| reply.code) {
+            Ok(200) => open.push(client),
+            Ok(429) => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((open.len(), refused), (64, 16));
+    victim.renew_anew("victim");
+    // a connection that was turned away is not kept
+    assert_eq!(pool(&hub, "connections"), 64 + 2);
+}
+
+#[test]
+fn ambiguous_requests_are_refused() {
+    let hub = Hub::new();
+    for request in [
+        "GET /version HTTP/1.1\nhost: h\n\n",
+        "GET /version HTTP/1.1\r\nhost: h\r\nx: y\nhost: z\r\n\r\n",
+        "GET /version HTTP/1.1\r\n\r\n",
+        "GET /version HTTP/1.1\r\nhost: h\r\nHost: h\r\n\r\n",
+        "POST /version HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+    ] {
+        let mut client = hub.admin();
+        client.write_raw(request.as_bytes()).unwrap();
+        let answer = client.read_to_end();
+        assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{request:?}: {answer}");
+        assert!(answer.contains("\"kind\":\"Status\""), "{answer}");
+    }
+}
