@@ -5,9 +5,10 @@
 
 use std::fmt;
 
+use kedge_api::excerpt;
 use serde_json::{Value, json};
 
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::kinds::Kind;
 
 /// A refused request.
@@ -187,15 +188,26 @@ impl ApiError {
 
     /// 422: the object breaks the rules of its kind.
     pub fn invalid(kind: &Kind, name: &str, errors: &[FieldError]) -> ApiError {
-        let texts = errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let mut all = FieldErrors::default();
+        all.extend(errors.iter().cloned());
+        ApiError::invalid_fields(kind, name, &all)
+    }
+
+    /// The same with the faults that a validation found.
+    pub fn invalid_fields(kind: &Kind, name: &str, errors: &FieldErrors) -> ApiError {
+        let mut texts = errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+        if errors.more() > 0 {
+            texts.push(format!("and {} more", errors.more()));
+        }
         let all = if let [one] = texts.as_slice() { one.clone() } else { format!("[{}]", texts.join(", ")) };
         let qualified = if kind.group.is_empty() {
             kind.kind.to_owned()
         } else {
             format!("{}.{}", kind.kind, kind.group)
         };
+        let name = excerpt(name);
         let mut error = ApiError::new(422, "Invalid", format!("{qualified} {name:?} is invalid: {all}"))
-            .about(kind, name);
+            .about(kind, &name);
         error.details["kind"] = kind.kind.into();
         error.details["causes"] = errors.iter().map(FieldError::cause).collect();
         error

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::kind::{Kind, Selectable};
 use super::table::{Column, age, human_duration};
 use super::{names, schema};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::identity::Identity;
 use crate::identity::certificate_request::Request;
 use crate::value::{at, text};
@@ -169,7 +169,7 @@ fn stamp(condition: &mut Value, old: &Value, now: &str) {
     }
 }
 
-fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     if old.is_none() {
         validate_spec(&new["spec"], errors);
     }
@@ -210,7 +210,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_spec(spec: &Value, errors: &mut Vec<FieldError>) {
+fn validate_spec(spec: &Value, errors: &mut FieldErrors) {
     let body = schema::base64_decode(text(spec, &["request"])).unwrap_or_default();
     let pem = x509_parser::pem::Pem::read(std::io::Cursor::new(&body));
     let good = pem.is_ok_and(|(pem, _)| {
@@ -268,7 +268,7 @@ const USAGES: [&str; 23] = [
     "timestamping",
 ];
 
-fn validate_usages(spec: &Value, errors: &mut Vec<FieldError>) {
+fn validate_usages(spec: &Value, errors: &mut FieldErrors) {
     let mut seen = std::collections::BTreeSet::new();
     for (index, usage) in spec["usages"].as_array().into_iter().flatten().enumerate() {
         let path = format!("spec.usages[{index}]");
@@ -294,7 +294,7 @@ mod tests {
     }
 
     fn check(new: &Value, old: Option<&Value>, expect: &[&str]) {
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate(new, old, &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }
@@ -305,7 +305,7 @@ mod tests {
         let mut bad = request();
         bad["spec"] =
             json!({"request": "eA==", "signerName": "x", "usages": ["fly"], "expirationSeconds": 5});
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate(&bad, None, &mut errors);
         assert_eq!(errors.len(), 4, "{errors:?}");
         bad["spec"] = json!({});

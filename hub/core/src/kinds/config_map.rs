@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::kind::Kind;
 use super::table::{Column, age, count};
 use super::{names, schema};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::{at, text};
 
 /// All values of one ConfigMap together; upstream's limit.
@@ -29,7 +29,7 @@ fn cells(object: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     vec![text(object, &["metadata", "name"]).into(), entries.into(), age(object, now)]
 }
 
-fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     let mut total = 0;
     for field in ["data", "binaryData"] {
         for (key, value) in new[field].as_object().into_iter().flatten() {
@@ -74,7 +74,7 @@ mod tests {
     use serde_json::json;
 
     fn check(new: Value, old: Option<Value>, expect: &[&str]) {
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate(&new, old.as_ref(), &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::kind::Kind;
 use super::table::{Column, age};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::text;
 
 /// apps/v1 ControllerRevision.
@@ -43,7 +43,7 @@ fn controller(revision: &Value) -> String {
     }
 }
 
-fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     if new["data"].is_null() {
         errors.push(FieldError::required("data", "data is mandatory"));
     }
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn data_is_needed_and_stays() {
         let check = |new: Value, old: Option<Value>, expect: &[&str]| {
-            let mut errors = Vec::new();
+            let mut errors = FieldErrors::default();
             validate(&new, old.as_ref(), &mut errors);
             assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
         };

@@ -9,7 +9,7 @@ use super::kind::Kind;
 use super::pod_spec::{self, Of};
 use super::rules;
 use super::table::{Column, age};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::{at, text};
 
 /// The annotation of the template generation, a field in older versions.
@@ -126,7 +126,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     let spec = &new["spec"];
     validate_selector(spec, errors);
     let template = &spec["template"]["spec"];
@@ -155,7 +155,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_selector(spec: &Value, errors: &mut Vec<FieldError>) {
+fn validate_selector(spec: &Value, errors: &mut FieldErrors) {
     let selector = &spec["selector"];
     let entries = |field: &str| match &selector[field] {
         Value::Object(entries) => entries.len(),
@@ -207,7 +207,7 @@ fn is_zero(value: &Value) -> Option<bool> {
     }
 }
 
-fn validate_strategy(strategy: &Value, errors: &mut Vec<FieldError>) {
+fn validate_strategy(strategy: &Value, errors: &mut FieldErrors) {
     let path = "spec.updateStrategy";
     match text(strategy, &["type"]) {
         "OnDelete" => return,
@@ -266,7 +266,7 @@ mod tests {
     }
 
     fn check(new: &Value, old: Option<&Value>, expect: &[&str]) {
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate(new, old, &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }

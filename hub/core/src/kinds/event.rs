@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::kind::{Kind, Selectable};
 use super::rules;
 use super::table::{Column, since};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::text;
 
 /// core/v1 Event.
@@ -125,7 +125,7 @@ fn cells(event: &Value, now: time::OffsetDateTime) -> Vec<Value> {
 
 /// Upstream's rules. An event is in the namespace of its object, or in `default` if that has none. One with an `eventTime`, as newer
 /// clients write it, also says who reports what.
-fn validate(new: &Value, _old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, _old: Option<&Value>, errors: &mut FieldErrors) {
     let timed = !text(new, &["eventTime"]).is_empty();
     let namespace = text(new, &["metadata", "namespace"]);
     let about = involved(new, "namespace");
@@ -148,7 +148,7 @@ fn validate(new: &Value, _old: Option<&Value>, errors: &mut Vec<FieldError>) {
 const TEXT_BYTES: [(&str, usize); 4] =
     [("reportingInstance", 128), ("action", 128), ("reason", 128), ("message", 1024)];
 
-fn validate_timed(event: &Value, errors: &mut Vec<FieldError>) {
+fn validate_timed(event: &Value, errors: &mut FieldErrors) {
     let reporter = text(event, &["reportingComponent"]);
     if reporter.is_empty() {
         errors.push(FieldError::required("reportingComponent", ""));
@@ -175,7 +175,7 @@ mod tests {
     fn event_is_in_the_namespace_of_its_object() {
         let check = |namespace: &str, about: &str, good: bool| {
             let event = json!({"metadata": {"namespace": namespace}, "involvedObject": {"namespace": about}});
-            let mut errors = Vec::new();
+            let mut errors = FieldErrors::default();
             validate(&event, None, &mut errors);
             assert_eq!(errors.is_empty(), good, "{namespace} {about}");
         };
@@ -194,7 +194,7 @@ mod tests {
             for (field, value) in change.as_object().unwrap() {
                 event[field] = value.clone();
             }
-            let mut errors = Vec::new();
+            let mut errors = FieldErrors::default();
             validate(&event, None, &mut errors);
             assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
         };
@@ -207,7 +207,7 @@ mod tests {
             json!({"message": "x".repeat(1025)}),
             &["message: Invalid value: \"\": can have at most 1024 characters"],
         );
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate_timed(&json!({"reportingInstance": "i", "action": "a", "reason": "r"}), &mut errors);
         assert_eq!(errors[0].to_string(), "reportingComponent: Required value");
     }

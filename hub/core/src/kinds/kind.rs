@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::{names::NameRule, schema, table};
-use crate::field_error::FieldError;
+use crate::field_error::FieldErrors;
 use crate::value::text;
 
 /// The verbs of a kind, in upstream's order of discovery.
@@ -70,7 +70,7 @@ pub struct Kind {
     /// Why a new object, as its creator sent it, is forbidden (403); upstream's admission plugins.
     pub forbids: fn(&Value) -> Option<String>,
     /// The kind's own rules; metadata was validated before.
-    pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>),
+    pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut FieldErrors),
     /// Sentences for `Warning` headers about a change that is accepted; only about fields that this change sets, so that
     /// writers are not warned about the fields of others.
     pub warnings: fn(new: &Value, old: Option<&Value>) -> Vec<String>,
@@ -202,7 +202,7 @@ impl Kind {
 }
 
 /// A kind without rules of its own.
-pub fn no_rules(_: &Value, _: Option<&Value>, _: &mut Vec<FieldError>) {}
+pub fn no_rules(_: &Value, _: Option<&Value>, _: &mut FieldErrors) {}
 /// A kind without defaults.
 pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
 /// A kind whose objects are charged to nobody.

@@ -5,7 +5,7 @@ use serde_json::Value;
 use super::kind::Kind;
 use super::rules;
 use super::table::{Column, age};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::text;
 
 /// The strategy of coordinated leader election that Kubernetes itself defines; others have a domain.
@@ -32,7 +32,7 @@ fn cells(lease: &Value, now: time::OffsetDateTime) -> Vec<Value> {
     vec![text(lease, &["metadata", "name"]).into(), holder.into(), age(lease, now)]
 }
 
-fn validate(new: &Value, _old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, _old: Option<&Value>, errors: &mut FieldErrors) {
     if let Some(duration) = new["spec"]["leaseDurationSeconds"].as_i64().filter(|duration| *duration <= 0) {
         errors.push(FieldError::invalid("spec.leaseDurationSeconds", duration, "must be greater than 0"));
     }
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn lease_has_sensible_numbers_and_a_strategy_for_its_holder() {
         let check = |spec: Value, expect: &[&str]| {
-            let mut errors = Vec::new();
+            let mut errors = FieldErrors::default();
             validate(&json!({"spec": spec}), None, &mut errors);
             assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
         };

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::kind::Kind;
 use super::names::{NameRule, label_value_complaint, qualified_name_complaint};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::text;
 
 /// All annotations of one object together; upstream's limit.
@@ -15,7 +15,7 @@ const TOTAL_ANNOTATION_BYTES: usize = 256 * 1024;
 const LIST_ITEMS: usize = 1000;
 
 /// Validates the metadata of an object.
-pub fn validate(kind: &Kind, object: &Value, errors: &mut Vec<FieldError>) {
+pub fn validate(kind: &Kind, object: &Value, errors: &mut FieldErrors) {
     let meta = &object["metadata"];
     let name = text(meta, &["name"]);
     if name.is_empty() {
@@ -52,7 +52,7 @@ fn entries<'a>(meta: &'a Value, field: &str) -> impl Iterator<Item = (&'a String
         .map(|(key, value)| (key, value.as_str().unwrap_or("")))
 }
 
-fn validate_labels(meta: &Value, errors: &mut Vec<FieldError>) {
+fn validate_labels(meta: &Value, errors: &mut FieldErrors) {
     for (key, value) in entries(meta, "labels") {
         if let Some(complaint) = qualified_name_complaint(key) {
             errors.push(FieldError::invalid("metadata.labels", key.as_str(), &complaint));
@@ -63,7 +63,7 @@ fn validate_labels(meta: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_annotations(meta: &Value, errors: &mut Vec<FieldError>) {
+fn validate_annotations(meta: &Value, errors: &mut FieldErrors) {
     let mut total = 0;
     for (key, value) in entries(meta, "annotations") {
         // upstream lowers the key first: annotation keys may carry upper case prefixes
@@ -81,7 +81,7 @@ fn list<'a>(meta: &'a Value, field: &str) -> &'a [Value] {
     meta.get(field).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-fn validate_finalizers(meta: &Value, errors: &mut Vec<FieldError>) {
+fn validate_finalizers(meta: &Value, errors: &mut FieldErrors) {
     let finalizers = list(meta, "finalizers");
     if finalizers.len() > LIST_ITEMS {
         errors.push(FieldError::too_long("metadata.finalizers", LIST_ITEMS));
@@ -100,7 +100,7 @@ fn validate_finalizers(meta: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_owners(meta: &Value, errors: &mut Vec<FieldError>) {
+fn validate_owners(meta: &Value, errors: &mut FieldErrors) {
     let owners = list(meta, "ownerReferences");
     if owners.len() > LIST_ITEMS {
         errors.push(FieldError::too_long("metadata.ownerReferences", LIST_ITEMS));
@@ -127,7 +127,7 @@ fn validate_owners(meta: &Value, errors: &mut Vec<FieldError>) {
 }
 
 /// One owner; upstream's errors do not say which.
-fn validate_owner(owner: &Value, path: &str, errors: &mut Vec<FieldError>) {
+fn validate_owner(owner: &Value, path: &str, errors: &mut FieldErrors) {
     for (field, why) in [
         ("apiVersion", "version must not be empty"),
         ("kind", "must not be empty"),
@@ -155,7 +155,7 @@ mod tests {
     fn owners_are_whole_and_one_controls() {
         let check = |owners: Value, expect: &[&str]| {
             let object = json!({"metadata": {"name": "a", "namespace": "b", "ownerReferences": owners}});
-            let mut errors = Vec::new();
+            let mut errors = FieldErrors::default();
             validate(&CONFIG_MAP, &object, &mut errors);
             assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
         };
@@ -168,7 +168,7 @@ mod tests {
                 "metadata.ownerReferences.uid: Invalid value: \"\": must not be empty",
             ],
         );
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate_owners(&json!({"ownerReferences": [owner("a"), owner("b")]}), &mut errors);
         assert!(errors[0].to_string().ends_with(
             "Only one reference can have Controller set to true. Found \"true\" in references for Pod/a and Pod/b"

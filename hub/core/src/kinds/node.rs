@@ -12,7 +12,7 @@ use super::pod_spec::resources::validate_amount;
 use super::pod_spec::scheduling::validate_taints;
 use super::rules;
 use super::table::{Column, age};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::{at, text};
 
 /// Longest `configSource` text.
@@ -135,7 +135,7 @@ fn address(node: &Value, of: &str) -> String {
         .to_owned()
 }
 
-fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     validate_taints(rules::list(&new["spec"], "taints"), errors);
     if let Some(source) = at(new, &["spec", "configSource"]) {
         validate_source(source, errors);
@@ -166,7 +166,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
 }
 
 /// A node may have several addresses of a type, but none twice.
-fn validate_addresses(status: &Value, errors: &mut Vec<FieldError>) {
+fn validate_addresses(status: &Value, errors: &mut FieldErrors) {
     let mut seen = std::collections::BTreeSet::new();
     for (index, address) in rules::list(status, "addresses").iter().enumerate() {
         if !seen.insert((text(address, &["type"]), text(address, &["address"]))) {
@@ -175,7 +175,7 @@ fn validate_addresses(status: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_networks(spec: &Value, errors: &mut Vec<FieldError>) {
+fn validate_networks(spec: &Value, errors: &mut FieldErrors) {
     let path = "spec.podCIDRs";
     let listed = rules::list(spec, "podCIDRs");
     let read = |(index, network): (usize, &Value)| {
@@ -188,7 +188,7 @@ fn validate_networks(spec: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn validate_source(source: &Value, errors: &mut Vec<FieldError>) {
+fn validate_source(source: &Value, errors: &mut FieldErrors) {
     if let Some(reference) = source.get("configMapRef") {
         for (field, value) in reference.as_object().into_iter().flatten() {
             if value.as_str().is_some_and(|value| value.len() > REFERENCE_BYTES) {
@@ -255,7 +255,7 @@ mod tests {
 
     fn check_source(source: Value, errors_expected: &[&str], warned: bool) {
         let node = json!({"spec": {"configSource": source}});
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate(&node, None, &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), errors_expected);
         assert_eq!(!warnings(&node, None).is_empty(), warned, "{node}");
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn amounts_addresses_and_networks_are_validated() {
         let check = |new: Value, old: Option<Value>, expect: &[&str]| {
-            let mut errors = Vec::new();
+            let mut errors = FieldErrors::default();
             validate(&new, old.as_ref(), &mut errors);
             assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
         };

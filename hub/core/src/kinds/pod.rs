@@ -13,7 +13,7 @@ use super::pod_spec::{self, Of};
 use super::pod_status;
 use super::rules;
 use super::table::{Column, age, since};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::quantity::Quantity;
 use crate::value::{at, text};
 
@@ -342,7 +342,7 @@ fn quality_of_service(spec: &Value) -> &'static str {
     if containers().all(guaranteed) { "Guaranteed" } else { "Burstable" }
 }
 
-fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     let Some(old) = old else {
         pod_spec::validate(&new["spec"], Of::Pod, "spec", errors);
         return;
@@ -360,7 +360,7 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
 const SAME_CONTAINERS: &str = "pod updates may not add or remove containers";
 const MAY_CHANGE: &str = "pod updates may not change fields other than `spec.containers[*].image`,`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-fn validate_changes(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
+fn validate_changes(old: &Value, new: &Value, errors: &mut FieldErrors) {
     for list in ["containers", "initContainers"] {
         if items(old, &[list]).len() != items(new, &[list]).len() {
             return errors.push(FieldError::forbidden(format!("spec.{list}"), SAME_CONTAINERS));
@@ -409,7 +409,7 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
 }
 
 /// Gates keep a pod from being scheduled until each was taken away; none is added later.
-fn validate_gates(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
+fn validate_gates(old: &Value, new: &Value, errors: &mut FieldErrors) {
     for (index, gate) in items(new, &["schedulingGates"]).iter().enumerate() {
         let name = text(gate, &["name"]);
         if !items(old, &["schedulingGates"]).iter().any(|known| text(known, &["name"]) == name) {
@@ -506,7 +506,7 @@ mod tests {
     }
 
     fn check(new: &Value, old: Option<&Value>, expect: &[&str]) {
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate(new, old, &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }

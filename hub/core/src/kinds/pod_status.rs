@@ -128,7 +128,7 @@ mod tests {
 
     fn check(was: Value, is: Value, expect: &[&str]) {
         let pod = |status: Value| json!({"spec": {"nodeName": "n", "restartPolicy": "Never", "containers": [{"name": "c"}]}, "status": status});
-        let mut errors = Vec::new();
+        let mut errors = Errors::default();
         validate(&pod(is), &pod(was), &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }

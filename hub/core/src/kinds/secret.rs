@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::kind::{Kind, Selectable};
 use super::table::{Column, age, count};
 use super::{names, schema};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::{at, text};
 
 /// All values of one Secret together; upstream's limit.
@@ -53,7 +53,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
+fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
     let mut total = 0;
     for (key, value) in new["data"].as_object().into_iter().flatten() {
         if let Some(complaint) = names::config_key_complaint(key) {
@@ -81,9 +81,9 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut Vec<FieldError>) {
 }
 
 /// Upstream's rules for the types it knows; any other type is free.
-fn validate_type(new: &Value, errors: &mut Vec<FieldError>) {
+fn validate_type(new: &Value, errors: &mut FieldErrors) {
     let has = |key: &str| at(new, &["data", key]).is_some();
-    let require = |key: &str, errors: &mut Vec<FieldError>| {
+    let require = |key: &str, errors: &mut FieldErrors| {
         if !has(key) {
             errors.push(FieldError::required(format!("data[{key}]"), ""));
         }
@@ -112,7 +112,7 @@ fn validate_type(new: &Value, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn require_json(new: &Value, key: &str, errors: &mut Vec<FieldError>) {
+fn require_json(new: &Value, key: &str, errors: &mut FieldErrors) {
     let path = format!("data[{key}]");
     let Some(value) = at(new, &["data", key]).and_then(Value::as_str) else {
         return errors.push(FieldError::required(path, ""));
@@ -131,7 +131,7 @@ mod tests {
     fn check(new: Value, old: Option<Value>, expect: &[&str]) {
         let mut new = new;
         prepare(&mut new, old.as_ref());
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         validate(&new, old.as_ref(), &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }

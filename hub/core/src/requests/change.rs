@@ -10,7 +10,7 @@ use super::delete::{check_finalizers, is_released};
 use super::types::{Answer, Decision, Fresh, Objects, Part, Pending, Place, WriteOptions};
 use crate::api_error::ApiError;
 use crate::apply::{self, Apply, Owner};
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::kinds::{CERTIFICATE_REQUEST, Kind, certificate_request, meta, schema};
 use crate::object::Object;
 use crate::state::{Expect, Require, Write};
@@ -230,14 +230,14 @@ pub fn merged_with_old(
             kind.kind, kind.kind
         )));
     }
-    let mut errors = Vec::new();
+    let mut errors = FieldErrors::default();
     meta::validate(kind, &new, &mut errors);
     (kind.validate)(&new, Some(old), &mut errors);
     check_finalizers(old, &new, &mut errors);
-    match errors.as_slice() {
-        [] => Ok(new),
-        errors => Err(ApiError::invalid(kind, text(old, &["metadata", "name"]), errors)),
+    if errors.is_empty() {
+        return Ok(new);
     }
+    Err(ApiError::invalid_fields(kind, text(old, &["metadata", "name"]), &errors))
 }
 
 fn keep(fields: &mut Map<String, Value>, old: &Map<String, Value>, field: &str) {

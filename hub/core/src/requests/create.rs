@@ -6,6 +6,7 @@ use super::allowance::{check_size, quota};
 use super::types::{Answer, Decision, Fresh, Objects, Pending, WriteOptions};
 use crate::api_error::ApiError;
 use crate::apply;
+use crate::field_error::FieldErrors;
 use crate::kinds::{Kind, NAMESPACE, NODE, meta};
 use crate::state::{Expect, Require, Write};
 use crate::value::{at, text};
@@ -65,13 +66,13 @@ pub fn new_object(kind: &'static Kind, mut value: Value, fresh: &Fresh) -> Resul
     }
     kind.complete(&mut value);
     (kind.prepare)(&mut value, None);
-    let mut errors = Vec::new();
+    let mut errors = FieldErrors::default();
     meta::validate(kind, &value, &mut errors);
     (kind.validate)(&value, None, &mut errors);
-    match errors.as_slice() {
-        [] => Ok(value),
-        errors => Err(ApiError::invalid(kind, text(&value, &["metadata", "name"]), errors)),
+    if errors.is_empty() {
+        return Ok(value);
     }
+    Err(ApiError::invalid_fields(kind, text(&value, &["metadata", "name"]), &errors))
 }
 
 /// Whether the name is generated: then a taken name is worth another try.

@@ -6,7 +6,7 @@ use time::OffsetDateTime;
 use super::create::metadata;
 use super::types::{Answer, Decision, DeleteOptions, Objects, Pending, Place, Propagation, WriteOptions};
 use crate::api_error::ApiError;
-use crate::field_error::FieldError;
+use crate::field_error::{FieldError, FieldErrors};
 use crate::kinds::{Kind, NAMESPACE, POD, namespace, pod};
 use crate::object::Object;
 use crate::state::{Expect, Write};
@@ -80,7 +80,7 @@ fn write(kind: &'static Kind, current: &Object, new: Option<Value>) -> Decision 
 }
 
 /// Refuses to add finalizers to an object that is marked for deletion.
-pub(super) fn check_finalizers(old: &Value, new: &Value, errors: &mut Vec<FieldError>) {
+pub(super) fn check_finalizers(old: &Value, new: &Value, errors: &mut FieldErrors) {
     if text(old, &["metadata", "deletionTimestamp"]).is_empty() {
         return;
     }
@@ -173,7 +173,7 @@ mod tests {
         assert!(!is_released(&marked));
         assert_eq!(marked["metadata"]["generation"], 2);
         assert_eq!(marked_for_deletion(&CONFIG_MAP, &marked, Propagation::Background, NOW), marked);
-        let mut errors = Vec::new();
+        let mut errors = FieldErrors::default();
         let mut more = marked.clone();
         more["metadata"]["finalizers"] = json!(["example.com/x", "example.com/y"]);
         check_finalizers(&marked, &more, &mut errors);

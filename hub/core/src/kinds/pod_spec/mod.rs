@@ -406,7 +406,7 @@ mod tests {
 
     fn check(mut spec: Value, expect: &[&str]) {
         set_defaults(&mut spec, Of::Pod);
-        let mut errors = Vec::new();
+        let mut errors = Errors::default();
         validate(&spec, Of::Pod, "spec", &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }

@@ -211,7 +211,7 @@ mod tests {
     use serde_json::json;
 
     fn check(resources: Value, expect: &[&str]) {
-        let mut errors = Vec::new();
+        let mut errors = Errors::default();
         validate_container(&resources, &["c"], "r", &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }
@@ -284,7 +284,7 @@ mod tests {
     fn containers_stay_within_their_pod() {
         let spec = json!({"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "pods": "1"}}, "containers": [
             {"resources": {"requests": {"cpu": "600m"}}}, {"resources": {"requests": {"cpu": "600m"}, "limits": {"cpu": "3"}}}]});
-        let mut errors = Vec::new();
+        let mut errors = Errors::default();
         validate_pod(&spec, "s", &mut errors);
         assert_eq!(
             errors.iter().map(ToString::to_string).collect::<Vec<_>>(),

@@ -159,7 +159,7 @@ mod tests {
     use serde_json::json;
 
     fn check(of_pod: bool, value: Value, expect: &[&str]) {
-        let mut errors = Vec::new();
+        let mut errors = Errors::default();
         match of_pod {
             true => validate_pod(&value, "spec", &mut errors),
             false => validate_container(&value, true, "c", &mut errors),
