@@ -193,6 +193,7 @@ fn write_failed(error: WriteError, kind: &'static Kind, name: &str) -> ApiError 
         WriteError::TooLarge => {
             ApiError::too_large(format!("Request entity too large: limit is {MAX_OBJECT_BYTES}"))
         }
+        WriteError::Excess(excess) => excess.refusal("the object"),
         WriteError::TimedOut => ApiError::timeout("the disk is slow: the change may still be made"),
         WriteError::Failed(why) => {
             ApiError::unavailable(format!("the change could not be made durable and was not made: {why}"))

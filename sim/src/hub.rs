@@ -268,6 +268,7 @@ impl Hub {
         };
         let renewed = match renewed {
             Err(WriteError::TooLarge) => return Err(ApiError::too_large("the object is too large")),
+            Err(WriteError::Excess(excess)) => return Err(excess.refusal("the object")),
             renewed => renewed.expect("one thread decided on what is there"),
         };
         let commit = self.order.commit(&self.index, batch, false);

@@ -2,18 +2,22 @@
 //!
 //! JSON is read strictly enough to notice duplicate fields; the client chooses whether unknown and duplicate fields are refused, warned
 //! about or ignored (`fieldValidation`). In every case unknown fields are dropped, as upstream does.
+//! Always holds: reading takes time and memory linear in the body, and at most `cost::MAX_TREE_BYTES` for the result, in each format.
 
 use std::fmt;
 
+use kedge_api::excerpt;
 use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::apply;
+use crate::cost::{Budget, Excess};
 use crate::field_error::FieldError;
 use crate::kinds::{Kind, schema};
+use crate::path::Path;
 use crate::protobuf::{self, ProtobufError};
-use crate::yaml;
+use crate::yaml::{self, YamlError};
 
 /// Media types of objects that clients may send.
 pub const ACCEPTED: &[&str] = &["application/json", "application/vnd.kubernetes.protobuf"];
@@ -84,6 +88,7 @@ pub fn posted(
     let read = parse(content_type, body)?;
     let given = read.0.get("kind").and_then(Value::as_str).unwrap_or("");
     if !given.is_empty() && given != kind {
+        let given = excerpt(given);
         return Err(ApiError::bad_request(format!("the body is a {given}, expected a {kind}")));
     }
     judged(of, version, kind, read, validation)
@@ -131,7 +136,7 @@ pub fn applied(
     let (mut value, duplicates) = parse(APPLY, body)?;
     let given = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
     if (given("apiVersion"), given("kind")) != (&*kind.api_version(), kind.kind) {
-        let named = type_text(given("apiVersion"), given("kind"));
+        let named = type_text(&excerpt(given("apiVersion")), &excerpt(given("kind")));
         return Err(ApiError::bad_request(format!("invalid object type: {named}")));
     }
     apply::mark_reset(&mut value);
@@ -175,13 +180,16 @@ fn type_text(version: &str, kind: &str) -> String {
 fn check_type(kind: &Kind, value: &Value) -> Result<(), ApiError> {
     let given = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
     let (version, name) = (given("apiVersion"), given("kind"));
-    if !name.is_empty() && name != kind.kind {
+    let right_version = version.is_empty() || version == kind.api_version();
+    let right_name = name.is_empty() || name == kind.kind;
+    let (version, name) = (excerpt(version), excerpt(name));
+    if !right_name {
         return Err(ApiError::bad_request(format!(
             "{name} in version {:?} cannot be handled as a {}: the kind in the data ({name}) does not match the expected kind ({})",
             version, kind.kind, kind.kind
         )));
     }
-    if !version.is_empty() && version != kind.api_version() {
+    if !right_version {
         return Err(ApiError::bad_request(format!(
             "the API version in the data ({version}) does not match the expected API version ({})",
             kind.api_version()
@@ -199,7 +207,10 @@ pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), Ap
         APPLY if body.trim_ascii_start().starts_with(b"{") => json(body),
         APPLY => match yaml::parse(body) {
             Ok(value) => Ok((value, Vec::new())),
-            Err(why) => Err(ApiError::bad_request(format!("error decoding YAML: {why}"))),
+            Err(YamlError::Malformed(why)) => {
+                Err(ApiError::bad_request(format!("error decoding YAML: {why}")))
+            }
+            Err(YamlError::Excess(excess)) => Err(excess.refusal("the YAML body")),
         },
         "application/vnd.kubernetes.protobuf" => match protobuf::decode(body) {
             Ok(value) => Ok((value, Vec::new())),
@@ -216,19 +227,39 @@ pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), Ap
 
 /// Reads JSON; also returns the paths of duplicate fields.
 pub fn json(body: &[u8]) -> Result<(Value, Vec<String>), ApiError> {
-    let mut duplicates = Vec::new();
+    let mut reading = Reading::default();
     let mut reader = serde_json::Deserializer::from_slice(body);
-    let seed = Reader { path: String::new(), duplicates: &mut duplicates };
+    let seed = Reader { path: &Path::Root, reading: &mut reading };
     let read = seed.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
-    match read {
-        Ok(value) => Ok((value, duplicates)),
-        Err(error) => Err(ApiError::bad_request(format!("the body is no valid JSON: {error}"))),
+    match (read, reading.excess) {
+        (Ok(value), _) => Ok((value, reading.duplicates)),
+        (Err(_), Some(excess)) => Err(excess.refusal("the body")),
+        (Err(error), None) => Err(ApiError::bad_request(format!("the body is no valid JSON: {error}"))),
+    }
+}
+
+/// What is known of a body while it is read.
+#[derive(Default)]
+struct Reading {
+    duplicates: Vec<String>,
+    budget: Budget,
+    /// The limit at which reading stopped.
+    excess: Option<Excess>,
+}
+
+impl Reading {
+    /// Notes the limit for the answer; the error only ends the reading.
+    fn within<E: serde::de::Error>(&mut self, charged: Result<(), Excess>) -> Result<(), E> {
+        charged.map_err(|excess| {
+            self.excess = Some(excess);
+            E::custom(excess)
+        })
     }
 }
 
 struct Reader<'a> {
-    path: String,
-    duplicates: &'a mut Vec<String>,
+    path: &'a Path<'a>,
+    reading: &'a mut Reading,
 }
 
 /// Duplicates noted in one body; a strict reader refuses at the first.
@@ -265,7 +296,9 @@ impl<'de> Visitor<'de> for Reader<'_> {
         Ok(value.into())
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Value, E> {
+        let charged = self.reading.budget.text(value);
+        self.reading.within(charged)?;
         Ok(value.into())
     }
 
@@ -276,22 +309,26 @@ impl<'de> Visitor<'de> for Reader<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let mut list = Vec::new();
         loop {
-            let path = format!("{}[{}]", self.path, list.len());
-            match items.next_element_seed(Reader { path, duplicates: self.duplicates })? {
-                Some(item) => list.push(item),
-                None => return Ok(Value::Array(list)),
-            }
+            let path = Path::Item(self.path, list.len());
+            let Some(item) = items.next_element_seed(Reader { path: &path, reading: self.reading })? else {
+                return Ok(Value::Array(list));
+            };
+            let charged = self.reading.budget.item(list.len());
+            self.reading.within(charged)?;
+            list.push(item);
         }
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
         let mut object = Map::new();
         while let Some(key) = entries.next_key::<String>()? {
-            let path = if self.path.is_empty() { key.clone() } else { format!("{}.{key}", self.path) };
-            if object.contains_key(&key) && self.duplicates.len() < DUPLICATES {
-                self.duplicates.push(path.clone());
+            let charged = self.reading.budget.entry(object.len(), &key);
+            self.reading.within(charged)?;
+            let path = Path::Field(self.path, &key);
+            if self.reading.duplicates.len() < DUPLICATES && object.contains_key(&key) {
+                self.reading.duplicates.push(path.text());
             }
-            let value = entries.next_value_seed(Reader { path, duplicates: self.duplicates })?;
+            let value = entries.next_value_seed(Reader { path: &path, reading: self.reading })?;
             object.insert(key, value);
         }
         Ok(Value::Object(object))

@@ -1,7 +1,7 @@
 //! The hub's decisions: the semantics of the Kubernetes API, and authorization.
 //!
-//! Owns: the table of kinds and their rules (`kinds`), reading bodies (`decode`, `protobuf`, `yaml`), changing objects (`patch`,
-//! `apply`), choosing them (`selector`), errors in upstream's words (`api_error`), authorization (`identity`), what a request comes to
+//! Owns: the table of kinds and their rules (`kinds`), reading bodies (`decode`, `protobuf`, `yaml`) within limits (`cost`), changing
+//! objects (`patch`, `apply`), choosing them (`selector`), errors in upstream's words (`api_error`), authorization (`identity`), what a request comes to
 //! (`requests`), which objects there are and in which order they change (`state`), and what happens without a request (`controllers`).
 //! Always holds: everything here is a function of its arguments. This crate reads no clock, opens no file or socket, starts no
 //! thread and draws no random number; `Cargo.toml` and `clippy.toml` keep it so.
@@ -11,12 +11,14 @@ pub mod api_error;
 pub mod apply;
 pub mod continue_token;
 pub mod controllers;
+pub mod cost;
 pub mod decode;
 pub mod field_error;
 pub mod identity;
 pub mod kinds;
 pub mod object;
 pub mod patch;
+mod path;
 pub mod protobuf;
 pub mod quantity;
 pub mod requests;

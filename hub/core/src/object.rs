@@ -1,13 +1,15 @@
 //! A stored object: its JSON text, and beside it the few fields that are needed often.
 //!
 //! The text is authoritative and holds its own resourceVersion; it is parsed when a request needs more. So 5,000 nodes cost
-//! what their JSON costs, a plain list is a concatenation, and one event is written once for all its watchers.
+//! what their JSON costs, a plain list is a concatenation, and one event is written once for all its watchers. Always holds: the
+//! text can be parsed, because it was, or because it was written from a value that is not too deep.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value;
 
+use crate::cost;
 use crate::kinds::{Kind, text};
 
 /// The key of an object: `namespace/name`, and `/name` for cluster-scoped kinds.
@@ -39,8 +41,10 @@ pub struct Object {
 }
 
 impl Object {
-    /// From a value whose `metadata.resourceVersion` is `revision`; `None` if it has no name.
+    /// From a value whose `metadata.resourceVersion` is `revision`; `None` if it has no name, or is too deep to be
+    /// read back.
     pub fn new(kind: &Kind, value: &Value, revision: u64) -> Option<Object> {
+        cost::check_depth(value).ok()?;
         let json = serde_json::to_vec(value).ok()?;
         Object::with_json(kind, value, revision, Bytes::from(json))
     }
@@ -77,7 +81,8 @@ impl Object {
 
     /// The object as a value, parsed anew at each call.
     pub fn value(&self) -> Value {
-        serde_json::from_slice(&self.json).unwrap_or(Value::Null)
+        serde_json::from_slice(&self.json)
+            .expect("the text was parsed, or written from a value of bounded depth")
     }
 
     /// A label's value.
@@ -118,5 +123,25 @@ impl Event {
             .flatten()
             .map(|object| object.json.len())
             .sum::<usize>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kinds::CONTROLLER_REVISION;
+    use serde_json::json;
+
+    #[test]
+    fn value_that_cannot_be_read_back_is_no_object() {
+        let revision = |levels: usize| {
+            let data = (0..levels).fold(json!({}), |inner, _| json!({ "a": inner }));
+            json!({"metadata": {"name": "r", "namespace": "d"}, "data": data})
+        };
+        let deepest = revision(cost::MAX_DEPTH - 2);
+        let object = Object::new(&CONTROLLER_REVISION, &deepest, 1).unwrap();
+        assert_eq!(object.value(), deepest);
+        assert!(Object::from_json(&CONTROLLER_REVISION, object.json.to_vec(), 1).is_some());
+        assert!(Object::new(&CONTROLLER_REVISION, &revision(cost::MAX_DEPTH - 1), 1).is_none());
     }
 }

@@ -1,6 +1,6 @@
 //! Reads YAML request bodies (server-side apply) into JSON values.
 //!
-//! Always holds: every read is bounded (bytes, tokens, depth, values, what aliases repeat), and nothing panics. Scalars mean what
+//! Always holds: every read is bounded (bytes, tokens, depth, memory, what aliases repeat), and nothing panics. Scalars mean what
 //! they mean to upstream's reader (YAML 1.1: `yes` and `off` are booleans, `0644` is octal); JSON text is read by `decode`, which
 //! knows its duplicate fields. Refused: several documents, merge keys, keys that are not text, tags of other types, duplicate keys.
 
@@ -10,32 +10,56 @@ use kedge_api::excerpt;
 use saphyr_parser::{Event, Parser, ScalarStyle, Tag};
 use serde_json::{Map, Value};
 
+use crate::cost::{Budget, Excess};
+
+/// A text that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum YamlError {
+    /// The fault and its line.
+    Malformed(String),
+    /// Its values take too much memory, those that aliases repeat counted each time.
+    Excess(Excess),
+}
+
+impl From<String> for YamlError {
+    fn from(why: String) -> YamlError {
+        YamlError::Malformed(why)
+    }
+}
+
+impl From<Excess> for YamlError {
+    fn from(excess: Excess) -> YamlError {
+        YamlError::Excess(excess)
+    }
+}
+
 /// Longest text: what an object may have.
 const MAX_TEXT_BYTES: usize = 1536 * 1024;
 /// Deepest nesting; upstream's types are at most about 20 deep.
 const MAX_DEPTH: usize = 64;
-/// Most values, those that aliases repeat counted each time.
-const MAX_VALUES: usize = 100_000;
 /// Most bytes of text that anchors and aliases may copy: one long string aliased often is a bomb.
 const MAX_COPIED_BYTES: usize = 1024 * 1024;
 /// Most marks of flow style: the parser keeps every token of a `[...]` until it is closed, some 180 bytes each.
 const MAX_MARKS: usize = 100_000;
 
-/// Reads one document. The error describes the fault and its line.
-pub fn parse(text: &[u8]) -> Result<Value, String> {
+/// Reads one document.
+pub fn parse(text: &[u8]) -> Result<Value, YamlError> {
     if text.len() > MAX_TEXT_BYTES {
-        return Err(format!("the text has {} bytes, expected at most {MAX_TEXT_BYTES}", text.len()));
+        return Err(format!("the text has {} bytes, expected at most {MAX_TEXT_BYTES}", text.len()).into());
     }
     let text = std::str::from_utf8(text).map_err(|_| "the text is no UTF-8".to_owned())?;
     let is_mark = |byte: &u8| matches!(byte, b',' | b':' | b'[' | b']' | b'{' | b'}' | b'?' | b'&' | b'*');
     if text.bytes().filter(is_mark).count() > MAX_MARKS {
-        return Err(format!("the text has more than {MAX_MARKS} marks of punctuation"));
+        return Err(format!("the text has more than {MAX_MARKS} marks of punctuation").into());
     }
     let mut builder = Builder::default();
     for next in Parser::new_from_str(text) {
         let (event, span) =
             next.map_err(|error| format!("line {}: {}", error.marker().line(), error.info()))?;
-        builder.take(event).map_err(|why| format!("line {}: {why}", span.start.line()))?;
+        builder.take(event).map_err(|error| match error {
+            YamlError::Malformed(why) => format!("line {}: {why}", span.start.line()).into(),
+            YamlError::Excess(_) => error,
+        })?;
     }
     Ok(builder.root.unwrap_or(Value::Null))
 }
@@ -51,19 +75,19 @@ struct Builder {
     open: Vec<(Open, usize)>,
     anchors: BTreeMap<usize, Value>,
     root: Option<Value>,
-    values: usize,
+    budget: Budget,
     copied_bytes: usize,
     documents: usize,
 }
 
 impl Builder {
-    fn take(&mut self, event: Event<'_>) -> Result<(), String> {
+    fn take(&mut self, event: Event<'_>) -> Result<(), YamlError> {
         match event {
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => Ok(()),
             Event::DocumentStart(_) => {
                 self.documents += 1;
                 if self.documents > 1 {
-                    Err("a second document begins, expected one".to_owned())
+                    Err("a second document begins, expected one".to_owned().into())
                 } else {
                     Ok(())
                 }
@@ -84,7 +108,7 @@ impl Builder {
             },
             Event::Alias(anchor) => {
                 let known = self.anchors.get(&anchor).cloned();
-                let copy = known.ok_or("an alias stands inside the value it refers to")?;
+                let copy = known.ok_or_else(|| "an alias stands inside the value it refers to".to_owned())?;
                 self.charge(&copy, self.open.len())?;
                 self.value(copy, 0)
             }
@@ -97,14 +121,15 @@ impl Builder {
         style: ScalarStyle,
         anchor: usize,
         tag: Option<&Tag>,
-    ) -> Result<(), String> {
+    ) -> Result<(), YamlError> {
         if let Some((Open::Object { key: key @ None, fields }, _)) = self.open.last_mut() {
             if text == "<<" && style == ScalarStyle::Plain {
-                return Err("merge keys (<<) are not read".to_owned());
+                return Err("merge keys (<<) are not read".to_owned().into());
             }
             if fields.contains_key(text) {
-                return Err(format!("the key {:?} stands twice", excerpt(text)));
+                return Err(format!("the key {:?} stands twice", excerpt(text)).into());
             }
+            self.budget.entry(fields.len(), text)?;
             *key = Some(text.to_owned());
             return Ok(());
         }
@@ -112,34 +137,34 @@ impl Builder {
             None => style != ScalarStyle::Plain,
             Some(_) => check_tag(tag, "str").map(|()| true)?,
         };
+        self.budget.text(text)?;
         self.value(if is_text { text.into() } else { resolve(text)? }, anchor)
     }
 
-    fn push(&mut self, open: Open, anchor: usize) -> Result<(), String> {
+    fn push(&mut self, open: Open, anchor: usize) -> Result<(), YamlError> {
         if matches!(self.open.last(), Some((Open::Object { key: None, .. }, _))) {
-            return Err("a list or map stands as a key, expected text".to_owned());
+            return Err("a list or map stands as a key, expected text".to_owned().into());
         }
         if self.open.len() >= MAX_DEPTH {
-            return Err(format!("nested more than {MAX_DEPTH} levels deep"));
+            return Err(format!("nested more than {MAX_DEPTH} levels deep").into());
         }
         self.open.push((open, anchor));
         Ok(())
     }
 
-    fn value(&mut self, value: Value, anchor: usize) -> Result<(), String> {
-        self.values += 1;
-        if self.values > MAX_VALUES {
-            return Err(format!("more than {MAX_VALUES} values"));
-        }
+    fn value(&mut self, value: Value, anchor: usize) -> Result<(), YamlError> {
         if anchor != 0 {
             self.charge(&value, 0)?;
             self.anchors.insert(anchor, value.clone());
         }
         match self.open.last_mut().map(|(open, _)| open) {
             None => self.root = Some(value),
-            Some(Open::List(items)) => items.push(value),
+            Some(Open::List(items)) => {
+                self.budget.item(items.len())?;
+                items.push(value);
+            }
             Some(Open::Object { fields, key }) => {
-                let key = key.take().ok_or("an alias stands as a key, expected text")?;
+                let key = key.take().ok_or_else(|| "an alias stands as a key, expected text".to_owned())?;
                 fields.insert(key, value);
             }
         }
@@ -147,24 +172,34 @@ impl Builder {
     }
 
     /// Counts a copy before it is used.
-    fn charge(&mut self, copy: &Value, depth: usize) -> Result<(), String> {
-        if depth > MAX_DEPTH {
-            return Err(format!("nested more than {MAX_DEPTH} levels deep"));
+    fn charge(&mut self, copy: &Value, depth: usize) -> Result<(), YamlError> {
+        if depth + levels(copy) > MAX_DEPTH {
+            return Err(format!("nested more than {MAX_DEPTH} levels deep").into());
         }
-        self.values += 1;
-        match copy {
-            Value::String(text) => self.copied_bytes += text.len(),
-            Value::Array(items) => items.iter().try_for_each(|item| self.charge(item, depth + 1))?,
-            Value::Object(fields) => fields.iter().try_for_each(|(key, value)| {
-                self.copied_bytes += key.len();
-                self.charge(value, depth + 1)
-            })?,
-            _ => {}
-        }
-        if self.values > MAX_VALUES || self.copied_bytes > MAX_COPIED_BYTES {
-            return Err("anchors and aliases repeat too much".to_owned());
+        self.budget.value(copy, depth)?;
+        self.copied_bytes += text_bytes(copy);
+        if self.copied_bytes > MAX_COPIED_BYTES {
+            return Err("anchors and aliases repeat too much".to_owned().into());
         }
         Ok(())
+    }
+}
+
+/// Lists and objects inside each other.
+fn levels(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(levels).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(levels).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_bytes).sum(),
+        Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + text_bytes(value)).sum(),
+        _ => 0,
     }
 }
 
@@ -240,7 +275,7 @@ mod tests {
     }
 
     fn refused(text: &str, why: &str) {
-        let error = parse(text.as_bytes()).expect_err(text);
+        let YamlError::Malformed(error) = parse(text.as_bytes()).expect_err(text) else { panic!("{text}") };
         assert!(error.contains(why), "{error}");
     }
 
@@ -275,7 +310,9 @@ mod tests {
             let below = format!("*a{}", level - 1);
             bomb.push_str(&format!("a{level}: &a{level} [{}]\n", [&*below; 10].join(", ")));
         }
-        refused(&bomb, "repeat too much");
+        assert_eq!(parse(bomb.as_bytes()), Err(YamlError::Excess(Excess::Memory)));
+        let long = format!("a: [\"{}\"]", "\",\"".repeat(90_000));
+        assert_eq!(parse(long.as_bytes()), Ok(json!({"a": vec![""; 90_001]})));
         assert!(parse(&[b'a', 0xff]).is_err());
     }
 }

@@ -12,6 +12,7 @@ use std::sync::LazyLock;
 use base64::Engine;
 use serde_json::Value;
 
+use crate::path::Path;
 use crate::quantity::normal_form;
 use crate::value::rfc3339;
 
@@ -231,31 +232,6 @@ impl Findings {
         let unknown = self.unknown.iter().map(|path| format!("unknown field {path:?}"));
         let duplicate = self.duplicate.iter().map(|path| format!("duplicate field {path:?}"));
         unknown.chain(duplicate).collect()
-    }
-}
-
-/// A path in an object, turned into text only for a fault.
-#[derive(Clone, Copy)]
-enum Path<'a> {
-    Root,
-    Field(&'a Path<'a>, &'a str),
-    Item(&'a Path<'a>, usize),
-}
-
-impl Path<'_> {
-    fn text(&self) -> String {
-        match self {
-            Path::Root => String::new(),
-            Path::Field(parent, name) => parent.child(name),
-            Path::Item(parent, index) => format!("{}[{index}]", parent.text()),
-        }
-    }
-
-    fn child(&self, name: &str) -> String {
-        match self.text() {
-            parent if parent.is_empty() => name.to_owned(),
-            parent => format!("{parent}.{name}"),
-        }
     }
 }
 

@@ -1,25 +1,33 @@
 //! JSON patch (RFC 6902): add, remove, replace, move, copy, test. All operations apply, or none.
 //!
 //! Written here and not taken from a crate because the bounds are the point: upstream's limits on operations and on
-//! what `copy` may add, without which forty short operations make a document of terabytes.
+//! what `copy` may add, without which forty short operations make a document of terabytes, and ours on depth, memory and work.
+//! Always holds: the document is never deeper than `cost::MAX_DEPTH` between two operations, and a patch costs time and memory
+//! linear in patch and document.
 
+use std::io;
+
+use kedge_api::excerpt;
 use serde_json::Value;
 
 use super::PatchError;
+use crate::cost::{Budget, Excess};
 
 /// Operations in one patch; upstream's limit.
 pub const OPERATIONS: usize = 10_000;
 /// Bytes that `copy` operations of one patch may add; upstream's limit.
 pub const COPIED_BYTES: usize = 3 * 1024 * 1024;
-/// List items that inserts and removals of one patch may shift: a tenth of a second of work, where ten thousand inserts at the
-/// head of a list of a million would be minutes.
-const SHIFTED_ITEMS: usize = 10_000_000;
+/// List items that inserts and removals of one patch may shift: some milliseconds of work, where ten thousand inserts at the
+/// head of a list of a million would be minutes. Ten thousand operations on a list of a hundred stay below.
+pub const SHIFTED_ITEMS: usize = 1_000_000;
 
 /// The remaining budget of one patch.
 #[derive(Default)]
 struct Spent {
     copied: usize,
     shifted: usize,
+    /// For values that are copied, and for those that are walked because they are moved to a deeper place.
+    budget: Budget,
 }
 
 impl Spent {
@@ -27,6 +35,36 @@ impl Spent {
         self.shifted += items;
         if self.shifted > SHIFTED_ITEMS { Err("the patch moves too many list items") } else { Ok(()) }
     }
+
+    /// Before a copy of a value is placed within so many lists and objects.
+    fn copy(&mut self, value: &Value, within: usize) -> Result<(), PatchError> {
+        self.budget.value(value, within).map_err(exceeds)?;
+        self.copied += text_bytes(value);
+        if self.copied > COPIED_BYTES {
+            return Err(does_not_apply(&format!("copy operations add more than {COPIED_BYTES} bytes")));
+        }
+        Ok(())
+    }
+}
+
+fn exceeds(excess: Excess) -> PatchError {
+    does_not_apply(&format!("the patched object is too large: {excess}"))
+}
+
+/// The length of a value as text.
+fn text_bytes(value: &Value) -> usize {
+    struct Count(usize);
+    impl io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, value).map_or(usize::MAX, |()| count.0)
 }
 
 /// Applies the patch; on an error `target` is in an unspecified state and must be thrown away.
@@ -58,6 +96,7 @@ fn does_not_apply(why: &str) -> PatchError {
 }
 
 fn fails(operation: &str, path: &str, why: &str) -> PatchError {
+    let path = excerpt(path);
     PatchError::DoesNotApply(format!(
         "{operation} operation does not apply: doc is missing path {path:?}: {why}"
     ))
@@ -71,8 +110,16 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
     let name = word("op").ok_or_else(|| does_not_apply("an operation needs \"op\""))?;
     let path = word("path").ok_or_else(|| does_not_apply("an operation needs \"path\""))?;
     let tokens = parse_pointer(path)?;
-    let value =
-        || operation.get("value").cloned().ok_or_else(|| does_not_apply(&format!("{name} needs \"value\"")));
+    let given = || {
+        let needs = || does_not_apply(&format!("{} needs \"value\"", excerpt(name)));
+        operation.get("value").ok_or_else(needs)
+    };
+    // the body keeps to the limits by itself, but not where it is placed
+    let value = || {
+        let value = given()?;
+        Budget::default().value(value, tokens.len()).map_err(exceeds)?;
+        Ok(value.clone())
+    };
     let from = || {
         let from = word("from").ok_or_else(|| does_not_apply(&format!("{name} needs \"from\"")))?;
         parse_pointer(from).map(|tokens| (from, tokens))
@@ -90,23 +137,24 @@ fn apply_one(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result
                 return Err(does_not_apply("a value cannot be moved into itself"));
             }
             let moved = remove(target, &from_tokens, spent).map_err(|why| fails(name, from, why))?;
+            if tokens.len() > from_tokens.len() {
+                spent.budget.value(&moved, tokens.len()).map_err(exceeds)?;
+            }
             add(target, &tokens, moved, spent).map_err(|why| fails(name, path, why))
         }
         "copy" => {
             let (from, from_tokens) = from()?;
-            let value = find(target, &from_tokens).ok_or_else(|| fails(name, from, "no such place"))?.clone();
-            spent.copied += value.to_string().len();
-            if spent.copied > COPIED_BYTES {
-                return Err(does_not_apply(&format!("copy operations add more than {COPIED_BYTES} bytes")));
-            }
+            let value = find(target, &from_tokens).ok_or_else(|| fails(name, from, "no such place"))?;
+            spent.copy(value, tokens.len())?;
+            let value = value.clone();
             add(target, &tokens, value, spent).map_err(|why| fails(name, path, why))
         }
         "test" => match find(target, &tokens) {
             // upstream: a test for null succeeds on a missing value
-            found if found.as_deref().unwrap_or(&Value::Null) == &value()? => Ok(()),
-            _ => Err(PatchError::DoesNotApply(format!("testing path {path} failed"))),
+            found if found.as_deref().unwrap_or(&Value::Null) == given()? => Ok(()),
+            _ => Err(does_not_apply(&format!("testing path {} failed", excerpt(path)))),
         },
-        other => Err(does_not_apply(&format!("unexpected operation {other:?}"))),
+        other => Err(does_not_apply(&format!("unexpected operation {:?}", excerpt(other)))),
     }
 }
 
@@ -116,7 +164,7 @@ fn parse_pointer(path: &str) -> Result<Vec<String>, PatchError> {
     }
     let rest = path
         .strip_prefix('/')
-        .ok_or_else(|| does_not_apply(&format!("path {path:?} must start with '/'")))?;
+        .ok_or_else(|| does_not_apply(&format!("path {:?} must start with '/'", excerpt(path))))?;
     Ok(rest.split('/').map(|token| token.replace("~1", "/").replace("~0", "~")).collect())
 }
 
@@ -278,7 +326,27 @@ mod tests {
         let insert = json!({"op": "add", "path": "/a/0", "value": 1});
         check(json!({"a": vec![0; 5000]}), Value::Array(vec![insert; 5000]), None);
         let test = json!({"op": "test", "path": "/a", "value": 1});
+        let grown = json!({"op": "copy", "from": "/a", "path": "/b/-"});
+        check(json!({"a": vec![json!([0]); 20_000], "b": []}), Value::Array(vec![grown; 5]), None);
         let many = apply(&mut json!({"a": 1}), &Value::Array(vec![test; OPERATIONS + 1]));
         assert!(matches!(many, Err(PatchError::Malformed(_))), "{many:?}");
+    }
+
+    #[test]
+    fn patch_cannot_nest_a_document_without_bound() {
+        let levels = |of: usize| (0..of).fold(json!({}), |inner, _| json!({ "a": inner }));
+        let pointer = "/a".repeat(100);
+        // a copy into its own deepest place doubles the depth
+        check(levels(100), json!([{"op": "copy", "from": "", "path": &pointer}]), None);
+        check(levels(100), json!([{"op": "add", "path": &pointer, "value": levels(30)}]), None);
+        check(levels(100), json!([{"op": "replace", "path": &pointer, "value": levels(30)}]), None);
+        let beside = json!({"a": levels(100), "b": levels(30)});
+        let path = format!("/a{pointer}");
+        check(beside.clone(), json!([{"op": "move", "from": "/b", "path": &path}]), None);
+        check(beside, json!([{"op": "move", "from": "/b", "path": "/a/b"}]), {
+            let mut moved = levels(101);
+            moved["a"]["b"] = levels(30);
+            Some(moved)
+        });
     }
 }

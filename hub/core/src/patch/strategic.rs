@@ -7,9 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
 use super::PatchError;
+use crate::field_error::shown;
 use crate::kinds::schema::{self, ListMerge, Shape, Type};
 
 const PATCH: &str = "$patch";
@@ -39,9 +41,9 @@ fn merge(of: Option<&'static Type>, mut original: Fields, mut patch: Fields) -> 
             "merge" => {}
             "replace" => return Ok(without_directives(patch)),
             "delete" => return Ok(Fields::new()),
-            other => return malformed(format!("invalid value for $patch: {other:?}")),
+            other => return malformed(format!("invalid value for $patch: {:?}", excerpt(other))),
         },
-        Some(other) => return malformed(format!("invalid value for $patch: {other}")),
+        Some(other) => return malformed(format!("invalid value for $patch: {}", shown(&other))),
     }
     retain_keys(&mut original, &mut patch)?;
     merge_ordered_lists(of, &mut original, &mut patch)?;
@@ -125,6 +127,7 @@ fn retain_keys(original: &mut Fields, patch: &mut Fields) -> Result<(), PatchErr
     let retained: BTreeSet<&str> = retained.iter().filter_map(Value::as_str).collect();
     let kept = |key: &str| retained.contains(key);
     if let Some(stray) = patch.keys().find(|key| !is_directive(key) && !patch[*key].is_null() && !kept(key)) {
+        let stray = excerpt(stray);
         return malformed(format!("the {stray:?} field is not in the list of $retainKeys"));
     }
     original.retain(|key, _| kept(key));
@@ -133,7 +136,7 @@ fn retain_keys(original: &mut Fields, patch: &mut Fields) -> Result<(), PatchErr
 
 fn delete_primitives(original: &mut Fields, key: &str, deleted: Value) -> Result<(), PatchError> {
     let Value::Array(deleted) = deleted else {
-        return malformed(format!("expected {DELETE_PRIMITIVES}{key} to be a list"));
+        return malformed(format!("expected {DELETE_PRIMITIVES}{} to be a list", excerpt(key)));
     };
     if let Some(Value::Array(items)) = original.get_mut(key) {
         let deleted: BTreeSet<String> = deleted.iter().map(Value::to_string).collect();
@@ -152,9 +155,10 @@ fn merge_ordered_lists(
         patch.keys().filter_map(|key| key.strip_prefix(ELEMENT_ORDER)).map(str::to_owned).collect();
     for key in ordered {
         let Some(Value::Array(order)) = patch.remove(&format!("{ELEMENT_ORDER}{key}")) else {
-            return malformed(format!("expected {ELEMENT_ORDER}{key} to be a list"));
+            return malformed(format!("expected {ELEMENT_ORDER}{} to be a list", excerpt(&key)));
         };
         if is_directive(&key) {
+            let key = excerpt(&key);
             return malformed(format!("{ELEMENT_ORDER}{key} orders no list but another directive"));
         }
         let field = of.and_then(|of| of.field(&key));
@@ -166,7 +170,7 @@ fn merge_ordered_lists(
                 original.remove(&key);
                 continue;
             }
-            Some(_) => return malformed(format!("expected {key} to be a list")),
+            Some(_) => return malformed(format!("expected {} to be a list", excerpt(&key))),
         };
         check_order(&key, rule, &order, &changes)?;
         let before = match original.remove(&key) {
@@ -206,6 +210,7 @@ fn check_order(list: &str, rule: ListMerge, order: &[Value], changes: &[Value]) 
     for change in changes.iter().filter(|change| change.get(PATCH).is_none()) {
         let place = places.get(&identity(rule, change)).copied();
         if place.is_none() || place < last {
+            let list = excerpt(list);
             return malformed(format!("the order in patch list {list} does not match {ELEMENT_ORDER}{list}"));
         }
         last = place;
@@ -223,20 +228,21 @@ fn in_order(rule: ListMerge, items: Vec<Value>, wanted: &[String], server: &[Str
         places
     };
     let (wanted, server) = (places(wanted), places(server));
-    let (mut named, mut others): (Vec<Value>, Vec<Value>) =
-        items.into_iter().partition(|item| wanted.contains_key(&identity(rule, item)));
-    named.sort_by_key(|item| wanted.get(&identity(rule, item)).copied());
-    others.sort_by_key(|item| server.get(&identity(rule, item)).copied().unwrap_or(usize::MAX));
+    // an item's identity may be as long as the body: it is looked up once
+    let placed = items.into_iter().map(|item| {
+        let identity = identity(rule, &item);
+        (wanted.get(&identity).copied(), server.get(&identity).copied(), item)
+    });
+    let (mut named, mut others): (Vec<_>, Vec<_>) = placed.partition(|(wanted, ..)| wanted.is_some());
+    named.sort_by_key(|(wanted, ..)| *wanted);
+    others.sort_by_key(|(_, server, _)| server.unwrap_or(usize::MAX));
     let mut ordered = Vec::with_capacity(named.len() + others.len());
     let (mut named, mut others) = (named.into_iter().peekable(), others.into_iter().peekable());
-    while let (Some(left), Some(right)) = (others.peek(), named.peek()) {
-        let place = |item: &Value| server.get(&identity(rule, item)).copied();
-        let left_first = matches!((place(left), place(right)), (Some(left), Some(right)) if left < right);
+    while let (Some((_, left, _)), Some((_, right, _))) = (others.peek(), named.peek()) {
+        let left_first = matches!((left, right), (Some(left), Some(right)) if left < right);
         ordered.extend(if left_first { others.next() } else { named.next() });
     }
-    ordered.extend(named);
-    ordered.extend(others);
-    ordered
+    ordered.into_iter().chain(named).chain(others).map(|(_, _, item)| item).collect()
 }
 
 fn merge_list(
@@ -288,7 +294,7 @@ fn merge_by_key(
                 };
                 deleted.insert(value.to_string());
             }
-            Some(other) => return malformed(format!("invalid value for $patch: {other}")),
+            Some(other) => return malformed(format!("invalid value for $patch: {}", shown(&other))),
         }
     }
     if replace {

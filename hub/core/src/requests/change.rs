@@ -10,6 +10,7 @@ use super::delete::{check_finalizers, is_released};
 use super::types::{Answer, Decision, Fresh, Objects, Part, Pending, Place, WriteOptions};
 use crate::api_error::ApiError;
 use crate::apply::{self, Apply, Owner};
+use crate::cost;
 use crate::field_error::{FieldError, FieldErrors};
 use crate::kinds::{CERTIFICATE_REQUEST, Kind, certificate_request, meta, schema};
 use crate::object::Object;
@@ -120,6 +121,7 @@ fn edit_found(
     // an object stored by an older hub may lack them
     kind.complete(&mut old);
     let mut wanted = compute(&current, old.clone())?;
+    cost::check_change(Some(&old), &wanted)?;
     check_version(kind, &current, &wanted)?;
     let claim = apply::take_claim(&mut wanted);
     let mut new = merged_with_old(kind, part, &old, wanted, &now)?;

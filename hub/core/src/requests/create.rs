@@ -1,11 +1,13 @@
 //! New objects: uid, name and defaults, the namespaces that accept them, and the managers of their fields.
 
+use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
 use super::allowance::{check_size, quota};
 use super::types::{Answer, Decision, Fresh, Objects, Pending, WriteOptions};
 use crate::api_error::ApiError;
 use crate::apply;
+use crate::cost;
 use crate::field_error::FieldErrors;
 use crate::kinds::{Kind, NAMESPACE, NODE, meta};
 use crate::state::{Expect, Require, Write};
@@ -106,6 +108,7 @@ pub(super) fn compose(
     options: &WriteOptions<'_>,
     fresh: &Fresh,
 ) -> Result<Value, ApiError> {
+    cost::check_change(None, &value)?;
     set_namespace(kind, namespace, &mut value)?;
     if !text(&value, &["metadata", "resourceVersion"]).is_empty() {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
@@ -196,6 +199,7 @@ pub fn check_place(of: &str, given: &str, asked: &str) -> Result<(), ApiError> {
     if given == asked {
         return Ok(());
     }
+    let given = &*excerpt(given);
     Err(ApiError::bad_request(match (of, given) {
         ("namespace", _) => format!(
             "the namespace of the provided object does not match the namespace sent on the request ({given:?}, {asked:?})"

@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::condition::Refusal;
 use super::index::{Changed, Index, Sink};
 use super::requires::{Charges, Require, judge};
+use crate::cost::{self, Excess};
 use crate::kinds::{KINDS, Kind, index_of};
 use crate::object::{Event, Object, key};
 
@@ -96,6 +97,8 @@ pub enum WriteError {
     OverQuota(String),
     /// The object is larger than [`MAX_OBJECT_BYTES`].
     TooLarge,
+    /// The object could not be read back.
+    Excess(Excess),
     /// The store could not make it durable; nothing changed.
     Failed(String),
     /// It was not tried, because changes before it failed; nothing changed.
@@ -254,9 +257,7 @@ impl Order {
         if self.revision >= self.reserved {
             return Err(WriteError::Failed("no revision can be reserved on the disk".to_owned()));
         }
-        let Some(event) = event(write.kind, self.revision + 1, write.new, current) else {
-            return Err(WriteError::Failed("the object has no name".to_owned()));
-        };
+        let event = event(write.kind, self.revision + 1, write.new, current)?;
         if event.new.as_ref().is_some_and(|new| new.json.len() > MAX_OBJECT_BYTES) {
             return Err(WriteError::TooLarge);
         }
@@ -290,17 +291,26 @@ impl Order {
     }
 }
 
-fn event(kind: &Kind, revision: u64, new: Option<Value>, old: Option<Arc<Object>>) -> Option<Event> {
+fn event(
+    kind: &Kind,
+    revision: u64,
+    new: Option<Value>,
+    old: Option<Arc<Object>>,
+) -> Result<Event, WriteError> {
     let stamped = |mut value: Value| {
         value["metadata"]["resourceVersion"] = revision.to_string().into();
-        Object::new(kind, &value, revision).map(Arc::new)
+        let unnamed = || WriteError::Failed("the object has no name".to_owned());
+        Object::new(kind, &value, revision)
+            .map(Arc::new)
+            .ok_or_else(|| cost::check_depth(&value).err().map_or_else(unnamed, WriteError::Excess))
     };
-    match new {
-        Some(value) => Some(Event { revision, old, new: Some(stamped(value)?), last: None }),
-        None => {
-            let last = stamped(old.as_ref()?.value())?;
-            Some(Event { revision, old, new: None, last: Some(last) })
+    match (new, &old) {
+        (Some(value), _) => Ok(Event { revision, new: Some(stamped(value)?), old, last: None }),
+        (None, Some(gone)) => {
+            let last = Some(stamped(gone.value())?);
+            Ok(Event { revision, old, new: None, last })
         }
+        (None, None) => Err(WriteError::Mismatch),
     }
 }
 
