@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Writes types.txt: field names, protobuf numbers, types and merge rules of the Kubernetes objects the hub knows.
 
-The facts come from two crates of generated types, read as source text: `k8s-pb` (field numbers, `+patchMergeKey`,
-`+listType` markers) and `k8s-openapi` (exact JSON names, required fields, first sentence of each description).
-Run by hand when Kubernetes' API moves on:  hub/core/schema/extract.py REGISTRY_SRC_DIR > hub/core/schema/types.txt
+The facts come from two crates of generated types, read as source text, and from Kubernetes' own declarations:
+`k8s-openapi` (exact JSON names, required fields, first sentence of each description), `k8s-pb` (`+patchMergeKey`, `+listType`
+markers), and the struct tags of the Go modules k8s.io/api and k8s.io/apimachinery (field numbers, embedded structs, which
+fields leave out a zero). A number is compared with k8s-pb, which has it from another source, by a test of `protobuf.rs`.
+Run by hand when Kubernetes' API moves on; GO_SRC_DIR holds k8s.io/api and k8s.io/apimachinery:
+    hub/core/schema/extract.py REGISTRY_SRC_DIR GO_SRC_DIR > hub/core/schema/types.txt
 """
 import glob, os, re, sys
 
@@ -26,26 +29,48 @@ def newest(pattern):
     return found[-1]
 
 
-def protobuf_messages(root, package):
-    """{type: {lowercase field: (number, [marker])}} of one k8s-pb file"""
+def go_structs(root, package):
+    """{type: {JSON name: (number, omitzero)}} of one types.go; `2.19` is field 19 of the embedded struct that is field 2"""
     part = "apimachinery/pkg/apis/meta/v1" if package == "meta/v1" else f"api/{package}"
-    messages, name, markers, number = {}, None, [], None
+    structs, embedded, fields = {}, [], None
+    for line in open(f"{root}/k8s.io/{part}/types.go"):
+        if found := re.match(r"type (\w+) struct \{", line):
+            fields = structs.setdefault(found.group(1), {})
+        elif line.startswith("}"):
+            fields = None
+        elif fields is not None and (found := re.match(r'\t([\w.]+)(?:\s+(\S+))?\s+`.*json:"([^"]*)".*proto(?:buf)?:"\w+,(\d+),', line)):
+            name, kind, json, number = found.groups()
+            if not json.partition(",")[0]:
+                embedded.append((fields, name, number))
+                continue
+            kind = kind or name
+            # a pointer is absent or a value; a list or map is absent when empty, which `conform` sees to
+            scalar = not kind.startswith(("*", "map[", "[]")) or kind == "[]byte"
+            json, _, options = json.partition(",")
+            fields[json] = (number, scalar and "omitempty" in options)
+    for fields, name, number in embedded:
+        fields.update({json: (f"{number}.{inner}", omit) for json, (inner, omit) in structs[name].items()})
+    return structs
+
+
+def markers_of(root, package):
+    """{lowercase type: {lowercase field: [marker]}} of one k8s-pb file, whose names are prost's"""
+    part = "apimachinery/pkg/apis/meta/v1" if package == "meta/v1" else f"api/{package}"
+    messages, name, markers = {}, None, []
     for line in open(f"{root}/src/{part}/mod.rs"):
         line = line.strip()
         if found := re.match(r"pub struct (\w+) \{", line):
-            name = found.group(1)
+            name = found.group(1).lower()
             # markers above a type are the type's own
-            messages[name] = {"": (0, markers)}
-            markers, number = [], None
+            messages[name] = {"": markers}
+            markers = []
         elif line.startswith("/// +"):
             markers.append(line[5:])
-        elif line.startswith("#[prost(") and (found := re.search(r'tag = "(\d+)"', line)):
-            number = int(found.group(1))
-        elif name and number and (found := re.match(r"pub (?:r#)?(\w+):", line)):
-            messages[name][found.group(1).replace("_", "").lower()] = (number, markers)
-            markers, number = [], None
+        elif name and (found := re.match(r"pub (?:r#)?(\w+):", line)):
+            messages[name][found.group(1).replace("_", "").lower()] = markers
+            markers = []
         elif line.startswith("}"):
-            name, markers, number = None, [], None
+            name, markers = None, []
     return messages
 
 
@@ -120,36 +145,42 @@ def merge_rule(markers):
     return " ".join(rules)
 
 
-def main(registry):
+def field_words(json, number, omitzero, of, required, rule):
+    words = [json, number, of]
+    if required and not of.startswith("{}"):
+        words.append("required")
+    if omitzero and not required and of in ("string", "bool", "int32", "int64", "double", "bytes"):
+        words.append("omitzero")
+    return " ".join(words + ([rule] if rule else []))
+
+
+def main(registry, go):
     protobuf = newest(f"{registry}/k8s-pb-*")
     openapi = newest(newest(f"{registry}/k8s-openapi-*") + "/src/v1_3*")
-    print(f"# From {os.path.basename(protobuf)} and k8s-openapi {os.path.basename(openapi)}; written by extract.py.")
-    print("# type [atomic], then: field number shape [required] [merge=KEY|set] [retainkeys] [keys=A+B|set] [atomic] | description")
-    messages, done, todo = {}, set(), list(ROOTS)
+    print(f"# From k8s-openapi {os.path.basename(openapi)}, {os.path.basename(protobuf)} and k8s.io/api; written by extract.py.")
+    print("# type [atomic], then: field number shape [required] [omitzero] [merge=KEY|set] [retainkeys] [keys=A+B|set] [atomic] | description")
+    print("# A number 2.19 is field 19 of an embedded struct, whose fields JSON has in its parent and protobuf in field 2.")
+    known, done, todo = {}, set(), list(ROOTS)
     while todo:
         name = todo.pop(0)
         if name in done:
             continue
         done.add(name)
         package, kind = name.rsplit("/", 1)
-        if package not in messages:
-            messages[package] = protobuf_messages(protobuf, package)
+        if package not in known:
+            known[package] = (markers_of(protobuf, package), go_structs(go, package))
+        markers, numbers = (of.get(name, {}) for of, name in zip(known[package], (kind.lower(), kind)))
         described, fields = openapi_type(openapi, package, kind)
-        atomic = " atomic" if merge_rule(messages[package].get(kind, {}).get("", (0, []))[1]) == "atomic" else ""
+        atomic = " atomic" if merge_rule(markers.get("", [])) == "atomic" else ""
         print(f"\n{name}{atomic} | {described}")
         for words, text in OURS.get(name, []):
             print(f"  {words} | {text}")
         for rust, json, rust_type, required, text in fields:
-            known = messages[package].get(kind, {}).get(rust.replace("_", ""))
-            number, markers = known or (0, [])
-            if json in ("apiVersion", "kind") and not known:
+            if json in ("apiVersion", "kind") and json not in numbers:
                 continue
-            words = [json, str(number), shape(rust_type, todo)]
-            if required and not words[2].startswith(("{}",)):
-                words.append("required")
-            if rule := merge_rule(markers):
-                words.append(rule)
-            print(f"  {' '.join(words)} | {text}")
+            number, omitzero = numbers.get(json, ("0", False))
+            rule = merge_rule(markers.get(rust.replace("_", ""), []))
+            print(f"  {field_words(json, number, omitzero, shape(rust_type, todo), required, rule)} | {text}")
 
 
-main(sys.argv[1])
+main(*sys.argv[1:])

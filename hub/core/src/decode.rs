@@ -217,6 +217,10 @@ pub fn parse(content_type: &str, body: &[u8]) -> Result<(Value, Vec<String>), Ap
             Err(ProtobufError::Malformed(why)) => {
                 Err(ApiError::bad_request(format!("the protobuf body {why}")))
             }
+            Err(ProtobufError::UnknownField(why)) => {
+                Err(ApiError::bad_request(format!("the protobuf body has {why}")))
+            }
+            Err(ProtobufError::Excess(excess)) => Err(excess.refusal("the protobuf body")),
             Err(ProtobufError::UnknownType(_)) => {
                 Err(ApiError::unsupported_media_type(&["application/json"]))
             }

@@ -2,16 +2,22 @@
 //!
 //! The body is `k8s\0` and a `runtime.Unknown` that names the type; the message inside is read by the field numbers of the
 //! schema table into the same JSON a client would have sent. One generic reader of 200 lines instead of generated types for
-//! every kind (which know no JSON names), and a test reads what generated types wrote. Never panics; depth is bounded.
+//! every kind (which know no JSON names); `tests/protobuf_numbers.rs` compares every field of it with generated types. Always
+//! holds: no field is lost, a number that is not in the table is refused; nothing panics; depth and memory are bounded.
 
 use serde_json::{Map, Value};
 
-use crate::kinds::schema::{self, Shape, Type, base64_encode};
+use crate::cost::{self, Budget, Excess};
+use crate::decode;
+use crate::kinds::schema::{self, Field, Shape, Type, base64_encode};
 
 /// The prefix of every protobuf body.
 const MAGIC: &[u8] = b"k8s\0";
 /// Messages inside messages; upstream's types are at most about 20 deep.
 const DEPTH: usize = 64;
+/// Numbers of fields that upstream has removed, `clusterName` and the series' `state`. Clients older than Kubernetes 1.24 send
+/// them empty with every object, and that is all that is accepted.
+const RETIRED: &[(&str, u64)] = &[("meta/v1/ObjectMeta", 15), ("core/v1/EventSeries", 3)];
 
 /// A body that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,21 +26,37 @@ pub enum ProtobufError {
     Malformed(&'static str),
     /// The type is not in the table.
     UnknownType(String),
+    /// A field, named with its message, that is not in the table: it cannot be kept, and is not dropped.
+    UnknownField(String),
+    /// Too deep, or too much memory.
+    Excess(Excess),
+}
+
+impl From<Excess> for ProtobufError {
+    fn from(excess: Excess) -> ProtobufError {
+        ProtobufError::Excess(excess)
+    }
+}
+
+fn unknown(number: u64, of: &str) -> ProtobufError {
+    ProtobufError::UnknownField(format!(
+        "field {number} of {of}, which this server does not know: send JSON, or leave the field out"
+    ))
 }
 
 /// Reads a whole body: apiVersion, kind and the object's fields.
 pub fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
-    let unknown =
+    let unknown_object =
         body.strip_prefix(MAGIC).ok_or(ProtobufError::Malformed("does not start with the magic bytes"))?;
     let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
-    for field in fields(unknown) {
+    for field in fields(unknown_object) {
         match field? {
             (1, Wire::Bytes(meta)) => {
                 for field in fields(meta) {
                     match field? {
                         (1, Wire::Bytes(text)) => api_version = utf8(text)?,
                         (2, Wire::Bytes(text)) => kind = utf8(text)?,
-                        _ => {}
+                        (number, _) => return Err(unknown(number, "runtime.TypeMeta")),
                     }
                 }
             }
@@ -42,15 +64,22 @@ pub fn decode(body: &[u8]) -> Result<Value, ProtobufError> {
             (3, Wire::Bytes(encoding)) if !encoding.is_empty() => {
                 return Err(ProtobufError::Malformed("has a content encoding"));
             }
-            _ => {}
+            // the type of the content repeats the request's header
+            (3 | 4, Wire::Bytes(_)) => {}
+            (number, _) => return Err(unknown(number, "runtime.Unknown")),
         }
     }
     let of = type_of(&api_version, &kind)
         .ok_or_else(|| ProtobufError::UnknownType(format!("{api_version} {kind}")))?;
-    let mut object = message(of, raw, 0)?;
+    let mut object = Map::new();
+    let mut reader = Reader::default();
+    reader.message(of, 0, raw, &mut object)?;
     object.insert("apiVersion".to_owned(), api_version.into());
     object.insert("kind".to_owned(), kind.into());
-    Ok(Value::Object(object))
+    let object = Value::Object(object);
+    // raw content may have added levels
+    cost::check(&object)?;
+    Ok(object)
 }
 
 /// `v1` and `apps/v1` of upstream are `core/v1` and `apps/v1` in the table, without the groups' domain.
@@ -73,6 +102,15 @@ enum Wire<'a> {
     Fixed64(u64),
     Fixed32,
 }
+
+impl Wire<'_> {
+    fn is_empty(&self) -> bool {
+        matches!(self, Wire::Bytes([]))
+    }
+}
+
+/// A field's value does not fit its shape.
+const WRONG: ProtobufError = ProtobufError::Malformed("has a field of another type than the schema's");
 
 fn varint(bytes: &mut &[u8]) -> Result<u64, ProtobufError> {
     let mut value = 0_u64;
@@ -132,96 +170,204 @@ fn utf8(bytes: &[u8]) -> Result<String, ProtobufError> {
         .map_err(|_| ProtobufError::Malformed("has text that is no UTF-8"))
 }
 
-fn message(of: &'static Type, bytes: &[u8], depth: usize) -> Result<Map<String, Value>, ProtobufError> {
-    if depth > DEPTH {
-        return Err(ProtobufError::Malformed("is nested too deeply"));
+/// A field of a message on the wire.
+enum Member {
+    Field(&'static Field),
+    /// A struct whose fields JSON has in its parent.
+    Embedded(u32),
+}
+
+/// The member of this number. `embedded` is the embedded struct that is read, 0 for the message itself.
+fn member(of: &'static Type, embedded: u32, number: u64) -> Option<Member> {
+    let number = u32::try_from(number).ok().filter(|number| *number != 0)?;
+    let found = of.fields.iter().find(|field| field.embedded == embedded && field.number == number);
+    let is_struct = || embedded == 0 && of.fields.iter().any(|field| field.embedded == number);
+    found.map(Member::Field).or_else(|| is_struct().then_some(Member::Embedded(number)))
+}
+
+/// Reads messages; counts what they cost.
+#[derive(Default)]
+struct Reader {
+    budget: Budget,
+    depth: usize,
+}
+
+impl Reader {
+    /// Adds the fields of a message to an object.
+    fn message(
+        &mut self,
+        of: &'static Type,
+        embedded: u32,
+        bytes: &[u8],
+        object: &mut Map<String, Value>,
+    ) -> Result<(), ProtobufError> {
+        if self.depth == DEPTH {
+            return Err(ProtobufError::Malformed("is nested too deeply"));
+        }
+        self.depth += 1;
+        for field in fields(bytes) {
+            let (number, wire) = field?;
+            match member(of, embedded, number) {
+                Some(Member::Field(field)) => self.field(field, wire, object)?,
+                Some(Member::Embedded(inner)) => {
+                    let Wire::Bytes(bytes) = wire else { return Err(WRONG) };
+                    self.message(of, inner, bytes, object)?;
+                }
+                None if RETIRED.contains(&(of.name, number)) && wire.is_empty() => {}
+                None if embedded != 0 => {
+                    return Err(unknown(
+                        number,
+                        &format!("the struct that is field {embedded} of {}", of.name),
+                    ));
+                }
+                None => return Err(unknown(number, of.name)),
+            }
+        }
+        self.depth -= 1;
+        Ok(())
     }
-    let mut object = Map::new();
-    for field in fields(bytes) {
-        let (number, wire) = field?;
-        // fields that a newer client knows and we do not are dropped, as upstream drops them
-        let Some(field) =
-            of.fields.iter().find(|field| field.number != 0 && u64::from(field.number) == number)
-        else {
-            continue;
-        };
+
+    fn field(
+        &mut self,
+        field: &'static Field,
+        wire: Wire<'_>,
+        object: &mut Map<String, Value>,
+    ) -> Result<(), ProtobufError> {
+        if !object.contains_key(field.name) {
+            self.budget.entry(object.len(), field.name)?;
+        }
         match &field.shape {
             Shape::List(item) => {
                 let list = object.entry(field.name).or_insert_with(|| Value::Array(Vec::new()));
-                if let (Value::Array(items), Some(value)) = (list, scalar(item, wire, depth)?) {
-                    items.push(value);
-                }
+                let Value::Array(items) = list else { return Err(WRONG) };
+                self.items(item, wire, items)
             }
             Shape::Map(item) => {
-                let (key, value) = map_entry(item, wire, depth)?;
                 let map = object.entry(field.name).or_insert_with(|| Value::Object(Map::new()));
-                if let Value::Object(entries) = map {
-                    entries.insert(key, value);
-                }
+                let Value::Object(entries) = map else { return Err(WRONG) };
+                self.map_entry(item, wire, entries)
+            }
+            Shape::Message(name) => {
+                let (Some(of), Wire::Bytes(bytes)) = (schema::find(name), wire) else { return Err(WRONG) };
+                // a message that comes in several parts is their sum
+                let message = object.entry(field.name).or_insert_with(|| Value::Object(Map::new()));
+                let Value::Object(message) = message else { return Err(WRONG) };
+                self.message(of, 0, bytes, message)
             }
             shape => {
-                let value = scalar(shape, wire, depth)?;
-                // Go writes empty text for every field that is not a pointer; its JSON would leave it out
-                if let Some(value) = value.filter(|value| value != "" || field.required) {
-                    object.insert(field.name.to_owned(), value);
-                }
+                let value = self.scalar(shape, wire)?.filter(|value| !(field.omit_zero && is_zero(value)));
+                match value {
+                    Some(value) => object.insert(field.name.to_owned(), value),
+                    None => object.remove(field.name),
+                };
+                Ok(())
             }
         }
     }
-    Ok(object)
-}
 
-fn map_entry(item: &Shape, wire: Wire<'_>, depth: usize) -> Result<(String, Value), ProtobufError> {
-    let Wire::Bytes(entry) = wire else { return Err(ProtobufError::Malformed("has an invalid map")) };
-    let (mut key, mut value) = (String::new(), None);
-    for field in fields(entry) {
-        match field? {
-            (1, Wire::Bytes(text)) => key = utf8(text)?,
-            (2, wire) => value = scalar(item, wire, depth)?,
-            _ => {}
+    /// Adds an item of a list, or several scalars that are packed into one field.
+    fn items(
+        &mut self,
+        item: &'static Shape,
+        wire: Wire<'_>,
+        items: &mut Vec<Value>,
+    ) -> Result<(), ProtobufError> {
+        if let (Shape::Int32 | Shape::Int64 | Shape::Bool, Wire::Bytes(packed)) = (item, &wire) {
+            let mut packed = *packed;
+            while !packed.is_empty() {
+                let number = Wire::Varint(varint(&mut packed)?);
+                self.items(item, number, items)?;
+            }
+            return Ok(());
+        }
+        self.budget.item(items.len())?;
+        items.extend(self.value(item, wire)?);
+        Ok(())
+    }
+
+    fn map_entry(
+        &mut self,
+        item: &'static Shape,
+        wire: Wire<'_>,
+        entries: &mut Map<String, Value>,
+    ) -> Result<(), ProtobufError> {
+        let Wire::Bytes(entry) = wire else { return Err(ProtobufError::Malformed("has an invalid map")) };
+        let (mut key, mut value) = (String::new(), None);
+        for field in fields(entry) {
+            match field? {
+                (1, Wire::Bytes(text)) => key = utf8(text)?,
+                (2, wire) => value = self.value(item, wire)?,
+                (number, _) => return Err(unknown(number, "a map's entry")),
+            }
+        }
+        self.budget.entry(entries.len(), &key)?;
+        entries.insert(key, value.unwrap_or_else(|| schema::empty_of(item)));
+        Ok(())
+    }
+
+    /// A value of a list or map; `None` for an empty time.
+    fn value(&mut self, shape: &'static Shape, wire: Wire<'_>) -> Result<Option<Value>, ProtobufError> {
+        match (shape, wire) {
+            (Shape::Message(name), Wire::Bytes(bytes)) => {
+                let of = schema::find(name).ok_or(WRONG)?;
+                let mut object = Map::new();
+                self.message(of, 0, bytes, &mut object)?;
+                Ok(Some(Value::Object(object)))
+            }
+            (shape, wire) => self.scalar(shape, wire),
         }
     }
-    Ok((key, value.unwrap_or_else(|| Value::from(""))))
-}
 
-/// One value; `None` for an empty time.
-fn scalar(shape: &Shape, wire: Wire<'_>, depth: usize) -> Result<Option<Value>, ProtobufError> {
-    let wrong = Err(ProtobufError::Malformed("has a field of another type than the schema's"));
-    Ok(Some(match (shape, wire) {
-        (Shape::String, Wire::Bytes(text)) => utf8(text)?.into(),
-        (Shape::Bytes, Wire::Bytes(bytes)) => base64_encode(bytes).into(),
-        (Shape::Bool, Wire::Varint(number)) => (number != 0).into(),
-        (Shape::Int32 | Shape::Int64, Wire::Varint(number)) => number.cast_signed().into(),
-        (Shape::Double, Wire::Fixed64(bits)) => f64::from_bits(bits).into(),
-        (Shape::Time, Wire::Bytes(bytes)) => return time_text(bytes, false),
-        (Shape::MicroTime, Wire::Bytes(bytes)) => return time_text(bytes, true),
-        (Shape::Quantity, Wire::Bytes(bytes)) => inner_text(bytes)?.into(),
-        (Shape::IntOrString, Wire::Bytes(bytes)) => int_or_string(bytes)?,
-        (Shape::Raw, Wire::Bytes(bytes)) => {
-            let raw = inner_bytes(bytes)?;
-            serde_json::from_slice(raw)
-                .map_err(|_| ProtobufError::Malformed("has raw content that is no JSON"))?
+    /// One value that is no message; `None` for an empty time and for no content.
+    fn scalar(&mut self, shape: &Shape, wire: Wire<'_>) -> Result<Option<Value>, ProtobufError> {
+        let value: Value = match (shape, wire) {
+            (Shape::String, Wire::Bytes(text)) => utf8(text)?.into(),
+            (Shape::Bytes, Wire::Bytes(bytes)) => base64_encode(bytes).into(),
+            (Shape::Bool, Wire::Varint(number)) => (number != 0).into(),
+            (Shape::Int32 | Shape::Int64, Wire::Varint(number)) => number.cast_signed().into(),
+            (Shape::Double, Wire::Fixed64(bits)) => f64::from_bits(bits).into(),
+            (Shape::Time, Wire::Bytes(bytes)) => return time_text(bytes, false),
+            (Shape::MicroTime, Wire::Bytes(bytes)) => return time_text(bytes, true),
+            (Shape::Quantity, Wire::Bytes(bytes)) => utf8(inner_bytes(bytes, "Quantity")?)?.into(),
+            (Shape::IntOrString, Wire::Bytes(bytes)) => int_or_string(bytes)?,
+            (Shape::Raw, Wire::Bytes(bytes)) => {
+                let raw = inner_bytes(bytes, "raw content")?;
+                if raw.is_empty() {
+                    return Ok(None);
+                }
+                let (raw, _) = decode::json(raw)
+                    .map_err(|_| ProtobufError::Malformed("has raw content that is no JSON"))?;
+                self.budget.value(&raw, 0)?;
+                return Ok(Some(raw));
+            }
+            _ => return Err(WRONG),
+        };
+        if let Value::String(text) = &value {
+            self.budget.text(text)?;
         }
-        (Shape::Message(name), Wire::Bytes(bytes)) => match schema::find(name) {
-            Some(of) => Value::Object(message(of, bytes, depth + 1)?),
-            None => return wrong,
-        },
-        _ => return wrong,
-    }))
+        Ok(Some(value))
+    }
 }
 
-fn inner_bytes(bytes: &[u8]) -> Result<&[u8], ProtobufError> {
+/// Go's empty value, which JSON leaves out.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.is_empty(),
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::Bool(yes) => !yes,
+        _ => false,
+    }
+}
+
+fn inner_bytes<'a>(bytes: &'a [u8], of: &str) -> Result<&'a [u8], ProtobufError> {
     let mut found = &[][..];
     for field in fields(bytes) {
-        if let (1, Wire::Bytes(inner)) = field? {
-            found = inner;
+        match field? {
+            (1, Wire::Bytes(inner)) => found = inner,
+            (number, _) => return Err(unknown(number, of)),
         }
     }
     Ok(found)
-}
-
-fn inner_text(bytes: &[u8]) -> Result<String, ProtobufError> {
-    utf8(inner_bytes(bytes)?)
 }
 
 fn int_or_string(bytes: &[u8]) -> Result<Value, ProtobufError> {
@@ -231,7 +377,7 @@ fn int_or_string(bytes: &[u8]) -> Result<Value, ProtobufError> {
             (1, Wire::Varint(kind)) => is_text = kind != 0,
             (2, Wire::Varint(value)) => number = value.cast_signed(),
             (3, Wire::Bytes(value)) => text = utf8(value)?,
-            _ => {}
+            (number, _) => return Err(unknown(number, "IntOrString")),
         }
     }
     Ok(if is_text { text.into() } else { number.into() })
@@ -243,7 +389,7 @@ fn time_text(bytes: &[u8], micro: bool) -> Result<Option<Value>, ProtobufError> 
         match field? {
             (1, Wire::Varint(value)) => (seconds, given) = (value.cast_signed(), true),
             (2, Wire::Varint(value)) => nanos = value.cast_signed(),
-            _ => {}
+            (number, _) => return Err(unknown(number, "Time")),
         }
     }
     // Go's zero time

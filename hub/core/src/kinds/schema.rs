@@ -51,10 +51,14 @@ pub struct Field {
     pub name: &'static str,
     /// The protobuf number; 0 where the wire form is not known.
     pub number: u32,
+    /// The number, in the parent, of the embedded struct that has the field on the wire; 0 for none. JSON has no such structs.
+    pub embedded: u32,
     /// The shape of its values.
     pub shape: Shape,
     /// Upstream always writes it.
     pub required: bool,
+    /// Upstream's value is no pointer, so zero means absent: it is sent in protobuf, and left out in JSON.
+    pub omit_zero: bool,
     /// How a strategic merge patch treats a list; `None` replaces it.
     pub merge: Option<ListMerge>,
     /// A strategic merge of this field honours `$retainKeys`.
@@ -157,13 +161,17 @@ impl Field {
     fn parse(words: &'static str, description: &'static str) -> Field {
         let mut words = words.split(' ');
         let name = words.next().unwrap_or_default();
-        let number = words.next().and_then(|number| number.parse().ok()).unwrap_or(0);
+        let numbers = words.next().unwrap_or_default();
+        let (embedded, number) = numbers.split_once('.').unwrap_or(("0", numbers));
+        let [embedded, number] = [embedded, number].map(|number| number.parse().unwrap_or(0));
         let shape = Shape::parse(words.next().unwrap_or("raw"));
         let mut field = Field {
             name,
             number,
+            embedded,
             shape,
             required: false,
+            omit_zero: false,
             merge: None,
             retain_keys: false,
             list_keys: None,
@@ -174,6 +182,7 @@ impl Field {
             match word.split_once('=') {
                 None if word == "required" => field.required = true,
                 None if word == "atomic" => field.atomic = true,
+                None if word == "omitzero" => field.omit_zero = true,
                 None => field.retain_keys |= word == "retainkeys",
                 Some(("merge", "set")) => field.merge = Some(ListMerge::Set),
                 Some(("merge", key)) => field.merge = Some(ListMerge::ByKey(key)),
@@ -327,7 +336,8 @@ fn conform_shape(shape: &Shape, value: &mut Value, path: &Path<'_>, findings: &m
     }
 }
 
-fn empty_of(shape: &Shape) -> Value {
+/// Go's empty value of a shape.
+pub(crate) fn empty_of(shape: &Shape) -> Value {
     match shape {
         Shape::Bool => Value::Bool(false),
         Shape::Int32 | Shape::Int64 | Shape::Double => Value::from(0),
