@@ -314,6 +314,17 @@ impl Reader {
                 self.message(of, 0, bytes, &mut object)?;
                 Ok(Some(Value::Object(object)))
             }
+            // protobuf has no lists in maps: upstream wraps them
+            (Shape::List(item), Wire::Bytes(bytes)) => {
+                let mut items = Vec::new();
+                for field in fields(bytes) {
+                    match field? {
+                        (1, wire) => self.items(item, wire, &mut items)?,
+                        (number, _) => return Err(unknown(number, "a list in a map")),
+                    }
+                }
+                Ok(Some(Value::Array(items)))
+            }
             (shape, wire) => self.scalar(shape, wire),
         }
     }
