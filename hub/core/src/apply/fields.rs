@@ -5,10 +5,14 @@
 
 use std::collections::BTreeMap;
 
+use kedge_api::excerpt_of;
 use serde_json::{Map, Value};
 
 /// Deepest path that is read; the deepest of the served types has some 15 steps.
 const MAX_DEPTH: usize = 40;
+
+/// Characters of a path that a conflict names: keys are a stranger's.
+const SHOWN_CHARS: usize = 256;
 
 /// One step of a path. Keys and values are kept as JSON text with sorted keys, so that equal ones are equal texts.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,10 +127,15 @@ impl FieldSet {
 
     pub fn union(&self, other: &FieldSet) -> FieldSet {
         let mut sum = self.clone();
-        for (step, branch) in &other.0 {
-            sum.add(step.clone(), branch.clone());
-        }
+        sum.include(other);
         sum
+    }
+
+    /// Adds all paths of the other.
+    pub fn include(&mut self, other: &FieldSet) {
+        for (step, branch) in &other.0 {
+            self.add(step.clone(), branch.clone());
+        }
     }
 
     pub fn intersection(&self, other: &FieldSet) -> FieldSet {
@@ -182,18 +191,27 @@ impl FieldSet {
         self
     }
 
-    /// Every path in the set, as conflicts name it; shorter paths first.
-    pub fn paths(&self) -> Vec<String> {
+    /// How many paths there are.
+    pub fn len(&self) -> usize {
+        self.0.values().map(|branch| usize::from(branch.member) + branch.below.len()).sum()
+    }
+
+    /// Paths in the set, as conflicts name them; shorter ones first, at most so many, and long ones cut.
+    pub fn paths(&self, most: usize) -> Vec<String> {
         let mut found = Vec::new();
-        self.collect_paths("", &mut found);
+        self.collect_paths("", most, &mut found);
         found
     }
 
-    fn collect_paths(&self, prefix: &str, found: &mut Vec<String>) {
+    fn collect_paths(&self, prefix: &str, most: usize, found: &mut Vec<String>) {
+        let path = |step: &Step| excerpt_of(&format!("{prefix}{}", step.shown()), SHOWN_CHARS);
         let members = self.0.iter().filter(|(_, branch)| branch.member);
-        found.extend(members.map(|(step, _)| format!("{prefix}{}", step.shown())));
+        found.extend(members.take(most.saturating_sub(found.len())).map(|(step, _)| path(step)));
         for (step, branch) in self.0.iter().filter(|(_, branch)| !branch.below.is_empty()) {
-            branch.below.collect_paths(&format!("{prefix}{}", step.shown()), found);
+            if found.len() >= most {
+                return;
+            }
+            branch.below.collect_paths(&path(step), most, found);
         }
     }
 
@@ -242,7 +260,7 @@ mod tests {
             "f:spec": {"f:ports": {"k:{\"containerPort\":80,\"protocol\":\"TCP\"}": {".": {}, "f:name": {}}, "i:3": {}}}});
         assert_eq!(set(value.clone()).to_value(), value);
         assert_eq!(
-            set(value).paths(),
+            set(value.clone()).paths(6),
             [
                 ".metadata.labels",
                 ".metadata.finalizers[=\"x\"]",
@@ -252,6 +270,7 @@ mod tests {
                 ".spec.ports[containerPort=80,protocol=\"TCP\"].name"
             ]
         );
+        assert_eq!((set(value.clone()).len(), set(value).paths(2).len()), (6, 2));
         for wrong in [json!([]), json!({"x": {}}), json!({"f:a": 1}), json!({"k:x": {}}), json!({"i:-1": {}})]
         {
             assert_eq!(FieldSet::from_value(&wrong), None, "{wrong}");

@@ -3,10 +3,12 @@
 //! Always holds: entries are in upstream's order, none is empty, and at most [`MAX_UPDATERS`] are of updates. An entry that
 //! cannot be read makes all of them invalid: the object then counts as having none, as upstream does.
 
+use kedge_api::excerpt;
 use serde_json::{Value, json};
 
 use super::fields::FieldSet;
 use crate::api_error::ApiError;
+use crate::field_error::SHOWN_ERRORS;
 use crate::kinds::{Kind, text};
 
 /// Longest name of a manager, in bytes; upstream's limit.
@@ -140,7 +142,8 @@ fn merge_oldest(entries: &mut Vec<Entry>) {
     let first = entries.len() - updaters;
     let oldest: Vec<Entry> = entries.drain(first..=first + (updaters - MAX_UPDATERS)).collect();
     let Some(last) = oldest.last().cloned() else { return };
-    let fields = oldest.iter().fold(FieldSet::default(), |all, entry| all.union(&entry.fields));
+    let mut fields = FieldSet::default();
+    oldest.iter().for_each(|entry| fields.include(&entry.fields));
     let merged = Entry { manager: ANCIENT.to_owned(), subresource: String::new(), fields, ..last };
     entries.insert(first, merged);
 }
@@ -182,22 +185,27 @@ pub(super) fn update(
 fn shown(entry: &Entry) -> String {
     let mut text = format!("{:?}", entry.manager);
     if !entry.subresource.is_empty() {
-        text.push_str(&format!(" with subresource {:?}", entry.subresource));
+        text.push_str(&format!(" with subresource {:?}", excerpt(&entry.subresource)));
     }
     if entry.operation == Operation::Update {
-        text.push_str(&format!(" using {}", entry.api_version));
+        text.push_str(&format!(" using {}", excerpt(&entry.api_version)));
     }
     text
 }
 
-/// The error of a refused apply, in upstream's words.
+/// The error of a refused apply, in upstream's words; beyond [`SHOWN_ERRORS`] conflicts are only counted.
 pub(super) fn conflict(conflicts: &[(&Entry, FieldSet)]) -> ApiError {
+    let count: usize = conflicts.iter().map(|(_, fields)| fields.len()).sum();
     let mut causes = Vec::new();
     let mut lines = Vec::new();
     for (entry, fields) in conflicts {
+        let paths = fields.paths(SHOWN_ERRORS - causes.len());
+        if paths.is_empty() {
+            break;
+        }
         let manager = shown(entry);
         lines.push(format!("conflicts with {manager}:"));
-        for path in fields.paths() {
+        for path in paths {
             lines.push(format!("- {path}"));
             causes.push(json!({
                 "reason": "FieldManagerConflict",
@@ -206,15 +214,15 @@ pub(super) fn conflict(conflicts: &[(&Entry, FieldSet)]) -> ApiError {
             }));
         }
     }
+    if count > causes.len() {
+        lines.push(format!("and {} more", count - causes.len()));
+    }
     let message = match (conflicts, &causes[..]) {
         ([(entry, fields)], [_]) => {
-            format!(
-                "Apply failed with 1 conflict: conflict with {}: {}",
-                shown(entry),
-                fields.paths().concat()
-            )
+            let path = fields.paths(1).concat();
+            format!("Apply failed with 1 conflict: conflict with {}: {path}", shown(entry))
         }
-        _ => format!("Apply failed with {} conflicts: {}", causes.len(), lines.join("\n")),
+        _ => format!("Apply failed with {count} conflicts: {}", lines.join("\n")),
     };
     ApiError::apply_conflict(message, causes)
 }

@@ -176,7 +176,8 @@ impl Apply {
         let mut new = match &last {
             None => merged,
             Some(last) => {
-                let kept = entries.iter().fold(own.fields.clone(), |all, entry| all.union(&entry.fields));
+                let mut kept = own.fields.clone();
+                entries.iter().for_each(|entry| kept.include(&entry.fields));
                 typed::remove(of, merged, &last.fields, &kept)
             }
         };

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::fields::{Branch, FieldSet, Step};
 use crate::kinds::schema::{self, Field, Shape, Type};
+use crate::path::Path;
 
 /// How a value is owned.
 #[derive(Debug, Clone, Copy)]
@@ -98,14 +99,14 @@ fn is_empty(value: &Value) -> bool {
 
 /// Rejects lists of an applied object with items that lack a key, and with duplicate items.
 pub(super) fn check_lists(of: &'static Type, value: &Value) -> Result<(), String> {
-    check_lists_below(Form::Struct(of), value, "")
+    check_lists_below(Form::Struct(of), value, &Path::Root)
 }
 
-fn check_lists_below(of: Form, value: &Value, path: &str) -> Result<(), String> {
+fn check_lists_below(of: Form, value: &Value, path: &Path<'_>) -> Result<(), String> {
     match (of, value) {
         (Form::Struct(_) | Form::Map(_), Value::Object(fields)) => {
             fields.iter().try_for_each(|(name, value)| {
-                check_lists_below(member(of, name).0, value, &format!("{path}.{name}"))
+                check_lists_below(member(of, name).0, value, &Path::Field(path, name))
             })
         }
         (Form::KeyedList(..) | Form::SetList, Value::Array(items)) => {
@@ -113,13 +114,16 @@ fn check_lists_below(of: Form, value: &Value, path: &str) -> Result<(), String> 
             for (index, item) in items.iter().enumerate() {
                 let step = match of {
                     Form::KeyedList(keys, _) => keyed_step(keys, item).map_err(|key| {
-                        format!("{path}: element {index}: associative list with keys has an element that omits key field {key:?}")
+                        format!(
+                            ".{}: element {index}: associative list with keys has an element that omits key field {key:?}",
+                            path.text()
+                        )
                     })?,
                     _ => Step::Item(item.to_string()),
                 };
-                let below = format!("{path}[{index}]");
+                let below = Path::Item(path, index);
                 if !seen.insert(step) {
-                    return Err(format!("{below}: duplicate entries for a key of the list"));
+                    return Err(format!(".{}: duplicate entries for a key of the list", below.text()));
                 }
                 check_lists_below(item_form(of), item, &below)?;
             }
@@ -415,7 +419,7 @@ mod tests {
         new["metadata"]["labels"] = json!({"b": "1"});
         let changed = compare(of(SET), &daemon_set(), &new);
         assert_eq!(
-            changed.set.paths(),
+            changed.set.paths(99),
             [
                 ".metadata.labels.b",
                 ".spec.template.spec.containers[name=\"main\"].args",
@@ -426,7 +430,7 @@ mod tests {
             ]
         );
         assert_eq!(
-            changed.removed.paths(),
+            changed.removed.paths(99),
             [
                 ".metadata.labels.a",
                 ".spec.template.spec.containers[name=\"main\"].env[name=\"E\"]",

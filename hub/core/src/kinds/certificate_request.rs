@@ -3,6 +3,8 @@
 //! The hub writes the requester's identity, never the client. The spec never changes; Approved and Denied are set through the
 //! approval subresource only, the certificate and Failed through status only. Signing is `controllers::certificates`'s.
 
+use std::collections::BTreeMap;
+
 use kedge_api::CLIENT_SIGNER;
 use serde_json::{Value, json};
 
@@ -116,9 +118,7 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
 pub fn approved(old: &Value, wanted: &Value, now: &str) -> Value {
     let mut new = wanted.clone();
     let mut list: Vec<Value> = conditions(wanted).cloned().collect();
-    for condition in &mut list {
-        stamp(condition, old, now);
-    }
+    stamp(&mut list, old, now);
     for part in ["spec", "status"] {
         match (old.get(part), new.as_object_mut()) {
             (Some(kept), Some(new)) => drop(new.insert(part.to_owned(), kept.clone())),
@@ -135,9 +135,7 @@ pub fn reported(old: &Value, wanted: &Value, now: &str) -> Value {
     let mut new = wanted.clone();
     let mut list: Vec<Value> = conditions(old).filter(|condition| is_approval(condition)).cloned().collect();
     list.extend(conditions(wanted).filter(|condition| !is_approval(condition)).cloned());
-    for condition in &mut list {
-        stamp(condition, old, now);
-    }
+    stamp(&mut list, old, now);
     set_conditions(&mut new, list);
     new
 }
@@ -154,17 +152,23 @@ fn is_approval(condition: &Value) -> bool {
     matches!(text(condition, &["type"]), "Approved" | "Denied")
 }
 
-/// Fills in status and times that a condition lacks, as upstream does.
-fn stamp(condition: &mut Value, old: &Value, now: &str) {
-    if text(condition, &["status"]).is_empty() {
-        condition["status"] = "True".into();
+/// Fills in status and times that conditions lack, as upstream does.
+fn stamp(list: &mut [Value], old: &Value, now: &str) {
+    let mut known: BTreeMap<&str, &Value> = BTreeMap::new();
+    for condition in conditions(old) {
+        known.entry(text(condition, &["type"])).or_insert(condition);
     }
-    let known = conditions(old).find(|known| known["type"] == condition["type"]);
-    for field in ["lastUpdateTime", "lastTransitionTime"] {
-        if text(condition, &[field]).is_empty() {
-            let kept =
-                known.map(|known| text(known, &[field])).filter(|time| !time.is_empty()).unwrap_or(now);
-            condition[field] = kept.into();
+    for condition in list {
+        if text(condition, &["status"]).is_empty() {
+            condition["status"] = "True".into();
+        }
+        let known = known.get(text(condition, &["type"]));
+        for field in ["lastUpdateTime", "lastTransitionTime"] {
+            if text(condition, &[field]).is_empty() {
+                let kept =
+                    known.map(|known| text(known, &[field])).filter(|time| !time.is_empty()).unwrap_or(now);
+                condition[field] = kept.into();
+            }
         }
     }
 }

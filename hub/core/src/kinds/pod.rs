@@ -4,6 +4,8 @@
 //! grace period of zero); an unbound or ended one is deleted at once. After creation only images, deadlines and added
 //! tolerations may change. No service account token is mounted: the hub issues none yet.
 
+use std::collections::BTreeSet;
+
 use kedge_api::{NODE_USER_PREFIX, NOT_READY_TAINT, UNREACHABLE_TAINT};
 use serde_json::{Map, Value, json};
 
@@ -115,7 +117,8 @@ fn cells(pod: &Value, now: time::OffsetDateTime) -> Vec<Value> {
 /// Ready containers: sidecars as they start, the others once the pod is initialized.
 fn ready_count(pod: &Value) -> usize {
     let ready = |status: &&Value| status["ready"] == true;
-    let started = |status: &&Value| status["started"] == true && is_sidecar(pod, status);
+    let names = sidecars(pod);
+    let started = |status: &&Value| status["started"] == true && names.contains(text(status, &["name"]));
     let sidecars =
         items(pod, &["status", "initContainerStatuses"]).iter().filter(started).filter(ready).count();
     if init_shown(pod).is_some() {
@@ -132,7 +135,9 @@ fn restarts_shown(pod: &Value, now: time::OffsetDateTime) -> String {
         Some(_) => (&[][..], false),
         None => (items(pod, &["status", "containerStatuses"]), true),
     };
-    let all = || init.iter().filter(|status| !only_sidecars || is_sidecar(pod, status)).chain(others);
+    let sidecars = sidecars(pod);
+    let counts = |status: &&Value| !only_sidecars || sidecars.contains(text(status, &["name"]));
+    let all = || init.iter().filter(counts).chain(others);
     let count: i64 = all().filter_map(|status| status["restartCount"].as_i64()).sum();
     let last =
         all().map(|status| text(status, &["lastState", "terminated", "finishedAt"])).max().unwrap_or("");
@@ -145,14 +150,17 @@ fn restarts_shown(pod: &Value, now: time::OffsetDateTime) -> String {
 
 fn gates_shown(pod: &Value) -> String {
     let gates = items(pod, &["spec", "readinessGates"]);
-    let met = |gate: &&Value| {
-        items(pod, &["status", "conditions"])
-            .iter()
-            .any(|condition| condition["type"] == gate["conditionType"] && condition["status"] == "True")
-    };
+    let conditions = items(pod, &["status", "conditions"]).iter();
+    let met: BTreeSet<&str> = conditions
+        .filter(|condition| condition["status"] == "True")
+        .map(|condition| text(condition, &["type"]))
+        .collect();
     match gates.len() {
         0 => "<none>".to_owned(),
-        all => format!("{}/{all}", gates.iter().filter(met).count()),
+        all => {
+            let met = gates.iter().filter(|gate| met.contains(text(gate, &["conditionType"])));
+            format!("{}/{all}", met.count())
+        }
     }
 }
 
@@ -212,13 +220,15 @@ fn ended_shown(ended: &Value) -> String {
 /// The status while init containers run.
 fn init_shown(pod: &Value) -> Option<String> {
     let statuses = items(pod, &["status", "initContainerStatuses"]);
-    let all = items(pod, &["spec", "initContainers"]).len();
+    let containers = items(pod, &["spec", "initContainers"]);
+    let all = containers.len();
+    let sidecars = sidecars(pod);
     for (index, status) in statuses.iter().enumerate() {
         let state = &status["state"];
         match state.get("terminated") {
             Some(ended) if ended["exitCode"] == 0 => continue,
             Some(ended) => return Some(format!("Init:{}", ended_shown(ended))),
-            None if status["started"] == true && is_sidecar(pod, status) => continue,
+            None if status["started"] == true && sidecars.contains(text(status, &["name"])) => continue,
             None => {}
         }
         return Some(match text(state, &["waiting", "reason"]) {
@@ -229,10 +239,11 @@ fn init_shown(pod: &Value) -> Option<String> {
     None
 }
 
-fn is_sidecar(pod: &Value, status: &Value) -> bool {
-    items(pod, &["spec", "initContainers"])
-        .iter()
-        .any(|container| container["name"] == status["name"] && container["restartPolicy"] == "Always")
+/// The names of init containers that go on running.
+fn sidecars(pod: &Value) -> BTreeSet<&str> {
+    let containers = items(pod, &["spec", "initContainers"]).iter();
+    let is_sidecar = |container: &&Value| container["restartPolicy"] == "Always";
+    containers.filter(is_sidecar).map(|container| text(container, &["name"])).collect()
 }
 
 fn prepare(new: &mut Value, old: Option<&Value>) {
@@ -393,13 +404,12 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut FieldErrors) {
         pod_spec::scheduling::validate_tolerations(new, "spec", errors);
     }
     validate_gates(old, new, errors);
-    let same_but_seconds = |a: &Value, b: &Value| {
-        ["key", "operator", "value", "effect"].iter().all(|field| text(a, &[field]) == text(b, &[field]))
+    let all_but_seconds = |spec| {
+        let tolerations = items(spec, &["tolerations"]).iter();
+        let of = |one| ["key", "operator", "value", "effect"].map(|field| text(one, &[field]));
+        tolerations.map(of).collect::<BTreeSet<_>>()
     };
-    let kept = items(old, &["tolerations"])
-        .iter()
-        .all(|was| items(new, &["tolerations"]).iter().any(|is| same_but_seconds(was, is)));
-    if !kept {
+    if !all_but_seconds(old).is_subset(&all_but_seconds(new)) {
         let why = "existing toleration can not be modified except its tolerationSeconds";
         errors.push(FieldError::forbidden("spec.tolerations", why));
     }
@@ -410,9 +420,11 @@ fn validate_changes(old: &Value, new: &Value, errors: &mut FieldErrors) {
 
 /// Gates keep a pod from being scheduled until each was taken away; none is added later.
 fn validate_gates(old: &Value, new: &Value, errors: &mut FieldErrors) {
+    let known = items(old, &["schedulingGates"]).iter();
+    let known: BTreeSet<&str> = known.map(|gate| text(gate, &["name"])).collect();
     for (index, gate) in items(new, &["schedulingGates"]).iter().enumerate() {
         let name = text(gate, &["name"]);
-        if !items(old, &["schedulingGates"]).iter().any(|known| text(known, &["name"]) == name) {
+        if !known.contains(name) {
             let why = format!("only deletion is allowed, but found new scheduling gate '{name}'");
             errors.push(FieldError::forbidden(format!("spec.schedulingGates[{index}].name"), &why));
         }

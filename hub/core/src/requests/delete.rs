@@ -1,5 +1,8 @@
 //! Deletion: at once, or marked until finalizers, grace period and the objects of a namespace are gone.
 
+use std::collections::BTreeSet;
+
+use kedge_api::excerpt;
 use serde_json::Value;
 use time::OffsetDateTime;
 
@@ -84,12 +87,12 @@ pub(super) fn check_finalizers(old: &Value, new: &Value, errors: &mut FieldError
     if text(old, &["metadata", "deletionTimestamp"]).is_empty() {
         return;
     }
-    let none = Vec::new();
-    let list = |value: &Value| {
-        at(value, &["metadata", "finalizers"]).and_then(Value::as_array).unwrap_or(&none).clone()
-    };
-    let before = list(old);
-    for added in list(new).iter().filter(|finalizer| !before.contains(finalizer)) {
+    fn list(value: &Value) -> BTreeSet<&str> {
+        let all = at(value, &["metadata", "finalizers"]).and_then(Value::as_array).into_iter().flatten();
+        all.filter_map(Value::as_str).collect()
+    }
+    for added in list(new).difference(&list(old)) {
+        let added = format!("{:?}", excerpt(added));
         let why = format!(
             "no new finalizers can be added if the object is being deleted, found new finalizers []string{{{added}}}"
         );
