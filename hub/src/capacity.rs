@@ -19,7 +19,7 @@ const OTHER_DESCRIPTORS: u64 = 512;
 /// Memory of one connection with a watch on it, and a request now and then.
 const CONNECTION_BYTES: u64 = 24 * KIB;
 /// Memory of one answer that is being compressed: the compressor's window and tables, and the parts before and after it.
-const COMPRESSION_BYTES: u64 = 512 * KIB;
+const LONG_ANSWER_BYTES: u64 = 512 * KIB;
 /// Handshakes that are not finished, at most: a fleet that reconnects, at a few milliseconds each.
 const HANDSHAKES: u64 = 2048;
 /// Requests whose answers are being made, at most.
@@ -86,8 +86,8 @@ pub struct Capacity {
     pub body_bytes: usize,
     /// Bytes of changes that wait for slow watchers.
     pub backlog_bytes: usize,
-    /// Answers that are being compressed.
-    pub compressions: usize,
+    /// Long answers that are being rendered or compressed.
+    pub long_answers: usize,
 }
 
 impl Capacity {
@@ -110,7 +110,7 @@ impl Capacity {
             requests: size(REQUESTS),
             body_bytes: size((memory_bytes / 16).clamp(16 * MIB, 512 * MIB)),
             backlog_bytes: size((memory_bytes / 16).clamp(16 * MIB, 512 * MIB)),
-            compressions: size((memory_bytes / 64 / COMPRESSION_BYTES).clamp(8, 256)),
+            long_answers: size((memory_bytes / 64 / LONG_ANSWER_BYTES).clamp(8, 256)),
         }
     }
 }

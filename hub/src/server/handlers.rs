@@ -18,7 +18,7 @@ use super::request::{self, Form, Parameters, RequestBody, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, Route, Target};
 use super::shared::Server;
-use super::{discovery, health, node_streams, openapi, reviews, subresources, watch};
+use super::{discovery, health, node_streams, openapi, pieces, reviews, subresources, watch};
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
@@ -46,7 +46,9 @@ pub(super) async fn handle(
 ) -> Response<Body> {
     let response =
         answer(server, caller, slot, parts, body).await.unwrap_or_else(|error| respond::error(&error));
-    if request::is_read_by_eye(parts) { respond::pretty(response) } else { response }
+    let response =
+        if request::is_read_by_eye(parts) { pieces::pretty(server, response).await } else { response };
+    pieces::finish(server, slot, parts, response)
 }
 
 async fn answer(
@@ -356,7 +358,7 @@ fn list(
             meta["remainingItemCount"] = remaining.into();
         }
     }
-    Ok(writer.list(&page, meta))
+    Ok(writer.list(page, meta))
 }
 
 /// The state that a list asks for: the latest, an exact one, or a page of one; and when its first page was read.
@@ -664,5 +666,5 @@ async fn delete_collection(
     requests::delete_all(hub, target.kind, &page.objects, &wanted, &options).await?;
     page.revision = hub.revision();
     let meta = json!({"resourceVersion": page.revision.to_string()});
-    Ok(if writer.form == Form::Nothing { respond::empty(204) } else { writer.list(&page, meta) })
+    Ok(if writer.form == Form::Nothing { respond::empty(204) } else { writer.list(page, meta) })
 }

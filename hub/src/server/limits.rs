@@ -57,9 +57,11 @@ pub(crate) enum Resource {
     Watches,
     /// Bytes of changes that wait for a slow watcher.
     BacklogBytes,
+    /// Long answers that are being rendered or compressed.
+    LongAnswers,
 }
 
-const RESOURCES: usize = 7;
+const RESOURCES: usize = 8;
 
 /// The limits of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -96,6 +98,7 @@ impl CallerClass {
             Resource::Renewals => [0, 4, 0, 0],
             Resource::Watches => [usize::MAX, 32, 1024, 0],
             Resource::BacklogBytes => [usize::MAX, 4 * MIB, 16 * MIB, 0],
+            Resource::LongAnswers => [64, 2, 4, 1],
         };
         match self {
             CallerClass::Hub => usize::MAX,
@@ -148,9 +151,18 @@ struct Pools {
 
 impl Pools {
     fn new(capacity: &Capacity) -> Pools {
-        let Capacity { connections, requests, body_bytes, backlog_bytes, .. } = *capacity;
+        let Capacity { connections, requests, body_bytes, backlog_bytes, long_answers, .. } = *capacity;
         let unlimited = usize::MAX;
-        let sizes = [connections, unlimited, body_bytes, requests, unlimited, connections, backlog_bytes];
+        let sizes = [
+            connections,
+            unlimited,
+            body_bytes,
+            requests,
+            unlimited,
+            connections,
+            backlog_bytes,
+            long_answers,
+        ];
         Pools {
             of: sizes.map(Pool::new),
             anonymous: Pool::new((connections / ANONYMOUS_PART).max(1)),
@@ -342,6 +354,7 @@ impl Slot {
             Resource::Bodies | Resource::BodyBytes => "bodies",
             Resource::Requests | Resource::Renewals => "requests at once",
             Resource::Watches | Resource::BacklogBytes => "watches",
+            Resource::LongAnswers => "long answers",
         };
         let idle = self.held[resource as usize].load(Ordering::Relaxed) == 0;
         if idle && self.class.most(resource) > 0 {

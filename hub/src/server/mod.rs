@@ -20,6 +20,7 @@ mod limits;
 mod link;
 mod node_streams;
 mod openapi;
+mod pieces;
 mod request;
 mod respond;
 mod reviews;

@@ -1,6 +1,7 @@
 //! Answers: bodies, tables, lists, metadata, errors. As few headers as clients need.
 
 use std::collections::VecDeque;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +12,7 @@ use http::{Response, StatusCode, header};
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 
+use super::pieces::{Items, Made, Render};
 use super::request::Form;
 use super::watch::WatchStream;
 use kedge_hub_core::api_error::ApiError;
@@ -24,32 +26,35 @@ const MAX_WARNINGS: usize = 16;
 const MAX_WARNING_BYTES: usize = 256;
 
 /// Longest answer that is indented; indenting costs several times its size.
-const MAX_PRETTY_BYTES: u64 = 1024 * 1024;
-
-/// Size of the parts of a long list: a few TLS records each.
-const PART_BYTES: usize = 64 * 1024;
+pub(super) const MAX_PRETTY_BYTES: u64 = 1024 * 1024;
 
 /// A complete body, or a watch.
 pub(super) enum Body {
     /// Parts, sent one after the other.
     Parts(VecDeque<Bytes>),
+    /// A list that is written as it is sent.
+    Items(Box<Items>),
+    /// Made on another thread.
+    Made(Made),
     /// A stream that ends with the watch.
     Watch(Box<WatchStream>),
 }
 
 impl hyper::body::Body for Body {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let next = match &mut *self {
-            Body::Parts(parts) => Poll::Ready(parts.pop_front()),
-            Body::Watch(watch) => watch.poll_next(context),
+            Body::Parts(parts) => Poll::Ready(parts.pop_front().map(Ok)),
+            Body::Items(items) => items.poll_next(context).map(|piece| piece.map(Ok)),
+            Body::Made(made) => made.poll_next(context),
+            Body::Watch(watch) => watch.poll_next(context).map(|line| line.map(Ok)),
         };
-        next.map(|bytes| bytes.map(|bytes| Ok(Frame::data(bytes))))
+        next.map(|bytes| bytes.map(|bytes| bytes.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -59,7 +64,8 @@ impl hyper::body::Body for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Parts(parts) => SizeHint::with_exact(parts.iter().map(|part| part.len() as u64).sum()),
-            Body::Watch(_) => SizeHint::default(),
+            Body::Items(items) => items.length().map_or_else(SizeHint::default, SizeHint::with_exact),
+            Body::Made(_) | Body::Watch(_) => SizeHint::default(),
         }
     }
 }
@@ -84,7 +90,7 @@ impl Drop for Sending {
 
 impl hyper::body::Body for Sending {
     type Data = Bytes;
-    type Error = std::convert::Infallible;
+    type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
@@ -269,49 +275,51 @@ impl Writer {
     }
 
     /// The answer to a list.
-    pub(super) fn list(&self, page: &Page, meta: Value) -> Response<Body> {
-        match self.form {
+    pub(super) fn list(&self, page: Page, meta: Value) -> Response<Body> {
+        let writer = *self;
+        let (list, media, render): (_, _, Option<Render>) = match self.form {
             Form::Table(_) => {
-                let values = page.objects.iter().map(|object| object.value());
-                bytes(200, &self.media(), self.table(values, meta, true).to_string())
+                let render = move |object: &Object, text: &mut Vec<u8>| {
+                    text.extend_from_slice(writer.row(object.value()).to_string().as_bytes());
+                };
+                (self.table(std::iter::empty(), meta, true), self.media(), Some(Box::new(render)))
             }
             Form::Metadata(version) => {
-                let items: Vec<Value> =
-                    page.objects.iter().map(|object| metadata(object.value(), version)).collect();
+                let render = move |object: &Object, text: &mut Vec<u8>| {
+                    text.extend_from_slice(metadata(object.value(), version).to_string().as_bytes());
+                };
                 let list = json!({
                     "kind": "PartialObjectMetadataList", "apiVersion": format!("meta.k8s.io/{version}"),
-                    "metadata": meta, "items": items,
+                    "metadata": meta,
                 });
                 let media =
                     format!("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v={version}");
-                bytes(200, &media, list.to_string())
+                (list, media, Some(Box::new(render)))
             }
-            Form::Whole | Form::Nothing => self.plain_list(&page.objects, &meta),
-        }
+            // the stored texts one after the other, never parsed
+            Form::Whole | Form::Nothing => {
+                let list = json!({
+                    "kind": self.kind.list_kind(), "apiVersion": self.kind.api_version(), "metadata": meta,
+                });
+                (list, "application/json".to_owned(), None)
+            }
+        };
+        let head = head_of_list(list, if matches!(self.form, Form::Table(_)) { "rows" } else { "items" });
+        let mut response = bytes(200, &media, Bytes::new());
+        *response.body_mut() = Body::Items(Box::new(Items::new(head, page.objects, render)));
+        response
     }
+}
 
-    /// The stored texts one after the other, never parsed.
-    fn plain_list(&self, objects: &[Arc<Object>], meta: &Value) -> Response<Body> {
-        let head = format!(
-            "{{\"kind\":{:?},\"apiVersion\":{:?},\"metadata\":{meta},\"items\":[",
-            self.kind.list_kind(),
-            self.kind.api_version()
-        );
-        let mut body = VecDeque::new();
-        let mut part = head.into_bytes();
-        for (index, object) in objects.iter().enumerate() {
-            if index > 0 {
-                part.push(b',');
-            }
-            part.extend_from_slice(&object.json);
-            if part.len() >= PART_BYTES {
-                body.push_back(Bytes::from(std::mem::take(&mut part)));
-            }
-        }
-        part.extend_from_slice(b"]}");
-        body.push_back(Bytes::from(part));
-        parts(200, "application/json", body)
+/// The text of a list up to its first item.
+fn head_of_list(mut list: Value, items: &str) -> Vec<u8> {
+    if let Some(fields) = list.as_object_mut() {
+        fields.remove(items);
     }
+    let mut head = list.to_string().into_bytes();
+    head.pop();
+    head.extend_from_slice(format!(",\"{items}\":[").as_bytes());
+    head
 }
 
 /// Only the metadata of an object.

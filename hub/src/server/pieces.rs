@@ -1,0 +1,336 @@
+//! Long answers, made in pieces: lists that are written as they are sent, tables that are rendered on threads of their own, and answers
+//! that are compressed for clients that ask for it.
+//!
+//! Always holds: no thread that answers requests renders or compresses a long answer, or writes one without giving others their turn;
+//! a client that reads slowly holds the objects, two pieces and the compressor, not the text. An answer that cannot be completed ends
+//! its connection, so that no client takes a part for the whole.
+
+use std::collections::VecDeque;
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::request::Parts;
+use http::{Method, Response, header};
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::object::Object;
+use tokio::sync::mpsc;
+
+use super::large::LARGE_BYTES;
+use super::limits::{Resource, Slot, Taken};
+use super::request;
+use super::respond::Body;
+use super::shared::Server;
+
+/// Size of a piece: a few TLS records.
+const PIECE_BYTES: usize = 64 * 1024;
+/// Pieces after which others have their turn: at most a few milliseconds of copying and encrypting.
+const PIECES_AT_A_TIME: usize = 4;
+/// Pieces that wait for a slow client.
+const PIECES_AHEAD: usize = 2;
+/// Answers from this size on are compressed; upstream's threshold and level.
+const COMPRESSED_FROM: usize = 128 * 1024;
+const LEVEL: u32 = 1;
+
+/// Appends an object, in the form of the answer.
+pub(super) type Render = Box<dyn FnMut(&Object, &mut Vec<u8>) + Send>;
+
+/// A list as JSON, item by item.
+pub(super) struct Items {
+    head: Vec<u8>,
+    objects: std::vec::IntoIter<Arc<Object>>,
+    /// `None`: the stored text.
+    render: Option<Render>,
+    begun: bool,
+    done: bool,
+    /// Bytes of the stored texts: exact for the list itself, an estimate for other forms.
+    bytes: usize,
+    /// Since others had their turn.
+    pieces: usize,
+}
+
+impl Items {
+    /// `head` is everything before the first item; after the last one come `]` and `}`.
+    pub(super) fn new(head: Vec<u8>, objects: Vec<Arc<Object>>, render: Option<Render>) -> Items {
+        let commas = objects.len().saturating_sub(1);
+        let bytes = head.len() + objects.iter().map(|object| object.json.len()).sum::<usize>() + commas + 2;
+        Items { head, objects: objects.into_iter(), render, begun: false, done: false, bytes, pieces: 0 }
+    }
+
+    /// The exact length, if it is known before the whole text is.
+    pub(super) fn length(&self) -> Option<u64> {
+        self.render.is_none().then_some(self.bytes as u64)
+    }
+
+    /// The next piece of a list that is sent as it is stored.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if self.pieces == PIECES_AT_A_TIME {
+            self.pieces = 0;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.pieces += 1;
+        let piece = self.next();
+        self.bytes -= piece.as_ref().map_or(0, Bytes::len);
+        Poll::Ready(piece)
+    }
+
+    fn one(&mut self, object: &Object, piece: &mut Vec<u8>) {
+        match &mut self.render {
+            None => piece.extend_from_slice(&object.json),
+            Some(render) => render(object, piece),
+        }
+    }
+}
+
+impl Iterator for Items {
+    type Item = Bytes;
+
+    fn next(&mut self) -> Option<Bytes> {
+        if self.done {
+            return None;
+        }
+        let mut piece = std::mem::take(&mut self.head);
+        while piece.len() < PIECE_BYTES {
+            let Some(object) = self.objects.next() else {
+                piece.extend_from_slice(b"]}");
+                self.done = true;
+                break;
+            };
+            if std::mem::replace(&mut self.begun, true) {
+                piece.push(b',');
+            }
+            self.one(&object, &mut piece);
+        }
+        Some(piece.into())
+    }
+}
+
+/// An answer that another thread makes.
+pub(super) struct Made {
+    pieces: mpsc::Receiver<Piece>,
+    /// Set by the last piece.
+    complete: bool,
+}
+
+enum Piece {
+    Some(Bytes),
+    Last,
+}
+
+impl Made {
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if self.complete {
+            return Poll::Ready(None);
+        }
+        self.pieces.poll_recv(context).map(|piece| match piece {
+            Some(Piece::Some(bytes)) => Some(Ok(bytes)),
+            Some(Piece::Last) => {
+                self.complete = true;
+                None
+            }
+            None => Some(Err(io::Error::other("the answer could not be completed"))),
+        })
+    }
+}
+
+/// Gives an answer the form in which it is sent: compressed if the client asked for it and it is long, rendered elsewhere if that takes
+/// long.
+pub(super) fn finish(
+    server: &Server,
+    slot: &Arc<Slot>,
+    parts: &Parts,
+    response: Response<Body>,
+) -> Response<Body> {
+    let asked =
+        parts.method != Method::HEAD && accepts_gzip(request::header(&parts.headers, "accept-encoding"));
+    let (mut head, body) = response.into_parts();
+    let (bytes, renders) = match &body {
+        Body::Items(items) => (items.bytes, items.render.is_some()),
+        Body::Parts(parts) => (parts.iter().map(Bytes::len).sum(), false),
+        Body::Made(_) | Body::Watch(_) => (0, false),
+    };
+    let compresses = asked && bytes >= COMPRESSED_FROM;
+    let elsewhere = compresses || (renders && bytes >= LARGE_BYTES);
+    let taken = if elsewhere { slot.take(Resource::LongAnswers, 1) } else { return whole(head, body) };
+    let taken = match taken {
+        Ok(taken) => taken,
+        // without compression it costs nothing more
+        Err(_) if !renders => return Response::from_parts(head, body),
+        Err(refused) => return super::respond::error(&refused),
+    };
+    if compresses {
+        head.headers.insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
+        head.headers.append(header::VARY, header::HeaderValue::from_static("Accept-Encoding"));
+    }
+    let (out, pieces) = mpsc::channel(PIECES_AHEAD);
+    match body {
+        Body::Items(items) => drop(server.large.spawn(make(*items, compresses, out, taken))),
+        Body::Parts(parts) => drop(server.large.spawn(make(cut(parts), compresses, out, taken))),
+        body => return Response::from_parts(head, body),
+    }
+    Response::from_parts(head, Body::Made(Made { pieces, complete: false }))
+}
+
+/// A short answer, whose length is known before it is sent.
+fn whole(head: http::response::Parts, body: Body) -> Response<Body> {
+    let body = match body {
+        Body::Items(items) if items.render.is_some() => Body::Parts(items.collect()),
+        body => body,
+    };
+    Response::from_parts(head, body)
+}
+
+fn cut(parts: VecDeque<Bytes>) -> impl Iterator<Item = Bytes> {
+    parts.into_iter().flat_map(|part| {
+        let ends = (0..part.len()).step_by(PIECE_BYTES);
+        ends.map(move |from| part.slice(from..part.len().min(from + PIECE_BYTES))).collect::<Vec<_>>()
+    })
+}
+
+/// Makes an answer piece by piece; in between, others have their turn. Ends when the client has left.
+async fn make(
+    pieces: impl Iterator<Item = Bytes>,
+    compresses: bool,
+    out: mpsc::Sender<Piece>,
+    _taken: Taken,
+) {
+    let mut encoder = compresses.then(|| GzEncoder::new(Vec::new(), Compression::new(LEVEL)));
+    for piece in pieces {
+        let piece = match &mut encoder {
+            None => piece,
+            Some(encoder) => match encoder.write_all(&piece) {
+                Ok(()) if encoder.get_ref().len() < PIECE_BYTES / 2 => Bytes::new(),
+                Ok(()) => std::mem::take(encoder.get_mut()).into(),
+                // writing to memory does not fail
+                Err(_) => return,
+            },
+        };
+        if !piece.is_empty() && out.send(Piece::Some(piece)).await.is_err() {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    if let Some(encoder) = encoder {
+        let Ok(rest) = encoder.finish() else { return };
+        if out.send(Piece::Some(rest.into())).await.is_err() {
+            return;
+        }
+    }
+    // the client may have left
+    let _ = out.send(Piece::Last).await;
+}
+
+/// As upstream reads the header: `gzip` without parameters.
+fn accepts_gzip(accepted: &str) -> bool {
+    accepted.split(',').any(|encoding| encoding.trim() == "gzip")
+}
+
+/// The same answer, indented; on threads for large requests if it is large.
+pub(super) async fn pretty(server: &Server, response: Response<Body>) -> Response<Body> {
+    let (head, body) = response.into_parts();
+    let body = match body {
+        Body::Items(items) if items.bytes as u64 <= super::respond::MAX_PRETTY_BYTES => {
+            Body::Parts(items.collect())
+        }
+        body => body,
+    };
+    let large =
+        matches!(&body, Body::Parts(parts) if parts.iter().map(Bytes::len).sum::<usize>() > LARGE_BYTES);
+    let response = Response::from_parts(head, body);
+    if !large {
+        return super::respond::pretty(response);
+    }
+    let indented = server.large.spawn(async { super::respond::pretty(response) }).await;
+    indented.unwrap_or_else(|error| super::respond::error(&ApiError::internal(error.to_string())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+    use kedge_hub_core::kinds::CONFIG_MAP;
+    use serde_json::{Value, json};
+
+    fn objects(count: usize) -> Vec<Arc<Object>> {
+        let object = |number: usize| {
+            let map = json!({"metadata": {"name": format!("m{number}")}, "data": {"k": "x".repeat(1000)}});
+            Arc::new(Object::new(&CONFIG_MAP, &map, 1 + number as u64).unwrap())
+        };
+        (0..count).map(object).collect()
+    }
+
+    fn items(count: usize) -> Items {
+        Items::new(b"{\"items\":[".to_vec(), objects(count), None)
+    }
+
+    #[test]
+    fn list_in_pieces_is_the_whole_list() {
+        for count in [0, 1, 2, 100, 1000] {
+            let list = items(count);
+            let length = list.length().unwrap();
+            let pieces: Vec<Bytes> = list.collect();
+            assert!(pieces.iter().all(|piece| piece.len() < PIECE_BYTES + 2048));
+            let text: Vec<u8> = pieces.into_iter().flatten().collect();
+            assert_eq!(text.len() as u64, length);
+            let read: Value = serde_json::from_slice(&text).unwrap();
+            assert_eq!(read["items"].as_array().unwrap().len(), count);
+        }
+    }
+
+    #[tokio::test]
+    async fn compressed_answer_is_the_same() {
+        for (count, compresses) in [(1000, true), (1000, false), (0, true)] {
+            let limits = super::super::limits::Limits::new(&crate::capacity::Capacity::of(
+                &crate::capacity::Machine { memory_bytes: 1 << 30, descriptors: 4096, processors: 1 },
+            ));
+            let slot = limits.slot(None, [127, 0, 0, 1].into(), std::time::Instant::now());
+            let taken = slot.take(Resource::LongAnswers, 1).unwrap();
+            let (out, pieces) = mpsc::channel(PIECES_AHEAD);
+            let mut made = Made { pieces, complete: false };
+            tokio::spawn(make(items(count), compresses, out, taken));
+            let mut sent = Vec::new();
+            while let Some(piece) = std::future::poll_fn(|context| made.poll_next(context)).await {
+                sent.extend_from_slice(&piece.unwrap());
+            }
+            let text = if compresses {
+                let mut text = Vec::new();
+                flate2::read::GzDecoder::new(&*sent).read_to_end(&mut text).unwrap();
+                assert!(sent.len() < text.len() / 5 || count == 0);
+                text
+            } else {
+                sent
+            };
+            assert_eq!(text, items(count).flatten().collect::<Vec<u8>>());
+        }
+    }
+
+    #[tokio::test]
+    async fn answer_that_breaks_off_is_an_error() {
+        let (out, pieces) = mpsc::channel(PIECES_AHEAD);
+        let mut made = Made { pieces, complete: false };
+        out.send(Piece::Some(Bytes::from_static(b"{"))).await.unwrap();
+        drop(out);
+        let mut next = async || std::future::poll_fn(|context| made.poll_next(context)).await;
+        assert!(next().await.unwrap().is_ok());
+        assert!(next().await.unwrap().is_err());
+    }
+
+    #[test]
+    fn gzip_is_asked_for_as_upstream_reads_it() {
+        for (header, expect) in [
+            ("", false),
+            ("gzip", true),
+            ("deflate, gzip", true),
+            ("gzip;q=0", false),
+            ("br", false),
+            ("*", false),
+        ] {
+            assert_eq!(accepts_gzip(header), expect, "{header}");
+        }
+    }
+}

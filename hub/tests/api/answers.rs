@@ -1,0 +1,80 @@
+//! Long answers: compressed when the client asks for it, in pieces, and the same as short ones.
+
+use std::io::Read as _;
+
+use serde_json::{Value, json};
+
+use crate::server::Hub;
+use crate::{JSON, MAPS};
+
+fn decompressed(body: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    flate2::read::GzDecoder::new(body).read_to_end(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn long_answers_are_compressed_for_clients_that_ask() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    for number in 0..4 {
+        let data =
+            json!({"metadata": {"name": format!("m{number}")}, "data": {"k": "kedge ".repeat(12_000)}});
+        client.send("POST", MAPS, &[JSON, ("prefer", "return=minimal")], data.to_string().as_bytes());
+    }
+    client
+        .post(MAPS, &json!({"metadata": {"name": "large"}, "data": {"k": "x".repeat(140_000)}}))
+        .expect(201);
+    let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
+    let gzip = |accept| [("accept-encoding", "deflate, gzip"), ("accept", accept)];
+    for (path, accept) in [
+        (MAPS, "application/json"),
+        (MAPS, "application/json;as=Table;v=v1;g=meta.k8s.io"),
+        (&*format!("{MAPS}/large"), "application/json"),
+        (&*format!("{MAPS}?includeObject=Object"), table),
+        ("/openapi/v3/api/v1", "application/json"),
+    ] {
+        let plain = client.send("GET", path, &[("accept", accept)], b"");
+        let short = client.send("GET", path, &gzip(accept), b"");
+        assert_eq!(plain.header("content-encoding").len(), 0, "{path}");
+        assert_eq!(short.header("content-encoding"), ["gzip"], "{path}");
+        assert_eq!(short.header("vary"), ["Accept-Encoding"], "{path}");
+        assert!(short.body.len() * 4 < plain.body.len() || plain.body.len() < 128 * 1024, "{path}");
+        let (plain, short): (Value, Value) =
+            (plain.json(), serde_json::from_slice(&decompressed(&short.body)).unwrap());
+        assert_eq!(plain["rows"].as_array().map(Vec::len), short["rows"].as_array().map(Vec::len));
+        assert_eq!(plain["items"], short["items"], "{path}");
+        // the connection goes on after each
+        client.try_on_the_same("GET", "/version").unwrap();
+    }
+    // short answers are not, and watches never
+    let short = client.send("GET", "/version", &gzip("*/*"), b"");
+    assert_eq!(short.header("content-encoding").len(), 0);
+    let watch = format!("{MAPS}?watch=true&timeoutSeconds=1");
+    let watch = client.send("GET", &watch, &gzip("*/*"), b"");
+    assert_eq!(watch.header("content-encoding").len(), 0);
+    assert!(watch.body.starts_with(b"{\"type\":\"ADDED\""));
+}
+
+#[test]
+fn reader_that_stops_holds_nothing_that_others_need() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    for number in 0..6 {
+        let data = json!({"metadata": {"name": format!("m{number}")}, "data": {"k": "x".repeat(900_000)}});
+        client.send("POST", MAPS, &[JSON, ("prefer", "return=minimal")], data.to_string().as_bytes());
+    }
+    // more than a client of this kind may have made at a time
+    let mut unread = Vec::new();
+    for _ in 0..40 {
+        let mut reader = client.another();
+        reader
+            .write_raw(format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\naccept-encoding: gzip\r\n\r\n").as_bytes())
+            .unwrap();
+        reader.write_raw(format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\n\r\n").as_bytes()).unwrap();
+        unread.push(reader);
+    }
+    let list = client.get(MAPS).json();
+    assert_eq!(list["items"].as_array().unwrap().len(), 6);
+    drop(unread);
+}
