@@ -373,7 +373,7 @@ impl Running {
                     Forgiveness::Taken | Forgiveness::NothingKnown => Level::Info,
                     Forgiveness::TooMany | Forgiveness::Exiting | Forgiveness::SwitchedOff => Level::Warn,
                 };
-                actions.push(Action::Log(level, format!("asked to forgive UID {uid}: {answer}")));
+                actions.push(Action::Log(level, format!("asked to forgive UID {}: {answer}", excerpt(&uid))));
             }
             Event::Reset => self.configuration.reset(),
             Event::ServerChanged => {
