@@ -265,7 +265,7 @@ impl Node {
                 process.exit = Some(why);
             }
             Action::Log(level, line) => {
-                assert!(line.len() <= checks::LOG_BYTES, "a line of {} bytes", line.len());
+                assert!(line.len() <= checks::LOG_BYTES, "a line of {} bytes: {:.200}", line.len(), line);
                 let mark = if level == Level::Warn { "W" } else { " " };
                 self.log.push(format!("{mark} {line}"));
             }
