@@ -131,19 +131,19 @@ impl Hub {
         page.map(|page| page.objects).unwrap_or_default()
     }
 
-    /// The latest revision.
-    pub fn revision(&self) -> u64 {
-        self.memory.revision()
+    /// The latest revision of a kind.
+    pub fn revision(&self, kind: &Kind) -> u64 {
+        self.memory.revision(kind)
     }
 
-    /// The objects of a kind and all later changes, without a gap.
+    /// The objects of a kind and all later changes but renewals, without a gap.
     pub fn subscribe(&self, kind: &'static Kind) -> Subscription {
         match self.memory.watch(kind, Selection::default(), None, None) {
             Ok((Start::Objects(snapshot), revision, watch)) => {
                 Subscription { snapshot, revision, watch: Some(watch) }
             }
             // too many watches, or closing: the subscriber gets the objects, then the end, and subscribes again
-            _ => Subscription { snapshot: self.list(kind, ""), revision: self.revision(), watch: None },
+            _ => Subscription { snapshot: self.list(kind, ""), revision: self.revision(kind), watch: None },
         }
     }
 
@@ -166,8 +166,11 @@ impl Hub {
         &self.locks
     }
 
-    /// One write through the group-commit thread.
+    /// One write: a renewal at once, without waiting for anything; others through the group-commit thread.
     pub(crate) async fn write(&self, write: Write) -> Outcome {
+        if write.volatile {
+            return self.writer.renew(write);
+        }
         let (answer, answered) = oneshot::channel();
         // the client may be gone
         let ticket = self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));

@@ -1,8 +1,10 @@
-//! The index behind a lock, and watches as channels.
+//! The index behind locks, and watches as channels.
 //!
-//! Always holds: the writer thread alone changes the index, one batch under one write lock, so every reader sees whole batches in
-//! the order of revisions. Left to `kedge_hub_core::state`: the objects, and which watcher gets which change.
+//! Leases have a lock of their own: their renewals wait for no reader and no writer of other kinds. Always holds: the writer thread alone
+//! changes the other kinds, one batch under one write lock, so every reader sees whole batches in the order of revisions; whoever needs
+//! both locks takes the one of Leases last. Left to `kedge_hub_core::state`: the objects, and which watcher gets which change.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -10,7 +12,9 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::selector::Selection;
-use kedge_hub_core::state::{Changed, Index, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
+use kedge_hub_core::state::{
+    Changed, Index, Leases, MAX_WATCHES, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused,
+};
 use tokio::sync::mpsc;
 
 /// Changes that wait for one watcher; when it is further behind it is dropped and must watch again.
@@ -93,16 +97,31 @@ impl Sink for Sender {
         let waiting = |held| Waiting { event: event.clone(), _held: held };
         self.backlog.hold(event).is_some_and(|held| self.queue.try_send(waiting(held)).is_ok())
     }
+
+    fn takes_renewals(&self) -> bool {
+        self.backlog.budget.is_some()
+    }
 }
 
 #[derive(Debug)]
 pub struct Memory {
+    /// All kinds but Leases.
     index: RwLock<Index<Sender>>,
+    leases: RwLock<Leases<Sender>>,
 }
 
 impl Memory {
-    pub fn new(index: Index<Sender>) -> Memory {
-        Memory { index: RwLock::new(index) }
+    pub fn new(index: Index<Sender>, leases: Leases<Sender>) -> Memory {
+        Memory { index: RwLock::new(index), leases: RwLock::new(leases) }
+    }
+
+    /// Empty.
+    #[cfg(test)]
+    pub(crate) fn empty() -> Memory {
+        use kedge_hub_core::state::{Restored, Spaces, restore};
+        let restored = restore(Spaces::default(), Vec::new());
+        let Restored { index, leases, .. } = restored.expect("nothing can be wrong with no records");
+        Memory::new(index, leases)
     }
 
     // a panic under the lock can only come from the writer, whose end stops the hub; readers go on until then
@@ -114,57 +133,107 @@ impl Memory {
         self.index.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The latest revision that readers can see.
-    pub fn revision(&self) -> u64 {
-        self.read().revision()
+    /// Leases, to read. Never held for longer than a list takes.
+    pub(crate) fn leases(&self) -> RwLockReadGuard<'_, Leases<Sender>> {
+        self.leases.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leases, to change. Never held while something waits.
+    pub(crate) fn leases_mut(&self) -> RwLockWriteGuard<'_, Leases<Sender>> {
+        self.leases.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the part that has the objects of this kind.
+    fn of<T>(&self, kind: &Kind, look: impl FnOnce(&Index<Sender>) -> T) -> T {
+        if kind.is_renewed() { look(self.leases().index()) } else { look(&self.read()) }
+    }
+
+    /// The latest revision of a kind that readers can see.
+    pub fn revision(&self, kind: &Kind) -> u64 {
+        self.of(kind, Index::revision)
     }
 
     /// Objects of a kind.
     pub fn count(&self, kind: &Kind) -> usize {
-        self.read().count(kind)
+        self.of(kind, |index| index.count(kind))
     }
 
     /// Open watches.
     pub fn watches(&self) -> usize {
-        self.read().watches()
+        let others = self.read().watches();
+        others + self.leases().index().watches()
     }
 
     /// One object; `namespace` is empty for cluster-scoped kinds.
     pub fn get(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        self.read().get(kind, namespace, name)
+        self.of(kind, |index| index.get(kind, namespace, name))
     }
 
     /// Objects that name this UID as an owner, of all kinds.
     pub fn dependents(&self, uid: &str) -> Vec<(&'static Kind, Arc<Object>)> {
-        self.read().dependents(uid)
+        let mut found = self.read().dependents(uid);
+        found.extend(self.leases().index().dependents(uid));
+        found
+    }
+
+    /// Whether an object of any kind has this UID.
+    pub fn exists(&self, uid: &str) -> bool {
+        self.read().exists(uid) || self.leases().index().exists(uid)
+    }
+
+    /// UIDs that objects name as an owner, and that no object has. The owner may be of a kind that is not served.
+    pub fn lost_owners(&self) -> Vec<String> {
+        let (others, leases) = (self.read(), self.leases());
+        let mut lost = others.lost_owners();
+        lost.retain(|uid| !leases.index().exists(uid));
+        lost.extend(leases.index().lost_owners().into_iter().filter(|uid| !others.exists(uid)));
+        lost
+    }
+
+    /// The namespaces that have objects, whether or not they exist themselves.
+    pub fn namespaces_in_use(&self) -> BTreeSet<String> {
+        let mut used = self.read().namespaces_in_use();
+        used.extend(self.leases().index().namespaces_in_use());
+        used
     }
 
     /// All objects of a namespace.
     pub fn in_namespace(&self, namespace: &str) -> Vec<(&'static Kind, Arc<Object>)> {
-        self.read().in_namespace(namespace)
+        let mut found = self.read().in_namespace(namespace);
+        found.extend(self.leases().index().in_namespace(namespace));
+        found
     }
 
     /// Lists the selected objects.
     pub fn list(&self, kind: &Kind, selection: &Selection, query: &Query<'_>) -> Result<Page, TooOld> {
-        self.read().list(kind, selection, query)
+        self.of(kind, |index| index.list(kind, selection, query))
     }
 
-    /// Registers a watcher; see [`Index::watch`]. Its changes wait at the cost of this budget; a watcher of the hub itself has none.
+    /// Registers a watcher; see [`Index::watch`]. Its changes wait at the cost of this budget; a watcher of the hub itself has
+    /// none, and renewals are no events for it.
     pub fn watch(
         self: &Arc<Self>,
-        kind: &Kind,
+        kind: &'static Kind,
         selection: Selection,
         from: Option<u64>,
         budget: Option<Arc<dyn Budget>>,
     ) -> Result<(Start, u64, Watch), WatchRefused> {
+        // each part bounds its own; all clients together are bounded here
+        if self.watches() >= MAX_WATCHES {
+            return Err(WatchRefused::TooMany);
+        }
         let (queue, receiver) = mpsc::channel(WATCH_BACKLOG);
         let backlog = Arc::new(Backlog { bytes: AtomicUsize::new(0), budget });
         let sender = Sender { queue, backlog: Arc::clone(&backlog) };
-        let (start, revision, id) = self.write().watch(kind, selection.clone(), from, sender)?;
-        Ok((start, revision, Watch { memory: self.clone(), id, selection, receiver, backlog }))
+        let (start, revision, id) = if kind.is_renewed() {
+            self.leases_mut().watch(kind, selection.clone(), from, sender)?
+        } else {
+            self.write().watch(kind, selection.clone(), from, sender)?
+        };
+        Ok((start, revision, Watch { memory: self.clone(), kind, id, selection, receiver, backlog }))
     }
 
-    /// Makes changes visible: the writer's last step, after they are durable (or need not be).
+    /// Makes durable changes visible, of all kinds but Leases: the writer's last step.
     pub fn publish(&self, changes: Vec<Changed>) {
         self.write().publish(changes);
     }
@@ -177,6 +246,7 @@ impl Memory {
     /// Ends all watches and refuses new ones.
     pub fn close(&self) {
         self.write().close();
+        self.leases_mut().close();
     }
 }
 
@@ -184,6 +254,7 @@ impl Memory {
 #[derive(Debug)]
 pub struct Watch {
     memory: Arc<Memory>,
+    kind: &'static Kind,
     id: WatchId,
     /// What it asked for.
     pub selection: Selection,
@@ -211,13 +282,17 @@ impl Watch {
 
     /// A revision up to which every change is in the receiver or was taken from it.
     pub fn progress(&self) -> u64 {
-        self.memory.revision()
+        self.memory.revision(self.kind)
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        self.memory.write().unwatch(self.id);
+        if self.kind.is_renewed() {
+            self.memory.leases_mut().unwatch(self.id);
+        } else {
+            self.memory.write().unwatch(self.id);
+        }
     }
 }
 
@@ -232,7 +307,7 @@ mod tests {
     }
 
     fn put_with(memory: &Memory, bytes: usize) {
-        let revision = memory.revision() + 1;
+        let revision = memory.revision(&CONFIG_MAP) + 1;
         let map = json!({"metadata": {"namespace": "a", "name": "1"}, "data": {"k": "x".repeat(bytes)}});
         let new = Object::new(&CONFIG_MAP, &map, revision);
         let event = Event { revision, old: None, new: new.map(Arc::new), last: None };
@@ -241,7 +316,7 @@ mod tests {
 
     #[test]
     fn slow_watcher_is_dropped_after_its_backlog() {
-        let memory = Arc::new(Memory::new(Index::new(10)));
+        let memory = Arc::new(Memory::empty());
         let (_, _, mut slow) = memory.watch(&CONFIG_MAP, Selection::all(""), None, None).unwrap();
         for _ in 0..=WATCH_BACKLOG {
             put(&memory);
@@ -279,7 +354,7 @@ mod tests {
 
     #[test]
     fn unread_watch_holds_a_bounded_number_of_bytes() {
-        let memory = Arc::new(Memory::new(Index::new(10)));
+        let memory = Arc::new(Memory::empty());
         let check = |limit: usize, each: usize, expect: usize| {
             let purse = Arc::new(Purse { limit, given: AtomicUsize::new(0) });
             let (_, _, mut unread) =

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use history_check::{Record, violations};
 use kedge_hub::store::sqlite::Sqlite;
-use kedge_hub::store::{Change, Marks, Record as Stored, Store, StoreError};
+use kedge_hub::store::{Change, Marks, Record as Stored, Spaces, Store, StoreError};
 use kedge_rig::Random;
 use serde_json::{Value, json};
 use server::{Client, Hub, scratch};
@@ -309,7 +309,7 @@ struct BrokenStore {
 }
 
 impl Store for BrokenStore {
-    fn load(&mut self, each: &mut dyn FnMut(Stored)) -> Result<Marks, StoreError> {
+    fn load(&mut self, each: &mut dyn FnMut(Stored)) -> Result<Spaces<Marks>, StoreError> {
         if self.how != "goes-back" {
             return self.real.load(each);
         }
@@ -318,10 +318,10 @@ impl Store for BrokenStore {
         // as a store would that reserves nothing and loses the last revisions: it goes on from what it finds
         let found = highest.saturating_sub(20);
         self.real.load(&mut |record| each(Stored { revision: record.revision.min(found), ..record }))?;
-        Ok(Marks { reserved: found, clean: None })
+        Ok(Spaces::both(Marks { reserved: found, clean: None }))
     }
 
-    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError> {
         self.commits += 1;
         // as a disk would that loses a flush now and then
         let forgets = self.how == "forgets" && self.commits > 12 && self.commits.is_multiple_of(5);
@@ -329,8 +329,8 @@ impl Store for BrokenStore {
         self.real.commit(kept, reserved)
     }
 
-    fn close(&mut self, revision: u64) -> Result<(), StoreError> {
-        self.real.close(revision)
+    fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError> {
+        self.real.close(revisions)
     }
 }
 

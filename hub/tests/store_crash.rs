@@ -156,7 +156,8 @@ fn turn_back(data_dir: &std::path::Path) {
             PRIMARY KEY (resource, namespace, name)
         ) WITHOUT ROWID;
         INSERT INTO objects SELECT resource, namespace, name, revision, json FROM present;
-        DROP TABLE present; UPDATE meta SET value = 1 WHERE key = 'schema'; COMMIT;";
+        DROP TABLE present; DELETE FROM meta WHERE key LIKE 'lease-%';
+        UPDATE meta SET value = 1 WHERE key = 'schema'; COMMIT;";
     store.execute_batch(statements).unwrap();
 }
 

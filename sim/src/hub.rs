@@ -16,7 +16,8 @@ use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{self, Decision, DeleteOptions, Fresh, Objects, Part, Place, WriteOptions};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
-    Batch, Changed, Expect, Index, Marks, Order, Query, Start, WatchRefused, Write, WriteError, restore,
+    Batch, Changed, Everything, Expect, Index, Leases, Marks, Order, Query, Restored, Spaces, Start,
+    WatchRefused, Write, WriteError, restore,
 };
 use kedge_hub_core::{ApiError, patch};
 use kedge_platform::fake::Random;
@@ -46,6 +47,7 @@ const FIRST: u64 = 100;
 pub struct Hub {
     pub flavour: Flavour,
     index: Index<Feed>,
+    leases: Leases<Feed>,
     order: Order,
     /// Sources that Nodes ask for although today's rules refuse them.
     imposed: BTreeMap<String, Value>,
@@ -59,9 +61,10 @@ pub struct Hub {
 /// The hub as it would be restored from a backup: with its objects, and without watchers or older changes.
 impl Clone for Hub {
     fn clone(&self) -> Self {
-        let (index, order) = self.copy_of_state(self.order.revision());
+        let (index, leases, order) = self.copy_of_state(self.revision());
         Self {
             index,
+            leases,
             order,
             flavour: self.flavour,
             imposed: self.imposed.clone(),
@@ -78,7 +81,7 @@ struct Rules<'a>(&'a Hub);
 
 impl Objects for Rules<'_> {
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
-        let object = self.0.index.get(kind, namespace, name)?;
+        let object = self.0.of(kind).get(kind, namespace, name)?;
         if !self.0.is_imposed(kind, name) {
             return Some(object);
         }
@@ -90,10 +93,11 @@ impl Objects for Rules<'_> {
 
 impl Hub {
     pub fn new(flavour: Flavour) -> Self {
-        let (index, order) = empty_state(FIRST);
+        let (index, leases, order) = empty_state(FIRST);
         let mut hub = Self {
             flavour,
             index,
+            leases,
             order,
             imposed: BTreeMap::new(),
             uids: FIRST,
@@ -111,24 +115,37 @@ impl Hub {
     /// Counts on from here: a hub that was wiped gives out other UIDs than it did before.
     pub fn wiped(&mut self, counter: u64) {
         let counter = counter.max(self.counter());
-        (self.index, self.order) = self.copy_of_state(counter);
+        (self.index, self.leases, self.order) = self.copy_of_state(counter);
         self.uids = counter;
     }
 
     /// What it has counted to.
     pub fn counter(&self) -> u64 {
-        self.order.revision().max(self.uids)
+        self.revision().max(self.uids)
     }
 
-    fn copy_of_state(&self, revision: u64) -> (Index<Feed>, Order) {
-        let (mut index, order) = empty_state(revision);
+    /// The last of either space.
+    fn revision(&self) -> u64 {
+        self.order.revision().max(self.leases.revision())
+    }
+
+    /// The part of the state that has the objects of this kind.
+    fn of(&self, kind: &Kind) -> &Index<Feed> {
+        Everything { index: &self.index, leases: &self.leases }.of(kind)
+    }
+
+    fn copy_of_state(&self, revision: u64) -> (Index<Feed>, Leases<Feed>, Order) {
+        let (mut index, mut leases, order) = empty_state(revision);
         for kind in kinds::KINDS {
-            let page = self.index.list(kind, &Selection::all(""), &Query::default());
+            let page = self.of(kind).list(kind, &Selection::all(""), &Query::default());
             for object in page.expect("the latest is known").objects {
-                index.restore(kind, copied(kind, &object));
+                match kind.is_renewed() {
+                    true => leases.restore(kind, copied(kind, &object)),
+                    false => index.restore(kind, copied(kind, &object)),
+                }
             }
         }
-        (index, order)
+        (index, leases, order)
     }
 
     fn is_imposed(&self, kind: &Kind, name: &str) -> bool {
@@ -138,12 +155,12 @@ impl Hub {
     // ------------------------------------------------------------------------------------------ reading
 
     fn object(&self, kind: &Kind, namespace: &str, name: &str) -> Option<Value> {
-        Some(self.index.get(kind, namespace, name)?.value())
+        Some(self.of(kind).get(kind, namespace, name)?.value())
     }
 
     /// A list of the one object of this name, and its version. Null: it is not there.
     pub(crate) fn list_one(&self, kind: &Kind, namespace: &str, name: &str) -> (Value, u64) {
-        let page = self.index.list(kind, &selection(kind, namespace, name), &Query::default());
+        let page = self.of(kind).list(kind, &selection(kind, namespace, name), &Query::default());
         let page = page.expect("the latest is known");
         (page.objects.first().map_or(Value::Null, |object| object.value()), page.revision)
     }
@@ -158,7 +175,10 @@ impl Hub {
     ) -> Result<Feed, WatchRefused> {
         let selection = selection(kind, namespace, name);
         let feed = Feed::default();
-        let (start, _, _) = self.index.watch(kind, selection, Some(after), feed.clone())?;
+        let (start, _, _) = match kind.is_renewed() {
+            true => self.leases.watch(kind, selection, Some(after), feed.clone())?,
+            false => self.index.watch(kind, selection, Some(after), feed.clone())?,
+        };
         let Start::Changes(changes) = start else { unreachable!("it names a version") };
         feed.begin_with(changes);
         Ok(feed)
@@ -220,6 +240,10 @@ impl Hub {
 
     /// The change takes place; a Node keeps the source that was imposed on it.
     fn write(&mut self, write: Write) -> Result<(), ApiError> {
+        if write.volatile {
+            self.leases.renew(write).expect("one thread decided on what is there");
+            return Ok(());
+        }
         let is_deletion = write.new.is_none();
         let (kind, name) = (write.kind, write.name.clone());
         let mut changes = self.ordered(write)?;
@@ -234,8 +258,17 @@ impl Hub {
                 replace_new(changed, node);
             }
         }
-        self.index.publish(changes);
+        self.publish(changes);
         Ok(())
+    }
+
+    fn publish(&mut self, changes: Vec<Changed>) {
+        for changed in changes {
+            match changed.kind.is_renewed() {
+                true => drop(self.leases.settle(changed).expect("nothing is renewed meanwhile")),
+                false => self.index.publish(vec![changed]),
+            }
+        }
     }
 
     /// Readers see this value in the object's place, whatever it is; the rules, an object of that name with nothing in it.
@@ -250,30 +283,28 @@ impl Hub {
             let object = with_text(place, changed.event.revision, text);
             replace_new(changed, object);
         }
-        self.index.publish(changes);
+        self.publish(changes);
     }
 
     fn expect(&self, place: &Place<'_>) -> Expect {
-        let current = self.index.get(place.kind, place.namespace, place.name);
+        let current = self.of(place.kind).get(place.kind, place.namespace, place.name);
         current.map_or(Expect::Absent, |object| Expect::Revision(object.revision))
     }
 
     /// The change with its revision, durable and not yet published.
     fn ordered(&mut self, write: Write) -> Result<Vec<Changed>, ApiError> {
         let mut batch = Batch::default();
-        let renewed = if write.volatile {
-            self.order.renew(&self.index, write).map(Some)
-        } else {
-            self.order.stage(&self.index, &mut batch, write).map(|_| None)
+        let staged = match write.kind.is_renewed() {
+            true => self.leases.stage(&self.index, &mut batch, write),
+            false => self.order.stage(&self.index, &mut batch, write),
         };
-        let renewed = match renewed {
+        match staged {
             Err(WriteError::TooLarge) => return Err(ApiError::too_large("the object is too large")),
             Err(WriteError::Excess(excess)) => return Err(excess.refusal("the object")),
-            renewed => renewed.expect("one thread decided on what is there"),
-        };
-        let commit = self.order.commit(&self.index, batch, false);
-        let committed = commit.map(|commit| self.order.committed(commit)).unwrap_or_default();
-        Ok(renewed.into_iter().chain(committed).collect())
+            staged => drop(staged.expect("one thread decided on what is there")),
+        }
+        let commit = self.order.commit(&self.leases, batch, 0).expect("it has a change");
+        Ok(self.order.committed(&mut self.leases, commit))
     }
 
     fn create(&mut self, kind: &'static Kind, namespace: &str, value: Value) -> Result<String, ApiError> {
@@ -311,13 +342,17 @@ impl Hub {
     }
 
     fn delete(&mut self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Value> {
-        let there = self.index.get(kind, namespace, name)?;
+        let there = self.of(kind).get(kind, namespace, name)?;
         let shown = there.value();
         let place = Place { kind, namespace, name };
         if !is_sound(kind, &there) {
             // the rules cannot read what was only shown
             let text = stand_in(namespace, name).to_string().into_bytes();
-            self.index.restore(kind, with_text(&place, there.revision, text));
+            let readable = with_text(&place, there.revision, text);
+            match kind.is_renewed() {
+                true => self.leases.restore(kind, readable),
+                false => self.index.restore(kind, readable),
+            }
         }
         let (options, asked) = (WriteOptions::internal(), DeleteOptions::default());
         let decision = requests::delete(&Rules(self), &place, &asked, &options, NOW).expect("it is there");
@@ -591,8 +626,9 @@ fn replace_new(changed: &mut Changed, new: Object) {
 }
 
 /// The state of a new store, at this revision.
-fn empty_state(revision: u64) -> (Index<Feed>, Order) {
-    let marks = Marks { reserved: revision, clean: Some(revision) };
-    let restored = restore(marks, Vec::new()).expect("the revision is one of ours");
-    (restored.index, restored.order)
+fn empty_state(revision: u64) -> (Index<Feed>, Leases<Feed>, Order) {
+    let marks = Spaces::both(Marks { reserved: revision, clean: Some(revision) });
+    let Restored { index, leases, order, .. } =
+        restore(marks, Vec::new()).expect("the revision is one of ours");
+    (index, leases, order)
 }

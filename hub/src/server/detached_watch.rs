@@ -158,7 +158,7 @@ mod tests {
     use kedge_hub_core::kinds::CONFIG_MAP;
     use kedge_hub_core::object::{Event, Object};
     use kedge_hub_core::selector::Selection;
-    use kedge_hub_core::state::{Changed, Index};
+    use kedge_hub_core::state::Changed;
     use serde_json::json;
     use std::sync::Arc;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -211,7 +211,7 @@ mod tests {
     fn detached_watch_is_one_chunked_answer() {
         run(async {
             let (mut client, server) = tokio::io::duplex(4096);
-            let memory = Arc::new(Memory::new(Index::new(1)));
+            let memory = Arc::new(Memory::empty());
             let mut link = Link::new(server);
             let answer = answer(&memory);
             let writing = async { (link.write_watch(answer).await.unwrap(), link) };
@@ -244,7 +244,7 @@ mod tests {
     fn leaving_client_ends_its_watch_and_read_ahead_is_bounded() {
         run(async {
             let (mut client, server) = tokio::io::duplex(64);
-            let memory = Arc::new(Memory::new(Index::new(1)));
+            let memory = Arc::new(Memory::empty());
             let mut link = Link::new(server);
             let answer = answer(&memory);
             assert_eq!(memory.watches(), 1);
@@ -262,7 +262,7 @@ mod tests {
             assert!(goes_on.unwrap(), "its requests are answered once the watch is over");
 
             let (client, server) = tokio::io::duplex(4096);
-            let memory = Arc::new(Memory::new(Index::new(1)));
+            let memory = Arc::new(Memory::empty());
             let answer = self::answer(&memory);
             drop(client);
             // the client may be gone, or refuse the head
@@ -287,7 +287,7 @@ mod tests {
             ] {
                 let manner = Manner { chunks, closes: true };
                 let (mut client, server) = tokio::io::duplex(64);
-                let memory = Arc::new(Memory::new(Index::new(1)));
+                let memory = Arc::new(Memory::empty());
                 let watch = Answer { manner, ..answer(&memory) };
                 let mut link = Link::new(server);
                 let leaving = async {
@@ -300,7 +300,7 @@ mod tests {
                 assert_eq!(memory.watches(), 0);
 
                 let (mut client, server) = tokio::io::duplex(4096);
-                let memory = Arc::new(Memory::new(Index::new(1)));
+                let memory = Arc::new(Memory::empty());
                 let watch = Answer { manner, ..answer(&memory) };
                 publish(&memory, 2);
                 memory.close();

@@ -303,7 +303,7 @@ async fn resource(
 
 fn get(context: &RequestContext<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
     let memory = context.server.hub.memory();
-    check_not_in_future(context, memory.revision())?;
+    check_not_in_future(context, memory.revision(target.kind))?;
     match memory.get(target.kind, &target.namespace, &target.name) {
         Some(object) => Ok(writer.answer(200, &object)),
         None => Err(ApiError::not_found(target.kind, &target.name)),
@@ -414,7 +414,7 @@ fn page(
         let page = memory.list(kind, selection, &query);
         return page.map(|page| (page, made)).map_err(|_| token.expired());
     }
-    let version = check_not_in_future(context, memory.revision())?;
+    let version = check_not_in_future(context, memory.revision(kind))?;
     let revision = version.filter(|_| matching == "Exact");
     let query = Query { revision, limit, ..Query::default() };
     let page = memory.list(kind, selection, &query);
@@ -664,7 +664,7 @@ async fn delete_collection(
     let hub = &context.server.hub;
     let (mut page, _) = page(context, target.kind, selection)?;
     requests::delete_all(hub, target.kind, &page.objects, &wanted, &options).await?;
-    page.revision = hub.revision();
+    page.revision = hub.revision(target.kind);
     let meta = json!({"resourceVersion": page.revision.to_string()});
     Ok(if writer.form == Form::Nothing { respond::empty(204) } else { writer.list(page, meta) })
 }

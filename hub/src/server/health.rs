@@ -13,7 +13,7 @@ use super::respond::{self, Body};
 use super::shared::Server;
 use crate::store::health::STALL;
 use kedge_hub_core::api_error::ApiError;
-use kedge_hub_core::kinds::KINDS;
+use kedge_hub_core::kinds::{KINDS, LEASE, NODE};
 
 /// The Kubernetes version whose API we follow: kubectl warns when it is more than one minor version away.
 const KUBERNETES: (u32, u32) = (1, 35);
@@ -164,7 +164,9 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         "Requests that ended in a bug of ours.",
         &one(read(&counters.panics)),
     );
-    sample("kedge_hub_revision", "counter", "The latest revision.", &one(memory.revision()));
+    let revisions = [("leases", &LEASE), ("others", &NODE)]
+        .map(|(of, kind)| (format!("{{space=\"{of}\"}}"), memory.revision(kind)));
+    sample("kedge_hub_revision", "counter", "The latest revision of each space.", &revisions);
     sample("kedge_hub_store_commits_total", "counter", "Durable commits.", &one(read(&store.commits)));
     sample("kedge_hub_store_changes_total", "counter", "Changes made durable.", &one(read(&store.changes)));
     sample(

@@ -18,8 +18,8 @@ use serde_json::Value;
 use crate::audit::append_line;
 use crate::fresh::now_text;
 
-use super::sqlite::{APPLICATION_ID, failed, lock, sync_directory};
-use super::{OpenError, SCHEMA_VERSION, Sort, StoreError};
+use super::sqlite::{APPLICATION_ID, MARKS, failed, lock, sync_directory};
+use super::{OpenError, SCHEMA_VERSION, Sort, Spaces, StoreError};
 
 /// The files of a hub's identity, below the data directory.
 const KEYS: [&str; 2] = ["pki/ca.pem", "ca.crt"];
@@ -34,8 +34,8 @@ const RAISE: i64 = 1;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Content {
     pub objects: u64,
-    /// No revision above this one had been handed out.
-    pub reserved: i64,
+    /// No revision above these had been handed out.
+    pub reserved: Spaces<i64>,
 }
 
 fn wrong(path: &Path, what: impl std::fmt::Display) -> OpenError {
@@ -151,8 +151,13 @@ fn judge(store: &Connection, path: &Path) -> Result<Content, OpenError> {
         }
         objects += 1;
     }
-    let reserved = mark(store, "reserved").map_err(unreadable)?.unwrap_or(0);
-    Ok(Content { objects, reserved })
+    Ok(Content { objects, reserved: reserved(store).map_err(unreadable)?.unwrap_or_default() })
+}
+
+/// The reserved marks. A store from before Leases had their own has one for both.
+fn reserved(store: &Connection) -> rusqlite::Result<Option<Spaces<i64>>> {
+    let Some(common) = mark(store, MARKS.common[0])? else { return Ok(None) };
+    Ok(Some(Spaces { common, leases: mark(store, MARKS.leases[0])?.unwrap_or(common) }))
 }
 
 fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64>> {
@@ -171,9 +176,14 @@ pub fn restore(data_dir: &Path, from: &Path) -> Result<Content, OpenError> {
     drop(source);
     check_keys(data_dir, &keys)?;
     let state = data_dir.join("state.db");
-    let reserved = match handed_out(&state) {
-        Some(reserved) => reserved.max(content.reserved).saturating_add(RAISE),
-        None => content.reserved.saturating_add(UNKNOWN_RAISE),
+    let raised = |present: Option<i64>, restored: i64| match present {
+        Some(present) => present.max(restored).saturating_add(RAISE),
+        None => restored.saturating_add(UNKNOWN_RAISE),
+    };
+    let present = handed_out(&state);
+    let reserved = Spaces {
+        common: raised(present.map(|present| present.common), content.reserved.common),
+        leases: raised(present.map(|present| present.leases), content.reserved.leases),
     };
     let part = data_dir.join("state.db.restoring");
     prepare(from, &part, reserved)?;
@@ -225,20 +235,20 @@ fn check_keys(data_dir: &Path, keys: &[(String, Vec<u8>)]) -> Result<(), OpenErr
     Ok(())
 }
 
-/// The highest revision that the present store may have handed out, 0 without a store; `None` if that is unknown.
-fn handed_out(state: &Path) -> Option<i64> {
+/// The highest revisions that the present store may have handed out, 0 without a store; `None` if they are unknown.
+fn handed_out(state: &Path) -> Option<Spaces<i64>> {
     if !state.exists() {
-        return Some(0);
+        return Some(Spaces::default());
     }
     let store = open(state, OpenFlags::SQLITE_OPEN_READ_WRITE).ok()?;
-    let reserved = mark(&store, "reserved").ok()??;
+    let reserved = reserved(&store).ok()??;
     // copies the log into the file, so that it is not read into the new one
     store.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).ok()?;
     Some(reserved)
 }
 
 /// Makes a file durable and readable only by the hub.
-fn prepare(from: &Path, part: &Path, reserved: i64) -> Result<(), OpenError> {
+fn prepare(from: &Path, part: &Path, reserved: Spaces<i64>) -> Result<(), OpenError> {
     for suffix in ["", "-wal", "-shm", "-journal"] {
         // left by an interrupted restore
         let _ = fs::remove_file(format!("{}{suffix}", part.display()));
@@ -249,9 +259,12 @@ fn prepare(from: &Path, part: &Path, reserved: i64) -> Result<(), OpenError> {
     std::io::copy(&mut source, &mut file).map_err(bytes)?;
     drop(file);
     let store = open(part, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    let [common, leases] = [(MARKS.common, reserved.common), (MARKS.leases, reserved.leases)]
+        .map(|([reserved, _], upto)| format!("INSERT OR REPLACE INTO meta VALUES ('{reserved}', {upto});"));
     let statements = format!(
-        "PRAGMA journal_mode = DELETE; BEGIN; DROP TABLE IF EXISTS keys; DELETE FROM meta WHERE key = 'clean'; \
-         INSERT OR REPLACE INTO meta VALUES ('reserved', {reserved}); COMMIT;"
+        "PRAGMA journal_mode = DELETE; BEGIN; DROP TABLE IF EXISTS keys; \
+         DELETE FROM meta WHERE key IN ('{}', '{}'); {common} {leases} COMMIT;",
+        MARKS.common[1], MARKS.leases[1]
     );
     store.execute_batch(&statements).map_err(engine("write", part))?;
     drop(store);
@@ -302,7 +315,7 @@ fn replace(data_dir: &Path, state: &Path, part: &Path) -> Result<(), OpenError> 
 #[cfg(test)]
 mod tests {
     use super::super::sqlite::{Sqlite, version_1};
-    use super::super::{Change, Marks, Store};
+    use super::super::{Change, Marks, Spaces, Store};
     use super::*;
     use kedge_rig::Scratch;
 
@@ -316,7 +329,7 @@ mod tests {
         Change::Put { resource: "nodes", namespace: "", name, revision, json: OBJECT }
     }
 
-    fn found(data_dir: &Path) -> (Vec<String>, Marks) {
+    fn found(data_dir: &Path) -> (Vec<String>, Spaces<Marks>) {
         let mut names = Vec::new();
         let mut store = Sqlite::open(data_dir).unwrap();
         let marks = store.load(&mut |record| names.push(record.name)).unwrap();
@@ -328,16 +341,19 @@ mod tests {
         let folder = scratch("moment");
         let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();
-        store.commit(&[put("a", 5)], Some(100)).unwrap();
+        store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
         let content = backup(&data, &file).unwrap();
-        assert_eq!(content, Content { objects: 1, reserved: 100 });
+        assert_eq!(content, Content { objects: 1, reserved: Spaces::both(100) });
         assert!(backup(&data, &file).unwrap_err().to_string().contains("exists already"));
-        store.commit(&[put("b", 300)], Some(400)).unwrap();
+        store.commit(&[put("b", 300)], Some(Spaces::both(400))).unwrap();
         assert!(matches!(restore(&data, &file), Err(OpenError::Locked(_))), "the hub runs");
         drop(store);
-        assert_eq!(restore(&data, &file).unwrap().reserved, 401);
+        assert_eq!(restore(&data, &file).unwrap().reserved, Spaces::both(401));
         let (names, marks) = found(&data);
-        assert_eq!((names, marks), (vec!["a".to_owned()], Marks { reserved: 401, clean: None }));
+        assert_eq!(
+            (names, marks),
+            (vec!["a".to_owned()], Spaces::both(Marks { reserved: 401, clean: None }))
+        );
         let kept = open(&data.join("state.db.before-restore"), OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
         assert_eq!(judge(&kept, &data).unwrap().objects, 2);
         let audit = fs::read_to_string(data.join("audit.log")).unwrap();
@@ -355,12 +371,12 @@ mod tests {
         let folder = scratch("damaged");
         let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();
-        store.commit(&[put("a", 5)], Some(100)).unwrap();
+        store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
         drop(store);
         backup(&data, &file).unwrap();
         fs::write(data.join("state.db"), vec![7; 9000]).unwrap();
         assert!(matches!(Sqlite::open(&data), Err(OpenError::Damaged(..))));
-        assert!(restore(&data, &file).unwrap().reserved > UNKNOWN_RAISE);
+        assert!(restore(&data, &file).unwrap().reserved.leases > UNKNOWN_RAISE);
         assert_eq!(found(&data).0, ["a"]);
     }
 
@@ -370,12 +386,12 @@ mod tests {
         let (old, file, data) = (folder.join("old"), folder.join("b"), folder.join("data"));
         // the old hub runs while the new program makes the backup
         let hub = version_1::make(&old, 900, None);
-        assert_eq!(backup(&old, &file).unwrap(), Content { objects: 60, reserved: 900 });
+        assert_eq!(backup(&old, &file).unwrap(), Content { objects: 60, reserved: Spaces::both(900) });
         drop(hub);
-        assert!(restore(&data, &file).unwrap().reserved > 900);
+        assert!(restore(&data, &file).unwrap().reserved.common > 900);
         let (names, marks) = found(&data);
-        assert_eq!((names.len(), marks.clean), (60, None));
-        assert!(marks.reserved > 900);
+        assert_eq!((names.len(), marks.common.clean), (60, None));
+        assert!(marks.common.reserved > 900 && marks.leases.reserved > 900);
         // over a store that has gone on since
         assert_eq!(found(&old).0.len(), 60);
         restore(&old, &file).unwrap();
@@ -383,7 +399,7 @@ mod tests {
         let newer = Connection::open(&file).unwrap();
         newer.execute("UPDATE meta SET value = ?1 WHERE key = 'schema'", [SCHEMA_VERSION + 1]).unwrap();
         drop(newer);
-        assert!(matches!(restore(&data, &file), Err(OpenError::TooNew(_, 3))));
+        assert!(matches!(restore(&data, &file), Err(OpenError::TooNew(_, 4))));
         assert_eq!(found(&data).0.len(), 60);
     }
 
@@ -392,7 +408,7 @@ mod tests {
         let folder = scratch("bad");
         let (data, file) = (folder.join("data"), folder.join("b"));
         let mut store = Sqlite::open(&data).unwrap();
-        store.commit(&[put("a", 5)], Some(100)).unwrap();
+        store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
         drop(store);
         let good = folder.join("good");
         backup(&data, &good).unwrap();

@@ -12,7 +12,7 @@ use rusqlite::Connection;
 
 use super::reserve::Reserve;
 use super::sqlite::{self, Sqlite, failed};
-use super::{Change, Marks, OpenError, Record, Sort, Store, StoreError};
+use super::{Change, Marks, OpenError, Record, Sort, Spaces, Store, StoreError};
 
 /// See the module.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ enum State {
 struct Content {
     objects: u64,
     revisions: u64,
-    marks: Marks,
+    marks: Spaces<Marks>,
 }
 
 impl Content {
@@ -127,7 +127,7 @@ fn harmless(mut error: StoreError) -> StoreError {
 }
 
 impl Store for DiskStore {
-    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
+    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Spaces<Marks>, StoreError> {
         match &mut self.state {
             State::Open { store, .. } => store.load(each),
             State::Waiting { reader, read, why } => {
@@ -144,7 +144,7 @@ impl Store for DiskStore {
         }
     }
 
-    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError> {
         match &mut self.state {
             State::Open { store, .. } => store.commit(changes, reserved),
             State::Waiting { why, .. } => Err(harmless(why.clone())),
@@ -154,7 +154,7 @@ impl Store for DiskStore {
     fn commit_from_reserve(
         &mut self,
         changes: &[Change<'_>],
-        reserved: Option<u64>,
+        reserved: Option<Spaces<u64>>,
     ) -> Result<(), StoreError> {
         match &mut self.state {
             State::Open { store, .. } => store.commit_from_reserve(changes, reserved),
@@ -179,9 +179,9 @@ impl Store for DiskStore {
         }
     }
 
-    fn close(&mut self, revision: u64) -> Result<(), StoreError> {
+    fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError> {
         match &mut self.state {
-            State::Open { store, .. } => store.close(revision),
+            State::Open { store, .. } => store.close(revisions),
             // nothing was handed out that it does not know
             State::Waiting { .. } => Ok(()),
         }

@@ -2,8 +2,8 @@
 //!
 //! [`Store`] is small on purpose: load everything once, then commit batches, each all or nothing. There is one caller, the
 //! writer thread ([`writer`]), so an implementation needs no locks. Another engine (etcd) fits behind the same trait.
-//! Revisions are the writer's business: the store only keeps two marks, the *reserved* one (no revision above it was ever
-//! handed out) and, after a clean close, the exact one.
+//! Revisions are the writer's business: the store only keeps two marks for each space, the *reserved* one (no revision above it was
+//! ever handed out) and, after a clean close, the exact one.
 
 pub mod backup;
 pub mod disk;
@@ -17,25 +17,25 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-pub use kedge_hub_core::state::{Change, Marks, Record, Sort};
+pub use kedge_hub_core::state::{Change, Marks, Record, Sort, Spaces};
 
 /// The layout that this code reads and writes.
-pub const SCHEMA_VERSION: i64 = 2;
+pub const SCHEMA_VERSION: i64 = 3;
 
 /// A durable copy.
 pub trait Store: Send {
     /// The marks and every object, once after open.
-    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError>;
-    /// Makes the changes, and the new reserved mark if there is one, durable: all of them or none. Forgets the clean mark.
-    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError>;
-    /// Records a clean close at this revision.
-    fn close(&mut self, revision: u64) -> Result<(), StoreError>;
+    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Spaces<Marks>, StoreError>;
+    /// Makes the changes, and the new reserved marks if there are any, durable: all of them or none. New marks forget the clean ones.
+    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError>;
+    /// Records a clean close at these revisions.
+    fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError>;
 
     /// A commit of nothing but changes that free room: it may use what is kept for them.
     fn commit_from_reserve(
         &mut self,
         changes: &[Change<'_>],
-        reserved: Option<u64>,
+        reserved: Option<Spaces<u64>>,
     ) -> Result<(), StoreError> {
         self.commit(changes, reserved)
     }

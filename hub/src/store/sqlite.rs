@@ -24,11 +24,11 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, ffi, params};
 
 use super::reserve::Reserve;
 use super::rows::Rows;
-use super::{Change, Marks, OpenError, Record, SCHEMA_VERSION, Sort, Store, StoreError, sort_of};
+use super::{Change, Marks, OpenError, Record, SCHEMA_VERSION, Sort, Spaces, Store, StoreError, sort_of};
 
 /// The upgrade of each older version to the next: the first is from 1 to 2. All upgrades of a file run in one transaction, so a
 /// crash leaves the old version or the new one.
-const UPGRADES: &[Upgrade] = &[number_rows];
+const UPGRADES: &[Upgrade] = &[number_rows, split_marks];
 const PAGE_BYTES: u64 = 4096;
 /// Pages that the file may have: 2 GiB. Changes that need more are refused, reads and deletes go on.
 const MAX_PAGES: i64 = 512 * 1024;
@@ -65,6 +65,10 @@ const CHECKPOINT_PAGES: i64 = 1000;
 /// Page cache. Small, because reads are answered from memory.
 const CACHE_KIB: i64 = 1024;
 
+/// The names of the marks in `meta`, reserved and clean. Up to version 2 Leases had none of their own.
+pub(super) const MARKS: Spaces<[&str; 2]> =
+    Spaces { common: ["reserved", "clean"], leases: ["lease-reserved", "lease-clean"] };
+
 const META: &str = "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID";
 /// Version 1 had no `id` and `PRIMARY KEY (resource, namespace, name)) WITHOUT ROWID`: there a row of more than a kilobyte
 /// takes an overflow page, so that a Node was two pages, and three when its size changed.
@@ -75,6 +79,7 @@ const OBJECTS: &str = "
         revision INTEGER NOT NULL, json BLOB NOT NULL
     )";
 
+const SET_MARK: &str = "INSERT OR REPLACE INTO meta VALUES (?1, ?2)";
 const INSERT: &str = "INSERT INTO objects VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 
 type Upgrade = fn(&Connection) -> rusqlite::Result<()>;
@@ -276,7 +281,7 @@ impl Sqlite {
         &mut self,
         rows: &mut Rows,
         changes: &[Change<'_>],
-        reserved: Option<u64>,
+        reserved: Option<Spaces<u64>>,
         committing: &mut bool,
     ) -> rusqlite::Result<()> {
         if !self.connection.is_autocommit() {
@@ -286,16 +291,17 @@ impl Sqlite {
         for change in changes {
             make(&transaction, rows, change)?;
         }
-        if let Some(reserved) = reserved {
-            let sql = "INSERT OR REPLACE INTO meta VALUES ('reserved', ?1)";
-            transaction.prepare_cached(sql)?.execute([reserved.cast_signed()])?;
-            transaction.prepare_cached("DELETE FROM meta WHERE key = 'clean'")?.execute([])?;
+        if let Some(Spaces { common, leases }) = reserved {
+            for ([reserved, clean], upto) in [(MARKS.common, common), (MARKS.leases, leases)] {
+                transaction.prepare_cached(SET_MARK)?.execute(params![reserved, upto.cast_signed()])?;
+                transaction.prepare_cached("DELETE FROM meta WHERE key = ?1")?.execute([clean])?;
+            }
         }
         *committing = true;
         transaction.commit()
     }
 
-    fn write(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+    fn write(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError> {
         let mut rows = match self.rows.take() {
             Some(rows) => rows,
             None => self.read_rows().map_err(|error| match error {
@@ -404,11 +410,11 @@ impl Sqlite {
 }
 
 impl Store for Sqlite {
-    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
+    fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Spaces<Marks>, StoreError> {
         load_all(&self.connection, each).map_err(|error| failed("read", &self.path, &error))
     }
 
-    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+    fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError> {
         if self.is_over {
             self.keeps_free(i64::try_from(pages_of(changes)).unwrap_or(i64::MAX))?;
         }
@@ -418,7 +424,7 @@ impl Store for Sqlite {
     fn commit_from_reserve(
         &mut self,
         changes: &[Change<'_>],
-        reserved: Option<u64>,
+        reserved: Option<Spaces<u64>>,
     ) -> Result<(), StoreError> {
         match self.commit(changes, reserved) {
             Err(error) if error.sort == Sort::Full => {}
@@ -455,11 +461,16 @@ impl Store for Sqlite {
             .map_err(|error| self.broken(failed("write", &self.path, &error)))
     }
 
-    fn close(&mut self, revision: u64) -> Result<(), StoreError> {
-        self.connection
-            .execute("INSERT OR REPLACE INTO meta VALUES ('clean', ?1)", [revision.cast_signed()])
-            .map(|_| ())
-            .map_err(|error| self.broken(failed("close", &self.path, &error)))
+    fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError> {
+        let mut set_both = || {
+            let transaction = self.connection.transaction()?;
+            for ([_, clean], at) in [(MARKS.common, revisions.common), (MARKS.leases, revisions.leases)] {
+                transaction.execute(SET_MARK, params![clean, at.cast_signed()])?;
+            }
+            transaction.commit()
+        };
+        let outcome = set_both();
+        outcome.map_err(|error| self.broken(failed("close", &self.path, &error)))
     }
 }
 
@@ -485,7 +496,7 @@ fn mark(store: &Connection, key: &str) -> rusqlite::Result<Option<i64>> {
 }
 
 /// Reads a store of any version.
-pub(super) fn load_all(store: &Connection, each: &mut dyn FnMut(Record)) -> rusqlite::Result<Marks> {
+pub(super) fn load_all(store: &Connection, each: &mut dyn FnMut(Record)) -> rusqlite::Result<Spaces<Marks>> {
     let mut statement = store.prepare("SELECT resource, namespace, name, revision, json FROM objects")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
@@ -497,8 +508,15 @@ pub(super) fn load_all(store: &Connection, each: &mut dyn FnMut(Record)) -> rusq
             json: row.get(4)?,
         });
     }
-    let reserved = unsigned(mark(store, "reserved")?.unwrap_or(0))?;
-    Ok(Marks { reserved, clean: mark(store, "clean")?.map(unsigned).transpose()? })
+    let common = marks(store, MARKS.common)?.unwrap_or_default();
+    // before the upgrade Leases counted with the others
+    Ok(Spaces { common, leases: marks(store, MARKS.leases)?.unwrap_or(common) })
+}
+
+fn marks(store: &Connection, [reserved, clean]: [&str; 2]) -> rusqlite::Result<Option<Marks>> {
+    let Some(reserved) = mark(store, reserved)? else { return Ok(None) };
+    let clean = mark(store, clean)?.map(unsigned).transpose()?;
+    Ok(Some(Marks { reserved: unsigned(reserved)?, clean }))
 }
 
 /// Whether the file is a whole store of a version that this hub knows.
@@ -599,6 +617,15 @@ fn number_rows(store: &Connection) -> rusqlite::Result<()> {
     store.execute_batch("DROP TABLE objects_1")
 }
 
+/// From version 2 to 3: Leases count from where all kinds counted together. A restored backup may have their marks already.
+fn split_marks(store: &Connection) -> rusqlite::Result<()> {
+    for (from, to) in MARKS.common.into_iter().zip(MARKS.leases) {
+        let sql = "INSERT OR IGNORE INTO meta SELECT ?2, value FROM meta WHERE key = ?1";
+        store.execute(sql, [from, to])?;
+    }
+    Ok(())
+}
+
 fn copy_rows(store: &Connection) -> rusqlite::Result<()> {
     let sql = "SELECT resource, namespace, name, revision, json FROM objects_1 ORDER BY 1, 2, 3";
     let (mut old, mut insert) = (store.prepare(sql)?, store.prepare(INSERT)?);
@@ -658,7 +685,7 @@ fn unsigned(number: i64) -> rusqlite::Result<u64> {
 fn schema() -> String {
     format!(
         "BEGIN; PRAGMA application_id = {APPLICATION_ID}; {META}; {OBJECTS}; \
-         INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('reserved', 0); COMMIT;"
+         INSERT INTO meta VALUES ('schema', {SCHEMA_VERSION}), ('reserved', 0), ('lease-reserved', 0); COMMIT;"
     )
 }
 
@@ -813,7 +840,7 @@ mod tests {
         Change::Put { resource: "nodes", namespace: "", name, revision, json: b"{}" }
     }
 
-    fn names(store: &mut Sqlite) -> (Vec<String>, Marks) {
+    fn names(store: &mut Sqlite) -> (Vec<String>, Spaces<Marks>) {
         let mut names = Vec::new();
         let marks =
             store.load(&mut |record| names.push(format!("{}@{}", record.name, record.revision))).unwrap();
@@ -833,22 +860,22 @@ mod tests {
         let folder = scratch("upgrade");
         let mut store = Sqlite::open(&folder).unwrap();
         store.commit(&[put("a", 5)], None).unwrap();
-        assert!(store.upgrade(&[present, FIRST, BROKEN]).is_err());
-        assert_eq!(version(&store), Some(2));
-        assert!(store.connection.prepare("SELECT one FROM objects").is_err(), "half an upgrade stayed");
-        store.upgrade(&[present, FIRST]).unwrap();
+        assert!(store.upgrade(&[present, present, FIRST, BROKEN]).is_err());
         assert_eq!(version(&store), Some(3));
-        store.upgrade(&[present, FIRST, SECOND]).unwrap();
-        store.upgrade(&[present, FIRST, SECOND]).unwrap();
+        assert!(store.connection.prepare("SELECT one FROM objects").is_err(), "half an upgrade stayed");
+        store.upgrade(&[present, present, FIRST]).unwrap();
         assert_eq!(version(&store), Some(4));
+        store.upgrade(&[present, present, FIRST, SECOND]).unwrap();
+        store.upgrade(&[present, present, FIRST, SECOND]).unwrap();
+        assert_eq!(version(&store), Some(5));
         store.connection.prepare("SELECT one, two FROM objects").unwrap();
         assert_eq!(names(&mut store).0, ["a@5"]);
         drop(store);
-        assert!(matches!(Sqlite::open(&folder), Err(OpenError::TooNew(_, 4))));
+        assert!(matches!(Sqlite::open(&folder), Err(OpenError::TooNew(_, 5))));
     }
 
     /// Everything in it, as `version_1::objects` has it.
-    fn content(store: &mut Sqlite) -> (Vec<version_1::Row>, Marks) {
+    fn content(store: &mut Sqlite) -> (Vec<version_1::Row>, Spaces<Marks>) {
         let mut found = Vec::new();
         let marks = store
             .load(&mut |record| {
@@ -879,16 +906,16 @@ mod tests {
             }
             let mut store = Sqlite::open(&data).unwrap();
             assert_eq!(version(&store), Some(SCHEMA_VERSION), "{how}");
-            let expect = (version_1::objects(), Marks { reserved: 900, clean });
+            let expect = (version_1::objects(), Spaces::both(Marks { reserved: 900, clean }));
             assert!(content(&mut store) == expect, "{how}: objects or marks differ");
             // and behaves like any other
-            store.commit(&[put("n03", 901), put("new", 902)], Some(2000)).unwrap();
+            store.commit(&[put("n03", 901), put("new", 902)], Some(Spaces::both(2000))).unwrap();
             let remove = Change::Delete { resource: "nodes", namespace: "", name: "n04" };
             store.commit(&[remove], None).unwrap();
             drop(store);
             let mut store = Sqlite::open(&data).unwrap();
             let (found, marks) = content(&mut store);
-            assert_eq!(marks, Marks { reserved: 2000, clean: None }, "{how}");
+            assert_eq!(marks, Spaces::both(Marks { reserved: 2000, clean: None }), "{how}");
             let nodes: Vec<_> = found.iter().filter(|object| object.0 == "nodes").collect();
             assert_eq!((found.len(), nodes.len()), (60, 20), "{how}");
             assert_eq!((nodes[3].3, nodes[19].2.as_str(), nodes[19].3), (901, "new", 902), "{how}");
@@ -929,7 +956,7 @@ mod tests {
             std::fs::write(cut.join("state.db-wal"), log).unwrap();
             let mut store = Sqlite::open(&cut).unwrap_or_else(|error| panic!("{what} {at}: {error}"));
             assert_eq!(version(&store), Some(SCHEMA_VERSION), "{what} {at}");
-            let expect = (version_1::objects(), Marks { reserved: 900, clean: Some(60) });
+            let expect = (version_1::objects(), Spaces::both(Marks { reserved: 900, clean: Some(60) }));
             assert!(content(&mut store) == expect, "{what} {at}: objects or marks differ");
         };
         // while the transaction was written, between two pages and within one: before its last page it is none
@@ -953,7 +980,7 @@ mod tests {
     fn failed_commit_leaves_no_trace() {
         let folder = scratch("failed-commit");
         let mut store = Sqlite::open(&folder).unwrap();
-        store.commit(&[put("a", 1), put("b", 1)], Some(10)).unwrap();
+        store.commit(&[put("a", 1), put("b", 1)], Some(Spaces::both(10))).unwrap();
         let limit = |store: &Sqlite, pages: i64| {
             store.connection.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(())).unwrap();
         };
@@ -962,12 +989,12 @@ mod tests {
         let too_much =
             Change::Put { resource: "nodes", namespace: "", name: "large", revision: 3, json: &large };
         let remove = Change::Delete { resource: "nodes", namespace: "", name: "b" };
-        let error = store.commit(&[put("new", 2), remove, too_much], Some(20)).unwrap_err();
+        let error = store.commit(&[put("new", 2), remove, too_much], Some(Spaces::both(20))).unwrap_err();
         assert!(error.message.contains("full"), "{error}");
         assert!(store.rows.is_some(), "a full disk has every change read all rows");
         assert_eq!(
             names(&mut store),
-            (vec!["a@1".to_owned(), "b@1".to_owned()], Marks { reserved: 10, clean: None })
+            (vec!["a@1".to_owned(), "b@1".to_owned()], Spaces::both(Marks { reserved: 10, clean: None }))
         );
         // now create and change the objects of the failed commit
         store.commit(&[put("new", 4), put("b", 5)], None).unwrap();
@@ -1024,7 +1051,7 @@ mod tests {
     fn store_is_read_without_writing_beside_it() {
         let folder = scratch("reading");
         let mut store = Sqlite::open(&folder).unwrap();
-        store.commit(&[put("a", 1), put("b", 2)], Some(100)).unwrap();
+        store.commit(&[put("a", 1), put("b", 2)], Some(Spaces::both(100))).unwrap();
         let read = || {
             let path = folder.join("state.db");
             let before: Vec<_> = files(&folder);
@@ -1035,7 +1062,8 @@ mod tests {
             assert_eq!(files(&folder), before, "something was written");
             (names, marks)
         };
-        let expect = (vec!["a".to_owned(), "b".to_owned()], Marks { reserved: 100, clean: None });
+        let expect =
+            (vec!["a".to_owned(), "b".to_owned()], Spaces::both(Marks { reserved: 100, clean: None }));
         // as a kill leaves it: everything is in the log
         let log = std::fs::read(folder.join("state.db-wal")).unwrap();
         let state = std::fs::read(folder.join("state.db")).unwrap();
@@ -1060,7 +1088,7 @@ mod tests {
     fn log_is_in_the_file_before_anything_is_served() {
         let folder = scratch("folded");
         let mut store = Sqlite::open(&folder).unwrap();
-        store.commit(&[put("a", 1)], Some(100)).unwrap();
+        store.commit(&[put("a", 1)], Some(Spaces::both(100))).unwrap();
         let log = std::fs::read(folder.join("state.db-wal")).unwrap();
         let state = std::fs::read(folder.join("state.db")).unwrap();
         drop(store);
@@ -1115,7 +1143,7 @@ mod tests {
         let check = |changes: &[Change<'_>], expect: &[&str]| {
             let folder = scratch("come-and-go");
             let mut store = Sqlite::open(&folder).unwrap();
-            store.commit(&[put("old", 1)], Some(10)).unwrap();
+            store.commit(&[put("old", 1)], Some(Spaces::both(10))).unwrap();
             store.commit(changes, None).unwrap();
             assert_eq!(names(&mut store).0, expect, "{changes:?}");
             drop(store);
@@ -1133,7 +1161,7 @@ mod tests {
     fn deleted_row_is_restored_by_the_next_write() {
         let folder = scratch("taken-away");
         let mut store = Sqlite::open(&folder).unwrap();
-        store.commit(&[put("a", 1)], Some(10)).unwrap();
+        store.commit(&[put("a", 1)], Some(Spaces::both(10))).unwrap();
         Connection::open(&store.path).unwrap().execute("DELETE FROM objects", []).unwrap();
         assert!(store.commit(&[put("a", 2)], None).is_err());
         store.commit(&[put("a", 3)], None).unwrap();
@@ -1212,7 +1240,7 @@ mod tests {
         drop(store);
         let mut store = Sqlite::open(&folder).unwrap();
         assert_eq!(version(&store), Some(SCHEMA_VERSION));
-        let expect = (version_1::objects(), Marks { reserved: 900, clean: Some(60) });
+        let expect = (version_1::objects(), Spaces::both(Marks { reserved: 900, clean: Some(60) }));
         assert!(content(&mut store) == expect, "objects or marks differ");
     }
 
@@ -1247,19 +1275,22 @@ mod tests {
     fn committed_objects_are_loaded_again() {
         let folder = scratch("found-again");
         let mut store = Sqlite::open(&folder).unwrap();
-        assert_eq!(names(&mut store), (vec![], Marks::default()));
-        store.commit(&[put("a", 1), put("b", 2)], Some(100)).unwrap();
+        assert_eq!(names(&mut store), (vec![], Spaces::default()));
+        store.commit(&[put("a", 1), put("b", 2)], Some(Spaces::both(100))).unwrap();
         let remove = Change::Delete { resource: "nodes", namespace: "", name: "a" };
         store.commit(&[put("b", 3), remove], None).unwrap();
         drop(store);
         let mut store = Sqlite::open(&folder).unwrap();
-        assert_eq!(names(&mut store), (vec!["b@3".to_owned()], Marks { reserved: 100, clean: None }));
-        store.close(3).unwrap();
+        assert_eq!(
+            names(&mut store),
+            (vec!["b@3".to_owned()], Spaces::both(Marks { reserved: 100, clean: None }))
+        );
+        store.close(Spaces::both(3)).unwrap();
         drop(store);
         let mut store = Sqlite::open(&folder).unwrap();
-        assert_eq!(names(&mut store).1, Marks { reserved: 100, clean: Some(3) });
-        store.commit(&[], Some(200)).unwrap();
-        assert_eq!(names(&mut store).1, Marks { reserved: 200, clean: None });
+        assert_eq!(names(&mut store).1, Spaces::both(Marks { reserved: 100, clean: Some(3) }));
+        store.commit(&[], Some(Spaces::both(200))).unwrap();
+        assert_eq!(names(&mut store).1, Spaces::both(Marks { reserved: 200, clean: None }));
     }
 
     #[test]
@@ -1271,7 +1302,7 @@ mod tests {
                 std::fs::write(folder.join(name), content).unwrap();
             }
             let mut store = Sqlite::open(&folder).unwrap_or_else(|error| panic!("{left:?}: {error}"));
-            store.commit(&[put("a", 1)], Some(10)).unwrap();
+            store.commit(&[put("a", 1)], Some(Spaces::both(10))).unwrap();
             drop(store);
             let mut store = Sqlite::open(&folder).unwrap();
             assert_eq!(names(&mut store).0, ["a@1"], "{left:?}");
@@ -1288,14 +1319,14 @@ mod tests {
     fn log_of_a_removed_store_is_not_read_into_a_new_one() {
         let folder = scratch("stale-log");
         let mut store = Sqlite::open(&folder).unwrap();
-        store.commit(&[put("old", 5)], Some(100)).unwrap();
+        store.commit(&[put("old", 5)], Some(Spaces::both(100))).unwrap();
         let log = std::fs::read(folder.join("state.db-wal")).unwrap();
         assert!(!log.is_empty());
         drop(store);
         std::fs::remove_file(folder.join("state.db")).unwrap();
         std::fs::write(folder.join("state.db-wal"), log).unwrap();
         let mut store = Sqlite::open(&folder).unwrap();
-        assert_eq!(names(&mut store), (vec![], Marks::default()));
+        assert_eq!(names(&mut store), (vec![], Spaces::default()));
     }
 
     #[test]
@@ -1328,7 +1359,7 @@ mod tests {
             .execute("UPDATE meta SET value = 99 WHERE key = 'schema'", [])
             .unwrap();
         refused(
-            "schema version 99, this hub knows 2: use the newer hub that wrote it, or restore a backup that an older one made",
+            "schema version 99, this hub knows 3: use the newer hub that wrote it, or restore a backup that an older one made",
         );
         std::fs::remove_file(&path).unwrap();
         let mut store = Sqlite::open(&folder).unwrap();
@@ -1348,7 +1379,7 @@ mod tests {
         let with = |change: &str, expect: &str| {
             std::fs::remove_file(&path).unwrap();
             let mut store = Sqlite::open(&folder).unwrap();
-            store.commit(&[put("a", 1), put("b", 1)], Some(10)).unwrap();
+            store.commit(&[put("a", 1), put("b", 1)], Some(Spaces::both(10))).unwrap();
             drop(store);
             Connection::open(&path).unwrap().execute(change, []).unwrap();
             refused(expect);

@@ -1,7 +1,8 @@
-//! The writer's thread: it takes changes in groups, lets `kedge_hub_core::state` order them, makes them durable, and publishes them.
+//! The writer's thread: it takes durable changes in groups, lets `kedge_hub_core::state` order them, makes them durable, publishes them,
+//! and flushes renewals.
 //!
-//! Always holds: a durable change is visible and acknowledged after the commit that holds it was flushed, a renewal at once; every
-//! change that was submitted is answered. A commit that failed is not tried again: its changes are answered, "not made" when that is
+//! Always holds: a durable change is visible and acknowledged after the commit that holds it was flushed; a renewal is made on the thread
+//! that asks for it and waits for none of that; every change that was submitted is answered. A commit that failed is not tried again: its changes are answered, "not made" when that is
 //! certain, and those that come meanwhile are refused at once until a probe has succeeded ([`Health`]). A flush that failed ends the
 //! thread, and with it the process: only another one can know what the disk has. Left to others: which revision a change gets and what
 //! a commit holds, and how long to pause (`state`), the file (`sqlite`).
@@ -13,10 +14,14 @@ use std::time::{Duration, Instant};
 
 use kedge_hub_core::kinds::KINDS;
 use kedge_hub_core::object::Object;
-use kedge_hub_core::state::{Batch, Commit, FLUSH, Order, Sort, Write, WriteError, frees_room, restore};
+use kedge_hub_core::state::{
+    Batch, Changed, Commit, FLUSH, Order, Restored, Sort, Spaces, Write, WriteError, frees_room, restore,
+};
+use time::OffsetDateTime;
 
 use super::health::Health;
 use super::{Store, StoreError};
+use crate::fresh::fresh;
 use crate::memory::Memory;
 
 /// Changes in one commit.
@@ -26,6 +31,8 @@ const BATCH: usize = 2048;
 const BATCH_BYTES: usize = 2 * 1024 * 1024;
 /// Changes that wait for the writer; more are refused with 429, so memory stays bounded when the disk stalls.
 const QUEUE: usize = 4096;
+/// Renewals in one commit: a flush of a large fleet goes in pieces, and the changes that wait go with each.
+const FLUSH_PIECE: usize = 2000;
 /// Wait after a failed flush of renewals, so that a full disk is not hammered.
 const FLUSH_RETRY: Duration = Duration::from_secs(5);
 
@@ -73,6 +80,7 @@ pub struct Counters {
 /// The sending side, shared by all requests.
 #[derive(Debug)]
 pub struct Writer {
+    memory: Arc<Memory>,
     queue: SyncSender<Command>,
     pub counters: Arc<Counters>,
     health: Arc<Health>,
@@ -88,19 +96,22 @@ impl Writer {
         let marks = store.load(&mut |record| records.push(record))?;
         let restored =
             restore(marks, records).map_err(|message| StoreError::certain(Sort::Damaged, message))?;
-        for record in &restored.unserved {
+        let Restored { index, mut leases, mut order, reserve, unserved } = restored;
+        for record in &unserved {
             log::warn!("store holds {record}, a kind that is not served: kept, not shown");
         }
         let health = Arc::new(Health::default());
-        let mut order = restored.order;
-        if let Err(error) = store.commit_from_reserve(&[], Some(restored.reserve)) {
+        if let Err(error) = store.commit_from_reserve(&[], Some(reserve)) {
             log::error!("{error}; {}", error.sort.consequence());
             health.failed(&error, false);
-            order = order.unreserved();
+            order.not_reserved();
+            let no_offset = |error: kedge_hub_core::ApiError| StoreError::certain(Sort::Other, error.message);
+            let [high, low, ..] = fresh().map_err(no_offset)?.random;
+            leases.not_reserved(milliseconds(OffsetDateTime::now_utc()), u16::from_be_bytes([high, low]));
         } else if let Some(error) = store.unwritable() {
             health.failed(error, false);
         }
-        let memory = Arc::new(Memory::new(restored.index));
+        let memory = Arc::new(Memory::new(index, leases));
         Ok((Writer::spawn(store, memory.clone(), order, health), memory))
     }
 
@@ -113,12 +124,12 @@ impl Writer {
         let names = KINDS.iter().map(|kind| kind.resource_name()).collect();
         let mut worker = Worker {
             store,
-            memory,
+            memory: memory.clone(),
             counters: counters.clone(),
             health: health.clone(),
             order,
             names,
-            flush_at: None,
+            flush_at: Instant::now() + FLUSH,
         };
         let thread = std::thread::Builder::new()
             .name("store".to_owned())
@@ -127,15 +138,24 @@ impl Writer {
                 worker.run(&commands);
             })
             .expect("a process that just started can start one thread");
-        Writer { queue, counters, health, alive, ended, thread: std::sync::Mutex::new(Some(thread)) }
+        Writer { memory, queue, counters, health, alive, ended, thread: std::sync::Mutex::new(Some(thread)) }
     }
 
-    /// Hands a change to the thread. `reply` is called in every case, unless the change is taken back.
+    /// Makes a renewal, on the caller's thread: it is visible and acknowledged when this returns.
+    pub fn renew(&self, write: Write) -> Outcome {
+        if !self.is_alive() {
+            return Err(WriteError::Closed);
+        }
+        let renewed = self.memory.leases_mut().renew(write)?;
+        self.counters.volatile.fetch_add(1, Ordering::Relaxed);
+        Ok(renewed)
+    }
+
+    /// Hands a durable change to the thread. `reply` is called in every case, unless the change is taken back.
     pub fn submit(&self, write: Write, reply: Reply) -> Ticket {
         let ticket = Ticket::default();
         // the thread looks closer: an object that is being deleted may be changed in many ways
-        let refused = self.health.refusal(may_free_room(&write)).filter(|_| !write.volatile);
-        if let Some(refused) = refused {
+        if let Some(refused) = self.health.refusal(may_free_room(&write)) {
             reply(Err(refused));
             return ticket;
         }
@@ -209,8 +229,8 @@ struct Worker {
     order: Order,
     /// Resource names of [`KINDS`].
     names: Vec<String>,
-    /// When the renewals that are only in memory are due.
-    flush_at: Option<Instant>,
+    /// When renewals are flushed next.
+    flush_at: Instant,
 }
 
 impl Worker {
@@ -218,7 +238,8 @@ impl Worker {
         loop {
             let mut closing = false;
             let mut batch = Vec::new();
-            match self.wait(commands) {
+            let wake = self.health.retry_at().map_or(self.flush_at, |at| at.min(self.flush_at));
+            match commands.recv_timeout(wake.saturating_duration_since(Instant::now())) {
                 Ok(command) => closing |= take(command, &mut batch),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => closing = true,
@@ -239,13 +260,6 @@ impl Worker {
         }
     }
 
-    fn wait(&self, commands: &Receiver<Command>) -> Result<Command, RecvTimeoutError> {
-        match self.flush_at.into_iter().chain(self.health.retry_at()).min() {
-            None => commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
-            Some(at) => commands.recv_timeout(at.saturating_duration_since(Instant::now())),
-        }
-    }
-
     fn close(&mut self, commands: &Receiver<Command>) {
         let rest = std::iter::from_fn(|| commands.try_recv().ok());
         for command in rest.collect::<Vec<_>>() {
@@ -261,30 +275,43 @@ impl Worker {
         if self.health.is_failing() {
             self.probe();
         }
-        if self.order.unsaved() > 0 {
-            self.commit(Batch::default(), Vec::new(), true);
-        }
-        let revision = self.order.revision();
-        match self.store.close(revision) {
-            Ok(()) => log::info!("store closed at revision {revision}"),
+        // the mark is exact: nothing is renewed from here on
+        let leases = self.memory.leases_mut().end();
+        self.memory.leases_mut().flush();
+        while self.memory.leases().is_flushing() && self.commit(Batch::default(), Vec::new(), FLUSH_PIECE) {}
+        let revisions = Spaces { common: self.order.revision(), leases };
+        match self.store.close(revisions) {
+            Ok(()) => log::info!("store closed at revision {}", revisions.common),
             Err(error) => log::error!("{error}; the next start counts revisions from the reserved mark"),
         }
     }
 
     fn process(&mut self, writes: Vec<(Write, Reply)>) {
-        // renewals first: they wait for nothing
-        let (volatile, durable): (Vec<_>, Vec<_>) = writes.into_iter().partition(|(write, _)| write.volatile);
-        for (write, reply) in volatile {
-            reply(self.renew(write));
-        }
-        let mut durable = durable.into_iter();
+        let mut writes = writes.into_iter();
         loop {
-            let (batch, waiting) = self.stage(&mut durable);
-            let due = self.flush_at.is_some_and(|at| at <= Instant::now());
-            self.commit(batch, waiting, due);
-            if durable.len() == 0 {
+            let (batch, waiting) = self.stage(&mut writes);
+            let due = self.flush_at <= Instant::now() && !self.health.is_failing();
+            if due && !self.memory.leases().is_flushing() {
+                self.memory.leases_mut().flush();
+            }
+            let made = self.commit(batch, waiting, if due { FLUSH_PIECE } else { 0 });
+            self.schedule_flush(made);
+            if writes.len() == 0 {
                 return;
             }
+        }
+    }
+
+    /// After a piece the next one follows at once, with the changes that came meanwhile; after a failure, later.
+    fn schedule_flush(&mut self, made: bool) {
+        let now = Instant::now();
+        if self.flush_at > now {
+            return;
+        }
+        if !made || self.health.is_failing() {
+            self.flush_at = now + FLUSH_RETRY;
+        } else if !self.memory.leases().is_flushing() {
+            self.flush_at = now + FLUSH;
         }
     }
 
@@ -311,50 +338,77 @@ impl Worker {
         batch: &mut Batch,
         write: Write,
     ) -> Result<(Arc<Object>, Option<Write>), WriteError> {
-        let index = self.memory.read();
-        let frees = may_free_room(&write)
-            && frees_room(&write, index.get(write.kind, &write.namespace, &write.name).as_deref());
+        let found = || self.memory.get(write.kind, &write.namespace, &write.name);
+        let frees = may_free_room(&write) && frees_room(&write, found().as_deref());
         if let Some(refused) = self.health.refusal(frees) {
             return Err(refused);
         }
         let again = frees.then(|| write.clone());
-        Ok((self.order.stage(&index, batch, write)?, again))
+        let index = self.memory.read();
+        let staged = match write.kind.is_renewed() {
+            true => self.memory.leases_mut().stage(&index, batch, write)?,
+            false => self.order.stage(&index, batch, write)?,
+        };
+        Ok((staged, again))
     }
 
-    fn renew(&mut self, write: Write) -> Outcome {
-        let changed = self.order.renew(&self.memory.read(), write)?;
-        let object = changed.event.object().clone();
-        self.memory.publish(vec![changed]);
-        self.flush_at.get_or_insert_with(|| Instant::now() + FLUSH);
-        self.counters.volatile.fetch_add(1, Ordering::Relaxed);
-        Ok(object)
-    }
-
-    /// Makes a batch durable and publishes it, with all renewals that are only in memory if they are `due`; then answers.
-    fn commit(&mut self, batch: Batch, waiting: Vec<Waiting>, due: bool) {
+    /// Makes a batch durable and publishes it, with at most so many of the renewals that are due; then answers. Returns whether
+    /// everything was made.
+    fn commit(&mut self, batch: Batch, waiting: Vec<Waiting>, renewals: usize) -> bool {
         if batch.is_empty() && self.health.is_failing() {
             // renewals stay in memory until a probe has succeeded
-            self.postpone_flush(due);
-            return;
+            return false;
         }
-        let due = due && !self.health.is_failing();
-        let Some(commit) = self.order.commit(&self.memory.read(), batch, due) else { return };
+        let renewals = if self.health.is_failing() { 0 } else { renewals };
+        let commit = self.order.commit(&self.memory.leases(), batch, renewals);
+        let Some(commit) = commit else { return true };
         let freeing = !waiting.is_empty() && waiting.iter().all(|waiting| waiting.frees.is_some());
         match self.make_durable(&commit, freeing) {
             Ok(()) => {
-                if due {
-                    self.flush_at = None;
-                }
-                self.memory.publish(self.order.committed(commit));
-                for Waiting { reply, object, .. } in waiting {
-                    reply(Ok(object));
-                }
+                let changes = self.order.committed(&mut self.memory.leases_mut(), commit);
+                self.publish(changes, waiting);
                 self.tidy();
+                true
             }
             Err(error) => {
-                self.postpone_flush(due);
                 self.failed(&error, waiting, freeing);
+                false
             }
+        }
+    }
+
+    /// Publishes durable changes and answers them: one answer for each, in their order.
+    fn publish(&mut self, changes: Vec<Changed>, waiting: Vec<Waiting>) {
+        let (mut others, mut answers, mut overtaken) = (Vec::new(), Vec::new(), Vec::new());
+        for (changed, Waiting { reply, object, .. }) in changes.into_iter().zip(waiting) {
+            if !changed.kind.is_renewed() {
+                others.push(changed);
+                answers.push((reply, Ok(object)));
+                continue;
+            }
+            match self.memory.leases_mut().settle(changed) {
+                Err(WriteError::Mismatch) => overtaken.push(reply),
+                outcome => answers.push((reply, outcome)),
+            }
+        }
+        if !others.is_empty() {
+            self.memory.publish(others);
+        }
+        for (reply, outcome) in answers {
+            reply(outcome);
+        }
+        if !overtaken.is_empty() {
+            self.replace(overtaken);
+        }
+    }
+
+    /// Replaces the rows of changes of Leases that were renewed while the changes were written: they are the first that are due. Only then
+    /// their writers hear that nothing changed: before, a crash would show the changes.
+    fn replace(&mut self, overtaken: Vec<Reply>) {
+        let replaced = self.commit(Batch::default(), Vec::new(), overtaken.len());
+        for reply in overtaken {
+            let open = || WriteError::Uncertain("a renewal came while it was written".to_owned());
+            reply(Err(if replaced { WriteError::Mismatch } else { open() }));
         }
     }
 
@@ -376,12 +430,6 @@ impl Worker {
         outcome
     }
 
-    fn postpone_flush(&mut self, due: bool) {
-        if due {
-            self.flush_at = Some(Instant::now() + FLUSH_RETRY);
-        }
-    }
-
     /// Answers the changes of a commit that failed. Those that free room are tried once without the others.
     fn failed(&mut self, error: &StoreError, waiting: Vec<Waiting>, freeing: bool) {
         self.note(error, freeing, waiting.len());
@@ -398,7 +446,7 @@ impl Worker {
             }
         }
         if !retried.is_empty() {
-            self.commit(batch, retried, false);
+            self.commit(batch, retried, 0);
         }
     }
 
@@ -437,13 +485,18 @@ impl Worker {
     fn try_again(&mut self) -> Result<(), StoreError> {
         self.store.probe()?;
         // a start on a disk that took no writes could reserve nothing
-        let commit = self.order.commit(&self.memory.read(), Batch::default(), false);
+        let commit = self.order.commit(&self.memory.leases(), Batch::default(), 0);
         if let Some(commit) = commit {
             self.store.commit(&[], commit.reserve)?;
-            self.order.committed(commit);
+            self.order.committed(&mut self.memory.leases_mut(), commit);
         }
         Ok(())
     }
+}
+
+/// Since 1970; 0 before.
+fn milliseconds(now: OffsetDateTime) -> u64 {
+    u64::try_from(now.unix_timestamp_nanos() / 1_000_000).unwrap_or(0)
 }
 
 /// Whether a change may turn out to free room, from itself alone.
@@ -475,7 +528,8 @@ mod tests {
     use super::*;
     use crate::store::{Change, Marks, Record};
     use kedge_hub_core::kinds::{Kind, LEASE, NODE};
-    use kedge_hub_core::state::{Expect, RESERVE};
+    use kedge_hub_core::selector::Selection;
+    use kedge_hub_core::state::{Expect, RESERVE, UNRESERVED, WatchRefused};
     use serde_json::{Value, json};
     use std::collections::HashMap;
     use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
@@ -487,8 +541,10 @@ mod tests {
     #[derive(Default)]
     struct Disk {
         objects: HashMap<(String, String, String), (u64, Vec<u8>)>,
-        marks: Marks,
+        marks: Spaces<Marks>,
         commits: usize,
+        /// The sizes of the commits.
+        changes: Vec<usize>,
         /// Commits and probes, also those that failed.
         tries: usize,
         fails: Option<StoreError>,
@@ -533,13 +589,20 @@ mod tests {
             drop(self.0.1.wait_while(self.disk(), |disk| !disk.waiting).unwrap());
         }
 
+        fn stored(&self, name: &str) -> Option<(u64, Value)> {
+            let disk = self.disk();
+            let found = disk.objects.iter().find(|((_, _, found), _)| found == name);
+            found.map(|(_, (revision, json))| (*revision, serde_json::from_slice(json).unwrap()))
+        }
+
         fn go_on(&self) {
             self.disk().blocked = false;
             self.0.1.notify_all();
         }
 
-        fn make(disk: &mut Disk, changes: &[Change<'_>], reserved: Option<u64>) {
+        fn make(disk: &mut Disk, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) {
             disk.commits += 1;
+            disk.changes.push(changes.len());
             for change in changes {
                 match *change {
                     Change::Put { resource, namespace, name, revision, json } => {
@@ -551,14 +614,15 @@ mod tests {
                     }
                 }
             }
-            if let Some(reserved) = reserved {
-                disk.marks = Marks { reserved, clean: None };
+            if let Some(Spaces { common, leases }) = reserved {
+                disk.marks.common = Marks { reserved: common, clean: None };
+                disk.marks.leases = Marks { reserved: leases, clean: None };
             }
         }
     }
 
     impl Store for Fake {
-        fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Marks, StoreError> {
+        fn load(&mut self, each: &mut dyn FnMut(Record)) -> Result<Spaces<Marks>, StoreError> {
             let disk = self.disk();
             for ((resource, namespace, name), (revision, json)) in &disk.objects {
                 each(Record {
@@ -572,7 +636,11 @@ mod tests {
             Ok(disk.marks)
         }
 
-        fn commit(&mut self, changes: &[Change<'_>], reserved: Option<u64>) -> Result<(), StoreError> {
+        fn commit(
+            &mut self,
+            changes: &[Change<'_>],
+            reserved: Option<Spaces<u64>>,
+        ) -> Result<(), StoreError> {
             Fake::make(&mut *self.turn(false)?, changes, reserved);
             Ok(())
         }
@@ -580,7 +648,7 @@ mod tests {
         fn commit_from_reserve(
             &mut self,
             changes: &[Change<'_>],
-            reserved: Option<u64>,
+            reserved: Option<Spaces<u64>>,
         ) -> Result<(), StoreError> {
             Fake::make(&mut *self.turn(true)?, changes, reserved);
             Ok(())
@@ -590,10 +658,30 @@ mod tests {
             self.turn(false).map(|_| ())
         }
 
-        fn close(&mut self, revision: u64) -> Result<(), StoreError> {
-            self.disk().marks.clean = Some(revision);
+        fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError> {
+            let mut disk = self.disk();
+            if let Some(error) = &disk.fails {
+                return Err(error.clone());
+            }
+            disk.marks.common.clean = Some(revisions.common);
+            disk.marks.leases.clean = Some(revisions.leases);
             Ok(())
         }
+    }
+
+    /// Submits a change; its answer comes later.
+    fn submit(
+        writer: &Writer,
+        kind: &'static Kind,
+        name: &str,
+        expect: Expect,
+        new: Option<Value>,
+    ) -> mpsc::Receiver<Outcome> {
+        let (answer, answered) = mpsc::channel();
+        let (namespace, name) = (String::new(), name.to_owned());
+        let write = Write { kind, namespace, name, expect, requires: Vec::new(), new, volatile: false };
+        writer.submit(write, Box::new(move |outcome| answer.send(outcome).unwrap()));
+        answered
     }
 
     fn write(
@@ -602,13 +690,14 @@ mod tests {
         name: &str,
         expect: Expect,
         new: Option<Value>,
-        volatile: bool,
     ) -> Outcome {
-        let (answer, answered) = mpsc::channel();
-        let (namespace, name) = (String::new(), name.to_owned());
-        let write = Write { kind, namespace, name, expect, requires: Vec::new(), new, volatile };
-        writer.submit(write, Box::new(move |outcome| answer.send(outcome).unwrap()));
-        answered.recv().unwrap()
+        submit(writer, kind, name, expect, new).recv().unwrap()
+    }
+
+    fn renew(writer: &Writer, name: &str, revision: u64) -> Outcome {
+        let (expect, namespace, name) = (Expect::Revision(revision), String::new(), name.to_owned());
+        let (kind, new, requires) = (&LEASE, object(&name), Vec::new());
+        writer.renew(Write { kind, namespace, name, expect, requires, new, volatile: true })
     }
 
     fn object(name: &str) -> Option<Value> {
@@ -619,7 +708,7 @@ mod tests {
     fn acknowledged_changes_and_revisions_survive_a_crash() {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
-        let first = write(&writer, &NODE, "a", Expect::Absent, object("a"), false).unwrap();
+        let first = write(&writer, &NODE, "a", Expect::Absent, object("a")).unwrap();
         assert_eq!(disk.disk().objects.len(), 1);
         assert_eq!(first.value()["metadata"]["resourceVersion"], first.revision.to_string());
         // a crash: the thread ends without closing, its disk stays
@@ -630,8 +719,8 @@ mod tests {
         let crashed = Fake::default();
         *crashed.disk() = Disk { objects, marks, ..Disk::default() };
         let (again, memory) = Writer::start(Box::new(crashed)).unwrap();
-        assert!(memory.revision() >= first.revision + RESERVE - 1);
-        let second = write(&again, &NODE, "a", Expect::Revision(first.revision), object("a"), false).unwrap();
+        assert!(memory.revision(&NODE) >= first.revision + RESERVE - 1);
+        let second = write(&again, &NODE, "a", Expect::Revision(first.revision), object("a")).unwrap();
         assert!(second.revision > first.revision);
     }
 
@@ -639,26 +728,26 @@ mod tests {
     fn clean_close_continues_the_revisions() {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
-        let last = write(&writer, &NODE, "a", Expect::Absent, object("a"), false).unwrap();
+        let last = write(&writer, &NODE, "a", Expect::Absent, object("a")).unwrap();
         writer.close();
         let (_, memory) = Writer::start(Box::new(disk)).unwrap();
-        assert_eq!(memory.revision(), last.revision);
+        assert_eq!(memory.revision(&NODE), last.revision);
     }
 
     #[test]
     fn failed_precondition_changes_nothing() {
         let (writer, memory) = Writer::start(Box::new(Fake::default())).unwrap();
         let check = |expect, new| {
-            let outcome = write(&writer, &NODE, "a", expect, new, false);
+            let outcome = write(&writer, &NODE, "a", expect, new);
             assert!(matches!(outcome, Err(WriteError::Mismatch)), "{outcome:?}");
         };
         check(Expect::Revision(1), object("a"));
         check(Expect::Absent, None);
-        let now = write(&writer, &NODE, "a", Expect::Absent, object("a"), false).unwrap();
+        let now = write(&writer, &NODE, "a", Expect::Absent, object("a")).unwrap();
         check(Expect::Absent, object("a"));
         check(Expect::Revision(now.revision + 1), None);
-        assert_eq!(memory.revision(), now.revision);
-        let gone = write(&writer, &NODE, "a", Expect::Revision(now.revision), None, false).unwrap();
+        assert_eq!(memory.revision(&NODE), now.revision);
+        let gone = write(&writer, &NODE, "a", Expect::Revision(now.revision), None).unwrap();
         assert!(gone.revision > now.revision);
         assert_eq!(memory.count(&NODE), 0);
     }
@@ -667,16 +756,16 @@ mod tests {
     fn renewals_are_acknowledged_from_memory_without_a_commit() {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
-        let made = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
+        let made = write(&writer, &LEASE, "l", Expect::Absent, object("l")).unwrap();
         let mut lease = made.clone();
         let commits = disk.disk().commits;
         for _ in 0..5 {
-            lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
+            lease = renew(&writer, "l", lease.revision).unwrap();
         }
         assert_eq!(disk.disk().commits, commits);
-        assert_eq!(memory.revision(), lease.revision);
-        write(&writer, &NODE, "n", Expect::Absent, object("n"), false).unwrap();
-        let stored = || disk.disk().objects.values().map(|(revision, _)| *revision).min();
+        assert_eq!(memory.revision(&LEASE), lease.revision);
+        write(&writer, &NODE, "n", Expect::Absent, object("n")).unwrap();
+        let stored = || disk.stored("l").map(|(revision, _)| revision);
         assert_eq!(stored(), Some(made.revision));
         writer.close();
         assert_eq!(stored(), Some(lease.revision));
@@ -686,20 +775,19 @@ mod tests {
     fn change_or_deletion_after_a_renewal_stays() {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
-        let lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
-        let lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
-        let changed =
-            write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), false).unwrap();
-        write(&writer, &NODE, "n", Expect::Absent, object("n"), false).unwrap();
-        let other = write(&writer, &LEASE, "m", Expect::Absent, object("m"), false).unwrap();
-        let other = write(&writer, &LEASE, "m", Expect::Revision(other.revision), object("m"), true).unwrap();
-        write(&writer, &LEASE, "m", Expect::Revision(other.revision), None, false).unwrap();
+        let lease = write(&writer, &LEASE, "l", Expect::Absent, object("l")).unwrap();
+        let lease = renew(&writer, "l", lease.revision).unwrap();
+        let changed = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l")).unwrap();
+        write(&writer, &NODE, "n", Expect::Absent, object("n")).unwrap();
+        let other = write(&writer, &LEASE, "m", Expect::Absent, object("m")).unwrap();
+        let other = renew(&writer, "m", other.revision).unwrap();
+        write(&writer, &LEASE, "m", Expect::Revision(other.revision), None).unwrap();
         writer.close();
         let disk = disk.disk();
         let mut stored: Vec<_> =
             disk.objects.iter().map(|(place, (revision, _))| (&*place.2, *revision)).collect();
         stored.sort_unstable();
-        assert_eq!(stored, [("l", changed.revision), ("n", changed.revision + 1)]);
+        assert_eq!(stored, [("l", changed.revision), ("n", 2)], "the first of its own space");
     }
 
     fn fault(sort: Sort) -> Option<StoreError> {
@@ -710,7 +798,7 @@ mod tests {
     fn write_when_possible(writer: &Writer, name: &str) -> usize {
         let mut refused = 0;
         loop {
-            match write(writer, &NODE, name, Expect::Absent, object(name), false) {
+            match write(writer, &NODE, name, Expect::Absent, object(name)) {
                 Ok(_) => return refused,
                 Err(WriteError::Refused(refusal)) => assert!(refusal.retry_after >= Duration::from_secs(1)),
                 Err(other) => panic!("{other:?}"),
@@ -724,16 +812,16 @@ mod tests {
     fn full_disk_refuses_changes_but_renewals_continue() {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
-        let mut lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
+        let mut lease = write(&writer, &LEASE, "l", Expect::Absent, object("l")).unwrap();
         disk.fail(fault(Sort::Full));
         let tries = disk.disk().tries;
-        let refused = write(&writer, &NODE, "n", Expect::Absent, object("n"), false);
+        let refused = write(&writer, &NODE, "n", Expect::Absent, object("n"));
         assert!(matches!(refused, Err(WriteError::Failed(why)) if why == "at fault"));
         assert_eq!(memory.count(&NODE), 0);
         for _ in 0..1000 {
-            let refused = write(&writer, &NODE, "n", Expect::Absent, object("n"), false);
+            let refused = write(&writer, &NODE, "n", Expect::Absent, object("n"));
             assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
-            lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
+            lease = renew(&writer, "l", lease.revision).unwrap();
         }
         let tried = disk.disk().tries - tries;
         // one a second, however many ask; the machine may have been slow
@@ -741,7 +829,7 @@ mod tests {
         assert!(writer.health().failing().is_some_and(|(failing, _)| failing.sort == Sort::Full));
         disk.fail(None);
         write_when_possible(&writer, "n");
-        assert!(memory.get(&NODE, "", "n").unwrap().revision > lease.revision);
+        assert_eq!(memory.get(&LEASE, "", "l").unwrap().revision, lease.revision);
         assert!(writer.health().failing().is_none());
     }
 
@@ -749,7 +837,7 @@ mod tests {
     fn deletions_use_the_reserve_also_beside_other_changes() {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
-        let made = |name| write(&writer, &NODE, name, Expect::Absent, object(name), false).unwrap().revision;
+        let made = |name| write(&writer, &NODE, name, Expect::Absent, object(name)).unwrap().revision;
         let (a, b, c) = (made("a"), made("b"), made("c"));
         {
             let mut disk = disk.disk();
@@ -780,18 +868,18 @@ mod tests {
         answered.sort_unstable();
         assert_eq!(answered, [("a", true), ("first", false), ("second", false)]);
         let ending = json!({"metadata": {"name": "b", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
-        write(&writer, &NODE, "b", Expect::Revision(b), Some(ending.clone()), false).unwrap();
+        write(&writer, &NODE, "b", Expect::Revision(b), Some(ending.clone())).unwrap();
         let mut grown = ending;
         grown["metadata"]["annotations"] = json!({"x": "x".repeat(100_000)});
         grown["metadata"]["name"] = "c".into();
-        let refused = write(&writer, &NODE, "c", Expect::Revision(c), Some(grown), false);
+        let refused = write(&writer, &NODE, "c", Expect::Revision(c), Some(grown));
         assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
         assert_eq!(memory.count(&NODE), 2);
         // without a reserve deletions pause, too
         disk.disk().reserve = false;
-        let refused = write(&writer, &NODE, "c", Expect::Revision(c), None, false);
+        let refused = write(&writer, &NODE, "c", Expect::Revision(c), None);
         assert!(matches!(&refused, Err(WriteError::Failed(_))), "{refused:?}");
-        let refused = write(&writer, &NODE, "c", Expect::Revision(c), None, false);
+        let refused = write(&writer, &NODE, "c", Expect::Revision(c), None);
         assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
         assert!(memory.get(&NODE, "", "c").is_some());
     }
@@ -801,13 +889,13 @@ mod tests {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
         disk.fail(Some(StoreError { uncertain: true, ..fault(Sort::Flush).unwrap() }));
-        let open = write(&writer, &NODE, "n", Expect::Absent, object("n"), false);
+        let open = write(&writer, &NODE, "n", Expect::Absent, object("n"));
         assert!(matches!(&open, Err(WriteError::Uncertain(why)) if why == "at fault"), "{open:?}");
         assert_eq!(memory.count(&NODE), 0);
         writer.close();
         assert!(!writer.is_alive());
         assert_eq!(writer.health().end().as_deref(), Some("at fault"));
-        assert_eq!(disk.disk().marks.clean, None, "a clean close was recorded");
+        assert_eq!(disk.disk().marks.common.clean, None, "a clean close was recorded");
     }
 
     #[test]
@@ -845,29 +933,131 @@ mod tests {
     fn start_on_a_failing_disk_serves_reads_and_reserves_later() {
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
-        let kept = write(&writer, &NODE, "kept", Expect::Absent, object("kept"), false).unwrap();
+        let kept = write(&writer, &NODE, "kept", Expect::Absent, object("kept")).unwrap();
         drop(writer);
         disk.fail(fault(Sort::ReadOnly));
         let before = disk.disk().marks;
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
         assert_eq!(memory.get(&NODE, "", "kept").unwrap().revision, kept.revision);
-        let refused = write(&writer, &NODE, "kept", Expect::Revision(kept.revision), None, false);
+        let refused = write(&writer, &NODE, "kept", Expect::Revision(kept.revision), None);
         assert!(matches!(&refused, Err(WriteError::Refused(_))), "{refused:?}");
         disk.fail(None);
         write_when_possible(&writer, "new");
-        assert!(disk.disk().marks.reserved > before.reserved, "revisions were handed out unreserved");
-        assert!(memory.get(&NODE, "", "new").unwrap().revision > before.reserved);
+        assert!(
+            disk.disk().marks.common.reserved > before.common.reserved,
+            "revisions were handed out unreserved"
+        );
+        assert!(memory.get(&NODE, "", "new").unwrap().revision > before.common.reserved);
     }
 
     #[test]
-    fn new_range_is_reserved_before_the_old_one_is_used_up() {
+    fn thousand_renewals_complete_while_a_commit_is_stalled() {
+        let disk = Fake::default();
+        let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        let mut lease = write(&writer, &LEASE, "l", Expect::Absent, object("l")).unwrap();
+        disk.block();
+        let waiting = submit(&writer, &NODE, "n", Expect::Absent, object("n"));
+        disk.wait_until_it_waits();
+        for _ in 0..1000 {
+            lease = renew(&writer, "l", lease.revision).unwrap();
+        }
+        assert_eq!(memory.get(&LEASE, "", "l").unwrap().revision, lease.revision);
+        assert!(waiting.try_recv().is_err() && memory.count(&NODE) == 0, "the commit is not finished");
+        disk.go_on();
+        waiting.recv().unwrap().unwrap();
+        writer.close();
+        assert_eq!(disk.stored("l").unwrap().0, lease.revision);
+        assert!(matches!(renew(&writer, "l", lease.revision), Err(WriteError::Closed)));
+    }
+
+    #[test]
+    fn change_of_a_lease_renewed_meanwhile_is_not_made() {
+        let disk = Fake::default();
+        let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        let made = write(&writer, &LEASE, "l", Expect::Absent, object("l")).unwrap();
+        let held = Some(json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": "x"}}));
+        let check = |expect: Expect, new: Option<Value>| {
+            disk.block();
+            let answered = submit(&writer, &LEASE, "l", expect, new);
+            disk.wait_until_it_waits();
+            let Expect::Revision(revision) = expect else { panic!("it is there") };
+            let renewed = renew(&writer, "l", revision).unwrap();
+            disk.go_on();
+            assert!(matches!(answered.recv().unwrap(), Err(WriteError::Mismatch)));
+            // what the commit wrote is replaced before the answer
+            let (revision, stored) = disk.stored("l").unwrap();
+            assert_eq!((revision, &stored["spec"]), (renewed.revision, &Value::Null));
+            assert_eq!(memory.get(&LEASE, "", "l").unwrap().revision, renewed.revision);
+            renewed.revision
+        };
+        let revision = check(Expect::Revision(made.revision), held.clone());
+        let revision = check(Expect::Revision(revision), None);
+        // not overtaken: made, with a revision above those of other Leases that were renewed meanwhile
+        let other = write(&writer, &LEASE, "m", Expect::Absent, object("m")).unwrap();
+        disk.block();
+        let answered = submit(&writer, &LEASE, "l", Expect::Revision(revision), held);
+        disk.wait_until_it_waits();
+        let other = renew(&writer, "m", other.revision).unwrap();
+        disk.go_on();
+        let changed = answered.recv().unwrap().unwrap();
+        assert!(changed.revision > other.revision);
+        assert_eq!(changed.value()["spec"]["holderIdentity"], "x");
+        assert_eq!(changed.value()["metadata"]["resourceVersion"], changed.revision.to_string());
+        writer.close();
+        assert_eq!(disk.stored("l").unwrap().0, changed.revision);
+    }
+
+    #[test]
+    fn flush_is_written_in_pieces() {
+        const LEASES: usize = FLUSH_PIECE * 2 + 10;
         let disk = Fake::default();
         let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
-        let mut lease = write(&writer, &LEASE, "l", Expect::Absent, object("l"), false).unwrap();
-        for _ in 0..RESERVE {
-            lease = write(&writer, &LEASE, "l", Expect::Revision(lease.revision), object("l"), true).unwrap();
+        let name = |number: usize| format!("l{number}");
+        let answers: Vec<_> = (0..LEASES)
+            .map(|number| submit(&writer, &LEASE, &name(number), Expect::Absent, object(&name(number))))
+            .collect();
+        for (number, answered) in answers.into_iter().enumerate() {
+            let made = answered.recv().unwrap();
+            // more than wait at once are refused
+            if let Ok(made) = made {
+                renew(&writer, &name(number), made.revision).unwrap();
+            }
         }
-        assert!(disk.disk().marks.reserved > lease.revision);
-        assert!(disk.disk().commits >= 3);
+        let before = disk.disk().changes.len();
+        writer.close();
+        let pieces = disk.disk().changes.split_off(before);
+        assert_eq!(pieces[..2], [FLUSH_PIECE; 2], "{pieces:?}");
+    }
+
+    #[test]
+    fn start_without_a_reservation_renews_in_a_span_of_its_own() {
+        let disk = Fake::default();
+        let (writer, _) = Writer::start(Box::new(disk.clone())).unwrap();
+        let made = write(&writer, &LEASE, "l", Expect::Absent, object("l")).unwrap();
+        let used = renew(&writer, "l", made.revision).unwrap().revision;
+        disk.fail(fault(Sort::Full));
+        writer.close();
+        let mut highest = used;
+        for _ in 0..3 {
+            // no process starts twice within a millisecond
+            let begun = milliseconds(OffsetDateTime::now_utc());
+            while milliseconds(OffsetDateTime::now_utc()) == begun {}
+            let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+            let refused = write(&writer, &NODE, "n", Expect::Absent, object("n"));
+            assert!(matches!(refused, Err(WriteError::Refused(_))), "{refused:?}");
+            let first = renew(&writer, "l", memory.get(&LEASE, "", "l").unwrap().revision).unwrap().revision;
+            assert!(first > UNRESERVED && first > highest, "{first} after {highest}");
+            highest = renew(&writer, "l", first).unwrap().revision;
+            writer.close();
+        }
+        disk.fail(None);
+        let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        let again = renew(&writer, "l", memory.get(&LEASE, "", "l").unwrap().revision).unwrap();
+        assert!(again.revision > used && again.revision < UNRESERVED, "{}", again.revision);
+        // what happened after a version of the starts between is not known
+        let watch = |from| memory.watch(&LEASE, Selection::all(""), Some(from), None).map(|_| ());
+        assert!(matches!(watch(highest), Err(WatchRefused::TooOld(_))));
+        assert!(matches!(watch(again.revision + 1), Err(WatchRefused::TooLarge(_))));
+        assert_eq!(watch(again.revision), Ok(()));
     }
 }

@@ -236,9 +236,10 @@ impl Stage {
             },
             "hub" => match rest {
                 "wiped" => {
+                    // UIDs and versions are never the same again
+                    let counter = world.hub.counter();
                     world.hub = Hub::new(Flavour::Kedge);
-                    // UIDs are never the same again
-                    world.hub.push("something", "else");
+                    world.hub.wiped(counter);
                 }
                 _ => panic!("hub wiped"),
             },

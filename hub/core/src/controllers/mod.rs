@@ -28,7 +28,7 @@ mod tests {
     use crate::requests::{
         self, Decision as Decided, DeleteOptions, Fresh, Part, Place, Propagation, WriteOptions,
     };
-    use crate::state::{Batch, Index, Marks, Order, Restored, Sink, restore};
+    use crate::state::{Batch, Index, Leases, Order, Restored, Sink, Spaces, restore};
 
     struct NoSink;
 
@@ -40,14 +40,15 @@ mod tests {
 
     struct Hub {
         index: Index<NoSink>,
+        leases: Leases<NoSink>,
         order: Order,
         random: u8,
     }
 
     impl Hub {
         fn new() -> Hub {
-            let Restored { index, order, .. } = restore(Marks::default(), Vec::new()).unwrap();
-            Hub { index, order, random: 0 }
+            let Restored { index, leases, order, .. } = restore(Spaces::default(), Vec::new()).unwrap();
+            Hub { index, leases, order, random: 0 }
         }
 
         fn fresh(&mut self) -> Fresh {
@@ -63,8 +64,8 @@ mod tests {
             let Decided::Write(write, _) = decided? else { return Ok(Vec::new()) };
             let mut batch = Batch::default();
             self.order.stage(&self.index, &mut batch, write).unwrap();
-            let commit = self.order.commit(&self.index, batch, false).unwrap();
-            let changes = self.order.committed(commit);
+            let commit = self.order.commit(&self.leases, batch, 0).unwrap();
+            let changes = self.order.committed(&mut self.leases, commit);
             let events = changes.iter().map(|changed| (changed.kind, changed.event.clone())).collect();
             self.index.publish(changes);
             Ok(events)

@@ -173,6 +173,11 @@ impl Kind {
         }
     }
 
+    /// Whether it has volatile fields: its objects are renewed, and have a space of revisions of their own.
+    pub fn is_renewed(&self) -> bool {
+        !self.volatile.is_empty()
+    }
+
     /// Whether the verb is served.
     pub fn allows(&self, verb: &str) -> bool {
         self.verbs.contains(&verb)

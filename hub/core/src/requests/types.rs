@@ -9,7 +9,7 @@ use crate::api_error::ApiError;
 use crate::apply::Owner;
 use crate::kinds::Kind;
 use crate::object::Object;
-use crate::state::{Index, Sink, Write};
+use crate::state::{Everything, Index, Sink, Write};
 use crate::value::rfc3339;
 
 /// Access to the stored objects.
@@ -21,6 +21,12 @@ pub trait Objects {
 impl<S: Sink> Objects for Index<S> {
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
         Index::get(self, kind, namespace, name)
+    }
+}
+
+impl<S: Sink> Objects for Everything<'_, S> {
+    fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+        self.of(kind).get(kind, namespace, name)
     }
 }
 

@@ -32,6 +32,11 @@ pub struct Changed {
 pub trait Sink {
     /// Queues an event. `false`: the watcher is too far behind or gone, and is dropped.
     fn take(&self, event: &Arc<Event>) -> bool;
+
+    /// Whether renewals are events for it: they are many, and mean nothing to most of the hub's own controllers.
+    fn takes_renewals(&self) -> bool {
+        true
+    }
 }
 
 /// See the module. `S` takes the events of one watcher.
@@ -287,16 +292,34 @@ impl<S: Sink> Index<S> {
         Ok((start, revision, WatchId { kind, id }))
     }
 
-    /// Makes changes visible, after they are durable (or need not be), and hands them to their watchers.
+    /// Makes durable changes visible, and hands them to their watchers.
     pub fn publish(&mut self, changes: Vec<Changed>) {
-        for Changed { kind, event } in changes {
-            self.revision = event.revision;
-            let object = event.object();
-            let at = (index_of(kind), key(&object.namespace, &object.name));
-            let old = self.kinds[at.0].store(&at.1, event.new.clone());
-            self.relations.change(&at, old.as_deref(), event.new.as_deref());
-            let dropped = self.kinds[at.0].tell(event);
-            self.watches -= dropped;
+        for changed in changes {
+            self.publish_one(changed, |_| true);
+        }
+    }
+
+    /// Makes a change visible that need not be durable, and hands it to the watchers that take such changes.
+    pub fn publish_renewal(&mut self, changed: Changed) {
+        self.publish_one(changed, Sink::takes_renewals);
+    }
+
+    fn publish_one(&mut self, Changed { kind, event }: Changed, takes: impl Fn(&S) -> bool) {
+        self.revision = event.revision;
+        let object = event.object();
+        let at = (index_of(kind), key(&object.namespace, &object.name));
+        let old = self.kinds[at.0].store(&at.1, event.new.clone());
+        self.relations.change(&at, old.as_deref(), event.new.as_deref());
+        self.watches -= self.kinds[at.0].tell(event, takes);
+    }
+
+    /// Goes on from a later revision; what was before it is forgotten.
+    pub fn skip_to(&mut self, revision: u64) {
+        self.revision = revision;
+        for of_kind in &mut self.kinds {
+            of_kind.ring.clear();
+            of_kind.ring_bytes = 0;
+            of_kind.forgotten = revision;
         }
     }
 
@@ -519,10 +542,12 @@ impl<S: Sink> OfKind<S> {
     }
 
     /// Sends a change to its watchers and remembers it; returns how many were too slow and are dropped.
-    fn tell(&mut self, event: Arc<Event>) -> usize {
+    fn tell(&mut self, event: Arc<Event>, takes: impl Fn(&S) -> bool) -> usize {
         let mut slow = Vec::new();
         for id in self.shards(&event).iter().filter_map(|shard| self.waiting.get(shard)).flatten() {
-            let Some(watcher) = self.watchers.get(id) else { continue };
+            let Some(watcher) = self.watchers.get(id).filter(|watcher| takes(&watcher.sink)) else {
+                continue;
+            };
             if concerns(&watcher.selection, &event) && !watcher.sink.take(&event) {
                 slow.push(*id);
             }

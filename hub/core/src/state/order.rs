@@ -1,13 +1,11 @@
-//! The order of changes: preconditions, revisions, and the content of each durable commit.
+//! The order of durable changes: preconditions, revisions, and the content of each commit.
 //!
-//! Two classes. A *durable* change becomes visible after the commit that holds it was flushed. A *volatile* one (a Lease renewal)
-//! is visible at once and becomes durable with all others of the same [`FLUSH`], not with whatever is committed meanwhile: a fleet
-//! always commits something, and each renewal would cost the flash a page. A crash may lose the renewals of that time, never more.
-//! Always holds: revisions rise, also over crashes, because ranges are reserved durably before they are used and an unclean start
-//! begins above the reserved mark; nothing visible or acknowledged as durable is ever taken back.
-//! Left to others: when to commit and when renewals are due (no clock here), and the store that commits.
+//! Always holds: a durable change becomes visible after the commit that holds it was flushed; revisions of a space rise, also over
+//! crashes, because ranges are reserved durably before they are used and an unclean start begins above the reserved mark; nothing
+//! visible or acknowledged as durable is ever taken back.
+//! Left to others: when to commit and when renewals are due (no clock here), the store that commits, and Leases (`leases`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,18 +13,20 @@ use serde_json::Value;
 
 use super::condition::Refusal;
 use super::index::{Changed, Index, Sink};
+use super::leases::Leases;
 use super::requires::{Charges, Require, judge};
 use crate::cost::{self, Excess};
 use crate::kinds::{KINDS, Kind, index_of};
 use crate::object::{Event, Object, key};
 
-/// Revisions reserved at a time: at 500 writes a second a new reservation is due every three minutes.
-pub const RESERVE: u64 = 100_000;
+/// Revisions reserved at a time: so many that a disk which takes no write for months stops no renewal for want of one (10,000 a second
+/// use half of it in 59 hours, 500 in 50 days), so few that a billion unclean starts fit below [`MAX_REVISION`].
+pub const RESERVE: u64 = 1 << 32;
 /// The highest revision to start from: SQLite and clients count in signed 64 bits, and a thousand changes a second for a million years
 /// do not come near it. A store that names a higher one was not written by us.
-const MAX_REVISION: u64 = 1 << 62;
-/// A new range is reserved when fewer than this are left; more than any batch uses.
-const RESERVE_LOW: u64 = 10_000;
+pub(super) const MAX_REVISION: u64 = 1 << 62;
+/// A new range is reserved when fewer than this are left.
+const RESERVE_LOW: u64 = RESERVE / 2;
 /// Largest stored object; the limit that upstream's etcd sets.
 pub const MAX_OBJECT_BYTES: usize = 1536 * 1024;
 /// The longest time a renewal stays in memory only.
@@ -54,7 +54,23 @@ pub enum Change<'a> {
     Delete { resource: &'a str, namespace: &'a str, name: &'a str },
 }
 
-/// The revision marks found when a store is opened.
+/// One for each space of revisions: resourceVersions are compared within a kind, so kinds may count apart from each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spaces<T> {
+    /// Of all kinds but Leases.
+    pub common: T,
+    /// Of the kinds with volatile fields: Leases.
+    pub leases: T,
+}
+
+impl<T: Copy> Spaces<T> {
+    /// The same for both.
+    pub fn both(of: T) -> Spaces<T> {
+        Spaces { common: of, leases: of }
+    }
+}
+
+/// The revision marks of one space, found when a store is opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Marks {
     /// No revision above this was ever handed out.
@@ -145,6 +161,29 @@ impl Batch {
     pub fn len(&self) -> usize {
         self.staged.len()
     }
+
+    /// Adds a change of what the batch already made of the object, or of the one in `own`, the index of its kind. What it requires of
+    /// other objects is judged by `index`.
+    pub(super) fn stage<S: Sink>(
+        &mut self,
+        (own, index): (&Index<S>, &Index<S>),
+        counter: &mut Counter,
+        mut write: Write,
+    ) -> Result<Arc<Object>, WriteError> {
+        let place = (index_of(write.kind), key(&write.namespace, &write.name));
+        let current = self.get(own, write.kind, &write.namespace, &write.name);
+        let requires = std::mem::take(&mut write.requires);
+        let mut after = *counter;
+        let changed = after.change(write, current)?;
+        let (old, new) = (changed.event.old.as_deref(), changed.event.new.as_deref());
+        judge(&requires, index, self, changed.kind, (old, new))?;
+        *counter = after;
+        self.charges.add(changed.kind, old, new);
+        self.overlay.insert(place, changed.event.new.clone());
+        let object = changed.event.object().clone();
+        self.staged.push(changed);
+        Ok(object)
+    }
 }
 
 /// The changes to make durable, all or none.
@@ -152,12 +191,18 @@ impl Batch {
 pub struct Commit {
     staged: Vec<Changed>,
     renewals: Vec<(&'static Kind, Arc<Object>)>,
-    flush: bool,
-    /// The new reserved mark, if one is due.
-    pub reserve: Option<u64>,
+    /// Renewed objects that this commit deals with, the deleted ones included.
+    flushed: usize,
+    /// The new reserved marks, if they are due.
+    pub reserve: Option<Spaces<u64>>,
 }
 
 impl Commit {
+    /// Durable changes in it, besides renewals.
+    pub fn staged(&self) -> usize {
+        self.staged.len()
+    }
+
     /// The changes for the store; `names` are the resource names of [`KINDS`]. Renewals come first: a staged change of the same
     /// object is later.
     pub fn changes<'a>(&'a self, names: &'a [String]) -> Vec<Change<'a>> {
@@ -187,34 +232,61 @@ fn put<'a>(resource: &'a str, object: &'a Object) -> Change<'a> {
     }
 }
 
+/// Revisions of one space: the last that was handed out, and how many are reserved.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counter {
+    pub(super) revision: u64,
+    pub(super) reserved: u64,
+}
+
+impl Counter {
+    /// The next revision.
+    pub(super) fn next(&mut self) -> Result<u64, WriteError> {
+        if self.revision >= self.reserved {
+            return Err(WriteError::Failed("no revision can be reserved on the disk".to_owned()));
+        }
+        self.revision += 1;
+        Ok(self.revision)
+    }
+
+    pub(super) fn is_low(&self) -> bool {
+        self.reserved.saturating_sub(self.revision) <= RESERVE_LOW
+    }
+
+    /// A change of the `current` object, with the next revision.
+    pub(super) fn change(
+        &mut self,
+        write: Write,
+        current: Option<Arc<Object>>,
+    ) -> Result<Changed, WriteError> {
+        let found = current.as_ref().map_or(Expect::Absent, |object| Expect::Revision(object.revision));
+        if found != write.expect || (write.new.is_none() && current.is_none()) {
+            return Err(WriteError::Mismatch);
+        }
+        let mut after = *self;
+        let event = event(write.kind, after.next()?, write.new, current)?;
+        if event.new.as_ref().is_some_and(|new| new.json.len() > MAX_OBJECT_BYTES) {
+            return Err(WriteError::TooLarge);
+        }
+        *self = after;
+        Ok(Changed { kind: write.kind, event: Arc::new(event) })
+    }
+}
+
 /// Gives changes their revisions. See the module.
 #[derive(Debug)]
 pub struct Order {
-    revision: u64,
-    reserved: u64,
-    /// Objects whose latest renewal is only in memory, by the position of their kind and their key.
-    unsaved: BTreeSet<(usize, String)>,
+    counter: Counter,
 }
 
 impl Order {
-    /// Of a start whose reservation could not be made durable: no revision is handed out before a commit has made one.
-    #[must_use]
-    pub fn unreserved(self) -> Order {
-        Order { reserved: self.revision, ..self }
-    }
-
     /// The last revision that was handed out.
     pub fn revision(&self) -> u64 {
-        self.revision
-    }
-
-    /// Objects whose latest renewal is only in memory.
-    pub fn unsaved(&self) -> usize {
-        self.unsaved.len()
+        self.counter.revision
     }
 
     /// Adds a durable change to the batch, judged against what the batch already changed, or the index. Returns the object as the
-    /// change leaves it.
+    /// change leaves it. Leases: [`Leases::stage`].
     ///
     /// # Errors
     /// The batch is as before.
@@ -222,76 +294,43 @@ impl Order {
         &mut self,
         index: &Index<S>,
         batch: &mut Batch,
-        mut write: Write,
+        write: Write,
     ) -> Result<Arc<Object>, WriteError> {
-        let place = (index_of(write.kind), key(&write.namespace, &write.name));
-        let current = batch.get(index, write.kind, &write.namespace, &write.name);
-        let requires = std::mem::take(&mut write.requires);
-        let changed = self.change(write, current)?;
-        let (old, new) = (changed.event.old.as_deref(), changed.event.new.as_deref());
-        if let Err(refused) = judge(&requires, index, batch, changed.kind, (old, new)) {
-            self.revision -= 1;
-            return Err(refused);
-        }
-        batch.charges.add(changed.kind, old, new);
-        batch.overlay.insert(place, changed.event.new.clone());
-        let object = changed.event.object().clone();
-        batch.staged.push(changed);
-        Ok(object)
+        batch.stage((index, index), &mut self.counter, write)
     }
 
-    /// A volatile change: to be published at once, and durable with the next commit that flushes.
-    pub fn renew<S: Sink>(&mut self, index: &Index<S>, write: Write) -> Result<Changed, WriteError> {
-        let place = (index_of(write.kind), key(&write.namespace, &write.name));
-        let current = index.get(write.kind, &write.namespace, &write.name);
-        let changed = self.change(write, current)?;
-        self.unsaved.insert(place);
-        Ok(changed)
-    }
-
-    fn change(&mut self, write: Write, current: Option<Arc<Object>>) -> Result<Changed, WriteError> {
-        let found = current.as_ref().map_or(Expect::Absent, |object| Expect::Revision(object.revision));
-        if found != write.expect || (write.new.is_none() && current.is_none()) {
-            return Err(WriteError::Mismatch);
-        }
-        if self.revision >= self.reserved {
-            return Err(WriteError::Failed("no revision can be reserved on the disk".to_owned()));
-        }
-        let event = event(write.kind, self.revision + 1, write.new, current)?;
-        if event.new.as_ref().is_some_and(|new| new.json.len() > MAX_OBJECT_BYTES) {
-            return Err(WriteError::TooLarge);
-        }
-        self.revision += 1;
-        Ok(Changed { kind: write.kind, event: Arc::new(event) })
-    }
-
-    /// The changes to make durable now: the batch, all renewals that are only in memory if `flush`, and a new reservation if one is due.
+    /// The changes to make durable now: the batch, the renewals that are due ([`Leases::due`]), and new reservations once one is due.
     /// `None`: nothing.
-    pub fn commit<S: Sink>(&self, index: &Index<S>, batch: Batch, flush: bool) -> Option<Commit> {
-        let reserve = (self.reserved - self.revision <= RESERVE_LOW).then(|| self.revision + RESERVE);
-        if batch.is_empty() && !flush && reserve.is_none() {
+    pub fn commit<S: Sink>(&self, leases: &Leases<S>, batch: Batch, renewals: usize) -> Option<Commit> {
+        let (renewals, flushed) = leases.due(renewals);
+        let low = self.counter.is_low() || leases.is_low();
+        let reserve = low
+            .then(|| Spaces { common: self.counter.revision, leases: leases.revision() })
+            .map(|Spaces { common, leases }| Spaces { common: common + RESERVE, leases: leases + RESERVE });
+        if batch.is_empty() && flushed == 0 && reserve.is_none() {
             return None;
         }
-        let unsaved = self.unsaved.iter().filter(|_| flush);
-        let renewals = unsaved.filter_map(|(kind, place)| {
-            let (namespace, name) = place.split_once('/')?;
-            Some((KINDS[*kind], index.get(KINDS[*kind], namespace, name)?))
-        });
-        Some(Commit { staged: batch.staged, renewals: renewals.collect(), flush, reserve })
+        Some(Commit { staged: batch.staged, renewals, flushed, reserve })
     }
 
-    /// The commit is durable. Returns the changes to publish. (After one that failed there is nothing to do: nothing changed, and
-    /// its revisions are not used again.)
-    pub fn committed(&mut self, commit: Commit) -> Vec<Changed> {
-        self.reserved = commit.reserve.unwrap_or(self.reserved);
-        if commit.flush {
-            self.unsaved.clear();
+    /// The commit is durable. Returns the changes to publish: with [`Index::publish`], or with [`Leases::settle`]. (After one that failed
+    /// there is nothing to do: nothing changed, and its revisions are not used again.)
+    pub fn committed<S: Sink>(&mut self, leases: &mut Leases<S>, commit: Commit) -> Vec<Changed> {
+        if let Some(reserve) = commit.reserve {
+            self.counter.reserved = reserve.common;
+            leases.reserved(reserve.leases);
         }
+        leases.saved(commit.flushed);
         commit.staged
+    }
+
+    /// The reservation that [`Restored`] asks for could not be made: nothing is handed out before one is.
+    pub fn not_reserved(&mut self) {
+        self.counter.reserved = self.counter.revision;
     }
 }
 
-fn event(
+pub(super) fn event(
     kind: &Kind,
     revision: u64,
     new: Option<Value>,
@@ -317,40 +356,88 @@ fn event(
 /// The state loaded from a store.
 #[derive(Debug)]
 pub struct Restored<S> {
+    /// All objects but Leases.
     pub index: Index<S>,
+    pub leases: Leases<S>,
     pub order: Order,
-    /// The reservation to make durable before anything else.
-    pub reserve: u64,
+    /// The reservations to make durable before anything else.
+    pub reserve: Spaces<u64>,
     /// Records of kinds that are not served: they stay in the store and are not shown.
     pub unserved: Vec<String>,
 }
 
-/// From the records of a store. Revisions start above every revision that was ever handed out.
+/// From the records of a store. Revisions start above every revision of their space that was ever handed out.
 ///
 /// # Errors
 /// The store was not written by us: an object without a name, or a revision out of range.
-pub fn restore<S: Sink>(marks: Marks, records: Vec<Record>) -> Result<Restored<S>, String> {
+pub fn restore<S: Sink>(marks: Spaces<Marks>, records: Vec<Record>) -> Result<Restored<S>, String> {
+    let mut found = Spaces::both(0);
+    let (mut known, mut unserved) = (Vec::new(), Vec::new());
+    for record in records {
+        let kind = KINDS.iter().find(|kind| kind.resource_name() == record.resource);
+        let newest =
+            if kind.is_some_and(|kind| kind.is_renewed()) { &mut found.leases } else { &mut found.common };
+        *newest = record.revision.max(*newest);
+        match kind {
+            Some(kind) => known.push((*kind, record)),
+            None => unserved.push(format!("{} {}/{}", record.resource, record.namespace, record.name)),
+        }
+    }
+    let start =
+        Spaces { common: first(marks.common, found.common)?, leases: first(marks.leases, found.leases)? };
+    let (mut index, mut leases) = (Index::new(start.common), Index::new(start.leases));
+    for (kind, record) in known {
+        let name = format!("{} {}/{}", record.resource, record.namespace, record.name);
+        let Some(object) = Object::from_json(kind, record.json, record.revision) else {
+            return Err(format!("stored object {name} is no JSON object with a name"));
+        };
+        if kind.is_renewed() { &mut leases } else { &mut index }.restore(kind, object);
+    }
+    let reserve = Spaces { common: start.common + RESERVE, leases: start.leases + RESERVE };
+    let order = Order { counter: Counter { revision: start.common, reserved: reserve.common } };
+    let leases = Leases::new(leases, Counter { revision: start.leases, reserved: reserve.leases });
+    Ok(Restored { index, leases, order, reserve, unserved })
+}
+
+/// The revision to start from, after which none was handed out.
+fn first(marks: Marks, newest: u64) -> Result<u64, String> {
     // an object newer than the marks is a fault of the store; versions must not go back even then
-    let newest = records.iter().map(|record| record.revision).max().unwrap_or(0);
     // 0 means "any version" to clients, so revisions start above it
     let start = marks.clean.unwrap_or(marks.reserved).max(newest).max(1);
     if start > MAX_REVISION {
         return Err(format!("the store's latest revision is {start}, expected at most {MAX_REVISION}"));
     }
-    let mut index = Index::new(start);
-    let mut unserved = Vec::new();
-    for record in records {
-        let name = format!("{} {}/{}", record.resource, record.namespace, record.name);
-        let Some(kind) = KINDS.iter().find(|kind| kind.resource_name() == record.resource) else {
-            unserved.push(name);
-            continue;
-        };
-        match Object::from_json(kind, record.json, record.revision) {
-            Some(object) => index.restore(kind, object),
-            None => return Err(format!("stored object {name} is no JSON object with a name")),
+    Ok(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::Event;
+
+    struct NoSink;
+
+    impl Sink for NoSink {
+        fn take(&self, _: &Arc<Event>) -> bool {
+            true
         }
     }
-    let reserve = start + RESERVE;
-    let order = Order { revision: start, reserved: reserve, unsaved: BTreeSet::new() };
-    Ok(Restored { index, order, reserve, unserved })
+
+    #[test]
+    fn half_of_a_reservation_is_left_when_the_next_is_made() {
+        let restored: Restored<NoSink> = restore(Spaces::default(), Vec::new()).unwrap();
+        let Restored { mut leases, mut order, .. } = restored;
+        let reserve = |order: &Order, leases: &Leases<NoSink>| {
+            order.commit(leases, Batch::default(), 0).map(|commit| commit.reserve)
+        };
+        assert_eq!(reserve(&order, &leases), None);
+        order.counter.revision += RESERVE / 2;
+        let due = Spaces { common: order.counter.revision + RESERVE, leases: 1 + RESERVE };
+        assert_eq!(reserve(&order, &leases), Some(Some(due)));
+        let commit = order.commit(&leases, Batch::default(), 0).unwrap();
+        order.committed(&mut leases, commit);
+        assert_eq!(reserve(&order, &leases), None);
+        leases.reserved(leases.revision() + RESERVE / 2);
+        assert!(reserve(&order, &leases).is_some(), "that of Leases is used up as well");
+    }
 }

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::kinds::{CONFIG_MAP, EVENT, NODE};
     use crate::object::Event;
-    use crate::state::{Expect, Marks, Order, Restored, Write, restore};
+    use crate::state::{Expect, Leases, Order, Restored, Spaces, Write, restore};
 
     struct NoSink;
 
@@ -141,14 +141,15 @@ mod tests {
 
     struct State {
         index: Index<NoSink>,
+        leases: Leases<NoSink>,
         order: Order,
         batch: Batch,
     }
 
     impl State {
         fn new() -> State {
-            let Restored { index, order, .. } = restore(Marks::default(), Vec::new()).unwrap();
-            State { index, order, batch: Batch::default() }
+            let Restored { index, leases, order, .. } = restore(Spaces::default(), Vec::new()).unwrap();
+            State { index, leases, order, batch: Batch::default() }
         }
 
         /// Stages a write, which is not visible before [`State::publish`].
@@ -165,8 +166,8 @@ mod tests {
 
         fn publish(&mut self) {
             let batch = std::mem::take(&mut self.batch);
-            let commit = self.order.commit(&self.index, batch, false).unwrap();
-            self.index.publish(self.order.committed(commit));
+            let commit = self.order.commit(&self.leases, batch, 0).unwrap();
+            self.index.publish(self.order.committed(&mut self.leases, commit));
         }
     }
 

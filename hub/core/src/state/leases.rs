@@ -1,0 +1,271 @@
+//! Leases: objects with a space of revisions of their own, and renewals that wait for nobody.
+//!
+//! Owns: all objects of kinds with volatile fields, their watchers, which renewals are only in memory, and whose node was heard.
+//! A *renewal* (an update of nothing but a volatile field) is judged, published and acknowledged here in one step: it passes no
+//! queue, needs no write to be answered, and is flushed with all others of the same [`FLUSH`](super::FLUSH). A *durable* change
+//! (creation, deletion, holder, labels) is staged with a provisional revision, committed, and then settled.
+//!
+//! Always holds:
+//! - Revisions of the space rise in the order of publication; none is handed out twice. Ranges are reserved durably, like those of the
+//!   other space, so an unclean start begins above everything that was handed out before.
+//! - A renewal between the staging of a durable change and its commit wins: the change is not published ([`WriteError::Mismatch`]),
+//!   its writer decides again, and the row that the commit wrote is replaced before it does.
+//! - **A start without a reservation** (the disk takes no write) hands out revisions of the span from [`UNRESERVED`] on, which no
+//!   reservation reaches before a billion unclean starts. It begins there at the time of the start: milliseconds since 1970, 2^17 revisions
+//!   for each, so it stays behind the clock, and a later such start begins above it. Should the clock have gone back, two starts
+//!   still have different revisions, unless they fall into one millisecond and, within it, near one of 65,536 random offsets. A version of
+//!   such a start is too old for one that has its reservation again, unless that reservation is in the span, too: so no watch goes
+//!   on from a version that had another meaning.
+//!
+//! One lock around it is enough (shards would not help: one sequence orders all changes anyway, and a renewal holds it for about
+//! as long as it takes to copy the object). Left to others: that lock, the clock, the store.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::index::{Changed, Index, Query, Sink, Start, WatchId, WatchRefused};
+use super::order::{Batch, Counter, MAX_REVISION, Write, WriteError, event};
+use super::{Page, TooOld};
+use crate::kinds::{KINDS, Kind, index_of};
+use crate::object::Object;
+use crate::selector::Selection;
+
+/// The first revision of starts without a reservation.
+pub const UNRESERVED: u64 = MAX_REVISION / 2;
+/// Revisions for each millisecond of the clock: 2^44 milliseconds are 557 years, and fit below [`MAX_REVISION`].
+const PER_MILLISECOND: u64 = 1 << 17;
+/// Milliseconds of the clock, about 4.6 hours, that count above a reservation in the span: all of them would soon exhaust it.
+const CLOCK_AFTER_RESERVATION: u64 = 1 << 24;
+
+/// See the module. `S` takes the events of one watcher.
+#[derive(Debug)]
+pub struct Leases<S> {
+    index: Index<S>,
+    counter: Counter,
+    /// Objects whose last change may not be on the disk.
+    unsaved: Since,
+    /// Those that are being written, in pieces.
+    due: VecDeque<(usize, Arc<Object>)>,
+    /// Objects renewed since somebody listened last; `None` until somebody does.
+    heard: Option<Since>,
+    ended: bool,
+}
+
+/// Objects changed since a revision: each whose version is newer is listed.
+#[derive(Debug, Default)]
+struct Since {
+    revision: u64,
+    changed: Vec<(usize, Arc<Object>)>,
+}
+
+impl Since {
+    /// Lists the object `new`, unless it was listed when it got the version `old` (0: it is created).
+    fn note(&mut self, kind: usize, old: u64, new: &Arc<Object>) {
+        if old <= self.revision {
+            self.changed.push((kind, new.clone()));
+        }
+    }
+
+    fn take(&mut self, revision: u64) -> Vec<(usize, Arc<Object>)> {
+        self.revision = revision;
+        std::mem::take(&mut self.changed)
+    }
+}
+
+/// Objects that changed since the last look.
+#[derive(Debug, Default)]
+pub struct Heard {
+    /// As their first change left them.
+    pub objects: Vec<Arc<Object>>,
+    /// They are all that changed up to this revision.
+    pub revision: u64,
+}
+
+impl<S: Sink> Leases<S> {
+    pub(super) fn new(index: Index<S>, counter: Counter) -> Leases<S> {
+        let unsaved = Since { revision: counter.revision, changed: Vec::new() };
+        Leases { index, counter, unsaved, due: VecDeque::new(), heard: None, ended: false }
+    }
+
+    /// Puts a stored object in place, at start.
+    pub fn restore(&mut self, kind: &Kind, object: Object) {
+        self.index.restore(kind, object);
+    }
+
+    /// The objects and their changes, as readers see them.
+    pub fn index(&self) -> &Index<S> {
+        &self.index
+    }
+
+    /// The last revision that was handed out.
+    pub fn revision(&self) -> u64 {
+        self.counter.revision
+    }
+
+    /// Registers a watcher; see [`Index::watch`].
+    pub fn watch(
+        &mut self,
+        kind: &Kind,
+        selection: Selection,
+        from: Option<u64>,
+        sink: S,
+    ) -> Result<(Start, u64, WatchId), WatchRefused> {
+        let present = self.index.revision();
+        if from.is_some_and(|from| from >= UNRESERVED && present < UNRESERVED) {
+            return Err(WatchRefused::TooOld(TooOld { oldest: present }));
+        }
+        self.index.watch(kind, selection, from, sink)
+    }
+
+    /// Ends a watch.
+    pub fn unwatch(&mut self, watch: WatchId) {
+        self.index.unwatch(watch);
+    }
+
+    /// Ends all watches and refuses new ones.
+    pub fn close(&mut self) {
+        self.index.close();
+    }
+
+    /// Refuses all further renewals. Returns the last revision that was handed out.
+    pub fn end(&mut self) -> u64 {
+        self.ended = true;
+        self.counter.revision
+    }
+
+    /// Lists the selected objects.
+    pub fn list(&self, kind: &Kind, selection: &Selection, query: &Query<'_>) -> Result<Page, TooOld> {
+        self.index.list(kind, selection, query)
+    }
+
+    /// A renewal: visible at once, durable later.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn renew(&mut self, write: Write) -> Result<Arc<Object>, WriteError> {
+        if self.ended {
+            return Err(WriteError::Closed);
+        }
+        let current = self.index.get(write.kind, &write.namespace, &write.name);
+        let changed = self.counter.change(write, current)?;
+        Ok(self.publish_renewal(changed))
+    }
+
+    fn publish_renewal(&mut self, changed: Changed) -> Arc<Object> {
+        self.note(&changed);
+        let object = changed.event.object().clone();
+        self.index.publish_renewal(changed);
+        object
+    }
+
+    /// Lists the object as changed.
+    fn note(&mut self, Changed { kind, event }: &Changed) {
+        let Some(new) = &event.new else { return };
+        let old = event.old.as_ref().map_or(0, |old| old.revision);
+        self.unsaved.note(index_of(kind), old, new);
+        if let Some(heard) = &mut self.heard {
+            heard.note(index_of(kind), old, new);
+        }
+    }
+
+    /// Adds a durable change to the batch, as [`Order::stage`](super::Order::stage) does; `index` has the other kinds. Its revision is provisional: it is given its own
+    /// when it is [settled](Leases::settle), because renewals of other objects are published meanwhile.
+    ///
+    /// # Errors
+    /// The batch is as before.
+    pub fn stage(
+        &mut self,
+        index: &Index<S>,
+        batch: &mut Batch,
+        write: Write,
+    ) -> Result<Arc<Object>, WriteError> {
+        batch.stage((&self.index, index), &mut self.counter, write)
+    }
+
+    /// Publishes a staged change after its commit. Returns the object as the change left it.
+    ///
+    /// # Errors
+    /// [`WriteError::Mismatch`]: the object was renewed meanwhile. What the commit wrote is the first to be replaced, as a renewal that is
+    /// due; before that the writer must not hear that nothing changed.
+    pub fn settle(&mut self, changed: Changed) -> Result<Arc<Object>, WriteError> {
+        let (kind, object) = (index_of(changed.kind), changed.event.object().clone());
+        let current = self.index.get(changed.kind, &object.namespace, &object.name);
+        let revision_of = |object: &Option<Arc<Object>>| object.as_ref().map(|object| object.revision);
+        if revision_of(&current) != revision_of(&changed.event.old) {
+            // replaced first
+            self.due.push_front((kind, object));
+            return Err(WriteError::Mismatch);
+        }
+        let mut changed = changed;
+        if self.index.revision() > changed.event.revision {
+            // renewals of other objects were published meanwhile
+            let new = changed.event.new.as_ref().map(|object| object.value());
+            let event = event(changed.kind, self.counter.next()?, new, current)?;
+            changed.event = Arc::new(event);
+        }
+        let object = changed.event.object().clone();
+        // also as unsaved: the row may have the provisional revision
+        self.note(&changed);
+        self.index.publish(vec![changed]);
+        Ok(object)
+    }
+
+    /// Objects whose last change is only in memory.
+    pub fn unsaved(&self) -> usize {
+        self.unsaved.changed.len() + self.due.len()
+    }
+
+    /// All renewals that are only in memory are due now.
+    pub fn flush(&mut self) {
+        self.due.extend(self.unsaved.take(self.counter.revision));
+    }
+
+    /// Whether renewals are due.
+    pub fn is_flushing(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// The first objects that are due, as they are now, and how many of those due they stand for: deleted ones are not among them.
+    pub(super) fn due(&self, most: usize) -> (Vec<(&'static Kind, Arc<Object>)>, usize) {
+        let due = self.due.len().min(most);
+        let now = |(kind, object): &(usize, Arc<Object>)| {
+            let kind = KINDS[*kind];
+            Some((kind, self.index.get(kind, &object.namespace, &object.name)?))
+        };
+        (self.due.iter().take(due).filter_map(now).collect(), due)
+    }
+
+    /// The first objects that were due are on the disk.
+    pub(super) fn saved(&mut self, objects: usize) {
+        self.due.drain(..objects);
+    }
+
+    pub(super) fn is_low(&self) -> bool {
+        self.counter.is_low()
+    }
+
+    pub(super) fn reserved(&mut self, upto: u64) {
+        self.counter.reserved = upto;
+    }
+
+    /// The reservation could not be made: starts in the span of such starts. `now` is the time in milliseconds since 1970.
+    pub fn not_reserved(&mut self, now: u64, random: u16) {
+        let (random, last) = (u64::from(random), self.counter.revision);
+        let mut start = UNRESERVED + now.min(UNRESERVED / PER_MILLISECOND - 1) * PER_MILLISECOND + random;
+        if start <= last {
+            // soon after a reservation in the span, or the clock went back
+            start = last + now % CLOCK_AFTER_RESERVATION * PER_MILLISECOND + random;
+        }
+        let start = start.min(MAX_REVISION);
+        self.counter = Counter { revision: start, reserved: 2 * MAX_REVISION };
+        self.unsaved.revision = start;
+        self.index.skip_to(start);
+    }
+
+    /// The objects that were renewed, created or changed since the last call. The first call hears nothing.
+    pub fn heard(&mut self) -> Heard {
+        let revision = self.counter.revision;
+        let changed = self.heard.get_or_insert_default().take(revision);
+        Heard { objects: changed.into_iter().map(|(_, object)| object).collect(), revision }
+    }
+}
