@@ -28,6 +28,7 @@ use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};
 
+use crate::store::sort_of;
 use authority::{Authority, Credential};
 use durable::Flush;
 
@@ -77,8 +78,7 @@ impl Pki {
             .map_err(|source| PkiError::Unwritable { path: directory.clone(), source })?;
         let authority = open_authority(data_dir)?;
         let public = data_dir.join("ca.crt");
-        durable::write_if_changed(&public, authority.certificate_pem().as_bytes(), durable::PUBLIC)
-            .map_err(|source| PkiError::Unwritable { path: public, source })?;
+        update(&public, &authority.certificate_pem(), durable::PUBLIC)?;
         let credential = open_credential(
             &directory.join("serving.pem"),
             |credential| serving_fault(&authority, credential, names, now),
@@ -156,13 +156,7 @@ impl Pki {
     /// Brings `admin.kubeconfig` (mode 0600) up to date and remembers `node_url` for `node_kubeconfig`. Nothing is
     /// written when nothing changed. Returns the kubeconfig's path.
     pub fn publish(&self, admin_url: &str, node_url: &str, now: OffsetDateTime) -> Result<PathBuf, PkiError> {
-        let unwritable = |path: &Path| {
-            let path = path.to_owned();
-            move |source| PkiError::Unwritable { path, source }
-        };
-        let url = self.data_dir.join("server-url");
-        durable::write_if_changed(&url, format!("{node_url}\n").as_bytes(), durable::PUBLIC)
-            .map_err(unwritable(&url))?;
+        update(&self.data_dir.join("server-url"), &format!("{node_url}\n"), durable::PUBLIC)?;
         let admin = open_credential(
             &self.data_dir.join("pki/admin.pem"),
             |credential| admin_fault(&self.authority, credential, now),
@@ -176,7 +170,7 @@ impl Pki {
             &admin.key_pem(),
         );
         let path = self.data_dir.join("admin.kubeconfig");
-        durable::write_if_changed(&path, text.as_bytes(), durable::SECRET).map_err(unwritable(&path))?;
+        update(&path, &text, durable::SECRET)?;
         Ok(path)
     }
 
@@ -226,6 +220,25 @@ fn published_url(data_dir: &Path) -> Result<String, PkiError> {
         return Err(PkiError::Corrupt { path, why: format!("found {text:?}, expected https://HOST:PORT") });
     }
     Ok(text)
+}
+
+/// Writes a file that can be made again, if it differs.
+fn update(path: &Path, content: &str, mode: u32) -> Result<(), PkiError> {
+    let written = durable::write_if_changed(path, content.as_bytes(), mode);
+    if_the_disk_lets(
+        written.map(drop).map_err(|source| PkiError::Unwritable { path: path.to_owned(), source }),
+    )
+}
+
+/// What can be made again at a later start is no reason not to start on a disk that takes no writes.
+fn if_the_disk_lets(written: Result<(), PkiError>) -> Result<(), PkiError> {
+    match written {
+        Err(PkiError::Unwritable { path, source }) if sort_of(&source).is_some() => {
+            log::error!("cannot write {}: {source}; it stays as it is", path.display());
+            Ok(())
+        }
+        outcome => outcome,
+    }
 }
 
 /// The CA, made if this directory never had one. `ca.crt` is written after `ca.pem`: `ca.crt` alone means that the CA
@@ -279,7 +292,7 @@ fn open_credential(
     }
     let credential = issue()?;
     // a damaged file is found by this function at the next start
-    credential.save(path, Flush::Later)?;
+    if_the_disk_lets(credential.save(path, Flush::Later))?;
     Ok(credential)
 }
 

@@ -106,22 +106,24 @@ impl DiskStore {
 
 /// The state of a store that could only be read.
 fn wait(directory: &Path, error: OpenError) -> Result<State, OpenError> {
-    let Some(why) = error.disk_fault() else { return Err(error) };
+    let Some(why) = error.disk_fault().map(while_waiting) else { return Err(error) };
     let path = directory.join("state.db");
     if !std::fs::metadata(&path).is_ok_and(|file| file.len() > 0) {
         // a first start has nothing to serve
         return Err(error);
     }
     let reader = sqlite::open_reading(&path)?;
-    log::error!("{why}; starting without writes: reads and renewals are served, changes are refused");
+    log::error!("{why}; starting without writes");
     Ok(State::Waiting { why, reader: Some(reader), read: Content::default() })
 }
 
-/// Nothing of this process depends on a flush while the store is not open for writing.
-fn harmless(mut error: StoreError) -> StoreError {
-    if error.sort == Sort::Flush {
-        error.sort = Sort::Io;
-    }
+/// What a fault means while the store is not open for writing: nothing of this process depends on a flush, and nothing can be deleted.
+fn while_waiting(mut error: StoreError) -> StoreError {
+    error.sort = match error.sort {
+        Sort::Flush => Sort::Io,
+        Sort::Full => Sort::FullAtStart,
+        other => other,
+    };
     error.uncertain = false;
     error
 }
@@ -131,7 +133,7 @@ impl Store for DiskStore {
         match &mut self.state {
             State::Open { store, .. } => store.load(each),
             State::Waiting { reader, read, why } => {
-                let Some(connection) = reader.take() else { return Err(harmless(why.clone())) };
+                let Some(connection) = reader.take() else { return Err(why.clone()) };
                 let path = self.directory.join("state.db");
                 let mut counted = |record: Record| {
                     read.count(&record);
@@ -147,7 +149,7 @@ impl Store for DiskStore {
     fn commit(&mut self, changes: &[Change<'_>], reserved: Option<Spaces<u64>>) -> Result<(), StoreError> {
         match &mut self.state {
             State::Open { store, .. } => store.commit(changes, reserved),
-            State::Waiting { why, .. } => Err(harmless(why.clone())),
+            State::Waiting { why, .. } => Err(why.clone()),
         }
     }
 
@@ -158,7 +160,7 @@ impl Store for DiskStore {
     ) -> Result<(), StoreError> {
         match &mut self.state {
             State::Open { store, .. } => store.commit_from_reserve(changes, reserved),
-            State::Waiting { why, .. } => Err(harmless(why.clone())),
+            State::Waiting { why, .. } => Err(why.clone()),
         }
     }
 
@@ -171,11 +173,11 @@ impl Store for DiskStore {
 
     fn probe(&mut self) -> Result<(), StoreError> {
         if let State::Waiting { read, .. } = self.state {
-            self.open_again(read).map_err(harmless)?;
+            self.open_again(read).map_err(while_waiting)?;
         }
         match &mut self.state {
             State::Open { store, .. } => store.probe(),
-            State::Waiting { why, .. } => Err(harmless(why.clone())),
+            State::Waiting { why, .. } => Err(why.clone()),
         }
     }
 

@@ -77,7 +77,9 @@ impl Health {
 
     /// Whether what room there is belongs to deletions.
     pub fn is_full(&self) -> bool {
-        self.condition().failing().is_some_and(|failing| failing.sort == Sort::Full)
+        self.condition()
+            .failing()
+            .is_some_and(|failing| matches!(failing.sort, Sort::Full | Sort::FullAtStart))
     }
 
     /// Failed operations by sort, for `/metrics`.

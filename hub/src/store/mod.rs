@@ -118,7 +118,9 @@ impl OpenError {
     pub(crate) fn disk_fault(&self) -> Option<StoreError> {
         match self {
             OpenError::Engine(error) => match error.sort {
-                Sort::Full | Sort::ReadOnly | Sort::Io | Sort::Flush => Some(error.clone()),
+                Sort::Full | Sort::FullAtStart | Sort::ReadOnly | Sort::Io | Sort::Flush => {
+                    Some(error.clone())
+                }
                 Sort::Damaged | Sort::Busy | Sort::Other => None,
             },
             OpenError::Directory(path, error) => StoreError::of_file("write", path, error),

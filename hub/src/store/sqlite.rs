@@ -39,8 +39,9 @@ const MEMORY_SHARE: u64 = 2;
 const LEAST_BYTES: u64 = 16 * 1024 * 1024;
 /// Of the limit, the pages that only changes which free room may use.
 const RESERVE_PAGES: i64 = 1024;
-/// After it was full, the store takes other changes again when so many pages are unused, or below the limit.
-const ROOM_PAGES: i64 = 256;
+/// After it was full, the store takes other changes again when so many pages are unused, or below the limit. Changes that fit into
+/// unused pages need no reserve: the file does not grow, so the log can always be folded back and written over.
+const ROOM_PAGES: i64 = 64;
 /// Between two tries to make the reserve again while the disk has no room for it.
 const RESERVE_RETRY: Duration = Duration::from_secs(60);
 /// The write-ahead log is cut back to this when it was folded back after a long backup.
@@ -366,7 +367,11 @@ impl Sqlite {
         self.reserve_due = Some(Instant::now() + RESERVE_RETRY);
         self.limit_to(self.pages + RESERVE_PAGES)?;
         // first: the file may need room for what the log holds, and the log is then written over
-        self.fold("PASSIVE")
+        match self.fold("PASSIVE") {
+            Err(error) if error.sort == Sort::Full => log::debug!("{error}"),
+            outcome => outcome?,
+        }
+        Ok(())
     }
 
     /// Whether so many pages are free below the limit. Returns the unused ones of the file.

@@ -453,8 +453,12 @@ impl Worker {
     /// What has failed, for those who come next, and for the log.
     fn note(&self, error: &StoreError, freeing: bool, changes: usize) {
         self.health.failed(error, freeing);
-        let made = if error.uncertain { "may or may not have been made" } else { "were not made" };
-        log::error!("{error}; {changes} changes {made}; {}", error.sort.consequence());
+        let made = match (changes, error.uncertain) {
+            (0, _) => String::new(),
+            (_, true) => format!("{changes} changes may or may not have been made; "),
+            (_, false) => format!("{changes} changes were not made; "),
+        };
+        log::error!("{error}; {made}{}", error.sort.consequence());
         if error.sort == Sort::Flush {
             self.health.ends(error.message.clone());
         }

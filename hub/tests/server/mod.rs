@@ -102,6 +102,11 @@ impl Hub {
         (status, asked.elapsed())
     }
 
+    /// Waits until the hub has ended by itself; its exit status.
+    pub(crate) fn wait(&mut self) -> Option<i32> {
+        wait(&mut self.child)
+    }
+
     /// Ends the hub with a signal and starts it again on the same directory (on another port).
     pub(crate) fn restart(&mut self, signal: &str) {
         self.stop(signal);

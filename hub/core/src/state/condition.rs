@@ -18,6 +18,8 @@ use crate::value::text;
 pub enum Sort {
     /// No room, on the disk or below the store's own limit. Nothing was written; what frees room may still be made.
     Full,
+    /// No room even to open the store for deletions.
+    FullAtStart,
     /// The file system takes no writes.
     ReadOnly,
     /// A read or a write failed.
@@ -33,13 +35,22 @@ pub enum Sort {
 }
 
 impl Sort {
-    pub const ALL: [Sort; 7] =
-        [Sort::Full, Sort::ReadOnly, Sort::Io, Sort::Flush, Sort::Damaged, Sort::Busy, Sort::Other];
+    pub const ALL: [Sort; 8] = [
+        Sort::Full,
+        Sort::FullAtStart,
+        Sort::ReadOnly,
+        Sort::Io,
+        Sort::Flush,
+        Sort::Damaged,
+        Sort::Busy,
+        Sort::Other,
+    ];
 
     /// In /readyz, /metrics and the log.
     pub fn name(self) -> &'static str {
         match self {
             Sort::Full => "full",
+            Sort::FullAtStart => "full-at-start",
             Sort::ReadOnly => "read-only",
             Sort::Io => "io-error",
             Sort::Flush => "flush-failed",
@@ -55,7 +66,7 @@ impl Sort {
             Sort::Full => "reads, renewals and deletions go on, other changes are refused",
             Sort::Flush => "the hub starts again",
             Sort::Damaged => "reads and renewals go on, changes are refused until a backup is restored",
-            Sort::ReadOnly | Sort::Io | Sort::Busy | Sort::Other => {
+            Sort::FullAtStart | Sort::ReadOnly | Sort::Io | Sort::Busy | Sort::Other => {
                 "reads and renewals go on, changes are refused"
             }
         }

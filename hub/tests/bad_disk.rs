@@ -1,0 +1,438 @@
+//! A real hub on a disk that is full, read-only, failing or stalled, judged by what its callers notice.
+//!
+//! The disk is `kedge_rig::bad_disk`: deterministic, without privileges, changed while the hub runs. Nobody's wait is timed: a step
+//! ends when what it waits for is there. Left to others: cuts of power (`power_cuts`), random kills (`history`), renewals while the
+//! disk stalls (`renewals`), and each rule by itself (unit tests of `store`).
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+mod server;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kedge_rig::Scratch;
+use kedge_rig::bad_disk::BadDisk;
+use serde_json::{Value, json};
+use server::{Client, Hub, Reply, scratch};
+
+const HUB: &str = env!("CARGO_BIN_EXE_kedge-hub");
+const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+/// Longest wait for a hub to notice something: its own longest pause, several times.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A machine with a disk of its own for the hub.
+struct Board {
+    disk: BadDisk,
+    data: PathBuf,
+    scratch: Scratch,
+}
+
+impl Board {
+    fn new() -> Board {
+        let scratch = scratch();
+        let data = scratch.path().join("data");
+        let disk = BadDisk::new(scratch.path(), Path::new(HUB), &data).unwrap();
+        Board { disk, data, scratch }
+    }
+
+    fn start(&self) -> Hub {
+        Hub::spawn(self.command(), &self.data)
+    }
+
+    fn command(&self) -> Command {
+        let log = File::options().append(true).create(true).open(self.scratch.path().join("log")).unwrap();
+        let mut command = Command::new(self.disk.program());
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&self.data).stderr(log);
+        command
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.scratch.path().join("log")).unwrap()
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("--- the hub's log\n{}", self.log());
+        }
+    }
+}
+
+fn map(name: &str, bytes: usize) -> Value {
+    json!({"metadata": {"name": name}, "data": {"text": "x".repeat(bytes)}})
+}
+
+fn message(reply: Reply) -> String {
+    String::from_utf8(reply.body).unwrap()
+}
+
+/// Repeats a step until it returns something.
+fn wait_for<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + LIMIT;
+    loop {
+        if let Some(found) = step() {
+            return found;
+        }
+        assert!(Instant::now() < until, "{what}: not within {LIMIT:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A change that is refused until the hub has noticed that its disk works; how often it was.
+fn until_made(client: &mut Client, name: &str) -> Value {
+    wait_for("a change on a disk that works again", || {
+        let reply = client.post(MAPS, &map(name, 10));
+        match reply.code {
+            201 => Some(reply.json()),
+            _ => {
+                refused(reply);
+                None
+            }
+        }
+    })
+}
+
+/// Answered 503 with the reason and a time.
+#[track_caller]
+fn refused(reply: Reply) -> String {
+    assert_eq!(reply.code, 503, "{reply:?}");
+    assert_eq!(reply.header("retry-after").len(), 1, "{}", reply.head());
+    let text = reply.json()["message"].as_str().unwrap().to_owned();
+    assert!(text.contains("not made"), "{text}");
+    text
+}
+
+/// The checks of `/readyz` that fail; `/livez` must not.
+fn unready(client: &mut Client) -> String {
+    assert_eq!(message(client.get("/livez")), "ok", "a restart would not help");
+    let reply = client.get("/readyz");
+    assert!(matches!(reply.code, 200 | 500));
+    let (good, text) = (reply.code == 200, message(reply));
+    let failed: Vec<_> = text.lines().filter(|line| line.starts_with("[-]")).collect();
+    assert_eq!(good, failed.is_empty(), "{text}");
+    assert!(!text.contains('/'), "a path is shown to anybody: {text}");
+    failed.join("\n")
+}
+
+fn metric(client: &mut Client, name: &str) -> u64 {
+    let text = message(client.get("/metrics"));
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("{name} is missing in {text}")).parse().unwrap()
+}
+
+/// A node that renews its Lease.
+struct Node {
+    client: Client,
+    lease: Value,
+    count: u32,
+}
+
+impl Node {
+    fn new(hub: &Hub) -> Node {
+        let mut client = hub.admin();
+        let lease = json!({"metadata": {"name": "n"},
+            "spec": {"holderIdentity": "n", "renewTime": "2026-01-01T00:00:00.000000Z"}});
+        let made = client.post(LEASES, &lease);
+        let lease = match made.code {
+            201 => made.json(),
+            _ => client.get(&format!("{LEASES}/n")).expect(200),
+        };
+        Node { client, lease, count: 0 }
+    }
+
+    /// A renewal must be accepted whatever the disk does.
+    #[track_caller]
+    fn renew(&mut self) {
+        self.count += 1;
+        self.lease["spec"]["renewTime"] = format!("2026-01-01T00:00:00.{:06}Z", self.count).into();
+        self.lease = self.client.put(&format!("{LEASES}/n"), &self.lease).expect(200);
+    }
+}
+
+/// Fills the disk with maps; returns their names.
+fn fill(client: &mut Client, bytes: usize) -> Vec<String> {
+    let mut made = Vec::new();
+    loop {
+        let name = format!("fill-{}", made.len());
+        let reply = client.post(MAPS, &map(&name, bytes));
+        match reply.code {
+            201 => made.push(name),
+            _ => {
+                let text = refused(reply);
+                assert!(text.contains("full"), "{text}");
+                return made;
+            }
+        }
+        assert!(made.len() < 1000, "the disk is never full");
+    }
+}
+
+fn names(client: &mut Client) -> Vec<String> {
+    let list = client.get(MAPS).expect(200);
+    let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();
+    list["items"].as_array().unwrap().iter().map(name).filter(|name| name != "kube-root-ca.crt").collect()
+}
+
+#[test]
+fn full_disk_takes_deletions_and_recovers_without_restart() {
+    let board = Board::new();
+    let hub = board.start();
+    let (mut client, mut node) = (hub.admin(), Node::new(&hub));
+    assert!(board.data.join("reserve").exists());
+    board.disk.leave_room(Some(1024 * 1024));
+    let made = fill(&mut client, 100_000);
+    assert!(!made.is_empty());
+    assert!(unready(&mut client).starts_with("[-]store-writable failed: full: since "));
+
+    // everybody else's changes, and renewals: the disk hardly notices
+    let (failed, logged) = (board.disk.refused(), board.log().len());
+    for number in 0..300 {
+        let text = refused(client.post(MAPS, &map(&format!("more-{number}"), 100_000)));
+        assert!(text.starts_with("the change was not made: the store is full: "), "{text}");
+        node.renew();
+    }
+    let (failed, logged) = (board.disk.refused() - failed, board.log().len() - logged);
+    // a probe a second at first, and each is a few calls; the machine may be slow
+    assert!(failed < 100 && logged < 8000, "{failed} failed calls and {logged} bytes of log for 300 changes");
+    assert_eq!(metric(&mut client, "kedge_hub_store_writable"), 0);
+    assert!(metric(&mut client, "kedge_hub_store_failures_total{sort=\"full\"}") > 0);
+    assert!(metric(&mut client, "kedge_hub_store_refused_total") >= 300);
+
+    // somebody else takes what is left: only the hub's own reserve counts
+    board.disk.leave_room(Some(0));
+    let audited = || fs::metadata(board.data.join("audit.log")).unwrap().len();
+    let before = audited();
+    client.delete(&format!("{MAPS}/{}", made[0])).expect(200);
+    client.send("DELETE", MAPS, &[], b"").expect(200);
+    assert_eq!(names(&mut client), [""; 0]);
+    assert_eq!(audited(), before, "the audit log took the room of deletions");
+
+    // the store has room inside now, although the disk has none
+    until_made(&mut client, "after");
+    assert_eq!(unready(&mut client), "");
+    board.disk.leave_room(None);
+    until_made(&mut client, "room");
+    wait_for("the lines of the audit log", || (audited() > before).then_some(()));
+    let log = fs::read_to_string(board.data.join("audit.log")).unwrap();
+    assert!(log.contains("deletecollection"), "the deletion on the full disk is not in the audit log");
+    hub.kill();
+    assert_eq!(names(&mut board.start().admin()), ["after", "room"]);
+}
+
+#[test]
+fn full_disk_still_starts() {
+    let board = Board::new();
+    let hub = board.start();
+    board.disk.leave_room(Some(3 * 1024 * 1024));
+    let made = fill(&mut hub.admin(), 300_000);
+    hub.kill();
+    // with the reserve it starts so that objects can be deleted
+    board.disk.leave_room(Some(0));
+    let hub = board.start();
+    let mut client = hub.admin();
+    assert_eq!(names(&mut client), made);
+    client.delete(&format!("{MAPS}/{}", made[0])).expect(200);
+    hub.kill();
+    // without it, it starts so that they can be read
+    board.disk.leave_room(Some(0));
+    let _ = fs::remove_file(board.data.join("reserve"));
+    let _ = fs::remove_file(board.data.join("state.db-shm"));
+    let hub = board.start();
+    let mut client = hub.admin();
+    assert_eq!(names(&mut client), made[1..]);
+    assert!(unready(&mut client).starts_with("[-]store-writable failed: full-at-start: "));
+    refused(client.delete(&format!("{MAPS}/{}", made[1])));
+    assert!(board.log().contains("starting without writes"), "the store was opened for writing");
+    refused(client.post(MAPS, &map("new", 10)));
+    board.disk.leave_room(None);
+    until_made(&mut client, "new");
+    hub.kill();
+    assert_eq!(names(&mut board.start().admin()).len(), made.len());
+}
+
+#[test]
+fn read_only_disk_still_starts_and_recovers_without_restart() {
+    let board = Board::new();
+    let hub = board.start();
+    hub.admin().post(MAPS, &map("kept", 10)).expect(201);
+    hub.kill();
+    for clean in [false, true] {
+        // after a kill the log holds everything, after a stop nothing
+        let before: Vec<_> = files(&board.data);
+        board.disk.read_only(true);
+        let hub = board.start();
+        let mut client = hub.admin();
+        assert!(names(&mut client).contains(&"kept".to_owned()));
+        assert!(unready(&mut client).starts_with("[-]store-writable failed: read-only: "));
+        refused(client.post(MAPS, &map("new", 10)));
+        refused(client.delete(&format!("{MAPS}/kept")));
+        let mut watch = client.watch(&format!("{MAPS}?watch=true"));
+        assert_eq!(files(&board.data), before, "something was written to a read-only disk");
+        board.disk.read_only(false);
+        let name = format!("new-{clean}");
+        until_made(&mut client, &name);
+        assert_eq!(unready(&mut client), "");
+        while watch.event() != format!("ADDED {name}") {}
+        match clean {
+            false => hub.terminate(),
+            true => hub.kill(),
+        }
+    }
+    assert_eq!(names(&mut board.start().admin()), ["kept", "new-false", "new-true"]);
+}
+
+/// Names and sizes.
+fn files(data: &Path) -> Vec<(PathBuf, u64)> {
+    let entries = fs::read_dir(data).unwrap().map(Result::unwrap);
+    let mut files: Vec<_> = entries.map(|entry| (entry.path(), entry.metadata().unwrap().len())).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn disk_that_turns_bad_refuses_changes_and_recovers() {
+    type Fault = fn(&BadDisk, bool);
+    let faults: [(&str, Fault); 2] =
+        [("read-only", |disk, is| disk.read_only(is)), ("io-error", |disk, is| disk.fail_writes(is))];
+    let board = Board::new();
+    let hub = board.start();
+    let (mut client, mut node) = (hub.admin(), Node::new(&hub));
+    for (sort, fault) in faults {
+        let name = format!("kept-{sort}");
+        client.post(MAPS, &map(&name, 10)).expect(201);
+        fault(&board.disk, true);
+        // whether the first one was made is not known, and nobody claims to
+        let first = client.post(MAPS, &map(&format!("open-{sort}"), 10)).expect(500);
+        assert!(first["message"].as_str().unwrap().contains("may or may not"), "{first}");
+        refused(client.delete(&format!("{MAPS}/{name}")));
+        node.renew();
+        assert!(unready(&mut client).starts_with(&format!("[-]store-writable failed: {sort}: ")));
+        fault(&board.disk, false);
+        until_made(&mut client, &format!("after-{sort}"));
+        assert_eq!(unready(&mut client), "");
+    }
+    let seen = names(&mut client);
+    hub.kill();
+    assert_eq!(names(&mut board.start().admin()), seen);
+}
+
+#[test]
+fn failed_flush_ends_in_a_restart_that_finds_one_of_two_states() {
+    const WRITERS: usize = 4;
+    let board = Board::new();
+    let mut known = vec![0; WRITERS];
+    let place = |writer: usize| format!("{MAPS}/w{writer}");
+    for round in 1..=5 {
+        let mut hub = board.start();
+        let clients: Vec<_> = (0..WRITERS).map(|_| hub.admin()).collect();
+        board.disk.fail_syncs(None);
+        // all write at once; what each was told
+        let told: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = clients
+                .into_iter()
+                .zip(known.clone())
+                .enumerate()
+                .map(|(writer, (mut client, known))| {
+                    let value = json!({"metadata": {"name": format!("w{writer}")}, "data": {"round": round.to_string()}});
+                    let body = value.to_string();
+                    let json = [("content-type", "application/json")];
+                    scope.spawn(move || {
+                        let reply = match known {
+                            0 => client.try_send("POST", MAPS, &json, body.as_bytes()),
+                            _ => client.try_send("PUT", &place(writer), &json, body.as_bytes()),
+                        };
+                        reply.map(|reply| (reply.code, message(reply))).ok()
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let open =
+            told.iter().flatten().filter(|(code, text)| *code == 500 && text.contains("may or may not"));
+        assert!(open.count() >= 1, "round {round}: {told:?}");
+        assert!(told.iter().flatten().all(|(code, _)| matches!(code, 500 | 503)), "round {round}: {told:?}");
+        assert_eq!(hub.wait(), Some(1), "round {round}");
+        let log = board.log();
+        let last = log.lines().last().unwrap();
+        assert!(last.contains("disk I/O error") && last.contains("start the hub again"), "{last}");
+        board.disk.fail_syncs(Some(0));
+        let again = board.start();
+        let mut client = again.admin();
+        for (writer, known) in known.iter_mut().enumerate() {
+            let found = client.get(&place(writer));
+            let now = match found.code {
+                404 => 0,
+                _ => found.json()["data"]["round"].as_str().unwrap().parse().unwrap(),
+            };
+            let certain = told[writer].as_ref().is_some_and(|(code, _)| *code == 503);
+            assert!(now == *known || (now == round && !certain), "round {round}: {now} after {known}");
+            *known = now;
+        }
+        client.post(MAPS, &map(&format!("after-{round}"), 10)).expect(201);
+        again.kill();
+    }
+}
+
+#[test]
+fn failing_flush_at_the_start_serves_reads() {
+    let board = Board::new();
+    let hub = board.start();
+    hub.admin().post(MAPS, &map("kept", 10)).expect(201);
+    hub.kill();
+    board.disk.fail_syncs(None);
+    let hub = board.start();
+    let mut client = hub.admin();
+    assert_eq!(names(&mut client), ["kept"]);
+    refused(client.post(MAPS, &map("new", 10)));
+    assert!(!unready(&mut client).is_empty());
+    assert!(board.log().contains("starting without writes"), "the store was opened for writing");
+    board.disk.fail_syncs(Some(0));
+    until_made(&mut client, "new");
+}
+
+#[test]
+fn stalled_disk_refuses_changes_and_loses_nothing() {
+    let board = Board::new();
+    let hub = board.start();
+    let mut client = hub.admin();
+    client.post(MAPS, &map("kept", 10)).expect(201);
+    board.disk.hang_syncs(true);
+    let mut other = client.another();
+    let stuck = thread::spawn(move || {
+        let json = [("content-type", "application/json")];
+        other
+            .try_send("POST", MAPS, &json, map("stuck", 10).to_string().as_bytes())
+            .map(|reply| reply.code)
+            .ok()
+    });
+    wait_for("the stall", || (board.disk.hanging() > 0).then_some(()));
+    assert_eq!(names(&mut client), ["kept"], "an unacknowledged change is shown");
+    let seen = wait_for("the check", || Some(unready(&mut client)).filter(|failed| !failed.is_empty()));
+    assert!(seen.starts_with("[-]store-commits failed: stalled: "), "{seen}");
+    for number in 0..100 {
+        let text = refused(client.post(MAPS, &map(&format!("more-{number}"), 10)));
+        assert!(text.contains("the disk has not finished a commit for "), "{text}");
+    }
+    assert!(metric(&mut client, "kedge_hub_store_oldest_unfinished_commit_seconds") >= 5);
+    hub.kill();
+    assert_eq!(stuck.join().unwrap(), None, "a change was acknowledged that is not on the disk");
+    board.disk.hang_syncs(false);
+    let hub = board.start();
+    let mut client = hub.admin();
+    let found = names(&mut client);
+    assert!(found == ["kept"] || found == ["kept", "stuck"], "{found:?}");
+    // a stall that ends leaves nothing behind
+    board.disk.hang_syncs(true);
+    let mut other = client.another();
+    let slow = thread::spawn(move || other.post(MAPS, &map("slow", 10)).code);
+    wait_for("the stall", || (board.disk.hanging() > 0).then_some(()));
+    board.disk.hang_syncs(false);
+    assert_eq!(slow.join().unwrap(), 201);
+    assert_eq!(unready(&mut client), "");
+}
