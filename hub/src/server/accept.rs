@@ -29,6 +29,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Wait after a failed accept (no file descriptors), so that the loop does not spin.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// A connection after its handshake. Boxed: it is passed around, and a task would keep room for each place.
+type Tls = Box<TlsStream<Stalling>>;
+
 /// Accepts connections, and serves each in a task of its own.
 pub(super) async fn accept(
     listener: TcpListener,
@@ -94,7 +97,7 @@ async fn limited(
     mut handshake: Handshake,
     tls: TlsAcceptor,
     server: &Server,
-) -> Result<Link<TlsStream<Stalling>>, ConnectionError> {
+) -> Result<Link<Tls>, ConnectionError> {
     timeout(FIRST_BYTE_TIMEOUT, async {
         tokio::select! {
             readable = socket.readable() => readable.map_err(ConnectionError::from),
@@ -115,9 +118,9 @@ async fn accept_tls(
     from: IpAddr,
     tls: TlsAcceptor,
     server: &Server,
-) -> Result<Link<TlsStream<Stalling>>, ConnectionError> {
+) -> Result<Link<Tls>, ConnectionError> {
     let refused = match timeout(HANDSHAKE_TIMEOUT, tls.accept(Stalling::new(socket))).await {
-        Ok(Ok(socket)) => return Ok(Link::new(socket)),
+        Ok(Ok(socket)) => return Ok(Link::new(Box::new(socket))),
         Ok(Err(error)) => {
             tell_of_refused(&error, from, server);
             error.into()
