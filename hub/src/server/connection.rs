@@ -148,8 +148,6 @@ enum Served<S> {
 #[derive(Debug, Default)]
 struct Exchange {
     watch: detached_watch::Waiting,
-    /// The answer's body was handed to the library, as a whole.
-    sent: Arc<AtomicBool>,
     /// The library closes the connection.
     closes: AtomicBool,
     /// Some of the request may still arrive: the connection must not be closed before that.
@@ -167,7 +165,7 @@ async fn one_request<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let clean = link.clean();
+    let progress = &link.progress();
     let exchange = Exchange::default();
     let exchange = &exchange;
     let service = service_fn(|request: Request<Incoming>| async move {
@@ -182,7 +180,7 @@ where
         };
         exchange.closes.fetch_or(closes, Ordering::Relaxed);
         let response = if closes { respond::hang_up(response) } else { response };
-        Ok::<_, Infallible>(response.map(|body| Sending::new(body, Arc::clone(&exchange.sent))))
+        Ok::<_, Infallible>(response.map(|body| Sending::new(body, progress.clone())))
     });
     let mut serving = http1::Builder::new()
         // the head is here already, see `link`
@@ -199,11 +197,7 @@ where
             Poll::Ready(ended) => Poll::Ready(Some(ended)),
             Poll::Pending if exchange.watch.is_kept() => Poll::Ready(None),
             // the library flushes last, so nothing of the answer is left in its buffers
-            Poll::Pending
-                if exchange.sent.load(Ordering::Relaxed)
-                    && !exchange.closes.load(Ordering::Relaxed)
-                    && clean.is_clean() =>
-            {
+            Poll::Pending if progress.is_over() && !exchange.closes.load(Ordering::Relaxed) => {
                 Poll::Ready(None)
             }
             Poll::Pending => Poll::Pending,

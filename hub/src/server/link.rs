@@ -34,7 +34,7 @@ pub(super) struct Link<S> {
     early: Vec<u8>,
     /// What the library may still read.
     readable: Readable,
-    clean: Clean,
+    progress: Progress,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -43,14 +43,28 @@ enum Readable {
     Everything,
 }
 
-/// Whether everything written is flushed. hyper flushes after each answer it encodes, so a clean link means that its write buffer is
-/// empty.
-#[derive(Debug, Clone)]
-pub(super) struct Clean(Arc<AtomicBool>);
+/// How far the answer to a request has come.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Progress(Arc<Flags>);
 
-impl Clean {
-    pub(super) fn is_clean(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+#[derive(Debug, Default)]
+struct Flags {
+    /// Something was written that is not flushed. hyper flushes after each answer it encodes, so a flushed link means that its write
+    /// buffer is empty.
+    unflushed: AtomicBool,
+    /// The library has the whole body of the answer.
+    sent: AtomicBool,
+}
+
+impl Progress {
+    /// Notes that the library has the whole body of the answer.
+    pub(super) fn sent(&self) {
+        self.0.sent.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the answer is sent, as a whole.
+    pub(super) fn is_over(&self) -> bool {
+        self.0.sent.load(Ordering::Relaxed) && !self.0.unflushed.load(Ordering::Relaxed)
     }
 }
 
@@ -66,13 +80,13 @@ pub(super) enum Next {
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     pub(super) fn new(stream: S) -> Link<S> {
-        let clean = Clean(Arc::new(AtomicBool::new(true)));
-        Link { stream, early: Vec::new(), readable: Readable::Bytes(0), clean }
+        Link { stream, early: Vec::new(), readable: Readable::Bytes(0), progress: Progress::default() }
     }
 
-    /// A handle that observes `clean` while hyper owns the stream.
-    pub(super) fn clean(&self) -> Clean {
-        self.clean.clone()
+    /// The progress of the next answer, to be observed while hyper owns the stream.
+    pub(super) fn progress(&self) -> Progress {
+        self.progress.0.sent.store(false, Ordering::Relaxed);
+        self.progress.clone()
     }
 
     pub(super) fn stream(&self) -> &S {
@@ -256,7 +270,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.clean.0.store(false, Ordering::Relaxed);
+        self.progress.0.unflushed.store(true, Ordering::Relaxed);
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
@@ -265,7 +279,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
         context: &mut Context<'_>,
         buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.clean.0.store(false, Ordering::Relaxed);
+        self.progress.0.unflushed.store(true, Ordering::Relaxed);
         Pin::new(&mut self.stream).poll_write_vectored(context, buffers)
     }
 
@@ -275,7 +289,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Link<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_flush(context))?;
-        self.clean.0.store(true, Ordering::Relaxed);
+        self.progress.0.unflushed.store(false, Ordering::Relaxed);
         Poll::Ready(Ok(()))
     }
 
@@ -290,15 +304,17 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     #[tokio::test]
-    async fn link_is_clean_when_all_writes_are_flushed() {
+    async fn answer_is_over_when_all_of_it_is_flushed() {
         let (_client, server) = tokio::io::duplex(8);
         let mut link = Link::new(server);
-        let clean = link.clean();
-        assert!(clean.is_clean());
+        let progress = link.progress();
+        assert!(!progress.is_over());
         link.write_all(b"1234").await.unwrap();
-        assert!(!clean.is_clean());
+        progress.sent();
+        assert!(!progress.is_over());
         AsyncWriteExt::flush(&mut link).await.unwrap();
-        assert!(clean.is_clean());
+        assert!(progress.is_over());
+        assert!(!link.progress().is_over(), "the next answer is another one");
     }
 
     #[tokio::test]

@@ -3,8 +3,6 @@
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -12,6 +10,7 @@ use http::{Response, StatusCode, header};
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 
+use super::link::Progress;
 use super::pieces::{Items, Made, Render};
 use super::request::Form;
 use super::watch::WatchStream;
@@ -73,18 +72,18 @@ impl hyper::body::Body for Body {
 /// A body on its way to the client, which tells when the HTTP library has all of it.
 pub(super) struct Sending {
     body: Body,
-    sent: Arc<AtomicBool>,
+    progress: Progress,
 }
 
 impl Sending {
-    pub(super) fn new(body: Body, sent: Arc<AtomicBool>) -> Sending {
-        Sending { body, sent }
+    pub(super) fn new(body: Body, progress: Progress) -> Sending {
+        Sending { body, progress }
     }
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        self.sent.store(true, Ordering::Relaxed);
+        self.progress.sent();
     }
 }
 
