@@ -4,19 +4,21 @@
 //! client's request; a panic of a controller is logged and restarts only that one; a subscription that fell behind is
 //! followed by a sweep. Left to others: every decision (`kedge_hub_core::controllers`).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
-    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, garbage, nodes,
-    service_accounts,
+    Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, events,
+    garbage, namespaces, nodes, pods, root_certificate, service_accounts,
 };
 use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
+use kedge_hub_core::selector::Selection;
+use kedge_hub_core::state::Query;
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -49,7 +51,13 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     let mut running = JoinSet::new();
     running.spawn(run(hub.clone(), tools.clone(), move || nodes::Nodes::new(grace)));
     running.spawn(run(hub.clone(), tools.clone(), garbage::Garbage::default));
+    running.spawn(run(hub.clone(), tools.clone(), namespaces::Namespaces::default));
+    running.spawn(run(hub.clone(), tools.clone(), pods::Pods::default));
+    running.spawn(run(hub.clone(), tools.clone(), events::Events::default));
     running.spawn(run(hub.clone(), tools.clone(), service_accounts::ServiceAccounts::default));
+    let ca = tools.pki.ca_text();
+    running
+        .spawn(run(hub.clone(), tools.clone(), move || root_certificate::RootCertificate::new(ca.clone())));
     running.spawn(run(hub.clone(), tools, certificates::Certificates::default));
     running
 }
@@ -73,12 +81,37 @@ impl World for Hub {
         Hub::list(self, kind, namespace)
     }
 
+    fn select(&self, kind: &'static Kind, selection: &Selection) -> Vec<Arc<Object>> {
+        let page = self.memory().list(kind, selection, &Query::default());
+        page.map(|page| page.objects).unwrap_or_default()
+    }
+
     fn dependents(&self, uid: &str) -> Vec<(&'static Kind, Arc<Object>)> {
         self.memory().dependents(uid)
     }
 
+    fn charged(&self, holder: &str, kind: &'static Kind) -> Vec<Arc<Object>> {
+        self.memory().charged(holder, kind)
+    }
+
+    fn lost_owners(&self) -> Vec<String> {
+        self.memory().lost_owners()
+    }
+
+    fn terminating(&self) -> Vec<(&'static Kind, Arc<Object>)> {
+        self.memory().terminating()
+    }
+
     fn in_namespace(&self, namespace: &str) -> Vec<(&'static Kind, Arc<Object>)> {
         self.memory().in_namespace(namespace)
+    }
+
+    fn namespaces_in_use(&self) -> BTreeSet<String> {
+        self.memory().namespaces_in_use()
+    }
+
+    fn values(&self, kind: &'static Kind, field: usize) -> Vec<String> {
+        self.memory().values(kind, field)
     }
 }
 

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kedge_hub_core::controllers::service_accounts;
+use kedge_hub_core::controllers::{root_certificate, service_accounts};
 use kedge_hub_core::identity;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use kedge_hub_core::kinds::{self, Kind, NAMESPACE, SERVICE_ACCOUNT};
+use kedge_hub_core::kinds::{self, CONFIG_MAP, Kind, NAMESPACE, SERVICE_ACCOUNT, text};
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Objects, new_object};
 use kedge_hub_core::selector::Selection;
@@ -76,8 +76,9 @@ impl Hub {
     fn make_namespaces(&self) -> Result<(), OpenError> {
         let mut awaited = Vec::new();
         for name in kinds::namespace::SYSTEM {
-            awaited.extend(self.make_missing(&NAMESPACE, "", name)?);
-            awaited.extend(self.make_missing(&SERVICE_ACCOUNT, name, service_accounts::NAME)?);
+            let account = json!({"metadata": {"name": service_accounts::NAME, "namespace": name}});
+            awaited.extend(self.make_missing(&NAMESPACE, json!({"metadata": {"name": name}}))?);
+            awaited.extend(self.make_missing(&SERVICE_ACCOUNT, account)?);
         }
         for answered in awaited {
             match answered.recv() {
@@ -89,19 +90,30 @@ impl Hub {
         Ok(())
     }
 
+    /// Creates missing ConfigMaps with the CA in the system namespaces, for the same reason. The controller tries again what fails here.
+    pub fn make_root_certificates(&self, certificate: &str) {
+        let mut awaited = Vec::new();
+        for name in kinds::namespace::SYSTEM {
+            let value = root_certificate::config_map(name, certificate);
+            awaited.extend(self.make_missing(&CONFIG_MAP, value).ok().flatten());
+        }
+        for answered in awaited {
+            if let Ok(Err(error)) = answered.recv() {
+                log::warn!("cannot write {}: {error:?}; trying again", root_certificate::NAME);
+            }
+        }
+    }
+
     /// Submits an object to be created; the result comes later. `None`: it exists.
     fn make_missing(
         &self,
         kind: &'static Kind,
-        namespace: &str,
-        name: &str,
+        value: Value,
     ) -> Result<Option<std::sync::mpsc::Receiver<Outcome>>, OpenError> {
-        if self.get(kind, namespace, name).is_some() {
+        let meta = |field| text(&value, &["metadata", field]).to_owned();
+        let (namespace, name) = (meta("namespace"), meta("name"));
+        if self.get(kind, &namespace, &name).is_some() {
             return Ok(None);
-        }
-        let mut value = json!({"metadata": {"name": name}});
-        if kind.namespaced {
-            value["metadata"]["namespace"] = namespace.into();
         }
         let value = fresh()
             .and_then(|fresh| new_object(kind, value, &fresh))
@@ -109,8 +121,8 @@ impl Hub {
         let (answer, answered) = std::sync::mpsc::channel();
         let write = Write {
             kind,
-            namespace: namespace.to_owned(),
-            name: name.to_owned(),
+            namespace,
+            name,
             expect: Expect::Absent,
             requires: Vec::new(),
             new: Some(value),

@@ -100,6 +100,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let probe = Probe::new(address, pki.client_config(now).map_err(text)?);
     let ca = pki.ca_path();
 
+    hub.make_root_certificates(&pki.ca_text());
     let pki = Arc::new(pki);
     let tools = controllers::Tools { pki: Arc::clone(&pki), probe };
     let mut background = controllers::start(&hub, tools, options.node_monitor_grace_period);

@@ -204,6 +204,23 @@ impl Memory {
         found
     }
 
+    /// Objects that are marked for deletion, of all kinds.
+    pub fn terminating(&self) -> Vec<(&'static Kind, Arc<Object>)> {
+        let mut found = self.read().terminating();
+        found.extend(self.leases().index().terminating());
+        found
+    }
+
+    /// The objects of a kind that are charged to a user.
+    pub fn charged(&self, holder: &str, kind: &Kind) -> Vec<Arc<Object>> {
+        self.of(kind, |index| index.charged(holder, kind))
+    }
+
+    /// The values of an indexed field that objects of a kind have.
+    pub fn values(&self, kind: &Kind, field: usize) -> Vec<String> {
+        self.of(kind, |index| index.values(kind, field))
+    }
+
     /// Lists the selected objects.
     pub fn list(&self, kind: &Kind, selection: &Selection, query: &Query<'_>) -> Result<Page, TooOld> {
         self.of(kind, |index| index.list(kind, selection, query))

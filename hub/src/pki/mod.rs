@@ -174,6 +174,11 @@ impl Pki {
         Ok(path)
     }
 
+    /// The CA's certificate, in PEM.
+    pub fn ca_text(&self) -> String {
+        self.authority.certificate_pem()
+    }
+
     /// The path of the CA's certificate, for anyone to copy.
     pub fn ca_path(&self) -> PathBuf {
         self.data_dir.join("ca.crt")

@@ -268,6 +268,7 @@ async fn resource(
         name => match kind.subresources().iter().find(|known| known.name == name) {
             Some(known) if !known.verbs.contains(&verb) => return Err(ApiError::method_not_allowed()),
             Some(known) if known.name == "approval" => Part::Approval,
+            Some(known) if known.name == "finalize" => Part::Finalize,
             Some(known) if matches!(known.name, "log" | "attach" | "exec" | "portforward") => {
                 return node_streams::answer(context, target, known);
             }

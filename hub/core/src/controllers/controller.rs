@@ -3,6 +3,7 @@
 //! Always holds: a controller reads the current objects, not the history, so a missed or repeated event only costs a sweep. It never waits and never writes: it returns [`Action`]s, is handed their outcomes, and names its next
 //! deadline. Leaves to others: subscribing, performing and back-off (one runner for all controllers, in `kedge-hub`).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +23,22 @@ use crate::state::{Index, Query, Sink};
 pub trait World: Objects {
     /// All objects of a kind in a namespace, in all namespaces if it is empty.
     fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>>;
+    /// The selected objects of a kind.
+    fn select(&self, kind: &'static Kind, selection: &Selection) -> Vec<Arc<Object>>;
     /// Objects that name this UID as an owner, of all kinds.
     fn dependents(&self, uid: &str) -> Vec<(&'static Kind, Arc<Object>)>;
+    /// The objects of a kind that are charged to a user.
+    fn charged(&self, holder: &str, kind: &'static Kind) -> Vec<Arc<Object>>;
+    /// UIDs that objects name as an owner, and that no object has.
+    fn lost_owners(&self) -> Vec<String>;
+    /// Objects that are marked for deletion, of all kinds.
+    fn terminating(&self) -> Vec<(&'static Kind, Arc<Object>)>;
     /// All objects of a namespace.
     fn in_namespace(&self, namespace: &str) -> Vec<(&'static Kind, Arc<Object>)>;
+    /// The namespaces that have objects, whether or not they exist themselves.
+    fn namespaces_in_use(&self) -> BTreeSet<String>;
+    /// The values of an indexed field that objects of a kind have.
+    fn values(&self, kind: &'static Kind, field: usize) -> Vec<String>;
 }
 
 impl<S: Sink> World for Index<S> {
@@ -34,8 +47,33 @@ impl<S: Sink> World for Index<S> {
         page.map(|page| page.objects).unwrap_or_default()
     }
 
+    fn select(&self, kind: &'static Kind, selection: &Selection) -> Vec<Arc<Object>> {
+        let page = Index::list(self, kind, selection, &Query::default());
+        page.map(|page| page.objects).unwrap_or_default()
+    }
+
     fn dependents(&self, uid: &str) -> Vec<(&'static Kind, Arc<Object>)> {
         Index::dependents(self, uid)
+    }
+
+    fn charged(&self, holder: &str, kind: &'static Kind) -> Vec<Arc<Object>> {
+        Index::charged(self, holder, kind)
+    }
+
+    fn lost_owners(&self) -> Vec<String> {
+        Index::lost_owners(self)
+    }
+
+    fn terminating(&self) -> Vec<(&'static Kind, Arc<Object>)> {
+        Index::terminating(self)
+    }
+
+    fn namespaces_in_use(&self) -> BTreeSet<String> {
+        Index::namespaces_in_use(self)
+    }
+
+    fn values(&self, kind: &'static Kind, field: usize) -> Vec<String> {
+        Index::values(self, kind, field)
     }
 
     fn in_namespace(&self, namespace: &str) -> Vec<(&'static Kind, Arc<Object>)> {

@@ -1,49 +1,39 @@
-//! Garbage collection: deletes dependents of deleted owners, the objects of deleted namespaces, and old events.
+//! Garbage collection: deletes dependents of deleted owners, and finishes deletions that wait for dependents.
 //!
 //! Inputs: every kind, deletions and changes of owners only. Outputs: every kind.
-//! Always holds: an owner is gone when no object of its UID exists; owners of kinds that are not served never count as gone.
-//! Everything is deleted by the same rules as a client's request.
+//! Always holds: an owner is gone when no object of its UID exists under the name in the reference; owners of kinds that are not served
+//! never count as gone. A step costs what it deletes: dependents, lost owners and pending deletions are found by index. Objects are
+//! deleted in groups that share commits, so each decision is right whatever else of its group succeeds, and is made again when
+//! it fails. Everything is deleted by the same rules as a client's request.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use time::OffsetDateTime;
 
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Task, World};
 use crate::api_error::ApiError;
-use crate::kinds::pod::NODE_NAME_FIELD;
-use crate::kinds::{EVENT, KINDS, Kind, NAMESPACE, NODE, POD, index_of, schema};
+use crate::kinds::{KINDS, Kind, index_of};
 use crate::object::{Event, Object};
 use crate::requests::{DeleteOptions, FOREGROUND, ORPHAN, Propagation};
 use crate::value::{at, text};
 
-/// Events are deleted at this age, upstream's default. It counts from creation: an event that repeats for longer is created anew.
-const EVENT_LIFE: time::Duration = time::Duration::hours(1);
-/// Most events; the oldest are deleted first. A thousand nodes that roll back at once write a few thousand.
-const MAX_EVENTS: usize = 20_000;
 /// Time between two log lines of deletions: an owner with ten thousand dependents gets one line, not ten thousand.
 const LOGGED_EVERY: Duration = Duration::from_secs(5);
 /// Owners named in each line; the others are only counted.
 const OWNERS_NAMED: usize = 10;
 /// Longest logged owner name: names in references are not validated.
 const OWNER_NAME_CHARS: usize = 253;
-/// Most items checked in one step without an action, so that other controllers get their turn.
+/// Most items checked in one step, so that other controllers get their turn.
 const ITEMS_PER_STEP: usize = 256;
 
 /// An item to check.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Item {
+pub enum Item {
     /// The object of this kind (its position in the table), namespace and name: whether to delete or finish it.
     Object(usize, String, String),
     /// Objects that name this UID as an owner.
     Dependents(String),
-    /// Whether a terminating namespace is empty.
-    Namespace(String),
-    /// Terminating pods of nodes that are gone.
-    LostPods,
-    OldEvents,
 }
 
 /// See the module.
@@ -51,25 +41,27 @@ enum Item {
 pub struct Garbage {
     queue: VecDeque<Item>,
     queued: BTreeSet<Item>,
+    /// Items whose actions failed, until the next sweep.
+    failed: BTreeSet<Item>,
     tally: Tally,
-    log: Vec<Line>,
     logged: Duration,
 }
 
 /// The purpose of an action.
 #[derive(Debug)]
-pub enum Purpose {
-    /// Delete the named object, because of this owner of it, if any.
-    Delete(String, Option<(Value, &'static Kind)>),
-    /// Update the named object.
-    Update(String),
-    Finalize(String),
+pub struct Purpose {
+    /// Checked again if the action fails.
+    item: Item,
+    /// The owner that is gone, if the object is deleted for that.
+    owner: Option<Value>,
 }
 
 impl Controller for Garbage {
     type Purpose = Purpose;
     const NAME: &'static str = "garbage";
     const SWEEP: Option<Duration> = Some(Duration::from_secs(60));
+    /// One commit's worth: the store makes a group durable together.
+    const AT_ONCE: usize = 256;
 
     fn inputs() -> &'static [&'static Kind] {
         KINDS
@@ -93,40 +85,50 @@ impl Controller for Garbage {
             (_, None) => {
                 self.push(Item::Dependents(object.uid.to_string()));
                 self.push_owners(object);
-                if kind.namespaced {
-                    self.push(Item::Namespace(object.namespace.to_string()));
+            }
+            (old, Some(new)) => {
+                self.push(item(kind, new));
+                // the deletion of an owner may have begun to wait for its dependents
+                if new.terminating {
+                    self.push(Item::Dependents(object.uid.to_string()));
+                }
+                // an owner that waits for its dependents may have waited for this one
+                if let Some(old) = old.as_ref().filter(|old| old.owners != new.owners || new.terminating) {
+                    self.push_owners(old);
                 }
             }
-            // an owner that waits for its dependents may have waited for this one
-            (Some(old), Some(new)) if old.owners != new.owners => {
-                self.push_owners(old);
-                self.push_object(kind, new);
-            }
-            (_, Some(new)) => self.push_object(kind, new),
         }
     }
 
     fn sweep(&mut self, world: &dyn World) {
-        for kind in KINDS {
-            for object in world.list(kind, "") {
-                if object.terminating || !object.owners.is_empty() {
-                    self.push_object(kind, &object);
-                }
-            }
+        for owner in world.lost_owners() {
+            self.push(Item::Dependents(owner));
         }
-        self.push(Item::LostPods);
-        self.push(Item::OldEvents);
+        for (kind, object) in world.terminating() {
+            self.push(item(kind, &object));
+            self.push(Item::Dependents(object.uid.to_string()));
+        }
+        for item in std::mem::take(&mut self.failed) {
+            self.push(item);
+        }
     }
 
-    fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<Purpose> {
+    fn reconcile(&mut self, world: &dyn World, _: Now) -> Decision<Purpose> {
         let mut tasks = Vec::new();
         for _ in 0..ITEMS_PER_STEP {
             let Some(item) = self.queue.pop_front() else { break };
             self.queued.remove(&item);
-            tasks = look(world, &item, now.wall);
-            // the next decisions depend on the outcomes of these actions
-            if !tasks.is_empty() {
-                break;
+            match &item {
+                Item::Object(kind, namespace, name) => {
+                    if let Some(object) = world.get(KINDS[*kind], namespace, name) {
+                        tasks.extend(look(world, KINDS[*kind], &object));
+                    }
+                }
+                Item::Dependents(uid) => {
+                    for (kind, dependent) in world.dependents(uid) {
+                        self.push(self::item(kind, &dependent));
+                    }
+                }
             }
         }
         let next = (!self.tally.is_empty()).then_some(self.logged + LOGGED_EVERY);
@@ -142,34 +144,23 @@ impl Controller for Garbage {
         if self.tally.is_empty() {
             self.logged = now.running;
         }
-        match (purpose, outcome) {
-            (Purpose::Delete(_, Some((owner, kind))), Ok(_)) => self.tally.collected(&owner, kind),
-            (Purpose::Delete(..), Err(error)) if matches!(error.code, 404 | 409) => {}
-            (Purpose::Delete(what, _), Err(error)) => {
-                self.tally.failed(format!("cannot delete {what}: {error}"));
-            }
-            (Purpose::Finalize(name), Ok(_)) => {
-                self.log.push((Level::Info, format!("namespace {name} is empty and gone")));
-            }
-            (Purpose::Update(_) | Purpose::Finalize(_), Err(error)) if error.code == 404 => {}
-            (Purpose::Update(what), Err(error)) => {
-                self.tally.failed(format!("cannot update {what}: {error}"));
-            }
-            (Purpose::Finalize(name), Err(error)) => {
-                self.log.push((Level::Warning, format!("cannot finish namespace {name}: {error}")));
-            }
-            (Purpose::Delete(_, None) | Purpose::Update(_), Ok(_)) => {}
+        let Purpose { item, owner } = purpose;
+        let (Item::Object(kind, ..), Some(owner)) = (&item, &owner) else {
+            return self.updated(item, outcome);
+        };
+        match outcome {
+            Ok(_) => self.tally.collected(owner, KINDS[*kind]),
+            outcome => return self.updated(item, outcome),
         }
         Vec::new()
     }
 
     fn take_log(&mut self, now: Now) -> Vec<Line> {
-        let mut lines = std::mem::take(&mut self.log);
-        if now.running >= self.logged + LOGGED_EVERY {
-            self.logged = now.running;
-            lines.extend(std::mem::take(&mut self.tally).lines());
+        if now.running < self.logged + LOGGED_EVERY {
+            return Vec::new();
         }
-        lines
+        self.logged = now.running;
+        std::mem::take(&mut self.tally).lines()
     }
 }
 
@@ -180,186 +171,182 @@ impl Garbage {
         }
     }
 
-    fn push_object(&mut self, kind: &Kind, object: &Object) {
-        self.push(Item::Object(index_of(kind), object.namespace.to_string(), object.name.to_string()));
-    }
-
     fn push_owners(&mut self, object: &Object) {
+        if object.owners.is_empty() {
+            return;
+        }
         for owner in references(&object.value()) {
             let Some(kind) = kind_of(&owner) else { continue };
             let namespace = if kind.namespaced { object.namespace.to_string() } else { String::new() };
             self.push(Item::Object(index_of(kind), namespace, text(&owner, &["name"]).to_owned()));
         }
     }
-}
 
-/// The actions for one item.
-fn look(world: &dyn World, item: &Item, now: OffsetDateTime) -> Vec<Task<Purpose>> {
-    match item {
-        Item::Object(kind, namespace, name) => {
-            let kind = KINDS[*kind];
-            match world.get(kind, namespace, name) {
-                Some(object) if object.terminating => finish(world, kind, &object),
-                Some(object) if !object.owners.is_empty() => check_owners(world, kind, &object),
-                _ => Vec::new(),
+    fn updated(&mut self, item: Item, outcome: Result<Done, ApiError>) -> Vec<Task<Purpose>> {
+        match outcome {
+            Ok(_) => {}
+            Err(error) if error.code == 404 => {}
+            // it changed since the decision
+            Err(error) if error.code == 409 => self.push(item),
+            Err(error) => {
+                if let Item::Object(kind, namespace, name) = &item {
+                    let what = KINDS[*kind].plural;
+                    self.tally.failed(format!("cannot delete or update {what} {namespace}/{name}: {error}"));
+                }
+                self.failed.insert(item);
             }
         }
-        Item::Dependents(uid) => {
-            let dependents = world.dependents(uid);
-            dependents.iter().flat_map(|(kind, object)| check_owners(world, kind, object)).collect()
-        }
-        Item::Namespace(name) => finish_namespace(world, name),
-        Item::LostPods => release_lost_pods(world),
-        Item::OldEvents => expire_events(world, now),
+        Vec::new()
     }
 }
 
-/// Deletes an object when all its owners are gone; while one is left, only removes the references to the others.
+fn item(kind: &Kind, object: &Object) -> Item {
+    Item::Object(index_of(kind), object.namespace.to_string(), object.name.to_string())
+}
+
+/// The actions for one object.
+fn look(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<Purpose>> {
+    match (object.terminating, object.owners.is_empty()) {
+        (true, _) => finish(world, kind, object),
+        (false, false) => check_owners(world, kind, object),
+        (false, true) => Vec::new(),
+    }
+}
+
+/// The state of an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    Alive,
+    /// Its deletion waits for the dependents that block it.
+    Waiting,
+    Gone,
+}
+
+/// Upstream's rules: an object stays while an owner lives that does not wait, without the references to the others; else it is
+/// deleted. In a ring of owners that wait for each other, the object before the one whose deletion came first stops blocking.
 fn check_owners(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<Purpose>> {
-    let (alive, gone): (Vec<Value>, Vec<Value>) = references(&object.value())
-        .into_iter()
-        .partition(|owner| owner_exists(world, &object.namespace, owner));
-    if gone.is_empty() || object.terminating {
+    let references = references(&object.value());
+    let states: Vec<Owner> = references.iter().map(|owner| owner_state(world, object, owner)).collect();
+    let is = |state: Owner| states.contains(&state);
+    if states.iter().all(|state| *state == Owner::Alive) {
         return Vec::new();
     }
-    if alive.is_empty() {
-        let mut task = delete(kind, object, Propagation::Unset);
-        if let Purpose::Delete(_, because) = &mut task.purpose {
-            *because = gone.into_iter().next().map(|owner| (owner, kind));
-        }
-        return vec![task];
+    if is(Owner::Alive) {
+        let lost = references.iter().zip(&states).filter(|(_, state)| **state != Owner::Alive);
+        return vec![disown(kind, object, lost.map(|(owner, _)| text(owner, &["uid"]).to_owned()).collect())];
     }
-    gone.iter().map(|owner| disown(kind, object, text(owner, &["uid"]))).collect()
+    if is(Owner::Waiting) {
+        let dependents = world.dependents(&object.uid);
+        let ring = dependents.iter().any(|(_, dependent)| waits(dependent));
+        let propagation = if dependents.is_empty() { Propagation::Unset } else { Propagation::Foreground };
+        let unblocked = ring.then(|| unblock(kind, object));
+        // a deletion at a version would miss the one that `unblock` makes
+        let version = (!ring).then(|| object.revision.to_string());
+        return unblocked.into_iter().chain([delete(kind, object, propagation, version, None)]).collect();
+    }
+    let version = Some(object.revision.to_string());
+    vec![delete(kind, object, Propagation::Unset, version, references.into_iter().next())]
 }
 
-/// Advances an object that is marked for deletion.
+/// Advances an object that is marked for deletion. Its last dependent that is deleted or disowned queues it again.
 fn finish(world: &dyn World, kind: &'static Kind, object: &Object) -> Vec<Task<Purpose>> {
     let value = object.value();
     let mut tasks = Vec::new();
-    if kind.kind == NAMESPACE.kind {
-        tasks.extend(empty_namespace(world, &object.name));
-    }
     if has_finalizer(&value, ORPHAN) {
-        let dependents = world.dependents(&object.uid);
-        tasks.extend(dependents.iter().map(|(kind, dependent)| disown(kind, dependent, &object.uid)));
-        tasks.push(remove_finalizer(kind, object, ORPHAN));
+        let mut dependents = world.dependents(&object.uid);
+        dependents.retain(|(_, dependent)| names(kind, object, dependent, false));
+        if dependents.is_empty() {
+            tasks.push(remove_finalizer(kind, object, ORPHAN));
+        }
+        tasks.extend(
+            dependents.iter().map(|(of, dependent)| disown(of, dependent, vec![object.uid.to_string()])),
+        );
     }
     if has_finalizer(&value, FOREGROUND) {
-        let blocking = blocking(world, &object.uid);
-        if blocking.is_empty() {
+        let dependents = world.dependents(&object.uid);
+        if !dependents.iter().any(|(_, dependent)| names(kind, object, dependent, true)) {
             tasks.push(remove_finalizer(kind, object, FOREGROUND));
         }
-        // the last of them to be deleted or disowned queues this object again
-        tasks.extend(
-            blocking.iter().map(|(kind, dependent)| delete_first(world, kind, dependent, &object.uid)),
-        );
     }
     tasks
 }
 
-/// Deletes a dependent that an owner waits for, in the foreground as well. A dependent with another owner is kept.
-fn delete_first(world: &dyn World, kind: &'static Kind, dependent: &Object, owner: &str) -> Task<Purpose> {
-    let shared = references(&dependent.value()).iter().any(|reference| {
-        text(reference, &["uid"]) != owner && owner_exists(world, &dependent.namespace, reference)
-    });
-    if shared {
-        return disown(kind, dependent, owner);
-    }
-    let leaf = world.dependents(&dependent.uid).is_empty();
-    let propagation = if leaf { Propagation::Unset } else { Propagation::Foreground };
-    delete(kind, dependent, propagation)
+/// Whether a dependent really names this owner, by kind, name and UID and in reach of it, and (if `blocking`) makes its deletion wait.
+/// A reference that only has the UID must not hold up the deletion of somebody else's object.
+fn names(kind: &Kind, owner: &Object, dependent: &Object, blocking: bool) -> bool {
+    let reaches = !kind.namespaced || dependent.namespace == owner.namespace;
+    reaches
+        && references(&dependent.value()).iter().any(|reference| {
+            *text(reference, &["uid"]) == *owner.uid
+                && *text(reference, &["name"]) == *owner.name
+                && kind_of(reference)
+                    .is_some_and(|found| found.kind == kind.kind && found.group == kind.group)
+                && (!blocking || reference["blockOwnerDeletion"] == true)
+        })
 }
 
-/// Deletes the objects of a terminating namespace, or, if it is empty, the namespace.
-fn empty_namespace(world: &dyn World, name: &str) -> Vec<Task<Purpose>> {
-    let content = world.in_namespace(name);
-    if content.is_empty() {
-        return finish_namespace(world, name);
-    }
-    let left = content.iter().filter(|(_, object)| !object.terminating);
-    left.map(|(kind, object)| {
-        let options = DeleteOptions { propagation: Propagation::Background, ..DeleteOptions::default() };
-        delete_with(kind, object, options)
-    })
-    .collect()
+/// Whether its deletion waits for its dependents.
+fn waits(object: &Object) -> bool {
+    object.terminating && has_finalizer(&object.value(), FOREGROUND)
 }
 
-fn finish_namespace(world: &dyn World, name: &str) -> Vec<Task<Purpose>> {
-    let terminating = world.get(&NAMESPACE, "", name).is_some_and(|found| found.terminating);
-    if !terminating || !world.in_namespace(name).is_empty() {
-        return Vec::new();
-    }
-    let name = name.to_owned();
-    vec![Task { purpose: Purpose::Finalize(name.clone()), action: Action::FinalizeNamespace { name } }]
-}
-
-/// Deletes terminating pods of nodes that are gone: nobody else would confirm their end.
-fn release_lost_pods(world: &dyn World) -> Vec<Task<Purpose>> {
-    let pods = world.list(&POD, "");
-    let lost = pods.iter().filter(|pod| {
-        let node = pod.field(NODE_NAME_FIELD);
-        pod.terminating && !node.is_empty() && world.get(&NODE, "", node).is_none()
-    });
-    lost.map(|pod| {
-        let uid = Some(pod.uid.to_string());
-        delete_with(&POD, pod, DeleteOptions { uid, grace_secs: Some(0), ..DeleteOptions::default() })
-    })
-    .collect()
-}
-
-fn expire_events(world: &dyn World, now: OffsetDateTime) -> Vec<Task<Purpose>> {
-    let mut events = world.list(&EVENT, "");
-    // a repeating event is updated: its revision tells its age among the others
-    events.sort_by_key(|event| event.revision);
-    let surplus = events.len().saturating_sub(MAX_EVENTS);
-    let expired = events.iter().enumerate().filter(|(index, event)| {
-        *index < surplus || made_at(&event.value()).is_some_and(|made| now - made > EVENT_LIFE)
-    });
-    expired.map(|(_, event)| delete(&EVENT, event, Propagation::Unset)).collect()
-}
-
-fn delete(kind: &'static Kind, object: &Object, propagation: Propagation) -> Task<Purpose> {
-    let uid = Some(object.uid.to_string());
-    delete_with(kind, object, DeleteOptions { uid, propagation, ..DeleteOptions::default() })
-}
-
-fn delete_with(kind: &'static Kind, object: &Object, options: DeleteOptions) -> Task<Purpose> {
+fn delete(
+    kind: &'static Kind,
+    object: &Object,
+    propagation: Propagation,
+    resource_version: Option<String>,
+    owner: Option<Value>,
+) -> Task<Purpose> {
     let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
-    let purpose = Purpose::Delete(shown(kind, object), None);
+    let uid = Some(object.uid.to_string());
+    let options = DeleteOptions { uid, resource_version, propagation, ..DeleteOptions::default() };
+    let purpose = Purpose { item: item(kind, object), owner };
     Task { purpose, action: Action::Delete { kind, namespace, name, options } }
 }
 
-fn update(kind: &'static Kind, object: &Object, edit: Edit) -> Task<Purpose> {
+fn update(
+    kind: &'static Kind,
+    object: &Object,
+    mut edit: impl FnMut(&mut Value) + Send + 'static,
+) -> Task<Purpose> {
     let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
-    let purpose = Purpose::Update(shown(kind, object));
-    Task { purpose, action: Action::Update { kind, namespace, name, edit } }
-}
-
-fn disown(kind: &'static Kind, dependent: &Object, owner: &str) -> Task<Purpose> {
-    let owner = owner.to_owned();
-    let edit: Edit = Box::new(move |value, _| {
-        if let Some(owners) = value["metadata"]["ownerReferences"].as_array_mut() {
-            owners.retain(|reference| reference["uid"] != *owner);
-        }
-        true
-    });
-    update(kind, dependent, edit)
-}
-
-fn remove_finalizer(kind: &'static Kind, object: &Object, finalizer: &'static str) -> Task<Purpose> {
     let uid = object.uid.to_string();
     let edit: Edit = Box::new(move |value, _| {
         let is_meant = value["metadata"]["uid"] == *uid;
-        if is_meant && let Some(finalizers) = value["metadata"]["finalizers"].as_array_mut() {
-            finalizers.retain(|known| known != finalizer);
+        if is_meant {
+            edit(value);
         }
         is_meant
     });
-    update(kind, object, edit)
+    let purpose = Purpose { item: item(kind, object), owner: None };
+    Task { purpose, action: Action::Update { kind, namespace, name, edit } }
 }
 
-fn shown(kind: &Kind, object: &Object) -> String {
-    format!("{} {}/{}", kind.plural, object.namespace, object.name)
+/// Removes the references to these owners.
+fn disown(kind: &'static Kind, dependent: &Object, owners: Vec<String>) -> Task<Purpose> {
+    update(kind, dependent, move |value| {
+        if let Some(references) = value["metadata"]["ownerReferences"].as_array_mut() {
+            references.retain(|reference| !owners.iter().any(|owner| reference["uid"] == **owner));
+        }
+    })
+}
+
+/// Lets the deletion of its owners not wait for this object.
+fn unblock(kind: &'static Kind, object: &Object) -> Task<Purpose> {
+    update(kind, object, |value| {
+        let references = value["metadata"]["ownerReferences"].as_array_mut();
+        for reference in references.into_iter().flatten().filter(|one| one["blockOwnerDeletion"] == true) {
+            reference["blockOwnerDeletion"] = false.into();
+        }
+    })
+}
+
+fn remove_finalizer(kind: &'static Kind, object: &Object, finalizer: &'static str) -> Task<Purpose> {
+    update(kind, object, move |value| {
+        if let Some(finalizers) = value["metadata"]["finalizers"].as_array_mut() {
+            finalizers.retain(|known| known != finalizer);
+        }
+    })
 }
 
 /// The content of the next log lines; bounded, whatever happens until then.
@@ -431,15 +418,23 @@ fn kind_of(owner: &Value) -> Option<&'static Kind> {
     KINDS.iter().copied().find(|known| known.kind == kind && known.api_version() == version)
 }
 
-fn owner_exists(world: &dyn World, namespace: &str, owner: &Value) -> bool {
-    let Some(kind) = kind_of(owner) else { return true };
+fn owner_state(world: &dyn World, object: &Object, owner: &Value) -> Owner {
+    let Some(kind) = kind_of(owner) else { return Owner::Alive };
     // a cluster-scoped object cannot name the namespace of its owner: upstream ignores such a reference
-    if kind.namespaced && namespace.is_empty() {
-        return true;
+    if kind.namespaced && object.namespace.is_empty() {
+        return Owner::Alive;
     }
-    let namespace = if kind.namespaced { namespace } else { "" };
-    let found = world.get(kind, namespace, text(owner, &["name"]));
-    found.is_some_and(|found| &*found.uid == text(owner, &["uid"]))
+    let namespace = if kind.namespaced { &*object.namespace } else { "" };
+    match world.get(kind, namespace, text(owner, &["name"])) {
+        Some(found) if *found.uid == *text(owner, &["uid"]) => {
+            if waits(&found) {
+                Owner::Waiting
+            } else {
+                Owner::Alive
+            }
+        }
+        _ => Owner::Gone,
+    }
 }
 
 fn has_finalizer(value: &Value, finalizer: &str) -> bool {
@@ -447,27 +442,10 @@ fn has_finalizer(value: &Value, finalizer: &str) -> bool {
     finalizers.is_some_and(|finalizers| finalizers.iter().any(|known| known == finalizer))
 }
 
-/// The dependents with blockOwnerDeletion, which the owner waits for. Others are deleted after the owner, as upstream.
-fn blocking(world: &dyn World, owner: &str) -> Vec<(&'static Kind, Arc<Object>)> {
-    let blocks = |dependent: &Object| {
-        references(&dependent.value())
-            .iter()
-            .any(|reference| text(reference, &["uid"]) == owner && reference["blockOwnerDeletion"] == true)
-    };
-    let mut dependents = world.dependents(owner);
-    dependents.retain(|(_, dependent)| blocks(dependent));
-    dependents
-}
-
-/// The creation time of an event by our own clock; its other times are by a node's clock, which may be years off.
-fn made_at(value: &Value) -> Option<time::OffsetDateTime> {
-    schema::parse_time(text(value, &["metadata", "creationTimestamp"]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::{CONFIG_MAP, LEASE};
+    use crate::kinds::{CONFIG_MAP, LEASE, POD};
     use serde_json::json;
 
     #[test]

@@ -4,8 +4,12 @@
 
 pub mod certificates;
 mod controller;
+pub mod events;
 pub mod garbage;
+pub mod namespaces;
 pub mod nodes;
+pub mod pods;
+pub mod root_certificate;
 pub mod service_accounts;
 
 pub use controller::{
@@ -23,12 +27,13 @@ mod tests {
 
     use super::*;
     use crate::api_error::ApiError;
-    use crate::kinds::{CONFIG_MAP, KINDS, Kind, NAMESPACE, SERVICE_ACCOUNT};
+    use crate::kinds::{CONFIG_MAP, KINDS, Kind, NAMESPACE, NODE, POD, SERVICE_ACCOUNT};
     use crate::object::Event;
     use crate::requests::{
         self, Decision as Decided, DeleteOptions, Fresh, Part, Place, Propagation, WriteOptions,
     };
-    use crate::state::{Batch, Index, Leases, Order, Restored, Sink, Spaces, restore};
+    use crate::state::{Batch, Index, Leases, Order, Restored, Sink, Spaces, Write, restore};
+    use kedge_rig::Random;
 
     struct NoSink;
 
@@ -42,18 +47,37 @@ mod tests {
         index: Index<NoSink>,
         leases: Leases<NoSink>,
         order: Order,
-        random: u8,
+        random: u64,
+        /// Staged writes that are not visible yet.
+        batch: Batch,
     }
 
     impl Hub {
         fn new() -> Hub {
             let Restored { index, leases, order, .. } = restore(Spaces::default(), Vec::new()).unwrap();
-            Hub { index, leases, order, random: 0 }
+            Hub { index, leases, order, random: 0, batch: Batch::default() }
         }
 
         fn fresh(&mut self) -> Fresh {
             self.random += 1;
-            Fresh { now: datetime!(2026-11-21 12:00:00 UTC), random: [self.random; 21] }
+            let mut random = [0; 21];
+            random[..8].copy_from_slice(&self.random.to_le_bytes());
+            Fresh { now: datetime!(2026-11-21 12:00:00 UTC), random }
+        }
+
+        /// Makes the staged writes durable and visible.
+        fn publish(&mut self) -> Vec<(&'static Kind, Arc<Event>)> {
+            let batch = std::mem::take(&mut self.batch);
+            let Some(commit) = self.order.commit(&self.leases, batch, 0) else { return Vec::new() };
+            let changes = self.order.committed(&mut self.leases, commit);
+            let events = changes.iter().map(|changed| (changed.kind, changed.event.clone())).collect();
+            self.index.publish(changes);
+            events
+        }
+
+        fn stage(&mut self, write: Write) -> Result<(), ApiError> {
+            let refused = |error| ApiError::internal(&format!("{error:?}"));
+            self.order.stage(&self.index, &mut self.batch, write).map(|_| ()).map_err(refused)
         }
 
         /// Makes a decision durable and visible.
@@ -62,13 +86,8 @@ mod tests {
             decided: Result<Decided, ApiError>,
         ) -> Result<Vec<(&'static Kind, Arc<Event>)>, ApiError> {
             let Decided::Write(write, _) = decided? else { return Ok(Vec::new()) };
-            let mut batch = Batch::default();
-            self.order.stage(&self.index, &mut batch, write).unwrap();
-            let commit = self.order.commit(&self.leases, batch, 0).unwrap();
-            let changes = self.order.committed(&mut self.leases, commit);
-            let events = changes.iter().map(|changed| (changed.kind, changed.event.clone())).collect();
-            self.index.publish(changes);
-            Ok(events)
+            self.stage(write)?;
+            Ok(self.publish())
         }
 
         fn create(&mut self, kind: &'static Kind, value: Value) -> String {
@@ -114,14 +133,20 @@ mod tests {
 
         /// Runs a controller until it has nothing left to do.
         fn run<C: Controller>(&mut self, controller: &mut C) {
-            let now = Now { running: Duration::ZERO, wall: self.fresh().now, stalled: Duration::ZERO };
+            self.run_at(controller, 0);
+        }
+
+        fn run_at<C: Controller>(&mut self, controller: &mut C, second: u64) {
+            let running = Duration::from_secs(second);
+            let now = Now { running, wall: self.fresh().now, stalled: Duration::ZERO };
             controller.sweep(&self.index);
             for _ in 0..1000 {
                 let decision = controller.reconcile(&self.index, now);
                 if decision.tasks.is_empty() && !decision.more {
                     return;
                 }
-                for Task { purpose, action } in decision.tasks {
+                let mut tasks = std::collections::VecDeque::from(decision.tasks);
+                while let Some(Task { purpose, action }) = tasks.pop_front() {
                     let outcome = self.perform(action);
                     for (kind, event) in outcome.iter().flatten() {
                         if C::inputs().iter().any(|input| input.kind == kind.kind) && C::concerns(kind, event)
@@ -129,7 +154,11 @@ mod tests {
                             controller.observe(kind, event);
                         }
                     }
-                    controller.performed(purpose, outcome.map(|_| Done::Gone), now);
+                    let stored = |events: Vec<(&'static Kind, Arc<Event>)>| match events.into_iter().next() {
+                        Some((_, event)) if event.new.is_some() => Done::Stored(event.object().clone(), true),
+                        _ => Done::Gone,
+                    };
+                    tasks.extend(controller.performed(purpose, outcome.map(stored), now));
                 }
             }
             panic!("{} does not come to rest", C::NAME);
@@ -178,9 +207,317 @@ mod tests {
         assert_eq!(hub.names(&SERVICE_ACCOUNT), ["kept/default", "n/default"]);
         hub.create(&CONFIG_MAP, map("a", None));
         hub.delete(&NAMESPACE, "", "n", Propagation::Unset);
-        hub.run(&mut garbage::Garbage::default());
+        hub.run(&mut namespaces::Namespaces::default());
         hub.run(&mut accounts);
         let left: usize = KINDS.iter().map(|kind| hub.names(kind).len()).sum();
         assert_eq!((left, hub.names(&SERVICE_ACCOUNT)), (2, vec!["kept/default".to_owned()]));
+    }
+
+    /// Whatever the order in which creators decide and are committed around the deletion of their namespace: it goes, and nothing of
+    /// it stays.
+    #[test]
+    fn namespace_goes_whatever_its_creators_do() {
+        for seed in 1..150 {
+            let mut random = Random::new(seed);
+            let mut hub = Hub::new();
+            hub.create(&NAMESPACE, json!({"metadata": {"name": "n"}}));
+            let mut controller = namespaces::Namespaces::default();
+            let mut decided = Vec::new();
+            let (mut created, mut deleted) = (0, false);
+            for step in 0..60 {
+                match random.index(8) {
+                    0..4 => {
+                        let fresh = hub.fresh();
+                        let value = map(&format!("c{step}"), None);
+                        let options = WriteOptions::internal();
+                        let decision =
+                            requests::create(&hub.index, &CONFIG_MAP, "n", value, &options, &fresh);
+                        if let Ok(Decided::Write(write, _)) = decision {
+                            decided.push(write);
+                        }
+                    }
+                    4 | 5 if !decided.is_empty() => {
+                        let write = decided.swap_remove(random.index(decided.len()));
+                        created += usize::from(hub.stage(write).is_ok());
+                    }
+                    6 => drop(hub.publish()),
+                    7 if step > 20 && !deleted => {
+                        let place = Place { kind: &NAMESPACE, namespace: "", name: "n" };
+                        let (asked, options) = (DeleteOptions::default(), WriteOptions::internal());
+                        let now = hub.fresh().now;
+                        let decision = requests::delete(&hub.index, &place, &asked, &options, now);
+                        if let Ok(Decided::Write(write, _)) = decision {
+                            deleted = hub.stage(write).is_ok();
+                        }
+                    }
+                    _ if deleted && hub.batch.is_empty() => hub.run(&mut controller),
+                    _ => {}
+                }
+            }
+            if !deleted {
+                continue;
+            }
+            hub.publish();
+            hub.run(&mut controller);
+            for write in decided {
+                assert!(hub.stage(write).is_err(), "seed {seed}: created in a namespace that is gone");
+            }
+            assert!(created > 0, "seed {seed}: the test proves nothing");
+            assert_eq!(hub.names(&CONFIG_MAP), Vec::<String>::new(), "seed {seed}");
+            assert!(hub.index.get(&NAMESPACE, "", "n").is_none(), "seed {seed}");
+        }
+    }
+
+    /// What an older hub may have left behind.
+    #[test]
+    fn objects_of_a_namespace_that_is_gone_are_deleted() {
+        let mut hub = Hub::new();
+        hub.create(&NAMESPACE, json!({"metadata": {"name": "n"}}));
+        hub.create(&CONFIG_MAP, map("a", None));
+        let current = hub.index.get(&NAMESPACE, "", "n").unwrap();
+        let expect = crate::state::Expect::Revision(current.revision);
+        let (namespace, name, requires) = (String::new(), "n".to_owned(), Vec::new());
+        let gone = Write { kind: &NAMESPACE, namespace, name, expect, requires, new: None, volatile: false };
+        hub.stage(gone).unwrap();
+        hub.publish();
+        hub.run(&mut namespaces::Namespaces::default());
+        assert_eq!(hub.names(&CONFIG_MAP), Vec::<String>::new());
+    }
+
+    fn pod(name: &str, node: &str) -> Value {
+        let mut pod = json!({"metadata": {"namespace": "n", "name": name},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        if !node.is_empty() {
+            pod["spec"]["nodeName"] = node.into();
+        }
+        pod
+    }
+
+    impl Hub {
+        /// With a namespace `n` and its account.
+        fn with_namespace() -> Hub {
+            let mut hub = Hub::new();
+            hub.create(&NAMESPACE, json!({"metadata": {"name": "n"}}));
+            hub.run(&mut service_accounts::ServiceAccounts::default());
+            hub
+        }
+
+        fn edit(&mut self, kind: &'static Kind, namespace: &str, name: &str, edit: impl FnMut(&mut Value)) {
+            let (namespace, name) = (namespace.to_owned(), name.to_owned());
+            let mut edit = edit;
+            let fresh = self.fresh();
+            let place = Place { kind, namespace: &namespace, name: &name };
+            let options = WriteOptions::internal();
+            let decided = requests::edit(&self.index, &place, Part::All, &options, &fresh, |_, mut value| {
+                edit(&mut value);
+                Ok(value)
+            });
+            self.settle(decided).unwrap();
+        }
+
+        fn value(&self, kind: &'static Kind, namespace: &str, name: &str) -> Value {
+            self.index.get(kind, namespace, name).map_or(Value::Null, |object| object.value())
+        }
+    }
+
+    #[test]
+    fn pods_of_a_namespace_go_before_the_rest() {
+        let mut hub = Hub::with_namespace();
+        hub.create(&CONFIG_MAP, map("kept", None));
+        let mut bound = pod("bound", "a");
+        bound["metadata"]["finalizers"] = json!(["example.com/x"]);
+        hub.create(&POD, bound);
+        hub.delete(&NAMESPACE, "", "n", Propagation::Unset);
+        let mut controller = namespaces::Namespaces::default();
+        hub.run(&mut controller);
+        assert_eq!(hub.names(&CONFIG_MAP), ["n/kept"]);
+        let shown = |hub: &Hub| {
+            let namespace = hub.value(&NAMESPACE, "", "n");
+            let conditions = namespace["status"]["conditions"].as_array().unwrap().clone();
+            let line = |condition: &Value| {
+                let text = |field: &str| condition[field].as_str().unwrap().to_owned();
+                format!("{} {} {}: {}", text("type"), text("status"), text("reason"), text("message"))
+            };
+            conditions.iter().map(line).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            shown(&hub),
+            [
+                "NamespaceDeletionDiscoveryFailure False ResourcesDiscovered: All resources successfully discovered",
+                "NamespaceDeletionGroupVersionParsingFailure False ParsedGroupVersions: All legacy kube types successfully parsed",
+                "NamespaceDeletionContentFailure False ContentDeleted: All content successfully deleted, may be waiting on finalization",
+                "NamespaceContentRemaining True SomeResourcesRemain: Some resources are remaining: pods. has 1 resource instances",
+                "NamespaceFinalizersRemaining True SomeFinalizersRemain: Some content in the namespace has finalizers remaining: example.com/x in 1 resource instances",
+            ]
+        );
+        hub.edit(&POD, "n", "bound", |pod| pod["metadata"]["finalizers"] = json!([]));
+        hub.run(&mut controller);
+        assert_eq!(
+            shown(&hub)[4],
+            "NamespaceFinalizersRemaining False ContentHasNoFinalizers: All content-preserving finalizers finished"
+        );
+        let revision = hub.index.revision();
+        hub.run(&mut controller);
+        assert_eq!(hub.index.revision(), revision, "the same conditions are not written again");
+        // its node confirms its end
+        hub.edit(&POD, "n", "bound", |pod| pod["metadata"]["deletionGracePeriodSeconds"] = json!(0));
+        let _ = hub.perform(Action::Delete {
+            kind: &POD,
+            namespace: "n".to_owned(),
+            name: "bound".to_owned(),
+            options: DeleteOptions { grace_secs: Some(0), ..DeleteOptions::default() },
+        });
+        hub.run(&mut controller);
+        assert_eq!((hub.names(&CONFIG_MAP).len(), hub.value(&NAMESPACE, "", "n")), (0, Value::Null));
+    }
+
+    fn owned(name: &str, owner: &str, uid: &str) -> Value {
+        let mut value = map(name, Some(uid));
+        value["metadata"]["ownerReferences"][0]["name"] = owner.into();
+        value
+    }
+
+    /// Upstream's conformance test "should not be blocked by dependency circle".
+    #[test]
+    fn ring_of_owners_is_deleted_in_the_foreground() {
+        let mut hub = Hub::with_namespace();
+        let names = ["a", "b", "c"];
+        let uids = names.map(|name| hub.create(&CONFIG_MAP, map(name, None)));
+        for (index, name) in names.iter().enumerate() {
+            let owner = (index + 2) % 3;
+            let references = owned(name, names[owner], &uids[owner])["metadata"]["ownerReferences"].clone();
+            hub.edit(&CONFIG_MAP, "n", name, |map| map["metadata"]["ownerReferences"] = references.clone());
+        }
+        hub.delete(&CONFIG_MAP, "n", "a", Propagation::Foreground);
+        hub.run(&mut garbage::Garbage::default());
+        assert_eq!(hub.names(&CONFIG_MAP), Vec::<String>::new());
+    }
+
+    /// A reference that has only the UID of somebody else's object does not hold up its deletion.
+    #[test]
+    fn foreign_reference_does_not_block_a_deletion() {
+        let mut hub = Hub::with_namespace();
+        hub.create(&NAMESPACE, json!({"metadata": {"name": "m"}}));
+        let uid = hub.create(&CONFIG_MAP, map("owner", None));
+        let mut elsewhere = owned("elsewhere", "owner", &uid);
+        elsewhere["metadata"]["namespace"] = json!("m");
+        for mut foreign in [owned("misnamed", "other", &uid), elsewhere] {
+            foreign["metadata"]["finalizers"] = json!(["example.com/x"]);
+            let namespace = crate::value::text(&foreign, &["metadata", "namespace"]).to_owned();
+            let name = crate::value::text(&foreign, &["metadata", "name"]).to_owned();
+            hub.create(&CONFIG_MAP, foreign);
+            hub.delete(&CONFIG_MAP, &namespace, &name, Propagation::Unset);
+        }
+        hub.delete(&CONFIG_MAP, "n", "owner", Propagation::Foreground);
+        hub.run(&mut garbage::Garbage::default());
+        assert_eq!(hub.names(&CONFIG_MAP), ["m/elsewhere", "n/misnamed"]);
+    }
+
+    /// An owner that waits does not take along what another owner still holds.
+    #[test]
+    fn shared_dependent_outlives_one_owner() {
+        let mut hub = Hub::with_namespace();
+        let first = hub.create(&CONFIG_MAP, map("first", None));
+        let second = hub.create(&CONFIG_MAP, map("second", None));
+        let mut shared = owned("shared", "first", &first);
+        let other = owned("x", "second", &second)["metadata"]["ownerReferences"][0].clone();
+        shared["metadata"]["ownerReferences"].as_array_mut().unwrap().push(other);
+        hub.create(&CONFIG_MAP, shared);
+        hub.delete(&CONFIG_MAP, "n", "first", Propagation::Foreground);
+        hub.run(&mut garbage::Garbage::default());
+        assert_eq!(hub.names(&CONFIG_MAP), ["n/second", "n/shared"]);
+        let left = hub.value(&CONFIG_MAP, "n", "shared")["metadata"]["ownerReferences"].clone();
+        assert_eq!((left.as_array().unwrap().len(), &left[0]["uid"]), (1, &json!(second)));
+    }
+
+    fn ready(status: &str) -> Value {
+        json!({"conditions": [{"type": "Ready", "status": status}], "phase": "Running"})
+    }
+
+    #[test]
+    fn pods_of_a_node_that_is_gone_are_removed_after_quarantine() {
+        let mut hub = Hub::with_namespace();
+        for node in ["a", "b"] {
+            hub.create(&NODE, json!({"metadata": {"name": node}}));
+            let mut held = pod(&format!("on-{node}"), node);
+            held["metadata"]["finalizers"] = json!(["example.com/x"]);
+            hub.create(&POD, held);
+            hub.create(&POD, pod(&format!("free-{node}"), node));
+        }
+        hub.delete(&NODE, "", "a", Propagation::Unset);
+        let mut controller = pods::Pods::default();
+        hub.run_at(&mut controller, 100);
+        hub.run_at(&mut controller, 139);
+        assert_eq!(hub.names(&POD).len(), 4);
+        hub.run_at(&mut controller, 140);
+        assert_eq!(hub.names(&POD), ["n/free-b", "n/on-a", "n/on-b"]);
+        let held = hub.value(&POD, "n", "on-a");
+        assert_eq!(
+            (&held["status"]["phase"], &held["metadata"]["deletionGracePeriodSeconds"]),
+            (&json!("Failed"), &json!(0))
+        );
+        assert_eq!(held["status"]["conditions"][0]["reason"], "DeletionByPodGC");
+        assert_eq!(hub.value(&POD, "n", "on-b")["status"]["phase"], "Pending");
+    }
+
+    #[test]
+    fn node_made_anew_keeps_its_pods() {
+        let mut hub = Hub::with_namespace();
+        hub.create(&POD, pod("p", "a"));
+        let mut controller = pods::Pods::default();
+        hub.run_at(&mut controller, 100);
+        hub.create(&NODE, json!({"metadata": {"name": "a"}}));
+        hub.run_at(&mut controller, 120);
+        hub.delete(&NODE, "", "a", Propagation::Unset);
+        hub.run_at(&mut controller, 150);
+        hub.run_at(&mut controller, 189);
+        assert_eq!(hub.names(&POD), ["n/p"]);
+    }
+
+    #[test]
+    fn pods_of_a_lost_node_are_not_ready() {
+        let mut hub = Hub::with_namespace();
+        let mut controller = pods::Pods::default();
+        for node in ["a", "b"] {
+            hub.create(&NODE, json!({"metadata": {"name": node}}));
+            hub.edit(&NODE, "", node, |node| node["status"] = ready("True"));
+            hub.create(&POD, pod(node, node));
+            hub.edit(&POD, "n", node, |pod| pod["status"] = ready("True"));
+        }
+        hub.run(&mut controller);
+        let status =
+            |hub: &Hub, pod: &str| hub.value(&POD, "n", pod)["status"]["conditions"][0]["status"].clone();
+        assert_eq!(status(&hub, "a"), "True");
+        hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("Unknown"));
+        hub.run(&mut controller);
+        assert_eq!((status(&hub, "a"), status(&hub, "b")), (json!("False"), json!("True")));
+        // the node is back and says so itself; the hub does not take it back
+        hub.edit(&POD, "n", "a", |pod| pod["status"] = ready("True"));
+        hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("True"));
+        hub.run(&mut controller);
+        assert_eq!(status(&hub, "a"), "True");
+    }
+
+    #[test]
+    fn every_namespace_has_the_root_certificate() {
+        let mut hub = Hub::with_namespace();
+        let mut controller = root_certificate::RootCertificate::new("PEM".to_owned());
+        let name = root_certificate::NAME;
+        hub.run(&mut controller);
+        let made = hub.value(&CONFIG_MAP, "n", name);
+        assert_eq!(made["data"], json!({"ca.crt": "PEM"}));
+        let revision = hub.index.revision();
+        hub.run(&mut controller);
+        assert_eq!(hub.index.revision(), revision);
+        hub.edit(&CONFIG_MAP, "n", name, |map| map["data"] = json!({"ca.crt": "other", "more": "x"}));
+        hub.run(&mut controller);
+        assert_eq!(hub.value(&CONFIG_MAP, "n", name)["data"], made["data"]);
+        hub.delete(&CONFIG_MAP, "n", name, Propagation::Unset);
+        hub.run(&mut controller);
+        assert_eq!(hub.value(&CONFIG_MAP, "n", name)["data"], made["data"]);
+        hub.delete(&NAMESPACE, "", "n", Propagation::Unset);
+        hub.delete(&CONFIG_MAP, "n", name, Propagation::Unset);
+        hub.run(&mut controller);
+        assert_eq!(hub.names(&CONFIG_MAP), Vec::<String>::new(), "a terminating namespace gets none");
     }
 }

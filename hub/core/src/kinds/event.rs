@@ -55,7 +55,7 @@ static SELECTABLE: &[Selectable] = &[
 ];
 
 /// Position of `involvedObject.name` among the selectable fields.
-const NAME_FIELD: usize = 2;
+pub const NAME_FIELD: usize = 2;
 
 /// An event about a Node is charged to that node, any other to the node that reports it. `identity` lets a node write no others.
 fn holder(event: &Value) -> Option<String> {

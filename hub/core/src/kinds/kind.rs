@@ -164,6 +164,9 @@ impl Kind {
                 Subresource { name: "exec", of: ("", "v1", "PodExecOptions"), verbs: STREAM },
                 Subresource { name: "portforward", of: ("", "v1", "PodPortForwardOptions"), verbs: STREAM },
             ],
+            "Namespace" => {
+                &[Subresource { name: "finalize", of: ("", "v1", "Namespace"), verbs: &["update"] }]
+            }
             "CertificateSigningRequest" => &[Subresource {
                 name: "approval",
                 of: ("certificates.k8s.io", "v1", "CertificateSigningRequest"),

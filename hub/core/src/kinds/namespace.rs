@@ -1,4 +1,4 @@
-//! Namespace. Deleting one marks it Terminating; `garbage` empties it and then removes it.
+//! Namespace. Deleting one marks it Terminating; the controller `namespaces` empties it and then removes it.
 
 use kedge_api::NODE_LEASE_NAMESPACE;
 use serde_json::{Value, json};
@@ -6,12 +6,15 @@ use serde_json::{Value, json};
 use super::kind::{Kind, Selectable};
 use super::names;
 use super::table::{Column, age};
+use crate::field_error::{FieldError, FieldErrors};
 use crate::value::text;
 
 /// Namespaces that the hub creates by itself.
 pub const SYSTEM: [&str; 4] = ["default", "kube-system", "kube-public", NODE_LEASE_NAMESPACE];
 /// Namespaces that cannot be deleted: upstream's, and `kube-node-lease`, which holds the heartbeats.
 pub const PROTECTED: [&str; 4] = SYSTEM;
+/// The finalizer of the hub's own controller in `spec.finalizers`.
+pub const FINALIZER: &str = "kubernetes";
 /// Every namespace carries its own name under this label.
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
@@ -33,6 +36,7 @@ pub static NAMESPACE: Kind = Kind {
     columns: &[Column::NAME, Column::text("Status"), Column::AGE],
     cells,
     prepare,
+    validate,
     admitted: &[&["spec", "finalizers"]],
     ..Kind::USUAL
 };
@@ -47,10 +51,23 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
     new["metadata"]["labels"][NAME_LABEL] = name.into();
     match old {
         None => {
-            new["spec"]["finalizers"] = json!(["kubernetes"]);
+            new["spec"]["finalizers"] = json!([FINALIZER]);
             new["status"] = json!({"phase": "Active"});
         }
-        // upstream: finalizers change only through the finalize subresource, which is not served to clients
+        // as upstream, finalizers change only through the finalize subresource
         Some(old) => new["spec"] = old["spec"].clone(),
+    }
+}
+
+fn validate(new: &Value, _: Option<&Value>, errors: &mut FieldErrors) {
+    let finalizers = new["spec"]["finalizers"].as_array().map_or(&[][..], Vec::as_slice);
+    for (index, finalizer) in finalizers.iter().filter_map(Value::as_str).enumerate() {
+        let path = format!("spec.finalizers[{index}]");
+        if let Some(complaint) = names::qualified_name_complaint(finalizer) {
+            errors.push(FieldError::invalid(path, finalizer, &complaint));
+        } else if finalizer != FINALIZER && !finalizer.contains('/') {
+            let why = "name is neither a standard finalizer name nor is it fully qualified";
+            errors.push(FieldError::invalid(path, finalizer, why));
+        }
     }
 }

@@ -56,7 +56,7 @@ pub static POD: Kind = Kind {
             value: |pod| text(pod, &["status", "nominatedNodeName"]).to_owned(),
         },
     ],
-    indexed: &[NODE_NAME_FIELD],
+    indexed: &[NODE_NAME_FIELD, PHASE_FIELD],
     holder,
     columns: &[
         Column::NAME,
@@ -85,6 +85,8 @@ pub static POD: Kind = Kind {
 
 /// Position of `spec.nodeName` among the selectable fields, which relates pods to nodes.
 pub const NODE_NAME_FIELD: usize = 0;
+/// Position of `status.phase`.
+pub const PHASE_FIELD: usize = 4;
 
 /// A mirror pod is charged to the node that made it.
 fn holder(pod: &Value) -> Option<String> {

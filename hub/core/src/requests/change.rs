@@ -192,7 +192,13 @@ pub fn merged_with_old(
     };
     let mut base = old.as_object().cloned().unwrap_or_default();
     match part {
-        Part::All => {}
+        Part::All | Part::Binding => {}
+        Part::Finalize => {
+            let (spec, meta) = (fields.remove("spec"), fields.remove("metadata"));
+            base.extend(spec.map(|spec| ("spec".to_owned(), spec)));
+            base.extend(meta.map(|meta| ("metadata".to_owned(), meta)));
+            fields = base;
+        }
         Part::Main if kind.status => keep(&mut fields, &base, "status"),
         Part::Main => {}
         Part::Approval => {
@@ -221,10 +227,12 @@ pub fn merged_with_old(
     let mut new = Value::Object(fields);
     keep_server_fields(kind, old, &mut new);
     kind.complete(&mut new);
-    if !matches!(part, Part::Status | Part::Approval) {
+    if !matches!(part, Part::Status | Part::Approval | Part::Finalize) {
         (kind.prepare)(&mut new, Some(old));
     }
-    count_generation(kind, old, &mut new);
+    if part != Part::Binding {
+        count_generation(kind, old, &mut new);
+    }
     let findings = schema::conform(kind.schema(), &mut new);
     if let Some(wrong) = findings.wrong {
         return Err(ApiError::bad_request(format!(

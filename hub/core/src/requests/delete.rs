@@ -52,7 +52,8 @@ pub fn delete(
     Ok(write(kind, &current, (!deleted).then_some(marked)))
 }
 
-/// Deletes an empty terminating namespace, as upstream does through the finalize subresource.
+/// Releases an empty terminating namespace, which deletes it unless another finalizer holds it: what upstream's controller does through
+/// the finalize subresource.
 pub fn finalize_namespace(objects: &dyn Objects, name: &str) -> Result<Decision, ApiError> {
     let Some(current) = objects.get(&NAMESPACE, "", name) else {
         return Err(ApiError::not_found(&NAMESPACE, name));
@@ -61,10 +62,13 @@ pub fn finalize_namespace(objects: &dyn Objects, name: &str) -> Result<Decision,
         return Ok(Decision::Answer(Answer::of(current)));
     }
     let mut value = current.value();
-    if let Some(spec) = value.get_mut("spec").and_then(Value::as_object_mut) {
-        spec.remove("finalizers");
+    if let Some(finalizers) = value["spec"]["finalizers"].as_array_mut() {
+        finalizers.retain(|finalizer| finalizer != namespace::FINALIZER);
     }
     let new = if is_released(&value) { None } else { Some(value) };
+    if new.as_ref().is_some_and(|new| *new == current.value()) {
+        return Ok(Decision::Answer(Answer::of(current)));
+    }
     Ok(write(&NAMESPACE, &current, new))
 }
 

@@ -155,6 +155,10 @@ pub enum Part {
     All,
     /// The approval of a certificate request.
     Approval,
+    /// The finalizers of a namespace, and metadata.
+    Finalize,
+    /// The node of a pod and what follows from it; everything, but no new generation. For bindings.
+    Binding,
 }
 
 #[derive(Debug, Default, Clone)]

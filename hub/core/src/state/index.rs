@@ -200,6 +200,11 @@ impl<S: Sink> Index<S> {
         Some((KINDS[*kind], self.kinds[*kind].objects.get(key)?.clone()))
     }
 
+    /// Objects that are marked for deletion, of all kinds.
+    pub fn terminating(&self) -> Vec<(&'static Kind, Arc<Object>)> {
+        self.relations.terminating().filter_map(|at| self.at(at)).collect()
+    }
+
     /// Whether an object of any kind has this UID.
     pub fn exists(&self, uid: &str) -> bool {
         self.relations.exists(uid)

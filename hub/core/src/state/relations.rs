@@ -1,4 +1,4 @@
-//! What relates stored objects of all kinds: owners and their dependents, and the users whom objects are charged to.
+//! What relates stored objects of all kinds: owners and their dependents, pending deletions, the users whom objects are charged to.
 //!
 //! Always holds: it is a function of the stored objects alone, so it is the same after a restart; keeping it up to date costs a change
 //! what the change itself touches. Left to others: the objects (`index`), what a relation means (`controllers::garbage`, `requires`).
@@ -16,6 +16,8 @@ pub(super) struct Relations {
     uids: BTreeSet<Box<str>>,
     /// Objects by the UID of an owner that they name.
     owned: BTreeMap<Box<str>, BTreeSet<At>>,
+    /// Objects that are marked for deletion.
+    terminating: BTreeSet<At>,
     /// Objects by the user whom they are charged to.
     charged: BTreeMap<Box<str>, Charged>,
 }
@@ -53,6 +55,10 @@ impl Relations {
         for owner in after.iter().filter(|owner| !before.contains(owner)) {
             self.owned.entry(owner.clone()).or_default().insert(at.clone());
         }
+        match new.is_some_and(|new| new.terminating) {
+            true => self.terminating.insert(at.clone()),
+            false => self.terminating.remove(at),
+        };
         self.charge(at, old, new);
     }
 
@@ -78,6 +84,10 @@ impl Relations {
 
     pub(super) fn dependents(&self, uid: &str) -> impl Iterator<Item = &At> {
         self.owned.get(uid).into_iter().flatten()
+    }
+
+    pub(super) fn terminating(&self) -> impl Iterator<Item = &At> {
+        self.terminating.iter()
     }
 
     pub(super) fn exists(&self, uid: &str) -> bool {
