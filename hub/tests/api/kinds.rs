@@ -27,7 +27,7 @@ fn set(name: &str) -> Value {
 
 /// Asks for an object until its answer satisfies `expect`.
 #[track_caller]
-fn wait_until(client: &mut Client, path: &str, expect: impl Fn(&Reply) -> bool) {
+pub(crate) fn wait_until(client: &mut Client, path: &str, expect: impl Fn(&Reply) -> bool) {
     let until = Instant::now() + PATIENCE;
     loop {
         let reply = client.get(path);
@@ -40,7 +40,7 @@ fn wait_until(client: &mut Client, path: &str, expect: impl Fn(&Reply) -> bool) 
 }
 
 #[track_caller]
-fn wait_for(client: &mut Client, path: &str, code: u16) {
+pub(crate) fn wait_for(client: &mut Client, path: &str, code: u16) {
     wait_until(client, path, |reply| reply.code == code);
 }
 

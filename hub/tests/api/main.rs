@@ -7,6 +7,7 @@ mod answers;
 mod apply;
 mod identity;
 mod kinds;
+mod lifecycles;
 mod objects;
 mod refusals;
 #[path = "../server/mod.rs"]
