@@ -5,10 +5,12 @@
 
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use kedge_hub_core::ApiError;
 use kedge_hub_core::apply::Apply;
-use kedge_hub_core::kinds::{Kind, NAMESPACE};
+use kedge_hub_core::controllers::service_accounts;
+use kedge_hub_core::kinds::{Kind, NAMESPACE, POD, SERVICE_ACCOUNT};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::{
     self, Answer, Decision, DeleteOptions, Part, Place, WriteOptions, wants_generated_name,
@@ -26,6 +28,9 @@ use crate::hub::Hub;
 const ATTEMPTS: usize = 64;
 /// Deletions of one collection under way at once: enough for the store to commit them in groups, and room for others in its queue.
 const DELETED_TOGETHER: usize = 256;
+/// Looks for the default account of a new namespace, and the pause between them; upstream's.
+const ACCOUNT_ATTEMPTS: usize = 10;
+const ACCOUNT_WAIT: Duration = Duration::from_millis(100);
 /// Tries of a generated name; upstream's.
 const NAME_ATTEMPTS: usize = 8;
 
@@ -60,6 +65,9 @@ pub async fn create(
     value: Value,
     options: &WriteOptions<'_>,
 ) -> Result<Answer, ApiError> {
+    if kind.kind == POD.kind {
+        default_account(hub, namespace, &value).await;
+    }
     let mut attempts = if wants_generated_name(&value) { NAME_ATTEMPTS } else { 1 };
     loop {
         attempts -= 1;
@@ -67,6 +75,19 @@ pub async fn create(
             Err(error) if error.reason == "AlreadyExists" && attempts > 0 => {}
             outcome => return outcome,
         }
+    }
+}
+
+/// Waits a moment for the account of a namespace that was just made, as upstream does: its controller makes it.
+async fn default_account(hub: &Hub, namespace: &str, pod: &Value) {
+    let account = text(pod, &["spec", "serviceAccountName"]);
+    let open = || hub.get(&NAMESPACE, "", namespace).is_some_and(|found| !found.terminating);
+    let missing = || hub.get(&SERVICE_ACCOUNT, namespace, service_accounts::NAME).is_none();
+    for _ in 0..ACCOUNT_ATTEMPTS {
+        if !matches!(account, "" | service_accounts::NAME) || !missing() || !open() {
+            return;
+        }
+        tokio::time::sleep(ACCOUNT_WAIT).await;
     }
 }
 

@@ -94,12 +94,20 @@ async fn bind(context: &RequestContext<'_>, target: &Target, binding: &Value) ->
     let dry_run = context.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &context.server.hub;
-    let compute = |_: &kedge_hub_core::Object, mut found: Value| {
-        pod::bind(&mut found, node, &crate::fresh::now_text())
+    let wanted_uid = text(binding, &["metadata", "uid"]);
+    let compute = |current: &kedge_hub_core::Object, mut found: Value| {
+        if !wanted_uid.is_empty() && wanted_uid != &*current.uid {
+            let why = format!(
+                "Precondition failed: UID in precondition: {wanted_uid}, UID in object meta: {}",
+                current.uid
+            );
+            return Err(ApiError::conflict_because(&POD, &target.name, &why));
+        }
+        pod::bind(&mut found, binding, &crate::fresh::now_text())
             .map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
         Ok(found)
     };
-    requests::edit(hub, &place(target), Part::All, &options, compute).await?;
+    requests::edit(hub, &place(target), Part::Binding, &options, compute).await?;
     Ok(())
 }
 

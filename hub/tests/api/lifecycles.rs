@@ -192,3 +192,83 @@ fn root_certificate_is_kept_in_every_namespace() {
         wait_until(&mut client, &path, is_whole);
     }
 }
+
+fn pod(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i"}]}})
+}
+
+#[test]
+fn pod_gets_its_node_by_creation_or_binding_only() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let path = format!("{PODS}/p");
+    let made = client.post(PODS, &pod("p")).expect(201);
+    let move_it = json!({"spec": {"nodeName": "a"}});
+    for form in ["merge", "strategic-merge"] {
+        let refused = client.patch(form, &path, &move_it);
+        assert_eq!(refused.code, 422);
+        let message = refused.json()["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("pod updates may not change fields other than"), "{message}");
+    }
+    let mut moved = made.clone();
+    moved["spec"]["nodeName"] = json!("a");
+    assert_eq!(client.put(&path, &moved).code, 422);
+    let binding = json!({"metadata": {"name": "p", "annotations": {"by": "us"}}, "target": {"name": "a"}});
+    let mut other = binding.clone();
+    other["metadata"]["uid"] = json!("other");
+    assert_eq!(client.post(&format!("{path}/binding"), &other).code, 409);
+    client.post(&format!("{path}/binding"), &binding).expect(201);
+    let bound = client.get(&path).expect(200);
+    assert_eq!(
+        (&bound["spec"]["nodeName"], &bound["metadata"]["annotations"]["by"]),
+        (&json!("a"), &json!("us"))
+    );
+    assert_eq!(bound["metadata"]["generation"], 1, "a binding is no change of the spec");
+    let scheduled = &bound["status"]["conditions"][0];
+    assert_eq!((&scheduled["type"], &scheduled["status"]), (&json!("PodScheduled"), &json!("True")));
+    client
+        .post(&format!("{path}/binding"), &binding)
+        .refused(409, "Operation cannot be fulfilled on pods \"p\": pod p is already assigned to node \"a\"");
+    let mut placed = pod("placed");
+    placed["spec"]["nodeName"] = json!("a");
+    client.post(PODS, &placed).expect(201);
+}
+
+#[test]
+fn pod_without_its_account_is_refused() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let mut stranger = pod("p");
+    stranger["spec"]["serviceAccountName"] = json!("nosuch");
+    client.post(PODS, &stranger).refused(
+        403,
+        "pods \"p\" is forbidden: error looking up service account default/nosuch: serviceaccount \"nosuch\" not found",
+    );
+    // the default account of a new namespace is waited for
+    client.post(NAMESPACES, &json!({"metadata": {"name": "new"}})).expect(201);
+    client.post(&format!("{NAMESPACES}/new/pods"), &pod("p")).expect(201);
+}
+
+#[test]
+fn fields_that_say_the_same_agree() {
+    let hub = Hub::new();
+    let mut client = hub.admin();
+    let path = format!("{PODS}/p");
+    client.post(PODS, &pod("p")).expect(201);
+    let mut addresses = |status: Value| {
+        let status = client.patch("merge", &format!("{path}/status"), &json!({"status": status})).expect(200);
+        (status["status"]["podIP"].clone(), status["status"]["podIPs"].clone())
+    };
+    let both = |ip: &str| (json!(ip), json!([{"ip": ip}]));
+    assert_eq!(addresses(json!({"podIP": "10.0.0.1"})), both("10.0.0.1"));
+    assert_eq!(addresses(json!({"podIP": "10.0.0.2"})), both("10.0.0.2"));
+    assert_eq!(addresses(json!({"podIP": null, "podIPs": [{"ip": "10.0.0.3"}]})), both("10.0.0.3"));
+    let node = json!({"metadata": {"name": "a"}, "spec": {"podCIDR": "10.1.0.0/24"}, "status": {"capacity": {"cpu": "2"}}});
+    let node = client.post(NODES, &node).expect(201);
+    assert_eq!(node["spec"]["podCIDRs"], json!(["10.1.0.0/24"]));
+    assert_eq!(node["status"]["allocatable"], json!({"cpu": "2"}));
+    let patch = json!({"spec": {"tolerations": [{"key": "x", "operator": "Exists"}]}});
+    let tolerations = client.patch("merge", &path, &patch).expect(200)["spec"]["tolerations"].clone();
+    let keys: Vec<&Value> = tolerations.as_array().unwrap().iter().map(|one| &one["key"]).collect();
+    assert_eq!(keys, ["x", "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"]);
+}

@@ -121,7 +121,10 @@ fn bad_statuses_leave_what_was_reported() {
     let status = format!("{PODS}/p/status");
     let good = json!({"status": {"podIP": "10.0.0.1", "phase": "Running"}});
     client.patch("merge", &status, &good).expect(200);
-    for (field, value) in [("podIPs", json!([{"ip": "nope"}])), ("qosClass", json!("Guaranteed"))] {
+    // one address wins over the list where they differ
+    let listed = client.patch("merge", &status, &json!({"status": {"podIPs": [{"ip": "nope"}]}})).expect(200);
+    assert_eq!(listed["status"]["podIPs"], json!([{"ip": "10.0.0.1"}]));
+    for (field, value) in [("podIP", json!("nope")), ("qosClass", json!("Guaranteed"))] {
         client.patch("merge", &status, &json!({"status": {field: value}})).expect(422);
     }
     let kept = client.get(&format!("{PODS}/p")).expect(200);
@@ -132,7 +135,7 @@ fn bad_statuses_leave_what_was_reported() {
 
     let node = |status: Value| json!({"metadata": {"name": "n"}, "status": status});
     client
-        .post(NODES, &node(json!({"capacity": {"cpu": "-1"}})))
+        .post(NODES, &node(json!({"capacity": {"cpu": "-1"}, "allocatable": {"cpu": "1"}})))
         .refused(422, "Node \"n\" is invalid: status.capacity.cpu: Invalid value: \"-1\": must be greater than or equal to 0");
     // the server writes amounts in their shortest form
     let made =

@@ -431,7 +431,7 @@ mod tests {
     }
 
     fn ready(status: &str) -> Value {
-        json!({"conditions": [{"type": "Ready", "status": status}], "phase": "Running"})
+        json!({"conditions": [{"type": "Ready", "status": status}], "phase": "Running", "qosClass": "BestEffort"})
     }
 
     #[test]
@@ -480,7 +480,9 @@ mod tests {
         let mut controller = pods::Pods::default();
         for node in ["a", "b"] {
             hub.create(&NODE, json!({"metadata": {"name": node}}));
-            hub.edit(&NODE, "", node, |node| node["status"] = ready("True"));
+            hub.edit(&NODE, "", node, |node| {
+                node["status"] = json!({"conditions": ready("True")["conditions"]})
+            });
             hub.create(&POD, pod(node, node));
             hub.edit(&POD, "n", node, |pod| pod["status"] = ready("True"));
         }

@@ -62,6 +62,8 @@ pub struct Kind {
     pub columns: &'static [table::Column],
     /// The cells of one row, as many as `columns`.
     pub cells: fn(&Value, time::OffsetDateTime) -> Vec<Value>,
+    /// Fills in fields that say the same as others, as upstream's conversions and defaults do, at every write.
+    pub convert: fn(&mut Value),
     /// Fills in what the API server decides, before validation; `old` is absent at creation.
     pub prepare: fn(new: &mut Value, old: Option<&Value>),
     /// The paths that `prepare` sets in a new object where upstream sets them by admission: they have no manager, while defaulted
@@ -128,6 +130,7 @@ impl Kind {
         holder: no_holder,
         columns: &[table::Column::NAME, table::Column::AGE],
         cells: |object, now| vec![text(object, &["metadata", "name"]).into(), table::age(object, now)],
+        convert: nothing_to_convert,
         prepare: no_defaults,
         admitted: &[],
         forbids: |_| None,
@@ -186,9 +189,10 @@ impl Kind {
         self.verbs.contains(&verb)
     }
 
-    /// Adds the fields that upstream's objects always have: spec and status, and the numbers of a status. A JSON patch adds to
+    /// Converts ([`Kind::convert`]), and adds the fields that upstream's objects always have: spec and status, and the numbers of a status. A JSON patch adds to
     /// them, and people wait for a number to be 0.
     pub fn complete(&self, value: &mut Value) {
+        (self.convert)(value);
         let (of, Some(fields)) = (self.schema(), value.as_object_mut()) else { return };
         for part in ["spec", "status"] {
             let Some(schema::Shape::Message(name)) = of.field(part).map(|field| &field.shape) else {
@@ -211,6 +215,8 @@ impl Kind {
 
 /// A kind without rules of its own.
 pub fn no_rules(_: &Value, _: Option<&Value>, _: &mut FieldErrors) {}
+/// A kind without fields that say the same.
+pub fn nothing_to_convert(_: &mut Value) {}
 /// A kind without defaults.
 pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
 /// A kind whose objects are charged to nobody.

@@ -24,6 +24,8 @@ pub mod secret;
 pub mod service_account;
 pub mod table;
 
+use serde_json::Value;
+
 pub use crate::value::{at, text};
 pub use certificate_request::CERTIFICATE_REQUEST;
 pub use config_map::CONFIG_MAP;
@@ -52,6 +54,26 @@ pub static KINDS: &[&Kind] = &[
     &CERTIFICATE_REQUEST,
     &LEASE,
 ];
+
+/// Makes a field and the first item of a list beside it, in `part`, say the same. The field wins where they differ.
+pub(crate) fn mirror_first(
+    object: &mut Value,
+    part: &str,
+    one: &str,
+    many: &str,
+    to_item: impl Fn(&str) -> Value,
+    of_item: impl Fn(&Value) -> String,
+) {
+    let Some(fields) = object.get_mut(part).and_then(Value::as_object_mut) else { return };
+    let single = fields.get(one).and_then(Value::as_str).unwrap_or("").to_owned();
+    let first = fields.get(many).and_then(Value::as_array).and_then(|list| list.first()).map(of_item);
+    match first {
+        Some(first) if single.is_empty() => drop(fields.insert(one.to_owned(), first.into())),
+        Some(first) if first == single => {}
+        _ if single.is_empty() => {}
+        _ => drop(fields.insert(many.to_owned(), Value::Array(vec![to_item(&single)]))),
+    }
+}
 
 /// The position of a kind in the table.
 pub fn index_of(kind: &Kind) -> usize {

@@ -46,6 +46,7 @@ pub static NODE: Kind = Kind {
     ],
     cells,
     prepare,
+    convert,
     admitted: &[&["spec", "taints"]],
     validate,
     warnings,
@@ -77,6 +78,18 @@ fn items<'a>(node: &'a Value, path: &[&str]) -> impl Iterator<Item = &'a Value> 
 
 fn ready(node: &Value) -> Option<&Value> {
     items(node, &["status", "conditions"]).find(|condition| condition["type"] == "Ready")
+}
+
+/// Address ranges and resources that say the same, as in upstream's conversions and defaults.
+fn convert(node: &mut Value) {
+    let same = |range: &Value| range.as_str().unwrap_or("").to_owned();
+    super::mirror_first(node, "spec", "podCIDR", "podCIDRs", |range| range.into(), same);
+    let capacity = at(node, &["status", "capacity"]).cloned();
+    if let Some(capacity) = capacity
+        && let Some(status) = node.get_mut("status").and_then(Value::as_object_mut)
+    {
+        status.entry("allocatable").or_insert(capacity);
+    }
 }
 
 /// Taints a new Node until it reports that it is ready, in its first visible version, as upstream's admission plugin

@@ -71,6 +71,7 @@ pub static POD: Kind = Kind {
     ],
     cells,
     prepare,
+    convert,
     admitted: &[
         &["spec", "serviceAccountName"],
         &["spec", "serviceAccount"],
@@ -82,6 +83,12 @@ pub static POD: Kind = Kind {
     validate,
     ..Kind::USUAL
 };
+
+/// Address and addresses say the same, as in upstream's conversions: the one address wins where they differ.
+fn convert(pod: &mut Value) {
+    let of_item = |one: &Value| text(one, &["ip"]).to_owned();
+    super::mirror_first(pod, "status", "podIP", "podIPs", |ip| json!({"ip": ip}), of_item);
+}
 
 /// Position of `spec.nodeName` among the selectable fields, which relates pods to nodes.
 pub const NODE_NAME_FIELD: usize = 0;
@@ -253,10 +260,11 @@ fn prepare(new: &mut Value, old: Option<&Value>) {
         pod_spec::set_defaults(spec, Of::Pod);
     }
     let mirror = is_mirror(new);
-    if let Some(Value::Object(spec)) = new.get_mut("spec")
-        && old.is_none()
-    {
-        set_at_creation(spec, mirror);
+    if let Some(Value::Object(spec)) = new.get_mut("spec") {
+        if old.is_none() {
+            set_at_creation(spec, mirror);
+        }
+        tolerate_lost_node(spec);
     }
     if old.is_none() {
         let class = quality_of_service(&new["spec"]);
@@ -284,6 +292,10 @@ fn set_at_creation(spec: &mut Map<String, Value>, mirror: bool) {
     let priority = class_priority(class).unwrap_or(0);
     spec.entry("priority").or_insert(priority.into());
     spec.entry("preemptionPolicy").or_insert(PREEMPTION.into());
+}
+
+/// Tolerations of a lost node, which upstream's admission adds to new and to changed pods: a patch that sets other ones keeps them.
+fn tolerate_lost_node(spec: &mut Map<String, Value>) {
     let tolerations = spec.entry("tolerations").or_insert_with(|| json!([]));
     for key in [NOT_READY_TAINT, UNREACHABLE_TAINT] {
         let Some(list) = tolerations.as_array_mut() else { continue };
@@ -360,13 +372,20 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
         pod_spec::validate(&new["spec"], Of::Pod, "spec", errors);
         return;
     };
-    let (was, is) = (text(old, &["spec", "nodeName"]), text(new, &["spec", "nodeName"]));
-    // only the binding subresource sets nodeName; it bypasses this rule, once
-    if was != is && !was.is_empty() {
-        errors.push(FieldError::forbidden("spec.nodeName", "a pod stays on its node"));
-    }
+    validate_mirror(new, old, errors);
     validate_changes(&old["spec"], &new["spec"], errors);
     pod_status::validate(new, old, errors);
+}
+
+/// A mirror pod stays one, and no other pod becomes one: what it is charged to depends on it.
+fn validate_mirror(new: &Value, old: &Value, errors: &mut FieldErrors) {
+    let annotation = |pod: &Value| at(pod, &["metadata", "annotations", MIRROR_ANNOTATION]).cloned();
+    let why = match (annotation(old), annotation(new)) {
+        (was, is) if was == is => return,
+        (Some(_), _) => "may not remove or update mirror pod annotation",
+        (None, _) => "may not add mirror pod annotation",
+    };
+    errors.push(FieldError::forbidden(format!("metadata.annotations[{MIRROR_ANNOTATION}]"), why));
 }
 
 /// Upstream's short error where the long one below would hide the fault.
@@ -443,15 +462,17 @@ fn fixed_part(spec: &Value) -> Value {
         }
     }
     if let Some(fields) = spec.as_object_mut() {
-        for field in ["activeDeadlineSeconds", "tolerations", "nodeName", "schedulingGates"] {
+        for field in ["activeDeadlineSeconds", "tolerations", "schedulingGates"] {
             fields.remove(field);
         }
     }
     spec
 }
 
-/// Binds a pod to a node (`POST .../binding`). The error is upstream's text, for a conflict.
-pub fn bind(pod: &mut Value, node: &str, now: &str) -> Result<(), String> {
+/// Binds a pod to a node (`POST .../binding`), with the annotations and labels of the binding. The error is upstream's text, for a
+/// conflict.
+pub fn bind(pod: &mut Value, binding: &Value, now: &str) -> Result<(), String> {
+    let node = text(binding, &["target", "name"]);
     let name = text(pod, &["metadata", "name"]).to_owned();
     if !text(pod, &["metadata", "deletionTimestamp"]).is_empty() {
         return Err(format!("pod {name} is being deleted, cannot be assigned to a host"));
@@ -460,7 +481,16 @@ pub fn bind(pod: &mut Value, node: &str, now: &str) -> Result<(), String> {
         "" => {}
         taken => return Err(format!("pod {name} is already assigned to node {taken:?}")),
     }
+    if !items(pod, &["spec", "schedulingGates"]).is_empty() {
+        return Err(format!("pod {name} has non-empty .spec.schedulingGates"));
+    }
     pod["spec"]["nodeName"] = node.into();
+    for part in ["annotations", "labels"] {
+        let given = at(binding, &["metadata", part]).and_then(Value::as_object);
+        for (key, value) in given.into_iter().flatten() {
+            pod["metadata"][part][key] = value.clone();
+        }
+    }
     let condition = json!({
         "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": now});
     match pod["status"]["conditions"].as_array_mut() {
@@ -565,21 +595,18 @@ mod tests {
         case(|pod| pod["spec"]["containers"][0]["command"] = json!(["x"]), &[&fixed]);
         case(|pod| pod["spec"]["hostNetwork"] = true.into(), &[&fixed]);
         let bound = pod(|pod| pod["spec"]["nodeName"] = "a".into());
-        check(
-            &pod(|pod| pod["spec"]["nodeName"] = "b".into()),
-            Some(&bound),
-            &["spec.nodeName: Forbidden: a pod stays on its node"],
-        );
+        check(&pod(|pod| pod["spec"]["nodeName"] = "b".into()), Some(&bound), &[&fixed]);
     }
 
     #[test]
     fn a_pod_is_bound_once() {
+        let to = |node: &str| json!({"metadata": {"name": "p"}, "target": {"name": node}});
         let mut bound = pod(|_| {});
-        bind(&mut bound, "n", "2026-01-01T00:00:00Z").unwrap();
+        bind(&mut bound, &to("n"), "2026-01-01T00:00:00Z").unwrap();
         assert_eq!(bound["spec"]["nodeName"], "n");
         assert_eq!(bound["status"]["conditions"][0]["type"], "PodScheduled");
         assert_eq!(
-            bind(&mut bound, "m", "2026-01-01T00:00:00Z").unwrap_err(),
+            bind(&mut bound, &to("m"), "2026-01-01T00:00:00Z").unwrap_err(),
             "pod p is already assigned to node \"n\""
         );
     }

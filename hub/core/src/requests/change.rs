@@ -242,7 +242,10 @@ pub fn merged_with_old(
     }
     let mut errors = FieldErrors::default();
     meta::validate(kind, &new, &mut errors);
-    (kind.validate)(&new, Some(old), &mut errors);
+    // a binding sets what no other change may
+    if part != Part::Binding {
+        (kind.validate)(&new, Some(old), &mut errors);
+    }
     check_finalizers(old, &new, &mut errors);
     if errors.is_empty() {
         return Ok(new);

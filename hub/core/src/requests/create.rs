@@ -9,7 +9,7 @@ use crate::api_error::ApiError;
 use crate::apply;
 use crate::cost;
 use crate::field_error::FieldErrors;
-use crate::kinds::{Kind, NAMESPACE, NODE, meta};
+use crate::kinds::{Kind, NAMESPACE, NODE, POD, SERVICE_ACCOUNT, meta, pod};
 use crate::state::{Expect, Require, Write};
 use crate::value::{at, text};
 
@@ -126,12 +126,28 @@ pub(super) fn compose(
     let before = set_by_nobody(kind, &value, &given);
     apply::track(kind, &before, &mut value, claim, options.owner, (false, &fresh.stamp()));
     check_namespace(objects, kind, namespace, text(&value, &["metadata", "name"]))?;
+    check_account(objects, kind, namespace, &value)?;
     (options.admit)(None, &value)?;
     if options.limited {
         check_size(kind, None, &value)?;
         check_owners(objects, kind, &value)?;
     }
     Ok(value)
+}
+
+/// Refuses a pod whose account is missing, as upstream's admission does. A mirror pod has none.
+fn check_account(objects: &dyn Objects, kind: &Kind, namespace: &str, value: &Value) -> Result<(), ApiError> {
+    if kind.kind != POD.kind || pod::is_mirror(value) {
+        return Ok(());
+    }
+    let account = text(value, &["spec", "serviceAccountName"]);
+    if objects.get(&SERVICE_ACCOUNT, namespace, account).is_some() {
+        return Ok(());
+    }
+    let why = format!(
+        "error looking up service account {namespace}/{account}: serviceaccount {account:?} not found"
+    );
+    Err(ApiError::forbidden_object(kind, text(value, &["metadata", "name"]), &why))
 }
 
 /// What must hold besides the absence of the object when it is created.
