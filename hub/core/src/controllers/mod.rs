@@ -76,7 +76,7 @@ mod tests {
         }
 
         fn stage(&mut self, write: Write) -> Result<(), ApiError> {
-            let refused = |error| ApiError::internal(&format!("{error:?}"));
+            let refused = |error| ApiError::internal(format!("{error:?}"));
             self.order.stage(&self.index, &mut self.batch, write).map(|_| ()).map_err(refused)
         }
 
