@@ -29,12 +29,17 @@ kedge-hub: a Kubernetes API server in one process, for edge devices
 Usage:
   kedge-hub serve [FLAGS]
   kedge-hub node-kubeconfig NAME [--data-dir DIR] [--advertise HOST[:PORT]]
+  kedge-hub node list|revoke NAME|readmit NAME [--data-dir DIR] [--output json]
   kedge-hub backup FILE [--data-dir DIR]
   kedge-hub restore FILE [--data-dir DIR]
 
 Commands:
   serve            run the hub; prints its address, its CA and its kubeconfig once it is ready
   node-kubeconfig  print a kubeconfig with new credentials for the node NAME; the hub may be running
+  node list        print the nodes: state, expiry of their certificate, last contact; the hub must be running, as for
+                   the next two
+  node revoke      refuse all credentials of the node NAME from now on, end its connections, sign it no certificate
+  node readmit     let the node NAME return with new credentials; those of before stay refused
   backup           copy everything, including the authority's key, into a new FILE; the hub may be running
   restore          replace the directory's state with a backup; the hub must be stopped
 
@@ -47,6 +52,9 @@ Flags:
   --node-monitor-grace-period DURATION
                             silence after which a node's Ready becomes Unknown, at least 50s [50s]
   --log-level LEVEL         least severe level logged: error, warn, info or debug [info]
+  --output FORMAT           of the node commands: table or json [table]
+  --reason TEXT             of node revoke: why, for others to read
+  --same-credentials        of node readmit: the old credentials are good again; only if nobody else can have them
   -h, --help                this text
   -V, --version             the version
 
@@ -59,6 +67,8 @@ pub enum Command {
     Serve(Serve),
     /// Print credentials for a node.
     NodeKubeconfig(NodeKubeconfig),
+    /// List, revoke or readmit nodes.
+    Node(NodeCommand),
     /// Copy everything into a new file.
     Backup(Copy),
     /// Replace the store by a copy.
@@ -94,6 +104,24 @@ pub struct NodeKubeconfig {
     pub data_dir: PathBuf,
     /// Instead of the address the hub last published. The port is then needed.
     pub advertise: Option<Advertised>,
+}
+
+/// Options of `node`.
+#[derive(Debug, PartialEq)]
+pub struct NodeCommand {
+    /// The directory of the running hub.
+    pub data_dir: PathBuf,
+    /// Print JSON.
+    pub json: bool,
+    pub act: NodeAct,
+}
+
+/// What `node` does.
+#[derive(Debug, PartialEq)]
+pub enum NodeAct {
+    List,
+    Revoke { name: String, reason: String },
+    Readmit { name: String, same_credentials: bool },
 }
 
 /// Options of `backup` and `restore`.
@@ -140,13 +168,12 @@ impl fmt::Display for FlagError {
             FlagError::Value { flag, found, expected } => {
                 write!(formatter, "{flag} is {found:?}, expected {expected}")
             }
-            FlagError::Command(None) => {
-                formatter.write_str("no command given, expected serve, node-kubeconfig, backup or restore")
-            }
+            FlagError::Command(None) => formatter
+                .write_str("no command given, expected serve, node-kubeconfig, node, backup or restore"),
             FlagError::Command(Some(found)) => {
                 write!(
                     formatter,
-                    "unknown command {found:?}, expected serve, node-kubeconfig, backup or restore"
+                    "unknown command {found:?}, expected serve, node-kubeconfig, node, backup or restore"
                 )
             }
             FlagError::Unused { flag, command } => write!(formatter, "{flag} has no meaning for {command}"),
@@ -165,6 +192,9 @@ struct Raw {
     tls_san: Vec<String>,
     grace: Option<String>,
     log_level: Option<String>,
+    output: Option<String>,
+    reason: Option<String>,
+    same_credentials: bool,
     words: Vec<String>,
 }
 
@@ -190,6 +220,9 @@ where
             Long("tls-san") => raw.tls_san.push(text(&mut parser)?),
             Long("node-monitor-grace-period") => raw.grace = Some(text(&mut parser)?),
             Long("log-level") => raw.log_level = Some(text(&mut parser)?),
+            Long("output") => raw.output = Some(text(&mut parser)?),
+            Long("reason") => raw.reason = Some(text(&mut parser)?),
+            Long("same-credentials") => raw.same_credentials = true,
             Value(word) => raw.words.push(word.string().map_err(FlagError::Syntax)?),
             other => return Err(FlagError::Syntax(other.unexpected())),
         }
@@ -197,6 +230,7 @@ where
     match raw.words.first().map(String::as_str) {
         Some("serve") => serve(raw),
         Some("node-kubeconfig") => node_kubeconfig(raw),
+        Some("node") => node(raw),
         Some("backup") => copy("backup", raw).map(Command::Backup),
         Some("restore") => copy("restore", raw).map(Command::Restore),
         Some("help") => Ok(Command::Help),
@@ -209,6 +243,7 @@ fn serve(raw: Raw) -> Result<Command, FlagError> {
     if let Some(word) = raw.words.get(1) {
         return Err(value("serve", word, "no further argument"));
     }
+    unused_outside_node(&raw, "serve")?;
     let hosts = |flag, list: &[String]| match list.iter().find(|name| !is_host(name)) {
         Some(name) => Err(value(flag, name, "a host name or an IP address")),
         None => Ok(()),
@@ -238,8 +273,58 @@ fn unused(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
     }
 }
 
+/// Refuses flags that only `node` takes.
+fn unused_outside_node(raw: &Raw, command: &'static str) -> Result<(), FlagError> {
+    refuse(
+        command,
+        &[
+            ("--output", raw.output.is_some()),
+            ("--reason", raw.reason.is_some()),
+            ("--same-credentials", raw.same_credentials),
+        ],
+    )
+}
+
+fn refuse(command: &'static str, given: &[(&'static str, bool)]) -> Result<(), FlagError> {
+    match given.iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(FlagError::Unused { flag, command }),
+        None => Ok(()),
+    }
+}
+
+fn node(raw: Raw) -> Result<Command, FlagError> {
+    unused(&raw, "node")?;
+    refuse("node", &[("--advertise", !raw.advertise.is_empty())])?;
+    let json = match raw.output.as_deref() {
+        None | Some("table") => false,
+        Some("json") => true,
+        Some(other) => return Err(value("--output", other, "table or json")),
+    };
+    let (reason, same_credentials) = (raw.reason, raw.same_credentials);
+    let no_reason = [("--reason", reason.is_some())];
+    let no_same = [("--same-credentials", same_credentials)];
+    let words: Vec<&str> = raw.words[1..].iter().map(String::as_str).collect();
+    let act = match words.as_slice() {
+        ["list"] => {
+            refuse("node list", &[no_reason, no_same].concat())?;
+            NodeAct::List
+        }
+        ["revoke", name] if is_dns_subdomain(name) => {
+            refuse("node revoke", &no_same)?;
+            NodeAct::Revoke { name: (*name).to_owned(), reason: reason.unwrap_or_default() }
+        }
+        ["readmit", name] if is_dns_subdomain(name) => {
+            refuse("node readmit", &no_reason)?;
+            NodeAct::Readmit { name: (*name).to_owned(), same_credentials }
+        }
+        words => return Err(value("node", &words.join(" "), "list, revoke NAME or readmit NAME of a node")),
+    };
+    Ok(Command::Node(NodeCommand { data_dir: data_dir(raw.data_dir)?, json, act }))
+}
+
 fn copy(command: &'static str, raw: Raw) -> Result<Copy, FlagError> {
     unused(&raw, command)?;
+    unused_outside_node(&raw, command)?;
     if !raw.advertise.is_empty() {
         return Err(FlagError::Unused { flag: "--advertise", command });
     }
@@ -254,6 +339,7 @@ fn copy(command: &'static str, raw: Raw) -> Result<Copy, FlagError> {
 fn node_kubeconfig(raw: Raw) -> Result<Command, FlagError> {
     const COMMAND: &str = "node-kubeconfig";
     unused(&raw, COMMAND)?;
+    unused_outside_node(&raw, COMMAND)?;
     let name = match raw.words.as_slice() {
         [_, name] if is_dns_subdomain(name) => name.clone(),
         [_, name] => {
@@ -433,6 +519,38 @@ mod tests {
             "https://x",
         ] {
             refused(&format!("serve --advertise {wrong}"), "--advertise is");
+        }
+    }
+
+    #[test]
+    fn node_commands_take_their_own_flags_only() {
+        let act = |line: &str| match parse(line.split_whitespace()) {
+            Ok(Command::Node(command)) => (command.act, command.json),
+            other => panic!("{line}: {other:?}"),
+        };
+        assert_eq!(act("node list --output json"), (NodeAct::List, true));
+        let (name, reason) = ("edge-1".to_owned(), "stolen".to_owned());
+        assert_eq!(
+            act("node revoke edge-1 --reason stolen"),
+            (NodeAct::Revoke { name: name.clone(), reason }, false)
+        );
+        let readmit = |same_credentials| NodeAct::Readmit { name: name.clone(), same_credentials };
+        assert_eq!(act("node readmit edge-1 --output table"), (readmit(false), false));
+        assert_eq!(act("node readmit edge-1 --same-credentials"), (readmit(true), false));
+        for line in
+            ["node", "node list x", "node revoke", "node revoke A", "node forget a", "node revoke a b"]
+        {
+            refused(line, "expected list, revoke NAME or readmit NAME");
+        }
+        refused("node list --output yaml", "--output is \"yaml\"");
+        refused("node list --reason x", "--reason has no meaning for node list");
+        refused("node revoke a --same-credentials", "--same-credentials has no meaning for node revoke");
+        refused("node readmit a --reason x", "--reason has no meaning for node readmit");
+        refused("node list --listen x", "--listen has no meaning for node");
+        refused("node list --advertise x", "--advertise has no meaning for node");
+        for command in ["serve", "backup f", "restore f", "node-kubeconfig a"] {
+            refused(&format!("{command} --output json"), "--output has no meaning for");
+            refused(&format!("{command} --same-credentials"), "--same-credentials has no meaning for");
         }
     }
 

@@ -11,6 +11,7 @@
 //! | `audit` | the audit log |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
+//! | `node_command` | `kedge-hub node`: asks the running hub |
 //! | `flags`, `addresses`, `logging` | the command line, the names and URLs of the hub, the log |
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
@@ -25,6 +26,7 @@ mod hub;
 mod locks;
 pub mod logging;
 pub mod memory;
+pub mod node_command;
 pub mod pki;
 pub mod probe;
 pub mod requests;

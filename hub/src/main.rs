@@ -16,7 +16,7 @@ use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
-use kedge_hub::{Hub, addresses, controllers, logging, server};
+use kedge_hub::{Hub, addresses, controllers, logging, node_command, server};
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
 use time::OffsetDateTime;
@@ -49,6 +49,11 @@ fn run(command: Command) -> Result<(), String> {
         Command::Help => print(flags::HELP),
         Command::Version => print(&format!("kedge-hub {}\n", env!("CARGO_PKG_VERSION"))),
         Command::NodeKubeconfig(options) => node_kubeconfig(&options),
+        Command::Node(command) => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(|error| format!("cannot start the runtime: {error}"))?;
+            print(&runtime.block_on(node_command::run(&command))?)
+        }
         Command::Backup(options) => {
             let content = backup::backup(&options.data_dir, &options.file).map_err(text)?;
             print(&format!("{}: {} objects\n", options.file.display(), content.objects))
@@ -81,6 +86,7 @@ fn node_kubeconfig(options: &NodeKubeconfig) -> Result<(), String> {
     let url = options.advertise.as_ref().map(|to| server_url(&to.host, to.port.unwrap_or_default()));
     let now = OffsetDateTime::now_utc();
     let text = pki::node_kubeconfig(&options.data_dir, &options.name, url, now).map_err(text)?;
+    node_command::record_issuance(&options.data_dir, &options.name);
     print(&text)
 }
 

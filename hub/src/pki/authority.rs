@@ -15,7 +15,8 @@ use std::path::Path;
 use kedge_api::{ADMIN_GROUP, NODE_GROUP, NODE_USER_PREFIX};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SubjectPublicKeyInfo,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber,
+    SubjectPublicKeyInfo,
 };
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -27,6 +28,7 @@ use super::durable;
 use super::durable::Flush;
 use super::error::PkiError;
 use kedge_hub_core::identity::certificate_request::Request;
+use kedge_hub_core::identity::serial_number;
 
 /// Start of every certificate's validity; see the module's paragraph on time.
 const NOT_BEFORE: OffsetDateTime = datetime!(1970-01-01 00:00:00 UTC);
@@ -187,19 +189,19 @@ impl Authority {
 
     /// A client certificate for the administrator.
     pub(super) fn issue_admin(&self, now: OffsetDateTime) -> Result<Credential, PkiError> {
-        self.issue_client("admin", ADMIN_USER, ADMIN_GROUP, expiry(now, ADMIN_LIFE))
+        self.issue_client("admin", ADMIN_USER, ADMIN_GROUP, now, ADMIN_LIFE)
     }
 
     /// A client certificate for one node. RFC 5280 asks for at most 64 characters in a common name; a long node name
     /// breaks that, as it does upstream, and both rustls and Go accept it.
     pub(super) fn issue_node(&self, node: &str, now: OffsetDateTime) -> Result<Credential, PkiError> {
         let user = format!("{NODE_USER_PREFIX}{node}");
-        self.issue_client("node", &user, NODE_GROUP, expiry(now, NODE_LIFE))
+        self.issue_client("node", &user, NODE_GROUP, now, NODE_LIFE)
     }
 
     /// A client certificate for the hub's probe of itself.
     pub(super) fn issue_probe(&self, now: OffsetDateTime) -> Result<Credential, PkiError> {
-        self.issue_client("probe", PROBE_USER, PROBE_USER, expiry(now, SERVING_LIFE))
+        self.issue_client("probe", PROBE_USER, PROBE_USER, now, SERVING_LIFE)
     }
 
     fn issue_client(
@@ -207,9 +209,11 @@ impl Authority {
         what: &'static str,
         user: &str,
         group: &str,
-        not_after: OffsetDateTime,
+        now: OffsetDateTime,
+        life: Duration,
     ) -> Result<Credential, PkiError> {
-        let mut params = params(user, &[group], not_after);
+        let mut params = params(user, &[group], expiry(now, life));
+        params.serial_number = Some(serial(now)?);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         self.sign(what, params)
     }
@@ -225,6 +229,7 @@ impl Authority {
         let what = "client";
         let groups: Vec<&str> = asked.organizations.iter().map(String::as_str).collect();
         let mut params = params(&asked.common_name, &groups, expiry(now, life));
+        params.serial_number = Some(serial(now)?);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         if enciphers {
             params.key_usages.push(KeyUsagePurpose::KeyEncipherment);
@@ -302,12 +307,21 @@ fn new_key() -> Result<KeyPair, PkiError> {
 }
 
 fn random_digits() -> Result<String, PkiError> {
-    let mut bytes = [0; 4];
+    Ok(random::<4>()?.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// A serial number that tells when a client's certificate was issued, by the clock that its expiry is counted from.
+fn serial(now: OffsetDateTime) -> Result<SerialNumber, PkiError> {
+    Ok(serial_number(now.max(EARLIEST_NOW), random()?).to_vec().into())
+}
+
+fn random<const N: usize>() -> Result<[u8; N], PkiError> {
+    let mut bytes = [0; N];
     rustls::crypto::ring::default_provider()
         .secure_random
         .fill(&mut bytes)
         .map_err(|_| PkiError::Tls(rustls::Error::FailedToGetRandomBytes))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(bytes)
 }
 
 fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, String> {
@@ -415,6 +429,9 @@ mod tests {
         check(authority.issue_serving(&names, EARLIEST_NOW).unwrap(), true, false, "kedge-hub", None);
         check(authority.issue_admin(EARLIEST_NOW).unwrap(), false, true, "admin", Some("system:masters"));
         let node = authority.issue_node("edge-1", EARLIEST_NOW).unwrap();
+        let identity =
+            kedge_hub_core::identity::Identity::from_client_certificate(&node.certificate).unwrap();
+        assert_eq!(identity.issued, Some(EARLIEST_NOW.unix_timestamp() * 1_000_000));
         check(node, false, true, "system:node:edge-1", Some("system:nodes"));
     }
 }

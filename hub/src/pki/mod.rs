@@ -111,18 +111,7 @@ impl Pki {
 
     /// TLS for the hub's requests to itself: the probe's certificate, only its own CA trusted.
     pub fn client_config(&self, now: OffsetDateTime) -> Result<Arc<rustls::ClientConfig>, PkiError> {
-        let mut roots = rustls::RootCertStore::empty();
-        roots.add(self.authority.certificate().clone()).map_err(PkiError::Tls)?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(PkiError::Tls)?
-            .with_root_certificates(roots);
-        let own = self.authority.issue_probe(now)?;
-        let config = config
-            .with_client_auth_cert(vec![own.certificate.clone()], own.private_key())
-            .map_err(PkiError::Tls)?;
-        Ok(Arc::new(config))
+        client_config(&self.authority, &self.authority.issue_probe(now)?)
     }
 
     /// A client certificate (PEM) for a request that was checked, valid for `life` from `now` on. `enciphers`: its key may
@@ -183,6 +172,44 @@ impl Pki {
     pub fn ca_path(&self) -> PathBuf {
         self.data_dir.join("ca.crt")
     }
+}
+
+/// How an administrator's command on this machine reaches the running hub: the URL that the hub last published, and TLS with the
+/// administrator's certificate.
+pub fn admin_access(data_dir: &Path) -> Result<(String, Arc<rustls::ClientConfig>), PkiError> {
+    let path = data_dir.join("admin.kubeconfig");
+    if !exists(&path)? {
+        return Err(PkiError::NoServerUrl { data_dir: data_dir.to_owned() });
+    }
+    let unreadable = |path: &Path| {
+        let path = path.to_owned();
+        move |source| PkiError::Unreadable { path, source }
+    };
+    let text = String::from_utf8_lossy(&durable::read(&path).map_err(unreadable(&path))?).into_owned();
+    let server = text.lines().find_map(|line| line.trim().strip_prefix("server: \"")?.strip_suffix('"'));
+    let Some(url) = server.map(str::to_owned) else {
+        let why = "it names no server".to_owned();
+        return Err(PkiError::Corrupt { path, why });
+    };
+    let admin = Credential::load(&data_dir.join("pki/admin.pem"))?;
+    let authority = load_authority(&data_dir.join("pki/ca.pem"))?;
+    Ok((url, client_config(&authority, &admin)?))
+}
+
+/// TLS that shows this certificate and trusts the hub's CA alone.
+fn client_config(authority: &Authority, own: &Credential) -> Result<Arc<rustls::ClientConfig>, PkiError> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(authority.certificate().clone()).map_err(PkiError::Tls)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|config| {
+            config
+                .with_root_certificates(roots)
+                .with_client_auth_cert(vec![own.certificate.clone()], own.private_key())
+        })
+        .map_err(PkiError::Tls)?;
+    Ok(Arc::new(config))
 }
 
 /// Makes the hub's data directory, for its owner only, and those above it; leaves one that is there as it is.

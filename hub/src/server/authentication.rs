@@ -1,42 +1,178 @@
-//! The identity of each request, judged at the moment of the request.
+//! The identity of each request, judged at the moment of the request, and the end of connections whose credential is no longer valid.
 //!
-//! Always holds: a credential that has expired proves nothing, however long its connection or TLS session has stood: such a request is
-//! answered 401 and its connection ends. An anonymous caller is none whose credential is no longer valid. Left to others: what an
-//! identity may do (`kedge_hub_core::identity`).
+//! Always holds: a credential that has expired or was revoked proves nothing, however long its connection, TLS session or watch has
+//! stood: its requests are answered 401, and what stands is ended. A change of the deny list counts from the moment that its writer is
+//! answered. Left to others: what an identity may do, and what the deny list means (`kedge_hub_core::identity`).
 
-use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
+use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
+use kedge_hub_core::kinds::CONFIG_MAP;
+use kedge_hub_core::selector::Selection;
 use time::OffsetDateTime;
+use tokio::sync::watch as signal;
 
 use super::connection::Caller;
 use super::shared::Server;
+use crate::hub::Hub;
+
+/// An expiry is looked at again after this time at the latest: the wall clock may have been set meanwhile.
+const RECHECK: Duration = Duration::from_secs(60 * 60);
+/// A connection with a credential that is no longer valid may wait this long for the request that is refused.
+const LAST_REQUEST: Duration = Duration::from_secs(10);
+/// Pause before the deny list is watched again, when its watch was ended.
+const WATCH_AGAIN: Duration = Duration::from_secs(1);
+
+/// What the server knows of credentials.
+#[derive(Debug)]
+pub(super) struct Credentials {
+    hub: Arc<Hub>,
+    /// The deny list as it was at a revision.
+    denied: RwLock<(u64, Arc<DenyList>)>,
+    changed: signal::Sender<()>,
+    /// The credentials that nodes came with, since the hub runs.
+    nodes: Mutex<HashMap<Box<str>, Arc<Seen>>>,
+}
+
+/// The credential that a node last connected with.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// Unix time.
+    pub(super) not_after: Option<i64>,
+    /// Of its last request that was not refused; Unix time, 0 before the first.
+    contact: AtomicI64,
+}
+
+impl Seen {
+    /// When a request of the node was last answered, Unix time.
+    pub(super) fn contact(&self) -> Option<i64> {
+        Some(self.contact.load(Ordering::Relaxed)).filter(|time| *time > 0)
+    }
+}
+
+impl Credentials {
+    pub(super) fn new(hub: Arc<Hub>) -> Credentials {
+        Credentials {
+            hub,
+            denied: RwLock::default(),
+            changed: signal::channel(()).0,
+            nodes: Mutex::default(),
+        }
+    }
+
+    /// The deny list of this moment.
+    pub(super) fn denied(&self) -> Arc<DenyList> {
+        let Some(found) = self.hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME) else {
+            return Arc::default();
+        };
+        let known = self.denied.read().unwrap_or_else(PoisonError::into_inner);
+        if known.0 == found.revision {
+            return Arc::clone(&known.1);
+        }
+        drop(known);
+        let list = Arc::new(DenyList::read(&found.value()));
+        if !list.unknown.is_empty() {
+            log::warn!("{DENY_LIST_NAMESPACE}/{DENY_LIST_NAME}: these keys deny nothing: {:?}", list.unknown);
+        }
+        *self.denied.write().unwrap_or_else(PoisonError::into_inner) = (found.revision, Arc::clone(&list));
+        list
+    }
+
+    /// Why this identity proves nothing now, if so.
+    fn fault(&self, identity: &Identity) -> Option<String> {
+        if identity.is_expired(OffsetDateTime::now_utc()) {
+            return Some("the credential has expired".to_owned());
+        }
+        self.denied().refusal(identity)
+    }
+
+    /// Notes that a node connects with this credential.
+    pub(super) fn connected(&self, identity: Option<&Identity>) -> Option<Arc<Seen>> {
+        let identity = identity?;
+        let node = identity.node()?;
+        let mut nodes = self.nodes.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = nodes.get(node).filter(|seen| seen.not_after == identity.not_after);
+        let seen = known
+            .cloned()
+            .unwrap_or_else(|| Arc::new(Seen { not_after: identity.not_after, contact: AtomicI64::new(0) }));
+        // the number of verified names is limited by the hub's signatures
+        nodes.insert(node.into(), Arc::clone(&seen));
+        Some(seen)
+    }
+
+    /// The credential that a node last came with.
+    pub(super) fn seen(&self, node: &str) -> Option<Arc<Seen>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner).get(node).cloned()
+    }
+
+    /// Tells standing connections about each change of the deny list, for as long as the hub runs.
+    pub(super) async fn follow(&self) {
+        let selected = format!("metadata.name={DENY_LIST_NAME}");
+        let selection = Selection::parse(&CONFIG_MAP, DENY_LIST_NAMESPACE, "", &selected)
+            .expect("it selects one name, which every kind has");
+        loop {
+            if let Ok((_, _, mut watch)) = self.hub.memory().watch(&CONFIG_MAP, selection.clone(), None, None)
+            {
+                self.changed.send_replace(());
+                while watch.receiver.recv().await.is_some() {
+                    self.changed.send_replace(());
+                }
+            }
+            tokio::time::sleep(WATCH_AGAIN).await;
+        }
+    }
+
+    /// Resolves when this identity is no longer valid: never for an anonymous one.
+    pub(super) async fn ended(&self, identity: Option<&Identity>) {
+        let Some(identity) = identity else { return std::future::pending().await };
+        let mut changed = self.changed.subscribe();
+        if self.fault(identity).is_some() {
+            // the client is to learn by an answer that it is refused
+            return tokio::time::sleep(LAST_REQUEST).await;
+        }
+        while self.fault(identity).is_none() {
+            let left =
+                identity.not_after.map_or(i64::MAX, |end| end - OffsetDateTime::now_utc().unix_timestamp());
+            let left = Duration::from_secs(u64::try_from(left).unwrap_or(0)).min(RECHECK);
+            tokio::select! {
+                // within the second that is rounded off
+                () = tokio::time::sleep(left + Duration::from_millis(10)) => {}
+                told = changed.changed() => if told.is_err() { return std::future::pending().await },
+            }
+        }
+    }
+}
 
 /// The identity of a request of this caller; `None` for an anonymous one.
 ///
 /// # Errors
 /// 401 for a credential that is not valid any more; the reason is logged.
 pub(super) fn of_request(server: &Server, caller: &Caller) -> Result<Arc<Option<Identity>>, ApiError> {
-    match (*caller.identity).as_ref() {
-        Some(identity) if identity.is_expired(OffsetDateTime::now_utc()) => {
-            refuse(server, caller, identity, "expired")
-        }
-        _ => Ok(Arc::clone(&caller.identity)),
+    let Some(identity) = (*caller.identity).as_ref() else { return Ok(Arc::clone(&caller.identity)) };
+    if let Some(why) = server.credentials.fault(identity) {
+        return Err(refused(server, caller, identity, &why));
     }
+    if let Some(seen) = &caller.seen {
+        seen.contact.store(OffsetDateTime::now_utc().unix_timestamp(), Ordering::Relaxed);
+    }
+    Ok(Arc::clone(&caller.identity))
 }
 
-fn refuse<T>(server: &Server, caller: &Caller, identity: &Identity, why: &str) -> Result<T, ApiError> {
+fn refused(server: &Server, caller: &Caller, identity: &Identity, why: &str) -> ApiError {
     let lines = &server.counters.refused_credential_lines;
     let before = lines.lock().unwrap_or_else(PoisonError::into_inner).one_more(Instant::now());
     if let Some(before) = before {
         log::warn!(
-            "refused a request of {:?} from {}: its credential {} has {why} ({before} more since the last line)",
+            "refused a request of {:?} from {} with {}: {why} ({before} more since the last line)",
             identity.user,
             caller.from,
             identity.credential
         );
     }
-    Err(ApiError::unauthorized())
+    ApiError::unauthorized()
 }

@@ -24,6 +24,7 @@ use kedge_hub_core::identity::Identity;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch as signal;
 
+use super::authentication::Seen;
 use super::detached_watch;
 use super::large::LARGE_BYTES;
 use super::limits::Slot;
@@ -52,12 +53,15 @@ pub(super) struct Caller {
     pub(super) from: IpAddr,
     /// What the owner of the certificate holds, or the network of a caller without one.
     pub(super) slot: Arc<Slot>,
+    /// What is noted of a node's credential.
+    pub(super) seen: Option<Arc<Seen>>,
 }
 
 impl Caller {
     pub(super) fn new(server: &Server, identity: Option<Identity>, from: IpAddr) -> Caller {
         let slot = server.limits.slot(identity.as_ref(), from, Instant::now());
-        Caller { identity: Arc::new(identity), from, slot }
+        let seen = server.credentials.connected(identity.as_ref());
+        Caller { identity: Arc::new(identity), from, slot, seen }
     }
 }
 
@@ -85,10 +89,15 @@ where
         // boxed, as below: it is not kept with the connection
         Err(error) => return Box::pin(turn_away(link, server, &error)).await,
     };
+    let identity = Arc::clone(&caller.identity);
+    // a credential that is no longer valid ends what stands; a request that is there already is answered 401
+    let mut ended = pin!(server.credentials.ended((*identity).as_ref()));
     loop {
         let next = tokio::select! {
+            biased;
             next = link.next_request() => Some(next?),
             () = stop(stopped.clone()) => None,
+            () = ended.as_mut() => None,
         };
         let Some(next) = next else { return Ok(link.shut_down().await?) };
         let chunks = match next {
@@ -101,7 +110,12 @@ where
             Served::Ended => return Ok(()),
             Served::Answered(link) => link,
             Served::Watch(mut link, answer) => {
-                if !link.write_watch(answer).await? {
+                let goes_on = tokio::select! {
+                    goes_on = link.write_watch(answer) => goes_on?,
+                    // without the end of the answer: it is cut off
+                    () = ended.as_mut() => false,
+                };
+                if !goes_on {
                     return Ok(());
                 }
                 link
@@ -564,6 +578,26 @@ mod tests {
     async fn panic_is_caught_as_an_error() {
         assert_eq!(caught(async { 1 }).await, Ok(1));
         assert!(caught(async { panic!("on purpose") }).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn expired_credential_is_refused_and_ends_what_stands() {
+        let stage = Stage::new("expired");
+        let now = || time::OffsetDateTime::now_utc().unix_timestamp();
+        let admin = |not_after| Identity { not_after: Some(not_after), ..admin().unwrap() };
+        let mut client = stage.connect(Some(admin(now() - 1)));
+        client.write_all(&head("GET", MAPS, "")).await.unwrap();
+        assert_eq!(answer(&mut client).await, (401, true));
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
+        // valid for one or two seconds more: a watch and an unused connection
+        let end = now() + 2;
+        let (mut watching, mut idle) = (stage.connect(Some(admin(end))), stage.connect(Some(admin(end))));
+        watching.write_all(&head("GET", &format!("{MAPS}?watch=true"), "")).await.unwrap();
+        let mut read = Vec::new();
+        watching.read_to_end(&mut read).await.unwrap();
+        assert!(read.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&read));
+        assert_eq!(idle.read(&mut [0]).await.unwrap(), 0);
+        assert!(now() >= end, "neither ended before");
     }
 
     #[tokio::test]

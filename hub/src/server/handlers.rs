@@ -16,9 +16,9 @@ use super::delete_options::delete_options;
 use super::limits::{Resource, Slot};
 use super::request::{self, Form, Parameters, RequestBody, header};
 use super::respond::{self, Body, IncludeObject, Writer};
-use super::route::{self, Route, Target};
+use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
-use super::{discovery, health, node_streams, openapi, pieces, reviews, subresources, watch};
+use super::{discovery, health, node_access, node_streams, openapi, pieces, reviews, subresources, watch};
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
@@ -97,11 +97,36 @@ async fn answer(
             reviews::answer(&context, &route, &body)
         }
         Route::Bindings(namespace) => bindings(&context, &namespace, body).await,
+        Route::NodeAccess { node, verb } => {
+            let outcome = node_access(&context, &node, verb, body).await;
+            let target = Target {
+                kind: &kinds::NODE,
+                namespace: String::new(),
+                name: node,
+                subresource: String::new(),
+            };
+            audit(&context, verb.name(), &target, &outcome);
+            outcome
+        }
         route => {
             authorize_path(&context)?;
             path(&context, route)
         }
     }
+}
+
+/// `POST /kedge/nodes/NAME/VERB`.
+async fn node_access(
+    context: &RequestContext<'_>,
+    node: &str,
+    verb: AccessVerb,
+    body: &mut RequestBody,
+) -> Result<Response<Body>, ApiError> {
+    authorize_path(context)?;
+    if context.parts.method != Method::POST {
+        return Err(ApiError::method_not_allowed());
+    }
+    node_access::change(context, node, verb, &body.read().await?).await
 }
 
 /// `POST` to `bindings` of a namespace: the body names the pod.
@@ -245,11 +270,13 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         Route::Version => Ok(health::version()),
         Route::Health(check) => health::health(context, &check),
         Route::Metrics => Ok(health::metrics(context.server)),
+        Route::Nodes => Ok(node_access::list(context)),
         Route::Target(_)
         | Route::AccessReview
         | Route::RulesReview
         | Route::SelfReview
         | Route::Bindings(_)
+        | Route::NodeAccess { .. }
         | Route::Unknown => Err(ApiError::path_not_found()),
     }
 }

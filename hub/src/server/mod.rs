@@ -18,6 +18,7 @@ mod health;
 mod large;
 mod limits;
 mod link;
+mod node_access;
 mod node_streams;
 mod openapi;
 mod pieces;
@@ -93,6 +94,7 @@ pub async fn serve(
     let accepting = accept::accept(listener, TlsAcceptor::from(tls), server.clone(), stopped);
     let outcome = tokio::select! {
         () = accepting => Ok(()),
+        () = server.credentials.follow() => Ok(()),
         () = shutdown => Ok(()),
         () = hub.writer().ended() => Err(ServeError::StoreEnded(hub.writer().health().end())),
     };

@@ -40,8 +40,28 @@ pub(super) enum Route {
     Health(String),
     /// `/metrics`.
     Metrics,
+    /// `/kedge/nodes`: the nodes and their credentials.
+    Nodes,
+    /// `/kedge/nodes/NAME/revoke` and `readmit`.
+    NodeAccess { node: String, verb: AccessVerb },
     /// Nothing is served there.
     Unknown,
+}
+
+/// What an administrator does to a node's credentials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AccessVerb {
+    Revoke,
+    Readmit,
+}
+
+impl AccessVerb {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            AccessVerb::Revoke => "revoke",
+            AccessVerb::Readmit => "readmit",
+        }
+    }
 }
 
 /// A collection (no name) or an object.
@@ -98,6 +118,9 @@ pub(super) fn parse(path: &str) -> Route {
         [health @ ("healthz" | "livez" | "readyz")] => Route::Health((*health).to_owned()),
         [health @ ("healthz" | "livez" | "readyz"), check] => Route::Health(format!("{health}/{check}")),
         ["metrics"] => Route::Metrics,
+        ["kedge", "nodes"] => Route::Nodes,
+        ["kedge", "nodes", node, "revoke"] => node_access(node, AccessVerb::Revoke),
+        ["kedge", "nodes", node, "readmit"] => node_access(node, AccessVerb::Readmit),
         _ => Route::Unknown,
     }
 }
@@ -165,6 +188,10 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
     }
 }
 
+fn node_access(node: &str, verb: AccessVerb) -> Route {
+    Route::NodeAccess { node: node.to_owned(), verb }
+}
+
 /// Percent-decodes a segment; `None` if malformed or not UTF-8.
 pub(super) fn percent_decode(text: &str) -> Option<String> {
     if !text.contains('%') {
@@ -206,6 +233,10 @@ mod tests {
         );
         check("/api/v1/namespaces/a/bindings", "Bindings(\"a\")");
         check("/api/v1/bindings", "Unknown");
+        check("/kedge/nodes", "Nodes");
+        check("/kedge/nodes/a/revoke", "NodeAccess { node: \"a\", verb: Revoke }");
+        check("/kedge/nodes/a/readmit", "NodeAccess { node: \"a\", verb: Readmit }");
+        check("/kedge/nodes/a", "Unknown");
         check("/", "Index");
         check("", "Index");
         check("/api", "CoreVersions");

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use super::authentication::Credentials;
 use super::handshakes::Handshakes;
 use super::large::Large;
 use super::limits::Limits;
@@ -21,11 +22,13 @@ pub(crate) struct Server {
     pub(super) limits: Limits,
     pub(super) handshakes: Arc<Handshakes>,
     pub(super) large: Large,
+    pub(super) credentials: Credentials,
 }
 
 impl Server {
     pub(super) fn new(hub: Arc<Hub>, capacity: Capacity) -> Server {
         Server {
+            credentials: Credentials::new(Arc::clone(&hub)),
             hub,
             counters: Counters::default(),
             limits: Limits::new(&capacity),

@@ -10,6 +10,7 @@ mod kinds;
 mod lifecycles;
 mod objects;
 mod refusals;
+mod revocation;
 #[path = "../server/mod.rs"]
 mod server;
 

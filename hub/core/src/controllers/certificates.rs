@@ -3,8 +3,8 @@
 //! Inputs: CertificateSigningRequest. Outputs: CertificateSigningRequest, and certificates to sign.
 //! Two signers, upstream's: `kubernetes.io/kube-apiserver-client` and `kubernetes.io/kube-apiserver-client-kubelet`; requests to
 //! others are stored for other signers. Always holds: only an approved request is signed; an approved request that cannot be signed
-//! fails with a reason and is not tried again. Requests are always approved by a person, also a node's renewal; a certificate cannot
-//! be revoked, so its life is a year at most. Left to others: the authority's key (`pki`), permission to approve (`identity`).
+//! fails with a reason and is not tried again. Requests are always approved by a person, also a node's renewal; no certificate
+//! is signed for a revoked node or user, nor by request of one. Left to others: the authority's key (`pki`), permission to approve (`identity`).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +16,8 @@ use time::OffsetDateTime;
 use super::controller::{Action, Controller, Decision, Done, Edit, Level, Line, Now, Signing, Task, World};
 use crate::api_error::ApiError;
 use crate::identity::certificate_request::Request;
-use crate::kinds::{CERTIFICATE_REQUEST, Kind, schema};
+use crate::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
+use crate::kinds::{CERTIFICATE_REQUEST, CONFIG_MAP, Kind, schema};
 use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::value::{at, text};
@@ -84,7 +85,9 @@ impl Controller for Certificates {
     fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<Purpose> {
         let names = std::mem::take(&mut self.queue);
         let found = names.iter().filter_map(|name| world.get(&CERTIFICATE_REQUEST, "", name));
-        let tasks = found.filter_map(|object| decide(&object, now.wall)).collect();
+        let denied = world.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
+        let denied = denied.map(|found| DenyList::read(&found.value())).unwrap_or_default();
+        let tasks = found.filter_map(|object| decide(&object, &denied, now.wall)).collect();
         Decision { tasks, ..Decision::default() }
     }
 
@@ -123,7 +126,7 @@ impl Controller for Certificates {
 }
 
 /// The action on a request.
-fn decide(object: &Object, now: OffsetDateTime) -> Option<Task<Purpose>> {
+fn decide(object: &Object, denied: &DenyList, now: OffsetDateTime) -> Option<Task<Purpose>> {
     let request = object.value();
     if is_due(&request) {
         let asked = Asked {
@@ -131,7 +134,7 @@ fn decide(object: &Object, now: OffsetDateTime) -> Option<Task<Purpose>> {
             uid: object.uid.to_string(),
             user: text(&request, &["spec", "username"]).to_owned(),
         };
-        return Some(match signing(&request) {
+        return Some(match signing(&request, denied) {
             Ok(signing) => Task { purpose: Purpose::Sign(asked), action: Action::Sign(signing) },
             Err(why) => answer(asked, Err(why)),
         });
@@ -167,7 +170,7 @@ fn life(request: &Value) -> time::Duration {
 }
 
 /// The certificate to sign, or the reason of the failure.
-fn signing(request: &Value) -> Result<Signing, String> {
+fn signing(request: &Value, denied: &DenyList) -> Result<Signing, String> {
     let bytes = schema::base64_decode(text(request, &["spec", "request"])).unwrap_or_default();
     let asked = Request::from_pem(&bytes)?;
     let usages: Vec<&str> = at(request, &["spec", "usages"])
@@ -177,6 +180,10 @@ fn signing(request: &Value) -> Result<Signing, String> {
         .filter_map(Value::as_str)
         .collect();
     asked.check(text(request, &["spec", "signerName"]), &usages)?;
+    let users = [asked.common_name.as_str(), text(request, &["spec", "username"])];
+    if let Some(why) = users.into_iter().find_map(|user| denied.signing_refusal(user)) {
+        return Err(why);
+    }
     let enciphers = usages.contains(&"key encipherment");
     Ok(Signing { request: asked, enciphers, life: life(request) })
 }
@@ -291,7 +298,7 @@ mod tests {
     fn invalid_request_fails_once_with_a_reason() {
         let mut asked = request(NODE_SIGNER, &["Approved"], "");
         asked["spec"]["request"] = schema::base64_encode(b"no request").into();
-        let why = signing(&asked).map(drop).unwrap_err();
+        let why = signing(&asked, &DenyList::default()).map(drop).unwrap_err();
         write_answer(&mut asked, &Err(why), "now");
         assert_eq!(condition(&asked, "Failed").unwrap()["reason"], "SignerValidationFailure");
         assert!(!is_due(&asked));
@@ -308,8 +315,15 @@ mod tests {
         let mut asked = request(NODE_SIGNER, &["Approved"], "");
         asked["spec"]["request"] = schema::base64_encode(pem.as_bytes()).into();
         asked["spec"]["usages"] = json!(["client auth", "digital signature"]);
-        let signing_of = |asked: &Value| signing(asked).map(|signing| (signing.enciphers, signing.life));
+        let signing_of = |asked: &Value| {
+            signing(asked, &DenyList::default()).map(|signing| (signing.enciphers, signing.life))
+        };
         assert_eq!(signing_of(&asked), Ok((false, LONGEST)));
+        for key in ["node.a", "user.jane"] {
+            asked["spec"]["username"] = "jane".into();
+            let denied = DenyList::read(&json!({"data": {key: ""}}));
+            assert!(signing(&asked, &denied).is_err(), "{key}");
+        }
         asked["spec"]["usages"] = json!(["server auth"]);
         assert!(signing_of(&asked).is_err());
     }

@@ -29,6 +29,8 @@ pub struct Identity {
     pub facts: BTreeMap<String, Vec<String>>,
     /// The credential proves nothing from this second on (Unix time); `None` if it does not expire.
     pub not_after: Option<i64>,
+    /// When the credential was issued (Unix time in microseconds), if it tells.
+    pub issued: Option<i64>,
     /// The credential in upstream's spelling, `X509SHA256=...` or `JTI=...`; empty for an identity without one of its own, as
     /// when an administrator impersonates it.
     pub credential: Box<str>,
@@ -61,6 +63,7 @@ impl Identity {
             groups,
             // valid through its last second, as TLS has it
             not_after: Some(certificate.validity().not_after.timestamp().saturating_add(1)),
+            issued: issued_at(certificate.raw_serial()),
             credential: certificate_id(der).into(),
             ..Identity::default()
         })
@@ -94,6 +97,33 @@ impl Identity {
     fn in_group(&self, group: &str) -> bool {
         self.groups.iter().any(|own| own == group)
     }
+}
+
+/// First bytes of the serial numbers of our authority: the time of issue follows them. (A certificate cannot tell it otherwise: all are
+/// valid from 1970 on, for boards without a clock.)
+const SERIAL_MARK: [u8; 4] = *b"kdge";
+/// Bytes of such a serial number: mark, time, random.
+const SERIAL_BYTES: usize = 20;
+
+/// The serial number of a certificate that is issued at `now`.
+pub fn serial_number(now: OffsetDateTime, random: [u8; 8]) -> [u8; SERIAL_BYTES] {
+    let mut serial = [0; SERIAL_BYTES];
+    serial[..4].copy_from_slice(&SERIAL_MARK);
+    serial[4..12].copy_from_slice(&micros(now).to_be_bytes());
+    serial[12..].copy_from_slice(&random);
+    serial
+}
+
+/// Unix time in microseconds.
+pub(super) fn micros(time: OffsetDateTime) -> i64 {
+    i64::try_from(time.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX)
+}
+
+/// When the certificate of this serial number was issued; `None` for one that an older hub made.
+fn issued_at(serial: &[u8]) -> Option<i64> {
+    let serial: &[u8; SERIAL_BYTES] = serial.try_into().ok()?;
+    let time = serial.strip_prefix(&SERIAL_MARK)?.first_chunk()?;
+    Some(i64::from_be_bytes(*time))
 }
 
 /// The id of a certificate: upstream's, over all of it, so that no two certificates share one.
@@ -147,6 +177,22 @@ mod tests {
         assert_eq!(Identity::from_client_certificate(&nameless), None);
         assert_eq!(Identity::from_client_certificate(&certificate(&[(DnType::CommonName, "")])), None);
         assert_eq!(Identity::from_client_certificate(b"nonsense"), None);
+    }
+
+    #[test]
+    fn serial_number_tells_the_time_of_issue() {
+        let at = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
+        let serial = serial_number(at, [0xff; 8]);
+        assert_eq!(issued_at(&serial), Some(1_800_000_000_000_000));
+        assert!(serial[0] < 0x80, "a positive number");
+        assert_eq!(issued_at(&serial[1..]), None);
+        assert_eq!(issued_at(&[1; 20]), None);
+        let mut params = rcgen::CertificateParams::default();
+        params.serial_number = Some(serial.to_vec().into());
+        params.distinguished_name.push(rcgen::DnType::CommonName, "x");
+        let made = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+        let found = Identity::from_client_certificate(made.der());
+        assert_eq!(found.map(|found| found.issued), Some(Some(1_800_000_000_000_000)));
     }
 
     #[test]

@@ -61,7 +61,7 @@ pub fn effective<'a>(
         uid: asked.uid,
         facts: asked.facts,
         not_after: caller.not_after,
-        credential: "".into(),
+        ..Identity::default()
     }))
 }
 

@@ -3,12 +3,13 @@
 //! Holds: nothing here does IO or keeps state, so a decision is a function of the request, the time and the stored objects.
 //! `identity` is what a credential proves, `impersonation` the identity that an administrator asks for instead. `authorize`
 //! decides on a request before anything is read, by a list of authorizers; `admit` decides on an object as it would be stored.
-//! Both use upstream's texts, because people search for them. Not built yet: roles (RBAC objects are not served), and
-//! authorizing an open watch again (the server ends every watch after some time).
+//! Both use upstream's texts, because people search for them. `denied` is
+//! the list of revoked credentials. Not built yet: roles (RBAC objects are not served).
 
 mod attributes;
 mod authorizer;
 pub mod certificate_request;
+pub mod denied;
 #[cfg(test)]
 mod fixture;
 #[allow(clippy::module_inception, reason = "it is what the folder is named after")]
@@ -20,7 +21,7 @@ mod references;
 
 pub use attributes::{Attributes, ClusterView};
 pub use authorizer::rules;
-pub use identity::{CREDENTIAL_ID, Identity, certificate_id};
+pub use identity::{CREDENTIAL_ID, Identity, certificate_id, serial_number};
 pub use impersonation::effective;
 
 use serde_json::Value;

@@ -1,0 +1,197 @@
+//! Revoking a node, as its owner, the node itself, and a thief of its credentials see it.
+
+use kedge_hub_core::kinds::schema::base64_encode;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use serde_json::{Value, json};
+
+use super::server::{Client, Hub, Outcome, scratch};
+use super::{LEASES, NODES};
+
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+
+#[track_caller]
+fn ok(outcome: &Outcome) -> &str {
+    assert_eq!(outcome.code, Some(0), "{}", outcome.err);
+    &outcome.out
+}
+
+/// What `node list` shows of a node.
+fn listed(hub: &Hub, name: &str) -> Value {
+    let outcome = hub.command(&["node", "list", "--output", "json"]);
+    let list: Value = serde_json::from_str(ok(&outcome)).unwrap();
+    let nodes = list["nodes"].as_array().unwrap();
+    nodes.iter().find(|node| node["name"] == name).cloned().unwrap_or_default()
+}
+
+fn register(node: &mut Client, name: &str) {
+    node.post(NODES, &json!({"metadata": {"name": name}})).expect(201);
+}
+
+#[test]
+fn revoked_node_is_refused_everywhere_at_once() {
+    let hub = Hub::new();
+    let (mut admin, mut node, mut other) = (hub.admin(), hub.node("edge-1"), hub.node("edge-2"));
+    register(&mut node, "edge-1");
+    register(&mut other, "edge-2");
+    let own = format!("{NODES}?watch=true&fieldSelector=metadata.name%3Dedge-1");
+    let mut watch = node.another().watch(&own);
+    assert_eq!(watch.event(), "ADDED edge-1");
+    let mut idle = node.another();
+    idle.get(&format!("{NODES}/edge-1")).expect(200);
+
+    let said = hub.command(&["node", "revoke", "edge-1", "--reason", "stolen from the lift"]);
+    assert_eq!(ok(&said), "admin revoked the credentials of node edge-1: stolen from the lift\n");
+    // what stands ends (its last events may come before), what comes is refused
+    while watch.next().is_some() {}
+    let standing = idle.try_on_the_same("GET", "/api");
+    assert!(standing.is_err() || standing.is_ok_and(|reply| reply.code == 401));
+    assert_eq!(node.another().get(&format!("{NODES}/edge-1")).code, 401);
+    assert_eq!(node.another().post(NODES, &json!({"metadata": {"name": "edge-1"}})).code, 401);
+    assert_eq!(node.another().get("/readyz").code, 401, "a credential that is not valid proves nothing");
+    assert_eq!(hub.node("edge-1").get("/api").code, 401, "also new ones");
+    other.get(&format!("{NODES}/edge-2")).expect(200);
+    // nobody gets a certificate of that name signed
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+    params.distinguished_name.push(DnType::CommonName, "system:node:edge-1");
+    let pem = params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+    let asked = json!({"metadata": {"name": "r"}, "spec": {"request": base64_encode(pem.as_bytes()),
+        "signerName": "kubernetes.io/kube-apiserver-client-kubelet", "usages": ["client auth", "digital signature"]}});
+    admin.post(REQUESTS, &asked).expect(201);
+    let approval = json!({"status": {"conditions": [{"type": "Approved", "status": "True", "reason": "x"}]}});
+    admin.patch("merge", &format!("{REQUESTS}/r/approval"), &approval).expect(200);
+    let mut answers =
+        admin.another().watch(&format!("{REQUESTS}?watch=true&fieldSelector=metadata.name%3Dr"));
+    let answered = std::iter::from_fn(|| answers.next())
+        .map(|event| event["object"]["status"].clone())
+        .find(|status| status["conditions"].as_array().is_some_and(|list| list.len() == 2));
+    let status = answered.expect("it fails");
+    assert_eq!(status["conditions"][1]["type"], "Failed", "{status}");
+    assert_eq!(status.get("certificate"), None);
+    // the Node stays, and says why
+    let object = admin.get(&format!("{NODES}/edge-1")).expect(200);
+    let why = object["metadata"]["annotations"]["kedge.dev/revoked"].as_str().unwrap();
+    assert!(why.ends_with("admin revoked the credentials of node edge-1: stolen from the lift"), "{why}");
+    let events = admin.get("/api/v1/namespaces/default/events").expect(200);
+    let events = events["items"].as_array().unwrap();
+    assert!(
+        events
+            .iter()
+            .any(|event| event["reason"] == "NodeRevoked" && event["involvedObject"]["name"] == "edge-1")
+    );
+    let shown = listed(&hub, "edge-1");
+    assert_eq!(
+        (&shown["state"], &shown["access"]["reason"]),
+        (&json!("Revoked"), &json!("stolen from the lift"))
+    );
+    assert_ne!(listed(&hub, "edge-2")["state"], "Revoked");
+    assert!(hub.log().contains("refused a request of \"system:node:edge-1\""), "{}", hub.log());
+}
+
+#[test]
+fn readmitted_node_needs_new_credentials() {
+    let hub = Hub::new();
+    let mut old = hub.node("edge-1");
+    register(&mut old, "edge-1");
+    ok(&hub.command(&["node", "revoke", "edge-1"]));
+    ok(&hub.command(&["node", "readmit", "edge-1"]));
+    assert_eq!(old.another().get(&format!("{NODES}/edge-1")).code, 401, "the thief's");
+    let mut new = hub.node("edge-1");
+    let object = new.get(&format!("{NODES}/edge-1")).expect(200);
+    assert_eq!(object["metadata"]["annotations"].get("kedge.dev/revoked"), None);
+    assert!(listed(&hub, "edge-1")["certificateExpires"].as_str().unwrap().starts_with("20"));
+    // by mistake: nobody else can have them
+    ok(&hub.command(&["node", "revoke", "edge-1"]));
+    ok(&hub.command(&["node", "readmit", "edge-1", "--same-credentials"]));
+    old.another().get(&format!("{NODES}/edge-1")).expect(200);
+    let unknown = hub.command(&["node", "readmit", "edge-2"]);
+    assert_eq!(unknown.code, Some(1));
+    assert!(unknown.err.contains("404 node \"edge-2\" is not revoked"), "{}", unknown.err);
+}
+
+#[test]
+fn revocation_survives_restart_backup_and_restore() {
+    let data = scratch();
+    let first = data.path().join("first");
+    let hub = Hub::start(&first);
+    let kubeconfig = hub.command(&["node-kubeconfig", "edge-1"]).out;
+    ok(&hub.command(&["node", "revoke", "edge-1"]));
+    let code = |hub: &Hub| Client::new(&kubeconfig, &hub.url).get("/api").code;
+    hub.kill();
+    let hub = Hub::start(&first);
+    assert_eq!(code(&hub), 401, "after a crash");
+    let file = data.path().join("backup");
+    ok(&hub.command(&["backup", file.to_str().unwrap()]));
+    hub.terminate();
+    let second = data.path().join("second");
+    let hub = Hub::start(&first);
+    ok(&hub.command(&["node", "readmit", "edge-1", "--same-credentials"]));
+    assert_eq!(code(&hub), 200, "the test sees a node that is not revoked");
+    hub.terminate();
+    std::fs::create_dir(&second).unwrap();
+    let program = std::process::Command::new(env!("CARGO_BIN_EXE_kedge-hub"))
+        .args(["restore", file.to_str().unwrap(), "--data-dir", second.to_str().unwrap()])
+        .status();
+    assert!(program.unwrap().success());
+    let hub = Hub::start(&second);
+    assert_eq!(code(&hub), 401, "after a restore");
+    assert_eq!(listed(&hub, "edge-1")["state"], "Revoked");
+}
+
+#[test]
+fn revoking_is_for_administrators_and_leaves_a_trail() {
+    let mut hub = Hub::new();
+    let (mut admin, mut node) = (hub.admin(), hub.node("edge-1"));
+    register(&mut node, "edge-1");
+    for path in ["/kedge/nodes/edge-2/revoke", "/kedge/nodes/edge-1/readmit"] {
+        assert_eq!(node.post(path, &json!({})).code, 403, "{path}");
+        assert_eq!(hub.anonymous().post(path, &json!({})).code, 401, "{path}");
+        assert_eq!(admin.get(path).code, 405, "{path}");
+    }
+    assert_eq!(node.get("/kedge/nodes").code, 403);
+    assert_eq!(node.get("/api/v1/namespaces/kube-system/configmaps/kedge-denied").code, 403);
+    assert_eq!(admin.post("/kedge/nodes/Edge/revoke", &json!({})).code, 400);
+    // a renewal is contact
+    node.put(&format!("{LEASES}/edge-1"), &json!({"metadata": {"name": "edge-1"}})).expect(201);
+    assert!(listed(&hub, "edge-1")["lastContact"].is_string());
+    ok(&hub.command(&["node", "revoke", "edge-1"]));
+    hub.stop("TERM");
+    let log = std::fs::read_to_string(hub.data_dir.join("audit.log")).unwrap();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let has = |user: &str, verb: &str, subresource: Option<&str>| {
+        lines.iter().any(|line| {
+            line["user"] == user
+                && line["verb"] == verb
+                && line["name"] == "edge-1"
+                && line["subresource"].as_str() == subresource
+        })
+    };
+    assert!(has("admin", "revoke", None), "{log}");
+    assert!(has("kedge-hub node-kubeconfig", "create", Some("kubeconfig")), "{log}");
+    let silent = hub.command(&["node", "list"]);
+    assert_eq!(silent.code, Some(1));
+    assert!(silent.err.contains("no hub answers at https://"), "{}", silent.err);
+}
+
+#[test]
+fn certificates_and_users_are_denied_by_the_list() {
+    let hub = Hub::new();
+    let (mut admin, mut node) = (hub.admin(), hub.node("edge-1"));
+    let review = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let id = node.post(review, &json!({})).expect(201);
+    let id = id["status"]["userInfo"]["extra"]["authentication.kubernetes.io/credential-id"][0].clone();
+    let id = id.as_str().unwrap().strip_prefix("X509SHA256=").unwrap().to_owned();
+    let maps = "/api/v1/namespaces/kube-system/configmaps";
+    let denied = |data: Value| json!({"metadata": {"name": "kedge-denied"}, "data": data});
+    admin.post(maps, &denied(json!({format!("certificate.{id}"): "lost"}))).expect(201);
+    assert_eq!(node.another().get("/api").code, 401);
+    assert_eq!(hub.node("edge-1").get("/api").code, 200, "another certificate of the node");
+    // an administrator is not locked out by name
+    let names = json!({"user.admin": "", "user.system_3anode_3aedge-1": ""});
+    admin.put(&format!("{maps}/kedge-denied"), &denied(names)).expect(200);
+    assert_eq!(hub.admin().get("/api").code, 200);
+    assert_eq!(hub.node("edge-1").get("/api").code, 401);
+    admin.delete(&format!("{maps}/kedge-denied")).expect(200);
+    assert_eq!(hub.node("edge-1").get("/api").code, 200);
+}
