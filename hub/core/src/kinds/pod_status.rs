@@ -3,6 +3,7 @@
 //! Always holds: only what changes is judged, so that a value accepted by an older hub keeps no node from reporting.
 //! Leaves to others: what the fields mean to people (the columns, in `pod`).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde_json::Value;
@@ -96,9 +97,15 @@ fn validate_restarts(new: &Value, old: &Value, field: &str, errors: &mut Errors)
         "initContainerStatuses" => "initContainers",
         _ => return,
     };
+    let name_of = |value| text(value, &["name"]);
+    let containers: BTreeMap<&str, &Value> =
+        list(spec, of_spec).iter().rev().map(|container| (name_of(container), container)).collect();
+    let statuses = list(&new["status"], field).iter();
+    let going_on: BTreeSet<&str> =
+        statuses.filter(|is| at(is, &["state", "terminated"]).is_none()).map(name_of).collect();
     for (index, was) in list(&old["status"], field).iter().enumerate() {
         let Some(ended) = at(was, &["state", "terminated"]) else { continue };
-        let container = list(spec, of_spec).iter().find(|container| container["name"] == was["name"]);
+        let container = containers.get(name_of(was)).copied();
         let own = container.map_or("", |container| text(container, &["restartPolicy"]));
         let has_rules = container.is_some_and(|container| !list(container, "restartPolicyRules").is_empty());
         let policy = if own.is_empty() { text(spec, &["restartPolicy"]) } else { own };
@@ -111,10 +118,7 @@ fn validate_restarts(new: &Value, old: &Value, field: &str, errors: &mut Errors)
         if !is_final || has_rules || of_spec == "initContainers" {
             continue;
         }
-        let goes_on = list(&new["status"], field)
-            .iter()
-            .any(|is| is["name"] == was["name"] && at(is, &["state", "terminated"]).is_none());
-        if goes_on {
+        if going_on.contains(name_of(was)) {
             let path = format!("status.{field}[{index}].state");
             errors.push(FieldError::forbidden(path, "may not be transitioned to non-terminated state"));
         }

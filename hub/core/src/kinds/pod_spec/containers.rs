@@ -70,7 +70,7 @@ const DIVISORS: [&str; 13] =
 /// What the rules of a container need to know of its pod.
 pub(super) struct Pod<'a> {
     pub(super) volumes: BTreeMap<&'a str, &'a Value>,
-    pub(super) claims: Vec<&'a str>,
+    pub(super) claims: BTreeSet<&'a str>,
     pub(super) grace_secs: Option<i64>,
     pub(super) never_restarts: bool,
     pub(super) has_host_users: bool,

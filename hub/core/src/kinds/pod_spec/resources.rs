@@ -2,6 +2,8 @@
 //!
 //! Always holds: amounts are compared exactly. Leaves to others: what a node has of them.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use super::super::names;
@@ -126,13 +128,18 @@ fn validate_huge_pages(name: &str, value: &Value, path: &str, errors: &mut Error
 }
 
 /// The resources of a container; `claims` are the names of the pod's.
-pub(super) fn validate_container(resources: &Value, claims: &[&str], path: &str, errors: &mut Errors) {
+pub(super) fn validate_container(
+    resources: &Value,
+    claims: &BTreeSet<&str>,
+    path: &str,
+    errors: &mut Errors,
+) {
     validate(resources, validate_container_name, path, errors);
     for (index, claim) in rules::list(resources, "claims").iter().enumerate() {
         let path = format!("{path}.claims[{index}]");
         match text(claim, &["name"]) {
             "" => errors.push(FieldError::required(path, "")),
-            name if !claims.contains(&name) => errors.push(FieldError::not_found(path, name)),
+            name if !claims.contains(name) => errors.push(FieldError::not_found(path, name)),
             _ => {}
         }
     }
@@ -212,7 +219,7 @@ mod tests {
 
     fn check(resources: Value, expect: &[&str]) {
         let mut errors = Errors::default();
-        validate_container(&resources, &["c"], "r", &mut errors);
+        validate_container(&resources, &BTreeSet::from(["c"]), "r", &mut errors);
         assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), expect);
     }
 
