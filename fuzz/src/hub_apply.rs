@@ -1,11 +1,14 @@
 //! Server-side apply of arbitrary bodies, JSON and YAML, to objects of every kind with arbitrary managers.
 //!
 //! The first byte chooses the kind, the second the subresource and whether conflicts are forced; then the live object and two bodies
-//! that are applied one after the other, behind separators. Checked: a repeated apply changes nothing; the object does not grow
+//! that are applied one after the other, behind
+//! separators, as `large` expands them. Checked: a repeated apply changes nothing; the object does not grow
 //! beyond the size of its inputs; managers stay readable.
 
 use crate::Target;
+use crate::hub_cost::OBJECT_BYTES;
 use crate::input::{SEPARATOR, chosen_kind, sections};
+use crate::large::expanded;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
 use kedge_hub_core::decode::{APPLY, FieldValidation, object};
 use kedge_hub_core::kinds::{Kind, schema};
@@ -87,14 +90,15 @@ fn seeds() -> Vec<Vec<u8>> {
 fn run(data: &[u8]) {
     let [number, how, texts @ ..] = data else { return };
     let kind = chosen_kind(*number);
-    let [live, first, second] = sections::<3>(texts);
-    let Ok(live) = object(kind, "application/json", live, FieldValidation::Ignore) else { return };
+    let [live, first, second] = sections::<3>(texts).map(|text| expanded(text, OBJECT_BYTES));
+    let given = live.len() + first.len() + second.len() + data.len();
+    let Ok(live) = object(kind, "application/json", &live, FieldValidation::Ignore) else { return };
     let mut live = live.value;
     if !live["metadata"].is_object() {
         live["metadata"] = json!({});
     }
-    let (Some(first), Some(second)) = (read(kind, *how, first), read(kind, *how, second)) else { return };
-    let given = data.len() + live.to_string().len();
+    let (Some(first), Some(second)) = (read(kind, *how, &first), read(kind, *how, &second)) else { return };
+    let given = given + live.to_string().len();
 
     let Some(once) = applied(&first, live.clone(), given) else { return };
     let again = applied(&first, once.clone(), given).expect("a manager does not conflict with itself");

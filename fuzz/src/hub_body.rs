@@ -1,10 +1,11 @@
 //! Bodies that clients send to the hub, as JSON or protobuf, and the objects it may find in its store.
 //!
-//! The first byte chooses the kind, the second what is done. Checked: an object that is accepted is in its final form (the
+//! The first byte chooses the kind, the second what is done; the rest is the body as `large` expands it. Checked: an object that is accepted is in its final form (the
 //! schema changes nothing more), can be stored, shown and read back; one that is refused is refused with a Status.
 
 use crate::Target;
 use crate::input::chosen_kind;
+use crate::large::expanded;
 use kedge_hub_core::decode::{FieldValidation, object};
 use kedge_hub_core::kinds::{Kind, schema};
 use kedge_hub_core::requests::{self, Fresh};
@@ -16,7 +17,9 @@ pub(crate) const TARGET: Target =
     Target { name: "hub_body", run, seeds, words: WORDS, longest_bytes: 4096, mutations: 2000 };
 
 const FRESH: Fresh = Fresh { now: OffsetDateTime::UNIX_EPOCH, random: [7; 21] };
-/// Longest message of a refusal that is about a body of this size.
+/// Largest body that the hub reads.
+pub(crate) const BODY_BYTES: usize = 3 * 1024 * 1024;
+/// Longest message of a refusal whatever the size of the body.
 const MESSAGE_BYTES: usize = 64 * 1024;
 
 const WORDS: &[&str] = &[
@@ -51,6 +54,11 @@ const WORDS: &[&str] = &[
     "\"firstTimestamp\":",
     "\"count\":",
     "\"series\":{",
+    "\u{1d}\u{50}\u{6}\"a\u{1c}\":",
+    "\u{1d}\u{50}\u{2}0,",
+    "\u{1d}\u{50}\u{1}x",
+    "\u{1d}\u{30}\u{1}[",
+    "\u{1d}\u{30}\u{1}]",
     "\"containers\":[{",
     "null",
     "\"1Gi\"",
@@ -101,10 +109,11 @@ fn seeds() -> Vec<Vec<u8>> {
 fn run(data: &[u8]) {
     let [number, how, body @ ..] = data else { return };
     let kind = chosen_kind(*number);
+    let body = expanded(body, BODY_BYTES);
     match how {
-        b's' => stored(kind, body),
-        b'p' => sent(kind, "application/vnd.kubernetes.protobuf", body),
-        _ => sent(kind, "application/json; charset=utf-8", body),
+        b's' => stored(kind, &body),
+        b'p' => sent(kind, "application/vnd.kubernetes.protobuf", &body),
+        _ => sent(kind, "application/json; charset=utf-8", &body),
     }
 }
 

@@ -1,11 +1,15 @@
 //! Patches of every type against objects of every kind.
 //!
-//! The first byte chooses the kind, the second the type of patch; then the object, and the patch behind the separator.
+//! The first byte chooses the kind, the second the type of patch; then the object, and the patch behind the separator, as
+//! `large` expands them.
 //! Checked: a merge patch applied twice is one applied once, no directive of a strategic patch reaches its result, nothing
 //! grows beyond what was sent, and what comes out is an object that the schema can judge.
 
 use crate::Target;
+use crate::hub_body::BODY_BYTES;
+use crate::hub_cost::OBJECT_BYTES;
 use crate::input::{SEPARATOR, chosen_kind, sections};
+use crate::large::expanded;
 use kedge_hub_core::kinds::{Kind, schema};
 use kedge_hub_core::patch::json::COPIED_BYTES;
 use kedge_hub_core::patch::{PatchError, json, merge, strategic};
@@ -45,6 +49,10 @@ const WORDS: &[&str] = &[
     "\"data\":{",
     "\"containers\":[{\"name\":",
     "null",
+    "\u{1d}\u{20}\u{2}/a",
+    "\u{1d}\u{30}\u{5}{\"a\":",
+    "\u{1d}\u{30}\u{1}}",
+    "\u{1d}\u{50}\u{2}0,",
     "\u{1e}",
 ];
 
@@ -94,8 +102,9 @@ fn run(data: &[u8]) {
     let [number, how, texts @ ..] = data else { return };
     let kind = chosen_kind(*number);
     let [object, patch] = sections::<2>(texts);
+    let (object, patch) = (expanded(object, OBJECT_BYTES), expanded(patch, BODY_BYTES));
     let (Ok(mut object), Ok(patch)) =
-        (serde_json::from_slice::<Value>(object), serde_json::from_slice::<Value>(patch))
+        (serde_json::from_slice::<Value>(&object), serde_json::from_slice::<Value>(&patch))
     else {
         return;
     };

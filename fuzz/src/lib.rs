@@ -8,17 +8,20 @@
 
 mod api_objects;
 mod config;
+pub mod cost;
 mod exit_record;
 pub mod findings;
 mod host;
 mod hub_apply;
 mod hub_body;
+mod hub_cost;
 mod hub_patch;
 mod hub_request;
 mod hub_selector;
 mod hub_store;
 mod input;
 mod kubeconfig;
+pub mod large;
 mod local_endpoint;
 pub mod mutation;
 mod node;
@@ -67,12 +70,25 @@ pub const TARGETS: &[Target] = &[
     server::TARGET,
     node::TARGET,
     hub_body::TARGET,
+    hub_cost::TARGET,
     hub_apply::TARGET,
     hub_patch::TARGET,
     hub_selector::TARGET,
     hub_request::TARGET,
     hub_store::TARGET,
 ];
+
+/// What a request allocates: its kind, its sort (`c`reate, `p`rotobuf, `u`pdate, `a`pply, `s`trategic, `m`erge or `j`SON patch), the
+/// object that exists and the body. Panics where the target `hub_cost` would.
+#[must_use]
+pub fn request_cost(
+    kind: &'static kedge_hub_core::kinds::Kind,
+    request: u8,
+    object: &[u8],
+    body: &[u8],
+) -> usize {
+    hub_cost::judged(kind, request, object, body)
+}
 
 /// The target of that name.
 #[must_use]

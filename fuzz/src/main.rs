@@ -18,6 +18,6 @@ fn chosen() -> &'static Target {
     })
 }
 
-libfuzzer_sys::fuzz_target!(init: { chosen(); }, |data: &[u8]| {
+libfuzzer_sys::fuzz_target!(init: { chosen(); kedge_fuzz::cost::judge_from_now_on(); }, |data: &[u8]| {
     (chosen().run)(data);
 });

@@ -69,7 +69,9 @@ replayed! {
 #[test]
 fn every_target_and_every_finding_is_replayed() {
     let names: Vec<&str> = TARGETS.iter().map(|target| target.name).collect();
-    assert_eq!(names, REPLAYED);
+    // tests/cost.rs replays this one, in a process of its own
+    let here: Vec<&str> = names.iter().copied().filter(|name| *name != "hub_cost").collect();
+    assert_eq!(here, REPLAYED);
     for finding in findings::FINDINGS {
         assert!(names.contains(&finding.target), "{}: no target {}", finding.story, finding.target);
     }
