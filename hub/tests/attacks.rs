@@ -229,3 +229,66 @@ fn ambiguous_requests_are_refused() {
         assert!(answer.contains("\"kind\":\"Status\""), "{answer}");
     }
 }
+
+/// The most memory that the hub ever had.
+fn peak(hub: &Hub) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{}/status", hub.pid())).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn costly_bodies_are_refused_and_nodes_go_on() {
+    const JSON: (&str, &str) = ("content-type", "application/json");
+    const PATCH: (&str, &str) = ("content-type", "application/json-patch+json");
+    const PROTOBUF: (&str, &str) = ("content-type", "application/vnd.kubernetes.protobuf");
+    let hub = Hub::new();
+    let mut victim = Victim::new(&hub, "victim");
+    // an identity has a budget of bytes: each attack has its own
+    let attackers: Vec<Client> =
+        (0..7).map(|number| Victim::new(&hub, &format!("attacker-{number}")).client).collect();
+    let mut attackers = attackers.into_iter();
+    let before = peak(&hub);
+    let repeated = |piece: &str, bytes: usize| piece.repeat(bytes / piece.len());
+    let large = 3_000_000;
+    let mut attack = |method: &str, path: &str, kind: (&str, &str), body: &[u8], code: u16, why: &str| {
+        let reply = attackers.next().unwrap().send(method, path, &[kind], body);
+        let (length, message) = (reply.body.len(), reply.expect(code)["message"].to_string());
+        assert!(message.contains(why), "{message:.300}, expected {why}");
+        assert!(length < 64 * 1024, "an answer of {length} bytes");
+        victim.renew("victim");
+    };
+    // nine copies, each into the deepest place of the last, of 52 kB in all
+    let mut deepest = "/metadata/annotations".to_owned();
+    let copies: Vec<_> = (0..9)
+        .map(|_| {
+            deepest.push_str(&"/a".repeat(100));
+            json!({"op": "copy", "from": "", "path": deepest})
+        })
+        .collect();
+    let nested = (0..100).fold(json!({}), |inner, _| json!({ "a": inner }));
+    let mut patch = vec![json!({"op": "add", "path": "/metadata/annotations", "value": nested})];
+    patch.extend(copies);
+    let patch = json!(patch).to_string();
+    let own = "/api/v1/nodes/attacker-0/status";
+    attack("PATCH", own, PATCH, patch.as_bytes(), 422, "nested more than 127 levels deep");
+    // a key of half the body above as many elements as the rest has room for
+    let long = format!("{{\"{}\":[{}0]}}", repeated("k", large / 2), repeated("0,", large / 2));
+    attack("POST", REVIEWS, JSON, long.as_bytes(), 400, "a key has more than 65536 bytes");
+    for tiny in ["{\"\":0},", "[0],", "\"\","] {
+        let body = format!("{{\"x\":[{}0]}}", repeated(tiny, large));
+        attack("POST", REVIEWS, JSON, body.as_bytes(), 413, "more than 16777216 bytes of memory");
+    }
+    let labels: Vec<String> = (0..60_000).map(|number| format!("\"-{number}\":\"\"")).collect();
+    let labels = format!("{{\"metadata\":{{\"name\":\"attacker-5\",\"labels\":{{{}}}}}}}", labels.join(","));
+    attack("PUT", "/api/v1/nodes/attacker-5", JSON, labels.as_bytes(), 422, "and 59968 more");
+    // SelfSubjectReview with a status whose field 99 nobody knows
+    let unknown = b"k8s\0\n2\n\x18authentication.k8s.io/v1\x12\x11SelfSubjectReview";
+    let mut unknown = unknown.to_vec();
+    unknown[5] = u8::try_from(unknown.len() - 6).unwrap();
+    unknown[7] = 24;
+    unknown.extend_from_slice(b"\x12\x05\x12\x03\x98\x06\x01");
+    attack("POST", REVIEWS, PROTOBUF, &unknown, 400, "field 99 of authentication/v1/SelfSubjectReviewStatus");
+    let taken = peak(&hub) - before;
+    assert!(taken < 128 << 20, "the hub took {taken} bytes more at its peak");
+}
