@@ -1,8 +1,8 @@
 //! A real hub on a disk that is full, read-only, failing or stalled, judged by what its callers notice.
 //!
 //! The disk is `kedge_rig::bad_disk`: deterministic, without privileges, changed while the hub runs. Nobody's wait is timed: a step
-//! ends when what it waits for is there. Left to others: cuts of power (`power_cuts`), random kills (`history`), renewals while the
-//! disk stalls (`renewals`), and each rule by itself (unit tests of `store`).
+//! ends when what it waits for is there. Left to others: cuts of power (`power_cuts`), random kills (`history`), and each rule by
+//! itself (unit tests of `store`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
@@ -126,32 +126,43 @@ fn metric(client: &mut Client, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("{name} is missing in {text}")).parse().unwrap()
 }
 
-/// A node that renews its Lease.
-struct Node {
-    client: Client,
-    lease: Value,
-    count: u32,
-}
+/// Nodes that renew their Leases.
+struct Nodes(Vec<Client>);
 
-impl Node {
-    fn new(hub: &Hub) -> Node {
+impl Nodes {
+    const NODES: usize = 4;
+
+    /// Makes their Leases, if they are missing.
+    fn new(hub: &Hub) -> Nodes {
         let mut client = hub.admin();
-        let lease = json!({"metadata": {"name": "n"},
-            "spec": {"holderIdentity": "n", "renewTime": "2026-01-01T00:00:00.000000Z"}});
-        let made = client.post(LEASES, &lease);
-        let lease = match made.code {
-            201 => made.json(),
-            _ => client.get(&format!("{LEASES}/n")).expect(200),
-        };
-        Node { client, lease, count: 0 }
+        for node in 0..Nodes::NODES {
+            let lease = json!({"metadata": {"name": format!("n{node}")},
+                "spec": {"holderIdentity": "n", "renewTime": "2026-01-01T00:00:00.000000Z"}});
+            let code = client.post(LEASES, &lease).code;
+            assert!(matches!(code, 201 | 409 | 503), "{code}");
+        }
+        Nodes((0..Nodes::NODES).map(|_| client.another()).collect())
     }
 
-    /// A renewal must be accepted whatever the disk does.
-    #[track_caller]
+    /// A thousand renewals must be accepted whatever the disk does, with versions that rise.
     fn renew(&mut self) {
-        self.count += 1;
-        self.lease["spec"]["renewTime"] = format!("2026-01-01T00:00:00.{:06}Z", self.count).into();
-        self.lease = self.client.put(&format!("{LEASES}/n"), &self.lease).expect(200);
+        thread::scope(|scope| {
+            for (node, client) in self.0.iter_mut().enumerate() {
+                let path = format!("{LEASES}/n{node}");
+                scope.spawn(move || {
+                    let mut last = 0_u64;
+                    for count in 0..1000 / Nodes::NODES {
+                        let time = format!("2026-01-01T00:00:00.{count:06}Z");
+                        let lease =
+                            client.patch("merge", &path, &json!({"spec": {"renewTime": time}})).expect(200);
+                        assert_eq!(lease["spec"]["renewTime"], time);
+                        let version = lease["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+                        assert!(version > last, "version {version} after {last}");
+                        last = version;
+                    }
+                });
+            }
+        });
     }
 }
 
@@ -183,7 +194,7 @@ fn names(client: &mut Client) -> Vec<String> {
 fn full_disk_takes_deletions_and_recovers_without_restart() {
     let board = Board::new();
     let hub = board.start();
-    let (mut client, mut node) = (hub.admin(), Node::new(&hub));
+    let (mut client, mut nodes) = (hub.admin(), Nodes::new(&hub));
     assert!(board.data.join("reserve").exists());
     board.disk.leave_room(Some(1024 * 1024));
     let made = fill(&mut client, 100_000);
@@ -195,8 +206,8 @@ fn full_disk_takes_deletions_and_recovers_without_restart() {
     for number in 0..300 {
         let text = refused(client.post(MAPS, &map(&format!("more-{number}"), 100_000)));
         assert!(text.starts_with("the change was not made: the store is full: "), "{text}");
-        node.renew();
     }
+    nodes.renew();
     let (failed, logged) = (board.disk.refused() - failed, board.log().len() - logged);
     // a probe a second at first, and each is a few calls; the machine may be slow
     assert!(failed < 100 && logged < 8000, "{failed} failed calls and {logged} bytes of log for 300 changes");
@@ -230,6 +241,7 @@ fn full_disk_still_starts() {
     let board = Board::new();
     let hub = board.start();
     board.disk.leave_room(Some(3 * 1024 * 1024));
+    Nodes::new(&hub);
     let made = fill(&mut hub.admin(), 300_000);
     hub.kill();
     // with the reserve it starts so that objects can be deleted
@@ -250,6 +262,7 @@ fn full_disk_still_starts() {
     refused(client.delete(&format!("{MAPS}/{}", made[1])));
     assert!(board.log().contains("starting without writes"), "the store was opened for writing");
     refused(client.post(MAPS, &map("new", 10)));
+    Nodes::new(&hub).renew();
     board.disk.leave_room(None);
     until_made(&mut client, "new");
     hub.kill();
@@ -261,6 +274,7 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
     let board = Board::new();
     let hub = board.start();
     hub.admin().post(MAPS, &map("kept", 10)).expect(201);
+    Nodes::new(&hub);
     hub.kill();
     for clean in [false, true] {
         // after a kill the log holds everything, after a stop nothing
@@ -272,6 +286,12 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
         assert!(unready(&mut client).starts_with("[-]store-writable failed: read-only: "));
         refused(client.post(MAPS, &map("new", 10)));
         refused(client.delete(&format!("{MAPS}/kept")));
+        Nodes::new(&hub).renew();
+        let copy = board.scratch.path().join(format!("backup-{clean}"));
+        let mut backup = Command::new(board.disk.program());
+        backup.arg("backup").arg(&copy).arg("--data-dir").arg(&board.data);
+        let made = server::run(backup, "");
+        assert_eq!(made.code, Some(0), "no backup of a read-only store: {}", made.err);
         let mut watch = client.watch(&format!("{MAPS}?watch=true"));
         assert_eq!(files(&board.data), before, "something was written to a read-only disk");
         board.disk.read_only(false);
@@ -302,7 +322,7 @@ fn disk_that_turns_bad_refuses_changes_and_recovers() {
         [("read-only", |disk, is| disk.read_only(is)), ("io-error", |disk, is| disk.fail_writes(is))];
     let board = Board::new();
     let hub = board.start();
-    let (mut client, mut node) = (hub.admin(), Node::new(&hub));
+    let (mut client, mut nodes) = (hub.admin(), Nodes::new(&hub));
     for (sort, fault) in faults {
         let name = format!("kept-{sort}");
         client.post(MAPS, &map(&name, 10)).expect(201);
@@ -311,7 +331,7 @@ fn disk_that_turns_bad_refuses_changes_and_recovers() {
         let first = client.post(MAPS, &map(&format!("open-{sort}"), 10)).expect(500);
         assert!(first["message"].as_str().unwrap().contains("may or may not"), "{first}");
         refused(client.delete(&format!("{MAPS}/{name}")));
-        node.renew();
+        nodes.renew();
         assert!(unready(&mut client).starts_with(&format!("[-]store-writable failed: {sort}: ")));
         fault(&board.disk, false);
         until_made(&mut client, &format!("after-{sort}"));
@@ -384,12 +404,14 @@ fn failing_flush_at_the_start_serves_reads() {
     let board = Board::new();
     let hub = board.start();
     hub.admin().post(MAPS, &map("kept", 10)).expect(201);
-    hub.kill();
+    Nodes::new(&hub);
+    hub.terminate();
     board.disk.fail_syncs(None);
     let hub = board.start();
     let mut client = hub.admin();
     assert_eq!(names(&mut client), ["kept"]);
     refused(client.post(MAPS, &map("new", 10)));
+    Nodes::new(&hub).renew();
     assert!(!unready(&mut client).is_empty());
     assert!(board.log().contains("starting without writes"), "the store was opened for writing");
     board.disk.fail_syncs(Some(0));
@@ -400,7 +422,7 @@ fn failing_flush_at_the_start_serves_reads() {
 fn stalled_disk_refuses_changes_and_loses_nothing() {
     let board = Board::new();
     let hub = board.start();
-    let mut client = hub.admin();
+    let (mut client, mut nodes) = (hub.admin(), Nodes::new(&hub));
     client.post(MAPS, &map("kept", 10)).expect(201);
     board.disk.hang_syncs(true);
     let mut other = client.another();
@@ -413,6 +435,7 @@ fn stalled_disk_refuses_changes_and_loses_nothing() {
     });
     wait_for("the stall", || (board.disk.hanging() > 0).then_some(()));
     assert_eq!(names(&mut client), ["kept"], "an unacknowledged change is shown");
+    nodes.renew();
     let seen = wait_for("the check", || Some(unready(&mut client)).filter(|failed| !failed.is_empty()));
     assert!(seen.starts_with("[-]store-commits failed: stalled: "), "{seen}");
     for number in 0..100 {

@@ -17,6 +17,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use kedge_rig::Scratch;
+use kedge_rig::bad_disk::BadDisk;
 use kedge_rig::logged_disk::{EXT4, EXT4_WRITEBACK, FileSystem, LogClock, LoggedDisk};
 use kedge_rig::nosync_preload::{self, Skips};
 use kedge_rig::power_cut::{
@@ -43,7 +44,7 @@ const fn roomy(file_system: FileSystem, options: &'static str) -> FileSystem {
     FileSystem { mib: 48, options, ..file_system }
 }
 
-/// One write: what the object is afterwards (`None`: gone), and when that was acknowledged, with the version then.
+/// One write, or what a read has shown: what the object is afterwards (`None`: gone), and when that was acknowledged, with the version then.
 #[derive(Debug, Clone)]
 struct Step {
     content: Option<String>,
@@ -99,10 +100,44 @@ impl Run<'_> {
             for writer in 0..WRITERS {
                 let (client, clock, history) = (hub.admin(), self.clock.clone(), &self.history);
                 let mut writer = Writer { client, clock, history, number: writer };
-                scope.spawn(move || (first..first + STEPS).for_each(|count| writer.step(count, bytes)));
+                let mut steps =
+                    move || (first..first + STEPS).try_for_each(|count| writer.step(count, bytes));
+                scope.spawn(move || assert_eq!(steps(), Some(())));
             }
             scope.spawn(|| self.renew(hub));
         });
+    }
+
+    /// All writers at once until the hub, whose flushes fail, has ended by itself; then what a new one shows.
+    fn fail(&mut self, mut hub: Hub, disk: &BadDisk) -> Hub {
+        let first = self.count;
+        self.count += STEPS;
+        disk.fail_syncs(Some(1));
+        std::thread::scope(|scope| {
+            for writer in 0..WRITERS {
+                let (client, clock, history) = (hub.admin(), self.clock.clone(), &self.history);
+                let mut writer = Writer { client, clock, history, number: writer };
+                scope.spawn(move || (first..first + STEPS).try_for_each(|count| writer.step(count, 0)));
+            }
+        });
+        assert_eq!(hub.wait(), Some(1));
+        let hub = self.start();
+        self.read(&hub);
+        hub
+    }
+
+    /// What is shown is durable, whoever wrote it.
+    fn read(&self, hub: &Hub) {
+        let list = hub.admin().get(MAPS).expect(200);
+        let now = self.clock.now();
+        let items = list["items"].as_array().unwrap();
+        for (name, steps) in &mut self.history.lock().unwrap().objects {
+            let found = items.iter().find(|item| item["metadata"]["name"] == **name);
+            check_object(name, steps, now, found);
+            let content = found.map(|item| item["data"]["content"].as_str().unwrap().to_owned());
+            let version = found.map_or(0, version);
+            steps.push(Step { content, acknowledged: Some((now, version)) });
+        }
     }
 
     /// Renewals, which are acknowledged before they are on disk.
@@ -143,8 +178,8 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// One write of one of its objects: made, replaced, patched, deleted, by turns.
-    fn step(&mut self, count: u64, bytes: usize) {
+    /// One write of one of its objects: made, replaced, patched, deleted, by turns. `None`: the hub could not make it, or did not say.
+    fn step(&mut self, count: u64, bytes: usize) -> Option<()> {
         let name = format!("w{}-{}", self.number, count % OBJECTS);
         let path = format!("{MAPS}/{name}");
         let content = format!("{count}{}", "x".repeat(bytes));
@@ -160,13 +195,17 @@ impl Writer<'_> {
         };
         let content = (method != "DELETE").then_some(content);
         self.of(&name, |steps| steps.push(Step { content, acknowledged: None }));
-        let reply = self.client.send(method, target, &[("content-type", media)], body.as_bytes());
+        let reply = self.client.try_send(method, target, &[("content-type", media)], body.as_bytes()).ok()?;
         let now = self.clock.now();
+        if matches!(reply.code, 500 | 503) {
+            return None;
+        }
         assert!(matches!(reply.code, 200 | 201), "{method} {name}: {}", String::from_utf8_lossy(&reply.body));
         // a delete is answered with a Status, which has no version
         let version = if method == "DELETE" { 0 } else { version(&reply.json()) };
         self.of(&name, |steps| steps.last_mut().unwrap().acknowledged = Some((now, version)));
         self.history.lock().unwrap().versions.push((now, version));
+        Some(())
     }
 
     fn of<T>(&self, name: &str, what: impl FnOnce(&mut Vec<Step>) -> T) -> T {
@@ -199,6 +238,21 @@ fn execute(disk: &LoggedDisk, later: &Path) -> History {
     hub.kill();
     let hub = run.start();
     run.write(&hub, 0);
+    hub.kill();
+    drop(run);
+    Arc::into_inner(history).unwrap().into_inner().unwrap()
+}
+
+/// A hub whose flush fails while clients write, twice; what the next one shows must survive any cut.
+fn execute_failing(disk: &LoggedDisk, bad: &BadDisk) -> History {
+    let history = Arc::new(Mutex::new(History::default()));
+    let (clock, data_dir) = (disk.clock(), disk.mount().join("hub"));
+    let mut run = Run { clock, program: bad.program(), data_dir, history: history.clone(), count: 0 };
+    let hub = run.start();
+    run.write(&hub, 0);
+    let hub = run.fail(hub, bad);
+    run.write(&hub, 0);
+    let hub = run.fail(hub, bad);
     hub.kill();
     drop(run);
     Arc::into_inner(history).unwrap().into_inner().unwrap()
@@ -274,6 +328,22 @@ fn no_cut_of_a_hub_loses_what_it_acknowledged() {
         return;
     }
     let report = cut("hub-cut", file_system, Path::new(HUB), if is_full() { 3 } else { 1 }, None);
+    report.assert_none_wrong(report.acknowledgements);
+}
+
+#[test]
+fn no_cut_after_a_failed_flush_finds_a_third_state() {
+    let file_system = roomy(EXT4, "commit=1");
+    if !is_possible(&file_system) {
+        return;
+    }
+    let (name, files) = ("hub-cut-failed-flush", Scratch::in_memory("hub-cut-failed-flush").unwrap());
+    let mount = files.join("mount");
+    let bad = BadDisk::new(files.path(), Path::new(HUB), &mount).unwrap();
+    let subsets = if is_full() { 3 } else { 1 };
+    let cutting = Cutting { name, file_system, mount: &mount, subsets, thin: !is_full(), enough: None };
+    let (report, _) = cut_at_every_flush(&cutting, |disk| execute_failing(disk, &bad), judge).unwrap();
+    print_past_test_runner(&format!("{name}: {report}"));
     report.assert_none_wrong(report.acknowledgements);
 }
 

@@ -18,7 +18,7 @@ use serde_json::Value;
 use crate::audit::append_line;
 use crate::fresh::now_text;
 
-use super::sqlite::{APPLICATION_ID, MARKS, failed, lock, sync_directory};
+use super::sqlite::{APPLICATION_ID, MARKS, failed, lock, open_reading, sync_directory};
 use super::{OpenError, SCHEMA_VERSION, Sort, Spaces, StoreError};
 
 /// The files of a hub's identity, below the data directory.
@@ -97,7 +97,7 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
         .mode(0o600)
         .open(part)
         .map_err(|error| wrong(part, error))?;
-    let store = open(from, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    let store = source(from)?;
     let text = part.to_str().ok_or_else(|| wrong(part, "its name is no UTF-8"))?;
     store.execute("VACUUM INTO ?1", [text]).map_err(engine("copy", from))?;
     drop(store);
@@ -115,6 +115,16 @@ fn copy(data_dir: &Path, from: &Path, part: &Path) -> Result<Content, OpenError>
             .map_err(engine("write", part))?;
     }
     judge(&copy, part)
+}
+
+/// The store to copy. On a read-only disk no hub writes, so that it can be read without what is usually beside it.
+fn source(path: &Path) -> Result<Connection, OpenError> {
+    let store = open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    match store.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(())) {
+        Ok(()) => Ok(store),
+        Err(error) if failed("read", path, &error).sort == Sort::ReadOnly => open_reading(path),
+        Err(error) => Err(engine("read", path)(error)),
+    }
 }
 
 /// Whether this is a complete store of a known version that contains only objects.

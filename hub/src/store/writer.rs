@@ -2,10 +2,10 @@
 //! and flushes renewals.
 //!
 //! Always holds: a durable change is visible and acknowledged after the commit that holds it was flushed; a renewal is made on the thread
-//! that asks for it and waits for none of that; every change that was submitted is answered. A commit that failed is not tried again: its changes are answered, "not made" when that is
-//! certain, and those that come meanwhile are refused at once until a probe has succeeded ([`Health`]). A flush that failed ends the
-//! thread, and with it the process: only another one can know what the disk has. Left to others: which revision a change gets and what
-//! a commit holds, and how long to pause (`state`), the file (`sqlite`).
+//! that asks for it and waits for none of that; every change that was submitted is answered. A commit that failed is not tried again:
+//! its changes are answered, "not made" when that is certain, and those that come meanwhile are refused at once until a probe has
+//! succeeded ([`Health`]). A flush that failed ends the thread, and with it the process: only another one can know what the disk has.
+//! Left to others: which revision a change gets, what a commit holds, how long to pause (`state`), the file (`sqlite`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -102,6 +102,10 @@ impl Writer {
         }
         let health = Arc::new(Health::default());
         if let Err(error) = store.commit_from_reserve(&[], Some(reserve)) {
+            // the next start finds a log that it cannot fold, and only reads
+            if error.sort == Sort::Flush {
+                return Err(error);
+            }
             log::error!("{error}; {}", error.sort.consequence());
             health.failed(&error, false);
             order.not_reserved();
@@ -931,6 +935,13 @@ mod tests {
         disk.go_on();
         assert_eq!(answers.iter().take(2).collect::<Vec<_>>(), [("first", true), ("third", true)]);
         assert!(memory.get(&NODE, "", "second").is_none());
+    }
+
+    #[test]
+    fn start_whose_first_flush_fails_is_given_up() {
+        let disk = Fake::default();
+        disk.fail(fault(Sort::Flush));
+        assert!(Writer::start(Box::new(disk)).is_err_and(|error| error.sort == Sort::Flush));
     }
 
     #[test]
