@@ -180,12 +180,11 @@ fn watch(client: &mut Client, notes: &Notes, resume: Option<(u64, u64)>) -> Opti
     let path = format!("{MAPS}?watch=true&resourceVersion={at}");
     let mut watch = match client.try_watch(&path) {
         Ok(watch) => watch,
-        // what happened in between is forgotten: list again
-        Err(410) => return None,
         Err(_) => return Some((at, segment)),
     };
     while notes.goes_on() {
         let Some(event) = watch.next() else { return Some((at, segment)) };
+        // what happened in between is forgotten: list again
         if event["type"] == "ERROR" {
             return None;
         }

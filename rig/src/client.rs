@@ -136,12 +136,15 @@ impl Identity {
     pub fn events(&self, path: &str) -> io::Result<Result<Events, u16>> {
         let mut connection = self.connect()?;
         connection.send("GET", path, "", b"")?;
-        let (status, _) = connection.head()?;
-        Ok(if status == 200 {
-            Ok(Events { connection, pending: Vec::new(), arrived: Instant::now() })
-        } else {
-            Err(status)
-        })
+        let (status, head) = connection.head()?;
+        if status != 200 {
+            return Ok(Err(status));
+        }
+        // a watch that ends at once may be answered whole
+        let length = values(&head, "content-length").next().and_then(|length| length.parse::<usize>().ok());
+        let mut pending = vec![0; length.unwrap_or(0).min(ANSWER_BYTES)];
+        connection.stream.read_exact(&mut pending)?;
+        Ok(Ok(Events { connection, pending, whole: length.is_some(), arrived: Instant::now() }))
     }
 }
 
@@ -173,6 +176,8 @@ fn address_of(url: &str) -> io::Result<SocketAddr> {
 pub struct Events {
     connection: Connection,
     pending: Vec<u8>,
+    /// Nothing comes after what is pending.
+    whole: bool,
     /// When the bytes of the newest event came.
     arrived: Instant,
 }
@@ -185,6 +190,9 @@ impl Events {
             if let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.pending.drain(..=end).collect();
                 return Ok(Some(serde_json::from_slice(&line)?));
+            }
+            if self.whole {
+                return Ok(None);
             }
             match self.connection.chunk()? {
                 Some(piece) => self.pending.extend_from_slice(&piece),

@@ -363,9 +363,16 @@ fn watch_collection(
 ) -> Result<Response<Body>, ApiError> {
     let taken = context.slot.take(Resource::Watches, 1)?;
     let memory = context.server.hub.memory();
-    let stream =
-        watch::start(memory, target.kind, selection, &context.parameters, form, context.slot.clone())?;
-    let stream = stream.counted(taken);
+    let started =
+        watch::start(memory, target.kind, selection, &context.parameters, form, context.slot.clone());
+    let stream = match started {
+        // as upstream: clients that resume a watch look for this in an event, and repeat a request that is refused with it for ever
+        Err(error) if error.reason == "Expired" => {
+            let event = json!({"type": "ERROR", "object": error.to_value()});
+            return Ok(respond::bytes(200, "application/json", Bytes::from(format!("{event}\n"))));
+        }
+        started => started?.counted(taken),
+    };
     let mut response = respond::bytes(200, "application/json", Bytes::new());
     *response.body_mut() = Body::Watch(Box::new(stream));
     Ok(response)

@@ -574,8 +574,11 @@ fn restart_ends_watches_and_keeps_the_revision() {
     client.post(MAPS, &map("b", "1")).expect(201);
     assert_eq!(watch.event(), "ADDED b");
     let older = version(&made).parse::<u64>().unwrap() - 1;
-    let refused = client.get(&format!("{MAPS}?watch=true&resourceVersion={older}")).expect(410);
-    assert_eq!(refused["reason"], "Expired");
+    let mut refused = client.watch(&format!("{MAPS}?watch=true&resourceVersion={older}"));
+    let event = refused.next().unwrap();
+    assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
+    assert_eq!(event["object"]["reason"], "Expired");
+    assert!(refused.next().is_none());
 }
 
 #[test]

@@ -83,9 +83,15 @@ fn objects_print_in_every_output_format() {
         let columns = rows("get cm p1 -L site,none");
         assert_eq!(columns[0][3..], ["SITE", "NONE"]);
         assert_eq!(columns[1][3], "quarry");
-        contains(&kubectl.ok("get cm --show-kind --no-headers"), &["configmap/p1   1"]);
-        contains(&kubectl.ok("get cm -A"), &["NAMESPACE   NAME   DATA   AGE", "default     p1     1"]);
-        assert_eq!(kubectl.ok("get cm,secret -o name"), "configmap/p1\nconfigmap/p2\nsecret/s\n");
+        contains(&kubectl.ok("get cm -l site=quarry --show-kind --no-headers"), &["configmap/p1   1"]);
+        contains(
+            &kubectl.ok("get cm -A -l site=quarry"),
+            &["NAMESPACE   NAME   DATA   AGE", "default     p1     1"],
+        );
+        assert_eq!(
+            kubectl.ok("get cm,secret -o name"),
+            "configmap/kube-root-ca.crt\nconfigmap/p1\nconfigmap/p2\nsecret/s\n"
+        );
         contains(&kubectl.ok("get cm/p1 secret/s"), &["configmap/p1   1", "secret/s", "Opaque"]);
         assert_eq!(kubectl.run("get cm nothing --ignore-not-found").err, "");
         assert_eq!(kubectl.run("get all").err, "No resources found in default namespace.\n");
@@ -107,7 +113,10 @@ fn watches_print_changes_in_every_output_format() {
         let events = kubectl.start(
             "get cm --watch --output-watch-events -o jsonpath='{.type} {.object.metadata.name}{\"\\n\"}'",
         );
-        assert_eq!(events.line(), "ADDED before");
+        assert_eq!(
+            (events.line(), events.line()),
+            ("ADDED before".to_owned(), "ADDED kube-root-ca.crt".to_owned())
+        );
         // a watch of changes only prints nothing when it starts, so objects are created until it prints one
         let mut first = String::new();
         for number in 0..COMMANDS {

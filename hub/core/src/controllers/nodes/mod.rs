@@ -10,6 +10,7 @@ mod monitor;
 mod taints;
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ static OUTPUTS: &[&Kind] = &[&NODE, &EVENT];
 pub const PERIOD: Duration = Duration::from_secs(5);
 /// A longer stall means that the hub could not receive.
 const STALL: Duration = Duration::from_secs(5);
+/// Longest part of a node's name in the name of an event about it, which has 253 characters at most.
+const NODE_IN_EVENT_BYTES: usize = 200;
 /// Lost nodes with a log line of their own in one pass; the others are only counted.
 const NAMED_IN_LOG: usize = 10;
 
@@ -51,8 +54,10 @@ pub enum Purpose {
     Mark { node: String, uid: String, was_ready: bool },
     /// Set the taints of this node.
     Taint(String),
-    /// Record an event with this reason about this node.
-    Event(String, &'static str),
+    /// Record an event with this reason and name about this node.
+    Event { node: String, reason: &'static str, name: String },
+    /// Count a repeated event.
+    Repeat { node: String, reason: &'static str },
 }
 
 impl Nodes {
@@ -153,7 +158,10 @@ impl Controller for Nodes {
             (Purpose::Taint(node), Err(error)) => {
                 self.warn(format!("cannot set the taints of node {node}, trying again: {error}"));
             }
-            (Purpose::Event(node, reason), Err(error)) => {
+            (Purpose::Event { node, reason, name }, Err(error)) if error.code == 409 => {
+                return vec![repeat(node, reason, name)];
+            }
+            (Purpose::Event { node, reason, .. } | Purpose::Repeat { node, reason }, Err(error)) => {
                 self.warn(format!("cannot record the event {reason} of node {node}: {error}"));
             }
             _ => {}
@@ -219,13 +227,18 @@ fn update(name: String, edit: Edit) -> controller::Action {
     controller::Action::Update { kind: &NODE, namespace: String::new(), name, edit }
 }
 
-/// Records an event as upstream's node controller does.
+/// Records an event as upstream's node controller does. The same event has the same name, so that one that repeats is counted instead:
+/// a node that comes and goes for a day costs one event, not thousands.
 fn record(node: &str, uid: &str, reason: &'static str, message: &str, now: Now) -> Task<Purpose> {
     let time = rfc3339(now.wall);
+    let mut hasher = DefaultHasher::new();
+    (uid, reason, message).hash(&mut hasher);
+    let of = node[..node.floor_char_boundary(NODE_IN_EVENT_BYTES)].trim_end_matches(['.', '-']);
+    let name = format!("{of}.{:016x}", hasher.finish());
     let value = json!({
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": format!("{node}."), "namespace": CLUSTER_EVENT_NAMESPACE},
+        "metadata": {"name": name, "namespace": CLUSTER_EVENT_NAMESPACE},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid},
         "reason": reason,
         "message": message,
@@ -237,8 +250,19 @@ fn record(node: &str, uid: &str, reason: &'static str, message: &str, now: Now) 
         "lastTimestamp": time,
         "count": 1,
     });
-    let purpose = Purpose::Event(node.to_owned(), reason);
+    let purpose = Purpose::Event { node: node.to_owned(), reason, name };
     Task { purpose, action: controller::Action::Create { kind: &EVENT, value } }
+}
+
+fn repeat(node: String, reason: &'static str, name: String) -> Task<Purpose> {
+    let edit: Edit = Box::new(move |event, now| {
+        event["count"] = event["count"].as_i64().unwrap_or(1).saturating_add(1).into();
+        event["lastTimestamp"] = now.into();
+        true
+    });
+    let namespace = CLUSTER_EVENT_NAMESPACE.to_owned();
+    let action = controller::Action::Update { kind: &EVENT, namespace, name, edit };
+    Task { purpose: Purpose::Repeat { node, reason }, action }
 }
 
 #[cfg(test)]
@@ -303,5 +327,36 @@ mod tests {
             [("changed", 2), ("kept", 1), ("new", 3)].map(|(name, version)| (name.to_owned(), version));
         assert_eq!(now, BTreeMap::from(expect));
         assert_eq!(looked.into_inner(), ["changed", "new"]);
+    }
+
+    /// The same event about the same node is one object, with a count.
+    #[test]
+    fn repeated_event_is_counted() {
+        let now =
+            Now { running: Duration::ZERO, wall: time::OffsetDateTime::UNIX_EPOCH, stalled: Duration::ZERO };
+        let name_of = |uid: &str, reason| match record("n", uid, reason, "m", now).action {
+            controller::Action::Create { value, .. } => {
+                value["metadata"]["name"].as_str().unwrap().to_owned()
+            }
+            _ => panic!("expected a creation"),
+        };
+        assert_eq!(name_of("u", "NodeNotReady"), name_of("u", "NodeNotReady"));
+        assert_ne!(name_of("u", "NodeNotReady"), name_of("v", "NodeNotReady"));
+        assert_ne!(name_of("u", "NodeNotReady"), name_of("u", "RemovingNode"));
+        let mut nodes = Nodes::new(MINIMUM_GRACE);
+        let purpose = record("n", "u", "NodeNotReady", "m", now).purpose;
+        let taken = ApiError::already_exists(&EVENT, "n.1", false);
+        let follow = nodes.performed(purpose, Err(taken), now);
+        let [Task { action: controller::Action::Update { .. }, .. }] = follow.as_slice() else {
+            panic!("expected an update: {follow:?}")
+        };
+        let Some(Task { action: controller::Action::Update { mut edit, .. }, .. }) =
+            follow.into_iter().next()
+        else {
+            unreachable!("it was matched above")
+        };
+        let mut event = json!({"count": 1, "firstTimestamp": "a", "lastTimestamp": "a"});
+        assert!(edit(&mut event, "b"));
+        assert_eq!(event, json!({"count": 2, "firstTimestamp": "a", "lastTimestamp": "b"}));
     }
 }
