@@ -2,21 +2,60 @@
 """Writes types.txt: field names, protobuf numbers, types and merge rules of the Kubernetes objects the hub knows.
 
 The facts come from two crates of generated types, read as source text, and from Kubernetes' own declarations:
-`k8s-openapi` (exact JSON names, required fields, first sentence of each description), `k8s-pb` (`+patchMergeKey`, `+listType`
+`k8s-openapi` (exact JSON names, required fields, descriptions), `k8s-pb` (`+patchMergeKey`, `+listType`
 markers), and the struct tags of the Go modules k8s.io/api and k8s.io/apimachinery (field numbers, embedded structs, which
 fields leave out a zero). A number is compared with k8s-pb, which has it from another source, by a test of `protobuf.rs`.
+The version is that of the Kubernetes whose API the hub says it serves (`KUBERNETES` in hub/src/server/health.rs).
 Run by hand when Kubernetes' API moves on; GO_SRC_DIR holds k8s.io/api and k8s.io/apimachinery:
     hub/core/schema/extract.py REGISTRY_SRC_DIR GO_SRC_DIR > hub/core/schema/types.txt
 """
 import glob, os, re, sys
 
 ROOTS = """core/v1/Namespace core/v1/Node core/v1/ConfigMap core/v1/Event core/v1/Pod core/v1/Secret core/v1/ServiceAccount
-core/v1/Binding apps/v1/DaemonSet apps/v1/ControllerRevision coordination/v1/Lease policy/v1/Eviction
+core/v1/Service core/v1/Binding events/v1/Event apps/v1/DaemonSet apps/v1/ControllerRevision coordination/v1/Lease policy/v1/Eviction
 certificates/v1/CertificateSigningRequest authorization/v1/SelfSubjectAccessReview authorization/v1/SelfSubjectRulesReview
 authentication/v1/SelfSubjectReview meta/v1/DeleteOptions meta/v1/Status""".split()
 # Fields that are ours: the form of the first proposal; upstream reserved its number for exactly this.
 OURS = {"core/v1/NodeConfigSource": [
     ("configMapRef 1 core/v1/ObjectReference", "ConfigMapRef is a reference to a ConfigMap, pinned by its UID.")]}
+# The values of fields that upstream declares as enumerations; neither crate has them.
+ENUMS = {
+    "core/v1/Container imagePullPolicy": "Always IfNotPresent Never",
+    "core/v1/Container terminationMessagePolicy": "FallbackToLogsOnError File",
+    "core/v1/ContainerPort protocol": "SCTP TCP UDP",
+    "core/v1/EphemeralContainer imagePullPolicy": "Always IfNotPresent Never",
+    "core/v1/EphemeralContainer terminationMessagePolicy": "FallbackToLogsOnError File",
+    "core/v1/HTTPGetAction scheme": "HTTP HTTPS",
+    "core/v1/HostPathVolumeSource type": "~ BlockDevice CharDevice Directory DirectoryOrCreate File FileOrCreate Socket",
+    "core/v1/ImageVolumeSource pullPolicy": "Always IfNotPresent Never",
+    "core/v1/NamespaceStatus phase": "Active Terminating",
+    "core/v1/NodeSelectorRequirement operator": "DoesNotExist Exists Gt In Lt NotIn",
+    "core/v1/NodeStatus phase": "Pending Running Terminated",
+    "core/v1/PersistentVolumeClaimSpec volumeMode": "Block Filesystem",
+    "core/v1/PodSecurityContext fsGroupChangePolicy": "Always OnRootMismatch",
+    "core/v1/PodSecurityContext supplementalGroupsPolicy": "Merge Strict",
+    "core/v1/PodSpec dnsPolicy": "ClusterFirst ClusterFirstWithHostNet Default None",
+    "core/v1/PodSpec preemptionPolicy": "Never PreemptLowerPriority",
+    "core/v1/PodSpec restartPolicy": "Always Never OnFailure",
+    "core/v1/PodStatus phase": "Failed Pending Running Succeeded Unknown",
+    "core/v1/PodStatus qosClass": "BestEffort Burstable Guaranteed",
+    "core/v1/AppArmorProfile type": "Localhost RuntimeDefault Unconfined",
+    "core/v1/SeccompProfile type": "Localhost RuntimeDefault Unconfined",
+    "core/v1/SecurityContext procMount": "Default Unmasked",
+    "core/v1/ServicePort protocol": "SCTP TCP UDP",
+    "core/v1/ServiceSpec externalTrafficPolicy": "Cluster Local",
+    "core/v1/ServiceSpec internalTrafficPolicy": "Cluster Local",
+    "core/v1/ServiceSpec ipFamilyPolicy": "PreferDualStack RequireDualStack SingleStack",
+    "core/v1/ServiceSpec sessionAffinity": "ClientIP None",
+    "core/v1/ServiceSpec type": "ClusterIP ExternalName LoadBalancer NodePort",
+    "core/v1/Taint effect": "NoExecute NoSchedule PreferNoSchedule",
+    "core/v1/Toleration effect": "NoExecute NoSchedule PreferNoSchedule",
+    "core/v1/Toleration operator": "Equal Exists Gt Lt",
+    "core/v1/TopologySpreadConstraint nodeAffinityPolicy": "Honor Ignore",
+    "core/v1/TopologySpreadConstraint nodeTaintsPolicy": "Honor Ignore",
+    "core/v1/TopologySpreadConstraint whenUnsatisfiable": "DoNotSchedule ScheduleAnyway",
+    "apps/v1/DaemonSetUpdateStrategy type": "OnDelete RollingUpdate",
+}
 # Types that are one value on the wire of JSON.
 SCALARS = {"Time": "time", "MicroTime": "microtime", "Quantity": "quantity", "IntOrString": "intorstring",
            "FieldsV1": "raw", "RawExtension": "raw"}
@@ -74,9 +113,9 @@ def markers_of(root, package):
     return messages
 
 
-def first_sentence(text):
-    text = re.sub(r"\\([<>\[\]*_])", r"\1", text).strip()
-    return re.split(r"(?<=[.])\s", text)[0][:200]
+def plain(text):
+    """a description without the escapes of Markdown"""
+    return re.sub(r"\\([<>\[\]*_])", r"\1", text).strip()
 
 
 def openapi_type(root, package, name):
@@ -102,9 +141,9 @@ def openapi_type(root, package, name):
             rust, kind = found.groups()
             required = not kind.startswith("Option<") and "ObjectMeta" not in kind
             kind = re.sub(r"^Option<(.*)>$", r"\1", kind)
-            fields.append((rust, names.get(rust, rust), kind, required, first_sentence(" ".join(docs))))
+            fields.append((rust, names.get(rust, rust), kind, required, plain(" ".join(docs))))
             docs = []
-    return first_sentence(described), fields
+    return plain(described), fields
 
 
 def shape(rust, needed):
@@ -156,9 +195,9 @@ def field_words(json, number, omitzero, of, required, rule):
 
 def main(registry, go):
     protobuf = newest(f"{registry}/k8s-pb-*")
-    openapi = newest(newest(f"{registry}/k8s-openapi-*") + "/src/v1_3*")
+    openapi = newest(newest(f"{registry}/k8s-openapi-*") + "/src/v1_36")
     print(f"# From k8s-openapi {os.path.basename(openapi)}, {os.path.basename(protobuf)} and k8s.io/api; written by extract.py.")
-    print("# type [atomic], then: field number shape [required] [omitzero] [merge=KEY|set] [retainkeys] [keys=A+B|set] [atomic] | description")
+    print("# type [atomic], then: field number shape [required] [omitzero] [merge=KEY|set] [retainkeys] [keys=A+B|set] [atomic] [enum=A,B] | description")
     print("# A number 2.19 is field 19 of an embedded struct, whose fields JSON has in its parent and protobuf in field 2.")
     known, done, todo = {}, set(), list(ROOTS)
     while todo:
@@ -180,7 +219,12 @@ def main(registry, go):
                 continue
             number, omitzero = numbers.get(json, ("0", False))
             rule = merge_rule(markers.get(rust.replace("_", ""), []))
-            print(f"  {field_words(json, number, omitzero, shape(rust_type, todo), required, rule)} | {text}")
+            words = field_words(json, number, omitzero, shape(rust_type, todo), required, rule)
+            if values := ENUMS.pop(f"{name} {json}", ""):
+                words += " enum=" + values.replace("~", "").replace(" ", ",")
+            print(f"  {words} | {text}")
+    if ENUMS:
+        sys.exit(f"no such fields: {', '.join(ENUMS)}")
 
 
 main(*sys.argv[1:])

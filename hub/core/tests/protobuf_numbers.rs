@@ -33,6 +33,8 @@ const BODIES: &[(&str, &str, Generated)] = &[
     ("v1", "Pod", generated::<api::core::v1::Pod>),
     ("v1", "Secret", generated::<api::core::v1::Secret>),
     ("v1", "ServiceAccount", generated::<api::core::v1::ServiceAccount>),
+    ("v1", "Service", generated::<api::core::v1::Service>),
+    ("events.k8s.io/v1", "Event", generated::<api::events::v1::Event>),
     ("v1", "Binding", generated::<api::core::v1::Binding>),
     ("apps/v1", "DaemonSet", generated::<api::apps::v1::DaemonSet>),
     ("apps/v1", "ControllerRevision", generated::<api::apps::v1::ControllerRevision>),
@@ -62,49 +64,17 @@ const BODIES: &[(&str, &str, Generated)] = &[
     ("meta/v1", "Status", generated::<meta::Status>),
 ];
 
-/// Fields that k8s-pb 0.9 does not have. The numbers are those of generated.proto of Kubernetes 1.37.0-beta.0 (k8s.io/api) and 1.36
-/// (k8s.io/apimachinery); all but `configMapRef`, whose number upstream keeps free for it.
+/// Fields that k8s-pb 0.9 does not have. The numbers are those of generated.proto of Kubernetes 1.36; all but `configMapRef`, whose number upstream keeps free for it.
 const NEWER: &[&str] = &[
-    "core/v1/ClusterTrustBundleProjection.user 6",
-    "core/v1/ConfigMapVolumeSource.defaultUser 5",
-    "core/v1/DownwardAPIVolumeFile.user 5",
-    "core/v1/DownwardAPIVolumeSource.defaultUser 3",
-    "core/v1/EmptyDirVolumeSource.mode 3",
-    "core/v1/EvictionResponder.name 1",
-    "core/v1/EvictionResponder.priority 2",
-    "core/v1/GRPCAction.mode 3",
-    "core/v1/HTTPGetAction.protocol 6",
     "core/v1/ImageVolumeStatus.imageRef 1",
-    "core/v1/KeyToPath.user 4",
-    "core/v1/NodeAllocatableMappedResources.name 1",
-    "core/v1/NodeAllocatableMappedResources.quantity 2",
-    "core/v1/NodeAllocatableOverheadResources.name 1",
-    "core/v1/NodeAllocatableOverheadResources.perContainer 3",
-    "core/v1/NodeAllocatableOverheadResources.perPod 2",
     "core/v1/NodeAllocatableResourceClaimStatus.containers 2",
-    "core/v1/NodeAllocatableResourceClaimStatus.mapping 4",
-    "core/v1/NodeAllocatableResourceClaimStatus.overhead 5",
     "core/v1/NodeAllocatableResourceClaimStatus.resourceClaimName 1",
+    "core/v1/NodeAllocatableResourceClaimStatus.resources 3",
     "core/v1/NodeConfigSource.configMapRef 1",
-    "core/v1/NodePodPreemptionPolicy.disableResizePreemption 1",
-    "core/v1/NodeSpec.podPreemptionPolicy 8",
-    "core/v1/PodCertificateProjection.user 8",
     "core/v1/PodSchedulingGroup.podGroupName 1",
-    "core/v1/PodSpec.evictionResponders 44",
     "core/v1/PodSpec.schedulingGroup 43",
     "core/v1/PodStatus.nodeAllocatableResourceClaimStatuses 21",
-    "core/v1/PodStatus.volumeHealth 22",
-    "core/v1/PodVolumeHealth.healthConditions 2",
-    "core/v1/PodVolumeHealth.lastTransitionTime 3",
-    "core/v1/PodVolumeHealth.name 1",
-    "core/v1/ProjectedVolumeSource.defaultUser 3",
     "core/v1/ResourceHealth.message 6",
-    "core/v1/SecretVolumeSource.defaultUser 5",
-    "core/v1/ServiceAccountTokenProjection.user 4",
-    "core/v1/VolumeHealthCondition.message 3",
-    "core/v1/VolumeHealthCondition.reason 2",
-    "core/v1/VolumeHealthCondition.status 1",
-    "core/v1/VolumeMount.bindMountOptions 8",
     "core/v1/VolumeMountStatus.volumeStatus 5",
     "core/v1/VolumeStatus.image 1",
     "meta/v1/ListMeta.shardInfo 5",
@@ -112,7 +82,7 @@ const NEWER: &[&str] = &[
 ];
 
 /// Fields without a number: upstream has published none. A body that has one is refused.
-const UNNUMBERED: &[&str] = &["core/v1/NodeSystemInfo.runningInUserNamespace"];
+const UNNUMBERED: &[&str] = &[];
 
 /// Fields of the crate that upstream has removed since.
 const REMOVED: &[&str] = &["core/v1/PodSpec.workloadref"];

@@ -38,7 +38,7 @@ pub struct Type {
     pub name: &'static str,
     /// Server-side apply owns a value of it as a whole.
     pub atomic: bool,
-    /// One sentence.
+    /// For people.
     pub description: &'static str,
     /// In the order of the table, which is alphabetical.
     pub fields: Vec<Field>,
@@ -67,7 +67,9 @@ pub struct Field {
     pub list_keys: Option<&'static str>,
     /// Server-side apply owns a map as a whole.
     pub atomic: bool,
-    /// One sentence.
+    /// The values that it may have; any if there are none here.
+    pub values: Vec<&'static str>,
+    /// For people.
     pub description: &'static str,
 }
 
@@ -176,6 +178,7 @@ impl Field {
             retain_keys: false,
             list_keys: None,
             atomic: false,
+            values: Vec::new(),
             description,
         };
         for word in words {
@@ -187,6 +190,7 @@ impl Field {
                 Some(("merge", "set")) => field.merge = Some(ListMerge::Set),
                 Some(("merge", key)) => field.merge = Some(ListMerge::ByKey(key)),
                 Some(("keys", keys)) => field.list_keys = Some(keys),
+                Some(("enum", values)) => field.values = values.split(',').collect(),
                 Some(_) => {}
             }
         }
