@@ -1,6 +1,6 @@
 //! The names and URLs by which the hub is reached: from the flags, the address it listens on, and the machine's name.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::flags::Serve;
 use crate::pki::{is_dns_subdomain, server_url};
@@ -50,4 +50,17 @@ pub fn urls(options: &Serve, address: SocketAddr) -> (String, String) {
     let node = host_name().map_or_else(|| admin.clone(), |name| url(&name));
     log::warn!("listening on every address without --advertise: node kubeconfigs will name {node}");
     (admin, node)
+}
+
+/// The address and port of the Service `kubernetes`: the advertised ones if the first `--advertise` names an IP address, else those
+/// listened on; this machine's loopback if that is every address, because a Service has one.
+pub fn service(options: &Serve, address: SocketAddr) -> (IpAddr, u16) {
+    let advertised = options.advertise.first();
+    let port = advertised.and_then(|to| to.port).unwrap_or(address.port());
+    let ip = advertised.and_then(|to| to.host.parse().ok()).unwrap_or(address.ip());
+    match ip {
+        IpAddr::V4(ip) if ip.is_unspecified() => (Ipv4Addr::LOCALHOST.into(), port),
+        IpAddr::V6(ip) if ip.is_unspecified() => (Ipv6Addr::LOCALHOST.into(), port),
+        ip => (ip, port),
+    }
 }

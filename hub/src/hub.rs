@@ -3,6 +3,7 @@
 //! Owns: opening and closing, reading, subscriptions, and one write at a time. Always holds: a write returns once it is durable (a
 //! renewal at once). Leaves to others: what a request means and when it is tried again (`requests`).
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +11,16 @@ use std::time::Duration;
 use kedge_hub_core::controllers::{root_certificate, service_accounts};
 use kedge_hub_core::identity;
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 use tokio::sync::oneshot;
 
-use kedge_hub_core::kinds::{self, CONFIG_MAP, Kind, NAMESPACE, SERVICE_ACCOUNT, text};
+use kedge_hub_core::kinds::{
+    self, CONFIG_MAP, Kind, NAMESPACE, SERVICE, SERVICE_ACCOUNT, schema, service, text,
+};
 use kedge_hub_core::object::{Event, Object};
-use kedge_hub_core::requests::{Objects, new_object};
+use kedge_hub_core::requests::{Fresh, Objects, new_object};
 use kedge_hub_core::selector::Selection;
-use kedge_hub_core::state::{Expect, Query, Start, Write, WriteError};
+use kedge_hub_core::state::{Changed, Expect, Query, Start, Write, WriteError};
 
 use crate::audit::Audit;
 use crate::fresh::fresh;
@@ -130,6 +134,29 @@ impl Hub {
         };
         self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
         Ok(Some(answered))
+    }
+
+    /// Shows clients the Service `kubernetes`, in memory only. Its uid and age follow from those of its namespace, so that they stay over
+    /// restarts. Call it once, before requests are served.
+    pub fn publish_service(&self, address: IpAddr, port: u16, target_port: u16) {
+        let Some(namespace) = self.get(&NAMESPACE, "", "default").map(|found| found.value()) else { return };
+        let created = schema::parse_time(kinds::text(&namespace, &["metadata", "creationTimestamp"]));
+        let mut made = Fresh { now: created.unwrap_or(OffsetDateTime::UNIX_EPOCH), random: [0; 21] };
+        let uid = kinds::text(&namespace, &["metadata", "uid"]).replace('-', "");
+        for (byte, pair) in made.random.iter_mut().zip(uid.as_bytes().chunks(2)) {
+            let number = std::str::from_utf8(pair).ok().and_then(|pair| u8::from_str_radix(pair, 16).ok());
+            // another uid than the namespace's own
+            *byte = !number.unwrap_or(0);
+        }
+        let revision = self.revision(&SERVICE);
+        let service = service::kubernetes(address, port, target_port);
+        let made = new_object(&SERVICE, service, &made).ok().and_then(|mut value| {
+            value["metadata"]["resourceVersion"] = revision.to_string().into();
+            Object::new(&SERVICE, &value, revision)
+        });
+        let Some(made) = made else { return };
+        let event = Event { revision, old: None, new: Some(Arc::new(made)), last: None };
+        self.memory.publish(vec![Changed { kind: &SERVICE, event: Arc::new(event) }]);
     }
 
     /// One object; `namespace` is empty for cluster-scoped kinds.

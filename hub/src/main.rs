@@ -101,6 +101,8 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     let now = OffsetDateTime::now_utc();
     let pki = Pki::open(&options.data_dir, &addresses::names(&options, address), now).map_err(text)?;
     let (admin_url, node_url) = addresses::urls(&options, address);
+    let (host, port) = addresses::service(&options, address);
+    hub.publish_service(host, port, address.port());
     let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
     let tls = pki.server_config().map_err(text)?;
     let probe = Probe::new(address, pki.client_config(now).map_err(text)?);

@@ -219,6 +219,7 @@ impl ApiError {
             "create" => "CreateOptions",
             "update" => "UpdateOptions",
             "patch" => "PatchOptions",
+            "list" => "ListOptions",
             _ => "DeleteOptions",
         };
         let mut refused =

@@ -36,7 +36,8 @@ pub(super) fn attributes<'a>(
 ) -> Attributes<'a> {
     Attributes {
         verb,
-        group: target.kind.group,
+        // another type of a kind's objects is authorized as the kind
+        group: target.kind.stored().group,
         resource: target.kind.plural,
         subresource: &target.subresource,
         namespace: &target.namespace,

@@ -81,7 +81,7 @@ pub(super) fn read_delete_options(
     };
     let grace_secs = match value["gracePeriodSeconds"].as_i64() {
         Some(secs) => Some(secs),
-        None => context.parameters.seconds("gracePeriodSeconds")?,
+        None => context.parameters.signed("gracePeriodSeconds")?,
     };
     let options = DeleteOptions {
         uid: text(&["preconditions", "uid"]),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::request::media_ranges;
 use super::respond::{self, Body};
 use super::route::VIRTUAL_GROUPS;
-use kedge_hub_core::kinds::{self, KINDS, Kind};
+use kedge_hub_core::kinds::{self, Kind, schema};
 
 /// The requested version of the aggregated form, if any.
 fn aggregated(accept: &str) -> Option<&'static str> {
@@ -30,7 +30,27 @@ fn aggregated(accept: &str) -> Option<&'static str> {
 /// All groups but the core one, with their versions.
 fn named_groups() -> Vec<(&'static str, &'static str)> {
     let kinds = kinds::group_versions().into_iter().filter(|(group, _)| !group.is_empty());
-    kinds.chain(VIRTUAL_GROUPS).collect()
+    let mut groups: Vec<_> = kinds.chain(VIRTUAL_GROUPS).collect();
+    groups.sort_by_key(|(group, _)| ORDER.iter().position(|known| known == group));
+    groups
+}
+
+/// Upstream's order of groups: the first one that has a resource of a name is the one that `kubectl get` asks.
+const ORDER: [&str; 7] = [
+    "apps",
+    "events.k8s.io",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "certificates.k8s.io",
+    "policy",
+    "coordination.k8s.io",
+];
+
+/// What clients compare to notice that objects are stored under another type than before; upstream's computation.
+fn storage_version_hash(kind: &'static Kind) -> String {
+    let Kind { group, version, kind, .. } = kind.stored();
+    let digest = ring::digest::digest(&ring::digest::SHA256, format!("{group}/{version}/{kind}").as_bytes());
+    schema::base64_encode(&digest.as_ref()[..8])
 }
 
 /// `/`: the served paths.
@@ -97,7 +117,7 @@ pub(super) fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &
 }
 
 fn kinds_of<'a>(group: &'a str, version: &'a str) -> impl Iterator<Item = &'static Kind> + 'a {
-    KINDS.iter().copied().filter(move |kind| kind.group == group && kind.version == version)
+    kinds::served().filter(move |kind| kind.group == group && kind.version == version)
 }
 
 /// `/api/v1` and `/apis/GROUP/VERSION`.
@@ -106,7 +126,7 @@ pub(super) fn resources(group: &str, version: &str) -> Response<Body> {
     for kind in kinds_of(group, version) {
         let mut resource = json!({
             "name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.kind,
-            "verbs": kind.verbs,
+            "verbs": kind.verbs, "storageVersionHash": storage_version_hash(kind),
         });
         if !kind.short_names.is_empty() {
             resource["shortNames"] = json!(kind.short_names);
@@ -207,6 +227,21 @@ fn aggregated_resources(group: &str, version: &str) -> Vec<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn groups_and_storage_versions_are_upstreams() {
+        let groups: Vec<&str> = named_groups().iter().map(|(group, _)| *group).collect();
+        assert_eq!(groups, ORDER, "every served group has its place");
+        // as a Kubernetes 1.36 API server answers
+        for (kind, expect) in [
+            (&kinds::POD, "xPOwRZ+Yhw8="),
+            (&kinds::CONFIG_MAP, "qFsyl6wFWjQ="),
+            (&kinds::EVENT, "r2yiGXH7wu8="),
+            (&kinds::EVENT_VIEW, "r2yiGXH7wu8="),
+        ] {
+            assert_eq!(storage_version_hash(kind), expect, "{}", kind.resource_name());
+        }
+    }
 
     #[test]
     fn discovery_takes_the_first_accepted_form() {

@@ -44,8 +44,14 @@ pub(super) async fn handle(
     parts: &Parts,
     body: &mut RequestBody,
 ) -> Response<Body> {
-    let response =
+    let mut response =
         answer(server, caller, slot, parts, body).await.unwrap_or_else(|error| respond::error(&error));
+    // a node's renewals are most requests, and their answers pass metered links
+    if !request::wants_minimal(&parts.headers)
+        && let Some(id) = request::audit_id(&parts.headers)
+    {
+        response.headers_mut().insert(request::AUDIT_ID, id);
+    }
     let response =
         if request::is_read_by_eye(parts) { pieces::pretty(server, response).await } else { response };
     pieces::finish(server, slot, parts, response)
@@ -221,9 +227,9 @@ fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'s
     let named = !target.name.is_empty();
     let watching = || parameters.flag("watch");
     Ok(match (method.as_str(), named) {
-        ("GET" | "HEAD", true) => "get",
+        ("GET", true) => "get",
         ("GET", false) if watching()? => "watch",
-        ("GET" | "HEAD", false) => "list",
+        ("GET", false) => "list",
         ("POST", false) => "create",
         ("POST", true) if !target.subresource.is_empty() => "create",
         ("PUT", true) => "update",
@@ -331,8 +337,9 @@ async fn resource(
 
 fn get(context: &RequestContext<'_>, target: &Target, writer: Writer) -> Result<Response<Body>, ApiError> {
     let memory = context.server.hub.memory();
-    check_not_in_future(context, memory.revision(target.kind))?;
-    match memory.get(target.kind, &target.namespace, &target.name) {
+    let kind = target.kind.stored();
+    check_not_in_future(context, memory.revision(kind))?;
+    match memory.get(kind, &target.namespace, &target.name) {
         Some(object) => Ok(writer.answer(200, &object)),
         None => Err(ApiError::not_found(target.kind, &target.name)),
     }
@@ -405,33 +412,38 @@ fn page(
     let now = time::OffsetDateTime::now_utc().unix_timestamp();
     let parameters = &context.parameters;
     let memory = context.server.hub.memory();
-    let invalid = |message: &str| ApiError::unprocessable(message);
-    let limit = parameters.number("limit")?.filter(|limit| *limit > 0);
+    let invalid = |error: FieldError| ApiError::invalid_options("list", &error);
+    let forbidden = |field: &str, why: &str| invalid(FieldError::forbidden(field, why));
+    // as upstream: none is asked for by 0 and by any negative number
+    let limit =
+        parameters.signed("limit")?.and_then(|limit| u64::try_from(limit).ok()).filter(|limit| *limit > 0);
     let limit = limit.map(|limit| usize::try_from(limit.min(MAX_PAGE)).unwrap_or(usize::MAX));
     let matching = parameters.text("resourceVersionMatch");
     let version = parameters.number("resourceVersion")?;
     if parameters.has("sendInitialEvents") {
-        return Err(invalid("sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list"));
+        return Err(forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"));
     }
     if !matching.is_empty() {
         if version.is_none() {
-            return Err(invalid(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided",
+            return Err(forbidden(
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden unless resourceVersion is provided",
             ));
         }
         if parameters.has("continue") {
-            return Err(invalid(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden when continue is provided",
+            return Err(forbidden(
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden when continue is provided",
             ));
         }
         if !matches!(matching, "Exact" | "NotOlderThan") {
-            return Err(invalid(&format!(
-                "resourceVersionMatch: Unsupported value: {matching:?}: supported values: \"Exact\", \"NotOlderThan\", \"\""
-            )));
+            let allowed = ["Exact", "NotOlderThan", ""];
+            return Err(invalid(FieldError::unsupported("resourceVersionMatch", matching, &allowed)));
         }
         if matching == "Exact" && version == Some(0) {
-            return Err(invalid(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+            return Err(forbidden(
+                "resourceVersionMatch",
+                "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
             ));
         }
     }
@@ -446,13 +458,13 @@ fn page(
         let query = Query { revision, after: Some(&token.after), limit, remaining };
         // a list that goes on in the latest state is consistent from there
         let made = revision.map_or(now, |_| token.made);
-        let page = memory.list(kind, selection, &query);
+        let page = memory.list(kind.stored(), selection, &query);
         return page.map(|page| (page, made)).map_err(|_| token.expired());
     }
-    let version = check_not_in_future(context, memory.revision(kind))?;
+    let version = check_not_in_future(context, memory.revision(kind.stored()))?;
     let revision = version.filter(|_| matching == "Exact");
     let query = Query { revision, limit, ..Query::default() };
-    let page = memory.list(kind, selection, &query);
+    let page = memory.list(kind.stored(), selection, &query);
     page.map(|page| (page, now))
         .map_err(|_| ApiError::expired("The resourceVersion for the provided list is too old."))
 }
@@ -556,15 +568,16 @@ async fn apply_patch(
     body: &Bytes,
     options: &WriteOptions<'_>,
 ) -> Result<(Answer, Vec<String>), ApiError> {
-    let Target { kind, namespace, name, .. } = target;
+    let Target { kind: as_kind, namespace, name, .. } = target;
+    let kind = as_kind.stored();
     if context.parameters.text("fieldManager").is_empty() {
-        let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
-        return Err(ApiError::unprocessable(message));
+        let missing = FieldError::required("fieldManager", "is required for apply patch");
+        return Err(ApiError::invalid_options("patch", &missing));
     }
     let force = context.parameters.flag("force")?;
     let validation = FieldValidation::parse("patch", context.parameters.text("fieldValidation"))?;
     let place = (namespace.as_str(), name.as_str());
-    let mut read = decode::applied(kind, place, body, validation)?;
+    let mut read = decode::applied(as_kind, place, body, validation)?;
     // a missing name becomes the URL's if the object exists, and is refused later if it does not
     let given = kinds::text(&read.value, &["metadata", "name"]);
     if !given.is_empty() {
@@ -573,7 +586,7 @@ async fn apply_patch(
     if context.server.hub.get(kind, namespace, name).is_none() {
         stamp_requester(context, target, &mut read.value)?;
     }
-    let applied = Apply::new(kind, read.value, manager(context, "patch", target)?, force)?;
+    let applied = Apply::new(kind, as_kind.to_stored(read.value), manager(context, "patch", target)?, force)?;
     let may_create = || {
         let attributes = Attributes { name: "", ..attributes("create", target, None) };
         identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
@@ -599,39 +612,51 @@ async fn change(
     body: &Bytes,
     options: &WriteOptions<'_>,
 ) -> Result<Response<Body>, ApiError> {
-    let Target { kind, namespace, name, .. } = target;
+    let Target { kind: as_kind, namespace, name, .. } = target;
+    let kind = as_kind.stored();
     let hub = &context.server.hub;
     let validation = FieldValidation::parse(verb, context.parameters.text("fieldValidation"))?;
     let content_type = header(&context.parts.headers, "content-type");
     let place = Place { kind, namespace, name };
     let (answer, mut warnings) = match verb {
         "create" => {
-            let mut read = decode::object(kind, content_type, body, validation)?;
+            let mut read = decode::object(as_kind, content_type, body, validation)?;
             stamp_requester(context, target, &mut read.value)?;
-            (requests::create(hub, kind, namespace, read.value, options).await?, read.warnings)
+            let value = as_kind.to_stored(read.value);
+            as_kind.judge_view(&value, None)?;
+            (requests::create(hub, kind, namespace, value, options).await?, read.warnings)
         }
         "update" => {
-            let read = decode::object(kind, content_type, body, validation)?;
+            let read = decode::object(as_kind, content_type, body, validation)?;
+            let value = as_kind.to_stored(read.value);
             if let Some(old) = hub.get(kind, namespace, name).filter(|_| part == Part::Status) {
-                admitted_request(context, verb, target, &old.value(), &read.value)?;
+                admitted_request(context, verb, target, &old.value(), &value)?;
             }
-            (requests::update(hub, &place, part, read.value, options).await?, read.warnings)
+            if as_kind.view.is_some() {
+                let old = hub.get(kind, namespace, name).map(|old| old.value());
+                as_kind.judge_view(&value, old.as_ref())?;
+            }
+            (requests::update(hub, &place, part, value, options).await?, read.warnings)
         }
         _ if content_type.split(';').next().unwrap_or("").trim() == decode::APPLY => {
             apply_patch(context, target, part, body, options).await?
         }
         _ => {
             if context.parameters.has("force") {
-                let message = "PatchOptions.meta.k8s.io \"\" is invalid: force: Forbidden: may not be specified for non-apply patch";
-                return Err(ApiError::unprocessable(message));
+                let given = FieldError::forbidden("force", "may not be specified for non-apply patch");
+                return Err(ApiError::invalid_options("patch", &given));
             }
-            let patch = Patch::read(kind, content_type, body)?;
+            let patch = Patch::read(as_kind, content_type, body)?;
             let found = Mutex::new(Vec::new());
             let compute = |_: &Object, old: Value| {
-                let judged = (part == Part::Status).then(|| old.clone());
-                let (value, complaints) = patch.apply(old, validation)?;
+                let judged = (part == Part::Status || as_kind.view.is_some()).then(|| old.clone());
+                let (value, complaints) = patch.apply(as_kind.shown(old), validation)?;
+                let value = as_kind.to_stored(value);
                 if let Some(old) = judged {
-                    admitted_request(context, verb, target, &old, &value)?;
+                    if part == Part::Status {
+                        admitted_request(context, verb, target, &old, &value)?;
+                    }
+                    as_kind.judge_view(&value, Some(&old))?;
                 }
                 if let Ok(mut found) = found.lock() {
                     *found = complaints;
@@ -671,8 +696,8 @@ async fn delete(
     let (wanted, dry_run) = delete_options(context, body)?;
     let options = WriteOptions { dry_run: dry_run || options.dry_run, ..options };
     let Target { kind, namespace, name, .. } = target;
-    let answer =
-        requests::delete(&context.server.hub, &Place { kind, namespace, name }, &wanted, &options).await?;
+    let place = Place { kind: kind.stored(), namespace, name };
+    let answer = requests::delete(&context.server.hub, &place, &wanted, &options).await?;
     if !answer.deleted || writer.form == Form::Nothing {
         return Ok(written(&answer, writer));
     }
@@ -698,8 +723,9 @@ async fn delete_collection(
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &context.server.hub;
     let (mut page, _) = page(context, target.kind, selection)?;
-    requests::delete_all(hub, target.kind, &page.objects, &wanted, &options).await?;
-    page.revision = hub.revision(target.kind);
+    let kind = target.kind.stored();
+    requests::delete_all(hub, kind, &page.objects, &wanted, &options).await?;
+    page.revision = hub.revision(kind);
     let meta = json!({"resourceVersion": page.revision.to_string()});
     Ok(if writer.form == Form::Nothing { respond::empty(204) } else { writer.list(page, meta) })
 }

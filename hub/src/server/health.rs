@@ -15,8 +15,9 @@ use crate::store::health::STALL;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::{KINDS, LEASE, NODE};
 
-/// The Kubernetes version whose API we follow: kubectl warns when it is more than one minor version away.
-const KUBERNETES: (u32, u32) = (1, 35);
+/// The Kubernetes version whose API we follow, and whose fields `schema/extract.py` reads: kubectl warns when it is more than one minor
+/// version away.
+const KUBERNETES: (u32, u32) = (1, 36);
 
 /// `/version`.
 pub(super) fn version() -> Response<Body> {
@@ -67,6 +68,13 @@ pub(super) fn health(context: &RequestContext<'_>, path: &str) -> Result<Respons
     if checks.is_empty() {
         return Err(ApiError::path_not_found());
     }
+    let excluded: Vec<&str> = context.parameters.all("exclude").collect();
+    let unknown: Vec<String> = excluded
+        .iter()
+        .filter(|name| !checks.iter().any(|(known, _)| known == *name))
+        .map(|name| format!("{:?}", kedge_api::excerpt(name)))
+        .collect();
+    checks.retain(|(name, _)| !excluded.contains(name));
     let good = checks.iter().all(|(_, fault)| fault.is_none());
     let code = if good { 200 } else { 500 };
     if good && !context.parameters.has("verbose") {
@@ -79,6 +87,13 @@ pub(super) fn health(context: &RequestContext<'_>, path: &str) -> Result<Respons
             None => writeln!(text, "[+]{name} ok"),
             Some(why) => writeln!(text, "[-]{name} failed: {why}"),
         };
+    }
+    for name in excluded.iter().filter(|_| unknown.is_empty()) {
+        let _ = writeln!(text, "[+]{name} excluded: ok");
+    }
+    if !unknown.is_empty() {
+        let all = unknown.join(", ");
+        let _ = writeln!(text, "warn: some health checks cannot be excluded: no matches for {all}");
     }
     text.push_str(&format!("{endpoint} check {}\n", if good { "passed" } else { "failed" }));
     Ok(respond::bytes(code, "text/plain; charset=utf-8", text))

@@ -16,7 +16,7 @@ use super::respond::{self, Body};
 use super::route::VIRTUAL_GROUPS;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::schema::{self, Field, ListMerge, Shape};
-use kedge_hub_core::kinds::{self, KINDS, Kind};
+use kedge_hub_core::kinds::{self, Kind};
 use kedge_hub_core::protobuf::Encoder;
 
 /// One document per group version: path below `/openapi/v3`, text, and a name of its content.
@@ -74,7 +74,7 @@ fn public_name(type_name: &str) -> String {
 fn document_value(group: &str, version: &str) -> Value {
     let mut paths = Map::new();
     let mut types = BTreeSet::new();
-    let of_group = KINDS.iter().filter(|kind| kind.group == group && kind.version == version);
+    let of_group = kinds::served().filter(|kind| kind.group == group && kind.version == version);
     let mut roots: Vec<(&str, &str)> = Vec::new();
     for kind in of_group {
         roots.push((kind.type_name, kind.kind));
@@ -160,6 +160,9 @@ fn type_value(of: &'static schema::Type) -> Value {
 fn field_value(field: &Field) -> Value {
     let mut value = shape_value(&field.shape);
     value["description"] = field.description.into();
+    if !field.values.is_empty() {
+        value["enum"] = field.values.clone().into();
+    }
     match field.merge {
         Some(ListMerge::ByKey(key)) => {
             value["x-kubernetes-patch-strategy"] = "merge".into();
@@ -304,9 +307,9 @@ pub(super) fn version_2(accept: &str) -> Response<Body> {
 }
 
 fn patch_paths() -> impl Iterator<Item = (String, &'static Kind)> {
-    KINDS.iter().filter(|kind| kind.allows("patch")).flat_map(|kind| {
+    kinds::served().filter(|kind| kind.allows("patch")).flat_map(|kind| {
         let named = kind_paths(kind).into_iter().filter(|(path, named)| *named && !path.ends_with("/status"));
-        named.map(|(path, _)| (path, *kind)).collect::<Vec<_>>()
+        named.map(|(path, _)| (path, kind)).collect::<Vec<_>>()
     })
 }
 
@@ -373,7 +376,7 @@ fn roots() -> Vec<Root> {
             type_name: posted_type(group, kind),
         })
     });
-    KINDS.iter().map(|kind| Root::of(kind)).chain(posted).collect()
+    kinds::served().map(Root::of).chain(posted).collect()
 }
 
 fn gnostic_type(into: &mut Encoder, of: &'static schema::Type, root: Option<&Root>) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tokio::sync::OwnedSemaphorePermit;
@@ -15,6 +15,7 @@ use super::limits::{Resource, Slot, Taken};
 use super::route::percent_decode;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
+use kedge_hub_core::requests::uid;
 
 /// Largest request body; upstream's limit.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
@@ -28,6 +29,8 @@ const SMALL_BYTES: usize = 4096;
 const DRAIN_BYTES: usize = 256 * 1024;
 /// Longest time of draining.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest name of a request that is taken from the client; upstream cuts there.
+const AUDIT_ID_BYTES: usize = 64;
 /// Parameters of one query.
 const MAX_PARAMETERS: usize = 64;
 
@@ -55,6 +58,11 @@ impl Parameters {
         self.0.iter().find(|(known, _)| known == key).map_or("", |(_, value)| value)
     }
 
+    /// All values of a parameter that may be repeated.
+    pub(super) fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(known, _)| known == key).map(|(_, value)| value.as_str())
+    }
+
     pub(super) fn has(&self, key: &str) -> bool {
         self.0.iter().any(|(known, _)| known == key)
     }
@@ -71,8 +79,8 @@ impl Parameters {
         self.parsed(key)
     }
 
-    /// A number of seconds that may be negative.
-    pub(super) fn seconds(&self, key: &str) -> Result<Option<i64>, ApiError> {
+    /// A number that may be negative.
+    pub(super) fn signed(&self, key: &str) -> Result<Option<i64>, ApiError> {
         self.parsed(key)
     }
 
@@ -152,12 +160,25 @@ pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
     ["curl", "Wget", "Mozilla/5.0"].iter().any(|program| agent.starts_with(program))
 }
 
+/// Whether the client wants no more than the status of a write (RFC 7240).
+pub(super) fn wants_minimal(headers: &HeaderMap) -> bool {
+    header(headers, "prefer").split([',', ';']).any(|preference| preference.trim() == "return=minimal")
+}
+
+/// Names a request, in the answer to it.
+pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
+
+/// The client's own name for its request, or a new one; absent only if the system gives no random numbers.
+pub(super) fn audit_id(headers: &HeaderMap) -> Option<HeaderValue> {
+    let own = header(headers, AUDIT_ID.as_str());
+    let made = || crate::fresh::fresh().ok().map(|fresh| uid(&fresh.random));
+    let id = if own.is_empty() || own.len() > AUDIT_ID_BYTES { made()? } else { own.to_owned() };
+    HeaderValue::from_str(&id).ok()
+}
+
 /// The first form that the client accepts and the hub supports.
 pub(super) fn wanted_form(headers: &HeaderMap, is_write: bool) -> Result<Form, ApiError> {
-    let minimal = || {
-        header(headers, "prefer").split([',', ';']).any(|preference| preference.trim() == "return=minimal")
-    };
-    if is_write && minimal() {
+    if is_write && wants_minimal(headers) {
         return Ok(Form::Nothing);
     }
     let accept = header(headers, "accept");

@@ -251,13 +251,14 @@ impl Writer {
     /// One object's text, in the requested form.
     pub(super) fn object(&self, object: &Object) -> Bytes {
         match self.form {
-            Form::Whole | Form::Nothing => object.json.clone(),
+            Form::Whole | Form::Nothing => self.kind.shown_text(object),
             _ => Bytes::from(self.value(object.value()).to_string()),
         }
     }
 
-    /// One object in the requested form.
+    /// One stored object in the requested form.
     pub(super) fn value(&self, value: Value) -> Value {
+        let value = self.kind.shown(value);
         match self.form {
             Form::Whole | Form::Nothing => value,
             Form::Metadata(version) => metadata(value, version),
@@ -279,7 +280,8 @@ impl Writer {
         let (list, media, render): (_, _, Option<Render>) = match self.form {
             Form::Table(_) => {
                 let render = move |object: &Object, text: &mut Vec<u8>| {
-                    text.extend_from_slice(writer.row(object.value()).to_string().as_bytes());
+                    let row = writer.row(writer.kind.shown(object.value()));
+                    text.extend_from_slice(row.to_string().as_bytes());
                 };
                 (self.table(std::iter::empty(), meta, true), self.media(), Some(Box::new(render)))
             }
@@ -295,12 +297,18 @@ impl Writer {
                     format!("application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v={version}");
                 (list, media, Some(Box::new(render)))
             }
-            // the stored texts one after the other, never parsed
+            // the texts one after the other; those of a kind that is no view are never parsed
             Form::Whole | Form::Nothing => {
                 let list = json!({
                     "kind": self.kind.list_kind(), "apiVersion": self.kind.api_version(), "metadata": meta,
                 });
-                (list, "application/json".to_owned(), None)
+                let render: Option<Render> = match self.kind.view {
+                    Some(_) => Some(Box::new(move |object: &Object, text: &mut Vec<u8>| {
+                        text.extend_from_slice(&writer.kind.shown_text(object));
+                    })),
+                    None => None,
+                };
+                (list, "application/json".to_owned(), render)
             }
         };
         let head = head_of_list(list, if matches!(self.form, Form::Table(_)) { "rows" } else { "items" });

@@ -23,6 +23,7 @@ use super::request::{Form, Parameters};
 use super::respond::{IncludeObject, Writer};
 use crate::memory::{Budget, Memory, Waiting, Watch};
 use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::selector::Selection;
@@ -78,8 +79,9 @@ pub(super) fn start(
     let omit_heartbeats = parameters.flag("omitHeartbeats")?;
     let from = from(parameters)?;
     let timeout = parameters.number("timeoutSeconds")?;
-    let (start, revision, watch) =
-        memory.watch(kind, selection, from.after, Some(budget)).map_err(|why| refused(why, from.after))?;
+    let (start, revision, watch) = memory
+        .watch(kind.stored(), selection, from.after, Some(budget))
+        .map_err(|why| refused(why, from.after))?;
     if let Some(wanted) = from.at_least.filter(|wanted| *wanted > revision) {
         return Err(ApiError::too_large_version(wanted, revision));
     }
@@ -141,7 +143,7 @@ fn from(parameters: &Parameters) -> Result<From, ApiError> {
     let version = parameters.number("resourceVersion")?;
     let matching = parameters.text("resourceVersionMatch");
     let forbidden =
-        |field: &str, why: &str| Err(ApiError::unprocessable(format!("{field}: Forbidden: {why}")));
+        |field: &str, why: &str| Err(ApiError::invalid_options("list", &FieldError::forbidden(field, why)));
     if !parameters.has("sendInitialEvents") {
         if !matching.is_empty() {
             return forbidden(
@@ -265,11 +267,12 @@ impl WatchStream {
         if self.writer.form != Form::Whole {
             return self.line_of(of, object.value());
         }
-        let mut line = Vec::with_capacity(object.json.len() + 40);
+        let text = self.writer.kind.shown_text(object);
+        let mut line = Vec::with_capacity(text.len() + 40);
         line.extend_from_slice(b"{\"type\":\"");
         line.extend_from_slice(of.as_bytes());
         line.extend_from_slice(b"\",\"object\":");
-        line.extend_from_slice(&object.json);
+        line.extend_from_slice(&text);
         line.extend_from_slice(b"}\n");
         line.into()
     }
@@ -279,7 +282,7 @@ impl WatchStream {
             Form::Table(_) => {
                 let meta = json!({"resourceVersion": value["metadata"]["resourceVersion"]});
                 let titles = !std::mem::replace(&mut self.titles_sent, true);
-                self.writer.table(std::iter::once(value), meta, titles)
+                self.writer.table(std::iter::once(self.writer.kind.shown(value)), meta, titles)
             }
             _ => self.writer.value(value),
         };

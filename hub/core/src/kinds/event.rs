@@ -18,24 +18,26 @@ pub static EVENT: Kind = Kind {
     create_on_update: true,
     type_name: "core/v1/Event",
     selectable: SELECTABLE,
-    indexed: &[NAME_FIELD],
+    indexed: INDEXED,
     holder,
-    columns: &[
-        Column::text("Last Seen"),
-        Column::text("Type"),
-        Column::text("Reason"),
-        Column::text("Object"),
-        Column::text("Subobject").wide(),
-        Column::text("Source").wide(),
-        Column::text("Message"),
-        Column::text("First Seen").wide(),
-        Column::text("Count").wide(),
-        Column::NAME.wide(),
-    ],
+    columns: COLUMNS,
     cells,
     validate,
     ..Kind::USUAL
 };
+
+pub(super) static COLUMNS: &[Column] = &[
+    Column::text("Last Seen"),
+    Column::text("Type"),
+    Column::text("Reason"),
+    Column::text("Object"),
+    Column::text("Subobject").wide(),
+    Column::text("Source").wide(),
+    Column::text("Message"),
+    Column::text("First Seen").wide(),
+    Column::text("Count").wide(),
+    Column::NAME.wide(),
+];
 
 static SELECTABLE: &[Selectable] = &[
     Selectable { label: "involvedObject.kind", value: |event| involved(event, "kind") },
@@ -50,12 +52,27 @@ static SELECTABLE: &[Selectable] = &[
         label: "reportingComponent",
         value: |event| text(event, &["reportingComponent"]).to_owned(),
     },
-    Selectable { label: "source", value: |event| source(event).to_owned() },
     Selectable { label: "type", value: |event| text(event, &["type"]).to_owned() },
+    Selectable { label: "source", value: |event| source(event).to_owned() },
+];
+
+/// The same fields under their names in events.k8s.io, which has no `source`.
+pub(super) static VIEW_SELECTABLE: &[Selectable] = &[
+    Selectable { label: "regarding.kind", value: SELECTABLE[0].value },
+    Selectable { label: "regarding.namespace", value: SELECTABLE[1].value },
+    Selectable { label: "regarding.name", value: SELECTABLE[2].value },
+    Selectable { label: "regarding.uid", value: SELECTABLE[3].value },
+    Selectable { label: "regarding.apiVersion", value: SELECTABLE[4].value },
+    Selectable { label: "regarding.resourceVersion", value: SELECTABLE[5].value },
+    Selectable { label: "regarding.fieldPath", value: SELECTABLE[6].value },
+    Selectable { label: "reason", value: SELECTABLE[7].value },
+    Selectable { label: "reportingController", value: SELECTABLE[8].value },
+    Selectable { label: "type", value: SELECTABLE[9].value },
 ];
 
 /// Position of `involvedObject.name` among the selectable fields.
 pub const NAME_FIELD: usize = 2;
+pub(super) const INDEXED: &[usize] = &[NAME_FIELD];
 
 /// An event about a Node is charged to that node, any other to the node that reports it. `identity` lets a node write no others.
 fn holder(event: &Value) -> Option<String> {

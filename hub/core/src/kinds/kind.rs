@@ -3,10 +3,13 @@
 //! Owns: [`Kind`], the entry of the table in `kinds`, and what entries have in common ([`Kind::USUAL`]). Always holds: an entry is a
 //! static, compared by [`Kind::resource_name`]. Leaves to others: the entries themselves, each in its kind's own file.
 
+use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::{names::NameRule, schema, table};
+use crate::api_error::ApiError;
 use crate::field_error::FieldErrors;
+use crate::object::Object;
 use crate::value::text;
 
 /// The verbs of a kind, in upstream's order of discovery.
@@ -58,6 +61,8 @@ pub struct Kind {
     /// The user whom the object is charged to: a caller that is limited in what it may store is limited over all objects charged to
     /// it. Must follow from fields that this user cannot set otherwise. `None`: nobody.
     pub holder: fn(&Value) -> Option<String>,
+    /// Set if the kind has no objects of its own but shows those of another one.
+    pub view: Option<&'static View>,
     /// Columns of tables.
     pub columns: &'static [table::Column],
     /// The cells of one row, as many as `columns`.
@@ -76,6 +81,19 @@ pub struct Kind {
     /// Sentences for `Warning` headers about a change that is accepted; only about fields that this change sets, so that
     /// writers are not warned about the fields of others.
     pub warnings: fn(new: &Value, old: Option<&Value>) -> Vec<String>,
+}
+
+/// Another type of the objects of a kind.
+#[derive(Debug)]
+pub struct View {
+    /// The kind that stores them. The view's selectable fields stand at the same positions.
+    pub of: &'static Kind,
+    /// A stored object as the view's type.
+    pub shown: fn(Value) -> Value,
+    /// An object of the view's type as it is stored.
+    pub stored: fn(Value) -> Value,
+    /// Rules for what is written through the view, beyond the kind's own; both in their stored form.
+    pub validate: fn(new: &Value, old: Option<&Value>, errors: &mut FieldErrors),
 }
 
 /// One field selector: its label and how to read it.
@@ -128,6 +146,7 @@ impl Kind {
         selectable: &[],
         indexed: &[],
         holder: no_holder,
+        view: None,
         columns: &[table::Column::NAME, table::Column::AGE],
         cells: |object, now| vec![text(object, &["metadata", "name"]).into(), table::age(object, now)],
         convert: nothing_to_convert,
@@ -149,6 +168,50 @@ impl Kind {
             self.version.to_owned()
         } else {
             format!("{}/{}", self.group, self.version)
+        }
+    }
+
+    /// The kind that stores the objects: itself, but for a view.
+    pub fn stored(&'static self) -> &'static Kind {
+        self.view.map_or(self, |view| view.of)
+    }
+
+    /// A stored object as clients of this kind see it.
+    pub fn shown(&self, object: Value) -> Value {
+        match self.view {
+            Some(view) => (view.shown)(object),
+            None => object,
+        }
+    }
+
+    /// The text of a stored object as clients of this kind see it.
+    pub fn shown_text(&self, object: &Object) -> Bytes {
+        match self.view {
+            Some(view) => Bytes::from((view.shown)(object.value()).to_string()),
+            None => object.json.clone(),
+        }
+    }
+
+    /// What a client of this kind sent, as it is stored.
+    pub fn to_stored(&self, value: Value) -> Value {
+        match self.view {
+            Some(view) => (view.stored)(value),
+            None => value,
+        }
+    }
+
+    /// The rules of a view for what is written through it; both in their stored form.
+    ///
+    /// # Errors
+    /// 422 with all fields that break a rule.
+    pub fn judge_view(&self, new: &Value, old: Option<&Value>) -> Result<(), ApiError> {
+        let mut errors = FieldErrors::default();
+        if let Some(view) = self.view {
+            (view.validate)(new, old, &mut errors);
+        }
+        match errors.is_empty() {
+            true => Ok(()),
+            false => Err(ApiError::invalid_fields(self, text(new, &["metadata", "name"]), &errors)),
         }
     }
 

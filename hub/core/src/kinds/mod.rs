@@ -9,6 +9,7 @@ pub mod config_map;
 pub mod controller_revision;
 pub mod daemon_set;
 pub mod event;
+mod event_view;
 pub mod kind;
 pub mod lease;
 pub mod meta;
@@ -21,6 +22,7 @@ mod pod_status;
 pub mod rules;
 pub mod schema;
 pub mod secret;
+pub mod service;
 pub mod service_account;
 pub mod table;
 
@@ -32,15 +34,17 @@ pub use config_map::CONFIG_MAP;
 pub use controller_revision::CONTROLLER_REVISION;
 pub use daemon_set::DAEMON_SET;
 pub use event::EVENT;
-pub use kind::{ALL_VERBS, BINDING, Kind, Selectable, Subresource};
+pub use event_view::EVENT_VIEW;
+pub use kind::{ALL_VERBS, BINDING, Kind, Selectable, Subresource, View};
 pub use lease::LEASE;
 pub use namespace::NAMESPACE;
 pub use node::NODE;
 pub use pod::POD;
 pub use secret::SECRET;
+pub use service::SERVICE;
 pub use service_account::SERVICE_ACCOUNT;
 
-/// Every served kind, in the order of discovery.
+/// Every kind that has objects of its own, in the order of discovery.
 pub static KINDS: &[&Kind] = &[
     &CONFIG_MAP,
     &EVENT,
@@ -48,6 +52,7 @@ pub static KINDS: &[&Kind] = &[
     &NODE,
     &POD,
     &SECRET,
+    &SERVICE,
     &SERVICE_ACCOUNT,
     &CONTROLLER_REVISION,
     &DAEMON_SET,
@@ -75,6 +80,14 @@ pub(crate) fn mirror_first(
     }
 }
 
+/// Other types of the objects of [`KINDS`].
+pub static VIEWS: &[&Kind] = &[&EVENT_VIEW];
+
+/// All that clients find in discovery: [`KINDS`], then [`VIEWS`].
+pub fn served() -> impl Iterator<Item = &'static Kind> {
+    KINDS.iter().chain(VIEWS).copied()
+}
+
 /// The position of a kind in the table.
 pub fn index_of(kind: &Kind) -> usize {
     KINDS
@@ -85,7 +98,7 @@ pub fn index_of(kind: &Kind) -> usize {
 
 /// The kind of this group, version and resource.
 pub fn find(group: &str, version: &str, plural: &str) -> Option<&'static Kind> {
-    KINDS.iter().copied().find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
+    served().find(|kind| kind.group == group && kind.version == version && kind.plural == plural)
 }
 
 /// The kind of this resource name (`nodes`, `leases.coordination.k8s.io`; the bare plural is enough while it is unique).
@@ -100,7 +113,7 @@ pub fn by_resource(resource: &str) -> Option<&'static Kind> {
 /// The group versions that are served, core first.
 pub fn group_versions() -> Vec<(&'static str, &'static str)> {
     let mut found = Vec::new();
-    for kind in KINDS {
+    for kind in served() {
         if !found.contains(&(kind.group, kind.version)) {
             found.push((kind.group, kind.version));
         }
@@ -116,14 +129,15 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_type_and_a_cell_per_column() {
-        for kind in KINDS {
+        for kind in served() {
             for name in [kind.kind, kind.plural, kind.singular] {
                 assert!(!name.is_empty(), "{}", kind.type_name);
             }
             assert!(schema::find(kind.type_name).is_some(), "{}", kind.type_name);
             let cells = (kind.cells)(&serde_json::json!({}), time::OffsetDateTime::UNIX_EPOCH);
             assert_eq!(cells.len(), kind.columns.len(), "{}", kind.kind);
-            assert_eq!(by_resource(&kind.resource_name()).map(|found| found.kind), Some(kind.kind));
+            let stored = kind.stored();
+            assert_eq!(by_resource(&stored.resource_name()).map(|found| found.kind), Some(stored.kind));
         }
     }
 

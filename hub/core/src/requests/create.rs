@@ -20,7 +20,7 @@ const NAME_ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const UID_BYTES: usize = 16;
 
 /// A version 4 UUID.
-fn uid(random: &[u8]) -> String {
+pub fn uid(random: &[u8]) -> String {
     let mut bytes = [0_u8; UID_BYTES];
     bytes.copy_from_slice(&random[..UID_BYTES]);
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
