@@ -196,3 +196,65 @@ impl Store for DiskStore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kedge_hub_core::state::Spaces;
+    use kedge_rig::Scratch;
+
+    use super::*;
+
+    const PUT: Change<'_> =
+        Change::Put { resource: "nodes", namespace: "", name: "a", revision: 7, json: b"{}" };
+
+    /// A store that was read while its disk took no writes.
+    fn waiting(folder: &Scratch) -> DiskStore {
+        let mut store = Sqlite::open(folder.path()).unwrap();
+        store.commit(&[PUT], Some(Spaces::both(100))).unwrap();
+        drop(store);
+        let lock = Arc::new(sqlite::lock(folder.path()).unwrap());
+        let why = StoreError::certain(Sort::Full, "no room");
+        let state = wait(folder.path(), OpenError::Engine(why)).unwrap();
+        let directory = folder.path().to_owned();
+        let mut store = DiskStore { directory, lock, pages: 8000, state };
+        let mut names = Vec::new();
+        store.load(&mut |record| names.push(record.name)).unwrap();
+        assert_eq!(names, ["a"]);
+        store
+    }
+
+    #[test]
+    fn store_that_was_read_is_opened_by_a_probe() {
+        let folder = Scratch::new("hub-disk-probe").unwrap();
+        let mut store = waiting(&folder);
+        assert_eq!(store.unwritable().map(|why| why.sort), Some(Sort::FullAtStart));
+        assert_eq!(store.commit(&[PUT], None).unwrap_err().sort, Sort::FullAtStart);
+        assert_eq!(store.commit_from_reserve(&[PUT], None).unwrap_err().sort, Sort::FullAtStart);
+        store.probe().unwrap();
+        store.commit(&[PUT], None).unwrap();
+        assert!(store.unwritable().is_none());
+    }
+
+    #[test]
+    fn store_changed_meanwhile_is_not_opened() {
+        let folder = Scratch::new("hub-disk-changed").unwrap();
+        let mut store = waiting(&folder);
+        let other = Connection::open(folder.path().join("state.db")).unwrap();
+        other.execute("UPDATE objects SET revision = 8", []).unwrap();
+        drop(other);
+        let refused = store.probe().unwrap_err();
+        assert!(refused.message.contains("was changed while the disk took no writes"), "{refused}");
+        assert!(store.commit(&[PUT], None).is_err());
+    }
+
+    #[test]
+    fn first_start_without_room_is_an_error() {
+        let folder = Scratch::new("hub-disk-first").unwrap();
+        let why = StoreError::certain(Sort::Full, "no room");
+        assert!(wait(folder.path(), OpenError::Engine(why)).is_err());
+        // a fault that is not the disk's stays one
+        drop(waiting(&folder));
+        let damaged = OpenError::Damaged(folder.path().to_owned(), "so".to_owned());
+        assert!(matches!(wait(folder.path(), damaged), Err(OpenError::Damaged(..))));
+    }
+}
