@@ -152,7 +152,7 @@ fn check_stored(kind: &'static Kind, value: &Value) {
     let Some(object) = Object::new(kind, value, 1) else { return };
     assert_eq!(&object.value(), value);
     let again = Object::from_json(kind, object.json.to_vec(), 1).expect("it was an object before");
-    assert_eq!((again.name, again.namespace, again.uid), (object.name, object.namespace, object.uid));
+    assert_eq!((&again.name, &again.namespace, &again.uid), (&object.name, &object.namespace, &object.uid));
     show(kind, value);
 }
 

@@ -4,6 +4,7 @@
 //! what their JSON costs, a plain list is a concatenation, and one event is written once for all its watchers. Always holds: the
 //! text can be parsed, because it was, or because it was written from a value that is not too deep.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -20,16 +21,22 @@ pub fn key(namespace: &str, name: &str) -> String {
 /// One object at one revision. Never changes.
 #[derive(Debug)]
 pub struct Object {
+    /// The revision at which it was written: `metadata.resourceVersion`.
+    pub revision: u64,
+    /// The object as JSON text, including apiVersion and kind.
+    pub json: Bytes,
+    facts: Arc<Facts>,
+}
+
+/// The fields of an object that are needed often. Versions that differ in none of them share them.
+#[derive(Debug)]
+pub struct Facts {
     /// Empty for cluster-scoped kinds.
     pub namespace: Box<str>,
     /// `metadata.name`.
     pub name: Box<str>,
     /// `metadata.uid`.
     pub uid: Box<str>,
-    /// The revision at which it was written: `metadata.resourceVersion`.
-    pub revision: u64,
-    /// The object as JSON text, including apiVersion and kind.
-    pub json: Bytes,
     labels: Box<[(Box<str>, Box<str>)]>,
     fields: Box<[Box<str>]>,
     /// UIDs of the objects that own it.
@@ -38,6 +45,14 @@ pub struct Object {
     pub holder: Option<Box<str>>,
     /// `metadata.deletionTimestamp` is set.
     pub terminating: bool,
+}
+
+impl Deref for Object {
+    type Target = Facts;
+
+    fn deref(&self) -> &Facts {
+        &self.facts
+    }
 }
 
 impl Object {
@@ -63,12 +78,10 @@ impl Object {
         }
         let labels = meta.get("labels").and_then(Value::as_object).into_iter().flatten();
         let owners = meta.get("ownerReferences").and_then(Value::as_array).into_iter().flatten();
-        Some(Object {
+        let facts = Facts {
             namespace: text(meta, &["namespace"]).into(),
             name: name.into(),
             uid: text(meta, &["uid"]).into(),
-            revision,
-            json,
             labels: labels
                 .map(|(key, value)| (key.as_str().into(), value.as_str().unwrap_or("").into()))
                 .collect(),
@@ -76,7 +89,18 @@ impl Object {
             owners: owners.map(|owner| text(owner, &["uid"]).into()).collect(),
             holder: (kind.holder)(value).map(String::into_boxed_str),
             terminating: !text(meta, &["deletionTimestamp"]).is_empty(),
-        })
+        };
+        Some(Object { revision, json, facts: Arc::new(facts) })
+    }
+
+    /// A later version whose text differs in nothing that is a fact.
+    pub(crate) fn with_text(&self, json: Vec<u8>, revision: u64) -> Object {
+        Object { revision, json: Bytes::from(json), facts: Arc::clone(&self.facts) }
+    }
+
+    /// Whether it is known to differ in no fact.
+    pub(crate) fn shares_facts(&self, other: &Object) -> bool {
+        Arc::ptr_eq(&self.facts, &other.facts)
     }
 
     /// The object as a value, parsed anew at each call.

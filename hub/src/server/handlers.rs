@@ -18,7 +18,9 @@ use super::request::{self, Form, Parameters, RequestBody, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
-use super::{discovery, health, node_access, node_streams, openapi, pieces, reviews, subresources, watch};
+use super::{
+    discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, subresources, watch,
+};
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::apply::{self, Apply, Manager, Owner};
@@ -44,8 +46,16 @@ pub(super) async fn handle(
     parts: &Parts,
     body: &mut RequestBody,
 ) -> Response<Body> {
-    let mut response =
-        answer(server, caller, slot, parts, body).await.unwrap_or_else(|error| respond::error(&error));
+    let renewed = match body.renews() {
+        true => renewals::answer(server, (*caller).as_ref(), parts, body).await,
+        false => None,
+    };
+    let outcome = match renewed {
+        Some(outcome) => outcome,
+        // boxed: a renewal does not move its state about
+        None => Box::pin(answer(server, caller, slot, parts, body)).await,
+    };
+    let mut response = outcome.unwrap_or_else(|error| respond::error(&error));
     // a node's renewals are most requests, and their answers pass metered links
     if !request::wants_minimal(&parts.headers)
         && let Some(id) = request::audit_id(&parts.headers)

@@ -22,6 +22,7 @@ mod node_access;
 mod node_streams;
 mod openapi;
 mod pieces;
+mod renewals;
 mod request;
 mod respond;
 mod reviews;

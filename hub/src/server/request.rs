@@ -215,11 +215,23 @@ pub(super) struct RequestBody {
     bytes: Option<Taken>,
     counted: Option<Taken>,
     turn: Option<OwnedSemaphorePermit>,
+    /// It was read, and is to be read again.
+    put_back: Option<Bytes>,
 }
 
 impl RequestBody {
     pub(super) fn new(incoming: Incoming, slot: Arc<Slot>, renews: bool) -> RequestBody {
-        RequestBody { incoming, slot, renews, bytes: None, counted: None, turn: None }
+        RequestBody { incoming, slot, renews, bytes: None, counted: None, turn: None, put_back: None }
+    }
+
+    /// Whether it is of a node's renewal.
+    pub(super) fn renews(&self) -> bool {
+        self.renews
+    }
+
+    /// The next to read it gets this.
+    pub(super) fn put_back(&mut self, body: Bytes) {
+        self.put_back = Some(body);
     }
 
     /// Counts a request without a body as being answered; any other is counted once its body is in.
@@ -237,6 +249,9 @@ impl RequestBody {
 
     /// The whole body. After an error some of it may be unread.
     pub(super) async fn read(&mut self) -> Result<Bytes, ApiError> {
+        if let Some(body) = self.put_back.take() {
+            return Ok(body);
+        }
         let size = self.incoming.size_hint();
         if size.lower() > MAX_BODY_BYTES as u64 {
             return Err(too_large());

@@ -12,10 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
-use kedge_hub_core::kinds::KINDS;
+use kedge_hub_core::kinds::{KINDS, LEASE};
 use kedge_hub_core::object::Object;
+use kedge_hub_core::requests::Renewal;
 use kedge_hub_core::state::{
-    Batch, Changed, Commit, FLUSH, Order, Restored, Sort, Spaces, Write, WriteError, frees_room, restore,
+    Batch, Changed, Commit, FLUSH, Order, Renewed, Restored, Sort, Spaces, Write, WriteError, frees_room,
+    restore,
 };
 use time::OffsetDateTime;
 
@@ -153,6 +155,15 @@ impl Writer {
         let renewed = self.memory.leases_mut().renew(write)?;
         self.counters.volatile.fetch_add(1, Ordering::Relaxed);
         Ok(renewed)
+    }
+
+    /// The same in the plain form; `None`: it has to be made the general way.
+    pub fn renew_plainly(&self, namespace: &str, name: &str, renewal: &Renewal) -> Option<Outcome> {
+        let renewed = self.memory.leases_mut().renew_plainly(&LEASE, namespace, name, renewal)?;
+        Some(renewed.map(|Renewed { object, changed }| {
+            self.counters.volatile.fetch_add(u64::from(changed), Ordering::Relaxed);
+            object
+        }))
     }
 
     /// Hands a durable change to the thread. `reply` is called in every case, unless the change is taken back.
@@ -535,7 +546,7 @@ fn take(command: Command, batch: &mut Vec<(Write, Reply)>) -> bool {
 mod tests {
     use super::*;
     use crate::store::{Change, Marks, Record};
-    use kedge_hub_core::kinds::{Kind, LEASE, NODE};
+    use kedge_hub_core::kinds::{Kind, NODE};
     use kedge_hub_core::selector::Selection;
     use kedge_hub_core::state::{Expect, RESERVE, UNRESERVED, WatchRefused};
     use serde_json::{Value, json};

@@ -9,12 +9,14 @@ mod allowance;
 mod change;
 mod create;
 mod delete;
+mod renewal;
 mod types;
 
 pub use allowance::{ALLOWANCES, Allowance, QUOTA_BYTES};
 pub use change::{apply, edit, merged_with_old, update};
 pub use create::{check_place, create, new_object, uid, wants_generated_name};
 pub use delete::{FOREGROUND, ORPHAN, delete, finalize_namespace};
+pub use renewal::Renewal;
 pub use types::{
     Admit, Answer, Decision, DeleteOptions, Fresh, Objects, Part, Pending, Place, Propagation, WriteOptions,
 };

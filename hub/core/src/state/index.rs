@@ -313,8 +313,13 @@ impl<S: Sink> Index<S> {
         self.revision = event.revision;
         let object = event.object();
         let at = (index_of(kind), key(&object.namespace, &object.name));
-        let old = self.kinds[at.0].store(&at.1, event.new.clone());
-        self.relations.change(&at, old.as_deref(), event.new.as_deref());
+        let is_same = |old: &Arc<Object>| object.shares_facts(old) && object.holder.is_none();
+        if event.old.as_ref().is_some_and(is_same) {
+            self.kinds[at.0].objects.insert(at.1, object.clone());
+        } else {
+            let old = self.kinds[at.0].store(&at.1, event.new.clone());
+            self.relations.change(&at, old.as_deref(), event.new.as_deref());
+        }
         self.watches -= self.kinds[at.0].tell(event, takes);
     }
 
@@ -549,7 +554,11 @@ impl<S: Sink> OfKind<S> {
     /// Sends a change to its watchers and remembers it; returns how many were too slow and are dropped.
     fn tell(&mut self, event: Arc<Event>, takes: impl Fn(&S) -> bool) -> usize {
         let mut slow = Vec::new();
-        for id in self.shards(&event).iter().filter_map(|shard| self.waiting.get(shard)).flatten() {
+        // the most frequent kinds of changes concern no other shards
+        let few = [Shard::Any, Shard::Name(event.object().name.clone())];
+        let many = if self.kind.indexed.is_empty() { BTreeSet::new() } else { self.shards(&event) };
+        let shards = few.iter().filter(|shard| !many.contains(shard)).chain(&many);
+        for id in shards.filter_map(|shard| self.waiting.get(shard)).flatten() {
             let Some(watcher) = self.watchers.get(id).filter(|watcher| takes(&watcher.sink)) else {
                 continue;
             };

@@ -27,7 +27,8 @@ use super::index::{Changed, Index, Query, Sink, Start, WatchId, WatchRefused};
 use super::order::{Batch, Counter, MAX_REVISION, Write, WriteError, event};
 use super::{Page, TooOld};
 use crate::kinds::{KINDS, Kind, index_of};
-use crate::object::Object;
+use crate::object::{Event, Object};
+use crate::requests::Renewal;
 use crate::selector::Selection;
 
 /// The first revision of starts without a reservation.
@@ -70,6 +71,14 @@ impl Since {
         self.revision = revision;
         std::mem::take(&mut self.changed)
     }
+}
+
+/// The result of a plain renewal.
+#[derive(Debug)]
+pub struct Renewed {
+    pub object: Arc<Object>,
+    /// It had another time before.
+    pub changed: bool,
 }
 
 /// Objects that changed since the last look.
@@ -149,6 +158,31 @@ impl<S: Sink> Leases<S> {
         let current = self.index.get(write.kind, &write.namespace, &write.name);
         let changed = self.counter.change(write, current)?;
         Ok(self.publish_renewal(changed))
+    }
+
+    /// A renewal in its plain form. `None`: the object is missing, or has to be renewed the general way.
+    pub fn renew_plainly(
+        &mut self,
+        kind: &'static Kind,
+        namespace: &str,
+        name: &str,
+        renewal: &Renewal,
+    ) -> Option<Result<Renewed, WriteError>> {
+        let old = self.index.get(kind, namespace, name)?;
+        if renewal.is_made(&old)? {
+            return Some(Ok(Renewed { object: old, changed: false }));
+        }
+        if self.ended {
+            return Some(Err(WriteError::Closed));
+        }
+        let revision = match self.counter.next() {
+            Ok(revision) => revision,
+            Err(error) => return Some(Err(error)),
+        };
+        let new = Arc::new(old.with_text(renewal.make(&old, revision)?, revision));
+        let event = Event { revision, old: Some(old), new: Some(new), last: None };
+        let object = self.publish_renewal(Changed { kind, event: Arc::new(event) });
+        Some(Ok(Renewed { object, changed: true }))
     }
 
     fn publish_renewal(&mut self, changed: Changed) -> Arc<Object> {

@@ -15,7 +15,7 @@ mod requires;
 
 pub use condition::{Condition, Failing, Refusal, Sort, frees_room};
 pub use index::{Changed, Index, MAX_WATCHES, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
-pub use leases::{Heard, Leases, UNRESERVED};
+pub use leases::{Heard, Leases, Renewed, UNRESERVED};
 pub use order::{
     Batch, Change, Commit, Expect, FLUSH, MAX_OBJECT_BYTES, Marks, Order, RESERVE, Record, Restored, Spaces,
     Write, WriteError, restore,
