@@ -18,7 +18,7 @@ use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
 use kedge_hub_core::selector::Selection;
-use kedge_hub_core::state::Query;
+use kedge_hub_core::state::{Heard, Query, Require};
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -113,6 +113,10 @@ impl World for Hub {
     fn values(&self, kind: &'static Kind, field: usize) -> Vec<String> {
         self.memory().values(kind, field)
     }
+
+    fn heard(&self) -> Heard {
+        self.memory().leases_mut().heard()
+    }
 }
 
 struct Runner<C> {
@@ -131,7 +135,7 @@ impl<C: Controller> Runner<C> {
         let stalled = Arc::new(AtomicU64::new(0));
         let mut pulses = JoinSet::new();
         if C::MINDS_STALLS {
-            pulses.spawn(pulse(Arc::clone(&stalled)));
+            pulses.spawn(pulse(Arc::clone(&self.hub), Arc::clone(&stalled)));
         }
         while !self.hub.memory().is_closed() {
             self.follow(&stalled).await;
@@ -270,14 +274,25 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// Measures how late a timer of this process fires; leaves the largest lateness (in milliseconds) to be taken.
-async fn pulse(stalled: Arc<AtomicU64>) {
+/// Measures for how long this process stood still, and leaves the longest time (in milliseconds) to be taken: how late a timer fires, how
+/// long a commit has not been finished, for how long the machine was suspended.
+async fn pulse(hub: Arc<Hub>, stalled: Arc<AtomicU64>) {
     loop {
-        let before = Instant::now();
+        let (before, wall) = (Instant::now(), OffsetDateTime::now_utc());
         tokio::time::sleep(PULSE).await;
-        let late = before.elapsed().saturating_sub(PULSE).as_millis();
-        stalled.fetch_max(u64::try_from(late).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let passed = before.elapsed();
+        let late = passed.saturating_sub(PULSE);
+        let suspended = suspension(OffsetDateTime::now_utc() - wall, passed);
+        let commit = hub.writer().health().oldest_unfinished_commit();
+        let longest = late.max(suspended).max(commit).as_millis();
+        stalled.fetch_max(u64::try_from(longest).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
+}
+
+/// The time that the wall clock saw and the monotonic one did not: it stands while the machine is suspended. A wall clock that was set
+/// forward counts as well, which costs nothing but a grace period.
+fn suspension(wall: time::Duration, passed: Duration) -> Duration {
+    Duration::try_from(wall).unwrap_or_default().saturating_sub(passed)
 }
 
 async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiError> {
@@ -286,8 +301,8 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
         Action::Create { kind, value } => {
             hub.create(kind, value).await.map(|object| Done::Stored(object, true))
         }
-        Action::Update { kind, namespace, name, edit } => {
-            update(hub, &Place { kind, namespace: &namespace, name: &name }, edit).await
+        Action::Update { kind, namespace, name, edit, requires } => {
+            update(hub, &Place { kind, namespace: &namespace, name: &name }, edit, &requires).await
         }
         Action::Delete { kind, namespace, name, options } => {
             let place = Place { kind, namespace: &namespace, name: &name };
@@ -304,13 +319,19 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
     }
 }
 
-async fn update(hub: &Hub, place: &Place<'_>, mut edit: Edit) -> Result<Done, ApiError> {
+async fn update(
+    hub: &Hub,
+    place: &Place<'_>,
+    mut edit: Edit,
+    requires: &[Require],
+) -> Result<Done, ApiError> {
     let mut meant = false;
     let compute = |_: &Object, mut value| {
-        meant = edit(&mut value, &now_text());
+        meant = hub.memory().are_unchanged(requires) && edit(&mut value, &now_text());
         Ok(value)
     };
-    let answer = requests::edit(hub, place, Part::All, &WriteOptions::internal(), compute).await?;
+    let options = WriteOptions { requires, ..WriteOptions::internal() };
+    let answer = requests::edit(hub, place, Part::All, &options, compute).await?;
     let object = answer.object.ok_or_else(|| ApiError::not_found(place.kind, place.name))?;
     Ok(Done::Stored(object, meant))
 }
@@ -460,6 +481,8 @@ mod tests {
         }
 
         async fn after_stall(&mut self, second: u64, stalled: u64) {
+            // as after a subscription began
+            self.runner.controller.sweep(&*self.hub);
             let [running, stalled] = [second, stalled].map(Duration::from_secs);
             self.runner.step(Now { running, wall: OffsetDateTime::now_utc(), stalled }).await;
         }
@@ -605,6 +628,53 @@ mod tests {
         stage.at(650).await;
         assert_eq!(stage.ready("n0"), "True");
         stage.at(651).await;
+        assert_eq!(stage.ready("n0"), "Unknown");
+    }
+
+    #[test]
+    fn suspended_machine_stood_still() {
+        let check = |wall: i64, passed: u64, expect: u64| {
+            let found = suspension(time::Duration::seconds(wall), Duration::from_secs(passed));
+            assert_eq!(found, Duration::from_secs(expect));
+        };
+        check(1, 1, 0);
+        check(3600, 1, 3599);
+        check(-3600, 1, 0);
+    }
+
+    #[tokio::test]
+    async fn node_renewed_before_its_mark_is_written_is_not_marked() {
+        let mut stage = Stage::with("late", 1).await;
+        let lease = json!({
+            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
+            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
+        });
+        let lease = stage.hub.create(&LEASE, lease).await.unwrap();
+        stage.at(10).await;
+        let mark = |revision| {
+            let requires = vec![Require::Unchanged {
+                kind: &LEASE,
+                namespace: NODE_LEASE_NAMESPACE.to_owned(),
+                name: "n0".to_owned(),
+                revision,
+            }];
+            let edit: Edit = Box::new(|node, _| {
+                node["status"]["conditions"][0]["status"] = "Unknown".into();
+                true
+            });
+            let name = "n0".to_owned();
+            Action::Update { kind: &NODE, namespace: String::new(), name, edit, requires }
+        };
+        let renew = |lease: &mut Value| lease["spec"]["renewTime"] = json!("2026-01-01T00:00:10.000000Z");
+        stage.hub.update(&LEASE, NODE_LEASE_NAMESPACE, "n0", renew).await.unwrap();
+        for revision in [Some(lease.revision), None] {
+            let done = perform(&stage.hub, &stage.runner.tools, mark(revision)).await;
+            assert!(matches!(done, Ok(Done::Stored(_, false))), "{done:?}");
+            assert_eq!(stage.ready("n0"), "True");
+        }
+        let now = stage.hub.get(&LEASE, NODE_LEASE_NAMESPACE, "n0").unwrap().revision;
+        let done = perform(&stage.hub, &stage.runner.tools, mark(Some(now))).await;
+        assert!(matches!(done, Ok(Done::Stored(_, true))), "{done:?}");
         assert_eq!(stage.ready("n0"), "Unknown");
     }
 }

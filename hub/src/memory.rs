@@ -13,7 +13,7 @@ use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
-    Changed, Index, Leases, MAX_WATCHES, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused,
+    Changed, Index, Leases, MAX_WATCHES, Page, Query, Require, Sink, Start, TooOld, WatchId, WatchRefused,
 };
 use tokio::sync::mpsc;
 
@@ -195,6 +195,16 @@ impl Memory {
         let mut used = self.read().namespaces_in_use();
         used.extend(self.leases().index().namespaces_in_use());
         used
+    }
+
+    /// Whether the other objects that a write requires to be unchanged are so now.
+    pub fn are_unchanged(&self, requires: &[Require]) -> bool {
+        requires.iter().all(|require| match require {
+            Require::Unchanged { kind, namespace, name, revision } => {
+                self.get(kind, namespace, name).map(|found| found.revision) == *revision
+            }
+            _ => true,
+        })
     }
 
     /// All objects of a namespace.

@@ -496,7 +496,13 @@ async fn write(
         _ => Owner::Updates(&manager),
     };
     let limited = context.identity.as_ref().is_none_or(|identity| !identity.is_admin());
-    let options = WriteOptions { dry_run: context.parameters.dry_run(verb)?, admit: &admit, owner, limited };
+    let options = WriteOptions {
+        dry_run: context.parameters.dry_run(verb)?,
+        admit: &admit,
+        owner,
+        limited,
+        requires: &[],
+    };
     match verb {
         "delete" => delete(context, target, writer, body, options).await,
         _ => change(context, verb, target, part, writer, body, &options).await,

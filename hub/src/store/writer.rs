@@ -358,6 +358,10 @@ impl Worker {
         if let Some(refused) = self.health.refusal(frees) {
             return Err(refused);
         }
+        // judged here, because Leases have another lock, and as late as that: the change may have waited for a disk that hung
+        if !self.memory.are_unchanged(&write.requires) {
+            return Err(WriteError::Mismatch);
+        }
         let again = frees.then(|| write.clone());
         let index = self.memory.read();
         let staged = match write.kind.is_renewed() {

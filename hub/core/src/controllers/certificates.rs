@@ -197,7 +197,13 @@ fn answer(asked: Asked, outcome: Result<String, String>) -> Task<Purpose> {
         }
         is_meant
     });
-    let action = Action::Update { kind: &CERTIFICATE_REQUEST, namespace: String::new(), name, edit };
+    let action = Action::Update {
+        kind: &CERTIFICATE_REQUEST,
+        namespace: String::new(),
+        name,
+        edit,
+        requires: Vec::new(),
+    };
     Task { purpose: Purpose::Answer(asked, failure), action }
 }
 

@@ -17,7 +17,7 @@ use crate::kinds::{Kind, NAMESPACE};
 use crate::object::{Event, Object};
 use crate::requests::{DeleteOptions, Objects};
 use crate::selector::Selection;
-use crate::state::{Index, Query, Sink};
+use crate::state::{Heard, Index, Query, Require, Sink};
 
 /// All stored objects.
 pub trait World: Objects {
@@ -39,6 +39,10 @@ pub trait World: Objects {
     fn namespaces_in_use(&self) -> BTreeSet<String>;
     /// The values of an indexed field that objects of a kind have.
     fn values(&self, kind: &'static Kind, field: usize) -> Vec<String>;
+    /// The Leases that changed since the last call, by whatever. For one controller: renewals are no events.
+    fn heard(&self) -> Heard {
+        Heard::default()
+    }
 }
 
 impl<S: Sink> World for Index<S> {
@@ -107,6 +111,8 @@ pub enum Action {
         namespace: String,
         name: String,
         edit: Edit,
+        /// What must hold of other objects, until the change is made; else the edit does not apply.
+        requires: Vec<Require>,
     },
     Delete {
         kind: &'static Kind,

@@ -319,7 +319,7 @@ fn update(
         is_meant
     });
     let purpose = Purpose { item: item(kind, object), owner: None };
-    Task { purpose, action: Action::Update { kind, namespace, name, edit } }
+    Task { purpose, action: Action::Update { kind, namespace, name, edit, requires: Vec::new() } }
 }
 
 /// Removes the references to these owners.

@@ -114,7 +114,7 @@ mod tests {
                     let namespace = crate::value::text(&value, &["metadata", "namespace"]).to_owned();
                     requests::create(&self.index, kind, &namespace, value, &options, &fresh)
                 }
-                Action::Update { kind, namespace, name, mut edit } => {
+                Action::Update { kind, namespace, name, mut edit, .. } => {
                     let place = Place { kind, namespace: &namespace, name: &name };
                     requests::edit(&self.index, &place, Part::All, &options, &fresh, |_, mut value| {
                         edit(&mut value, "2026-11-21T12:00:00Z");

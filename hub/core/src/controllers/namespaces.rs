@@ -156,7 +156,8 @@ fn sync(
             is_meant
         });
         let (namespace, name) = (String::new(), name.to_owned());
-        let action = Action::Update { kind: &NAMESPACE, namespace, name: name.clone(), edit };
+        let action =
+            Action::Update { kind: &NAMESPACE, namespace, name: name.clone(), edit, requires: Vec::new() };
         tasks.push(Task { purpose: Purpose::Report(name), action });
     }
     false

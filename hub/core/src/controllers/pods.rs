@@ -253,7 +253,7 @@ fn update(
         is_meant
     });
     let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
-    Task { purpose, action: Action::Update { kind: &POD, namespace, name, edit } }
+    Task { purpose, action: Action::Update { kind: &POD, namespace, name, edit, requires: Vec::new() } }
 }
 
 fn force_delete(pod: &Object) -> Task<Purpose> {

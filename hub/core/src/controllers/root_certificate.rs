@@ -110,7 +110,13 @@ impl Controller for RootCertificate {
                         true
                     });
                     let name = NAME.to_owned();
-                    Action::Update { kind: &CONFIG_MAP, namespace: namespace.clone(), name, edit }
+                    Action::Update {
+                        kind: &CONFIG_MAP,
+                        namespace: namespace.clone(),
+                        name,
+                        edit,
+                        requires: Vec::new(),
+                    }
                 }
             };
             tasks.push(Task { purpose: namespace, action });

@@ -142,7 +142,8 @@ fn edit_found(
         return Ok(Decision::Answer(Answer { deleted, ..answer }));
     }
     let pending = Pending { created: false, deleted, warnings: (kind.warnings)(&new, Some(&old)) };
-    let requires = options.limited.then(|| quota(kind)).flatten().map(Require::Quota).into_iter().collect();
+    let quota = options.limited.then(|| quota(kind)).flatten().map(Require::Quota);
+    let requires = quota.into_iter().chain(options.requires.iter().cloned()).collect();
     let write = Write {
         kind,
         namespace: namespace.to_owned(),

@@ -9,7 +9,7 @@ use crate::api_error::ApiError;
 use crate::apply::Owner;
 use crate::kinds::Kind;
 use crate::object::Object;
-use crate::state::{Everything, Index, Sink, Write};
+use crate::state::{Everything, Index, Require, Sink, Write};
 use crate::value::rfc3339;
 
 /// Access to the stored objects.
@@ -96,12 +96,20 @@ pub struct WriteOptions<'a> {
     pub owner: Owner<'a>,
     /// Whether the caller is limited in what it may store ([`super::ALLOWANCES`]).
     pub limited: bool,
+    /// What must hold of other objects, besides what every write of the kind requires.
+    pub requires: &'a [Require],
 }
 
 impl WriteOptions<'static> {
     /// For the hub's own controllers: no admission, no field manager.
     pub fn internal() -> WriteOptions<'static> {
-        WriteOptions { dry_run: false, admit: &|_, _| Ok(()), owner: Owner::Nobody, limited: false }
+        WriteOptions {
+            dry_run: false,
+            admit: &|_, _| Ok(()),
+            owner: Owner::Nobody,
+            limited: false,
+            requires: &[],
+        }
     }
 }
 

@@ -19,6 +19,8 @@ pub enum Require {
     OpenNamespace,
     /// A cluster-scoped object of this name and UID exists.
     Alive { kind: &'static Kind, name: String, uid: String },
+    /// Another object is still at this revision, or still missing.
+    Unchanged { kind: &'static Kind, namespace: String, name: String, revision: Option<u64> },
     /// What is charged to the holder of the object stays within these limits, or shrinks.
     Quota(Quota),
 }
@@ -79,6 +81,13 @@ pub(super) fn judge<S: Sink>(
             }
             Require::Alive { kind, name, uid } => {
                 if batch.get(index, kind, "", name).is_none_or(|found| *found.uid != **uid) {
+                    return Err(WriteError::Mismatch);
+                }
+            }
+            // Leases have another lock: see `Unchanged` in the writer
+            Require::Unchanged { kind, .. } if kind.is_renewed() => {}
+            Require::Unchanged { kind, namespace, name, revision } => {
+                if batch.get(index, kind, namespace, name).map(|found| found.revision) != *revision {
                     return Err(WriteError::Mismatch);
                 }
             }

@@ -1,31 +1,33 @@
 //! Node liveness and taints: `monitor` decides, this turns its decisions into actions.
 //!
-//! Inputs: Node, and Lease of the namespace `kube-node-lease`; both are read every [`PERIOD`], because renewals are too many to
-//! observe one by one. Outputs: Node, Event.
+//! Inputs: Node, and Lease of the namespace `kube-node-lease`, without its renewals: those are too many to observe one by one, and
+//! every [`PERIOD`] the nodes heard since the last pass are named. Outputs: Node, Event.
 //! Always holds: a node's silence counts only while the hub itself was able to receive. So a stall of this process (stopped, starved,
-//! suspended) gives every node a full grace period again, and many nodes are declared lost at once only if the hub can reach itself.
+//! suspended) or of its disk gives every node a full grace period again; a node whose Lease was renewed before its mark is written is not
+//! marked; and many nodes are declared lost at once only if the hub can reach itself.
 //! A node's taints follow its conditions (`taints`), with one write for each change.
 
 mod monitor;
 mod taints;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Arc;
 use std::time::Duration;
 
 use kedge_api::{CLUSTER_EVENT_NAMESPACE, NODE_LEASE_NAMESPACE};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::controller::{self, Controller, Decision, Done, Edit, Guarded, Level, Line, Now, Task};
 use crate::api_error::ApiError;
 use crate::kinds::{EVENT, Kind, LEASE, NODE};
 use crate::object::{Event, Object};
+use crate::state::Require;
 use crate::value::rfc3339;
 use monitor::{Action, LeaseSight, Monitor, NodeSight, World};
 
 pub use monitor::MINIMUM_GRACE;
 
+static INPUTS: &[&Kind] = &[&NODE, &LEASE];
 static OUTPUTS: &[&Kind] = &[&NODE, &EVENT];
 
 /// Time between two passes: upstream's --node-monitor-period.
@@ -34,6 +36,11 @@ pub const PERIOD: Duration = Duration::from_secs(5);
 const STALL: Duration = Duration::from_secs(5);
 /// Longest part of a node's name in the name of an event about it, which has 253 characters at most.
 const NODE_IN_EVENT_BYTES: usize = 200;
+/// Objects that are read again in one step after a sweep, so that other tasks have their turn between.
+const READ_AT_ONCE: usize = 256;
+/// Pause after the store refused a mark or a taint; doubled with each further refusal.
+const HOLD: Duration = Duration::from_secs(5);
+const LONGEST_HOLD: Duration = Duration::from_secs(5 * 60);
 /// Lost nodes with a log line of their own in one pass; the others are only counted.
 const NAMED_IN_LOG: usize = 10;
 
@@ -42,9 +49,42 @@ const NAMED_IN_LOG: usize = 10;
 pub struct Nodes {
     monitor: Monitor,
     sights: World,
+    /// Names of Nodes and Leases to read again.
+    unread: VecDeque<(&'static Kind, String)>,
+    next_pass: Duration,
+    /// The hub stands still: said once.
+    stands_still: bool,
+    refused: Refused,
     /// Nodes marked since the last log lines.
     lost: Vec<String>,
     log: Vec<Line>,
+}
+
+/// Writes that the store refused. While it refuses some no others are tried, so that they do not pile up.
+#[derive(Debug, Default)]
+struct Refused {
+    until: Duration,
+    pause: Duration,
+    /// Since the last log line, with the last error.
+    count: usize,
+    last: Option<ApiError>,
+}
+
+impl Refused {
+    fn refused(&mut self, error: ApiError, now: Duration) {
+        if self.until <= now {
+            self.pause = (self.pause * 2).clamp(HOLD, LONGEST_HOLD);
+            self.until = now + self.pause;
+        }
+        self.count += 1;
+        self.last = Some(error);
+    }
+
+    fn take_line(&mut self) -> Option<String> {
+        let error = self.last.take()?;
+        let (count, pause) = (std::mem::take(&mut self.count), self.pause.as_secs());
+        Some(format!("cannot mark or taint {count} nodes, trying again in {pause} s: {error}"))
+    }
 }
 
 /// The purpose of an action.
@@ -63,17 +103,72 @@ pub enum Purpose {
 impl Nodes {
     /// `grace`: silence after which a node is lost, at least [`MINIMUM_GRACE`].
     pub fn new(grace: Duration) -> Nodes {
-        Nodes { monitor: Monitor::new(grace), sights: World::default(), lost: Vec::new(), log: Vec::new() }
+        Nodes {
+            monitor: Monitor::new(grace),
+            sights: World::default(),
+            unread: VecDeque::new(),
+            next_pass: Duration::ZERO,
+            stands_still: false,
+            refused: Refused::default(),
+            lost: Vec::new(),
+            log: Vec::new(),
+        }
     }
 
-    /// Updates the view of the store; only changed objects are parsed.
-    fn look(&mut self, world: &dyn controller::World) {
-        let nodes = world.list(&NODE, "");
-        let old = std::mem::take(&mut self.sights.nodes);
-        self.sights.nodes = refreshed(old, &nodes, NodeSight::of, |sight| sight.version);
-        let leases = world.list(&LEASE, NODE_LEASE_NAMESPACE);
-        let old = std::mem::take(&mut self.sights.leases);
-        self.sights.leases = refreshed(old, &leases, LeaseSight::of, |sight| sight.version);
+    /// Takes in the present version of an object; one that is gone has none.
+    fn see(&mut self, kind: &Kind, name: &str, object: Option<&Object>) {
+        let Some(object) = object else {
+            match kind.is_renewed() {
+                true => drop(self.sights.leases.remove(name)),
+                false => drop(self.sights.nodes.remove(name)),
+            }
+            return;
+        };
+        let (name, version) = (name.to_owned(), object.revision);
+        if kind.is_renewed() {
+            if self.sights.leases.get(&name).is_none_or(|sight| sight.version < version) {
+                self.sights.leases.insert(name, LeaseSight::of(&object.value(), version));
+            }
+        } else if self.sights.nodes.get(&name).is_none_or(|sight| sight.version != version) {
+            self.sights.nodes.insert(name, NodeSight::of(&object.value(), version));
+        }
+    }
+
+    /// Reads some of the objects that a sweep found. Returns whether all are read.
+    fn read(&mut self, world: &dyn controller::World) -> bool {
+        for _ in 0..READ_AT_ONCE {
+            let Some((kind, name)) = self.unread.pop_front() else { break };
+            let object = world.get(kind, namespace_of(kind), &name);
+            self.see(kind, &name, object.as_deref());
+        }
+        self.unread.is_empty()
+    }
+
+    /// Takes in the renewals since the last pass. Returns the revision up to which they are known.
+    fn hear(&mut self, world: &dyn controller::World) -> u64 {
+        let heard = world.heard();
+        for lease in heard.objects.iter().filter(|lease| *lease.namespace == *NODE_LEASE_NAMESPACE) {
+            match self.sights.leases.get_mut(&*lease.name) {
+                Some(sight) => sight.version = sight.version.max(lease.revision),
+                None => self.see(&LEASE, &lease.name, Some(lease)),
+            }
+        }
+        heard.revision
+    }
+
+    /// Whether the hub could not receive; then silence so far does not count.
+    fn forgive(&mut self, now: Now) {
+        let stands_still = now.stalled > STALL;
+        if stands_still {
+            self.monitor.forgive(now.running);
+        }
+        if stands_still && !self.stands_still {
+            self.warn(format!(
+                "the hub stood still for {:.1?}: every node gets a full grace period again",
+                now.stalled
+            ));
+        }
+        self.stands_still = stands_still;
     }
 
     fn warn(&mut self, line: String) {
@@ -89,33 +184,60 @@ impl Controller for Nodes {
     const MINDS_STALLS: bool = true;
 
     fn inputs() -> &'static [&'static Kind] {
-        &[]
+        INPUTS
+    }
+
+    fn concerns(kind: &'static Kind, event: &Event) -> bool {
+        *event.object().namespace == *namespace_of(kind)
     }
 
     fn outputs() -> &'static [&'static Kind] {
         OUTPUTS
     }
 
-    fn observe(&mut self, _: &'static Kind, _: &Event) {}
+    fn observe(&mut self, kind: &'static Kind, event: &Event) {
+        self.see(kind, &event.object().name, event.new.as_deref());
+    }
 
-    fn sweep(&mut self, _: &dyn controller::World) {}
-
-    /// One pass.
-    fn reconcile(&mut self, world: &dyn controller::World, now: Now) -> Decision<Purpose> {
-        self.look(world);
-        if now.stalled > STALL {
-            self.warn(format!(
-                "the hub stood still for {:.1?}: every node gets a full grace period again",
-                now.stalled
-            ));
-            self.monitor.forgive(now.running);
+    fn sweep(&mut self, world: &dyn controller::World) {
+        // what was renewed until now is in the lists
+        world.heard();
+        self.unread.clear();
+        for kind in INPUTS {
+            let present = world.list(kind, namespace_of(kind));
+            let names: BTreeSet<&str> = present.iter().map(|object| &*object.name).collect();
+            match kind.is_renewed() {
+                true => self.sights.leases.retain(|name, _| names.contains(&**name)),
+                false => self.sights.nodes.retain(|name, _| names.contains(&**name)),
+            }
+            self.unread.extend(present.iter().map(|object| (*kind, object.name.to_string())));
         }
+        self.next_pass = Duration::ZERO;
+    }
+
+    /// One pass, if it is due.
+    fn reconcile(&mut self, world: &dyn controller::World, now: Now) -> Decision<Purpose> {
+        self.forgive(now);
+        if !self.read(world) {
+            return Decision { more: true, ..Decision::default() };
+        }
+        if now.running < self.next_pass {
+            return Decision { next: Some(self.next_pass), ..Decision::default() };
+        }
+        self.next_pass = now.running + PERIOD;
+        let known = self.hear(world);
+        let holds = now.running < self.refused.until;
         let decision = self.monitor.reconcile(now.running, &self.sights);
         let (mut tasks, mut marks) = (Vec::new(), Vec::new());
         for action in decision.actions {
             match action {
+                Action::MarkUnknown { .. } | Action::Taint { .. } if holds => {}
                 Action::MarkUnknown { node, uid, seen, was_ready, disrupted } => {
-                    marks.push(mark(node, uid, seen, was_ready, disrupted));
+                    let lease = world.get(&LEASE, NODE_LEASE_NAMESPACE, &node).map(|lease| lease.revision);
+                    // one that was renewed since is heard in the next pass
+                    if lease.is_none_or(|lease| lease <= known) {
+                        marks.push(mark(Meant { node, uid, seen, lease }, was_ready, disrupted));
+                    }
                 }
                 Action::Taint { node, uid, disrupted } => tasks.push(taint(node, uid, disrupted)),
                 Action::Event { node, uid, reason, message } => {
@@ -133,7 +255,7 @@ impl Controller for Nodes {
         } else {
             tasks.append(&mut marks);
         }
-        Decision { tasks, guarded, more: false, next: Some(now.running + PERIOD) }
+        Decision { tasks, guarded, more: false, next: Some(self.next_pass) }
     }
 
     fn performed(
@@ -149,14 +271,12 @@ impl Controller for Nodes {
                 let message = format!("Node {node} status is now: NodeNotReady");
                 let event = was_ready.then(|| record(&node, &uid, "NodeNotReady", &message, now));
                 self.lost.push(node);
+                self.refused.pause = Duration::ZERO;
                 return event.into_iter().collect();
             }
             (Purpose::Mark { .. } | Purpose::Taint(_), Err(error)) if error.code == 404 => {}
-            (Purpose::Mark { node, .. }, Err(error)) => {
-                self.warn(format!("cannot mark node {node} as lost, trying again: {error}"));
-            }
-            (Purpose::Taint(node), Err(error)) => {
-                self.warn(format!("cannot set the taints of node {node}, trying again: {error}"));
+            (Purpose::Mark { .. } | Purpose::Taint(_), Err(error)) => {
+                self.refused.refused(error, now.running);
             }
             (Purpose::Event { node, reason, name }, Err(error)) if error.code == 409 => {
                 return vec![repeat(node, reason, name)];
@@ -179,36 +299,47 @@ impl Controller for Nodes {
         if lost.len() > NAMED_IN_LOG {
             self.warn(format!("and {} more nodes are lost", lost.len() - NAMED_IN_LOG));
         }
+        let refused = self.refused.take_line();
+        refused.into_iter().for_each(|line| self.warn(line));
         std::mem::take(&mut self.log)
     }
 }
 
-/// The sights of all present objects: reused where the version is unchanged, else read again.
-fn refreshed<T>(
-    mut old: BTreeMap<String, T>,
-    present: &[Arc<Object>],
-    look: impl Fn(&Value, u64) -> T,
-    version_of: impl Fn(&T) -> u64,
-) -> BTreeMap<String, T> {
-    let sight = |object: &Arc<Object>| {
-        let kept = old.remove(&*object.name).filter(|sight| version_of(sight) == object.revision);
-        (object.name.to_string(), kept.unwrap_or_else(|| look(&object.value(), object.revision)))
-    };
-    present.iter().map(sight).collect()
+/// Where the objects of an input are.
+fn namespace_of(kind: &Kind) -> &'static str {
+    if kind.is_renewed() { NODE_LEASE_NAMESPACE } else { "" }
 }
 
-/// Marks one node as lost, unless its status changed in the meantime.
-fn mark(node: String, uid: String, seen: u64, was_ready: bool, disrupted: bool) -> Task<Purpose> {
-    let (name, meant) = (node.clone(), uid.clone());
+/// The node that a decision is about, as it was then.
+struct Meant {
+    node: String,
+    uid: String,
+    /// Fingerprint of its status.
+    seen: u64,
+    /// The version of its Lease, if there is one.
+    lease: Option<u64>,
+}
+
+/// Marks one node as lost, unless its status or its Lease changed in the meantime.
+fn mark(meant: Meant, was_ready: bool, disrupted: bool) -> Task<Purpose> {
+    let Meant { node, uid, seen, lease } = meant;
+    let (name, expected) = (node.clone(), uid.clone());
     let edit: Edit = Box::new(move |object, now| {
-        let is_meant = object["metadata"]["uid"] == *meant && monitor::fingerprint(&object["status"]) == seen;
+        let is_meant =
+            object["metadata"]["uid"] == *expected && monitor::fingerprint(&object["status"]) == seen;
         if is_meant {
             monitor::mark(object, now);
             taints::set(object, now, disrupted);
         }
         is_meant
     });
-    Task { purpose: Purpose::Mark { node, uid, was_ready }, action: update(name, edit) }
+    let silent = Require::Unchanged {
+        kind: &LEASE,
+        namespace: NODE_LEASE_NAMESPACE.to_owned(),
+        name: name.clone(),
+        revision: lease,
+    };
+    Task { purpose: Purpose::Mark { node, uid, was_ready }, action: update(name, edit, vec![silent]) }
 }
 
 /// Sets the taints that a node should have by its conditions and spec.
@@ -220,11 +351,11 @@ fn taint(node: String, uid: String, disrupted: bool) -> Task<Purpose> {
         }
         is_meant
     });
-    Task { purpose: Purpose::Taint(node.clone()), action: update(node, edit) }
+    Task { purpose: Purpose::Taint(node.clone()), action: update(node, edit, Vec::new()) }
 }
 
-fn update(name: String, edit: Edit) -> controller::Action {
-    controller::Action::Update { kind: &NODE, namespace: String::new(), name, edit }
+fn update(name: String, edit: Edit, requires: Vec<Require>) -> controller::Action {
+    controller::Action::Update { kind: &NODE, namespace: String::new(), name, edit, requires }
 }
 
 /// Records an event as upstream's node controller does. The same event has the same name, so that one that repeats is counted instead:
@@ -261,13 +392,15 @@ fn repeat(node: String, reason: &'static str, name: String) -> Task<Purpose> {
         true
     });
     let namespace = CLUSTER_EVENT_NAMESPACE.to_owned();
-    let action = controller::Action::Update { kind: &EVENT, namespace, name, edit };
+    let action = controller::Action::Update { kind: &EVENT, namespace, name, edit, requires: Vec::new() };
     Task { purpose: Purpose::Repeat { node, reason }, action }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Value;
+    use std::sync::Arc;
 
     fn node(status: &Value) -> Value {
         json!({"metadata": {"name": "n", "uid": "u"}, "status": status})
@@ -277,7 +410,9 @@ mod tests {
     fn node_that_reported_in_the_meantime_is_not_marked() {
         let silent = json!({"conditions": [{"type": "Ready", "status": "True"}]});
         let check = |uid: &str, found: Value, expect: bool| {
-            let task = mark("n".to_owned(), uid.to_owned(), monitor::fingerprint(&silent), true, false);
+            let seen = monitor::fingerprint(&silent);
+            let meant = Meant { node: "n".to_owned(), uid: uid.to_owned(), seen, lease: Some(7) };
+            let task = mark(meant, true, false);
             let controller::Action::Update { mut edit, .. } = task.action else {
                 panic!("expected an update")
             };
@@ -311,22 +446,30 @@ mod tests {
     }
 
     #[test]
-    fn only_changed_objects_are_read_again() {
-        let object = |name: &str, revision| {
-            Arc::new(Object::new(&NODE, &json!({"metadata": {"name": name}}), revision).unwrap())
+    fn refused_writes_pause_and_are_logged_once() {
+        let mut nodes = Nodes::new(MINIMUM_GRACE);
+        let at = |second| Now {
+            running: Duration::from_secs(second),
+            wall: time::OffsetDateTime::UNIX_EPOCH,
+            stalled: Duration::ZERO,
         };
-        let old = BTreeMap::from([("kept".to_owned(), 1), ("changed".to_owned(), 1), ("gone".to_owned(), 1)]);
-        let looked = std::cell::RefCell::new(Vec::new());
-        let look = |value: &Value, revision| {
-            looked.borrow_mut().push(value["metadata"]["name"].as_str().unwrap().to_owned());
-            revision
+        let mut check = |second, expect: u64| {
+            for _ in 0..500 {
+                nodes.performed(
+                    Purpose::Taint("n".to_owned()),
+                    Err(ApiError::unavailable("full")),
+                    at(second),
+                );
+            }
+            assert_eq!(nodes.refused.until, Duration::from_secs(expect));
+            assert_eq!(nodes.take_log(at(second)).len(), 1);
         };
-        let present = [object("kept", 1), object("changed", 2), object("new", 3)];
-        let now = refreshed(old, &present, look, |sight| *sight);
-        let expect =
-            [("changed", 2), ("kept", 1), ("new", 3)].map(|(name, version)| (name.to_owned(), version));
-        assert_eq!(now, BTreeMap::from(expect));
-        assert_eq!(looked.into_inner(), ["changed", "new"]);
+        check(0, 5);
+        check(3, 5);
+        check(5, 15);
+        check(15, 35);
+        check(1000, 1040);
+        check(2000, 2080);
     }
 
     /// The same event about the same node is one object, with a count.

@@ -196,13 +196,14 @@ impl Monitor {
         let (mut living, mut ready) = (0, 0);
         for (name, node) in &world.nodes {
             let lease = world.leases.get(name);
-            let watched = self.nodes.entry(name.clone()).or_insert_with(|| {
+            if !self.nodes.contains_key(name) {
                 if !self.first_pass {
                     let message = format!("Node {name} event: Registered Node {name} in Controller");
                     decision.actions.push(event(name, &node.uid, "RegisteredNode", message));
                 }
-                Watched::first_seen(now, node, lease)
-            });
+                self.nodes.insert(name.clone(), Watched::first_seen(now, node, lease));
+            }
+            let Some(watched) = self.nodes.get_mut(name) else { continue };
             watched.listen(now, name, node, lease, &mut decision.actions);
             let grace = grace_of(self.grace, node, lease);
             let silent = now.saturating_sub(watched.last_change) > grace;
