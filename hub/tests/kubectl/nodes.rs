@@ -111,7 +111,7 @@ fn node_may_change_its_status_but_not_its_spec() {
         refused(json!({"spec": {"unschedulable": true}}), "set spec.unschedulable");
         refused(json!({"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}}), "modify taints");
         let annotation = json!({"metadata": {"annotations": {"kedge.dev/config-source": "{}"}}});
-        refused(annotation, "modify annotation \"kedge.dev/config-source\"");
+        refused(annotation, "modify annotations: kedge.dev/config-source");
         refused(
             json!({"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}),
             "modify labels: node-role.kubernetes.io/control-plane",

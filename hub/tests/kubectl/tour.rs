@@ -137,12 +137,15 @@ fn config_maps_are_created_from_files_and_literals() {
         let rows = table(&kubectl.ok("get configmaps"));
         assert_eq!(rows[0], ["NAME", "DATA", "AGE"]);
         let shown: Vec<&[String]> = rows[1..].iter().map(|row| &row[..2]).collect();
-        assert_eq!(shown, [["binary", "1"], ["edge-settings", "1"], ["words", "2"]]);
+        assert_eq!(
+            shown,
+            [["binary", "1"], ["edge-settings", "1"], ["kube-root-ca.crt", "1"], ["words", "2"]]
+        );
         let error = kubectl.fails("create configmap words --from-literal=a=1");
         contains(&error, &["configmaps \"words\" already exists"]);
         let described = kubectl.ok("describe configmap words");
         contains(&described, &["Name:         words", "Namespace:    default", "Data", "a:\n----\n1\n"]);
-        contains(&kubectl.ok("get cm -A"), &["NAMESPACE", "default     words"]);
+        contains(&kubectl.ok("get cm -A"), &["NAMESPACE", "default           words"]);
         assert_eq!(kubectl.ok("get cm --field-selector metadata.name=words -o name"), "configmap/words\n");
         assert_eq!(
             kubectl.ok("get cm --field-selector metadata.name!=words -o name"),
@@ -203,7 +206,8 @@ fn files_are_created_applied_replaced_and_deleted() {
             kubectl.ok("get cm -l 'site in (quarry,mill),!x' -o name"),
             "configmap/m\nconfigmap/other\n"
         );
-        assert_eq!(kubectl.run("get cm -l site!=quarry").err, "No resources found in default namespace.\n");
+        assert_eq!(kubectl.run("get cm -l site=mill").err, "No resources found in default namespace.\n");
+        assert_eq!(kubectl.ok("get cm -l site!=quarry -o name"), "configmap/kube-root-ca.crt\n");
         kubectl.ok("delete -f m.yaml");
         contains(&kubectl.fails("delete -f m.yaml"), &["(NotFound)", "configmaps \"m\" not found"]);
         assert_eq!(kubectl.ok("delete cm -l site=quarry -o name"), "configmap/other\n");
@@ -297,7 +301,9 @@ fn patch_assigns_a_config_to_a_node() {
 fn watch_prints_changes() {
     with_every_kubectl(|_, kubectl| {
         kubectl.ok("create cm m --from-literal=a=1");
-        let watch = kubectl.start("get cm --watch --no-headers -o custom-columns=N:.metadata.name,A:.data.a");
+        let watch = kubectl.start(
+            "get cm --field-selector metadata.name!=kube-root-ca.crt --watch --no-headers -o custom-columns=N:.metadata.name,A:.data.a",
+        );
         assert_eq!(watch.line(), "m     1");
         kubectl.ok(r#"patch cm m -p '{"data":{"a":"2"}}'"#);
         assert_eq!(watch.line(), "m     2");
@@ -494,7 +500,8 @@ fn deleting_a_namespace_empties_it_but_system_ones_stay() {
         assert_eq!(kubectl.ok("delete ns plant"), "namespace \"plant\" deleted\n");
         contains(&kubectl.fails("get ns plant"), &["namespaces \"plant\" not found"]);
         kubectl.ok("create ns plant");
-        assert_eq!(kubectl.run("get cm -n plant").err, "No resources found in plant namespace.\n");
+        let old = kubectl.run("get cm -n plant --field-selector metadata.name=m");
+        assert_eq!(old.err, "No resources found in plant namespace.\n");
         for name in ["default", "kube-system", "kube-public"] {
             contains(&kubectl.fails(&format!("delete ns {name}")), &["this namespace may not be deleted"]);
         }
