@@ -258,7 +258,7 @@ fn costly_bodies_are_refused_and_nodes_go_on() {
     let mut victim = Victim::new(&hub, "victim");
     // an identity has a budget of bytes: each attack has its own
     let attackers: Vec<Client> =
-        (0..7).map(|number| Victim::new(&hub, &format!("attacker-{number}")).client).collect();
+        (0..8).map(|number| Victim::new(&hub, &format!("attacker-{number}")).client).collect();
     let mut attackers = attackers.into_iter();
     let before = peak(&hub);
     let repeated = |piece: &str, bytes: usize| piece.repeat(bytes / piece.len());
@@ -301,6 +301,12 @@ fn costly_bodies_are_refused_and_nodes_go_on() {
     unknown[7] = 24;
     unknown.extend_from_slice(b"\x12\x05\x12\x03\x98\x06\x01");
     attack("POST", REVIEWS, PROTOBUF, &unknown, 400, "field 99 of authentication/v1/SelfSubjectReviewStatus");
+    // inserts at the head of a long list
+    let mut inserts = vec![json!({"op": "add", "path": "/metadata/annotations", "value": vec![0; 100_000]})];
+    inserts.extend(vec![json!({"op": "add", "path": "/metadata/annotations/0", "value": 0}); 20]);
+    let inserts = json!(inserts).to_string();
+    let own = "/api/v1/nodes/attacker-7/status";
+    attack("PATCH", own, PATCH, inserts.as_bytes(), 422, "the patch moves too many list items");
     let taken = peak(&hub) - before;
     assert!(taken < 128 << 20, "the hub took {taken} bytes more at its peak");
 }

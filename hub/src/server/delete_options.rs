@@ -1,6 +1,7 @@
 //! The options of a delete, from its body or its query.
 
 use bytes::Bytes;
+use kedge_api::excerpt;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode;
 use kedge_hub_core::field_error::FieldError;
@@ -32,6 +33,7 @@ pub(super) fn read_delete_options(
     match value::text(&value, &["kind"]) {
         "" | "DeleteOptions" => {}
         other => {
+            let other = excerpt(other);
             return Err(ApiError::bad_request(format!("the body is a {other}, expected a DeleteOptions")));
         }
     }

@@ -17,6 +17,7 @@ use super::route::AccessVerb;
 use crate::fresh::now_text;
 use crate::pki::is_dns_subdomain;
 use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::decode;
 use kedge_hub_core::identity::Identity;
 use kedge_hub_core::identity::denied::{Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, explanation};
 use kedge_hub_core::kinds::{CONFIG_MAP, EVENT, LEASE, NODE};
@@ -91,8 +92,7 @@ pub(super) async fn change(
     }
     let body: Value = match body {
         [] => Value::Null,
-        body => serde_json::from_slice(body)
-            .map_err(|error| ApiError::bad_request(format!("the body is no JSON: {error}")))?,
+        body => decode::json(body)?.0,
     };
     let same = body["sameCredentials"] == true;
     let by = context.identity.as_ref().map_or("", |identity: &Identity| &identity.user);
