@@ -14,16 +14,19 @@ use kedge_hub_core::controllers::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, events,
     garbage, namespaces, nodes, pods, root_certificate, service_accounts,
 };
-use kedge_hub_core::kinds::Kind;
+use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind};
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{Part, Place, WriteOptions};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{Heard, Query, Require};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use time::OffsetDateTime;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::audit::{ObjectRef, certificate_notes};
 use crate::fresh::now_text;
 use crate::pki::Pki;
 use crate::probe::Probe;
@@ -314,9 +317,19 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
         Action::Sign(signing) => {
             let now = OffsetDateTime::now_utc();
             let signed = tools.pki.sign_client(&signing.request, signing.enciphers, now, signing.life);
+            record_signature(hub, signed.as_deref());
             Ok(Done::Signed(signed.map_err(|error| error.to_string())))
         }
     }
+}
+
+/// A line in the audit log about a certificate (PEM) that was signed.
+fn record_signature<E>(hub: &Hub, signed: Result<&str, E>) {
+    let (Some(log), Ok(pem)) = (hub.audit(), signed) else { return };
+    let der = CertificateDer::from_pem_slice(pem.as_bytes());
+    let notes = der.map(|der| certificate_notes(&der)).unwrap_or_default();
+    let Kind { group, version, plural, .. } = &CERTIFICATE_REQUEST;
+    log.record_own("sign", ObjectRef { group, version, resource: plural, ..ObjectRef::default() }, &notes);
 }
 
 async fn update(

@@ -86,7 +86,6 @@ fn node_kubeconfig(options: &NodeKubeconfig) -> Result<(), String> {
     let url = options.advertise.as_ref().map(|to| server_url(&to.host, to.port.unwrap_or_default()));
     let now = OffsetDateTime::now_utc();
     let text = pki::node_kubeconfig(&options.data_dir, &options.name, url, now).map_err(text)?;
-    node_command::record_issuance(&options.data_dir, &options.name);
     print(&text)
 }
 

@@ -3,7 +3,6 @@
 //! Always holds: nothing is decided or written here; the command asks the hub of its data directory over TLS, as the administrator, and
 //! without a running hub it says so and does nothing. Left to others: the hub's side (`server::node_access`).
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,29 +108,6 @@ fn table(answer: &Value) -> String {
             format!("{}\n", cells.collect::<String>().trim_end())
         })
         .collect()
-}
-
-/// Leaves a line in the audit log of a data directory that credentials for a node were issued there.
-pub fn record_issuance(data_dir: &Path, node: &str) {
-    let audit = match crate::audit::Audit::open(data_dir, || false) {
-        Ok(audit) => audit,
-        Err(error) => {
-            eprintln!("kedge-hub: cannot write {}: {error}", data_dir.join("audit.log").display());
-            return;
-        }
-    };
-    audit.record(&crate::audit::Entry {
-        user: "kedge-hub node-kubeconfig",
-        impersonated: None,
-        verb: "create",
-        resource: "nodes",
-        subresource: "kubeconfig",
-        namespace: "",
-        name: node,
-        dry_run: false,
-        code: 201,
-    });
-    audit.close();
 }
 
 #[cfg(test)]

@@ -54,6 +54,13 @@ pub enum PkiError {
         /// The library's error.
         source: rcgen::Error,
     },
+    /// The audit log does not take the line about new credentials: they are not handed out.
+    Unrecorded {
+        /// Of the node that they are for.
+        name: String,
+        /// The system's error, with the log's path.
+        source: io::Error,
+    },
     /// The TLS library refused the key or certificate.
     Tls(rustls::Error),
 }
@@ -95,6 +102,10 @@ impl fmt::Display for PkiError {
             PkiError::Signing { what, source } => {
                 write!(formatter, "cannot make a {what} certificate: {source}")
             }
+            PkiError::Unrecorded { name, source } => write!(
+                formatter,
+                "no credentials for node {name:?} are given out, because the audit log has no line about them: {source}"
+            ),
             PkiError::Tls(source) => write!(formatter, "tls: {source}"),
         }
     }

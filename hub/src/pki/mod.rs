@@ -28,6 +28,7 @@ use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use time::{Duration, OffsetDateTime};
 
+use crate::audit::{ObjectRef, append_line, certificate_notes};
 use crate::store::sort_of;
 use authority::{Authority, Credential};
 use durable::Flush;
@@ -219,7 +220,7 @@ pub fn make_data_dir(path: &Path) -> Result<(), PkiError> {
 }
 
 /// A kubeconfig with fresh credentials for the node `name`, from the CA in `data_dir`; works whether the hub runs or
-/// not, and writes nothing. `url`: the hub's address for the node, else the one that the hub last published.
+/// not. Always holds: credentials are returned only after the audit log has a line about them. `url`: the hub's address for the node, else the one that the hub last published.
 pub fn node_kubeconfig(
     data_dir: &Path,
     name: &str,
@@ -236,6 +237,9 @@ pub fn node_kubeconfig(
         None => published_url(data_dir)?,
     };
     let node = authority.issue_node(name, now)?;
+    let object = ObjectRef { version: "v1", resource: "nodes", name, ..ObjectRef::default() };
+    append_line(data_dir, "issue", object, &certificate_notes(&node.certificate))
+        .map_err(|source| PkiError::Unrecorded { name: name.to_owned(), source })?;
     let user = format!("{NODE_USER_PREFIX}{name}");
     Ok(kubeconfig::text(&url, &authority.certificate_pem(), &user, &node.certificate_pem(), &node.key_pem()))
 }

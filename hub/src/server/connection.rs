@@ -32,7 +32,7 @@ use super::link::{Link, Next};
 use super::request::RequestBody;
 use super::respond::{self, Body, Sending};
 use super::shared::Server;
-use super::{authentication, handlers, head};
+use super::{audited, authentication, handlers, head};
 
 /// Most headers of one request.
 const MAX_HEADERS: usize = 64;
@@ -326,10 +326,14 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
         }
         (Err(error), Ok(())) => respond::hang_up(respond::error(&error)),
         (Ok(identity), Ok(())) => match body.begin() {
-            Ok(()) => handlers::handle(&server, identity, &slot, &parts, &mut body).await,
+            Ok(()) => {
+                let trail = audited::Trail::new(caller.from);
+                handlers::handle(&server, identity, &slot, &trail, &parts, &mut body).await
+            }
             Err(error) => respond::error(&error),
         },
     };
+    audited::count(&server, caller.from, (*caller.identity).as_ref(), response.status().as_u16());
     let sent = if body.drain(&parts.headers).await { Sent::Read } else { Sent::Unread };
     (response, sent)
 }

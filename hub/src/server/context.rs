@@ -7,6 +7,7 @@ use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::selector::Selection;
 
+use super::audited::Trail;
 use super::limits::Slot;
 use super::request::Parameters;
 use super::route::Target;
@@ -19,6 +20,8 @@ pub(super) struct RequestContext<'a> {
     pub(super) caller: Arc<Option<Identity>>,
     /// What the caller holds of the hub's limits.
     pub(super) slot: &'a Arc<Slot>,
+    /// What its line in the audit log will need.
+    pub(super) trail: &'a Trail,
     /// The effective identity: the caller's own, or the one that an administrator impersonates.
     pub(super) identity: Option<Identity>,
     pub(super) parts: &'a Parts,

@@ -11,6 +11,7 @@ use http::request::Parts;
 use http::{Method, Response};
 use serde_json::{Value, json};
 
+use super::audited::{CreatedName, Trail, audit};
 use super::context::{RequestContext, attributes, denied};
 use super::delete_options::delete_options;
 use super::limits::{Resource, Slot};
@@ -43,6 +44,7 @@ pub(super) async fn handle(
     server: &Arc<Server>,
     caller: Arc<Option<Identity>>,
     slot: &Arc<Slot>,
+    trail: &Trail,
     parts: &Parts,
     body: &mut RequestBody,
 ) -> Response<Body> {
@@ -53,15 +55,10 @@ pub(super) async fn handle(
     let outcome = match renewed {
         Some(outcome) => outcome,
         // boxed: a renewal does not move its state about
-        None => Box::pin(answer(server, caller, slot, parts, body)).await,
+        None => Box::pin(answer(server, caller, slot, trail, parts, body)).await,
     };
     let mut response = outcome.unwrap_or_else(|error| respond::error(&error));
-    // a node's renewals are most requests, and their answers pass metered links
-    if !request::wants_minimal(&parts.headers)
-        && let Some(id) = request::audit_id(&parts.headers)
-    {
-        response.headers_mut().insert(request::AUDIT_ID, id);
-    }
+    trail.name(&mut response, &parts.headers);
     let response =
         if request::is_read_by_eye(parts) { pieces::pretty(server, response).await } else { response };
     pieces::finish(server, slot, parts, response)
@@ -71,11 +68,12 @@ async fn answer(
     server: &Arc<Server>,
     caller: Arc<Option<Identity>>,
     slot: &Arc<Slot>,
+    trail: &Trail,
     parts: &Parts,
     body: &mut RequestBody,
 ) -> Result<Response<Body>, ApiError> {
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
-    let mut context = RequestContext { server, caller, slot, identity: None, parts, parameters };
+    let mut context = RequestContext { server, caller, slot, trail, identity: None, parts, parameters };
     let route = route::parse(parts.uri.path());
     match effective(parts, (*context.caller).as_ref()) {
         Ok(identity) => context.identity = identity,
@@ -189,48 +187,6 @@ async fn bind(
 fn effective(parts: &Parts, caller: Option<&Identity>) -> Result<Option<Identity>, ApiError> {
     let headers = parts.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     identity::effective(caller, headers).map_err(denied)
-}
-
-/// The name that a created object got, for the audit log.
-#[derive(Debug, Clone)]
-struct CreatedName(Box<str>);
-
-/// Writes a change, or an attempt, to the audit log.
-fn audit(
-    context: &RequestContext<'_>,
-    verb: &str,
-    target: &Target,
-    outcome: &Result<Response<Body>, ApiError>,
-) {
-    let Some(log) = context.server.hub.audit() else { return };
-    let code = match outcome {
-        Ok(response) => response.status().as_u16(),
-        Err(error) => error.code,
-    };
-    let caller = (*context.caller).as_ref();
-    let says_of_itself = caller.and_then(Identity::node).is_some()
-        && matches!(
-            (target.kind.plural, &*target.subresource),
-            ("leases" | "events", "") | ("nodes" | "pods", "status")
-        );
-    // leader elections renew Leases as nodes do
-    let renews = target.kind.plural == "leases" && matches!(verb, "update" | "patch");
-    if matches!(verb, "get" | "list" | "watch") || (code < 300 && (says_of_itself || renews)) {
-        return;
-    }
-    let made = outcome.as_ref().ok().and_then(|response| response.extensions().get::<CreatedName>());
-    log.record(&crate::audit::Entry {
-        user: caller.map_or("", |caller| &caller.user),
-        impersonated: Some(header(&context.parts.headers, "impersonate-user"))
-            .filter(|user| !user.is_empty()),
-        verb,
-        resource: &target.kind.resource_name(),
-        subresource: &target.subresource,
-        namespace: &target.namespace,
-        name: made.map_or(&target.name, |made| &made.0),
-        dry_run: context.parameters.text("dryRun") == "All",
-        code,
-    });
 }
 
 fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Result<&'static str, ApiError> {
@@ -496,13 +452,11 @@ async fn write(
         _ => Owner::Updates(&manager),
     };
     let limited = context.identity.as_ref().is_none_or(|identity| !identity.is_admin());
-    let options = WriteOptions {
-        dry_run: context.parameters.dry_run(verb)?,
-        admit: &admit,
-        owner,
-        limited,
-        requires: &[],
-    };
+    let dry_run = context.parameters.dry_run(verb)?;
+    if dry_run && verb != "delete" {
+        context.trail.dry_run();
+    }
+    let options = WriteOptions { dry_run, admit: &admit, owner, limited, requires: &[] };
     match verb {
         "delete" => delete(context, target, writer, body, options).await,
         _ => change(context, verb, target, part, writer, body, &options).await,
@@ -711,6 +665,9 @@ async fn delete(
 ) -> Result<Response<Body>, ApiError> {
     let (wanted, dry_run) = delete_options(context, body)?;
     let options = WriteOptions { dry_run: dry_run || options.dry_run, ..options };
+    if options.dry_run {
+        context.trail.dry_run();
+    }
     let Target { kind, namespace, name, .. } = target;
     let place = Place { kind: kind.stored(), namespace, name };
     let answer = requests::delete(&context.server.hub, &place, &wanted, &options).await?;
@@ -740,6 +697,10 @@ async fn delete_collection(
     let hub = &context.server.hub;
     let (mut page, _) = page(context, target.kind, selection)?;
     let kind = target.kind.stored();
+    context.trail.acts_on(page.objects.iter().map(|object| &*object.name));
+    if dry_run {
+        context.trail.dry_run();
+    }
     requests::delete_all(hub, kind, &page.objects, &wanted, &options).await?;
     page.revision = hub.revision(kind);
     let meta = json!({"resourceVersion": page.revision.to_string()});

@@ -5,6 +5,7 @@
 //! affects no other request. Everything that a client can make grow has a limit with a name, and a share for each caller (`limits`).
 
 mod accept;
+mod audited;
 mod authentication;
 mod connection;
 mod context;

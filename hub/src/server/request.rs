@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::HeaderMap;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tokio::sync::OwnedSemaphorePermit;
@@ -15,7 +15,6 @@ use super::limits::{Resource, Slot, Taken};
 use super::route::percent_decode;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
-use kedge_hub_core::requests::uid;
 
 /// Largest request body; upstream's limit.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
@@ -29,8 +28,6 @@ const SMALL_BYTES: usize = 4096;
 const DRAIN_BYTES: usize = 256 * 1024;
 /// Longest time of draining.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest name of a request that is taken from the client; upstream cuts there.
-const AUDIT_ID_BYTES: usize = 64;
 /// Parameters of one query.
 const MAX_PARAMETERS: usize = 64;
 
@@ -163,17 +160,6 @@ pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
 /// Whether the client wants no more than the status of a write (RFC 7240).
 pub(super) fn wants_minimal(headers: &HeaderMap) -> bool {
     header(headers, "prefer").split([',', ';']).any(|preference| preference.trim() == "return=minimal")
-}
-
-/// Names a request, in the answer to it.
-pub(super) const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
-
-/// The client's own name for its request, or a new one; absent only if the system gives no random numbers.
-pub(super) fn audit_id(headers: &HeaderMap) -> Option<HeaderValue> {
-    let own = header(headers, AUDIT_ID.as_str());
-    let made = || crate::fresh::fresh().ok().map(|fresh| uid(&fresh.random));
-    let id = if own.is_empty() || own.len() > AUDIT_ID_BYTES { made()? } else { own.to_owned() };
-    HeaderValue::from_str(&id).ok()
 }
 
 /// The first form that the client accepts and the hub supports.

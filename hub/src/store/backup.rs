@@ -8,15 +8,14 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use serde_json::Value;
 
-use crate::audit::append_line;
-use crate::fresh::now_text;
+use crate::audit::{Note, ObjectRef, try_append_line};
 
 use super::sqlite::{APPLICATION_ID, MARKS, failed, lock, open_reading, sync_directory};
 use super::{OpenError, SCHEMA_VERSION, Sort, Spaces, StoreError};
@@ -77,6 +76,9 @@ pub fn backup(data_dir: &Path, to: &Path) -> Result<Content, OpenError> {
     if outcome.is_err() {
         // remove the incomplete file; the first error is the one to return
         let _ = fs::remove_file(&part);
+    }
+    if let Ok(content) = &outcome {
+        note(data_dir, "backup", to, content.objects);
     }
     outcome
 }
@@ -201,18 +203,15 @@ pub fn restore(data_dir: &Path, from: &Path) -> Result<Content, OpenError> {
         write_key(data_dir, name, content)?;
     }
     replace(data_dir, &state, &part)?;
-    note(data_dir, from, content.objects);
+    note(data_dir, "restore", from, content.objects);
     Ok(Content { reserved, ..content })
 }
 
-/// A restore takes back what others did: the audit log shows it, with the user of the system who ran the command.
-fn note(data_dir: &Path, from: &Path, objects: u64) {
-    let uid = fs::metadata("/proc/self").map(|process| process.uid()).ok();
-    let line = serde_json::json!({
-        "time": now_text(), "user": "", "uid": uid, "verb": "restore", "resource": "", "name": from.display().to_string(),
-        "objects": objects, "code": 200,
-    });
-    append_line(data_dir, &line);
+/// A backup holds the fleet's keys, and a restore takes back what others did: the audit log shows both.
+fn note(data_dir: &Path, verb: &str, file: &Path, objects: u64) {
+    let file = file.display().to_string();
+    let object = ObjectRef { resource: "backups", name: &file, ..ObjectRef::default() };
+    try_append_line(data_dir, verb, object, &[(Note::Count, objects.to_string())]);
 }
 
 fn keys(source: &Connection, path: &Path) -> Result<Vec<(String, Vec<u8>)>, OpenError> {

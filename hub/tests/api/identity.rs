@@ -121,7 +121,7 @@ fn node_annotates_only_its_own_reports() {
 }
 
 /// A request for a certificate with this subject, from the given signer.
-fn signing_request(name: &str, user: &str, group: &str, signer: &str) -> Value {
+pub(crate) fn signing_request(name: &str, user: &str, group: &str, signer: &str) -> Value {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     params.distinguished_name.push(DnType::OrganizationName, group);

@@ -5,6 +5,7 @@
 mod abuse;
 mod answers;
 mod apply;
+mod audit;
 mod events;
 mod identity;
 mod kinds;

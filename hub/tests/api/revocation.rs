@@ -161,14 +161,14 @@ fn revoking_is_for_administrators_and_leaves_a_trail() {
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let has = |user: &str, verb: &str, subresource: Option<&str>| {
         lines.iter().any(|line| {
-            line["user"] == user
+            line["user"]["username"] == user
                 && line["verb"] == verb
-                && line["name"] == "edge-1"
-                && line["subresource"].as_str() == subresource
+                && line["objectRef"]["name"] == "edge-1"
+                && line["objectRef"]["subresource"].as_str() == subresource
         })
     };
     assert!(has("admin", "revoke", None), "{log}");
-    assert!(has("kedge-hub node-kubeconfig", "create", Some("kubeconfig")), "{log}");
+    assert!(has("kedge-hub:local", "issue", None), "{log}");
     let silent = hub.command(&["node", "list"]);
     assert_eq!(silent.code, Some(1));
     assert!(silent.err.contains("no hub answers at https://"), "{}", silent.err);

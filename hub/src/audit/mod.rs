@@ -1,0 +1,500 @@
+//! The audit log: who did what, who tried, who read Secrets, in lines of JSON (`entry`).
+//!
+//! Left out are a node's periodic reports (its Lease, statuses, events): heartbeats must not wear out a disk, and would bury the acts
+//! of people. Always holds: a class of callers has a file, a queue and a budget of its own (`class`), so none can push out the lines of
+//! another; what an identity does beyond its quota, requests without a valid credential, requests over a limit, and lines for which
+//! there was no room are counted, and the counts are lines (`quota`). A line is written soon after the answer, not before it: a power
+//! cut may lose the last lines. While the disk is full or takes no writes, lines wait in memory: what room there is belongs to deletions.
+
+mod certificate;
+mod class;
+mod command;
+mod entry;
+mod quota;
+mod rotating;
+
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kedge_hub_core::identity::Identity;
+use time::OffsetDateTime;
+
+use class::{Budget, CLASSES};
+use quota::{Counts, Quotas, Source};
+use rotating::Rotating;
+
+pub(crate) use certificate::certificate_notes;
+pub(crate) use class::Class;
+pub(crate) use command::{append_line, try_append_line};
+pub(crate) use entry::{Entry, Note, ObjectRef};
+
+/// Between two tries to write what waits.
+const RETRY: Duration = Duration::from_secs(5);
+/// Between two lines of counts.
+const COUNT_PERIOD: Duration = Duration::from_secs(60);
+/// The hub, where it acts by itself.
+const HUB_USER: &str = "system:kedge-hub";
+const ANONYMOUS: &str = "system:anonymous";
+
+/// The open log of a running hub.
+#[derive(Debug)]
+pub struct Audit {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    logs: [Log; CLASSES.len()],
+    counts: Counts,
+    /// When the counts are to be written; `None` while there are none.
+    counts_due: Option<Instant>,
+    closed: bool,
+}
+
+/// Lines of one class that wait for the disk.
+#[derive(Debug, Default)]
+struct Log {
+    waiting: String,
+    lost: u64,
+    quotas: Quotas,
+}
+
+impl Log {
+    fn push(&mut self, budget: &Budget, line: &str) {
+        if self.waiting.len() + line.len() <= budget.waiting_bytes {
+            self.waiting.push_str(line);
+        } else {
+            self.lost += 1;
+        }
+    }
+
+    /// After a write there is room for the number of lines that found none.
+    fn count_lost(&mut self) {
+        let lost = std::mem::take(&mut self.lost);
+        if lost > 0 {
+            self.waiting.push_str(&own_line(&[(Note::Lost, lost.to_string())]));
+        }
+    }
+}
+
+/// A line of the hub about its log.
+fn own_line(notes: &[(Note, String)]) -> String {
+    let hub = Identity::new(HUB_USER, &[]);
+    Entry { notes, ..Entry::own(&hub, "count", OffsetDateTime::now_utc()) }.line()
+}
+
+/// A line about requests of one source; `None`: of many.
+fn count_line(source: Option<&Source>, count: u64) -> String {
+    let user = source.map_or("", |source| &source.user);
+    let user = Identity::new(if user.is_empty() { ANONYMOUS } else { user }, &[]);
+    let notes = [(Note::Count, count.to_string())];
+    let own = Entry::own(&user, "count", OffsetDateTime::now_utc());
+    let (from, code) = (source.map(|source| source.from), source.map_or(own.code, |source| source.code));
+    Entry { from, code, notes: &notes, ..own }.line()
+}
+
+impl State {
+    fn record(&mut self, class: Class, user: &str, line: &str, now: Instant) {
+        let (log, budget) = (&mut self.logs[class as usize], class.budget());
+        if !budget.quota || log.quotas.take(user, line.len(), now) {
+            log.push(budget, line);
+        } else {
+            self.count_soon(now);
+        }
+    }
+
+    fn count(&mut self, source: Source, now: Instant) {
+        self.counts.add(source);
+        self.count_soon(now);
+    }
+
+    fn count_soon(&mut self, now: Instant) {
+        self.counts_due.get_or_insert(now + COUNT_PERIOD);
+    }
+
+    /// Turns all counts into lines.
+    fn write_counts(&mut self, now: Instant) {
+        self.counts_due = None;
+        for (log, budget) in self.logs.iter_mut().zip(&CLASSES) {
+            if let Some((count, whose)) = log.quotas.omitted(now) {
+                let line = own_line(&[(Note::Omitted, count.to_string()), (Note::OmittedOf, whose)]);
+                log.push(budget, &line);
+            }
+        }
+        let (sources, rest) = self.counts.take();
+        let rest = (rest > 0).then(|| count_line(None, rest));
+        let lines = sources.iter().map(|(source, count)| count_line(Some(source), *count)).chain(rest);
+        for line in lines {
+            self.logs[Class::Refused as usize].push(Class::Refused.budget(), &line);
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.logs.iter().any(|log| !log.waiting.is_empty())
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // each change of it is complete, even after a panic
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state, and wakes the thread if it has something to do.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        let mut state = self.state();
+        change(&mut state);
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// Waits for lines, or until counts are due. `retry`: lines wait already, and are tried again later or at the end.
+    fn wait(&self, retry: bool) -> bool {
+        let mut state = self.state();
+        let retry_at = retry.then(|| Instant::now() + RETRY);
+        loop {
+            let now = Instant::now();
+            if state.closed || state.counts_due.is_some_and(|due| due <= now) {
+                state.write_counts(now);
+            }
+            let ready = match retry_at {
+                Some(at) => at <= now,
+                None => state.is_waiting(),
+            };
+            if ready || state.closed {
+                return state.closed;
+            }
+            let wake = [retry_at, state.counts_due].into_iter().flatten().min();
+            state = match wake {
+                Some(at) => {
+                    let waited = self.changed.wait_timeout(state, at.saturating_duration_since(now));
+                    waited.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Writes until the log is closed.
+    fn run(&self, files: &mut [Rotating], must_wait: impl Fn() -> bool) {
+        let mut retry = false;
+        loop {
+            let closed = self.wait(retry);
+            // at the end lines are tried on any disk
+            retry = (!closed && must_wait()) || !self.write(files);
+            if closed {
+                return;
+            }
+        }
+    }
+
+    /// Writes what waits, one write for each file; returns whether nothing is left.
+    fn write(&self, files: &mut [Rotating]) -> bool {
+        let mut all = true;
+        for (at, file) in files.iter_mut().enumerate() {
+            let text = std::mem::take(&mut self.state().logs[at].waiting);
+            if text.is_empty() {
+                continue;
+            }
+            let written = file.write_lines(&text);
+            let log = &mut self.state().logs[at];
+            if written {
+                log.count_lost();
+            } else {
+                log.waiting.insert_str(0, &text);
+                all = false;
+            }
+        }
+        all
+    }
+}
+
+impl Audit {
+    /// Opens the logs of a data directory. `must_wait`: whether lines must not take room on the disk now.
+    ///
+    /// # Errors
+    /// A file cannot be made or appended to, and the disk is not at fault.
+    pub fn open(data_dir: &Path, must_wait: impl Fn() -> bool + Send + 'static) -> io::Result<Audit> {
+        Audit::with(data_dir, |budget| budget.file_bytes, must_wait)
+    }
+
+    fn with(
+        data_dir: &Path,
+        file_bytes: impl Fn(&Budget) -> u64,
+        must_wait: impl Fn() -> bool + Send + 'static,
+    ) -> io::Result<Audit> {
+        let open = |budget: &Budget| Rotating::open(data_dir.join(budget.file), file_bytes(budget));
+        let mut files = CLASSES.iter().map(open).collect::<io::Result<Vec<_>>>()?;
+        let shared = Arc::new(Shared::default());
+        let running = Arc::clone(&shared);
+        let run = move || running.run(&mut files, must_wait);
+        let thread = std::thread::Builder::new().name("audit".to_owned()).spawn(run)?;
+        Ok(Audit { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Queues a line; never waits for the disk.
+    pub(crate) fn record(&self, class: Class, entry: &Entry<'_>) {
+        let line = entry.line();
+        self.shared.change(|state| state.record(class, &entry.user.user, &line, Instant::now()));
+    }
+
+    /// Queues a line about an act of the hub.
+    pub(crate) fn record_own(&self, verb: &str, object: ObjectRef<'_>, notes: &[(Note, String)]) {
+        let hub = Identity::new(HUB_USER, &[]);
+        let entry = Entry { object, notes, ..Entry::own(&hub, verb, OffsetDateTime::now_utc()) };
+        self.record(Class::Administration, &entry);
+    }
+
+    /// Counts a request without a valid credential, or over a limit.
+    pub(crate) fn count(&self, from: IpAddr, user: &str, code: u16) {
+        let source = Source::new(from, user, code);
+        // the thread is woken for the first one only
+        let mut state = self.shared.state();
+        let first = state.counts_due.is_none();
+        state.count(source, Instant::now());
+        drop(state);
+        if first {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Writes what waits and ends. Blocks.
+    pub fn close(&self) {
+        self.shared.change(|state| state.closed = true);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the audit log's thread had failed");
+        }
+        let lost: u64 = self.shared.state().logs.iter().map(|log| log.lost).sum();
+        if lost > 0 {
+            log::warn!("{lost} lines of the audit log were lost while the disk took none");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use kedge_rig::Scratch;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// What is left of a class, oldest first.
+    fn left(folder: &Path, class: Class) -> Vec<Value> {
+        let file = class.budget().file;
+        let numbered =
+            (1..rotating::FILES).rev().map(|number| format!("{file}.{number}")).chain([file.to_owned()]);
+        let text: String =
+            numbered.filter_map(|name| std::fs::read_to_string(folder.join(name)).ok()).collect();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn note(line: &Value, note: Note) -> u64 {
+        line["annotations"][note.key()].as_str().map_or(0, |text| text.parse().unwrap())
+    }
+
+    fn admin() -> Identity {
+        Identity::new("admin", &["system:masters"])
+    }
+
+    fn act(audit: &Audit, user: &Identity, verb: &str, reads: bool, code: u16) {
+        let entry = Entry { code, ..Entry::own(user, verb, OffsetDateTime::UNIX_EPOCH) };
+        audit.record(Class::of(user, reads, code), &entry);
+    }
+
+    /// Everything that anyone but an administrator can have written: 300 identities, each far more than its quota.
+    fn noise(audit: &Audit) {
+        for number in 0..300 {
+            let node = Identity::new(&format!("system:node:{number}"), &["system:nodes"]);
+            for _ in 0..20 {
+                act(audit, &node, "patch", false, 200);
+                act(audit, &node, "get", true, 200);
+                act(audit, &node, "delete", false, 403);
+            }
+            audit.count(IpAddr::from([10, 0, (number % 2) as u8, (number / 2) as u8]), "", 401);
+        }
+    }
+
+    #[test]
+    fn noise_does_not_push_out_administrators_lines() {
+        let folder = Scratch::new("hub-audit-noise").unwrap();
+        // files so small that the noise goes through all of them many times
+        let audit = Audit::with(folder.path(), |_| 4096, || false).unwrap();
+        act(&audit, &admin(), "delete", false, 200);
+        act(&audit, &admin(), "get", true, 200);
+        audit.record_own("sign", ObjectRef::default(), &[]);
+        noise(&audit);
+        audit.close();
+        let kept: Vec<Value> = left(folder.path(), Class::Administration);
+        let verbs: Vec<&str> = kept.iter().map(|line| line["verb"].as_str().unwrap()).collect();
+        assert_eq!(verbs, ["delete", "sign"]);
+        assert_eq!(left(folder.path(), Class::Reads).len(), 1);
+    }
+
+    #[test]
+    fn noise_pushes_out_lines_of_its_own_log() {
+        let folder = Scratch::new("hub-audit-control").unwrap();
+        let audit = Audit::with(folder.path(), |_| 4096, || false).unwrap();
+        let victim = Identity::new("victim", &[]);
+        act(&audit, &victim, "delete", false, 200);
+        for round in 0..50 {
+            let node = Identity::new(&format!("node-{round}"), &[]);
+            (0..20).for_each(|_| act(&audit, &node, "patch", false, 200));
+            // as the thread would in time
+            while audit.shared.state().is_waiting() {
+                std::thread::yield_now();
+            }
+        }
+        audit.close();
+        let lines = left(folder.path(), Class::Others);
+        assert!(!lines.is_empty() && lines.iter().all(|line| line["user"]["username"] != "victim"));
+    }
+
+    #[test]
+    fn one_identity_does_not_push_out_another() {
+        let folder = Scratch::new("hub-audit-identity").unwrap();
+        let audit = Audit::with(folder.path(), |_| 16 * 1024, || false).unwrap();
+        let (victim, noisy) = (Identity::new("victim", &[]), Identity::new("noisy", &[]));
+        act(&audit, &victim, "delete", false, 200);
+        act(&audit, &victim, "delete", false, 403);
+        for _ in 0..1000 {
+            act(&audit, &noisy, "patch", false, 200);
+            act(&audit, &noisy, "patch", false, 403);
+        }
+        audit.close();
+        for class in [Class::Others, Class::Refused] {
+            let lines = left(folder.path(), class);
+            let of = |user| lines.iter().filter(|line| line["user"]["username"] == user).count() as u64;
+            assert_eq!(of("victim"), 1, "{class:?}");
+            let omitted: u64 = lines.iter().map(|line| note(line, Note::Omitted)).sum();
+            assert!(of("noisy") >= 10, "{}", of("noisy"));
+            assert_eq!(of("noisy") + omitted, 1000, "every line is there or counted");
+            let whose = lines.iter().find_map(|line| line["annotations"][Note::OmittedOf.key()].as_str());
+            assert_eq!(whose, Some(&*format!("{omitted} of \"noisy\"")));
+        }
+    }
+
+    #[test]
+    fn refused_requests_are_counted_by_source() {
+        let folder = Scratch::new("hub-audit-counts").unwrap();
+        let audit = Audit::open(folder.path(), || false).unwrap();
+        for number in 0..1000_u16 {
+            audit.count(IpAddr::from([192, 0, 2, (number % 3) as u8]), "", 401);
+        }
+        audit.count(IpAddr::from([192, 0, 2, 1]), "system:node:a", 429);
+        audit.close();
+        let shown: Vec<String> = left(folder.path(), Class::Refused)
+            .iter()
+            .map(|line| {
+                let word = |value: &Value| value.as_str().unwrap().to_owned();
+                let (user, from) = (word(&line["user"]["username"]), word(&line["sourceIPs"][0]));
+                format!("{user} {from} {} {}", line["responseStatus"]["code"], note(line, Note::Count))
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "system:anonymous 192.0.2.0 401 334",
+                "system:anonymous 192.0.2.1 401 333",
+                "system:anonymous 192.0.2.2 401 333",
+                "system:node:a 192.0.2.1 429 1",
+            ]
+        );
+    }
+
+    #[test]
+    fn counts_are_due_a_minute_after_the_first() {
+        let start = Instant::now();
+        let mut state = State::default();
+        let here = || Source::new(IpAddr::from([192, 0, 2, 1]), "", 401);
+        state.count(here(), start);
+        state.count(here(), start + COUNT_PERIOD / 2);
+        assert_eq!(state.counts_due, Some(start + COUNT_PERIOD));
+        state.write_counts(start + COUNT_PERIOD);
+        assert_eq!(
+            (state.counts_due, state.logs[Class::Refused as usize].waiting.lines().count()),
+            (None, 1)
+        );
+    }
+
+    #[test]
+    fn lines_wait_while_the_disk_is_full() {
+        let folder = Scratch::new("hub-audit-held").unwrap();
+        let full = Arc::new(AtomicBool::new(true));
+        let seen = Arc::clone(&full);
+        let audit = Audit::open(folder.path(), move || seen.load(Ordering::Relaxed)).unwrap();
+        let file = folder.join(Class::Administration.budget().file);
+        let size = || std::fs::metadata(&file).unwrap().len();
+        for _ in 0..4_000 {
+            act(&audit, &admin(), "delete", false, 200);
+        }
+        assert_eq!(size(), 0, "a full disk was written to");
+        let lost = audit.shared.state().logs[0].lost;
+        let waiting = audit.shared.state().logs[0].waiting.len();
+        assert!(lost > 0 && waiting <= Class::Administration.budget().waiting_bytes);
+        // at the end what waits is tried, whatever the disk says
+        audit.close();
+        assert_eq!(size(), waiting as u64);
+        assert_eq!(left(folder.path(), Class::Administration).len() as u64 + lost, 4_000);
+    }
+
+    #[test]
+    fn full_queue_of_others_leaves_room_for_administrators() {
+        let folder = Scratch::new("hub-audit-queue").unwrap();
+        let audit = Audit::open(folder.path(), || true).unwrap();
+        noise(&audit);
+        act(&audit, &admin(), "delete", false, 200);
+        let state = audit.shared.state();
+        assert!(state.logs[Class::Others as usize].lost > 0, "the queue is full");
+        assert_eq!(state.logs[Class::Administration as usize].waiting.lines().count(), 1);
+    }
+
+    #[test]
+    fn lost_lines_are_counted_in_the_log() {
+        let folder = Scratch::new("hub-audit-lost").unwrap();
+        let shared = Shared::default();
+        let open = |budget: &Budget| Rotating::open(folder.join(budget.file), budget.file_bytes).unwrap();
+        let mut files: Vec<Rotating> = CLASSES.iter().map(open).collect();
+        let line = format!("{}\n", "x".repeat(1023));
+        for _ in 0..1030 {
+            shared.change(|state| state.record(Class::Administration, "admin", &line, Instant::now()));
+        }
+        assert!(shared.write(&mut files), "the lines");
+        assert!(shared.write(&mut files), "their number");
+        let text = std::fs::read_to_string(folder.join(Class::Administration.budget().file)).unwrap();
+        assert_eq!(text.lines().count(), 1024 + 1);
+        assert_eq!(note(&serde_json::from_str(text.lines().last().unwrap()).unwrap(), Note::Lost), 6);
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_wait_in_order() {
+        let folder = Scratch::new("hub-audit-order").unwrap();
+        let shared = Shared::default();
+        let open = |budget: &Budget| Rotating::open(folder.join(budget.file), 0).unwrap();
+        let mut files: Vec<Rotating> = CLASSES.iter().map(open).collect();
+        // a directory is in the way of the rotation
+        std::fs::write(folder.join("audit.log.3"), "").unwrap();
+        std::fs::create_dir(folder.join("audit.log.4")).unwrap();
+        let record =
+            |line| shared.change(|state| state.record(Class::Administration, "admin", line, Instant::now()));
+        record("one\n");
+        assert!(!shared.write(&mut files));
+        record("two\n");
+        assert_eq!(shared.state().logs[0].waiting, "one\ntwo\n");
+        std::fs::remove_dir(folder.join("audit.log.4")).unwrap();
+        assert!(shared.write(&mut files));
+        assert_eq!(std::fs::read_to_string(folder.join("audit.log")).unwrap(), "one\ntwo\n");
+    }
+}

@@ -1,0 +1,220 @@
+//! What one identity may write into a log, and the counts of what is not written one by one.
+//!
+//! Always holds: memory is bounded whatever callers do; nothing is left out without being counted, and the counts end up in the log
+//! once a minute. Reads no clock. Left to others: writing (`super`).
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::Instant;
+
+/// First lines of an identity that did nothing for hours: about thirty. A thousand stolen nodes fill four of the five files of a log
+/// with them.
+const BURST_BYTES: f64 = 16.0 * 1024.0;
+/// After that 85 KiB a day: one identity needs 8 months to push out what others did, a thousand need six hours.
+const BYTES_PER_SEC: f64 = 1.0;
+/// Identities with a quota of their own, 100 bytes each; further ones share one.
+const IDENTITIES: usize = 16 * 1024;
+/// The identity of those that share.
+const SHARED: &str = "";
+/// Callers whose refused requests are counted apart, per minute; the rest is one number.
+const COUNTED: usize = 1024;
+/// Callers that get a line a minute, those with the most requests: 4 MiB a day at most.
+const LISTED: usize = 8;
+
+/// The quotas of one log.
+#[derive(Debug, Default)]
+pub(super) struct Quotas {
+    of: HashMap<Box<str>, Quota>,
+}
+
+#[derive(Debug)]
+struct Quota {
+    bytes: f64,
+    at: Instant,
+    omitted: u64,
+}
+
+impl Quota {
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.at).as_secs_f64();
+        self.bytes = (self.bytes + passed * BYTES_PER_SEC).min(BURST_BYTES);
+        self.at = now;
+    }
+}
+
+impl Quotas {
+    /// Takes the bytes of a line from the quota of a user; `false`: they are not there, and the line is counted instead.
+    pub(super) fn take(&mut self, user: &str, bytes: usize, now: Instant) -> bool {
+        let user = if self.of.len() >= IDENTITIES && !self.of.contains_key(user) { SHARED } else { user };
+        let fresh = || Quota { bytes: BURST_BYTES, at: now, omitted: 0 };
+        let quota = match self.of.get_mut(user) {
+            Some(quota) => quota,
+            None => self.of.entry(user.into()).or_insert_with(fresh),
+        };
+        quota.refill(now);
+        let fits = quota.bytes >= bytes as f64;
+        if fits {
+            quota.bytes -= bytes as f64;
+        } else {
+            quota.omitted += 1;
+        }
+        fits
+    }
+
+    /// What was left out since the last call: how many lines, and of whom. Forgets identities whose quota is whole again.
+    pub(super) fn omitted(&mut self, now: Instant) -> Option<(u64, String)> {
+        let mut of: Vec<(u64, Box<str>)> = Vec::new();
+        self.of.retain(|user, quota| {
+            quota.refill(now);
+            let omitted = std::mem::take(&mut quota.omitted);
+            if omitted > 0 {
+                of.push((omitted, user.clone()));
+            }
+            quota.bytes < BURST_BYTES || omitted > 0
+        });
+        of.sort_unstable_by(|one, other| other.cmp(one));
+        let all = of.iter().map(|(count, _)| count).sum();
+        let shown: Vec<String> =
+            of.iter().take(LISTED).map(|(count, user)| format!("{count} of {user:?}")).collect();
+        let more = of.len().saturating_sub(LISTED);
+        let more = if more > 0 { format!(", and of {more} more") } else { String::new() };
+        (all > 0).then(|| (all, format!("{}{more}", shown.join(", "))))
+    }
+}
+
+/// Requests that are only counted, by their source.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    of: HashMap<Source, u64>,
+    rest: u64,
+}
+
+/// Where counted requests came from, and how they were answered.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Source {
+    /// An address, or the first one of a /64 network of IPv6.
+    pub(super) from: IpAddr,
+    /// Empty without a credential.
+    pub(super) user: Box<str>,
+    pub(super) code: u16,
+}
+
+impl Source {
+    pub(super) fn new(from: IpAddr, user: &str, code: u16) -> Source {
+        let from = match from.to_canonical() {
+            IpAddr::V6(address) => {
+                let [a, b, c, d, ..] = address.segments();
+                Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+            }
+            address => address,
+        };
+        Source { from, user: user.into(), code }
+    }
+}
+
+impl Counts {
+    pub(super) fn add(&mut self, source: Source) {
+        if self.of.len() < COUNTED || self.of.contains_key(&source) {
+            *self.of.entry(source).or_default() += 1;
+        } else {
+            self.rest += 1;
+        }
+    }
+
+    /// The sources with the most requests since the last call, most first, and the number of all other requests.
+    pub(super) fn take(&mut self) -> (Vec<(Source, u64)>, u64) {
+        let mut all: Vec<(Source, u64)> = self.of.drain().collect();
+        all.sort_unstable_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+        let others = all.split_off(all.len().min(LISTED));
+        let rest = std::mem::take(&mut self.rest) + others.iter().map(|(_, count)| count).sum::<u64>();
+        (all, rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LINE: usize = 512;
+    const BURST_LINES: u64 = BURST_BYTES as u64 / LINE as u64;
+
+    /// The lines that a user may write of those it tries to write at one moment.
+    fn written(quotas: &mut Quotas, user: &str, tried: u64, now: Instant) -> u64 {
+        (0..tried).filter(|_| quotas.take(user, LINE, now)).count() as u64
+    }
+
+    #[test]
+    fn identity_writes_its_quota_and_the_rest_is_counted() {
+        let start = Instant::now();
+        let mut quotas = Quotas::default();
+        assert_eq!(written(&mut quotas, "a", 100, start), BURST_LINES);
+        assert_eq!(written(&mut quotas, "b", 1, start), 1, "another identity has its own");
+        assert_eq!(
+            quotas.omitted(start),
+            Some((100 - BURST_LINES, format!("{} of \"a\"", 100 - BURST_LINES)))
+        );
+        assert_eq!(quotas.omitted(start), None, "counted once");
+        let later = start + Duration::from_secs(3 * LINE as u64);
+        assert_eq!(written(&mut quotas, "a", 100, later), 3, "a byte a second");
+        // forgotten when it is whole again
+        quotas.omitted(later);
+        quotas.omitted(later + Duration::from_secs(BURST_BYTES as u64));
+        assert!(quotas.of.is_empty());
+    }
+
+    #[test]
+    fn thousand_identities_do_not_fill_a_log_at_once() {
+        let now = Instant::now();
+        let mut quotas = Quotas::default();
+        let lines: u64 = (0..1000).map(|node| written(&mut quotas, &node.to_string(), 200, now)).sum();
+        let log = 4 * super::super::class::Class::Others.budget().file_bytes;
+        assert!(lines * LINE as u64 <= log, "{lines}");
+    }
+
+    #[test]
+    fn identities_beyond_the_table_share_a_quota() {
+        let now = Instant::now();
+        let mut quotas = Quotas::default();
+        for user in 0..IDENTITIES {
+            assert!(quotas.take(&user.to_string(), LINE, now));
+        }
+        let shared: u64 = (0..100).map(|user| written(&mut quotas, &format!("late-{user}"), 1, now)).sum();
+        assert_eq!(shared, BURST_LINES);
+        assert_eq!(quotas.of.len(), IDENTITIES + 1);
+        assert!(quotas.take("5", LINE, now), "an earlier one keeps its own");
+        let (all, whose) = quotas.omitted(now).unwrap();
+        assert_eq!((all, whose), (100 - BURST_LINES, format!("{} of \"\"", 100 - BURST_LINES)));
+    }
+
+    #[test]
+    fn busiest_sources_are_listed_and_all_requests_counted() {
+        let mut counts = Counts::default();
+        let address = |number: u32| IpAddr::from(number.to_be_bytes());
+        let mut added = 0;
+        for number in 0..2 * COUNTED as u32 {
+            let times = if number < 10 { 20 - number } else { 1 };
+            added += u64::from(times);
+            (0..times).for_each(|_| counts.add(Source::new(address(number), "", 401)));
+        }
+        let (listed, rest) = counts.take();
+        let found: Vec<_> = listed.iter().map(|(source, count)| (source.from, *count)).collect();
+        let expect: Vec<_> =
+            (0..LISTED as u32).map(|number| (address(number), u64::from(20 - number))).collect();
+        assert_eq!(found, expect);
+        assert_eq!(listed.iter().map(|(_, count)| count).sum::<u64>() + rest, added);
+        assert_eq!(counts.take(), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn sources_differ_by_network_user_and_status() {
+        let of = |from: &str, user, code| Source::new(from.parse().unwrap(), user, code);
+        assert_eq!(of("2001:db8::1", "", 401), of("2001:db8::2:1", "", 401));
+        assert_ne!(of("2001:db8::1", "", 401), of("2001:db8:0:1::1", "", 401));
+        assert_eq!(of("::ffff:1.2.3.4", "", 401), of("1.2.3.4", "", 401));
+        assert_ne!(of("1.2.3.5", "", 401), of("1.2.3.4", "", 401));
+        assert_ne!(of("1.2.3.4", "", 401), of("1.2.3.4", "", 429));
+        assert_ne!(of("1.2.3.4", "a", 401), of("1.2.3.4", "b", 401));
+    }
+}
