@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kedge_hub_core::controllers::{root_certificate, service_accounts};
@@ -26,6 +26,7 @@ use crate::audit::Audit;
 use crate::fresh::fresh;
 use crate::locks::KeyedLocks;
 use crate::memory::{Memory, Watch};
+use crate::pki::Tokens;
 use crate::store::disk::DiskStore;
 use crate::store::writer::{Outcome, Writer};
 use crate::store::{self, OpenError};
@@ -41,6 +42,7 @@ pub struct Hub {
     writer: Writer,
     locks: KeyedLocks,
     audit: Option<Audit>,
+    tokens: OnceLock<Tokens>,
 }
 
 impl Hub {
@@ -70,7 +72,8 @@ impl Hub {
                 .map_err(|error| OpenError::Directory(directory.join("audit.log"), error))
         };
         let audit = audited.map(open).transpose()?;
-        let hub = Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit });
+        let hub =
+            Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit, tokens: OnceLock::new() });
         hub.make_namespaces()?;
         Ok(hub)
     }
@@ -189,6 +192,17 @@ impl Hub {
     /// The audit log; a hub over another store has none.
     pub fn audit(&self) -> Option<&Audit> {
         self.audit.as_ref()
+    }
+
+    /// From now on the hub issues tokens of service accounts, and believes them.
+    pub fn use_tokens(&self, tokens: Tokens) {
+        // a second key is ignored: tokens of the first are around
+        drop(self.tokens.set(tokens));
+    }
+
+    /// The key of tokens, if the hub has one.
+    pub fn tokens(&self) -> Option<&Tokens> {
+        self.tokens.get()
     }
 
     /// The memory behind the hub, for lists and watches with selectors.

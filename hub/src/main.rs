@@ -104,6 +104,7 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     hub.publish_service(host, port, address.port());
     let kubeconfig = pki.publish(&admin_url, &node_url, now).map_err(text)?;
     let tls = pki.server_config().map_err(text)?;
+    hub.use_tokens(pki.tokens(&node_url).map_err(text)?);
     let probe = Probe::new(address, pki.client_config(now).map_err(text)?);
     let ca = pki.ca_path();
 

@@ -7,7 +7,7 @@
 //! does not require one. Left to others: permissions (`identity`).
 //!
 //! On disk, below the data directory: `pki/ca.pem` (key and certificate, authoritative), `ca.crt` (the certificate for
-//! anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials).
+//! anyone to copy), `pki/serving.pem`, `pki/admin.pem`, `pki/tokens.pem`, `admin.kubeconfig`, `server-url` (the URL in node credentials).
 
 mod authority;
 mod durable;
@@ -15,6 +15,7 @@ mod error;
 #[cfg(test)]
 mod handshakes;
 mod kubeconfig;
+mod tokens;
 
 use std::fmt;
 use std::fs;
@@ -36,6 +37,7 @@ use durable::Flush;
 pub use authority::{ADMIN_USER, PROBE_USER};
 pub use error::PkiError;
 pub use kubeconfig::{is_dns_subdomain, is_host, server_url};
+pub use tokens::Tokens;
 
 /// A serving certificate with less than this left is replaced: one a year, decades before it would expire.
 const SERVING_RENEWED_BELOW: Duration = Duration::days(24 * 365);
@@ -167,6 +169,11 @@ impl Pki {
     /// The CA's certificate, in PEM.
     pub fn ca_text(&self) -> String {
         self.authority.certificate_pem()
+    }
+
+    /// The key of service account tokens; `url` is where the documents of the issuer are served.
+    pub fn tokens(&self, url: &str) -> Result<Tokens, PkiError> {
+        Tokens::open(&self.data_dir.join("pki/tokens.pem"), url)
     }
 
     /// The path of the CA's certificate, for anyone to copy.

@@ -19,6 +19,7 @@ use tokio::sync::watch as signal;
 
 use super::connection::Caller;
 use super::shared::Server;
+use super::tokens;
 use crate::hub::Hub;
 
 /// An expiry is looked at again after this time at the latest: the wall clock may have been set meanwhile.
@@ -152,8 +153,15 @@ impl Credentials {
 ///
 /// # Errors
 /// 401 for a credential that is not valid any more; the reason is logged.
-pub(super) fn of_request(server: &Server, caller: &Caller) -> Result<Arc<Option<Identity>>, ApiError> {
-    let Some(identity) = (*caller.identity).as_ref() else { return Ok(Arc::clone(&caller.identity)) };
+pub(super) fn of_request(
+    server: &Server,
+    caller: &Caller,
+    parts: &http::request::Parts,
+) -> Result<Arc<Option<Identity>>, ApiError> {
+    let Some(identity) = (*caller.identity).as_ref() else {
+        return tokens::bearer(&parts.headers)
+            .map_or_else(|| Ok(Arc::clone(&caller.identity)), |token| of_token(server, caller, token));
+    };
     if let Some(why) = server.credentials.fault(identity) {
         return Err(refused(server, caller, identity, &why));
     }
@@ -161,6 +169,17 @@ pub(super) fn of_request(server: &Server, caller: &Caller) -> Result<Arc<Option<
         seen.contact.store(OffsetDateTime::now_utc().unix_timestamp(), Ordering::Relaxed);
     }
     Ok(Arc::clone(&caller.identity))
+}
+
+/// The identity of a bearer token.
+fn of_token(server: &Server, caller: &Caller, token: &str) -> Result<Arc<Option<Identity>>, ApiError> {
+    let nobody = Identity::new("", &[]);
+    let found = tokens::identify(&server.hub, token);
+    let identity = found.map_err(|why| refused(server, caller, &nobody, &why))?;
+    match server.credentials.fault(&identity) {
+        Some(why) => Err(refused(server, caller, &identity, &why)),
+        None => Ok(Arc::new(Some(identity))),
+    }
 }
 
 fn refused(server: &Server, caller: &Caller, identity: &Identity, why: &str) -> ApiError {

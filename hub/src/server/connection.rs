@@ -310,7 +310,7 @@ async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
 /// reset the connection before the client reads the answer.
 async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let (parts, incoming) = request.into_parts();
-    let identity = authentication::of_request(&server, &caller);
+    let identity = authentication::of_request(&server, &caller, &parts);
     let slot = match &identity {
         Ok(identity) if !Arc::ptr_eq(identity, &caller.identity) => {
             server.limits.slot((**identity).as_ref(), caller.from, Instant::now())

@@ -108,10 +108,15 @@ pub(super) fn posted_to(group: &str) -> &'static [(&'static str, &'static str, &
     match group {
         "" => &[("bindings", "binding", "Binding", true)],
         "authorization.k8s.io" => &[
+            ("localsubjectaccessreviews", "localsubjectaccessreview", "LocalSubjectAccessReview", true),
             ("selfsubjectaccessreviews", "selfsubjectaccessreview", "SelfSubjectAccessReview", false),
             ("selfsubjectrulesreviews", "selfsubjectrulesreview", "SelfSubjectRulesReview", false),
+            ("subjectaccessreviews", "subjectaccessreview", "SubjectAccessReview", false),
         ],
-        "authentication.k8s.io" => &[("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview", false)],
+        "authentication.k8s.io" => &[
+            ("selfsubjectreviews", "selfsubjectreview", "SelfSubjectReview", false),
+            ("tokenreviews", "tokenreview", "TokenReview", false),
+        ],
         _ => &[],
     }
 }

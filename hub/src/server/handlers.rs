@@ -20,7 +20,8 @@ use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
 use super::{
-    discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, subresources, watch,
+    discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, subresources, tokens,
+    watch,
 };
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -102,7 +103,12 @@ async fn answer(
             audit(&context, verb, &target, &outcome);
             outcome
         }
-        route @ (Route::AccessReview | Route::RulesReview | Route::SelfReview) => {
+        route @ (Route::AccessReview
+        | Route::RulesReview
+        | Route::SelfReview
+        | Route::SubjectReview
+        | Route::LocalSubjectReview(_)
+        | Route::TokenReview) => {
             reviews::authorize(&context, &route)?;
             if parts.method != Method::POST {
                 return Err(ApiError::method_not_allowed());
@@ -243,10 +249,15 @@ fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, Ap
         Route::Health(check) => health::health(context, &check),
         Route::Metrics => Ok(health::metrics(context.server)),
         Route::Nodes => Ok(node_access::list(context)),
+        Route::OpenIdConfiguration => tokens::configuration(context),
+        Route::OpenIdKeys => tokens::keys(context),
         Route::Target(_)
         | Route::AccessReview
         | Route::RulesReview
         | Route::SelfReview
+        | Route::SubjectReview
+        | Route::LocalSubjectReview(_)
+        | Route::TokenReview
         | Route::Bindings(_)
         | Route::NodeAccess { .. }
         | Route::Unknown => Err(ApiError::path_not_found()),
@@ -338,7 +349,7 @@ fn watch_collection(
     let memory = context.server.hub.memory();
     let started =
         watch::start(memory, target.kind, selection, &context.parameters, form, context.slot.clone());
-    let stream = match started {
+    let mut stream = match started {
         // as upstream: clients that resume a watch look for this in an event, and repeat a request that is refused with it for ever
         Err(error) if error.reason == "Expired" => {
             let event = json!({"type": "ERROR", "object": error.to_value()});
@@ -346,6 +357,11 @@ fn watch_collection(
         }
         started => started?.counted(taken),
     };
+    if (*context.caller).as_ref().is_some_and(|caller| caller.credential.starts_with("JTI=")) {
+        let token = tokens::bearer(&context.parts.headers).unwrap_or_default();
+        let valid = tokens::still_valid(&context.server.hub, token).ok_or_else(ApiError::unauthorized)?;
+        stream = stream.while_valid(valid);
+    }
     let mut response = respond::bytes(200, "application/json", Bytes::new());
     *response.body_mut() = Body::Watch(Box::new(stream));
     Ok(response)

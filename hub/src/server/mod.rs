@@ -31,6 +31,7 @@ mod route;
 mod shared;
 mod stream;
 mod subresources;
+mod tokens;
 mod watch;
 
 use std::fmt;

@@ -1,11 +1,11 @@
-//! Reviews of the caller's own access: one request (`kubectl auth can-i`), all permissions (`--list`), and its identity (`kubectl auth
-//! whoami`). Nothing is stored.
+//! Reviews of access: one request of the caller (`kubectl auth can-i`) or of another user, all permissions (`--list`), the caller's
+//! identity (`kubectl auth whoami`), and a token. Nothing is stored.
 
 use http::Response;
 use serde_json::{Value, json};
 
 use super::context::{RequestContext, denied};
-use super::request::header;
+use super::request::{self, Form, header};
 use super::respond::{self, Body};
 use super::route::Route;
 use kedge_hub_core::api_error::ApiError;
@@ -21,13 +21,21 @@ fn place(route: &Route) -> (&'static str, &'static str, &'static str) {
         Route::RulesReview => {
             ("authorization.k8s.io", "selfsubjectrulesreviews", "authorization/v1/SelfSubjectRulesReview")
         }
+        Route::SubjectReview => {
+            ("authorization.k8s.io", "subjectaccessreviews", "authorization/v1/SubjectAccessReview")
+        }
+        Route::LocalSubjectReview(_) => {
+            ("authorization.k8s.io", "localsubjectaccessreviews", "authorization/v1/LocalSubjectAccessReview")
+        }
+        Route::TokenReview => ("authentication.k8s.io", "tokenreviews", "authentication/v1/TokenReview"),
         _ => ("authentication.k8s.io", "selfsubjectreviews", "authentication/v1/SelfSubjectReview"),
     }
 }
 
 pub(super) fn authorize(context: &RequestContext<'_>, route: &Route) -> Result<(), ApiError> {
     let (group, resource, _) = place(route);
-    let attributes = Attributes { verb: "create", group, resource, ..Attributes::default() };
+    let namespace = if let Route::LocalSubjectReview(namespace) = route { namespace } else { "" };
+    let attributes = Attributes { verb: "create", group, resource, namespace, ..Attributes::default() };
     identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
 }
 
@@ -36,6 +44,10 @@ pub(super) fn answer(
     route: &Route,
     body: &[u8],
 ) -> Result<Response<Body>, ApiError> {
+    // a review has no table, and is answered as a whole only
+    if request::wanted_form(&context.parts.headers, false)? != Form::Whole {
+        return Err(ApiError::not_acceptable());
+    }
     let (_, _, type_name) = place(route);
     let of = schema::find(type_name).ok_or_else(ApiError::path_not_found)?;
     let validation = FieldValidation::parse("create", context.parameters.text("fieldValidation"))?;
@@ -66,21 +78,38 @@ fn review(context: &RequestContext<'_>, route: &Route, value: &Value) -> Result<
         });
         return Ok(review);
     }
+    if *route == Route::TokenReview {
+        let spec = value["spec"].clone();
+        let review = json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1",
+            "metadata": {"creationTimestamp": null}, "status": super::tokens::review(context, &spec), "spec": spec});
+        return Ok(review);
+    }
     let spec = value["spec"].clone();
-    let decision = decide(context, &spec)?;
+    let kind = match route {
+        Route::SubjectReview => "SubjectAccessReview",
+        Route::LocalSubjectReview(namespace) => {
+            check_local(namespace, value)?;
+            "LocalSubjectAccessReview"
+        }
+        _ => "SelfSubjectAccessReview",
+    };
+    let decision = match route {
+        Route::AccessReview => decide(context, kind, Some(identity), &spec)?,
+        _ => decide(context, kind, Some(&subject(kind, &spec)?), &spec)?,
+    };
     let status = match decision {
         Ok(()) => json!({"allowed": true}),
         Err(denied) if denied.reason.is_empty() => json!({"allowed": false}),
         Err(denied) => json!({"allowed": false, "reason": denied.reason}),
     };
     let review = json!({
-        "kind": "SelfSubjectAccessReview", "apiVersion": "authorization.k8s.io/v1", "metadata": {},
+        "kind": kind, "apiVersion": "authorization.k8s.io/v1", "metadata": {},
         "spec": spec, "status": status,
     });
     Ok(review)
 }
 
-fn user_info(identity: &Identity) -> Value {
+pub(super) fn user_info(identity: &Identity) -> Value {
     let mut info = json!({"username": identity.user, "groups": identity.groups});
     if !identity.uid.is_empty() {
         info["uid"] = identity.uid.as_str().into();
@@ -92,9 +121,51 @@ fn user_info(identity: &Identity) -> Value {
     info
 }
 
-fn decide(context: &RequestContext<'_>, spec: &Value) -> Result<Result<(), identity::Denied>, ApiError> {
+/// A review in a namespace asks about that namespace.
+fn check_local(namespace: &str, review: &Value) -> Result<(), ApiError> {
+    let named = text(review, &["metadata", "namespace"]);
+    if !named.is_empty() && named != namespace {
+        return Err(ApiError::bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request",
+        ));
+    }
+    let found = text(review, &["spec", "resourceAttributes", "namespace"]);
+    if found != namespace {
+        return Err(ApiError::bad_request(format!(
+            "spec.resourceAttributes.namespace must match namespace: {namespace}"
+        )));
+    }
+    Ok(())
+}
+
+/// The user that a review asks about.
+fn subject(kind: &str, spec: &Value) -> Result<Identity, ApiError> {
+    let list = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let (user, groups) = (text(spec, &["user"]), list(&spec["groups"]));
+    if user.is_empty() && groups.is_empty() {
+        return Err(ApiError::unprocessable(format!(
+            "{kind}.authorization.k8s.io \"\" is invalid: spec.user: Invalid value: \"\": at least one of user or group must be specified"
+        )));
+    }
+    let facts = spec["extra"].as_object().into_iter().flatten();
+    Ok(Identity {
+        user: user.to_owned(),
+        groups,
+        uid: text(spec, &["uid"]).to_owned(),
+        facts: facts.map(|(key, values)| (key.clone(), list(values))).collect(),
+        ..Identity::default()
+    })
+}
+
+fn decide(
+    context: &RequestContext<'_>,
+    kind: &str,
+    identity: Option<&Identity>,
+    spec: &Value,
+) -> Result<Result<(), identity::Denied>, ApiError> {
     let view = &*context.server.hub;
-    let identity = context.identity.as_ref();
     match (spec.get("resourceAttributes"), spec.get("nonResourceAttributes")) {
         (Some(resource), None) => {
             let attributes = Attributes {
@@ -116,8 +187,8 @@ fn decide(context: &RequestContext<'_>, spec: &Value) -> Result<Result<(), ident
             };
             Ok(identity::authorize(identity, &attributes, view))
         }
-        _ => Err(ApiError::unprocessable(
-            "SelfSubjectAccessReview.authorization.k8s.io \"\" is invalid: spec.resourceAttributes: Invalid value: exactly one of nonResourceAttributes or resourceAttributes must be specified",
-        )),
+        _ => Err(ApiError::unprocessable(format!(
+            "{kind}.authorization.k8s.io \"\" is invalid: spec.resourceAttributes: Invalid value: exactly one of nonResourceAttributes or resourceAttributes must be specified"
+        ))),
     }
 }

@@ -18,6 +18,12 @@ pub(super) enum Route {
     RulesReview,
     /// `POST` of a SelfSubjectReview.
     SelfReview,
+    /// `POST` of a SubjectAccessReview.
+    SubjectReview,
+    /// `POST` of a LocalSubjectAccessReview to a namespace.
+    LocalSubjectReview(String),
+    /// `POST` of a TokenReview.
+    TokenReview,
     /// `/`.
     Index,
     /// `/api`.
@@ -40,6 +46,10 @@ pub(super) enum Route {
     Health(String),
     /// `/metrics`.
     Metrics,
+    /// `/.well-known/openid-configuration`: the issuer of tokens.
+    OpenIdConfiguration,
+    /// `/openid/v1/jwks`: its keys.
+    OpenIdKeys,
     /// `/kedge/nodes`: the nodes and their credentials.
     Nodes,
     /// `/kedge/nodes/NAME/revoke` and `readmit`.
@@ -118,6 +128,8 @@ pub(super) fn parse(path: &str) -> Route {
         [health @ ("healthz" | "livez" | "readyz")] => Route::Health((*health).to_owned()),
         [health @ ("healthz" | "livez" | "readyz"), check] => Route::Health(format!("{health}/{check}")),
         ["metrics"] => Route::Metrics,
+        [".well-known", "openid-configuration"] => Route::OpenIdConfiguration,
+        ["openid", "v1", "jwks"] => Route::OpenIdKeys,
         ["kedge", "nodes"] => Route::Nodes,
         ["kedge", "nodes", node, "revoke"] => node_access(node, AccessVerb::Revoke),
         ["kedge", "nodes", node, "readmit"] => node_access(node, AccessVerb::Readmit),
@@ -151,6 +163,11 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Route {
         ("authorization.k8s.io", "v1", ["selfsubjectaccessreviews"]) => return Route::AccessReview,
         ("authorization.k8s.io", "v1", ["selfsubjectrulesreviews"]) => return Route::RulesReview,
         ("authentication.k8s.io", "v1", ["selfsubjectreviews"]) => return Route::SelfReview,
+        ("authentication.k8s.io", "v1", ["tokenreviews"]) => return Route::TokenReview,
+        ("authorization.k8s.io", "v1", ["subjectaccessreviews"]) => return Route::SubjectReview,
+        ("authorization.k8s.io", "v1", ["namespaces", namespace, "localsubjectaccessreviews"]) => {
+            return Route::LocalSubjectReview((*namespace).to_owned());
+        }
         _ => {}
     }
     let found = |namespace: &str, plural: &str, rest: &[&str]| {

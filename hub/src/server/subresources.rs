@@ -32,6 +32,11 @@ pub(super) async fn create(
         return Err(ApiError::bad_request(message));
     }
     match subresource.name {
+        "token" => {
+            let mut response = super::tokens::issue(context, target, value)?;
+            respond::warn(&mut response, &warnings);
+            return Ok(response);
+        }
         "binding" => bind(context, target, &value).await?,
         _ => evict(context, target, value).await?,
     }
@@ -70,7 +75,7 @@ pub(super) async fn bind_named(
 
 fn read(context: &RequestContext<'_>, subresource: &Subresource, body: &Bytes) -> Result<Decoded, ApiError> {
     let (group, version, kind) = subresource.of;
-    let group = if group.is_empty() { "core" } else { group };
+    let group = if group.is_empty() { "core" } else { group.split('.').next().unwrap_or(group) };
     let of = schema::find(&format!("{group}/{version}/{kind}")).ok_or_else(ApiError::path_not_found)?;
     let validation = FieldValidation::parse("create", context.parameters.text("fieldValidation"))?;
     decode::posted(of, version, header(&context.parts.headers, "content-type"), body, validation)

@@ -54,6 +54,16 @@ pub(super) struct WatchStream {
     ended: bool,
     /// Its place among its caller's watches.
     counted: Option<Taken>,
+    valid: Option<Validity>,
+}
+
+/// Whether the credential that began a watch is still valid; asked before each line and with each bookmark's time.
+struct Validity(Box<dyn Fn() -> bool + Send + Sync>);
+
+impl std::fmt::Debug for Validity {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Validity")
+    }
 }
 
 #[derive(Debug)]
@@ -113,6 +123,7 @@ pub(super) fn start(
         deadline: Box::pin(tokio::time::sleep(lasting)),
         ended: false,
         counted: None,
+        valid: None,
     })
 }
 
@@ -173,8 +184,17 @@ impl WatchStream {
         self
     }
 
+    /// Ends the watch when its credential is no longer valid.
+    pub(super) fn while_valid(mut self, valid: impl Fn() -> bool + Send + Sync + 'static) -> WatchStream {
+        self.valid = Some(Validity(Box::new(valid)));
+        self
+    }
+
     /// The next piece of the body; `None` ends it.
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        if self.valid.as_ref().is_some_and(|valid| !valid.0()) {
+            return Poll::Ready(None);
+        }
         loop {
             if let Some(queued) = self.queue.pop_front() {
                 match self.write(queued) {
@@ -207,6 +227,9 @@ impl WatchStream {
                 }
                 Poll::Pending if self.next_bookmark.as_mut().poll(context).is_ready() => {
                     self.next_bookmark.as_mut().reset(Instant::now() + BOOKMARK);
+                    if self.valid.as_ref().is_some_and(|valid| !valid.0()) {
+                        return Poll::Ready(None);
+                    }
                     self.queue_bookmark();
                 }
                 Poll::Pending => return Poll::Pending,

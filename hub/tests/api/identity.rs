@@ -5,7 +5,7 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::{Value, json};
 
 use super::server::Hub;
-use super::{JSON, MAPS, NODES};
+use super::{JSON, MAPS, NODES, PODS};
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
@@ -179,4 +179,137 @@ fn approval_keeps_conditions_and_metadata() {
     assert_eq!(patched["status"]["conditions"][0]["type"], "ApprovalPatch");
     assert_eq!(patched["status"].get("certificate"), None);
     assert_eq!(patched["spec"]["usages"], json!(["client auth", "digital signature"]));
+}
+
+const ACCOUNTS: &str = "/api/v1/namespaces/default/serviceaccounts";
+
+/// Headers of a request with this token.
+fn bearing(token: &str) -> String {
+    format!("Bearer {token}")
+}
+
+#[test]
+fn token_of_a_pod_lives_as_long_as_the_pod() {
+    let hub = Hub::new();
+    let (mut admin, mut node, mut nobody) = (hub.admin(), hub.node("edge-1"), hub.anonymous());
+    let pod = |name: &str, on: &str| {
+        json!({"metadata": {"name": name}, "spec": {"nodeName": on,
+        "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]}})
+    };
+    node.post(NODES, &json!({"metadata": {"name": "edge-1"}})).expect(201);
+    let made = admin.post(PODS, &pod("p", "edge-1")).expect(201);
+    let other = admin.post(PODS, &pod("o", "edge-2")).expect(201);
+    let bound = |name: &str, pod: &Value| {
+        json!({"spec": {"audiences": [], "boundObjectRef": {"apiVersion": "v1",
+        "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"]}}})
+    };
+    let path = format!("{ACCOUNTS}/default/token");
+    assert_eq!(node.post(&path, &bound("o", &other)).code, 403, "another node's pod");
+    assert_eq!(node.post(&path, &json!({"spec": {}})).code, 403, "bound to no pod");
+    let granted = node.post(&path, &bound("p", &made)).expect(201);
+    let token = granted["status"]["token"].as_str().unwrap().to_owned();
+    assert_eq!(granted["spec"]["expirationSeconds"], 3600);
+    let header = bearing(&token);
+    let as_pod = [JSON, ("authorization", header.as_str())];
+    let user = nobody.send("POST", WHO_AM_I, &as_pod, b"{}").expect(201)["status"]["userInfo"].clone();
+    assert_eq!(user["username"], "system:serviceaccount:default:default");
+    assert_eq!(user["extra"]["authentication.kubernetes.io/pod-name"], json!(["p"]));
+    assert_eq!(user["extra"]["authentication.kubernetes.io/node-name"], json!(["edge-1"]));
+    assert_eq!(nobody.send("GET", PODS, &as_pod, b"").code, 403, "an account has no rights of its own");
+    let review = json!({"spec": {"token": token}});
+    let reviews = "/apis/authentication.k8s.io/v1/tokenreviews";
+    let good = node.post(reviews, &review).expect(201);
+    assert_eq!(
+        (&good["status"]["authenticated"], &good["status"]["user"]["username"]),
+        (&json!(true), &user["username"])
+    );
+    let elsewhere = json!({"spec": {"token": token, "audiences": ["elsewhere"]}});
+    assert_ne!(admin.post(reviews, &elsewhere).expect(201)["status"]["authenticated"], true);
+    // revoking the node ends the tokens of its pods
+    assert_eq!(hub.command(&["node", "revoke", "edge-1"]).code, Some(0));
+    assert_eq!(hub.anonymous().send("GET", "/api", &as_pod, b"").code, 401);
+    assert_ne!(admin.post(reviews, &review).expect(201)["status"]["authenticated"], true);
+    assert_eq!(hub.command(&["node", "readmit", "edge-1", "--same-credentials"]).code, Some(0));
+    assert_eq!(hub.anonymous().send("GET", "/api", &as_pod, b"").code, 200);
+    admin.delete(&format!("{PODS}/p?gracePeriodSeconds=0")).expect(200);
+    assert_eq!(hub.anonymous().send("GET", "/api", &as_pod, b"").code, 401);
+    let status = admin.post(reviews, &review).expect(201)["status"].clone();
+    assert!(
+        status["error"].as_str().unwrap().contains("service account token has been invalidated"),
+        "{status}"
+    );
+    for forged in ["", "x", "a.b.c", &token[..token.len() - 4]] {
+        let header = bearing(forged);
+        let reply = hub.anonymous().send("GET", "/api", &[("authorization", header.as_str())], b"");
+        assert_eq!(reply.code, 401, "{forged}");
+    }
+}
+
+#[test]
+fn tokens_are_asked_for_within_bounds() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    let path = format!("{ACCOUNTS}/default/token");
+    admin.post(&path, &json!({"spec": {"expirationSeconds": 599}})).expect(422);
+    admin.post(&path, &json!({"spec": {"expirationSeconds": 4_294_967_297_i64}})).expect(422);
+    admin.post(&format!("{ACCOUNTS}/missing/token"), &json!({"spec": {}})).expect(404);
+    let wrong = json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "ConfigMap", "name": "x"}}});
+    admin.post(&path, &wrong).expect(400);
+    let secret = json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": "x"}}});
+    admin.post(&path, &secret).expect(404);
+    let mut issuer = admin.get("/.well-known/openid-configuration").expect(200);
+    assert_eq!(issuer["id_token_signing_alg_values_supported"], json!(["ES256"]));
+    let uri = issuer["jwks_uri"].take();
+    assert!(uri.as_str().unwrap().ends_with("/openid/v1/jwks"), "{uri}");
+    let keys = admin.get("/openid/v1/jwks").expect(200);
+    assert_eq!((&keys["keys"][0]["kty"], &keys["keys"][0]["crv"]), (&json!("EC"), &json!("P-256")));
+}
+
+#[test]
+fn token_ends_with_its_account_on_a_standing_connection() {
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    admin.post(ACCOUNTS, &json!({"metadata": {"name": "reader"}})).expect(201);
+    let granted = admin.post(&format!("{ACCOUNTS}/reader/token"), &json!({"spec": {}})).expect(201);
+    let header = bearing(granted["status"]["token"].as_str().unwrap());
+    let mut nobody = hub.anonymous();
+    nobody.send("GET", "/api", &[("authorization", header.as_str())], b"").expect(200);
+    admin.delete(&format!("{ACCOUNTS}/reader")).expect(200);
+    // on the same connection
+    assert_eq!(nobody.send("GET", "/api", &[("authorization", header.as_str())], b"").code, 401);
+}
+
+#[test]
+fn access_of_others_is_reviewed() {
+    let hub = Hub::new();
+    let (mut admin, mut node) = (hub.admin(), hub.node("edge-1"));
+    let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let ask = |user: &str, group: &str, verb: &str| {
+        json!({"spec": {"user": user, "groups": [group],
+        "resourceAttributes": {"verb": verb, "resource": "nodes", "name": "edge-1"}}})
+    };
+    for (user, group, verb, allowed) in [
+        ("x", "system:masters", "delete", true),
+        ("system:node:edge-1", "system:nodes", "get", true),
+        ("system:node:edge-1", "system:nodes", "delete", false),
+        ("jane", "people", "get", false),
+    ] {
+        let review = node.post(reviews, &ask(user, group, verb)).expect(201);
+        assert_eq!(review["status"]["allowed"], allowed, "{user} {verb}");
+        assert_eq!(review["kind"], "SubjectAccessReview");
+    }
+    admin
+        .post(reviews, &json!({"spec": {"resourceAttributes": {"verb": "get", "resource": "nodes"}}}))
+        .expect(422);
+    let local = "/apis/authorization.k8s.io/v1/namespaces/default/localsubjectaccessreviews";
+    let within = |namespace: &str| {
+        json!({"spec": {"user": "jane", "resourceAttributes":
+        {"verb": "get", "resource": "pods", "namespace": namespace}}})
+    };
+    assert_eq!(admin.post(local, &within("default")).expect(201)["status"]["allowed"], false);
+    admin.post(local, &within("other")).expect(400);
+    let own = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let table = [JSON, ("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")];
+    let body = json!({"spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}}).to_string();
+    assert_eq!(admin.send("POST", own, &table, body.as_bytes()).code, 406);
 }

@@ -61,7 +61,8 @@ const OWN_REVIEWS: [(&str, &[&str]); 2] = [
     ("authorization.k8s.io", &["selfsubjectaccessreviews", "selfsubjectrulesreviews"]),
 ];
 /// Roots of the paths that every authenticated caller may read.
-const DISCOVERY: [&str; 3] = ["/api", "/apis", "/openapi"];
+const DISCOVERY: [&str; 5] =
+    ["/.well-known/openid-configuration", "/api", "/apis", "/openapi", "/openid/v1/jwks"];
 
 impl Authorizer for AnyUser {
     fn judge(&self, _: &Identity, request: &Attributes, _: &dyn ClusterView) -> Opinion {

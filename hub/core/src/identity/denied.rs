@@ -73,6 +73,11 @@ impl DenyList {
         if self.users.contains(&identity.user) {
             return Some(format!("user {:?} was revoked", identity.user));
         }
+        let node =
+            identity.facts.get("authentication.kubernetes.io/node-name").and_then(|names| names.first());
+        if let Some(node) = node.filter(|node| self.is_revoked(node)) {
+            return Some(format!("it is a token of a pod on node {node:?}, which was revoked"));
+        }
         self.node_refusal(&identity.user, identity.issued)
     }
 
@@ -213,6 +218,14 @@ mod tests {
         check(json!({"node.jane": ""}), &jane, "");
         check(json!({"user.system_3anode_3aedge-1": ""}), &edge, "user \"system:node:edge-1\" was revoked");
         check(json!({"certificate.0A": ""}), &edge, "the certificate was revoked");
+        let facts = [("authentication.kubernetes.io/node-name".to_owned(), vec!["edge-1".to_owned()])].into();
+        let pods = Identity { facts, ..Identity::new("system:serviceaccount:default:runs", &[]) };
+        check(json!({"node.edge-2": ""}), &pods, "");
+        check(
+            json!({"node.edge-1": ""}),
+            &pods,
+            "it is a token of a pod on node \"edge-1\", which was revoked",
+        );
         // by its name alone, whatever its groups
         let groupless = Identity { groups: Vec::new(), ..edge.clone() };
         check(json!({"node.edge-1": ""}), &groupless, "node \"edge-1\" was revoked");

@@ -18,6 +18,7 @@ mod impersonation;
 mod node;
 mod node_restriction;
 mod references;
+pub mod token;
 
 pub use attributes::{Attributes, ClusterView};
 pub use authorizer::rules;

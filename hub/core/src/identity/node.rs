@@ -35,7 +35,14 @@ fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result
         ("", "nodes", "status") => authorize_status(node, request),
         ("coordination.k8s.io", "leases", "") => authorize_lease(node, request),
         ("", "configmaps" | "secrets", "") => authorize_referenced(node, request, view),
-        ("", "serviceaccounts", "") => authorize_service_account(node, request, view),
+        ("", "serviceaccounts", "" | "token") => authorize_service_account(node, request, view),
+        // as upstream: a kubelet asks on behalf of those who call it
+        ("authentication.k8s.io", "tokenreviews", "")
+        | ("authorization.k8s.io", "subjectaccessreviews" | "localsubjectaccessreviews", "")
+            if request.verb == "create" =>
+        {
+            Ok(())
+        }
         ("", "pods", "") => authorize_pod(node, request, view),
         ("", "pods", "status") => match request.verb {
             "update" | "patch" => own_pod(node, request, view),
@@ -135,15 +142,15 @@ fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView
     if assigned() || referred() { Ok(()) } else { Err(unrelated(node)) }
 }
 
-/// The accounts that the pods bound to it run as.
+/// The accounts that the pods bound to it run as, and their tokens.
 fn authorize_service_account(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
-    if request.verb != "get" {
+    if request.verb != if request.subresource.is_empty() { "get" } else { "create" } {
         return Err(String::new());
     }
     let used = view
         .pods_on(node, request.namespace)
         .iter()
-        .any(|pod| pod["spec"]["serviceAccountName"].as_str() == Some(request.name));
+        .any(|pod| pod["spec"]["serviceAccountName"].as_str() == Some(request.name) && !is_mirror(pod));
     if used && !request.namespace.is_empty() { Ok(()) } else { Err(unrelated(node)) }
 }
 
@@ -435,6 +442,12 @@ mod tests {
         ] {
             check(&view, &format!("get {allowed}"), Ok(()));
         }
+        check(&view, "create serviceaccounts/token default/runs", Ok(()));
+        check(&view, "get serviceaccounts/token default/runs", Err(""));
+        check(&view, "create tokenreviews.authentication.k8s.io -", Ok(()));
+        check(&view, "create subjectaccessreviews.authorization.k8s.io -", Ok(()));
+        check(&view, "create localsubjectaccessreviews.authorization.k8s.io default/-", Ok(()));
+        check(&view, "list tokenreviews.authentication.k8s.io -", Err(""));
         check(&view, "watch secrets default/- metadata.name=key", Ok(()));
         let unrelated = Err("no relationship found between node 'a' and this object");
         for refused in [
@@ -450,6 +463,7 @@ mod tests {
         ] {
             check(&view, &format!("get {refused}"), unrelated);
         }
+        check(&view, "create serviceaccounts/token default/other", unrelated);
         check(&view, "list secrets default/-", Err("No Object name found"));
         check(&view, "update secrets default/key", Err("can only read resources of this type"));
     }

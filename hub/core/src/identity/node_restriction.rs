@@ -57,6 +57,9 @@ pub(super) fn admit(
     match (request.group, request.resource) {
         ("", "nodes") => admit_node(node, old, new),
         ("", "pods") => admit_pod(node, request, old, new),
+        ("", "serviceaccounts") if request.subresource == "token" => {
+            admit_token_request(node, request.namespace, new, view)
+        }
         ("coordination.k8s.io", "leases") => admit_lease(node, new),
         ("certificates.k8s.io", "certificatesigningrequests") => admit_signing_request(node, new),
         ("", "events") => {
@@ -253,6 +256,34 @@ fn admit_mirror_pod(node: &str, pod: &Value) -> Result<(), String> {
         }
         Some(resource) => Err(format!("node {node:?} can not create pods that reference {resource}")),
     }
+}
+
+/// A node asks only for tokens that are bound to a pod which is bound to it.
+fn admit_token_request(
+    node: &str,
+    namespace: &str,
+    request: &Value,
+    view: &dyn ClusterView,
+) -> Result<(), String> {
+    let bound = &request["spec"]["boundObjectRef"];
+    let name = bound["name"].as_str().unwrap_or_default();
+    if bound["apiVersion"] != "v1" || bound["kind"] != "Pod" || name.is_empty() {
+        return Err("node requested token not bound to a pod".to_owned());
+    }
+    let uid = bound["uid"].as_str().unwrap_or_default();
+    if uid.is_empty() {
+        return Err("node requested token with a pod binding without a uid".to_owned());
+    }
+    let pod = view.object("pods", namespace, name).ok_or_else(|| format!("pod {name:?} not found"))?;
+    if pod["metadata"]["uid"] != uid {
+        return Err(format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+        ));
+    }
+    if pod["spec"]["nodeName"] != node {
+        return Err("node requested token bound to a pod scheduled on a different node".to_owned());
+    }
+    Ok(())
 }
 
 fn admit_lease(node: &str, new: &Value) -> Result<(), String> {
@@ -495,6 +526,42 @@ mod tests {
             let refused = asks(signer, "system:node:b");
             assert_eq!(refused, Err("can only create a node CSR with CN=system:node:a".to_owned()));
         }
+    }
+
+    #[test]
+    fn node_requests_tokens_for_its_pods_only() {
+        let pod = |node: &str| json!({"metadata": {"uid": "1"}, "spec": {"nodeName": node}});
+        let view = Objects::default().with("pods", "default", "mine", pod("a")).with(
+            "pods",
+            "default",
+            "its",
+            pod("b"),
+        );
+        let attributes = Attributes {
+            resource: "serviceaccounts",
+            subresource: "token",
+            namespace: "default",
+            ..Attributes::default()
+        };
+        let check = |bound: Value, expect: &str| {
+            let asked = json!({"spec": {"boundObjectRef": bound}});
+            let found = admit("a", &attributes, None, &asked, &view).err().unwrap_or_default();
+            assert!(
+                if expect.is_empty() { found.is_empty() } else { found.contains(expect) },
+                "{bound}: {found}"
+            );
+        };
+        let of = |name: &str, uid: &str| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid});
+        check(of("mine", "1"), "");
+        check(of("mine", "2"), "does not match the UID in record");
+        check(of("mine", ""), "without a uid");
+        check(of("its", "1"), "scheduled on a different node");
+        check(of("gone", "1"), "not found");
+        check(
+            json!({"apiVersion": "v1", "kind": "Secret", "name": "mine", "uid": "1"}),
+            "not bound to a pod",
+        );
+        check(Value::Null, "not bound to a pod");
     }
 
     #[test]

@@ -233,6 +233,11 @@ impl Kind {
             "Namespace" => {
                 &[Subresource { name: "finalize", of: ("", "v1", "Namespace"), verbs: &["update"] }]
             }
+            "ServiceAccount" => &[Subresource {
+                name: "token",
+                of: ("authentication.k8s.io", "v1", "TokenRequest"),
+                verbs: &["create"],
+            }],
             "CertificateSigningRequest" => &[Subresource {
                 name: "approval",
                 of: ("certificates.k8s.io", "v1", "CertificateSigningRequest"),

@@ -1,0 +1,181 @@
+//! Tokens of service accounts over HTTP: issuing them, believing them, and the documents of their issuer.
+//!
+//! Always holds: a token is judged anew for each request, and a watch that it began ends soon after the token does. Left to others: what
+//! a token claims and when that holds (`kedge_hub_core::identity::token`), the key (`pki`).
+
+use std::sync::Arc;
+
+use http::{Response, header};
+use serde_json::{Value, json};
+use time::OffsetDateTime;
+
+use super::context::{RequestContext, attributes, denied};
+use super::respond::{self, Body};
+use super::route::Target;
+use crate::fresh::fresh;
+use crate::hub::Hub;
+use kedge_hub_core::api_error::ApiError;
+use kedge_hub_core::field_error::FieldError;
+use kedge_hub_core::identity::token::{
+    self, BOUND, DEFAULT_SECS, Grant, ISSUER, LONGEST_SECS, SHORTEST_SECS,
+};
+use kedge_hub_core::identity::{self, ClusterView as _, Identity};
+use kedge_hub_core::value::{at, rfc3339, text};
+
+/// The bearer token of a request.
+pub(super) fn bearer(headers: &http::HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// The identity that a token proves to this API now.
+pub(super) fn identify(hub: &Hub, token: &str) -> Result<Identity, String> {
+    let claims = claims(hub, token).ok_or("the token is not of this hub")?;
+    let (identity, _) = token::authenticate(&claims, &[ISSUER.to_owned()], OffsetDateTime::now_utc(), hub)?;
+    Ok(identity)
+}
+
+fn claims(hub: &Hub, token: &str) -> Option<Value> {
+    hub.tokens()?.verifier.claims(token)
+}
+
+/// Whether what a token claims still holds, for the watches that it began.
+pub(super) fn still_valid(hub: &Arc<Hub>, token: &str) -> Option<impl Fn() -> bool + Send + Sync + use<>> {
+    let claims = claims(hub, token)?;
+    let hub = Arc::clone(hub);
+    Some(move || token::authenticate(&claims, &[ISSUER.to_owned()], OffsetDateTime::now_utc(), &*hub).is_ok())
+}
+
+/// `POST .../serviceaccounts/NAME/token`.
+pub(super) fn issue(
+    context: &RequestContext<'_>,
+    target: &Target,
+    mut request: Value,
+) -> Result<Response<Body>, ApiError> {
+    let hub = &*context.server.hub;
+    let tokens = hub.tokens().ok_or_else(ApiError::path_not_found)?;
+    let asking = attributes("create", target, None);
+    let identity = context.identity.as_ref().ok_or_else(ApiError::unauthorized)?;
+    identity::admit(identity, &asking, None, &request, hub).map_err(denied)?;
+    let account = hub
+        .object("serviceaccounts", &target.namespace, &target.name)
+        .ok_or_else(|| ApiError::not_found(target.kind, &target.name))?;
+    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECS);
+    let mut errors = Vec::new();
+    if seconds < SHORTEST_SECS {
+        let why = "may not specify a duration less than 10 minutes";
+        errors.push(FieldError::invalid("spec.expirationSeconds", seconds, why));
+    } else if seconds > LONGEST_SECS {
+        let why = "may not specify a duration larger than 2^32 seconds";
+        errors.push(FieldError::invalid("spec.expirationSeconds", seconds, why));
+    }
+    if !errors.is_empty() {
+        return Err(ApiError::invalid(target.kind, &target.name, &errors));
+    }
+    let audiences: Vec<String> = match request["spec"]["audiences"].as_array() {
+        Some(list) if !list.is_empty() => list.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        _ => vec![ISSUER.to_owned()],
+    };
+    let bound = bound(hub, target, &request["spec"])?;
+    let now = OffsetDateTime::now_utc();
+    let id = kedge_hub_core::requests::uid(&fresh()?.random);
+    let grant = Grant {
+        namespace: &target.namespace,
+        account: (&target.name, text(&account, &["metadata", "uid"])),
+        audiences: &audiences,
+        bound: &bound,
+        id: &id,
+    };
+    let signed = tokens
+        .sign(&grant.claims(now.unix_timestamp(), seconds))
+        .ok_or_else(|| ApiError::internal("the system gives no random numbers"))?;
+    let expires = now + time::Duration::seconds(seconds);
+    request["kind"] = "TokenRequest".into();
+    request["apiVersion"] = "authentication.k8s.io/v1".into();
+    request["metadata"] =
+        json!({"name": target.name, "namespace": target.namespace, "creationTimestamp": rfc3339(now)});
+    request["spec"]["audiences"] = json!(audiences);
+    request["spec"]["expirationSeconds"] = seconds.into();
+    request["status"] = json!({"token": signed, "expirationTimestamp": rfc3339(expires)});
+    Ok(respond::json(201, &request))
+}
+
+/// What a token is bound to: the object asked for, and the node of a pod.
+fn bound(hub: &Hub, target: &Target, spec: &Value) -> Result<Vec<(&'static str, String, String)>, ApiError> {
+    let Some(asked) = at(spec, &["boundObjectRef"]).filter(|asked| !asked.is_null()) else {
+        return Ok(Vec::new());
+    };
+    let (kind, name, uid) = (text(asked, &["kind"]), text(asked, &["name"]), text(asked, &["uid"]));
+    let known = BOUND.iter().find(|(known, ..)| *known == kind && text(asked, &["apiVersion"]) == "v1");
+    let Some((_, claim, resource)) = known else {
+        let why =
+            format!("cannot bind token to object of type {}, Kind={kind}", text(asked, &["apiVersion"]));
+        return Err(ApiError::bad_request(why));
+    };
+    let namespace = if *resource == "nodes" { "" } else { &target.namespace };
+    let of = kedge_hub_core::kinds::by_resource(resource).ok_or_else(ApiError::path_not_found)?;
+    let found = hub.object(resource, namespace, name).ok_or_else(|| ApiError::not_found(of, name))?;
+    let own = text(&found, &["metadata", "uid"]);
+    if !uid.is_empty() && uid != own {
+        let why = format!(
+            "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
+        );
+        return Err(ApiError::conflict_because(of, name, &why));
+    }
+    let mut bound = vec![(*claim, name.to_owned(), own.to_owned())];
+    if *claim == "pod" {
+        let account = text(&found, &["spec", "serviceAccountName"]);
+        if account != target.name {
+            let why = format!(
+                "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",
+                target.name
+            );
+            return Err(ApiError::bad_request(why));
+        }
+        let node = text(&found, &["spec", "nodeName"]);
+        if !node.is_empty() {
+            let object = hub.object("nodes", "", node);
+            let uid = object.map(|object| text(&object, &["metadata", "uid"]).to_owned()).unwrap_or_default();
+            bound.push(("node", node.to_owned(), uid));
+        }
+    }
+    Ok(bound)
+}
+
+/// The status of a TokenReview.
+pub(super) fn review(context: &RequestContext<'_>, spec: &Value) -> Value {
+    let hub = &*context.server.hub;
+    let audiences: Vec<String> = match spec["audiences"].as_array() {
+        Some(list) if !list.is_empty() => list.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        _ => vec![ISSUER.to_owned()],
+    };
+    let claims = claims(hub, text(spec, &["token"])).ok_or_else(|| "invalid bearer token".to_owned());
+    let judged =
+        claims.and_then(|claims| token::authenticate(&claims, &audiences, OffsetDateTime::now_utc(), hub));
+    let judged =
+        judged.and_then(|(identity, good)| match context.server.credentials.denied().refusal(&identity) {
+            Some(why) => Err(why),
+            None => Ok((identity, good)),
+        });
+    match judged {
+        Ok((identity, good)) => {
+            json!({"authenticated": true, "user": super::reviews::user_info(&identity), "audiences": good})
+        }
+        Err(why) => json!({"error": format!("[invalid bearer token, {why}]")}),
+    }
+}
+
+/// `/.well-known/openid-configuration`.
+pub(super) fn configuration(context: &RequestContext<'_>) -> Result<Response<Body>, ApiError> {
+    let tokens = context.server.hub.tokens().ok_or_else(ApiError::path_not_found)?;
+    let document = json!({"issuer": ISSUER, "jwks_uri": format!("{}/openid/v1/jwks", tokens.url),
+        "response_types_supported": ["id_token"], "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["ES256"]});
+    Ok(respond::json(200, &document))
+}
+
+/// `/openid/v1/jwks`.
+pub(super) fn keys(context: &RequestContext<'_>) -> Result<Response<Body>, ApiError> {
+    let tokens = context.server.hub.tokens().ok_or_else(ApiError::path_not_found)?;
+    Ok(respond::bytes(200, "application/jwk-set+json", tokens.verifier.key_set().to_string()))
+}
