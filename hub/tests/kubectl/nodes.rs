@@ -120,7 +120,7 @@ fn node_may_change_its_status_but_not_its_spec() {
 
         let mut own = json(&node.ok("get node edge-1 -o json"));
         own["status"] = json!({"conditions": [{"type": "Ready", "status": "True"}]});
-        own["spec"] = json!({"unschedulable": true});
+        own["spec"]["unschedulable"] = json!(true);
         own["metadata"]["annotations"] = json!({"kedge.dev/config-source": "{}"});
         node.file("status.json", own.to_string());
         let error = node.fails("replace --raw /api/v1/nodes/edge-1/status -f status.json");

@@ -149,7 +149,7 @@ fn config_maps_are_created_from_files_and_literals() {
         assert_eq!(kubectl.ok("get cm --field-selector metadata.name=words -o name"), "configmap/words\n");
         assert_eq!(
             kubectl.ok("get cm --field-selector metadata.name!=words -o name"),
-            "configmap/binary\nconfigmap/edge-settings\n"
+            "configmap/binary\nconfigmap/edge-settings\nconfigmap/kube-root-ca.crt\n"
         );
         assert_eq!(
             kubectl.ok("delete configmap words"),
@@ -160,7 +160,10 @@ fn config_maps_are_created_from_files_and_literals() {
             &["Error from server (NotFound): configmaps \"words\" not found"],
         );
         kubectl.ok("create cm in-another --from-literal=a=1 -n kube-public");
-        assert_eq!(kubectl.ok("get cm -n kube-public -o name"), "configmap/in-another\n");
+        assert_eq!(
+            kubectl.ok("get cm -n kube-public -o name"),
+            "configmap/in-another\nconfigmap/kube-root-ca.crt\n"
+        );
         contains(
             &kubectl.fails("create cm x --from-literal=a=1 -n nowhere"),
             &["namespaces \"nowhere\" not found"],
