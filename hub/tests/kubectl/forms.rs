@@ -6,7 +6,7 @@
 
 use crate::programs::{Kubectl, contains, json, registered, table, with_every_kubectl};
 use crate::server::Hub;
-use kedge_hub_core::kinds::KINDS;
+use kedge_hub_core::kinds::{KINDS, Kind};
 use serde_json::{Value, json};
 
 const MAPS: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: p1, labels: {site: quarry}}\ndata: {a: \"1\"}\n---\n\
@@ -94,7 +94,7 @@ fn objects_print_in_every_output_format() {
         );
         contains(&kubectl.ok("get cm/p1 secret/s"), &["configmap/p1   1", "secret/s", "Opaque"]);
         assert_eq!(kubectl.run("get cm nothing --ignore-not-found").err, "");
-        assert_eq!(kubectl.run("get all").err, "No resources found in default namespace.\n");
+        contains(&kubectl.ok("get all"), &["service/kubernetes", "ClusterIP"]);
         contains(&kubectl.fails("get cm nothing p1"), &["configmaps \"nothing\" not found"]);
         if kubectl.version != "1.20" {
             contains(&kubectl.ok("get cm p1 -o yaml --show-managed-fields"), &["managedFields:", "f:site"]);
@@ -171,13 +171,15 @@ fn one_of_each(hub: &Hub, kubectl: &Kubectl) -> Vec<Value> {
 fn every_kind_is_listed_described_explained_and_restored() {
     with_every_kubectl(|hub, kubectl| {
         let objects = one_of_each(hub, kubectl);
-        assert_eq!(objects.len(), KINDS.len(), "the list above has one object of every kind");
-        let all: Vec<String> = KINDS.iter().map(|kind| format!("{}/one", kind.resource_name())).collect();
+        // the one Service is the hub's; `events` leads to the core group's
+        let kinds: Vec<&Kind> = KINDS.iter().copied().filter(|kind| kind.allows("create")).collect();
+        assert_eq!(objects.len(), kinds.len(), "the list above has one object of every kind");
+        let all: Vec<String> = kinds.iter().map(|kind| format!("{}/one", kind.resource_name())).collect();
         let all = all.join(" ");
         let tables = kubectl.ok(&format!("get {all} -o wide"));
         let titles: Vec<Vec<String>> =
             table(&tables).into_iter().filter(|row| row.iter().any(|cell| cell == "NAME")).collect();
-        let expect: Vec<Vec<String>> = KINDS
+        let expect: Vec<Vec<String>> = kinds
             .iter()
             .map(|kind| kind.columns.iter().map(|column| column.name.to_uppercase()).collect())
             .collect();
@@ -185,24 +187,24 @@ fn every_kind_is_listed_described_explained_and_restored() {
         let described = kubectl.ok(&format!("describe {all}"));
         assert_eq!(
             described.lines().filter(|line| line.starts_with("Name: ")).count(),
-            KINDS.len(),
+            kinds.len(),
             "{described}"
         );
         let text = kubectl.ok(&format!("get {all} -o yaml"));
         let replaced = kubectl.ok_with("replace -f -", &text);
-        assert_eq!(replaced.matches("/one replaced").count(), KINDS.len(), "{replaced}");
-        for kind in KINDS {
+        assert_eq!(replaced.matches("/one replaced").count(), kinds.len(), "{replaced}");
+        for kind in &kinds {
             contains(&kubectl.ok(&format!("explain {}", kind.plural)), &[kind.kind, "metadata"]);
         }
         let short: Vec<String> =
-            KINDS.iter().flat_map(|kind| kind.short_names).map(|short| format!("{short}/one")).collect();
+            kinds.iter().flat_map(|kind| kind.short_names).map(|short| format!("{short}/one")).collect();
         assert_eq!(kubectl.ok(&format!("get {} -o name", short.join(" "))).lines().count(), short.len());
         let files: String = objects.iter().map(|object| format!("{object}\n")).collect();
         let applied = kubectl.ok_with("apply -f -", &files);
-        assert_eq!(applied.lines().count(), KINDS.len(), "{applied}");
+        assert_eq!(applied.lines().count(), kinds.len(), "{applied}");
         kubectl.ok_with("apply --server-side --force-conflicts -f -", &files);
         let deleted = kubectl.ok_with("delete -f -", &files);
-        assert_eq!(deleted.lines().count(), KINDS.len(), "{deleted}");
+        assert_eq!(deleted.lines().count(), kinds.len(), "{deleted}");
     });
 }
 
@@ -359,7 +361,7 @@ fn permissions_resources_and_fields_are_listed_in_full() {
         );
         contains(&kubectl.ok("get --raw /?pretty=1"), &["    \"/apis/apps/v1\",\n"]);
         kubectl.ok("delete --raw /api/v1/namespaces/default/configmaps/raw");
-        contains(&kubectl.fails("cluster-info"), &["the server doesn't have a resource type \"services\""]);
+        contains(&kubectl.ok("cluster-info"), &["is running at"]);
         contains(&kubectl.ok("version"), &["+kedge"]);
     });
 }
