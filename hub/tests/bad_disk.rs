@@ -237,6 +237,22 @@ fn full_disk_takes_deletions_and_recovers_without_restart() {
 }
 
 #[test]
+fn full_disk_recovers_when_deletions_fitted_without_the_reserve() {
+    let board = Board::new();
+    let hub = board.start();
+    let mut client = hub.admin();
+    board.disk.leave_room(Some(1024 * 1024));
+    fill(&mut client, 100_000);
+    board.disk.leave_room(Some(512 * 1024));
+    client.send("DELETE", MAPS, &[], b"").expect(200);
+    assert!(board.data.join("reserve").exists(), "the reserve was used, which shows nothing here");
+    // what is in the log does not fit into the file
+    board.disk.leave_room(Some(0));
+    until_made(&mut client, "after");
+    assert_eq!(unready(&mut client), "");
+}
+
+#[test]
 fn full_disk_still_starts() {
     let board = Board::new();
     let hub = board.start();

@@ -457,7 +457,18 @@ impl Store for Sqlite {
     }
 
     fn probe(&mut self) -> Result<(), StoreError> {
-        self.fold("PASSIVE")?;
+        match self.fold("PASSIVE") {
+            // deletions that fitted into the log left the reserve alone, and now the log needs it to be folded
+            Err(error)
+                if error.sort == Sort::Full
+                    && self.number("freelist_count").is_ok_and(|unused| unused >= ROOM_PAGES) =>
+            {
+                self.give_up_reserve()?;
+                self.limit_to(self.pages)?;
+                self.fold("PASSIVE")?;
+            }
+            outcome => outcome?,
+        }
         self.has_room()?;
         // rewrites and flushes one page
         self.connection
