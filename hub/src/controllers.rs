@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use crate::audit::{ObjectRef, certificate_notes};
 use crate::fresh::now_text;
+use crate::guard::Turns;
 use crate::pki::Pki;
 use crate::probe::Probe;
 use crate::requests;
@@ -41,6 +42,8 @@ const RESTART: Duration = Duration::from_secs(5);
 const BACKLOG: usize = 1024;
 /// How often the runner checks for stalls, for controllers that ask for it.
 const PULSE: Duration = Duration::from_secs(1);
+/// Longest wait for one group of actions: their writes give up after 30 seconds, and are tried again after concurrent changes.
+const ACTIONS: Duration = Duration::from_secs(600);
 
 /// Resources that actions need besides the hub.
 pub struct Tools {
@@ -67,10 +70,11 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
 
 /// Runs one controller until the hub closes.
 async fn run<C: Controller>(hub: Arc<Hub>, tools: Arc<Tools>, new: impl Fn() -> C) {
+    let progress = hub.loops().watch(C::NAME);
     loop {
         // a panic ends the task, not this loop
         let mut task = JoinSet::new();
-        task.spawn(Runner::new(hub.clone(), tools.clone(), new()).run());
+        task.spawn(Runner::new(hub.clone(), tools.clone(), new(), Turns::new(progress.clone())).run());
         match task.join_next().await {
             Some(Err(error)) => log::error!("controller {} failed and is started again: {error}", C::NAME),
             _ => return,
@@ -127,11 +131,12 @@ struct Runner<C> {
     tools: Arc<Tools>,
     controller: C,
     start: Instant,
+    turns: Turns,
 }
 
 impl<C: Controller> Runner<C> {
-    fn new(hub: Arc<Hub>, tools: Arc<Tools>, controller: C) -> Runner<C> {
-        Runner { hub, tools, controller, start: Instant::now() }
+    fn new(hub: Arc<Hub>, tools: Arc<Tools>, controller: C, turns: Turns) -> Runner<C> {
+        Runner { hub, tools, controller, start: Instant::now(), turns }
     }
 
     async fn run(mut self) {
@@ -142,6 +147,7 @@ impl<C: Controller> Runner<C> {
         }
         while !self.hub.memory().is_closed() {
             self.follow(&stalled).await;
+            self.turns.idle();
             tokio::time::sleep(RESUBSCRIBE).await;
         }
     }
@@ -153,10 +159,12 @@ impl<C: Controller> Runner<C> {
         for kind in C::inputs() {
             listeners.spawn(listen::<C>(kind, self.hub.subscribe(kind), changes.clone()));
         }
+        self.turns.busy();
         self.controller.sweep(&*self.hub);
         let mut next_sweep = C::SWEEP.map(|period| Instant::now() + period);
         let mut late = Duration::ZERO;
         loop {
+            self.turns.busy();
             while let Ok((kind, event)) = observed.try_recv() {
                 self.controller.observe(kind, &event);
             }
@@ -181,6 +189,10 @@ impl<C: Controller> Runner<C> {
             let next_step = decision.next.map(|at| self.start + at);
             let wake = [next_sweep, next_step].into_iter().flatten().min();
             let waiting_since = Instant::now();
+            match wake {
+                Some(at) => self.turns.idle_for(at.saturating_duration_since(waiting_since)),
+                None => self.turns.idle(),
+            }
             tokio::select! {
                 Some((kind, event)) = observed.recv() => self.controller.observe(kind, &event),
                 Some(_) = listeners.join_next() => return,
@@ -200,6 +212,7 @@ impl<C: Controller> Runner<C> {
         let mut decision = self.controller.reconcile(&*self.hub, now);
         self.perform(std::mem::take(&mut decision.tasks), now).await;
         if let Some(Guarded { tasks, blamed }) = decision.guarded.take() {
+            self.turns.idle_for(ACTIONS);
             match self.tools.probe.check().await {
                 Ok(()) => self.perform(tasks, now).await,
                 Err(why) => {
@@ -223,6 +236,7 @@ impl<C: Controller> Runner<C> {
     async fn perform(&mut self, tasks: Vec<Task<C::Purpose>>, now: Now) {
         let mut waiting = VecDeque::from(tasks);
         while !waiting.is_empty() && !self.hub.memory().is_closed() {
+            self.turns.idle_for(ACTIONS);
             let mut group = JoinSet::new();
             for Task { purpose, action } in waiting.drain(..waiting.len().min(C::AT_ONCE)) {
                 debug_assert!(
@@ -419,7 +433,8 @@ mod tests {
     async fn tasks_that_follow_come_before_the_rest() {
         let stage = Stage::new("order").await;
         let (hub, tools) = (Arc::clone(&stage.hub), Arc::clone(&stage.runner.tools));
-        let mut runner = Runner::new(hub, tools, Deleter::default());
+        let turns = Turns::new(hub.loops().watch("test"));
+        let mut runner = Runner::new(hub, tools, Deleter::default(), turns);
         let now = runner.now(Duration::ZERO);
         let next = runner.step(now).await.next.unwrap();
         assert_eq!(runner.controller.performed, [1, 10, 11, 2, 3]);
@@ -471,7 +486,8 @@ mod tests {
                 pki.client_config(OffsetDateTime::now_utc()).unwrap(),
             );
             let tools = Arc::new(Tools { pki: Arc::new(pki), probe });
-            let runner = Runner::new(Arc::clone(&hub), tools, Nodes::new(MINIMUM_GRACE));
+            let turns = Turns::new(hub.loops().watch("test"));
+            let runner = Runner::new(Arc::clone(&hub), tools, Nodes::new(MINIMUM_GRACE), turns);
             Stage { _data_dir: data_dir, hub, runner, listener: Some(listener) }
         }
 

@@ -24,6 +24,7 @@ use kedge_hub_core::state::{Changed, Expect, Query, Start, Write, WriteError};
 
 use crate::audit::Audit;
 use crate::fresh::fresh;
+use crate::guard::Loops;
 use crate::locks::KeyedLocks;
 use crate::memory::{Memory, Watch};
 use crate::pki::Tokens;
@@ -43,6 +44,7 @@ pub struct Hub {
     locks: KeyedLocks,
     audit: Option<Audit>,
     tokens: OnceLock<Tokens>,
+    loops: Arc<Loops>,
 }
 
 impl Hub {
@@ -72,8 +74,10 @@ impl Hub {
                 .map_err(|error| OpenError::Directory(directory.join("audit.log"), error))
         };
         let audit = audited.map(open).transpose()?;
-        let hub =
-            Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit, tokens: OnceLock::new() });
+        let loops = Arc::new(Loops::default());
+        writer.health().report_turns(loops.watch("store"));
+        let tokens = OnceLock::new();
+        let hub = Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit, tokens, loops });
         hub.make_namespaces()?;
         Ok(hub)
     }
@@ -203,6 +207,11 @@ impl Hub {
     /// The key of tokens, if the hub has one.
     pub fn tokens(&self) -> Option<&Tokens> {
         self.tokens.get()
+    }
+
+    /// The loops that must make progress while the hub runs.
+    pub(crate) fn loops(&self) -> &Arc<Loops> {
+        &self.loops
     }
 
     /// The memory behind the hub, for lists and watches with selectors.

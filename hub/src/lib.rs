@@ -9,6 +9,7 @@
 //! | `requests` | create, update, patch, apply, delete: decide, write, and retry after a concurrent write (`locks`, `fresh`) |
 //! | `controllers`, `probe` | the runner of all controllers; the hub's request to itself |
 //! | `audit` | the audit log |
+//! | `guard` | which loops make progress; systemd's watchdog |
 //! | `server` | HTTP over TLS, discovery, OpenAPI, tables |
 //! | `pki` | the certificate authority, serving and client certificates |
 //! | `node_command` | `kedge-hub node`: asks the running hub |
@@ -22,6 +23,7 @@ pub mod capacity;
 pub mod controllers;
 pub mod flags;
 mod fresh;
+pub mod guard;
 mod hub;
 mod locks;
 pub mod logging;

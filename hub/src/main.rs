@@ -16,7 +16,7 @@ use kedge_hub::flags::{self, Command, NodeKubeconfig, Serve};
 use kedge_hub::pki::{self, Pki, server_url};
 use kedge_hub::probe::Probe;
 use kedge_hub::store::backup;
-use kedge_hub::{Hub, addresses, controllers, logging, node_command, server};
+use kedge_hub::{Hub, addresses, controllers, guard, logging, node_command, server};
 use kedge_platform::Supervisor as _;
 use kedge_platform::linux::NotifySocket;
 use time::OffsetDateTime;
@@ -119,8 +119,12 @@ async fn serve(options: Serve, capacity: Capacity) -> Result<(), String> {
     if let Err(error) = print(&format!("listening: {listening}\nca: {ca}\nkubeconfig: {kubeconfig}\n")) {
         log::warn!("{error}; listening: {listening}");
     }
-    let supervisor = NotifySocket::from_environment();
+    let supervisor = Arc::new(NotifySocket::from_environment());
     supervisor.ready();
+    if let Err(error) = guard::start(&hub, supervisor.clone()) {
+        // without pings the supervisor would end a hub that works
+        return Err(format!("cannot start a thread: {error}"));
+    }
     let served = server::serve(listener, tls, hub, capacity, async move {
         shutdown.await;
         supervisor.stopping();

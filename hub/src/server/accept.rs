@@ -20,6 +20,7 @@ use super::handshakes::Handshake;
 use super::link::Link;
 use super::shared::Server;
 use super::stream::Stalling;
+use crate::guard::Turns;
 
 /// A client begins its handshake in this time. Clients begin at once, so this is what the network takes.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,6 +29,8 @@ const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Wait after a failed accept (no file descriptors), so that the loop does not spin.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// A loop without connections shows this often that it would accept one.
+const PULSE: Duration = Duration::from_secs(5);
 
 /// A connection after its handshake. Boxed: it is passed around, and a task would keep room for each place.
 type Tls = Box<TlsStream<Stalling>>;
@@ -40,8 +43,11 @@ pub(super) async fn accept(
     stopped: signal::Receiver<bool>,
 ) {
     let mut failing = false;
+    let turns = Turns::new(server.hub.loops().watch("accept"));
     loop {
-        match listener.accept().await {
+        turns.idle_for(PULSE);
+        let Ok(accepted) = timeout(PULSE, listener.accept()).await else { continue };
+        match accepted {
             Ok((socket, peer)) => {
                 failing = false;
                 let Some(handshake) = server.handshakes.begin(peer.ip()) else {

@@ -5,10 +5,11 @@
 //! asking never waits for the disk. Left to others: the rules (`kedge_hub_core::state::Condition`), the thread (`writer`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kedge_hub_core::state::{Condition, Failing, Refusal, Sort, WriteError};
+use kedge_platform::Progress;
 
 use super::StoreError;
 
@@ -27,6 +28,8 @@ pub struct Health {
     busy_since: AtomicU64,
     failures: [AtomicU64; Sort::ALL.len()],
     refused: AtomicU64,
+    /// Where the thread reports its progress between operations of the store.
+    turns: OnceLock<Progress>,
 }
 
 impl Default for Health {
@@ -38,6 +41,7 @@ impl Default for Health {
             busy_since: AtomicU64::new(0),
             failures: Default::default(),
             refused: AtomicU64::new(0),
+            turns: OnceLock::new(),
         }
     }
 }
@@ -48,12 +52,26 @@ pub(super) struct Busy<'a>(&'a Health);
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.0.busy_since.store(0, Ordering::Release);
+        self.0.turn(Progress::busy);
     }
 }
 
 impl Health {
     fn now(&self) -> Duration {
         self.base.elapsed()
+    }
+
+    /// Sets where the thread reports its progress.
+    pub fn report_turns(&self, progress: Progress) {
+        // a second one would be another hub's
+        drop(self.turns.set(progress));
+    }
+
+    /// Reports progress of the thread.
+    pub(super) fn turn(&self, report: impl FnOnce(&Progress)) {
+        if let Some(turns) = self.turns.get() {
+            report(turns);
+        }
     }
 
     fn condition(&self) -> MutexGuard<'_, Condition> {
@@ -124,6 +142,8 @@ impl Health {
     pub(super) fn busy(&self) -> Busy<'_> {
         let millis = u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX - 1);
         self.busy_since.store(millis + 1, Ordering::Release);
+        // the disk takes as long as it takes
+        self.turn(Progress::idle);
         Busy(self)
     }
 
@@ -148,5 +168,28 @@ impl Health {
 
     pub(super) fn ends(&self, why: String) {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kedge_platform::Watchdog;
+
+    use super::*;
+
+    #[test]
+    fn operation_of_the_store_is_no_stall_of_its_thread() {
+        let mut watchdog = Watchdog::new(Duration::from_secs(5));
+        let health = Health::default();
+        health.report_turns(watchdog.watch("store", Duration::from_secs(30)));
+        health.turn(Progress::busy);
+        let mut stalled = |secs| {
+            (secs..secs + 60).map(|second| watchdog.check(Duration::from_secs(second)).stalled_names()).last()
+        };
+        assert_eq!(stalled(0), Some(vec!["store"]), "it computes and does not get on");
+        let busy = health.busy();
+        assert_eq!(stalled(60), Some(vec![]), "the disk is slow");
+        drop(busy);
+        assert_eq!(stalled(120), Some(vec!["store"]), "it computes again");
     }
 }

@@ -19,6 +19,7 @@ use kedge_hub_core::state::{
     Batch, Changed, Commit, FLUSH, Order, Renewed, Restored, Sort, Spaces, Write, WriteError, frees_room,
     restore,
 };
+use kedge_platform::Progress;
 use time::OffsetDateTime;
 
 use super::health::Health;
@@ -254,7 +255,11 @@ impl Worker {
             let mut closing = false;
             let mut batch = Vec::new();
             let wake = self.health.retry_at().map_or(self.flush_at, |at| at.min(self.flush_at));
-            match commands.recv_timeout(wake.saturating_duration_since(Instant::now())) {
+            let wait = wake.saturating_duration_since(Instant::now());
+            self.health.turn(|turns| turns.idle_for(wait));
+            let received = commands.recv_timeout(wait);
+            self.health.turn(Progress::busy);
+            match received {
                 Ok(command) => closing |= take(command, &mut batch),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => closing = true,
@@ -270,7 +275,8 @@ impl Worker {
             }
             self.process(batch);
             if closing || self.health.end().is_some() {
-                return self.close(commands);
+                self.close(commands);
+                return self.health.turn(Progress::idle);
             }
         }
     }

@@ -15,6 +15,7 @@ mod refusals;
 mod revocation;
 #[path = "../server/mod.rs"]
 mod server;
+mod watchdog;
 
 const NODES: &str = "/api/v1/nodes";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
