@@ -1,4 +1,4 @@
-//! The local endpoint as the command line meets it: real sockets, a real runtime, and callers who misbehave.
+//! The local endpoint as the command line meets it: real sockets, a real runtime, and callers that misbehave.
 #![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
 
 use std::cell::RefCell;
@@ -24,8 +24,8 @@ use kedge_rig::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-/// Held by who starts a child, and by who relies on a closed socket being closed: between fork and exec a child still has
-/// all of ours open.
+/// Held by tests that start a child, and by tests that rely on a closed socket being closed: between fork and exec a child still
+/// has all of ours open.
 static NO_CHILDREN: Mutex<()> = Mutex::new(());
 
 struct Folder(Scratch);
@@ -190,7 +190,7 @@ fn tcp_answers_readers_on_loopback() {
 fn slow_callers_do_not_block_another_listener() {
     let folder = Folder::new();
     let agent = Agent::start(&folder.socket(), echo);
-    // as many as are served at once, none of whom finishes asking
+    // as many callers as are served at once; each leaves its request unfinished
     let dawdlers: Vec<_> = (0..MAX_CONNECTIONS)
         .map(|_| {
             let mut stream = UnixStream::connect(folder.socket()).unwrap();

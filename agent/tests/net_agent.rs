@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What the server holds.
 struct State {
-    /// The Node; none: it is not there, and nobody told the watches.
+    /// The Node; `None`: it does not exist, and the watches have not reported its deletion.
     node: Option<Value>,
     config_map: Value,
     version: u64,

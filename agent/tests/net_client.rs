@@ -121,7 +121,7 @@ fn requests_of_a_stream_share_connection_and_lookup() {
         Arc::new(move |host, port| {
             assert_eq!(host, "hub.test");
             counted.fetch_add(1, Ordering::SeqCst);
-            // nobody listens on the first one
+            // no server listens on the first one
             Ok(vec![([127, 0, 0, 2], port).into(), ([127, 0, 0, 1], port).into()])
         }),
     )
@@ -268,7 +268,7 @@ fn half_dead_server_is_given_up_at_the_deadline() {
     check(&bench, "no answer in time");
     assert_shown(&bench.client.request(&get("/after")), "200 /after");
     assert_eq!(server.counts.connections(), 2);
-    // a name that nobody resolves
+    // a name that does not resolve
     let (_keep, gone) = mpsc::channel::<()>();
     let gone = Mutex::new(gone);
     let options = ApiOptions {
@@ -326,7 +326,7 @@ fn unusual_answers_are_read_as_they_are() {
     // no length: the end of the connection is the end of the answer
     check("HTTP/1.0 200 OK\r\n\r\nold", "200 old");
     check("HTTP/1.1 200 OK\r\n\r\nold", "200 old");
-    // nobody is followed elsewhere with our credentials
+    // a redirect is not followed: our credentials would go elsewhere
     check(
         "HTTP/1.1 302 Found\r\nLocation: https://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
         "refused (302)",
@@ -530,7 +530,7 @@ fn blocking_token_file_delays_no_request() {
     let options = ApiOptions { kubeconfig, clock: system_clock(), proxies: ProxyEnvironment::default() };
     let bench = Bench::open(folder, options);
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
-    // whoever opens a pipe nobody writes to waits, as on a disk that does not answer
+    // opening a pipe without a writer blocks, as on a disk that does not answer
     let token = bench.folder.join("token");
     std::fs::remove_file(&token).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(&token).status().unwrap().success());
@@ -611,7 +611,7 @@ fn kubeconfig_changed_while_read_is_read_again() {
     let key = folder.join("node.key");
     let text = std::fs::read_to_string(&key).unwrap();
     std::fs::remove_file(&key).unwrap();
-    // whoever reads it is held there, with the kubeconfig read already
+    // reading it blocks, after the kubeconfig has been read
     assert!(std::process::Command::new("mkfifo").arg(&key).status().unwrap().success());
     let kubeconfig_path = folder.join("kubeconfig");
     let options = ApiOptions {

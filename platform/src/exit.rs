@@ -358,7 +358,7 @@ impl RunDirectory {
             log::warn!("cannot create {}: {error}", self.path.display());
         }
         let run = self.next_run();
-        // its number, too: no number is better than another run's, if there is no room for the next
+        // its number, too: if the disk has no room for the next, a missing number is better than another run's
         for mark in [Self::READY, Self::STOPPING, Self::STALLED, Self::RUN] {
             self.clear(mark);
         }

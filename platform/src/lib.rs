@@ -1,6 +1,6 @@
 //! What a board can do, as small traits: durable files, clocks, the supervisor's watchdog, how the previous run
 //! ended, and facts about the host. `linux` is the real board, `fake` (feature `fake`) behaves the same in memory and
-//! can be told to fail.
+//! fails on request.
 //!
 //! What always holds: every root (`/proc`, `/sys`, the data directory) is a parameter; nothing read from the machine
 //! can panic or grow without a limit; a write that answered `Ok` survives a power cut.

@@ -348,7 +348,7 @@ fn missing_directory_fsync_is_caught() {
 fn write_in_place_is_caught() {
     let in_place = Story {
         act: |files| {
-            // What a plain write to the name does: the old content is gone before the new one is there.
+            // A plain write to the name: the old content is gone before the new one is there.
             usize::from(files.remove(Path::new("current")).is_ok() && (REPLACE.act)(files) == 1)
         },
         ..REPLACE
@@ -442,7 +442,7 @@ fn content_once_read_survives_a_later_cut() {
     }
 }
 
-/// What each name may hold: what was acknowledged last, and whatever was tried since without an answer.
+/// The contents each name may have: the one acknowledged last, and any tried since without an answer.
 type Possible = Vec<Vec<usize>>;
 
 /// One run of a program: random calls, some of which meet a failing, full, interrupted or dying disk.

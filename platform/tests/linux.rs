@@ -280,7 +280,7 @@ fn sweep_of_100000_leftovers_is_bounded() {
     let report = files.sweep(&|_| true, 2000);
     let took = began.elapsed();
     assert!(report.examined <= 2000 && report.truncated, "{report:?}");
-    // A loaded test machine takes milliseconds; this is no measurement, only a net under something unbounded.
+    // A loaded test machine takes milliseconds; this measures nothing, it only catches an unbounded wait.
     assert!(took < Duration::from_secs(5), "{took:?}");
     let mut calls = 1;
     while files.sweep(&|_| true, 20_000).truncated {

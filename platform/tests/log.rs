@@ -50,7 +50,7 @@ fn failed_directory_sync_is_logged_once() {
     let first = logged();
     assert_eq!(first.len(), 2, "one line for each directory: {first:#?}");
     assert!(first[0].starts_with("cannot make durable the names in \"v1\""), "{first:#?}");
-    // a write that fails, too, is no news of the names
+    // a write that fails as well says nothing new about the names
     files.write_durably(path, b"new").unwrap_err();
     logged();
     look();

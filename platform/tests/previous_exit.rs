@@ -115,7 +115,7 @@ fn the_runs_of_a_boot_are_counted() {
         assert_eq!(run.next_run(), 4);
     });
     assert_eq!(record.run, 3);
-    // the run directory went with the boot, and nobody began
+    // the run directory went with the boot, and no run began
     let (_, record) =
         recorded("SERVICE_RESULT=success", |run| fs::remove_dir_all(run.path()).expect("there"));
     assert_eq!(record.run, 0);
@@ -304,7 +304,7 @@ fn panics_are_found_where_the_kernel_and_systemd_leave_them() {
     let moved = [("sys/fs/pstore/dmesg-efi-1", panic), ("var/lib/systemd/pstore/1700/dmesg-efi-1", panic)];
     check(&moved, 1);
     check(&[("sys/fs/pstore/dmesg-efi-1", panic), ("sys/fs/pstore/dmesg-efi-2", "Panic#1 Part2\nmore")], 2);
-    // Compressed: nobody can tell, so it counts.
+    // Compressed: its content is unknown here, so it counts.
     check(&[("sys/fs/pstore/dmesg-efi-1.enc.z", "\u{1}\u{2}")], 1);
     // The kernel went on after these.
     check(&[("sys/fs/pstore/dmesg-ramoops-0", "Oops#1 Part1\n<4>BUG")], 0);

@@ -18,7 +18,7 @@ use kedge_rig::Scratch;
 use kedge_rig::logged_disk::{EXT4, FileSystem, LoggedDisk};
 use kedge_rig::power_cut::{Cutting, History, Rebuilt, Report, cut_at_every_flush, is_possible};
 
-/// The journal is committed every second, so that a write nobody synced reaches the disk while the test still looks.
+/// The journal is committed every second, so that an unsynced write reaches the disk while the test still looks.
 const FILE_SYSTEM: FileSystem = FileSystem { options: "commit=1", ..EXT4 };
 const ROUNDS: usize = 8;
 const RECORD: &str = "v1/record";

@@ -214,7 +214,7 @@ impl std::fmt::Display for Ended {
 /// Where a service is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Not running, and nobody wants it to.
+    /// Not running, and not ordered to run.
     Stopped,
     /// Waiting for the pause before the next start to end.
     Pause,

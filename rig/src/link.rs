@@ -161,7 +161,7 @@ impl Link {
         self.shared.changed.notify_all();
     }
 
-    /// What a router does that lost its table: open connections are dead, and neither end is notified. New ones pass.
+    /// As after a router lost its table: open connections are dead, and neither end is notified. New ones pass.
     pub fn forget(&self) {
         let mut guard = self.shared.lock();
         for connection in guard.1.drain(..) {

@@ -1,4 +1,4 @@
-//! A program that skips what makes its writes durable, for those who must show that they would notice.
+//! A program whose fsyncs do nothing, for power-cut tests that must show that they notice it.
 //!
 //! The program is the real one; a library preloaded into it answers fsync and fdatasync and does nothing.
 
@@ -9,7 +9,7 @@ use crate::preload;
 
 const LIBRARY: &str = include_str!("nosync_preload.c");
 
-/// What is not synced.
+/// The kind of sync that is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Skips {
     /// Contents of files.

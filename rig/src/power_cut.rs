@@ -2,7 +2,7 @@
 //!
 //! Owns the order: the run on a [`LoggedDisk`], the rebuilt disks, the threads that check them, the count of what was found.
 //! Always holds: a disk is checked for each flush and for each acknowledgement; a check that panics is a violation; the
-//! first violations are described, the others only counted. What runs and what must be left is the caller's.
+//! first violations are described, the others only counted. The caller decides what runs and what must survive.
 //!
 //! `KEDGE_CRASH_FULL=1` checks more disks, `KEDGE_CRASH_SEED` chooses other random parts.
 
@@ -208,7 +208,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<H: History, C: Fn(&H, &Rebuilt<'_>) -> Result<(), String> + Sync> Checks<'_, H, C> {
-    /// Checks one disk after the other until there is none left.
+    /// Checks one disk after the other until all are checked.
     fn work(&self, worker: usize) {
         let directory: PathBuf = self.files.join(format!("worker-{worker}"));
         std::fs::create_dir_all(&directory).expect("a directory in our own");

@@ -114,7 +114,7 @@ impl Disk {
         self.touched = true;
         self.meet_fault(file);
         self.fake.cut_power_at(operation);
-        // the process is gone, or is told of an error by its caller
+        // the process is gone, or its caller returns an error to it
         let _ = self.files.write_durably(Path::new(path), bytes);
         self.fake.end_program();
     }

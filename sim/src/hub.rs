@@ -229,7 +229,7 @@ impl Hub {
         Fresh { now: NOW, random: std::array::from_fn(|_| bytes.number().to_le_bytes()[0]) }
     }
 
-    /// What was decided takes place. `uid` is that of a new object.
+    /// Performs a decision. `uid` is that of a new object.
     fn perform(&mut self, decision: Decision, uid: Option<String>) -> Result<(), ApiError> {
         let Decision::Write(mut write, _) = decision else { return Ok(()) };
         if let (Some(uid), Some(new)) = (uid, &mut write.new) {
@@ -495,7 +495,7 @@ impl Hub {
         self.overwrite(&Place { kind: &kinds::NODE, namespace: "", name }, node);
     }
 
-    /// What the node lifecycle does when nothing was heard of a node.
+    /// The node lifecycle's answer to a silent node.
     pub fn mark_unknown(&mut self) {
         self.edit_node(|node| {
             let conditions = node.pointer_mut("/status/conditions").and_then(Value::as_array_mut);

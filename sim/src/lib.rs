@@ -26,7 +26,7 @@ pub const NODE: &str = "edge-1";
 /// 2026-11-21T01:35:58Z.
 pub const WALL_MICROS: i64 = 1_795_224_958_000_000;
 pub const HEADER: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-/// `maxPods` of a node that nobody configured.
+/// `maxPods` of a node without a configuration.
 pub const DEFAULT_PODS: u32 = 110;
 
 /// Acts without any time passing, after which nothing comes to rest any more.

@@ -400,7 +400,7 @@ impl Node {
         self.watches().for_each(Watch::list_again);
     }
 
-    /// What the watches have not shown yet is lost, and nobody notices.
+    /// Changes that the watches have not shown yet are lost silently.
     pub fn lose_news(&mut self) {
         self.watches().for_each(Watch::lose_news);
     }
@@ -468,7 +468,7 @@ impl Node {
         self.end(exit);
     }
 
-    /// The process ends and nobody records how.
+    /// The process ends without an exit record.
     pub fn die_unrecorded(&mut self) {
         self.process = None;
         self.board.forget_exit();
@@ -479,7 +479,7 @@ impl Node {
         self.power_cut_with(Loss::Everything);
     }
 
-    /// The same; of what was not durable this is lost.
+    /// The same; `loss` says which part of the unsynced data is lost.
     pub fn power_cut_with(&mut self, loss: Loss) -> Losses {
         self.process = None;
         self.board.reboot();

@@ -68,7 +68,7 @@ impl Watch {
         self.state = State::Listing;
     }
 
-    /// What waits to be shown is lost, and the watch goes on behind it.
+    /// Changes that wait to be shown are lost, and the watch goes on behind them.
     pub(crate) fn lose_news(&mut self) {
         if let State::Open { feed, version } = &mut self.state
             && let Some(last) = feed.waiting().drain(..).next_back()

@@ -23,7 +23,7 @@ pub struct Now {
 /// Longest wait that a server may ask for: what a wrong or hostile answer says must not end the heartbeat for a year.
 pub(crate) const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
 
-/// Everything that can happen. Core may be told of outcomes in any order, and late.
+/// Everything that can happen. Core may receive outcomes in any order, and late.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// The agent begins. First, once.
@@ -210,7 +210,7 @@ pub enum Outcome {
     Done(Result<(), String>),
 }
 
-/// What to ask the API server for, to keep the Lease.
+/// The request to the API server that keeps the Lease.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LeaseRequest {
     /// Merge-patch the Lease.

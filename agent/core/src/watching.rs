@@ -40,7 +40,7 @@ pub enum WatchState {
 /// Why a list or a watch failed, by what happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchFailure {
-    /// Nothing was learned about the object: the server is unreachable, not trusted, or does not know who asks.
+    /// Nothing was learned about the object: the server is unreachable, not trusted, or does not accept our credentials.
     Unreachable,
     /// The server refused this request, or sent what cannot be read.
     Answered,
@@ -253,7 +253,7 @@ mod tests {
         watching.begin(1);
         watching.listed("9".into(), None);
         assert_eq!(watching.list_deadline(), LIST_DEADLINE);
-        // a watch that is refused at once is no success, and does not come back in a loop
+        // a watch refused at once does not count as success, and is not repeated in a loop
         watching.watch_ended(false, None, Some(Answered));
         watching.begin(1);
         watching.list_failed(Unreachable);

@@ -88,7 +88,7 @@ impl error::Error for ListenError {
 pub struct Listener(Kind);
 
 enum Kind {
-    /// With our own user, whom we let in beside root.
+    /// With our own user, which may connect beside root.
     Unix {
         listener: UnixListener,
         own_uid: u32,

@@ -2,8 +2,8 @@
 //!
 //! Owns credentials in use (reloaded when their files change), the headers we send, deadlines, the size limits of
 //! answers, and the sorting of every outcome by what happens next ([`NetError`]). Always holds: a request ends
-//! within its deadline; a connection on which one timed out or broke off is never used again; nothing is sent twice
-//! unless it may be, and then only because a kept connection turned out dead.
+//! within its deadline; a connection on which one timed out or broke off is never used again; only idempotent
+//! requests are repeated, and only because a kept connection turned out dead.
 //!
 //! An [`Api`] is one server as a kubeconfig names it. A [`Client`] is one stream to it: one kept connection, used by
 //! one thread at a time (more threads would each open a connection). Streams share names, credentials and TLS
@@ -217,7 +217,7 @@ pub enum NetError {
         /// What failed where, with host and address.
         why: String,
     },
-    /// Somebody answered whose certificate does not verify. Try again, later: clocks get set and certificates
+    /// The server's certificate does not verify. Try again, later: clocks get set and certificates
     /// renewed; but an operator should look.
     Untrusted {
         request: String,

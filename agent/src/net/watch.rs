@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::client::{Client, NetError, Request, StreamLimits, StreamedBody};
 
 /// Stack for a thread that sends requests or watches. Measured in a debug build: a handshake fits in 128 KiB, JSON as
-/// deep as serde_json reads it (128 levels) needs 192 KiB. Only what is touched becomes resident: a few pages.
+/// deep as serde_json reads it (128 levels) needs 192 KiB. Only touched pages become resident: a few.
 pub const STACK_BYTES: usize = 256 * 1024;
 
 /// Most bytes of one line. The largest object that etcd takes has 1.5 MiB, JSON may need two bytes for one.

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-/// Entries a sweep looks at in one go; what is left is for the next start.
+/// Entries that one sweep looks at; the next start's sweep looks at the others.
 const SWEEP_ENTRIES: usize = 20_000;
 
 /// Names looked at to find other versions' directories.

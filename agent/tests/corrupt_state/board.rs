@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) const SANE_START: Duration = Duration::from_secs(10);
 /// Starts until an agent has come to rest: one that finds the state, one or two that adopt.
 const STARTS: usize = 4;
-/// Who runs the agent when it is not to be root.
+/// The user that runs the agent when root should not.
 const NOBODY: u32 = 65_534;
 
 /// A board.
@@ -150,10 +150,10 @@ impl Board {
         self.api.assign("tried");
     }
 
-    /// From now on the agent is run by nobody, who owns its directories.
+    /// From now on the user `nobody` runs the agent and owns its directories.
     pub(crate) fn run_as_nobody(&mut self) {
         self.as_nobody = true;
-        // where nobody may look, and the build directory may not be
+        // `nobody` can read it here, but perhaps not in the build directory
         let program = self.folder.join("kedge");
         if !program.exists() {
             // by another process: a copy of ours is busy while any child of another test has inherited its descriptor
@@ -246,7 +246,7 @@ impl Board {
         }
     }
 
-    /// `kedge status --output json`, from the socket; None while nobody answers.
+    /// `kedge status --output json`, from the socket; None while no agent answers.
     pub(crate) fn status(&self) -> Option<Value> {
         let answer = kedge::local::client::get(&self.folder.join("run/kedge.sock"), "/status").ok()?;
         (answer.status == 200).then(|| serde_json::from_slice(&answer.body).expect("JSON"))

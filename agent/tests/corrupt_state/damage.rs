@@ -41,7 +41,7 @@ pub(crate) enum Damage {
     LinkToZero,
     /// A link to itself.
     LinkToItself,
-    /// A pipe that nobody writes to.
+    /// A pipe without a writer.
     Fifo,
     /// A socket.
     Socket,

@@ -58,7 +58,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // whoever waits for the disk cannot be ended
+        // a process that waits for the disk cannot be killed
         let _ = Command::new("fsfreeze").arg("-u").arg(&self.0).stderr(std::process::Stdio::null()).status();
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }

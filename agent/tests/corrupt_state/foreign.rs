@@ -8,7 +8,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
-/// What keeps the agent, run by nobody, out.
+/// The permissions that keep an agent run by the user `nobody` out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lock {
     /// It is root's, and for root alone.
@@ -31,7 +31,7 @@ impl Lock {
     }
 }
 
-/// Says so past the test runner, which shows only what failing tests print. What CI lacks is a failure.
+/// Reports a skipped test past the test runner, which shows output of failing tests only. With `CI=true` it fails.
 pub(crate) fn skip(test: &str, why: &str) {
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{test}: cannot be shown here: {why}");
     let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");

@@ -26,7 +26,7 @@ enum Rest {
     LastKnownGood,
     /// The local config runs, and the condition says why.
     Local,
-    /// Some config runs: what the damage means cannot be told.
+    /// Some config runs: the damage does not determine which.
     Any,
 }
 

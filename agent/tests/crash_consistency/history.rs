@@ -157,7 +157,7 @@ struct Acknowledged {
     startups: u64,
 }
 
-/// Who sees reports: each sees them in order, one later than the other.
+/// The readers of reports: each sees them in order, one later than the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Observer {
     /// `/status` on the node.

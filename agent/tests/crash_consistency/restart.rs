@@ -52,7 +52,7 @@ impl Answer {
 struct Found {
     /// Its first answer.
     first: Answer,
-    /// What it reports once its start is complete, and what is on disk then.
+    /// Its report once its start is complete, and the disk's content then.
     settled: Answer,
     status: Value,
     records: Records,

@@ -1,6 +1,6 @@
 //! How much memory this process may have: the machine's, or less where a control group says so.
 //!
-//! Always holds: an unreadable or strange file is no limit. The machine's size comes from the kernel by a call, because a service may
+//! Always holds: an unreadable or invalid file sets no limit. The machine's size comes from the kernel by a call, because a service may
 //! run without /proc/meminfo.
 
 use std::fs;
@@ -40,7 +40,7 @@ fn groups_limit(groups: &str, mounted: &Path) -> Option<u64> {
     groups.lines().filter_map(of).min()
 }
 
-/// `max` and what is no number are no limit.
+/// The limit in a file; `None` for `max` and for anything but a number.
 fn number(path: &Path) -> Option<u64> {
     let text = fs::read_to_string(path).ok().filter(|text| text.len() <= FILE_BYTES)?;
     text.trim().parse().ok()

@@ -146,7 +146,7 @@ fn measure(section: &str, options: &Options) -> Result<Vec<Figure>, RigError> {
     }
 }
 
-/// The promise to those who put the agent on small flash; `cross/dist` refuses a larger one.
+/// The promise to users with small flash; `cross/dist` refuses a larger one.
 const AGENT_BYTES: f64 = 2_500_000.0;
 
 fn size() -> Result<Vec<Figure>, RigError> {

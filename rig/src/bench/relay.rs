@@ -1,4 +1,4 @@
-//! A TCP relay between an agent and its hub that reads the heads of TLS records: who sent how many bytes when.
+//! A TCP relay between an agent and its hub that reads the heads of TLS records: which side sent how many bytes, and when.
 //!
 //! Always holds: bytes are passed on as they came, at once; nothing is decrypted. What is counted is what TCP carries: TLS
 //! records with their 5-byte heads and their tags, without TCP's and IP's own headers.

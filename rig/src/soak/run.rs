@@ -57,7 +57,7 @@ pub(crate) const WARM_UP: f64 = 0.25;
 /// The share of the time after which the outage begins.
 const OUTAGE_AT: f64 = 0.4;
 
-/// What is left when it is over.
+/// Everything recorded by the end of a run.
 pub(crate) struct SoakResult {
     pub(crate) series: AllSeries,
     pub(crate) tally: Tally,

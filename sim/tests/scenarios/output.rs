@@ -56,7 +56,7 @@ impl Observer {
     /// Notes what happened since the last call; `since` is the begin of a command that takes time.
     pub(crate) fn observe(&mut self, world: &mut World, since: Option<Duration>) {
         if since.is_none() {
-            // nobody pushes while time goes by
+            // no push while time goes by
             self.learn_names(world);
         }
         let time = since.map(|since| world.mono().saturating_sub(since)).unwrap_or_default();

@@ -39,7 +39,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What a start has read, and what was reported written, is there after any power cut.
+    /// A file that a start has read, or that was reported written, survives any power cut.
     fn invariant_a_cut_takes_nothing_back(&self) -> Check {
         hold!(
             self.taken_back.is_empty(),
@@ -49,7 +49,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// What the agent was told of its records is what lies there: nothing was promised that is not durable.
+    /// The agent's knowledge of its records matches the disk: it promises nothing that is not durable.
     fn invariant_the_agent_knows_its_disk(&self) -> Check {
         let running = self.world.process.as_ref().is_some_and(|process| process.step.is_none());
         // a mutant lies about the disk: what that leads to must be noticed, not the lie
@@ -350,7 +350,7 @@ impl Simulation {
             "invariant_everything_comes_to_rest: a step is still under way"
         );
         if self.model.tampered && !self.knows("current") {
-            // what it is not told of a record, because a failed write changed it, the next start will read
+            // a failed write changed the record without the agent's knowledge; the next start will read it
             return Ok(());
         }
         let Some(assigned) = self.recorded("current") else {
@@ -411,7 +411,7 @@ impl Simulation {
         Ok(())
     }
 
-    /// Whether the agent was told of this record what it says.
+    /// Whether the agent knows this record's present content.
     fn knows(&self, path: &str) -> bool {
         let told = self.model.told.get(path).and_then(Option::as_deref);
         self.world.disk.is(path, told)

@@ -42,7 +42,7 @@ pub(crate) struct Run {
     /// Something else is assigned since: the counts of that take the place of its own, whatever becomes of this run.
     pub(crate) superseded: bool,
     /// It has another address since `current` was written, and the counts on disk have not followed it there: if it ends
-    /// before they do, nobody knows whose they are.
+    /// before they do, they belong to no known config.
     pub(crate) ahead_of_its_counts: bool,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Model {
     /// Final verdicts that were durable, per agent version.
     pub(crate) condemned: BTreeSet<(String, ConfigId)>,
     pub(crate) run: Option<Run>,
-    /// What the agent was told of its files in this run: read, or reported written.
+    /// The agent's knowledge of its files in this run: read, or reported written.
     pub(crate) told: BTreeMap<String, Option<Vec<u8>>>,
     /// The same in the run that ended last.
     pub(crate) told_last: BTreeMap<String, Option<Vec<u8>>>,
@@ -63,13 +63,13 @@ pub(crate) struct Model {
     /// Files were changed behind the agent's back in this run.
     pub(crate) tampered: bool,
     pub(crate) writes: u64,
-    /// What runs has just begun to run.
+    /// The config in use has just begun to run.
     pub(crate) fresh: bool,
     /// The last crash if nothing about it is on disk yet, and what the config had behind it before. The record of an end is
-    /// the only proof then, and the next end replaces it: the crash may be held against nobody.
+    /// the only proof then, and the next end replaces it: the crash may remain uncounted.
     last_crash: Option<(ConfigId, Past)>,
     /// Crashes that only a verdict proves, and what the configs had behind them before: the counts on disk do not know of them
-    /// yet, and who removes the verdict by hand removes the proof.
+    /// yet, and removing the verdict by hand removes the proof.
     judged: BTreeMap<ConfigId, Past>,
     /// Ends that count, of whatever ran.
     ends: u64,
@@ -130,7 +130,7 @@ impl Model {
             // it may have been its start that crashed
             self.forgiven.clear();
         }
-        // after a write that failed half-way, or a change by hand, nobody knows what a cut leaves
+        // after a write that failed half-way, or a change by hand, it is unknown what a cut leaves
         self.told_last = std::mem::take(&mut self.told);
         if std::mem::take(&mut self.tampered) {
             self.told_last.clear();
@@ -197,7 +197,7 @@ impl Model {
         self.judged.extend(self.last_crash.take());
     }
 
-    /// What proved the crashes behind verdicts may be gone from the disk: they may be held against nobody from now on.
+    /// The proofs of the crashes behind verdicts may be gone from the disk: the crashes may remain uncounted from now on.
     fn doubt_judged(&mut self) {
         for (id, before) in std::mem::take(&mut self.judged) {
             self.past.insert(id, Past { saved_ms: None, ..before });
@@ -213,7 +213,7 @@ impl Model {
         before.map_or(count, |(count, ends)| count + self.ends - ends)
     }
 
-    /// Startups of a config were read, this many. What nobody acknowledged changes nothing about what can be.
+    /// Startups of a config were read, this many. Unacknowledged writes do not change which counts are possible.
     pub(crate) fn startups_read(&mut self, id: Option<ConfigId>, count: u64) {
         self.startups_of(id);
         if let Some(id) = id {
@@ -231,7 +231,7 @@ impl Model {
         self.ends += 1;
     }
 
-    /// The last crash may be held against nobody; or it is, and then the running time is zero, and that is right, too.
+    /// The last crash may remain uncounted; or it is counted, and then the running time is zero, and that is right, too.
     pub(crate) fn doubt_last_crash(&mut self) {
         if let Some((id, before)) = self.last_crash.take() {
             self.past.insert(id, Past { saved_ms: None, ..before });

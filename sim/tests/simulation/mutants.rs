@@ -12,7 +12,7 @@ pub(crate) enum Mutant {
     CutResetsRunning,
     /// A power cut counts as a crash.
     CutCountsAsCrash,
-    /// After a roll back the record of what is assigned says what is active.
+    /// After a roll back the record `current` names the active config, not the assigned one.
     CurrentIsWhatIsActive,
     /// A crash counts for nothing.
     CrashNotCounted,
@@ -24,11 +24,11 @@ pub(crate) enum Mutant {
     VerdictsForgotten,
     /// A verdict is reported written, and is not.
     VerdictNotWritten,
-    /// What is assigned is reported written, and is not.
+    /// An assignment is reported written, and is not.
     AssignmentNotWritten,
     /// A checkpoint is reported written, and is not.
     CheckpointNotWritten,
-    /// What a running agent saves of its counts is reported written, and is not.
+    /// The counts that a running agent saves are reported written, and are not.
     ProgressNotWritten,
     /// A new last-known-good is reported written, and is not.
     PromotionNotWritten,
@@ -40,9 +40,9 @@ pub(crate) enum Mutant {
     ContentsNotSynced,
     /// A step of a start is never performed.
     StepForgotten,
-    /// Another config runs than the one that is said to.
+    /// Another config runs than the one reported.
     AnotherConfigRuns,
-    /// What is valid was not.
+    /// Every config is judged invalid, the valid ones, too.
     EverythingInvalid,
     /// The condition says True, whatever runs.
     AlwaysTrue,
@@ -54,19 +54,19 @@ pub(crate) enum Mutant {
     StatusDropped,
     /// The network fails again and again where one outage was promised.
     ManyOutages,
-    /// The agent is ended for ever, again and again, by nobody.
+    /// The agent crashes again and again, for ever, without a cause.
     CrashesForever,
     /// Counts of before come back after a config was forgiven.
     NeverForgiven,
     /// The status names another version than the record.
     StatusClaims,
-    /// The checkpoint of what begins to run is not there.
+    /// The checkpoint of a config that begins to run is missing.
     CheckpointVanishes,
     /// The checkpoint of a new last-known-good was swept away.
     CheckpointSwept,
     /// The record of an end does not say of which run it is.
     RunsNotCounted,
-    /// What a start reads is not made durable first: a cut takes back what it acted on.
+    /// A start does not make its reads durable first: a cut takes back files it acted on.
     NamesNotSettled,
     /// Another node's Node comes under this node's name.
     AnothersNode,

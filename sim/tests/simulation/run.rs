@@ -352,7 +352,7 @@ impl Simulation {
         self.tick(time)
     }
 
-    /// Time passes, and the agent is told; unless what it runs ends it before.
+    /// Time passes, and the agent gets the event; unless its config ends it before.
     fn tick(&mut self, time: Duration) -> Check {
         let mono = self.world.mono();
         let until_late = self.late.map(|late| late.saturating_sub(mono));

@@ -57,7 +57,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// What counts and verdicts belong to: SHA-256 over the ConfigMap's UID, the payload, and the canonical merged drop-ins
+/// The content id, to which counts and verdicts belong: SHA-256 over the ConfigMap's UID, the payload, and the canonical merged drop-ins
 /// and flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

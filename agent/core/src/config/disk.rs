@@ -174,7 +174,7 @@ fn put<T: PartialEq>(
 /// A configuration whose content is at hand, not parsed.
 #[derive(Debug, Clone)]
 pub(crate) struct Content {
-    /// What counts and verdicts belong to.
+    /// The content id, to which counts and verdicts belong.
     pub(crate) id: ConfigId,
     /// The payload and where it came from.
     pub(crate) payload: Rc<LayerText>,

@@ -410,7 +410,7 @@ mod tests {
         for (open, ended, expect) in [
             (3, 2, Ended::Cut),
             (3, 3, counted.clone()),
-            // it ended before a later one did, whose end is the only one known
+            // it ended before a later run did, and only the later run's end is known
             (3, 4, counted.clone()),
             // by an agent that did not count, or in a run directory that kept nothing
             (3, 0, counted.clone()),

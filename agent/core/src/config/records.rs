@@ -75,7 +75,7 @@ impl StateFile {
     }
 }
 
-/// What reading a file gave, before anybody understood it.
+/// The outcome of reading a file, before its content is parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Read {
     /// No such file, and nothing says there was one.

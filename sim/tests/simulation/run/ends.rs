@@ -7,7 +7,7 @@ impl Simulation {
         !self.settling && (self.mode == Mode::All || self.cuts_left > 0)
     }
 
-    /// The board's record says that what runs does so in this boot. A run that could not be recorded is known to nobody: its
+    /// The board's record says that the config in use runs in this boot. A run that could not be recorded leaves no trace: its
     /// crash counts only if it falls into the boot of the last one that was.
     pub(super) fn open(&self) -> bool {
         let id = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.id.to_string());
@@ -68,12 +68,12 @@ impl Simulation {
             }
         }
         if !self.world.disk.is(&startups, counts.as_deref()) {
-            // what nobody had acknowledged is gone, and with it that the run which crashed was open
+            // an unacknowledged write is gone, and with it the record that the crashed run was open
             self.model.doubt_last_crash();
         }
         for (path, told) in &told {
             let left = self.world.disk.content(path);
-            // a write that nobody acknowledged may have taken the place of what the agent was told
+            // an unacknowledged write may have replaced the content that the agent knows
             if left != *told && left != before[path] {
                 let under_a_write = if before[path] == *told { "" } else { " (under its next write)" };
                 self.taken_back.push(format!("{path}{under_a_write}"));

@@ -160,19 +160,19 @@ impl Simulation {
             (Step::Read(file), Outcome::Read(read)) => {
                 let checkpoint_is_gone = matches!(file, StateFile::Checkpoint(_)) && *read == Read::Absent;
                 if matches!(read, Read::Unreadable(_) | Read::SetAside) || checkpoint_is_gone {
-                    // whatever it said is lost now, however long ago it was damaged; and without its content nobody knows whose
-                    // the counts are
+                    // its content is lost now, however long ago it was damaged; and without it the counts belong to no
+                    // known config
                     self.model.forget_all();
                 }
                 if let (StateFile::Current, Read::Content(bytes)) = (file, read)
                     && self.assigned.as_ref() != Some(bytes)
                 {
-                    // an adoption that nobody acknowledged was made, or taken back
+                    // an unacknowledged adoption was made, or taken back
                     self.assigned = Some(bytes.clone());
                     self.model.forget_crashes();
                 }
                 if let (StateFile::Startups, Read::Content(bytes)) = (file, read) {
-                    // a write that nobody acknowledged may have been made
+                    // an unacknowledged write may have been made
                     let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
                     let id = ConfigId::parse(text(&record, "/id"));
                     self.model.counts_are_of(id);

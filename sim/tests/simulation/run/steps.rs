@@ -83,7 +83,7 @@ impl Simulation {
         self.step_done(step, outcome)
     }
 
-    /// What a mutant needs to be noticed comes seldom by chance.
+    /// The events by which a mutant is noticed are rare by chance.
     pub(super) fn mutants_chance(&mut self, step: &Step) -> Option<u64> {
         match (self.mutant?, step) {
             // a start is recorded, and the power goes before the evidence is consumed
