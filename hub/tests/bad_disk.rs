@@ -292,7 +292,10 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
     hub.admin().post(MAPS, &map("kept", 10)).expect(201);
     Nodes::new(&hub);
     hub.kill();
+    let key = board.data.join("pki/tokens.pem");
     for clean in [false, true] {
+        // as an older hub left the directory, which had none
+        fs::remove_file(&key).unwrap();
         // after a kill the log holds everything, after a stop nothing
         let before: Vec<_> = files(&board.data);
         board.disk.read_only(true);
@@ -310,6 +313,8 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
         assert_eq!(made.code, Some(0), "no backup of a read-only store: {}", made.err);
         let mut watch = client.watch(&format!("{MAPS}?watch=true"));
         assert_eq!(files(&board.data), before, "something was written to a read-only disk");
+        assert!(!key.exists(), "it is only in memory");
+        client.get("/openid/v1/jwks").expect(200);
         board.disk.read_only(false);
         let name = format!("new-{clean}");
         until_made(&mut client, &name);
@@ -319,6 +324,8 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
             false => hub.terminate(),
             true => hub.kill(),
         }
+        board.start().terminate();
+        assert!(key.exists(), "made when the disk takes writes");
     }
     assert_eq!(names(&mut board.start().admin()), ["kept", "new-false", "new-true"]);
 }

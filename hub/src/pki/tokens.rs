@@ -1,9 +1,11 @@
 //! The key that signs tokens of service accounts.
 //!
-//! Always holds: it is made when it is missing, since every token can be asked for again; a damaged one is replaced, which is logged.
-//! Left to others: what a token claims (`kedge_hub_core::identity::token`).
+//! Always holds: it is made when it is missing, since every token can be asked for again; a damaged one is replaced and kept aside. One
+//! that cannot be read stays as it is: it may be good. Neither that nor a disk that takes no writes keeps the hub from starting; the key
+//! is then of this start only. Left to others: what a token claims (`kedge_hub_core::identity::token`).
 
 use std::path::Path;
+use std::{fs, io};
 
 use kedge_hub_core::identity::token::{Verifier, signed};
 use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PublicKeyData as _};
@@ -13,6 +15,10 @@ use serde_json::Value;
 
 use super::durable::{self, Flush};
 use super::error::PkiError;
+use super::if_the_disk_lets;
+
+/// What a damaged key's file is called.
+const DAMAGED: &str = "tokens.pem.damaged";
 
 /// Signs and verifies tokens.
 #[derive(Debug)]
@@ -28,14 +34,7 @@ impl Tokens {
     pub(super) fn open(path: &Path, url: &str) -> Result<Tokens, PkiError> {
         let pair = match load(path) {
             Ok(pair) => pair,
-            Err(why) => {
-                log::info!("{} is made anew: {why}", path.display());
-                let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
-                    .map_err(|source| PkiError::Signing { what: "key", source })?;
-                durable::write(path, pair.serialize_pem().as_bytes(), durable::SECRET, Flush::Now)
-                    .map_err(|source| PkiError::Unwritable { path: path.to_owned(), source })?;
-                pair
-            }
+            Err(fault) => replaced(path, fault)?,
         };
         let der = pair.serialize_der();
         let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &der, &SystemRandom::new())
@@ -52,8 +51,95 @@ impl Tokens {
     }
 }
 
-fn load(path: &Path) -> Result<KeyPair, String> {
-    let text = durable::read(path).map_err(|error| error.to_string())?;
-    let text = String::from_utf8(text).map_err(|error| error.to_string())?;
-    KeyPair::from_pem_and_sign_algo(&text, &PKCS_ECDSA_P256_SHA256).map_err(|error| error.to_string())
+/// Why there is no key.
+enum Fault {
+    Missing,
+    /// It is there, and is none.
+    Damaged(String),
+    /// It may be good.
+    Unreadable(io::Error),
+}
+
+fn load(path: &Path) -> Result<KeyPair, Fault> {
+    let text = durable::read(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Fault::Missing,
+        io::ErrorKind::InvalidData => Fault::Damaged(error.to_string()),
+        _ => Fault::Unreadable(error),
+    })?;
+    let text = String::from_utf8(text).map_err(|error| Fault::Damaged(error.to_string()))?;
+    KeyPair::from_pem_and_sign_algo(&text, &PKCS_ECDSA_P256_SHA256)
+        .map_err(|error| Fault::Damaged(error.to_string()))
+}
+
+/// A new key, stored unless the file may hold a good one.
+fn replaced(path: &Path, fault: Fault) -> Result<KeyPair, PkiError> {
+    let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
+        .map_err(|source| PkiError::Signing { what: "key", source })?;
+    let unwritable = |source| PkiError::Unwritable { path: path.to_owned(), source };
+    let store = || {
+        durable::write(path, pair.serialize_pem().as_bytes(), durable::SECRET, Flush::Now).map_err(unwritable)
+    };
+    let shown = path.display();
+    match fault {
+        Fault::Missing => {
+            log::info!("{shown} is made: there was no key for tokens");
+            if_the_disk_lets(store())?;
+        }
+        Fault::Damaged(why) => {
+            log::error!(
+                "{shown} is made anew: {why}; tokens of before are refused; the old file is {DAMAGED} beside it"
+            );
+            let kept = fs::rename(path, path.with_file_name(DAMAGED)).map_err(unwritable);
+            if_the_disk_lets(kept.and_then(|()| store()))?;
+        }
+        Fault::Unreadable(error) => log::error!(
+            "cannot read {shown}: {error}; it stays as it is, and until it is read at a start tokens of before are refused"
+        ),
+    }
+    Ok(pair)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::test_directory;
+    use super::*;
+
+    fn id(path: &Path) -> String {
+        Tokens::open(path, "https://h").unwrap().verifier.id
+    }
+
+    #[test]
+    fn key_is_made_once() {
+        let directory = test_directory("tokens-once");
+        let path = directory.join("tokens.pem");
+        assert_eq!(id(&path), id(&path));
+    }
+
+    #[test]
+    fn damaged_key_is_replaced_and_kept_aside() {
+        let directory = test_directory("tokens-damaged");
+        let path = directory.join("tokens.pem");
+        for damage in [&b""[..], b"-----BEGIN", &[0xff; 9]] {
+            let before = id(&path);
+            fs::write(&path, damage).unwrap();
+            let after = id(&path);
+            assert_ne!(after, before);
+            assert_eq!(id(&path), after, "it is stored");
+            assert_eq!(fs::read(directory.join(DAMAGED)).unwrap(), damage);
+        }
+    }
+
+    #[test]
+    fn key_that_cannot_be_read_is_not_overwritten() {
+        let directory = test_directory("tokens-unreadable");
+        let path = directory.join("tokens.pem");
+        // there, and every read of it fails, also for root
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("kept"), "x").unwrap();
+        assert_ne!(id(&path), id(&path), "a key in memory");
+        assert!(path.join("kept").exists());
+        let names: Vec<_> =
+            fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["tokens.pem"], "nothing was written");
+    }
 }
