@@ -406,10 +406,10 @@ mod tests {
         assert_eq!(
             shown,
             [
+                "system:node:a 192.0.2.1 429 1",
                 "system:anonymous 192.0.2.0 401 334",
                 "system:anonymous 192.0.2.1 401 333",
                 "system:anonymous 192.0.2.2 401 333",
-                "system:node:a 192.0.2.1 429 1",
             ]
         );
     }

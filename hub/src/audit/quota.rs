@@ -3,6 +3,7 @@
 //! Always holds: memory is bounded whatever callers do; nothing is left out without being counted, and the counts end up in the log
 //! once a minute. Reads no clock. Left to others: writing (`super`).
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
@@ -18,6 +19,8 @@ const IDENTITIES: usize = 16 * 1024;
 const SHARED: &str = "";
 /// Callers whose refused requests are counted apart, per minute; the rest is one number.
 const COUNTED: usize = 1024;
+/// Those of them without a credential: there may be any number.
+const COUNTED_ANONYMOUS: usize = COUNTED / 2;
 /// Callers that get a line a minute, those with the most requests: 4 MiB a day at most.
 const LISTED: usize = 8;
 
@@ -114,17 +117,20 @@ impl Source {
 
 impl Counts {
     pub(super) fn add(&mut self, source: Source) {
-        if self.of.len() < COUNTED || self.of.contains_key(&source) {
+        let room = if source.user.is_empty() { COUNTED_ANONYMOUS } else { COUNTED };
+        if self.of.len() < room || self.of.contains_key(&source) {
             *self.of.entry(source).or_default() += 1;
         } else {
             self.rest += 1;
         }
     }
 
-    /// The sources with the most requests since the last call, most first, and the number of all other requests.
+    /// Sources since the last call, and the number of all other requests: first those that showed a credential, for anyone can make
+    /// requests without one, of each sort those with the most.
     pub(super) fn take(&mut self) -> (Vec<(Source, u64)>, u64) {
         let mut all: Vec<(Source, u64)> = self.of.drain().collect();
-        all.sort_unstable_by(|one, other| other.1.cmp(&one.1).then_with(|| one.0.cmp(&other.0)));
+        let order = |(source, count): &(Source, u64)| (source.user.is_empty(), Reverse(*count));
+        all.sort_unstable_by(|one, other| order(one).cmp(&order(other)).then_with(|| one.0.cmp(&other.0)));
         let others = all.split_off(all.len().min(LISTED));
         let rest = std::mem::take(&mut self.rest) + others.iter().map(|(_, count)| count).sum::<u64>();
         (all, rest)
@@ -205,6 +211,19 @@ mod tests {
         assert_eq!(found, expect);
         assert_eq!(listed.iter().map(|(_, count)| count).sum::<u64>() + rest, added);
         assert_eq!(counts.take(), (Vec::new(), 0));
+    }
+
+    #[test]
+    fn anonymous_sources_hide_no_credential() {
+        let mut counts = Counts::default();
+        for number in 0..2 * COUNTED as u32 {
+            let from = IpAddr::from(number.to_be_bytes());
+            (0..3).for_each(|_| counts.add(Source::new(from, "", 401)));
+        }
+        counts.add(Source::new(IpAddr::from([192, 0, 2, 1]), "admin", 401));
+        let (listed, rest) = counts.take();
+        assert_eq!((&*listed[0].0.user, listed[0].1), ("admin", 1));
+        assert_eq!(listed.iter().map(|(_, count)| count).sum::<u64>() + rest, 6 * COUNTED as u64 + 1);
     }
 
     #[test]

@@ -100,16 +100,16 @@ impl Trail {
     }
 }
 
-/// Whether a request is counted instead of recorded: without a valid credential, or over a limit. What an administrator is refused is
-/// recorded.
+/// Whether a request that a handler answered is counted instead of recorded: without a valid credential, or over a limit. What an
+/// administrator is refused is recorded.
 fn is_counted(caller: Option<&Identity>, code: u16) -> bool {
     caller.is_none_or(|caller| matches!(code, 401 | 429) && !caller.is_admin())
 }
 
-/// Counts a refused request that is not recorded. `caller`: of the connection's credential, valid or not.
-pub(super) fn count(server: &Server, from: IpAddr, caller: Option<&Identity>, code: u16) {
+/// Counts a refused request that is not recorded: what no handler saw is not. `caller`: of the connection's credential, valid or not.
+pub(super) fn count(server: &Server, from: IpAddr, caller: Option<&Identity>, code: u16, handled: bool) {
     let Some(log) = server.hub.audit().filter(|_| matches!(code, 401 | 429)) else { return };
-    if is_counted(caller, code) {
+    if !handled || is_counted(caller, code) {
         log.count(from, caller.map_or("", |caller| &caller.user), code);
     }
 }

@@ -1,8 +1,8 @@
 //! The identity of each request, judged at the moment of the request, and the end of connections whose credential is no longer valid.
 //!
 //! Always holds: a credential that has expired or was revoked proves nothing, however long its connection, TLS session or watch has
-//! stood: its requests are answered 401, and what stands is ended. A change of the deny list counts from the moment that its writer is
-//! answered. Left to others: what an identity may do, and what the deny list means (`kedge_hub_core::identity`).
+//! stood: its requests are answered 401, also those that began before, and what stands is ended. It uses nothing of the limits of the
+//! identity that it names. A change of the deny list counts from the moment that its writer is answered. Left to others: what an identity may do, and what the deny list means (`kedge_hub_core::identity`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -84,6 +84,11 @@ impl Credentials {
         list
     }
 
+    /// This identity, unless its credential proves nothing now.
+    pub(super) fn valid<'a>(&self, identity: Option<&'a Identity>) -> Option<&'a Identity> {
+        identity.filter(|identity| self.fault(identity).is_none())
+    }
+
     /// Why this identity proves nothing now, if so.
     fn fault(&self, identity: &Identity) -> Option<String> {
         if identity.is_expired(OffsetDateTime::now_utc()) {
@@ -92,7 +97,7 @@ impl Credentials {
         self.denied().refusal(identity)
     }
 
-    /// Notes that a node connects with this credential.
+    /// Notes that a node connects with this credential, which is valid.
     pub(super) fn connected(&self, identity: Option<&Identity>) -> Option<Arc<Seen>> {
         let identity = identity?;
         let node = identity.node()?;
@@ -149,26 +154,39 @@ impl Credentials {
     }
 }
 
-/// The identity of a request of this caller; `None` for an anonymous one.
-///
-/// # Errors
-/// 401 for a credential that is not valid any more; the reason is logged.
-pub(super) fn of_request(
-    server: &Server,
-    caller: &Caller,
-    parts: &http::request::Parts,
-) -> Result<Arc<Option<Identity>>, ApiError> {
-    let Some(identity) = (*caller.identity).as_ref() else {
-        return tokens::bearer(&parts.headers)
-            .map_or_else(|| Ok(Arc::clone(&caller.identity)), |token| of_token(server, caller, token));
-    };
-    if let Some(why) = server.credentials.fault(identity) {
-        return Err(refused(server, caller, identity, &why));
+/// What a request shows of its caller. Judged when its head is in, and again when its body is: that may be minutes later.
+pub(super) struct Presented {
+    server: Arc<Server>,
+    caller: Caller,
+    token: Option<Box<str>>,
+}
+
+impl Presented {
+    pub(super) fn new(server: Arc<Server>, caller: Caller, parts: &http::request::Parts) -> Presented {
+        let anonymous = caller.identity.is_none();
+        let token = tokens::bearer(&parts.headers).filter(|_| anonymous).map(Box::from);
+        Presented { server, caller, token }
     }
-    if let Some(seen) = &caller.seen {
-        seen.contact.store(OffsetDateTime::now_utc().unix_timestamp(), Ordering::Relaxed);
+
+    /// The identity that this proves now; `None` for an anonymous caller.
+    ///
+    /// # Errors
+    /// 401 for a credential that is not valid, or not any more; the reason is logged.
+    pub(super) fn identity(&self) -> Result<Arc<Option<Identity>>, ApiError> {
+        let (server, caller) = (&*self.server, &self.caller);
+        if let Some(token) = &self.token {
+            return of_token(server, caller, token);
+        }
+        if let Some(identity) = (*caller.identity).as_ref() {
+            if let Some(why) = server.credentials.fault(identity) {
+                return Err(refused(server, caller, identity, &why));
+            }
+            if let Some(seen) = &caller.seen {
+                seen.contact.store(OffsetDateTime::now_utc().unix_timestamp(), Ordering::Relaxed);
+            }
+        }
+        Ok(Arc::clone(&caller.identity))
     }
-    Ok(Arc::clone(&caller.identity))
 }
 
 /// The identity of a bearer token.

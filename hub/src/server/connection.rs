@@ -59,8 +59,10 @@ pub(super) struct Caller {
 
 impl Caller {
     pub(super) fn new(server: &Server, identity: Option<Identity>, from: IpAddr) -> Caller {
-        let slot = server.limits.slot(identity.as_ref(), from, Instant::now());
-        let seen = server.credentials.connected(identity.as_ref());
+        // what proves nothing uses nothing of the identity that it names
+        let valid = server.credentials.valid(identity.as_ref());
+        let slot = server.limits.slot(valid, from, Instant::now());
+        let seen = server.credentials.connected(valid);
         Caller { identity: Arc::new(identity), from, slot, seen }
     }
 }
@@ -310,15 +312,17 @@ async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
 /// reset the connection before the client reads the answer.
 async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let (parts, incoming) = request.into_parts();
-    let identity = authentication::of_request(&server, &caller, &parts);
+    let presented = authentication::Presented::new(Arc::clone(&server), caller.clone(), &parts);
+    let identity = presented.identity();
     let slot = match &identity {
-        Ok(identity) if !Arc::ptr_eq(identity, &caller.identity) => {
-            server.limits.slot((**identity).as_ref(), caller.from, Instant::now())
-        }
-        _ => Arc::clone(&caller.slot),
+        Ok(identity) if Arc::ptr_eq(identity, &caller.identity) => Arc::clone(&caller.slot),
+        Ok(identity) => server.limits.slot((**identity).as_ref(), caller.from, Instant::now()),
+        // it may have been good when the connection began
+        Err(_) => server.limits.slot(None, caller.from, Instant::now()),
     };
     let renews = identity.as_ref().is_ok_and(|identity| is_renewal(&parts, (**identity).as_ref()));
-    let mut body = RequestBody::new(incoming, Arc::clone(&slot), renews);
+    let mut body = RequestBody::new(incoming, Arc::clone(&slot), renews, presented);
+    let mut handled = false;
     let response = match (identity, slot.pace(0, Instant::now())) {
         (_, Err(error)) => {
             tokio::time::sleep(PAUSE).await;
@@ -327,13 +331,15 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
         (Err(error), Ok(())) => respond::hang_up(respond::error(&error)),
         (Ok(identity), Ok(())) => match body.begin() {
             Ok(()) => {
+                handled = true;
                 let trail = audited::Trail::new(caller.from);
                 handlers::handle(&server, identity, &slot, &trail, &parts, &mut body).await
             }
             Err(error) => respond::error(&error),
         },
     };
-    audited::count(&server, caller.from, (*caller.identity).as_ref(), response.status().as_u16());
+    let of_connection = (*caller.identity).as_ref();
+    audited::count(&server, caller.from, of_connection, response.status().as_u16(), handled);
     let sent = if body.drain(&parts.headers).await { Sent::Read } else { Sent::Unread };
     (response, sent)
 }
@@ -602,6 +608,35 @@ mod tests {
         assert!(read.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&read));
         assert_eq!(idle.read(&mut [0]).await.unwrap(), 0);
         assert!(now() >= end, "neither ended before");
+    }
+
+    #[tokio::test]
+    async fn refused_credential_uses_nothing_of_its_identity() {
+        let stage = Stage::new("refused-credential");
+        let now = time::OffsetDateTime::now_utc().unix_timestamp();
+        let node = |not_after| {
+            let node = Identity::new("system:node:edge-1", &["system:nodes"]);
+            Some(Identity { not_after: Some(not_after), ..node })
+        };
+        let (good, expired) = (node(now + 3600), node(now - 1));
+        let (owner, thief) =
+            (Caller::new(&stage.server, good.clone(), HERE), Caller::new(&stage.server, expired, HERE));
+        assert!(Arc::ptr_eq(&owner.slot, &stage.slot(good.as_ref())));
+        assert!(Arc::ptr_eq(&thief.slot, &stage.slot(None)), "as any stranger of its address");
+        assert!(thief.seen.is_none());
+        let seen = stage.server.credentials.seen("edge-1").and_then(|seen| seen.not_after);
+        assert_eq!(seen, Some(now + 3600), "the owner's is still shown");
+        // one that goes bad while its connection stands; the bucket of the node is empty for an hour
+        let mut client = stage.connect(good.clone());
+        client.write_all(&head("GET", "/version", "")).await.unwrap();
+        assert_eq!(answer(&mut client).await.0, 200);
+        let later = Instant::now() + Duration::from_secs(3600);
+        while stage.slot(good.as_ref()).pace(0, later).is_ok() {}
+        let denied = serde_json::json!({"data": {"node.edge-1": ""},
+            "metadata": {"name": "kedge-denied", "namespace": "kube-system"}});
+        stage.server.hub.create(&kedge_hub_core::kinds::CONFIG_MAP, denied).await.unwrap();
+        client.write_all(&head("GET", "/version", "")).await.unwrap();
+        assert_eq!(answer(&mut client).await, (401, true));
     }
 
     #[tokio::test]

@@ -1,4 +1,6 @@
 //! Reading a request: query parameters, the requested form of the answer, the body within its limits.
+//!
+//! Always holds: whoever reads a body has a caller whose credential was valid when all of it was in.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +12,7 @@ use hyper::body::{Body, Incoming};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
+use super::authentication::Presented;
 use super::large::LARGE_BYTES;
 use super::limits::{Resource, Slot, Taken};
 use super::route::percent_decode;
@@ -201,13 +204,20 @@ pub(super) struct RequestBody {
     bytes: Option<Taken>,
     counted: Option<Taken>,
     turn: Option<OwnedSemaphorePermit>,
+    presented: Presented,
     /// It was read, and is to be read again.
     put_back: Option<Bytes>,
 }
 
 impl RequestBody {
-    pub(super) fn new(incoming: Incoming, slot: Arc<Slot>, renews: bool) -> RequestBody {
-        RequestBody { incoming, slot, renews, bytes: None, counted: None, turn: None, put_back: None }
+    pub(super) fn new(
+        incoming: Incoming,
+        slot: Arc<Slot>,
+        renews: bool,
+        presented: Presented,
+    ) -> RequestBody {
+        let (bytes, counted, turn, put_back) = (None, None, None, None);
+        RequestBody { incoming, slot, renews, bytes, counted, turn, presented, put_back }
     }
 
     /// Whether it is of a node's renewal.
@@ -233,7 +243,7 @@ impl RequestBody {
         Ok(())
     }
 
-    /// The whole body. After an error some of it may be unread.
+    /// The whole body; 401 if its sender's credential is not valid any more. After an error some of it may be unread.
     pub(super) async fn read(&mut self) -> Result<Bytes, ApiError> {
         if let Some(body) = self.put_back.take() {
             return Ok(body);
@@ -260,6 +270,8 @@ impl RequestBody {
             self.turn = self.slot.turn().await;
         }
         self.count()?;
+        // revoked meanwhile, or expired: the request is judged as if it came now
+        self.presented.identity()?;
         Ok(body)
     }
 

@@ -89,6 +89,81 @@ fn revoked_node_is_refused_everywhere_at_once() {
     assert!(hub.log().contains("refused a request of \"system:node:edge-1\""), "{}", hub.log());
 }
 
+/// Begins a request; what it returns is the rest of it. The hub has judged the head then: it asks for the body.
+fn begin(client: &mut Client, method: &str, path: &str, fields: &str, body: &Value) -> Vec<u8> {
+    let body = body.to_string().into_bytes();
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: h\r\n{fields}content-length: {length}\r\nexpect: 100-continue\r\n\r\n"
+    );
+    client.write_raw(head.as_bytes()).unwrap();
+    assert_eq!(client.read_reply().unwrap().code, 100, "{method} {path}");
+    client.write_raw(&body[..length / 2]).unwrap();
+    body[length / 2..].to_vec()
+}
+
+#[test]
+fn request_begun_before_its_revocation_changes_nothing() {
+    let mut hub = Hub::new();
+    let (mut admin, mut node, mut lost) = (hub.admin(), hub.node("edge-1"), hub.admin());
+    register(&mut node, "edge-1");
+    let (lease, object) = (format!("{LEASES}/edge-1"), format!("{NODES}/edge-1"));
+    node.post(LEASES, &json!({"metadata": {"name": "edge-1"}})).expect(201);
+    let id = lost.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &json!({})).expect(201);
+    let id = id["status"]["userInfo"]["extra"]["authentication.kubernetes.io/credential-id"][0].clone();
+    let key = id.as_str().unwrap().replace("X509SHA256=", "certificate.");
+    let accounts = "/api/v1/namespaces/default/serviceaccounts";
+    admin.post(accounts, &json!({"metadata": {"name": "a"}})).expect(201);
+    let granted = admin.post(&format!("{accounts}/a/token"), &json!({"spec": {}})).expect(201);
+    let token = granted["status"]["token"].as_str().unwrap();
+    let json = "content-type: application/json\r\n";
+    let merge = "content-type: application/merge-patch+json\r\n";
+    let bearer = format!("{json}authorization: Bearer {token}\r\n");
+    let renewal = json!({"spec": {"renewTime": "2030-01-01T00:00:00.000000Z"}});
+    let report = json!({"metadata": {"annotations": {"kedge.dev/slot": "b"}}});
+    let map = json!({"metadata": {"name": "late"}, "data": {"a": "x".repeat(9000)}});
+    let same = json!({"sameCredentials": true});
+    let (empty, asked) = (json!({}), json!({"spec": {}}));
+    let reviews = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
+    let (readmit, tokens) = ("/kedge/nodes/edge-1/readmit", format!("{accounts}/default/token"));
+    let mut begun = Vec::new();
+    for (mut client, method, path, fields, body) in [
+        // a renewal has a way of its own
+        (node.another(), "PATCH", lease.as_str(), merge, &renewal),
+        (node.another(), "PATCH", object.as_str(), merge, &report),
+        (node.another(), "POST", reviews, json, &empty),
+        (hub.anonymous(), "POST", reviews, bearer.as_str(), &empty),
+        (lost.another(), "POST", super::MAPS, json, &map),
+        // it would take the revocation back
+        (lost.another(), "POST", readmit, json, &same),
+        (lost.another(), "POST", tokens.as_str(), json, &asked),
+    ] {
+        let rest = begin(&mut client, method, path, fields, body);
+        begun.push((client, rest, format!("{method} {path}")));
+    }
+    admin.delete(&format!("{accounts}/a")).expect(200);
+    let denied = json!({"metadata": {"name": "kedge-denied"}, "data": {"node.edge-1": "", key: ""}});
+    admin.post("/api/v1/namespaces/kube-system/configmaps", &denied).expect(201);
+    for (mut client, rest, what) in begun {
+        client.write_raw(&rest).unwrap();
+        assert_eq!(client.read_reply().unwrap().code, 401, "{what}");
+    }
+    assert_eq!(admin.another().get("/api").code, 401, "the administrator is denied");
+    // with another certificate
+    std::fs::remove_file(hub.data_dir.join("pki/admin.pem")).unwrap();
+    hub.restart("TERM");
+    let mut admin = hub.admin();
+    assert_eq!(admin.get(&lease).expect(200)["spec"].get("renewTime"), None);
+    assert_eq!(admin.get(&object).expect(200)["metadata"]["annotations"].get("kedge.dev/slot"), None);
+    assert_eq!(admin.get(&format!("{}/late", super::MAPS)).code, 404);
+    assert_eq!(hub.node("edge-1").get("/api").code, 401, "still revoked");
+    // what no handler saw is counted, by the name that the credential bears
+    hub.stop("TERM");
+    let log = std::fs::read_to_string(hub.data_dir.join("audit-refused.log")).unwrap();
+    let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    assert!(lines.any(|line| line["user"]["username"] == "admin" && line["verb"] == "count"), "{log}");
+}
+
 #[test]
 fn readmitted_node_needs_new_credentials() {
     let hub = Hub::new();
