@@ -89,8 +89,8 @@ async fn connection(
     let link = Box::pin(limited(socket, from, handshake, tls, server)).await?;
     let certificate = link.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = certificate.and_then(|der| Identity::from_client_certificate(der));
-    if identity.as_ref().is_some_and(|identity| identity.node().is_some()) {
-        server.handshakes.trust(from);
+    if let Some(node) = server.credentials.valid(identity.as_ref()).and_then(Identity::node) {
+        server.handshakes.trust(node, from);
     }
     let caller = Caller::new(server, identity, from);
     serve_requests(link, server, caller, stopped).await

@@ -14,8 +14,8 @@ use tokio::sync::oneshot;
 /// Unfinished handshakes of one network: an address, or a /64 of IPv6. A site's nodes behind one router reconnect in waves of this
 /// size, a second or less each.
 const PER_NETWORK: usize = 64;
-/// Networks that are remembered because a node came from them. Further ones are not preferred.
-const MAX_KNOWN: usize = 16_384;
+/// Nodes whose networks are remembered. Those of further ones are not preferred.
+const MAX_NODES: usize = 16_384;
 
 /// The owner of an address, as far as an address tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,8 +48,10 @@ struct Table {
     /// In all, and of networks that are not known.
     all: usize,
     strangers: usize,
-    /// Networks from which a node came.
-    known: HashMap<Network, ()>,
+    /// From where each node last came: one node vouches for one network.
+    nodes: HashMap<Box<str>, Network>,
+    /// Those networks, and how many nodes each has.
+    known: HashMap<Network, usize>,
     next: u64,
 }
 
@@ -103,16 +105,32 @@ impl Handshakes {
         Some(Handshake { handshakes: Arc::clone(self), network, id, ended })
     }
 
-    /// Remembers that a node came from here.
-    pub(super) fn trust(&self, from: IpAddr) {
+    /// Remembers that a node came from here, and not from where it came before.
+    pub(super) fn trust(&self, node: &str, from: IpAddr) {
+        let network = Network::of(from);
         let mut table = self.lock();
-        if table.known.len() < MAX_KNOWN {
-            table.known.insert(Network::of(from), ());
+        let before = table.nodes.get(node).copied();
+        if before == Some(network) || (before.is_none() && table.nodes.len() >= MAX_NODES) {
+            return;
+        }
+        table.nodes.insert(node.into(), network);
+        *table.known.entry(network).or_default() += 1;
+        if let Some(before) = before {
+            table.forget(before);
         }
     }
 }
 
 impl Table {
+    /// A node of this network came from another one.
+    fn forget(&mut self, network: Network) {
+        let Some(nodes) = self.known.get_mut(&network) else { return };
+        *nodes -= 1;
+        if *nodes == 0 {
+            self.known.remove(&network);
+        }
+    }
+
     /// The network with the most handshakes; among strangers only, if one of them needs room.
     fn fullest(&self, strangers: bool) -> Option<Network> {
         let of = self.of.iter().filter(|(network, _)| !strangers || !self.known.contains_key(network));
@@ -244,9 +262,26 @@ mod tests {
     }
 
     #[test]
+    fn node_vouches_for_one_network() {
+        let all = Arc::new(Handshakes::new(256));
+        let known = || all.lock().known.len();
+        for number in 0..1000 {
+            all.trust("edge-1", address(number));
+            assert_eq!(known(), 1);
+        }
+        all.trust("edge-2", address(999));
+        all.trust("edge-1", address(1));
+        assert_eq!(known(), 2, "another node is still there");
+        all.trust("edge-2", address(1));
+        assert_eq!((known(), all.lock().nodes.len()), (1, 2));
+        (0..MAX_NODES).for_each(|number| all.trust(&number.to_string(), HERE));
+        assert_eq!(all.lock().nodes.len(), MAX_NODES);
+    }
+
+    #[test]
     fn strangers_leave_half_for_networks_of_nodes() {
         let all = Arc::new(Handshakes::new(256));
-        all.trust(HERE);
+        all.trust("edge-1", HERE);
         // each from an address of its own, and each has begun
         let strangers: Vec<_> = (0..1000)
             .map_while(|number| {
