@@ -313,12 +313,14 @@ impl<S: Sink> Index<S> {
         self.revision = event.revision;
         let object = event.object();
         let at = (index_of(kind), key(&object.namespace, &object.name));
-        let is_same = |old: &Arc<Object>| object.shares_facts(old) && object.holder.is_none();
-        if event.old.as_ref().is_some_and(is_same) {
-            self.kinds[at.0].objects.insert(at.1, object.clone());
-        } else {
-            let old = self.kinds[at.0].store(&at.1, event.new.clone());
-            self.relations.change(&at, old.as_deref(), event.new.as_deref());
+        match (&event.old, &event.new) {
+            (Some(old), Some(new)) if new.shares_facts(old) && new.holder.is_none() => {
+                self.kinds[at.0].objects.insert(at.1, new.clone());
+            }
+            (_, new) => {
+                let old = self.kinds[at.0].store(&at.1, new.clone());
+                self.relations.change(&at, old.as_deref(), new.as_deref());
+            }
         }
         self.watches -= self.kinds[at.0].tell(event, takes);
     }
