@@ -60,6 +60,18 @@ const BODIES: &[(&str, &str, Generated)] = &[
         "SelfSubjectReview",
         generated::<api::authentication::v1::SelfSubjectReview>,
     ),
+    (
+        "authorization.k8s.io/v1",
+        "SubjectAccessReview",
+        generated::<api::authorization::v1::SubjectAccessReview>,
+    ),
+    (
+        "authorization.k8s.io/v1",
+        "LocalSubjectAccessReview",
+        generated::<api::authorization::v1::LocalSubjectAccessReview>,
+    ),
+    ("authentication.k8s.io/v1", "TokenRequest", generated::<api::authentication::v1::TokenRequest>),
+    ("authentication.k8s.io/v1", "TokenReview", generated::<api::authentication::v1::TokenReview>),
     ("meta/v1", "DeleteOptions", generated::<meta::DeleteOptions>),
     ("meta/v1", "Status", generated::<meta::Status>),
 ];
