@@ -366,9 +366,12 @@ mod tests {
         let kept = open(&data.join("state.db.before-restore"), OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap();
         assert_eq!(judge(&kept, &data).unwrap().objects, 2);
         let audit = fs::read_to_string(data.join("audit.log")).unwrap();
-        let line: Value = serde_json::from_str(audit.trim()).unwrap();
-        assert_eq!((&line["verb"], &line["objects"]), (&"restore".into(), &1.into()));
-        assert_eq!(line["name"], file.to_str().unwrap());
+        let lines: Vec<Value> = audit.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.iter().map(|line| &line["verb"]).collect::<Vec<_>>(), ["backup", "restore"]);
+        for line in &lines {
+            assert_eq!(line["objectRef"]["name"], file.to_str().unwrap());
+            assert_eq!(line["annotations"]["kedge.dev/count"], "1");
+        }
         // and into an empty directory
         let other = folder.join("other");
         restore(&other, &file).unwrap();
