@@ -1,10 +1,12 @@
 //! Limits per caller, and fair shares of what all callers use together.
 //!
-//! A caller is an identity, or the network of an anonymous one. Always holds: callers that take all they can get leave something for
-//! the next one. From each pool a caller gets at most a quarter of what is *free* at that moment (an administrator, half of all), so
-//! 64 greedy callers leave a seventeenth of it, and it takes about as many as the pool has units to shut out a caller that holds
-//! nothing. Anonymous callers, whose addresses cost nothing, and identities that are no nodes share parts of the connections. A
-//! node's renewals take from no pool at all: only their own node can delay them.
+//! A caller is an identity, or the network of an anonymous one. From each pool a caller gets at most a quarter of what is free (an
+//! administrator, half of all) while half of the pool is free; then a 256th of the pool, and from its last quarter a 2048th or
+//! [`Resource::least`]. Always holds: a few callers hold half of a pool at most, and to take the rest from a caller that holds
+//! nothing needs more than 64 others (of the few long answers, as many as there are), in whatever order they come; hundreds of nodes
+//! together can do it. An eighth is left to administrators whatever all others do. Anonymous callers, whose addresses cost nothing,
+//! and identities that are no nodes share parts of the connections. A node's renewals take from no pool at all: only their own node
+//! can delay them.
 //!
 //! A refusal is 429 (the caller's own excess) or 503 (the hub's), with Retry-After. Left to others: how large the pools are
 //! (`capacity`), and connections before they have an identity (`handshakes`).
@@ -24,8 +26,14 @@ use crate::capacity::Capacity;
 use crate::memory::Budget;
 use crate::pki::PROBE_USER;
 
-/// The part of a pool's free rest that a caller may hold.
+/// The part of a pool's free rest that a caller may hold. A part of the rest alone would leave less to each further caller.
 const SHARE: usize = 4;
+/// The part of a pool that a caller may hold once half of it is taken: more than a caller with its usual work needs.
+const CROWDED_PART: usize = 256;
+/// The same once three quarters are taken.
+const SCARCE_PART: usize = 2048;
+/// The part of each pool that only administrators get, who must be able to see and end what the others do.
+const RESERVED_PART: usize = 8;
 /// The part of all connections that anonymous callers may hold together.
 const ANONYMOUS_PART: usize = 8;
 /// The part of all connections that identities which are neither nodes nor administrators may hold together.
@@ -59,6 +67,19 @@ pub(crate) enum Resource {
     BacklogBytes,
     /// Long answers that are being rendered or compressed.
     LongAnswers,
+}
+
+impl Resource {
+    /// What a caller may hold while anything is free: the connections and watches of an agent, or of a program; an object of usual
+    /// size; one of what is not held for long.
+    fn least(self, class: CallerClass) -> usize {
+        match self {
+            Resource::Connections | Resource::Watches if class == CallerClass::Node => 8,
+            Resource::Connections | Resource::Watches => 2,
+            Resource::BodyBytes | Resource::BacklogBytes => 64 * 1024,
+            Resource::Bodies | Resource::Requests | Resource::Renewals | Resource::LongAnswers => 1,
+        }
+    }
 }
 
 const RESOURCES: usize = 8;
@@ -122,12 +143,32 @@ impl Pool {
         Pool { size, held: AtomicUsize::new(0) }
     }
 
-    fn free(&self) -> usize {
-        self.size.saturating_sub(self.held.load(Ordering::Relaxed))
+    /// What callers of a class may take together.
+    fn room(&self, class: CallerClass) -> usize {
+        match class {
+            CallerClass::Hub | CallerClass::Admin => self.size,
+            _ => self.size - self.size / RESERVED_PART,
+        }
     }
 
-    fn take(&self, amount: usize) -> bool {
-        add(&self.held, amount, self.size)
+    /// What one caller of a class may hold now, if they may take `room` together.
+    fn share(&self, class: CallerClass, room: usize, least: usize) -> usize {
+        let free = room.saturating_sub(self.held.load(Ordering::Relaxed));
+        let (half, quarter) = (room / 2, room / 4);
+        let share = match class {
+            // held <= free: half of all
+            CallerClass::Hub | CallerClass::Admin if free >= half => free,
+            CallerClass::Hub | CallerClass::Admin => free / SHARE,
+            _ if free >= half => free / SHARE,
+            _ if free >= quarter => self.size / CROWDED_PART,
+            _ => self.size / SCARCE_PART,
+        };
+        share.max(least)
+    }
+
+    /// Takes unless all callers would hold more than `room`.
+    fn take(&self, amount: usize, room: usize) -> bool {
+        add(&self.held, amount, room)
     }
 
     fn give_back(&self, amount: usize) {
@@ -298,7 +339,11 @@ impl Slot {
             CallerClass::Hub | CallerClass::Admin | CallerClass::Node => None,
         };
         let held = self.held[Resource::Connections as usize].load(Ordering::Relaxed);
-        if part.is_some_and(|part| held >= part.free() / SHARE || !part.take(1)) {
+        let least = Resource::Connections.least(self.class);
+        // a part has no room for administrators
+        let refuses =
+            |part: &Pool| held >= part.share(self.class, part.size, least) || !part.take(1, part.size);
+        if part.is_some_and(refuses) {
             return Err(self.refusal(Resource::Connections));
         }
         match self.take(Resource::Connections, 1) {
@@ -328,15 +373,12 @@ impl Slot {
             pool.held.fetch_add(amount, Ordering::Relaxed);
             return true;
         }
-        let share = match self.class {
-            // held <= free: half of all
-            CallerClass::Admin => pool.free(),
-            _ => pool.free() / SHARE,
-        };
+        let room = pool.room(self.class);
+        let share = pool.share(self.class, room, resource.least(self.class));
         if !add(held, amount, share.min(self.class.most(resource))) {
             return false;
         }
-        let taken = pool.take(amount);
+        let taken = pool.take(amount, room);
         if !taken {
             held.fetch_sub(amount, Ordering::Relaxed);
         }
@@ -450,7 +492,11 @@ mod tests {
 
     /// A board with 1 GiB.
     fn limits() -> Limits {
-        let machine = Machine { memory_bytes: 1 << 30, descriptors: 524_288, processors: 2 };
+        limits_with(1024)
+    }
+
+    fn limits_with(memory_mib: u64) -> Limits {
+        let machine = Machine { memory_bytes: memory_mib << 20, descriptors: 524_288, processors: 2 };
         Limits::new(&Capacity::of(&machine))
     }
 
@@ -466,32 +512,83 @@ mod tests {
         }
     }
 
+    /// Each takes all it can get before the next one comes.
+    fn greed_in_sequence(slots: &[Arc<Slot>], resource: Resource, amount: usize) -> Vec<Taken> {
+        slots.iter().flat_map(|slot| greed(std::slice::from_ref(slot), resource, amount)).collect()
+    }
+
+    /// Pools, and a small amount of each.
+    const POOLS: [(Resource, usize); 5] = [
+        (Resource::Connections, 1),
+        (Resource::Requests, 1),
+        (Resource::BodyBytes, 10_000),
+        (Resource::Watches, 1),
+        (Resource::BacklogBytes, 10_000),
+    ];
+
     #[test]
     fn greedy_callers_leave_something_for_the_next() {
         let now = Instant::now();
-        for (resource, amount) in [
-            (Resource::Connections, 1),
-            (Resource::Requests, 1),
-            (Resource::BodyBytes, 64 * 1024),
-            (Resource::Watches, 1),
-            (Resource::BacklogBytes, 64 * 1024),
-        ] {
-            for others in [false, true] {
-                let limits = limits();
+        let ways = [greed, greed_in_sequence];
+        for (memory_mib, others, way) in [256, 1024, 8192]
+            .into_iter()
+            .flat_map(|mib| [false, true].map(|others| ways.map(|way| (mib, others, way))))
+            .flatten()
+        {
+            for (resource, amount) in POOLS {
+                let limits = limits_with(memory_mib);
                 let greedy = |number| match others {
                     true => other(&format!("greedy-{number}")),
                     false => node(&format!("greedy-{number}")),
                 };
                 let slots: Vec<_> =
                     (0..64).map(|number| limits.slot(Some(&greedy(number)), HERE, now)).collect();
-                let held = greed(&slots, resource, amount);
-                assert!(held.len() >= 64, "{resource:?}");
+                let held = way(&slots, resource, amount);
                 let victim = limits.slot(Some(&node("victim")), HERE, now);
-                assert!(victim.take(resource, amount).is_ok(), "{resource:?} after {}", held.len());
+                let left = greed(std::slice::from_ref(&victim), resource, amount).len() * amount;
+                let least = resource.least(CallerClass::Node);
+                assert!(left + amount > least, "{memory_mib} MiB, {resource:?}: {left}, {}", held.len());
                 drop(held);
                 assert_eq!(limits.level(resource).0, 0, "{resource:?}");
             }
         }
+    }
+
+    #[test]
+    fn late_callers_get_as_much_as_each_other() {
+        let now = Instant::now();
+        for (resource, amount) in POOLS {
+            let limits = limits();
+            let slots = (0..5000).map(|number| limits.slot(Some(&node(&number.to_string())), HERE, now));
+            let slots: Vec<_> = slots.collect();
+            let mut held = Vec::new();
+            let served = slots.iter().take_while(|slot| {
+                let got = greed(std::slice::from_ref(slot), resource, amount);
+                held.extend(got);
+                slot.held[resource as usize].load(Ordering::Relaxed) > 0
+            });
+            let served = served.count();
+            assert!(served > 200, "{resource:?}: {served}");
+            // but for the last one, the pool having ended
+            let last = slots[served - 2].held[resource as usize].load(Ordering::Relaxed);
+            assert!(last + amount > resource.least(CallerClass::Node), "{resource:?}: {last} after {served}");
+            // an administrator still has its eighth
+            let (taken, size) = limits.level(resource);
+            assert!(size - taken >= size / RESERVED_PART, "{resource:?}: {taken} of {size}");
+            let admin = limits.slot(Some(&admin()), HERE, now);
+            let got = greed(&[admin], resource, amount).len() * amount;
+            assert!(got >= size / RESERVED_PART / SHARE / 2, "{resource:?}: {got}");
+        }
+    }
+
+    #[test]
+    fn caller_that_holds_nothing_gets_one_of_a_small_pool() {
+        let (limits, now) = (limits_with(256), Instant::now());
+        assert_eq!(limits.level(Resource::LongAnswers).1, 8);
+        let nodes = (0..20).map(|number| limits.slot(Some(&node(&number.to_string())), HERE, now));
+        let held: Vec<_> = nodes.filter_map(|slot| slot.take(Resource::LongAnswers, 1).ok()).collect();
+        assert_eq!(held.len(), 7, "one is for administrators");
+        limits.slot(Some(&admin()), HERE, now).take(Resource::LongAnswers, 1).unwrap();
     }
 
     #[test]
@@ -589,7 +686,8 @@ mod tests {
             drop(slot.connect().unwrap());
         }
         let pools = &limits.pools;
-        assert_eq!((pools.anonymous.free(), pools.other.free()), (pools.anonymous.size, pools.other.size));
+        let held = [&pools.anonymous, &pools.other].map(|part| part.held.load(Ordering::Relaxed));
+        assert_eq!(held, [0, 0]);
     }
 
     #[test]
