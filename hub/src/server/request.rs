@@ -21,9 +21,9 @@ use kedge_hub_core::field_error::FieldError;
 
 /// Largest request body; upstream's limit.
 const MAX_BODY_BYTES: usize = 3 * 1024 * 1024;
-/// A body must come at this pace, after a first while: links of 32 kbit/s. One of 3 MiB may take 13 minutes.
+/// A body must come at this pace: links of 32 kbit/s. One of 3 MiB may take 13 minutes.
 const BODY_BYTES_PER_SEC: u64 = 4096;
-/// The first while.
+/// How far behind that pace a body may ever be. Bytes that came sooner give no right to a longer pause: the hub holds them meanwhile.
 const BODY_GRACE: Duration = Duration::from_secs(10);
 /// Bodies up to this cost their caller nothing while they are received: a renewal, a review. The connection holds no more for a head.
 const SMALL_BYTES: usize = 4096;
@@ -276,14 +276,12 @@ impl RequestBody {
     }
 
     async fn receive(&mut self, mut bytes: Option<&mut Taken>) -> Result<Bytes, ApiError> {
-        let begun = Instant::now();
+        let mut pace = BodyPace::begin(Instant::now());
         let mut first = Bytes::new();
         let mut whole = Vec::new();
         loop {
             let received = first.len().max(whole.len());
-            let millis = received as u64 * 1000 / BODY_BYTES_PER_SEC;
-            let deadline = begun + BODY_GRACE + Duration::from_millis(millis);
-            let data = match timeout_at(deadline, self.incoming.frame()).await {
+            let data = match timeout_at(pace.deadline, self.incoming.frame()).await {
                 Ok(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
                 Ok(Some(Err(error))) => {
                     return Err(ApiError::bad_request(format!("the body could not be read: {error}")));
@@ -294,6 +292,7 @@ impl RequestBody {
             if received + data.len() > MAX_BODY_BYTES {
                 return Err(too_large());
             }
+            pace.received(data.len(), Instant::now());
             if let Some(bytes) = &mut bytes {
                 bytes.more(data.len())?;
             }
@@ -333,6 +332,24 @@ impl RequestBody {
     }
 }
 
+/// Until when the next bytes of a body must come.
+#[derive(Debug)]
+struct BodyPace {
+    deadline: Instant,
+}
+
+impl BodyPace {
+    fn begin(now: Instant) -> BodyPace {
+        BodyPace { deadline: now + BODY_GRACE }
+    }
+
+    /// Bytes came.
+    fn received(&mut self, bytes: usize, now: Instant) {
+        let worth = Duration::from_micros(bytes as u64 * 1_000_000 / BODY_BYTES_PER_SEC);
+        self.deadline = (self.deadline + worth).min(now + BODY_GRACE);
+    }
+}
+
 fn too_large() -> ApiError {
     ApiError::too_large(format!("Request entity too large: limit is {MAX_BODY_BYTES}"))
 }
@@ -352,6 +369,27 @@ mod tests {
         assert!(Parameters::parse("a=%f").is_err());
         assert!(Parameters::parse(&"a=1&".repeat(65)).is_err());
         assert!(Parameters::parse("watch=maybe").unwrap().flag("watch").is_err());
+    }
+
+    #[test]
+    fn body_that_stops_or_drips_ends_soon() {
+        let begun = Instant::now();
+        let secs = Duration::from_secs;
+        // steadily at the least pace: never late, for 13 minutes
+        let (mut pace, mut now) = (BodyPace::begin(begun), begun);
+        for _ in 0..MAX_BODY_BYTES as u64 / BODY_BYTES_PER_SEC {
+            now += secs(1);
+            assert!(now <= pace.deadline);
+            pace.received(BODY_BYTES_PER_SEC as usize, now);
+        }
+        // nearly all at once, then a byte now and then
+        let mut pace = BodyPace::begin(begun);
+        pace.received(MAX_BODY_BYTES - 100, begun);
+        assert_eq!(pace.deadline, begun + BODY_GRACE);
+        for second in 1..10 {
+            pace.received(1, begun + secs(second));
+        }
+        assert!(pace.deadline < begun + BODY_GRACE + secs(1));
     }
 
     #[test]
