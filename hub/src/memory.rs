@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 /// Changes that wait for one watcher; when it is further behind it is dropped and must watch again.
 pub const WATCH_BACKLOG: usize = 1024;
 /// Bytes of objects that wait for one watcher. A client that does not read keeps every version alive that it has not read, so their
-/// number alone bounds nothing: 1024 versions of a Node may be 1.5 GiB. One change always waits, however large.
+/// number alone bounds nothing: 1024 versions of a Node may be 1.5 GiB. One change always waits, however large, and whatever others hold.
 pub const WATCH_BACKLOG_BYTES: usize = 1024 * 1024;
 /// Bytes that a waiting change takes besides its objects.
 const CHANGE_BYTES: usize = 256;
@@ -42,17 +42,18 @@ struct Backlog {
 }
 
 impl Backlog {
-    /// Counts a change that begins to wait; `None` if it must not.
-    fn hold(self: &Arc<Self>, event: &Event) -> Option<Held> {
-        let Some(budget) = &self.budget else { return Some(Held { backlog: Arc::clone(self), bytes: 0 }) };
+    /// Counts a change that begins to wait; `None` if it must not, at most so many bytes waiting.
+    fn hold(self: &Arc<Self>, event: &Event, most: usize) -> Option<Held> {
+        let Some(budget) = &self.budget else {
+            return Some(Held { backlog: Arc::clone(self), bytes: 0, charged: false });
+        };
         let bytes = size(event);
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let fits = before == 0 || before + bytes <= WATCH_BACKLOG_BYTES;
-        if fits && budget.take(bytes) {
-            return Some(Held { backlog: Arc::clone(self), bytes });
-        }
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        None
+        let fits = before == 0 || before + bytes <= most;
+        let charged = fits && budget.take(bytes);
+        // dropped if it must not wait, which uncounts it
+        let held = Held { backlog: Arc::clone(self), bytes, charged };
+        (charged || before == 0).then_some(held)
     }
 }
 
@@ -67,12 +68,14 @@ fn size(event: &Event) -> usize {
 struct Held {
     backlog: Arc<Backlog>,
     bytes: usize,
+    /// Whether the budget gave them: not those of the one change that always waits, if it had none left.
+    charged: bool,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         self.backlog.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        if let Some(budget) = &self.backlog.budget {
+        if let Some(budget) = self.backlog.budget.as_ref().filter(|_| self.charged) {
             budget.give_back(self.bytes);
         }
     }
@@ -95,7 +98,9 @@ pub struct Sender {
 impl Sink for Sender {
     fn take(&self, event: &Arc<Event>) -> bool {
         let waiting = |held| Waiting { event: event.clone(), _held: held };
-        self.backlog.hold(event).is_some_and(|held| self.queue.try_send(waiting(held)).is_ok())
+        self.backlog
+            .hold(event, WATCH_BACKLOG_BYTES)
+            .is_some_and(|held| self.queue.try_send(waiting(held)).is_ok())
     }
 
     fn takes_renewals(&self) -> bool {
@@ -297,12 +302,8 @@ impl Watch {
         let budget = self.backlog.budget.clone();
         let backlog = Arc::new(Backlog { bytes: AtomicUsize::new(0), budget });
         let wait = |event: Arc<Event>| {
-            let bytes = size(&event);
-            if backlog.budget.as_ref().is_some_and(|budget| !budget.take(bytes)) {
-                return None;
-            }
-            backlog.bytes.fetch_add(bytes, Ordering::Relaxed);
-            Some(Waiting { event, _held: Held { backlog: Arc::clone(&backlog), bytes } })
+            let held = backlog.hold(&event, usize::MAX)?;
+            Some(Waiting { event, _held: held })
         };
         events.into_iter().map(wait).collect()
     }
@@ -400,6 +401,7 @@ mod tests {
         check(usize::MAX, 200_000, 5);
         // one change waits, however large
         check(usize::MAX, 1_400_000, 1);
+        check(0, 200_000, 1);
         // the caller's other watches have taken the rest
         check(500_000, 200_000, 2);
         // a watch that is dropped with its changes gives their bytes back

@@ -8,9 +8,11 @@
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::Response;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, timeout_at};
 
 use super::link::{Link, head_text};
 use super::respond::Body;
@@ -20,11 +22,14 @@ use super::watch::WatchStream;
 const EARLY_BYTES: usize = 1024;
 /// Bytes of events that are written together, about a TLS record.
 const RECORD_BYTES: usize = 16 * 1024;
+/// Time for what is left to write when the watch's time is over. Then it is cut off: a client that reads a byte now and then would
+/// keep it for ever.
+const LAST_WRITE: Duration = Duration::from_secs(60);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     /// Writes a watch until its end; returns whether the connection can be reused.
     pub(super) async fn write_watch(&mut self, answer: Answer) -> io::Result<bool> {
-        let Answer { head, mut watch, manner } = answer;
+        let Answer { head, mut watch, manner, cut } = answer;
         let mut text = head_of(&head, manner);
         drop(head);
         loop {
@@ -32,18 +37,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
                 .await?;
             match next {
                 Next::Gone => return Ok(false),
-                Next::Write => self.write(&std::mem::take(&mut text)).await?,
+                Next::Write => self.write_until(cut, &std::mem::take(&mut text)).await?,
                 Next::Last => break,
             }
         }
         if manner.chunks {
             text.extend_from_slice(b"0\r\n\r\n");
         }
-        self.write(&text).await?;
+        self.write_until(cut, &text).await?;
         if manner.closes {
             self.shut_down().await?;
         }
         Ok(!manner.closes)
+    }
+
+    async fn write_until(&mut self, end: Instant, text: &[u8]) -> io::Result<()> {
+        let too_slow =
+            || io::Error::new(io::ErrorKind::TimedOut, "the watch is over, and its client too slow");
+        timeout_at(end, self.write(text)).await.unwrap_or_else(|_| Err(too_slow()))
     }
 
     fn poll_next(
@@ -116,6 +127,8 @@ pub(super) struct Answer {
     head: http::response::Parts,
     watch: Box<WatchStream>,
     manner: Manner,
+    /// Nothing is written after this.
+    cut: Instant,
 }
 
 /// The slot of a connection for a watch that waits to be detached.
@@ -133,7 +146,8 @@ impl Waiting {
         let (head, body) = response.into_parts();
         match body {
             Body::Watch(watch) => {
-                *self.lock() = Some(Answer { head, watch, manner });
+                let cut = watch.deadline() + LAST_WRITE;
+                *self.lock() = Some(Answer { head, watch, manner, cut });
                 None
             }
             body => Some(Response::from_parts(head, body)),
@@ -189,7 +203,9 @@ mod tests {
         );
         let (mut head, _) = respond::bytes(200, "application/json", "").into_parts();
         head.headers.insert("x-b", "c".parse().unwrap());
-        Answer { head, watch: Box::new(stream.unwrap()), manner: Manner { chunks: true, closes: false } }
+        let (watch, manner) = (Box::new(stream.unwrap()), Manner { chunks: true, closes: false });
+        let cut = watch.deadline() + LAST_WRITE;
+        Answer { head, watch, manner, cut }
     }
 
     fn publish(memory: &Memory, revision: u64) {
@@ -268,6 +284,19 @@ mod tests {
             // the client may be gone, or refuse the head
             assert!(!Link::new(server).write_watch(answer).await.unwrap_or(false));
             assert_eq!(memory.watches(), 0);
+        });
+    }
+
+    #[test]
+    fn watch_whose_client_reads_too_slowly_is_cut_off() {
+        run(async {
+            let (client, server) = tokio::io::duplex(16);
+            let memory = Arc::new(Memory::empty());
+            let watch = Answer { cut: Instant::now(), ..answer(&memory) };
+            let error = Link::new(server).write_watch(watch).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert_eq!(memory.watches(), 0);
+            drop(client);
         });
     }
 

@@ -190,6 +190,11 @@ impl WatchStream {
         self
     }
 
+    /// When its time is over.
+    pub(super) fn deadline(&self) -> Instant {
+        self.deadline.deadline()
+    }
+
     /// The next piece of the body; `None` ends it.
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
         if self.valid.as_ref().is_some_and(|valid| !valid.0()) {
