@@ -25,7 +25,7 @@ use crate::guard::Turns;
 /// A client begins its handshake in this time. Clients begin at once, so this is what the network takes.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Deadline of a TLS handshake that has begun: two kilobytes each way, with a client certificate, over the slowest of links. It may be
-/// long, because a silent connection makes room for others.
+/// long, because the oldest make room for others.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Wait after a failed accept (no file descriptors), so that the loop does not spin.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);

@@ -1,10 +1,12 @@
 //! Connections that have not shown who they are: TLS handshakes that are not finished.
 //!
 //! Always holds: one network has at most [`PER_NETWORK`] of them, and networks from which no node ever came have half of all at most.
-//! A new connection is not refused for others' sake while one is silent: the oldest silent one of the fullest network makes room.
-//! So a client that begins its handshake at once, as every client does, gets through any number of connections that say nothing.
+//! A new connection is not refused for others' sake: the oldest silent one of the fullest network makes room, or its oldest one, unless
+//! the newcomer's own network is as full. A handshake that goes on takes milliseconds, so a client gets through any number of
+//! connections that say nothing, or too little.
 //! Left to others: time limits (`accept`), connections after the handshake (`limits`).
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -93,7 +95,7 @@ impl Handshakes {
             return None;
         }
         let full = table.all >= self.most || (stranger && table.strangers >= (self.most / 2).max(1));
-        if full && !table.fullest(stranger).is_some_and(|network| table.make_room(network)) {
+        if full && !table.fullest(stranger).is_some_and(|fullest| table.give_way(fullest, network)) {
             return None;
         }
         let (end, ended) = oneshot::channel();
@@ -131,10 +133,18 @@ impl Table {
         }
     }
 
-    /// The network with the most handshakes; among strangers only, if one of them needs room.
+    /// The network with the most handshakes, and of several the one with the oldest; among strangers only, if one of them needs room.
     fn fullest(&self, strangers: bool) -> Option<Network> {
         let of = self.of.iter().filter(|(network, _)| !strangers || !self.known.contains_key(network));
-        of.max_by_key(|(_, entries)| entries.len()).map(|(network, _)| *network)
+        let age = |entries: &[Entry]| Reverse(entries.first().map(|entry| entry.id));
+        of.max_by_key(|(_, entries)| (entries.len(), age(entries))).map(|(network, _)| *network)
+    }
+
+    /// Ends a handshake of the fullest network for one of another: a silent one, or else the oldest. `false`: the other is as full.
+    fn give_way(&mut self, fullest: Network, newcomer: Network) -> bool {
+        let count = |network| self.of.get(&network).map_or(0, Vec::len);
+        let is_fuller = count(fullest) > count(newcomer);
+        self.make_room(fullest) || (is_fuller && self.end_oldest(fullest))
     }
 
     /// Ends the oldest silent handshake of a network. `false`: all have begun.
@@ -205,6 +215,13 @@ mod tests {
 
     fn address(number: u32) -> IpAddr {
         IpAddr::from((0x0a00_0000 + number).to_be_bytes())
+    }
+
+    /// A handshake that has begun.
+    fn begun(all: &Arc<Handshakes>, number: u32) -> Option<Handshake> {
+        let handshake = all.begin(address(number))?;
+        handshake.heard();
+        Some(handshake)
     }
 
     fn is_ended(handshake: &mut Handshake) -> bool {
@@ -282,17 +299,41 @@ mod tests {
     fn strangers_leave_half_for_networks_of_nodes() {
         let all = Arc::new(Handshakes::new(256));
         all.trust("edge-1", HERE);
-        // each from an address of its own, and each has begun
-        let strangers: Vec<_> = (0..1000)
-            .map_while(|number| {
-                let handshake = all.begin(address(number))?;
-                handshake.heard();
-                Some(handshake)
-            })
-            .collect();
-        assert_eq!(strangers.len(), 128);
-        assert!(all.begin(address(5000)).is_none());
-        let nodes: Vec<_> = (0..PER_NETWORK).map_while(|_| all.begin(HERE)).collect();
-        assert_eq!(nodes.len(), PER_NETWORK);
+        let held: Vec<_> = (0..1000).filter_map(|number| begun(&all, number)).collect();
+        assert_eq!(all.count(), 128);
+        let mut nodes: Vec<_> = (0..PER_NETWORK).map_while(|_| all.begin(HERE)).collect();
+        assert_eq!((nodes.len(), all.count()), (PER_NETWORK, 128 + PER_NETWORK));
+        // strangers make room for each other only
+        assert!(begun(&all, 5000).is_some());
+        assert!(!nodes.iter_mut().any(is_ended));
+        drop(held);
+    }
+
+    #[test]
+    fn one_byte_each_does_not_shut_the_door() {
+        let all = Arc::new(Handshakes::new(2048));
+        let numbers = || (0..16).flat_map(|number| std::iter::repeat_n(number, PER_NETWORK));
+        let mut held: Vec<_> = numbers().map(|number| begun(&all, number).unwrap()).collect();
+        assert_eq!(all.count(), 1024, "all places of strangers");
+        let mut client = begun(&all, 100).expect("a network with none");
+        assert!(is_ended(&mut held[0]), "the oldest");
+        assert!(!held[1..].iter_mut().any(is_ended));
+        // the attackers come again and again, and end only each other
+        for _ in 0..20 {
+            held.extend(numbers().filter_map(|number| begun(&all, number)));
+        }
+        assert!(!is_ended(&mut client));
+        assert_eq!(all.count(), 1024);
+        // the network with most is not let in at the cost of another one
+        let own = (0..16).find(|number| all.lock().of[&Network::of(address(*number))].len() == PER_NETWORK);
+        assert!(own.is_some_and(|number| begun(&all, number).is_none()));
+    }
+
+    #[test]
+    fn networks_with_one_each_make_room_in_turn() {
+        let all = Arc::new(Handshakes::new(256));
+        let mut held: Vec<_> = (0..200).map(|number| begun(&all, number).unwrap()).collect();
+        let ended: Vec<bool> = held.iter_mut().map(is_ended).collect();
+        assert!(ended[..72].iter().all(|ended| *ended) && !ended[72..].contains(&true), "oldest first");
     }
 }
