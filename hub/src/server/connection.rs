@@ -28,7 +28,7 @@ use super::authentication::Seen;
 use super::detached_watch;
 use super::large::LARGE_BYTES;
 use super::limits::Slot;
-use super::link::{Link, Next};
+use super::link::{IDLE, Link, Next, STRANGER_IDLE};
 use super::request::RequestBody;
 use super::respond::{self, Body, Sending};
 use super::shared::Server;
@@ -55,6 +55,8 @@ pub(super) struct Caller {
     pub(super) slot: Arc<Slot>,
     /// What is noted of a node's credential.
     pub(super) seen: Option<Arc<Seen>>,
+    /// Whether it has shown a valid credential: its certificate, or a token with a request.
+    proven: Arc<AtomicBool>,
 }
 
 impl Caller {
@@ -63,7 +65,20 @@ impl Caller {
         let valid = server.credentials.valid(identity.as_ref());
         let slot = server.limits.slot(valid, from, Instant::now());
         let seen = server.credentials.connected(valid);
-        Caller { identity: Arc::new(identity), from, slot, seen }
+        let proven = Arc::new(AtomicBool::new(valid.is_some()));
+        Caller { identity: Arc::new(identity), from, slot, seen, proven }
+    }
+
+    /// Notes whom a request's credential proves.
+    fn note(&self, identity: Option<&Identity>) {
+        if identity.is_some() {
+            self.proven.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// How long its connection is kept unused.
+    fn idle(&self) -> Duration {
+        if self.proven.load(Ordering::Relaxed) { IDLE } else { STRANGER_IDLE }
     }
 }
 
@@ -97,7 +112,7 @@ where
     loop {
         let next = tokio::select! {
             biased;
-            next = link.next_request() => Some(next?),
+            next = link.next_request(caller.idle()) => Some(next?),
             () = stop(stopped.clone()) => None,
             () = ended.as_mut() => None,
         };
@@ -141,7 +156,7 @@ where
     let _guard = DecrementOnDrop(&server.counters.turned_away);
     if before < MAX_TURNED_AWAY {
         let refused = async {
-            link.next_request().await?;
+            link.next_request(STRANGER_IDLE).await?;
             link.refuse(error).await
         };
         // a client that says nothing is closed
@@ -320,6 +335,7 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
         // it may have been good when the connection began
         Err(_) => server.limits.slot(None, caller.from, Instant::now()),
     };
+    caller.note(identity.as_deref().ok().and_then(Option::as_ref));
     let renews = identity.as_ref().is_ok_and(|identity| is_renewal(&parts, (**identity).as_ref()));
     let mut body = RequestBody::new(incoming, Arc::clone(&slot), renews, presented);
     let mut handled = false;
@@ -564,6 +580,19 @@ mod tests {
             assert_eq!(answer(&mut client).await, (200, true), "{fields}");
             assert_eq!(client.read(&mut [0]).await.unwrap(), 0);
         }
+    }
+
+    #[test]
+    fn stranger_keeps_a_connection_only_for_a_moment() {
+        let stage = Stage::new("strangers");
+        let caller = |identity| Caller::new(&stage.server, identity, HERE);
+        assert_eq!(caller(admin()).idle(), IDLE);
+        let stranger = caller(None);
+        stranger.note(None);
+        assert_eq!(stranger.idle(), STRANGER_IDLE);
+        // a token with a request; each request gets a clone
+        stranger.clone().note(admin().as_ref());
+        assert_eq!(stranger.idle(), IDLE);
     }
 
     #[test]

@@ -21,7 +21,9 @@ use super::respond::{self, Body};
 use super::stream;
 
 /// How long an unused connection is kept. Agents renew every ten seconds or so, and status may come only every five minutes.
-const IDLE: Duration = Duration::from_secs(400);
+pub(super) const IDLE: Duration = Duration::from_secs(400);
+/// The same of a caller that has shown no credential: connections of strangers are few, and a client that has business has it at once.
+pub(super) const STRANGER_IDLE: Duration = Duration::from_secs(15);
 /// A head must be complete in this time, from its first byte on.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes that are read at a time between requests: a head with a small body, as of a renewal.
@@ -105,10 +107,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         (self.early, self.stream)
     }
 
-    /// Waits for the head of the next request, and lets the library read that request.
-    pub(super) async fn next_request(&mut self) -> io::Result<Next> {
+    /// Waits for the head of the next request, which must begin in time, and lets the library read that request.
+    pub(super) async fn next_request(&mut self, idle: Duration) -> io::Result<Next> {
         if self.early.is_empty() {
-            match timeout(IDLE, self.receive()).await {
+            match timeout(idle, self.receive()).await {
                 Ok(received) => {
                     if received? == 0 {
                         return Ok(Next::Gone);
@@ -324,7 +326,7 @@ mod tests {
         let first = "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody";
         let second = "GET / HTTP/1.1\r\nhost: x\r\n\r\n";
         client.write_all(&first.as_bytes()[..first.len() - 2]).await.unwrap();
-        assert!(matches!(link.next_request().await.unwrap(), Next::Request { chunks: false }));
+        assert!(matches!(link.next_request(IDLE).await.unwrap(), Next::Request { chunks: false }));
         client.write_all(format!("dy{second}").as_bytes()).await.unwrap();
         for request in [first, second] {
             let mut read = vec![0; request.len()];
@@ -336,9 +338,17 @@ mod tests {
             });
             assert!(!beyond.await, "nothing more is read");
             if request == first {
-                assert!(matches!(link.next_request().await.unwrap(), Next::Request { chunks: false }));
+                assert!(matches!(link.next_request(IDLE).await.unwrap(), Next::Request { chunks: false }));
             }
         }
+    }
+
+    #[tokio::test]
+    async fn connection_that_is_not_used_ends() {
+        let (mut client, server) = tokio::io::duplex(64);
+        let mut link = Link::new(server);
+        assert!(matches!(link.next_request(Duration::ZERO).await.unwrap(), Next::Gone));
+        assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "closed in order");
     }
 
     #[tokio::test]
@@ -349,7 +359,7 @@ mod tests {
             let _ = client.write_all(&vec![b'x'; 2 * head::MAX_HEAD_BYTES]).await;
         };
         tokio::select! {
-            next = link.next_request() => assert!(matches!(next.unwrap(), Next::Refused(error) if error.code == 431)),
+            next = link.next_request(IDLE) => assert!(matches!(next.unwrap(), Next::Refused(error) if error.code == 431)),
             () = sending => unreachable!("the link does not read that much"),
         }
         assert!(link.early().len() <= head::MAX_HEAD_BYTES + READ_BYTES);
