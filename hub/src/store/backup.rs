@@ -189,8 +189,9 @@ pub fn restore(data_dir: &Path, from: &Path) -> Result<Content, OpenError> {
     check_keys(data_dir, &keys)?;
     let state = data_dir.join("state.db");
     let raised = |present: Option<i64>, restored: i64| match present {
-        Some(present) => present.max(restored).saturating_add(RAISE),
-        None => restored.saturating_add(UNKNOWN_RAISE),
+        Some(present) if present >= restored => present.saturating_add(RAISE),
+        // the hub that made the backup may have handed out more since: this store does not go on from it
+        _ => restored.saturating_add(UNKNOWN_RAISE),
     };
     let present = handed_out(&state);
     let reserved = Spaces {
@@ -244,10 +245,11 @@ fn check_keys(data_dir: &Path, keys: &[(String, Vec<u8>)]) -> Result<(), OpenErr
     Ok(())
 }
 
-/// The highest revisions that the present store may have handed out, 0 without a store; `None` if they are unknown.
+/// The highest revisions that the present store may have handed out; `None` if they are unknown. A store that is not there tells as
+/// little as a damaged one: the hub whose backup it is went on after it, wherever that was.
 fn handed_out(state: &Path) -> Option<Spaces<i64>> {
     if !state.exists() {
-        return Some(Spaces::default());
+        return None;
     }
     let store = open(state, OpenFlags::SQLITE_OPEN_READ_WRITE).ok()?;
     let reserved = reserved(&store).ok()??;
@@ -376,6 +378,31 @@ mod tests {
         let other = folder.join("other");
         restore(&other, &file).unwrap();
         assert_eq!(found(&other).0, ["a"]);
+    }
+
+    #[test]
+    fn restore_without_its_own_store_reuses_no_revision() {
+        let folder = scratch("unknown");
+        let (data, file) = (folder.join("data"), folder.join("b"));
+        let mut store = Sqlite::open(&data).unwrap();
+        store.commit(&[put("a", 5)], Some(Spaces::both(100))).unwrap();
+        backup(&data, &file).unwrap();
+        // it goes on, and is lost with its disk
+        store.commit(&[put("b", 90_000)], Some(Spaces::both(100_000))).unwrap();
+        drop(store);
+        let check = |directory: &Path| {
+            let reserved = restore(directory, &file).unwrap().reserved;
+            assert_eq!(reserved, Spaces::both(100 + UNKNOWN_RAISE));
+            assert_eq!(found(directory).1.common.reserved, reserved.common.cast_unsigned());
+            assert_eq!(found(directory).1.leases.reserved, reserved.leases.cast_unsigned());
+        };
+        check(&folder.join("empty"));
+        // a hub was started there before the restore
+        let new = folder.join("new");
+        let mut store = Sqlite::open(&new).unwrap();
+        store.commit(&[put("c", 1)], Some(Spaces::both(99))).unwrap();
+        drop(store);
+        check(&new);
     }
 
     #[test]
