@@ -86,10 +86,14 @@ impl DiskStore {
 
     /// Opens it for writing, if it is what was read.
     fn open_again(&mut self, expect: Content) -> Result<(), StoreError> {
+        let path = self.directory.join("state.db");
+        if !is_there(&path) {
+            // opening would make a new one in its place
+            let message = format!("the store is not there: {} is missing or empty", path.display());
+            return Err(StoreError::certain(Sort::Io, message));
+        }
         let opened = Sqlite::open_locked(self.lock.clone(), &self.directory, self.pages);
-        let mut store = opened.map_err(|error| {
-            error.disk_fault().unwrap_or_else(|| StoreError::certain(Sort::Damaged, error.to_string()))
-        })?;
+        let mut store = opened.map_err(not_opened)?;
         let mut found = Content::default();
         found.marks = store.load(&mut |record| found.count(&record))?;
         if found != expect {
@@ -108,13 +112,33 @@ impl DiskStore {
 fn wait(directory: &Path, error: OpenError) -> Result<State, OpenError> {
     let Some(why) = error.disk_fault().map(while_waiting) else { return Err(error) };
     let path = directory.join("state.db");
-    if !std::fs::metadata(&path).is_ok_and(|file| file.len() > 0) {
+    if !is_there(&path) {
         // a first start has nothing to serve
         return Err(error);
     }
     let reader = sqlite::open_reading(&path)?;
     log::error!("{why}; starting without writes");
     Ok(State::Waiting { why, reader: Some(reader), read: Content::default() })
+}
+
+/// Whether there is a store to read; the file of one that was never made is missing or empty.
+fn is_there(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
+}
+
+/// Why a store could not be opened again. Only what the file itself shows is damage, which does not pass: a file that is locked, or
+/// cannot be opened for want of memory or file descriptors, is tried again.
+fn not_opened(error: OpenError) -> StoreError {
+    match error {
+        OpenError::Engine(error) => error,
+        OpenError::Damaged(..) | OpenError::TooNew(..) => {
+            StoreError::certain(Sort::Damaged, error.to_string())
+        }
+        OpenError::Locked(_) => StoreError::certain(Sort::Busy, error.to_string()),
+        OpenError::Directory(..) => {
+            error.disk_fault().unwrap_or_else(|| StoreError::certain(Sort::Other, error.to_string()))
+        }
+    }
 }
 
 /// What a fault means while the store is not open for writing: nothing of this process depends on a flush, and nothing can be deleted.
@@ -233,6 +257,53 @@ mod tests {
         store.probe().unwrap();
         store.commit(&[PUT], None).unwrap();
         assert!(store.unwritable().is_none());
+    }
+
+    #[test]
+    fn store_missing_at_a_probe_is_waited_for() {
+        let folder = Scratch::new("hub-disk-missing").unwrap();
+        let mut store = waiting(&folder);
+        let [path, aside] = ["state.db", "aside"].map(|name| folder.path().join(name));
+        std::fs::rename(&path, &aside).unwrap();
+        let check = |store: &mut DiskStore| {
+            let refused = store.probe().unwrap_err();
+            assert_eq!(refused.sort, Sort::Io, "{refused}");
+            assert!(refused.message.contains("the store is not there"), "{refused}");
+        };
+        check(&mut store);
+        assert!(!path.exists(), "a new store was made in its place");
+        std::fs::write(&path, "").unwrap();
+        check(&mut store);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "a new store was made in its place");
+        std::fs::rename(&aside, &path).unwrap();
+        store.probe().unwrap();
+        store.commit(&[PUT], None).unwrap();
+    }
+
+    #[test]
+    fn passing_fault_at_a_probe_is_no_damage() {
+        let folder = Scratch::new("hub-disk-passing").unwrap();
+        let mut store = waiting(&folder);
+        // SQLite cannot open a folder
+        let [path, aside] = ["state.db", "aside"].map(|name| folder.path().join(name));
+        std::fs::rename(&path, &aside).unwrap();
+        std::fs::create_dir_all(path.join("x")).unwrap();
+        let refused = store.probe().unwrap_err();
+        assert_eq!(refused.sort, Sort::Other, "{refused}");
+        std::fs::remove_dir_all(&path).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+        store.probe().unwrap();
+        store.commit(&[PUT], None).unwrap();
+
+        let sort_of = |error| not_opened(error).sort;
+        let directory = || folder.path().to_owned();
+        for sort in [Sort::Busy, Sort::Other, Sort::Io, Sort::Full, Sort::Damaged] {
+            assert_eq!(sort_of(OpenError::Engine(StoreError::certain(sort, "so"))), sort);
+        }
+        let too_many = std::io::Error::from_raw_os_error(24);
+        assert_eq!(sort_of(OpenError::Directory(directory(), too_many)), Sort::Other);
+        assert_eq!(sort_of(OpenError::Damaged(directory(), "so".to_owned())), Sort::Damaged);
+        assert_eq!(sort_of(OpenError::TooNew(directory(), 9)), Sort::Damaged);
     }
 
     #[test]
