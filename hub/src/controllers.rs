@@ -32,6 +32,7 @@ use crate::guard::Turns;
 use crate::pki::Pki;
 use crate::probe::Probe;
 use crate::requests;
+use crate::store::health::STALL;
 use crate::{Hub, Subscription};
 
 /// Wait before subscribing again.
@@ -126,6 +127,44 @@ impl World for Hub {
     }
 }
 
+/// How long this process and its disk stood still.
+#[derive(Debug)]
+struct Stalls {
+    begun: Instant,
+    /// The last pulse, in milliseconds since `begun`.
+    beat: AtomicU64,
+    /// The longest times since they were taken, in milliseconds.
+    process: AtomicU64,
+    disk: AtomicU64,
+}
+
+impl Stalls {
+    fn new(begun: Instant) -> Stalls {
+        let zero = || AtomicU64::new(0);
+        Stalls { begun, beat: zero(), process: zero(), disk: zero() }
+    }
+
+    /// What a pulse measured.
+    fn note(&self, process: Duration, disk: Duration, now: Instant) {
+        self.process.fetch_max(milliseconds(process), Ordering::Relaxed);
+        self.disk.fetch_max(milliseconds(disk), Ordering::Relaxed);
+        self.beat.store(milliseconds(now.saturating_duration_since(self.begun)), Ordering::Relaxed);
+    }
+
+    /// The longest stall of the process, and of the disk. After a stall everything is ready at once: whoever asks before the pulse had its
+    /// turn learns how late that is.
+    fn take(&self, now: Instant) -> (Duration, Duration) {
+        let due = self.begun + Duration::from_millis(self.beat.load(Ordering::Relaxed)) + PULSE;
+        let process = Duration::from_millis(self.process.swap(0, Ordering::Relaxed));
+        let disk = Duration::from_millis(self.disk.swap(0, Ordering::Relaxed));
+        (process.max(now.saturating_duration_since(due)), disk)
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 struct Runner<C> {
     hub: Arc<Hub>,
     tools: Arc<Tools>,
@@ -140,20 +179,20 @@ impl<C: Controller> Runner<C> {
     }
 
     async fn run(mut self) {
-        let stalled = Arc::new(AtomicU64::new(0));
+        let stalls = Arc::new(Stalls::new(Instant::now()));
         let mut pulses = JoinSet::new();
         if C::MINDS_STALLS {
-            pulses.spawn(pulse(Arc::clone(&self.hub), Arc::clone(&stalled)));
+            pulses.spawn(pulse(Arc::clone(&self.hub), Arc::clone(&stalls)));
         }
         while !self.hub.memory().is_closed() {
-            self.follow(&stalled).await;
+            self.follow(&stalls).await;
             self.turns.idle();
             tokio::time::sleep(RESUBSCRIBE).await;
         }
     }
 
     /// Follows the changes of the controller's inputs until one of the subscriptions ends.
-    async fn follow(&mut self, stalled: &AtomicU64) {
+    async fn follow(&mut self, stalls: &Stalls) {
         let (changes, mut observed) = mpsc::channel(BACKLOG);
         let mut listeners = JoinSet::new();
         for kind in C::inputs() {
@@ -162,7 +201,6 @@ impl<C: Controller> Runner<C> {
         self.turns.busy();
         self.controller.sweep(&*self.hub);
         let mut next_sweep = C::SWEEP.map(|period| Instant::now() + period);
-        let mut late = Duration::ZERO;
         loop {
             self.turns.busy();
             while let Ok((kind, event)) = observed.try_recv() {
@@ -178,10 +216,8 @@ impl<C: Controller> Runner<C> {
                 self.controller.sweep(&*self.hub);
                 next_sweep = Some(Instant::now() + period);
             }
-            let pulse = Duration::from_millis(stalled.swap(0, Ordering::Relaxed));
-            // after a stall all timers fire at once, and the controller's own may come before the pulse's
-            let decision = self.step(self.now(pulse.max(late))).await;
-            late = Duration::ZERO;
+            let now = self.now(stalls);
+            let decision = self.step(now).await;
             if decision.more {
                 tokio::task::yield_now().await;
                 continue;
@@ -196,13 +232,16 @@ impl<C: Controller> Runner<C> {
             tokio::select! {
                 Some((kind, event)) = observed.recv() => self.controller.observe(kind, &event),
                 Some(_) = listeners.join_next() => return,
-                () = sleep_until(wake) => late = lateness(wake, waiting_since, Instant::now()),
+                () = sleep_until(wake) => {}
             }
         }
     }
 
-    fn now(&self, stalled: Duration) -> Now {
-        Now { running: self.start.elapsed(), wall: OffsetDateTime::now_utc(), stalled }
+    fn now(&self, stalls: &Stalls) -> Now {
+        let (stalled, disk_stalled) = stalls.take(Instant::now());
+        let disk_stalls = self.hub.writer().health().oldest_unfinished_commit() >= STALL;
+        let wall = OffsetDateTime::now_utc();
+        Now { running: self.start.elapsed(), wall, stalled, disk_stalled, disk_stalls }
     }
 
     /// One step with all its tasks. Returns the time of the next step: a pause counts from the end of this one, so a slow disk is not
@@ -278,12 +317,6 @@ async fn listen<C: Controller>(
     }
 }
 
-/// How late a timer fired that was waited for since `waiting_since`. A deadline that had passed before that is no stall: the step
-/// before it took long, which a slow disk explains.
-fn lateness(wake: Option<Instant>, waiting_since: Instant, now: Instant) -> Duration {
-    wake.map_or(Duration::ZERO, |at| now.saturating_duration_since(at.max(waiting_since)))
-}
-
 async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
@@ -291,18 +324,17 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// Measures for how long this process stood still, and leaves the longest time (in milliseconds) to be taken: how late a timer fires, how
-/// long a commit has not been finished, for how long the machine was suspended.
-async fn pulse(hub: Arc<Hub>, stalled: Arc<AtomicU64>) {
+/// Measures for how long this process stood still (how late a timer fires, for how long the machine was suspended), and for how long a
+/// commit has not been finished; leaves the longest times to be taken.
+async fn pulse(hub: Arc<Hub>, stalls: Arc<Stalls>) {
     loop {
         let (before, wall) = (Instant::now(), OffsetDateTime::now_utc());
         tokio::time::sleep(PULSE).await;
         let passed = before.elapsed();
         let late = passed.saturating_sub(PULSE);
         let suspended = suspension(OffsetDateTime::now_utc() - wall, passed);
-        let commit = hub.writer().health().oldest_unfinished_commit();
-        let longest = late.max(suspended).max(commit).as_millis();
-        stalled.fetch_max(u64::try_from(longest).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let disk = hub.writer().health().oldest_unfinished_commit();
+        stalls.note(late.max(suspended), disk, Instant::now());
     }
 }
 
@@ -435,7 +467,7 @@ mod tests {
         let (hub, tools) = (Arc::clone(&stage.hub), Arc::clone(&stage.runner.tools));
         let turns = Turns::new(hub.loops().watch("test"));
         let mut runner = Runner::new(hub, tools, Deleter::default(), turns);
-        let now = runner.now(Duration::ZERO);
+        let now = runner.now(&Stalls::new(Instant::now()));
         let next = runner.step(now).await.next.unwrap();
         assert_eq!(runner.controller.performed, [1, 10, 11, 2, 3]);
         assert!(next > now.running + PULSE, "the pause counts from the end of the step");
@@ -445,18 +477,66 @@ mod tests {
     }
 
     #[test]
-    fn slow_step_is_no_stall() {
-        let start = Instant::now();
-        let at = |second| start + Duration::from_secs(second);
-        let check = |wake, waiting_since, now, expect| {
-            let late = lateness(Some(at(wake)), at(waiting_since), at(now));
-            assert_eq!(late, Duration::from_secs(expect));
+    fn stall_shows_before_the_pulse_has_its_turn() {
+        let begun = Instant::now();
+        let at = |second| begun + Duration::from_secs(second);
+        let stalls = Stalls::new(begun);
+        let check = |now, process, disk| {
+            assert_eq!(stalls.take(at(now)), (Duration::from_secs(process), Duration::from_secs(disk)));
         };
-        check(10, 5, 10, 0);
-        check(10, 5, 17, 7);
-        check(10, 20, 20, 0);
-        check(10, 20, 26, 6);
-        assert_eq!(lateness(None, at(0), at(9)), Duration::ZERO);
+        check(1, 0, 0);
+        // the pulse beats while a slow disk holds up a step, which is no stall of the process
+        (1..=20).for_each(|second| stalls.note(Duration::ZERO, Duration::from_secs(second), at(second)));
+        check(21, 0, 20);
+        check(21, 0, 0);
+        // whatever wakes the controller first after a freeze
+        check(81, 60, 0);
+        stalls.note(Duration::from_secs(60), Duration::ZERO, at(81));
+        check(82, 60, 0);
+        check(82, 0, 0);
+    }
+
+    #[tokio::test]
+    async fn lease_deleted_before_it_is_heard_is_no_lease() {
+        let mut stage = Stage::with("ghost", 1).await;
+        let lease = json!({
+            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
+            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 3600, "renewTime": "2026-01-01T00:00:00.000000Z"},
+        });
+        stage.hub.create(&LEASE, lease).await.unwrap();
+        let (namespace, name) = (NODE_LEASE_NAMESPACE.to_owned(), "n0".to_owned());
+        let options = kedge_hub_core::requests::DeleteOptions::default();
+        let delete = Action::Delete { kind: &LEASE, namespace, name, options };
+        perform(&stage.hub, &stage.runner.tools, delete).await.unwrap();
+        for second in [5, 60] {
+            // without a sweep, which would find that it is gone
+            let now = stage.runner.now(&Stalls::new(Instant::now()));
+            stage.runner.step(Now { running: Duration::from_secs(second), ..now }).await;
+        }
+        assert_eq!(stage.ready("n0"), "Unknown", "its grace period is that of a Lease that is gone");
+    }
+
+    #[tokio::test]
+    async fn disk_that_keeps_pausing_does_not_hide_a_dead_node() {
+        let mut stage = Stage::with("pausing", 2).await;
+        let lease = json!({
+            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
+            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
+        });
+        stage.hub.create(&LEASE, lease).await.unwrap();
+        stage.at(5).await;
+        // n0 is dead; n1 has no Lease, and its status waits for the disk
+        for second in (10..=60).step_by(10) {
+            stage.after_stalls(second, 0, 6, true).await;
+            assert_eq!(stage.ready_count(), 2, "nothing is marked while the disk stands still");
+        }
+        // it goes on for a moment
+        stage.after_stalls(65, 0, 6, false).await;
+        assert_eq!((stage.ready("n0"), stage.ready("n1")), ("Unknown".into(), "True".into()));
+        stage.at(115).await;
+        assert_eq!(stage.ready("n1"), "True");
+        stage.at(116).await;
+        assert_eq!(stage.ready("n1"), "Unknown");
     }
 
     /// A hub with its store on a real disk, and a runner of the node controller whose clock the test holds.
@@ -510,10 +590,15 @@ mod tests {
         }
 
         async fn after_stall(&mut self, second: u64, stalled: u64) {
+            self.after_stalls(second, stalled, 0, false).await;
+        }
+
+        async fn after_stalls(&mut self, second: u64, process: u64, disk: u64, disk_stalls: bool) {
             // as after a subscription began
             self.runner.controller.sweep(&*self.hub);
-            let [running, stalled] = [second, stalled].map(Duration::from_secs);
-            self.runner.step(Now { running, wall: OffsetDateTime::now_utc(), stalled }).await;
+            let [running, stalled, disk_stalled] = [second, process, disk].map(Duration::from_secs);
+            let wall = OffsetDateTime::now_utc();
+            self.runner.step(Now { running, wall, stalled, disk_stalled, disk_stalls }).await;
         }
 
         /// Answers every connection as a healthy hub (or another) would.

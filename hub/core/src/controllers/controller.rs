@@ -91,8 +91,13 @@ pub struct Now {
     /// Monotonic, since an arbitrary start.
     pub running: Duration,
     pub wall: OffsetDateTime,
-    /// The longest stall of this process since the last step.
+    /// The longest stall of this process since the last step: it received nothing meanwhile.
     pub stalled: Duration,
+    /// How long the disk has not finished an operation of the store, at most since the last step. What is written to the store had to wait
+    /// for it; renewals of Leases did not.
+    pub disk_stalled: Duration,
+    /// It stands still at present, and takes no write.
+    pub disk_stalls: bool,
 }
 
 /// Changes a value; the text is the time for its stamps (RFC 3339). Called again after a concurrent write. Returns whether it applies
@@ -231,7 +236,7 @@ pub trait Controller: Send + 'static {
     const SWEEP: Option<Duration> = None;
     /// Most concurrent actions.
     const AT_ONCE: usize = 1;
-    /// Whether it uses [`Now::stalled`].
+    /// Whether it uses [`Now::stalled`] and [`Now::disk_stalled`].
     const MINDS_STALLS: bool = false;
 
     /// Inputs: the kinds whose changes it observes.

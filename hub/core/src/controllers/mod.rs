@@ -138,7 +138,13 @@ mod tests {
 
         fn run_at<C: Controller>(&mut self, controller: &mut C, second: u64) {
             let running = Duration::from_secs(second);
-            let now = Now { running, wall: self.fresh().now, stalled: Duration::ZERO };
+            let now = Now {
+                running,
+                wall: self.fresh().now,
+                stalled: Duration::ZERO,
+                disk_stalled: Duration::ZERO,
+                disk_stalls: false,
+            };
             controller.sweep(&self.index);
             for _ in 0..1000 {
                 let decision = controller.reconcile(&self.index, now);

@@ -3,7 +3,8 @@
 //! Inputs: Node, and Lease of the namespace `kube-node-lease`, without its renewals: those are too many to observe one by one, and
 //! every [`PERIOD`] the nodes heard since the last pass are named. Outputs: Node, Event.
 //! Always holds: a node's silence counts only while the hub itself was able to receive. So a stall of this process (stopped, starved,
-//! suspended) or of its disk gives every node a full grace period again; a node whose Lease was renewed before its mark is written is not
+//! suspended) gives every node a full grace period again. A stall of its disk gives one to nodes without a Lease, and no node is marked
+//! while it lasts; renewals do not wait for the disk. A node whose Lease was renewed before its mark is written is not
 //! marked; and many nodes are declared lost at once only if the hub can reach itself.
 //! A node's taints follow its conditions (`taints`), with one write for each change.
 
@@ -150,13 +151,17 @@ impl Nodes {
         for lease in heard.objects.iter().filter(|lease| *lease.namespace == *NODE_LEASE_NAMESPACE) {
             match self.sights.leases.get_mut(&*lease.name) {
                 Some(sight) => sight.version = sight.version.max(lease.revision),
-                None => self.see(&LEASE, &lease.name, Some(lease)),
+                // it may be deleted, and its deletion observed already
+                None => {
+                    let now = world.get(&LEASE, NODE_LEASE_NAMESPACE, &lease.name);
+                    self.see(&LEASE, &lease.name, now.as_deref());
+                }
             }
         }
         heard.revision
     }
 
-    /// Whether the hub could not receive; then silence so far does not count.
+    /// If the hub could not receive, silence so far does not count.
     fn forgive(&mut self, now: Now) {
         let stands_still = now.stalled > STALL;
         if stands_still {
@@ -169,6 +174,9 @@ impl Nodes {
             ));
         }
         self.stands_still = stands_still;
+        if now.disk_stalled > STALL {
+            self.monitor.forgive_without_lease(now.running, &self.sights);
+        }
     }
 
     fn warn(&mut self, line: String) {
@@ -226,7 +234,8 @@ impl Controller for Nodes {
         }
         self.next_pass = now.running + PERIOD;
         let known = self.hear(world);
-        let holds = now.running < self.refused.until;
+        // refused while the disk stands still; as soon as it goes on, marks are written, also if it keeps pausing
+        let holds = now.running < self.refused.until || now.disk_stalls;
         let decision = self.monitor.reconcile(now.running, &self.sights);
         let (mut tasks, mut marks) = (Vec::new(), Vec::new());
         for action in decision.actions {
@@ -406,6 +415,12 @@ mod tests {
         json!({"metadata": {"name": "n", "uid": "u"}, "status": status})
     }
 
+    fn at(second: u64) -> Now {
+        let running = Duration::from_secs(second);
+        let wall = time::OffsetDateTime::UNIX_EPOCH;
+        Now { running, wall, stalled: Duration::ZERO, disk_stalled: Duration::ZERO, disk_stalls: false }
+    }
+
     #[test]
     fn node_that_reported_in_the_meantime_is_not_marked() {
         let silent = json!({"conditions": [{"type": "Ready", "status": "True"}]});
@@ -430,11 +445,7 @@ mod tests {
     fn mark_that_did_not_apply_leaves_no_event() {
         let check = |outcome: Result<Done, ApiError>, expect: usize| {
             let mut nodes = Nodes::new(MINIMUM_GRACE);
-            let now = Now {
-                running: Duration::ZERO,
-                wall: time::OffsetDateTime::UNIX_EPOCH,
-                stalled: Duration::ZERO,
-            };
+            let now = at(0);
             let purpose = Purpose::Mark { node: "n".to_owned(), uid: "u".to_owned(), was_ready: true };
             assert_eq!(nodes.performed(purpose, outcome, now).len(), expect, "events");
             assert_eq!(nodes.take_log(now).len(), expect, "log lines");
@@ -448,11 +459,6 @@ mod tests {
     #[test]
     fn refused_writes_pause_and_are_logged_once() {
         let mut nodes = Nodes::new(MINIMUM_GRACE);
-        let at = |second| Now {
-            running: Duration::from_secs(second),
-            wall: time::OffsetDateTime::UNIX_EPOCH,
-            stalled: Duration::ZERO,
-        };
         let mut check = |second, expect: u64| {
             for _ in 0..500 {
                 nodes.performed(
@@ -475,8 +481,7 @@ mod tests {
     /// The same event about the same node is one object, with a count.
     #[test]
     fn repeated_event_is_counted() {
-        let now =
-            Now { running: Duration::ZERO, wall: time::OffsetDateTime::UNIX_EPOCH, stalled: Duration::ZERO };
+        let now = at(0);
         let name_of = |uid: &str, reason| match record("n", uid, reason, "m", now).action {
             controller::Action::Create { value, .. } => {
                 value["metadata"]["name"].as_str().unwrap().to_owned()

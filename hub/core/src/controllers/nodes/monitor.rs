@@ -181,6 +181,16 @@ impl Monitor {
         }
     }
 
+    /// The disk took no status: the silence so far of nodes that report by nothing else does not count. One with a Lease renews it without
+    /// the disk.
+    pub(super) fn forgive_without_lease(&mut self, now: Duration, world: &World) {
+        for (name, watched) in &mut self.nodes {
+            if !world.leases.contains_key(name) {
+                watched.last_change = now;
+            }
+        }
+    }
+
     /// The hub stored this status (its fingerprint) for the node: not a sign of life.
     pub(super) fn wrote(&mut self, node: &str, status: u64) {
         if let Some(watched) = self.nodes.get_mut(node) {
