@@ -92,8 +92,13 @@ fn invalid_requests_get_upstreams_refusals() {
         .refused(400, "field label not supported: spec.foo");
     client.get(&format!("{NODES}?resourceVersion=999999999")).expect(504);
     let mut anonymous = hub.anonymous();
-    anonymous.get(NODES).refused(401, "Unauthorized");
-    assert_eq!(anonymous.get("/healthz").body, b"ok");
+    for path in [NODES, "/api", "/metrics"] {
+        anonymous.get(path).refused(401, "Unauthorized");
+    }
+    for path in ["/healthz", "/livez", "/readyz"] {
+        assert_eq!(anonymous.get(path).body, b"ok", "{path}");
+    }
+    anonymous.get("/version").expect(200);
 }
 
 #[test]
