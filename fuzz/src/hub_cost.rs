@@ -63,7 +63,24 @@ fn seeds() -> Vec<Vec<u8>> {
     let deeper = format!(r#"{{"op":"copy","from":"/data","path":"/data{}"}},"#, "/a".repeat(64));
     let number = format!("{COUNTED},");
     let insert = r#"{"op":"add","path":"/data/0","value":0},"#;
+    let variable = format!("{{\"name\":\"e{COUNTED}\"}},");
+    let (containers, end) = (r#""spec":{"containers":[{"name":"c","env":["#, r#"{"name":"c"}]}}"#);
+    let repeats = |again: &str| {
+        let body = [
+            Text("{"),
+            Text(containers),
+            Times(4_000, &variable),
+            Text("{\"name\":\"e\"}]},"),
+            Times(4_000, again),
+            Text(end),
+        ];
+        seed("Pod", b's', &[Text(meta), Text("\"spec\":{}}")], &body)
+    };
     vec![
+        // a merge key that is repeated, with a long list inside
+        repeats(r#"{"name":"c","env":[]},"#),
+        repeats(r#"{"name":"c","env":[{"name":"e1"}]},"#),
+        repeats(r#"{"name":"c","$setElementOrder/env":[]},"#),
         // many tiny values
         seed(
             "ControllerRevision",

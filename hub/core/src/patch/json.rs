@@ -5,12 +5,10 @@
 //! Always holds: the document is never deeper than `cost::MAX_DEPTH` between two operations, and a patch costs time and memory
 //! linear in patch and document.
 
-use std::io;
-
 use kedge_api::excerpt;
 use serde_json::Value;
 
-use super::PatchError;
+use super::{PatchError, text_bytes};
 use crate::cost::{Budget, Excess};
 
 /// Operations in one patch; upstream's limit.
@@ -49,22 +47,6 @@ impl Spent {
 
 fn exceeds(excess: Excess) -> PatchError {
     does_not_apply(&format!("the patched object is too large: {excess}"))
-}
-
-/// The length of a value as text.
-fn text_bytes(value: &Value) -> usize {
-    struct Count(usize);
-    impl io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += bytes.len();
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-    let mut count = Count(0);
-    serde_json::to_writer(&mut count, value).map_or(usize::MAX, |()| count.0)
 }
 
 /// Applies the patch; on an error `target` is in an unspecified state and must be thrown away.

@@ -8,6 +8,10 @@ pub mod json;
 pub mod merge;
 pub mod strategic;
 
+use std::io;
+
+use serde_json::Value;
+
 /// A patch that cannot be read or does not fit the object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PatchError {
@@ -15,4 +19,20 @@ pub enum PatchError {
     Malformed(String),
     /// It does not apply to this object (422).
     DoesNotApply(String),
+}
+
+/// The length of a value as text.
+fn text_bytes(value: &Value) -> usize {
+    struct Count(usize);
+    impl io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    serde_json::to_writer(&mut count, value).map_or(usize::MAX, |()| count.0)
 }

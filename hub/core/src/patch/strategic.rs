@@ -3,14 +3,15 @@
 //! Directives, as upstream: `$patch: replace|delete|merge` in an object or list item, `$retainKeys`,
 //! `$setElementOrder/<list>`, `$deleteFromPrimitiveList/<list>`, null deletes. The schema table tells which lists merge; for
 //! fields that are not in it (free maps, unknown fields) objects merge and lists are replaced.
-//! Always holds: no directive ever reaches the result.
+//! Always holds: no directive ever reaches the result; a patch costs time and memory linear in patch and object, besides
+//! [`MERGED_AGAIN`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
 
-use super::PatchError;
+use super::{PatchError, text_bytes};
 use crate::field_error::shown;
 use crate::kinds::schema::{self, ListMerge, Shape, Type};
 
@@ -19,14 +20,38 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const ELEMENT_ORDER: &str = "$setElementOrder/";
 const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
 
+/// Text of the list items into which one patch may merge a second time and more often, because it repeats their merge key, as upstream
+/// allows. Each time costs a walk over the lists in the item: sixty kilobytes that repeat one key would be a second of work. Ordinary
+/// patches name an item once; one that names two ports of a number stays far below.
+pub const MERGED_AGAIN: usize = 1024 * 1024;
+
 type Fields = Map<String, Value>;
+
+/// The work that one patch repeated.
+#[derive(Default)]
+struct Spent {
+    again: usize,
+}
+
+impl Spent {
+    /// Before a change is merged into an item that an earlier change of the same list made.
+    fn again(&mut self, item: &Value) -> Result<(), PatchError> {
+        self.again = self.again.saturating_add(text_bytes(item));
+        if self.again > MERGED_AGAIN {
+            let why =
+                format!("the patch merges more than {MERGED_AGAIN} bytes again, by repeated merge keys");
+            return Err(PatchError::DoesNotApply(why));
+        }
+        Ok(())
+    }
+}
 
 /// Applies the patch to an object of this type.
 pub fn apply(of: &'static Type, target: &mut Value, patch: Value) -> Result<(), PatchError> {
     let (Value::Object(fields), Value::Object(patch)) = (&mut *target, patch) else {
         return Err(PatchError::Malformed("a strategic merge patch is a JSON object".to_owned()));
     };
-    *target = Value::Object(merge(Some(of), std::mem::take(fields), patch)?);
+    *target = Value::Object(merge(Some(of), std::mem::take(fields), patch, &mut Spent::default())?);
     Ok(())
 }
 
@@ -34,7 +59,12 @@ fn malformed<T>(why: String) -> Result<T, PatchError> {
     Err(PatchError::Malformed(why))
 }
 
-fn merge(of: Option<&'static Type>, mut original: Fields, mut patch: Fields) -> Result<Fields, PatchError> {
+fn merge(
+    of: Option<&'static Type>,
+    mut original: Fields,
+    mut patch: Fields,
+    spent: &mut Spent,
+) -> Result<Fields, PatchError> {
     match patch.remove(PATCH) {
         None => {}
         Some(Value::String(directive)) => match directive.as_str() {
@@ -46,7 +76,7 @@ fn merge(of: Option<&'static Type>, mut original: Fields, mut patch: Fields) -> 
         Some(other) => return malformed(format!("invalid value for $patch: {}", shown(&other))),
     }
     retain_keys(&mut original, &mut patch)?;
-    merge_ordered_lists(of, &mut original, &mut patch)?;
+    merge_ordered_lists(of, &mut original, &mut patch, spent)?;
     for (key, value) in patch {
         let (key, deletes) = match key.strip_prefix(DELETE_PRIMITIVES) {
             Some(list) => (list.to_owned(), true),
@@ -63,23 +93,23 @@ fn merge(of: Option<&'static Type>, mut original: Fields, mut patch: Fields) -> 
         let field = of.and_then(|of| of.field(&key));
         let merged = match (original.remove(&key), value) {
             (Some(Value::Object(old)), Value::Object(new)) => {
-                Value::Object(merge(field.and_then(message_of), old, new)?)
+                Value::Object(merge(field.and_then(message_of), old, new, spent)?)
             }
             (Some(Value::Array(old)), Value::Array(new)) => {
                 let rule = field.and_then(|field| field.merge);
-                Value::Array(merge_list(field.and_then(message_of), rule, old, new)?)
+                Value::Array(merge_list(field.and_then(message_of), rule, old, new, spent)?)
             }
             // the old value is absent or of another type: the new one stands alone, but its items are merged
             // with nothing so that their directives take effect
             (_, Value::Array(new)) => {
                 let rule = field.and_then(|field| field.merge);
-                Value::Array(merge_list(field.and_then(message_of), rule, Vec::new(), new)?)
+                Value::Array(merge_list(field.and_then(message_of), rule, Vec::new(), new, spent)?)
             }
             (_, Value::Object(new)) => {
                 if new.get(PATCH).is_some_and(|directive| directive == "delete") {
                     continue;
                 }
-                Value::Object(merge(field.and_then(message_of), Fields::new(), new)?)
+                Value::Object(merge(field.and_then(message_of), Fields::new(), new, spent)?)
             }
             (_, scalar) => scalar,
         };
@@ -150,6 +180,7 @@ fn merge_ordered_lists(
     of: Option<&'static Type>,
     original: &mut Fields,
     patch: &mut Fields,
+    spent: &mut Spent,
 ) -> Result<(), PatchError> {
     let ordered: Vec<String> =
         patch.keys().filter_map(|key| key.strip_prefix(ELEMENT_ORDER)).map(str::to_owned).collect();
@@ -185,7 +216,7 @@ fn merge_ordered_lists(
             original.insert(key.clone(), Value::Array(before));
         }
         let Some(Value::Array(before)) = original.remove(&key) else { continue };
-        let merged = merge_list(field.and_then(message_of), Some(rule), before, changes)?;
+        let merged = merge_list(field.and_then(message_of), Some(rule), before, changes, spent)?;
         let wanted: Vec<String> = order.iter().map(|item| identity(rule, item)).collect();
         original.insert(key, Value::Array(in_order(rule, merged, &wanted, &server_order)));
     }
@@ -250,11 +281,13 @@ fn merge_list(
     rule: Option<ListMerge>,
     original: Vec<Value>,
     patch: Vec<Value>,
+    spent: &mut Spent,
 ) -> Result<Vec<Value>, PatchError> {
     match rule {
         None => Ok(patch.into_iter().map(value_without_directives).collect()),
+        Some(_) if patch.is_empty() => Ok(original),
         Some(ListMerge::Set) => Ok(union(original, patch)),
-        Some(ListMerge::ByKey(key)) => merge_by_key(of, key, original, patch),
+        Some(ListMerge::ByKey(key)) => merge_by_key(of, key, original, patch, spent),
     }
 }
 
@@ -270,6 +303,7 @@ fn merge_by_key(
     key: &'static str,
     mut original: Vec<Value>,
     patch: Vec<Value>,
+    spent: &mut Spent,
 ) -> Result<Vec<Value>, PatchError> {
     let mut changes = Vec::with_capacity(patch.len());
     let mut replace = false;
@@ -302,26 +336,27 @@ fn merge_by_key(
     }
     let name_of = |item: &Value| item.get(key).map(Value::to_string);
     original.retain(|item| !name_of(item).is_some_and(|name| deleted.contains(&name)));
-    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    // with each place whether a change was merged there
+    let mut places: BTreeMap<String, (usize, bool)> = BTreeMap::new();
     for (place, item) in original.iter().enumerate() {
         if let Some(name) = name_of(item) {
-            places.entry(name).or_insert(place);
+            places.entry(name).or_insert((place, false));
         }
     }
     for change in changes {
         let Some(name) = change.get(key).map(Value::to_string) else {
             return malformed(format!("an item does not contain the declared merge key {key:?}"));
         };
-        match places.get(&name).and_then(|place| original.get_mut(*place)) {
-            Some(Value::Object(item)) => {
-                let merged = merge(of, std::mem::take(item), change)?;
-                *item = merged;
-            }
-            _ => {
-                places.insert(name, original.len());
-                original.push(Value::Object(merge(of, Fields::new(), change)?));
-            }
+        let (place, changed) = places.entry(name).or_insert((original.len(), false));
+        if *place == original.len() {
+            original.push(Value::Object(Fields::new()));
         }
+        let item = &mut original[*place];
+        if std::mem::replace(changed, true) {
+            spent.again(item)?;
+        }
+        let fields = item.as_object_mut().map(std::mem::take).unwrap_or_default();
+        *item = Value::Object(merge(of, fields, change, spent)?);
     }
     Ok(original)
 }
@@ -503,6 +538,50 @@ mod tests {
             volumes(json!({"name": "v", "$retainKeys": ["name"], "hostPath": {"path": "/x"}})),
             "not in the list of $retainKeys",
         );
+    }
+
+    #[test]
+    fn changes_of_one_key_are_merged_one_after_the_other() {
+        let containers = |items: Value| json!({"spec": {"containers": items}});
+        check(
+            POD,
+            containers(json!([{"name": "a", "env": [{"name": "x"}]}])),
+            containers(json!([
+                {"name": "a", "env": [{"name": "y"}]}, {"name": "b"}, {"name": "a", "env": [{"name": "z"}]},
+                {"name": "b", "tty": true}])),
+            containers(json!([
+                {"name": "a", "env": [{"name": "x"}, {"name": "y"}, {"name": "z"}]}, {"name": "b", "tty": true}])),
+        );
+    }
+
+    /// In the item and in the patch, by every rule of the list inside.
+    #[test]
+    fn repeated_merge_key_may_not_repeat_the_work() {
+        let env: Vec<Value> = (0..2_000).map(|number| json!({"name": format!("e{number}")})).collect();
+        let first = json!({"name": "c", "env": env});
+        for again in [
+            json!({"name": "c", "env": []}),
+            json!({"name": "c", "env": [{"name": "e1"}]}),
+            json!({"name": "c", "$setElementOrder/env": []}),
+            json!({"name": "c", "$deleteFromPrimitiveList/env": ["x"]}),
+        ] {
+            let mut changes = vec![again; 1_000];
+            let stored = json!({"spec": {"containers": [first]}});
+            let patch = |changes: &[Value]| json!({"spec": {"containers": changes}});
+            check_too_dear(stored, patch(&changes));
+            changes.insert(0, first.clone());
+            check_too_dear(json!({}), patch(&changes));
+        }
+        let few = vec![json!({"name": "c", "env": [{"name": "e1"}]}); 20];
+        let object = json!({"spec": {"containers": [first]}});
+        check(POD, object.clone(), json!({"spec": {"containers": few}}), object);
+    }
+
+    fn check_too_dear(mut target: Value, patch: Value) {
+        match apply(schema::find(POD).unwrap(), &mut target, patch) {
+            Err(PatchError::DoesNotApply(why)) => assert!(why.contains("repeated merge keys"), "{why}"),
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
