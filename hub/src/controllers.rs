@@ -357,8 +357,8 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
             let place = Place { kind, namespace: &namespace, name: &name };
             requests::delete(hub, &place, &options, &internal).await.map(|_| Done::Gone)
         }
-        Action::FinalizeNamespace { name } => {
-            requests::finalize_namespace(hub, &name).await.map(|_| Done::Gone)
+        Action::FinalizeNamespace { name, uid } => {
+            requests::finalize_namespace(hub, &name, &uid).await.map(|_| Done::Gone)
         }
         Action::Sign(signing) => {
             let now = OffsetDateTime::now_utc();

@@ -187,9 +187,9 @@ pub async fn delete_all(
 }
 
 /// Deletes an empty terminating namespace.
-pub async fn finalize_namespace(hub: &Hub, name: &str) -> Result<Answer, ApiError> {
+pub async fn finalize_namespace(hub: &Hub, name: &str, uid: &str) -> Result<Answer, ApiError> {
     let place = Place { kind: &NAMESPACE, namespace: "", name };
-    settle(hub, &place, || requests::finalize_namespace(hub, name)).await
+    settle(hub, &place, || requests::finalize_namespace(hub, name, uid)).await
 }
 
 /// The outcomes of all, in order; they are under way together.

@@ -125,9 +125,10 @@ pub enum Action {
         name: String,
         options: DeleteOptions,
     },
-    /// Deletes an empty terminating namespace.
+    /// Deletes the empty terminating namespace of this UID.
     FinalizeNamespace {
         name: String,
+        uid: String,
     },
     /// Signs a client certificate.
     Sign(Signing),
@@ -156,7 +157,7 @@ impl fmt::Debug for Action {
             Action::Delete { kind, namespace, name, .. } => {
                 write!(out, "delete {} {namespace}/{name}", kind.plural)
             }
-            Action::FinalizeNamespace { name } => write!(out, "finalize namespace {name}"),
+            Action::FinalizeNamespace { name, .. } => write!(out, "finalize namespace {name}"),
             Action::Sign(signing) => write!(out, "sign for {}", signing.request.common_name),
         }
     }

@@ -19,6 +19,8 @@ pub use controller::{
 /// Controllers on the state alone: every task is decided as a request and committed at once, on one thread.
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::collections::BTreeSet;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -28,10 +30,11 @@ mod tests {
     use super::*;
     use crate::api_error::ApiError;
     use crate::kinds::{CONFIG_MAP, KINDS, Kind, NAMESPACE, NODE, POD, SERVICE_ACCOUNT};
-    use crate::object::Event;
+    use crate::object::{Event, Object};
     use crate::requests::{
         self, Decision as Decided, DeleteOptions, Fresh, Part, Place, Propagation, WriteOptions,
     };
+    use crate::selector::Selection;
     use crate::state::{Batch, Index, Leases, Order, Restored, Sink, Spaces, Write, restore};
     use kedge_rig::Random;
 
@@ -125,7 +128,9 @@ mod tests {
                     let place = Place { kind, namespace: &namespace, name: &name };
                     requests::delete(&self.index, &place, &asked, &options, fresh.now)
                 }
-                Action::FinalizeNamespace { name } => requests::finalize_namespace(&self.index, &name),
+                Action::FinalizeNamespace { name, uid } => {
+                    requests::finalize_namespace(&self.index, &name, &uid)
+                }
                 Action::Sign(_) => panic!("no certificates here"),
             };
             self.settle(decided)
@@ -272,6 +277,112 @@ mod tests {
             assert_eq!(hub.names(&CONFIG_MAP), Vec::<String>::new(), "seed {seed}");
             assert!(hub.index.get(&NAMESPACE, "", "n").is_none(), "seed {seed}");
         }
+    }
+
+    /// Answers the first reads from one state, the later ones from another.
+    struct Changing<'a> {
+        states: [&'a Hub; 2],
+        reads: Cell<usize>,
+        change_at: usize,
+    }
+
+    impl Changing<'_> {
+        fn index(&self) -> &Index<NoSink> {
+            let read = self.reads.replace(self.reads.get() + 1);
+            &self.states[usize::from(read >= self.change_at)].index
+        }
+    }
+
+    impl requests::Objects for Changing<'_> {
+        fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
+            self.index().get(kind, namespace, name)
+        }
+    }
+
+    impl World for Changing<'_> {
+        fn list(&self, kind: &'static Kind, namespace: &str) -> Vec<Arc<Object>> {
+            World::list(self.index(), kind, namespace)
+        }
+
+        fn select(&self, kind: &'static Kind, selection: &Selection) -> Vec<Arc<Object>> {
+            World::select(self.index(), kind, selection)
+        }
+
+        fn dependents(&self, uid: &str) -> Vec<(&'static Kind, Arc<Object>)> {
+            self.index().dependents(uid)
+        }
+
+        fn charged(&self, holder: &str, kind: &'static Kind) -> Vec<Arc<Object>> {
+            self.index().charged(holder, kind)
+        }
+
+        fn lost_owners(&self) -> Vec<String> {
+            self.index().lost_owners()
+        }
+
+        fn terminating(&self) -> Vec<(&'static Kind, Arc<Object>)> {
+            self.index().terminating()
+        }
+
+        fn in_namespace(&self, namespace: &str) -> Vec<(&'static Kind, Arc<Object>)> {
+            self.index().in_namespace(namespace)
+        }
+
+        fn namespaces_in_use(&self) -> BTreeSet<String> {
+            self.index().namespaces_in_use()
+        }
+
+        fn values(&self, kind: &'static Kind, field: usize) -> Vec<String> {
+            self.index().values(kind, field)
+        }
+    }
+
+    /// What the controller does to namespace `n` when the state changes between its reads, for each place of the change.
+    #[track_caller]
+    fn check_spared(states: [&Hub; 2]) {
+        for change_at in 0..6 {
+            let mut controller = namespaces::Namespaces::default();
+            let namespace = json!({"metadata": {"name": "n"}});
+            let seen = Arc::new(Object::new(&NAMESPACE, &namespace, 1).unwrap());
+            controller.observe(&NAMESPACE, &Event { revision: 1, old: None, new: Some(seen), last: None });
+            let world = Changing { states, reads: Cell::new(0), change_at };
+            let now = Now {
+                running: Duration::ZERO,
+                wall: datetime!(2026-11-21 12:00:00 UTC),
+                stalled: Duration::ZERO,
+                disk_stalled: Duration::ZERO,
+                disk_stalls: false,
+            };
+            let decision = controller.reconcile(&world, now);
+            let harm = |task: &&Task<_>| !matches!(task.action, Action::Update { .. });
+            let harm: Vec<_> = decision.tasks.iter().filter(harm).map(|task| &task.action).collect();
+            assert!(harm.is_empty(), "change before read {change_at}: {harm:?}");
+        }
+    }
+
+    #[test]
+    fn namespace_made_anew_keeps_its_objects() {
+        let (gone, mut anew) = (Hub::new(), Hub::new());
+        anew.create(&NAMESPACE, json!({"metadata": {"name": "n"}}));
+        anew.create(&CONFIG_MAP, map("a", None));
+        check_spared([&gone, &anew]);
+        let mut hub = anew;
+        let finalize = Action::FinalizeNamespace { name: "n".to_owned(), uid: "of another".to_owned() };
+        assert_eq!(hub.perform(finalize).unwrap_err().code, 409);
+    }
+
+    #[test]
+    fn namespace_filled_before_its_end_is_not_released() {
+        let (mut open, mut closed) = (Hub::new(), Hub::new());
+        for hub in [&mut open, &mut closed] {
+            hub.create(&NAMESPACE, json!({"metadata": {"name": "n"}}));
+        }
+        let mut held = map("a", None);
+        held["metadata"]["finalizers"] = json!(["example.com/x"]);
+        closed.create(&CONFIG_MAP, held);
+        closed.delete(&CONFIG_MAP, "n", "a", Propagation::Unset);
+        closed.delete(&NAMESPACE, "", "n", Propagation::Unset);
+        check_spared([&open, &closed]);
     }
 
     /// What an older hub may have left behind.

@@ -3,7 +3,7 @@
 //!
 //! Inputs: every kind, deletions only; Namespace. Outputs: every kind. Always holds: other objects stay until the last pod is gone (upstream's
 //! OrderedNamespaceDeletion), so that no pod loses a policy or a Secret that it still needs to end; the conditions of a namespace that
-//! cannot be removed name what holds it. Left to others: that nothing is created meanwhile (`state::Require::OpenNamespace`), ends of
+//! cannot be removed name what holds it; nothing is done to a namespace that was made anew under the name. Left to others: that nothing is created meanwhile (`state::Require::OpenNamespace`), ends of
 //! pods (their nodes, `pods`), finalizers.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -124,12 +124,14 @@ fn sync(
     failed: &BTreeMap<String, String>,
     tasks: &mut Vec<Task<Purpose>>,
 ) -> bool {
+    // each read sees a later state: what was there before the namespace was found gone, or terminating, goes with it
+    let before = world.get(&NAMESPACE, "", name);
+    let pods: Content = world.list(&POD, name).into_iter().map(|pod| (&POD, pod)).collect();
+    let content = if pods.is_empty() { world.in_namespace(name) } else { pods };
     let namespace = world.get(&NAMESPACE, "", name);
     if namespace.as_ref().is_some_and(|found| !found.terminating) {
         return false;
     }
-    let pods: Content = world.list(&POD, name).into_iter().map(|pod| (&POD, pod)).collect();
-    let content = if pods.is_empty() { world.in_namespace(name) } else { pods };
     let mut standing = content.iter().filter(|(_, object)| !object.terminating).peekable();
     if standing.peek().is_some() && failed.is_empty() {
         tasks.extend(standing.take(PER_STEP).map(|(kind, object)| delete(name, kind, object)));
@@ -137,11 +139,9 @@ fn sync(
     }
     let Some(namespace) = namespace else { return false };
     if content.is_empty() {
-        let name = name.to_owned();
-        tasks.push(Task {
-            purpose: Purpose::Finalize(name.clone()),
-            action: Action::FinalizeNamespace { name },
-        });
+        // empty for ever only if it was closed before; the event of its closing leads here again
+        let was_closed = before.is_some_and(|before| before.terminating && before.uid == namespace.uid);
+        tasks.extend(was_closed.then(|| finalize(&namespace)));
         return false;
     }
     let wanted = conditions(&content, failed);
@@ -161,6 +161,11 @@ fn sync(
         tasks.push(Task { purpose: Purpose::Report(name), action });
     }
     false
+}
+
+fn finalize(namespace: &Object) -> Task<Purpose> {
+    let (name, uid) = (namespace.name.to_string(), namespace.uid.to_string());
+    Task { purpose: Purpose::Finalize(name.clone()), action: Action::FinalizeNamespace { name, uid } }
 }
 
 fn delete(namespace: &str, kind: &'static Kind, object: &Object) -> Task<Purpose> {

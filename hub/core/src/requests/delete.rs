@@ -52,12 +52,14 @@ pub fn delete(
     Ok(write(kind, &current, (!deleted).then_some(marked)))
 }
 
-/// Releases an empty terminating namespace, which deletes it unless another finalizer holds it: what upstream's controller does through
+/// Releases the empty terminating namespace of this UID, which deletes it unless another finalizer holds it: what upstream's controller does through
 /// the finalize subresource.
-pub fn finalize_namespace(objects: &dyn Objects, name: &str) -> Result<Decision, ApiError> {
+pub fn finalize_namespace(objects: &dyn Objects, name: &str, uid: &str) -> Result<Decision, ApiError> {
     let Some(current) = objects.get(&NAMESPACE, "", name) else {
         return Err(ApiError::not_found(&NAMESPACE, name));
     };
+    let meant = DeleteOptions { uid: Some(uid.to_owned()), ..DeleteOptions::default() };
+    check_preconditions(&NAMESPACE, &current, &meant)?;
     if !current.terminating {
         return Ok(Decision::Answer(Answer::of(current)));
     }
