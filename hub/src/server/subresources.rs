@@ -12,10 +12,9 @@ use super::route::Target;
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode::{self, Decoded, FieldValidation};
-use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity;
-use kedge_hub_core::kinds::{BINDING, POD, Subresource, pod, schema, text};
-use kedge_hub_core::requests::{Part, Place, WriteOptions};
+use kedge_hub_core::kinds::{BINDING, POD, Subresource, schema};
+use kedge_hub_core::requests::{Part, Place, WriteOptions, bind, bound_pod, check_binding, check_name};
 
 /// `POST .../NAME/SUBRESOURCE`.
 pub(super) async fn create(
@@ -25,19 +24,14 @@ pub(super) async fn create(
     body: &Bytes,
 ) -> Result<Response<Body>, ApiError> {
     let Decoded { value, warnings } = read(context, subresource, body)?;
-    let named = text(&value, &["metadata", "name"]);
-    if !named.is_empty() && named != target.name {
-        let message =
-            format!("the name of the object ({named}) does not match the name on the URL ({})", target.name);
-        return Err(ApiError::bad_request(message));
-    }
+    check_name(&value, &target.name)?;
     match subresource.name {
         "token" => {
             let mut response = super::tokens::issue(context, target, value)?;
             respond::warn(&mut response, &warnings);
             return Ok(response);
         }
-        "binding" => bind(context, target, &value).await?,
+        "binding" => bind_pod(context, target, &value).await?,
         _ => evict(context, target, value).await?,
     }
     Ok(done(&warnings))
@@ -57,10 +51,8 @@ pub(super) fn named_binding(
     body: &Bytes,
 ) -> Result<(String, Decoded), ApiError> {
     let binding = read(context, &BINDING, body)?;
-    match text(&binding.value, &["metadata", "name"]) {
-        "" => Err(ApiError::bad_request("name is required: the binding names its pod")),
-        name => Ok((name.to_owned(), binding)),
-    }
+    let name = bound_pod(&binding.value)?.to_owned();
+    Ok((name, binding))
 }
 
 /// [`create`] for a binding whose body has been read.
@@ -69,7 +61,7 @@ pub(super) async fn bind_named(
     target: &Target,
     binding: &Decoded,
 ) -> Result<Response<Body>, ApiError> {
-    bind(context, target, &binding.value).await?;
+    bind_pod(context, target, &binding.value).await?;
     Ok(done(&binding.warnings))
 }
 
@@ -81,38 +73,17 @@ fn read(context: &RequestContext<'_>, subresource: &Subresource, body: &Bytes) -
     decode::posted(of, version, header(&context.parts.headers, "content-type"), body, validation)
 }
 
-async fn bind(context: &RequestContext<'_>, target: &Target, binding: &Value) -> Result<(), ApiError> {
-    let sort = text(binding, &["target", "kind"]);
-    let node = text(binding, &["target", "name"]);
-    let mut errors = Vec::new();
-    if !matches!(sort, "" | "Node") {
-        errors.push(FieldError::unsupported("target.kind", sort, &["Node", "<empty>"]));
-    }
-    if node.is_empty() {
-        errors.push(FieldError::required("target.name", ""));
-    }
-    if !errors.is_empty() {
-        return Err(ApiError::invalid(&POD, &target.name, &errors));
-    }
+async fn bind_pod(context: &RequestContext<'_>, target: &Target, binding: &Value) -> Result<(), ApiError> {
+    check_binding(binding, &target.name)?;
     let attributes = attributes("create", target, None);
     let admit = admission(context, &attributes);
     let dry_run = context.parameters.dry_run("create")?;
     let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
     let hub = &context.server.hub;
-    let wanted_uid = text(binding, &["metadata", "uid"]);
-    let compute = |current: &kedge_hub_core::Object, mut found: Value| {
-        if !wanted_uid.is_empty() && wanted_uid != &*current.uid {
-            let why = format!(
-                "Precondition failed: UID in precondition: {wanted_uid}, UID in object meta: {}",
-                current.uid
-            );
-            return Err(ApiError::conflict_because(&POD, &target.name, &why));
-        }
-        pod::bind(&mut found, binding, &crate::fresh::now_text())
-            .map_err(|why| ApiError::conflict_because(&POD, &target.name, &why))?;
-        Ok(found)
+    let bound = |current: &kedge_hub_core::Object, found: Value| {
+        bind(current, found, binding, &crate::fresh::now_text())
     };
-    requests::edit(hub, &place(target), Part::Binding, &options, compute).await?;
+    requests::edit(hub, &place(target), Part::Binding, &options, bound).await?;
     Ok(())
 }
 

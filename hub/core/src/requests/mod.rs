@@ -6,17 +6,21 @@
 //! Leaves to others: making the write durable and retrying after a concurrent write (`kedge-hub`), HTTP, authorization (`identity`).
 
 mod allowance;
+mod binding;
 mod change;
 mod create;
 mod delete;
 mod renewal;
+mod streams;
 mod types;
 
 pub use allowance::{ALLOWANCES, Allowance, QUOTA_BYTES};
+pub use binding::{bind, bound_pod, check_binding, check_name};
 pub use change::{apply, edit, merged_with_old, update};
 pub use create::{check_place, create, new_object, uid, wants_generated_name};
 pub use delete::{FOREGROUND, ORPHAN, delete, finalize_namespace};
 pub use renewal::Renewal;
+pub use streams::serving_node;
 pub use types::{
     Admit, Answer, Decision, DeleteOptions, Fresh, Objects, Part, Pending, Place, Propagation, WriteOptions,
 };
