@@ -2,7 +2,7 @@
 //!
 //! Always holds: a command that the world cannot obey ends the test; after each a running agent has a config in use, and has
 //! renewed its Lease if time went by. `push`, `assign`, `follow` and `adopt` take a payload as fields (`maxPods=202
-//! crashLoopThreshold=0`) or as JSON text (`"broken: ["`). A line of several commands has `; ` between them, `given` hides
+//! crashLoopThreshold=0`) or as JSON text (`"broken: ["`); `keys` several, each under its key, and `key` follows one. A line of several commands has `; ` between them, `given` hides
 //! what it led to, `repeat N` shows the first and the last of rounds that are alike, `$a` is the UID of ConfigMap `a`.
 
 use crate::output::{Observer, shortened_rounds};
@@ -197,12 +197,23 @@ impl Stage {
     fn operator(&mut self, word: &str, rest: &str) -> bool {
         let world = &mut self.world;
         let (name, content) = rest.split_once(' ').unwrap_or((rest, ""));
-        if matches!(word, "push" | "push-data" | "assign" | "follow" | "adopt") {
+        if matches!(word, "push" | "push-data" | "keys" | "assign" | "follow" | "adopt") {
             self.observer.config_maps.insert(name.to_owned());
         }
         match word {
             "push" => drop(world.hub.push(name, &text_of(content))),
             "push-data" => drop(world.hub.push_data(name, parsed(content))),
+            "keys" => {
+                let parts = content.split(" | ").map(|part| part.split_once(' ').expect("KEY PAYLOAD | ..."));
+                let data: serde_json::Map<String, Value> =
+                    parts.map(|(key, payload)| (key.to_owned(), json!(text_of(payload)))).collect();
+                world.hub.push_data(name, data.into());
+            }
+            "key" => {
+                let mut source = Hub::following(name);
+                source["configMap"]["kubeletConfigKey"] = json!(content);
+                world.hub.assign(source);
+            }
             "delete" => drop(world.hub.delete_config_map(name)),
             "assign" => {
                 if !content.is_empty() {

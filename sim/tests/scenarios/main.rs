@@ -26,6 +26,7 @@ scenarios! {
     adoption_writes
     condition
     failed_writes
+    keys
     lost_records
     previous_run
     promotion

@@ -13,6 +13,9 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+/// The key of a payload unless a line names another.
+const USUAL_KEY: &str = "kubelet";
+
 /// Follows a condition that the API server has accepted.
 const REPORTED: &str = ", reported";
 
@@ -290,6 +293,10 @@ impl Observer {
             let version = text("resourceVersion");
             let version = self.names.get(version).map_or(version, String::as_str);
             words.push(format!("{version} {}", if pinned { "pinned" } else { "followed" }));
+            let key = record["source"]["configMap"]["kubeletConfigKey"].as_str().unwrap_or(USUAL_KEY);
+            if key != USUAL_KEY {
+                words.push(format!("key {key}"));
+            }
         }
         if !matches!(self.named(text("nodeUID")).as_str(), "" | "NODE") {
             words.push(format!("for {}", text("nodeUID")));
@@ -403,13 +410,15 @@ fn is_reason(word: &str) -> bool {
         && word != "GET"
 }
 
-/// A whole reference to a version of a ConfigMap is its version's name.
+/// A whole reference to a version of a ConfigMap is its version's name, and its key if it is not the usual one.
 fn short_source(text: String) -> String {
-    let (begin, end) = ("/api/v1/namespaces/kube-system/configmaps/", ", KubeletConfigKey: kubelet");
+    let (begin, middle) = ("/api/v1/namespaces/kube-system/configmaps/", ", KubeletConfigKey: ");
     let Some((before, rest)) = text.split_once(begin) else { return text };
-    let Some((reference, after)) = rest.split_once(end) else { return text };
+    let Some((reference, after)) = rest.split_once(middle) else { return text };
     let version = reference.split("ResourceVersion: ").last().unwrap_or_default();
-    format!("{before}{version}{after}")
+    let key = after.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
+    let shown = if key == USUAL_KEY { String::new() } else { format!(" key {key}") };
+    format!("{before}{version}{shown}{}", &after[key.len()..])
 }
 
 /// What runs, and as what.

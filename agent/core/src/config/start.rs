@@ -241,14 +241,15 @@ fn load_fallback(
     content: Option<&Content>,
 ) -> Suspendable<Option<Fallback>> {
     let Some(config) = started.disk.fallback().cloned() else { return Ok(None) };
+    // one object may hold several configs, each under a key of its own
+    let same = config.uid == assigned.uid
+        && config.sha256 == assigned.sha256
+        && config.source.key() == assigned.source.key();
     let loaded = match content {
-        Some(content) if config.uid == assigned.uid && config.sha256 == assigned.sha256 => {
-            Ok(content.clone())
-        }
+        Some(content) if same => Ok(content.clone()),
         _ => load(steps, &config, &facts.overrides)?,
     };
     started.last_known_good_id = loaded.as_ref().ok().map(|content| content.id);
-    let same = config.uid == assigned.uid && config.sha256 == assigned.sha256;
     if let (false, Err(why)) = (same, &loaded) {
         // reported while all is well: when it is needed it is too late
         let finding = format!("last-known-good (UID: {}) could not be fallen back to: {why}", config.uid);
