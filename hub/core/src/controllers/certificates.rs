@@ -181,7 +181,8 @@ fn signing(request: &Value, denied: &DenyList) -> Result<Signing, String> {
         .collect();
     asked.check(text(request, &["spec", "signerName"]), &usages)?;
     let users = [asked.common_name.as_str(), text(request, &["spec", "username"])];
-    if let Some(why) = users.into_iter().find_map(|user| denied.signing_refusal(user)) {
+    let requested = text(request, &["metadata", "creationTimestamp"]);
+    if let Some(why) = users.into_iter().find_map(|user| denied.signing_refusal(user, requested)) {
         return Err(why);
     }
     let enciphers = usages.contains(&"key encipherment");
@@ -329,6 +330,11 @@ mod tests {
             asked["spec"]["username"] = "jane".into();
             let denied = DenyList::read(&json!({"data": {key: ""}}));
             assert!(signing(&asked, &denied).is_err(), "{key}");
+        }
+        let readmitted = json!({"data": {"node.a": "{\"readmitted\": \"2026-11-22T10:00:00.5Z\"}"}});
+        for (time, signed) in [("2026-11-22T10:00:00Z", false), ("2026-11-22T10:00:01Z", true)] {
+            asked["metadata"]["creationTimestamp"] = time.into();
+            assert_eq!(signing(&asked, &DenyList::read(&readmitted)).is_ok(), signed, "{time}");
         }
         asked["spec"]["usages"] = json!(["server auth"]);
         assert!(signing_of(&asked).is_err());

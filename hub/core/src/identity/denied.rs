@@ -1,21 +1,23 @@
 //! Revoked credentials: the deny list, and what it says about an identity.
 //!
 //! Owns: the ConfigMap `kube-system/kedge-denied`, which is durable and backed up as every object, visible to administrators, and out of
-//! the reach of nodes. Each key denies something, `node.NAME`, `user.NAME` (bytes outside `-.a-zA-Z0-9` as `_xx`) or
-//! `certificate.SHA256` (hexadecimal); its value explains it to people. Always holds: a key counts whatever its value is; only a value
-//! that reads as a readmission limits it to the credentials of before. Administrators are denied by certificate alone, so that one
-//! cannot lock out all. Left to others: asking about each request, ending what stands (the server).
+//! the reach of nodes. Each key denies something: `node.NAME`, `user.NAME` (bytes outside `-.a-zA-Z0-9` as `_xx`),
+//! `certificate.SHA256` (hexadecimal), or `node-sha256.SHA256` for a node whose name is too long for a key. The value explains it to
+//! people. Always holds: a key counts whatever its value is; only a value that reads as a readmission limits it to what was issued
+//! before, to the node or to its pods; of several entries of one node the strictest counts. Administrators are denied by certificate
+//! alone, so that one cannot lock out all. Left to others: asking about each request, ending what stands (the server).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::identity::{Identity, micros};
+use super::identity::{Identity, NODE_NAME_FACT, micros};
 use crate::value::text;
 use kedge_api::NODE_USER_PREFIX;
+use kedge_api::names::SUBDOMAIN_BYTES;
 
 /// The namespace of the deny list.
 pub const DENY_LIST_NAMESPACE: &str = "kube-system";
@@ -25,12 +27,18 @@ pub const DENY_LIST_NAME: &str = "kedge-denied";
 const REASON_CHARS: usize = 200;
 /// Beginning of a certificate's credential id.
 const CERTIFICATE_ID: &str = "X509SHA256=";
+/// The maps of a ConfigMap; no key is in both. An entry counts in either: an operator who wrote one meant it.
+const MAPS: [&str; 2] = ["data", "binaryData"];
+
+/// What the entry of a node denies: everything (`None`), or what was issued before a readmission (Unix time in microseconds).
+type Readmitted = Option<i64>;
 
 /// The deny list, read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct DenyList {
-    /// With the time of their readmission: credentials issued before it stay refused.
-    nodes: BTreeMap<String, Option<i64>>,
+    nodes: BTreeMap<String, Readmitted>,
+    /// Nodes by the digest of their name.
+    digests: BTreeMap<String, Readmitted>,
     users: BTreeSet<String>,
     certificates: BTreeSet<String>,
     /// Keys that deny nothing, for the log.
@@ -41,10 +49,14 @@ impl DenyList {
     /// Reads the ConfigMap.
     pub fn read(config_map: &Value) -> DenyList {
         let mut list = DenyList::default();
-        for (key, value) in config_map["data"].as_object().into_iter().flatten() {
+        for (key, value) in MAPS.iter().filter_map(|map| config_map[*map].as_object()).flatten() {
             let known = match key.split_once('.') {
                 Some(("node", name)) => {
-                    list.nodes.insert(name.to_owned(), readmitted(value));
+                    deny(&mut list.nodes, name, readmitted(value));
+                    true
+                }
+                Some(("node-sha256", digest)) => {
+                    list.deny_digest(&digest.to_ascii_lowercase(), value);
                     true
                 }
                 Some(("user", name)) => decode(name).map(|name| list.users.insert(name)).is_some(),
@@ -61,6 +73,15 @@ impl DenyList {
         list
     }
 
+    /// Denies the node of a digest, by its name as well if the entry tells it.
+    fn deny_digest(&mut self, entry: &str, value: &Value) {
+        deny(&mut self.digests, entry, readmitted(value));
+        let name = explained(value)["node"].as_str().map(str::to_owned);
+        if let Some(name) = name.filter(|name| digest(name) == entry) {
+            deny(&mut self.nodes, &name, readmitted(value));
+        }
+    }
+
     /// Why this identity is refused, if it is.
     pub fn refusal(&self, identity: &Identity) -> Option<String> {
         let certificate = identity.credential.strip_prefix(CERTIFICATE_ID);
@@ -73,48 +94,106 @@ impl DenyList {
         if self.users.contains(&identity.user) {
             return Some(format!("user {:?} was revoked", identity.user));
         }
-        let node =
-            identity.facts.get("authentication.kubernetes.io/node-name").and_then(|names| names.first());
-        if let Some(node) = node.filter(|node| self.is_revoked(node)) {
-            return Some(format!("it is a token of a pod on node {node:?}, which was revoked"));
+        let node = identity.facts.get(NODE_NAME_FACT).and_then(|names| names.first());
+        let of_pod = node.and_then(|node| match self.readmission(node)? {
+            None => Some(format!("it is a token of a pod on node {node:?}, which was revoked")),
+            Some(readmitted) if is_since(identity.issued, readmitted) => None,
+            Some(_) => Some(format!("the token of a pod on node {node:?} is older than its readmission")),
+        });
+        if of_pod.is_some() {
+            return of_pod;
         }
         self.node_refusal(&identity.user, identity.issued)
     }
 
-    /// Why no certificate is signed for this user, if none is.
-    pub fn signing_refusal(&self, user: &str) -> Option<String> {
+    /// Why no certificate is signed for this user, if none is. `requested`: the time of the request, RFC 3339; one of before the
+    /// readmission may be the thief's.
+    pub fn signing_refusal(&self, user: &str, requested: &str) -> Option<String> {
         if self.users.contains(user) {
             return Some(format!("user {user:?} is revoked"));
         }
         let node = user.strip_prefix(NODE_USER_PREFIX)?;
-        self.is_revoked(node)
-            .then(|| format!("node {node:?} is revoked; `kedge-hub node readmit` takes that back"))
+        match self.readmission(node)? {
+            None => Some(format!("node {node:?} is revoked; `kedge-hub node readmit` takes that back")),
+            // whole seconds: one of the second of the readmission may be older than it
+            Some(readmitted) => (!is_since(parsed(requested), readmitted)).then(|| {
+                format!("the request is older than the readmission of node {node:?}; make a new one")
+            }),
+        }
     }
 
     /// Whether a node was revoked and not readmitted.
     pub fn is_revoked(&self, node: &str) -> bool {
-        self.nodes.get(node).is_some_and(Option::is_none)
+        self.readmission(node).is_some_and(|readmitted| readmitted.is_none())
     }
 
-    /// The nodes that have an entry.
+    /// The entry of a node, if it has one; the strictest of several.
+    fn readmission(&self, node: &str) -> Option<Readmitted> {
+        let named = self.nodes.get(node).copied();
+        // few lists have any: no digest is made for the others
+        let digests = Some(&self.digests).filter(|digests| !digests.is_empty());
+        match (named, digests.and_then(|digests| digests.get(&digest(node)).copied())) {
+            (Some(one), Some(other)) => Some(strictest(one, other)),
+            (named, by_digest) => named.or(by_digest),
+        }
+    }
+
+    /// The nodes that have an entry with their name.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
     }
 
     fn node_refusal(&self, user: &str, issued: Option<i64>) -> Option<String> {
         let node = user.strip_prefix(NODE_USER_PREFIX)?;
-        match self.nodes.get(node)? {
+        match self.readmission(node)? {
             None => Some(format!("node {node:?} was revoked")),
-            Some(readmitted) if issued.is_some_and(|issued| issued >= *readmitted) => None,
+            Some(readmitted) if is_since(issued, readmitted) => None,
             Some(_) => Some(format!("the credential of node {node:?} is older than its readmission")),
         }
     }
 }
 
+fn deny(nodes: &mut BTreeMap<String, Readmitted>, name: &str, readmitted: Readmitted) {
+    let known = nodes.get(name).copied();
+    nodes.insert(name.to_owned(), known.map_or(readmitted, |known| strictest(known, readmitted)));
+}
+
+fn strictest(one: Readmitted, other: Readmitted) -> Readmitted {
+    Some(one?.max(other?))
+}
+
+/// Whether something is not older than a readmission; what does not tell its time is.
+fn is_since(time: Option<i64>, readmitted: i64) -> bool {
+    time.is_some_and(|time| time >= readmitted)
+}
+
+fn parsed(time: &str) -> Option<i64> {
+    OffsetDateTime::parse(time, &Rfc3339).ok().map(micros)
+}
+
 /// The time of a readmission. Any other value denies without an exception.
-fn readmitted(value: &Value) -> Option<i64> {
-    let value: Value = serde_json::from_str(value.as_str()?).ok()?;
-    OffsetDateTime::parse(text(&value, &["readmitted"]), &Rfc3339).ok().map(micros)
+fn readmitted(value: &Value) -> Readmitted {
+    parsed(text(&explained(value), &["readmitted"]))
+}
+
+/// An entry's value as the hub writes it, else null.
+fn explained(value: &Value) -> Value {
+    value.as_str().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
+fn digest(name: &str) -> String {
+    let digest = ring::digest::digest(&ring::digest::SHA256, name.as_bytes());
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The keys of a node: by its name, and by the digest of its name.
+fn node_keys(node: &str) -> [String; 2] {
+    [format!("node.{node}"), format!("node-sha256.{}", digest(node))]
+}
+
+/// Whether a change of this object is a change of the deny list.
+pub fn is_deny_list(namespace: &str, name: &str) -> bool {
+    namespace == DENY_LIST_NAMESPACE && name == DENY_LIST_NAME
 }
 
 /// A change of the deny list: who makes it, when, and why.
@@ -128,41 +207,52 @@ pub struct Change<'a> {
 }
 
 impl Change<'_> {
-    /// The entry's value.
-    fn value(&self, field: &str) -> Value {
-        let reason = kedge_api::excerpt_of(self.reason, REASON_CHARS);
-        json!({field: self.time, "by": self.by, "reason": reason}).to_string().into()
-    }
-
     /// Refuses all credentials of a node from now on.
     pub fn revoke(&self, config_map: &mut Value, node: &str) {
-        entries(config_map).insert(format!("node.{node}"), self.value("revoked"));
+        self.enter(config_map, node, "revoked");
     }
 
     /// Lets a node return with credentials issued from now on.
     pub fn readmit(&self, config_map: &mut Value, node: &str) {
-        entries(config_map).insert(format!("node.{node}"), self.value("readmitted"));
+        self.enter(config_map, node, "readmitted");
     }
 
     /// Forgets that a node was revoked: all its credentials are good again.
     pub fn forget(&self, config_map: &mut Value, node: &str) {
-        entries(config_map).remove(&format!("node.{node}"));
+        let keys = node_keys(node);
+        for map in MAPS {
+            if let Some(entries) = config_map.get_mut(map).and_then(Value::as_object_mut) {
+                entries.retain(|key, _| !keys.iter().any(|own| own.eq_ignore_ascii_case(key)));
+            }
+        }
+    }
+
+    /// Replaces all entries of a node by one.
+    fn enter(&self, config_map: &mut Value, node: &str, field: &str) {
+        self.forget(config_map, node);
+        let [by_name, by_digest] = node_keys(node);
+        let reason = kedge_api::excerpt_of(self.reason, REASON_CHARS);
+        let mut value = json!({field: self.time, "by": self.by, "reason": reason});
+        let fits = by_name.len() <= SUBDOMAIN_BYTES;
+        if !fits {
+            value["node"] = node.into();
+        }
+        if !config_map["data"].is_object() {
+            config_map["data"] = json!({});
+        }
+        config_map["data"][if fits { by_name } else { by_digest }] = value.to_string().into();
     }
 }
 
 /// The explanation of a node's entry: an object with `revoked` or `readmitted`, `by` and `reason`; null without an entry.
 pub fn explanation(config_map: &Value, node: &str) -> Value {
-    let entry = config_map["data"][format!("node.{node}")].as_str();
-    entry.map_or(Value::Null, |entry| {
-        serde_json::from_str(entry).ok().filter(Value::is_object).unwrap_or_else(|| json!({"reason": entry}))
-    })
-}
-
-fn entries(config_map: &mut Value) -> &mut Map<String, Value> {
-    if !config_map["data"].is_object() {
-        config_map["data"] = json!({});
-    }
-    config_map["data"].as_object_mut().expect("it was made an object in the line before")
+    let keys = node_keys(node);
+    let mut entries = MAPS.iter().filter_map(|map| config_map[*map].as_object()).flatten();
+    let Some((_, entry)) = entries.find(|(key, _)| keys.iter().any(|own| own.eq_ignore_ascii_case(key)))
+    else {
+        return Value::Null;
+    };
+    Some(explained(entry)).filter(Value::is_object).unwrap_or_else(|| json!({"reason": entry}))
 }
 
 /// The key of a user; keys of a ConfigMap have few characters.
@@ -218,7 +308,7 @@ mod tests {
         check(json!({"node.jane": ""}), &jane, "");
         check(json!({"user.system_3anode_3aedge-1": ""}), &edge, "user \"system:node:edge-1\" was revoked");
         check(json!({"certificate.0A": ""}), &edge, "the certificate was revoked");
-        let facts = [("authentication.kubernetes.io/node-name".to_owned(), vec!["edge-1".to_owned()])].into();
+        let facts = [(NODE_NAME_FACT.to_owned(), vec!["edge-1".to_owned()])].into();
         let pods = Identity { facts, ..Identity::new("system:serviceaccount:default:runs", &[]) };
         check(json!({"node.edge-2": ""}), &pods, "");
         check(
@@ -249,7 +339,7 @@ mod tests {
             explanation(&map, "edge-1"),
             json!({"revoked": CHANGE.time, "by": "admin", "reason": "stolen"})
         );
-        assert!(DenyList::read(&map).signing_refusal("system:node:edge-1").is_some());
+        assert!(DenyList::read(&map).signing_refusal("system:node:edge-1", "").is_some());
         CHANGE.readmit(&mut map, "edge-1");
         let list = DenyList::read(&map);
         let time = micros(OffsetDateTime::parse(CHANGE.time, &Rfc3339).unwrap());
@@ -259,7 +349,22 @@ mod tests {
             assert_eq!(list.refusal(&node("edge-1", issued)).is_some(), refused, "{issued:?}");
         }
         assert!(!list.is_revoked("edge-1"));
-        assert_eq!(list.signing_refusal("system:node:edge-1"), None);
+        for (requested, refused) in [
+            ("", true),
+            ("2026-11-22T09:59:59Z", true),
+            ("2026-11-22T10:00:00Z", true),
+            ("2026-11-22T10:00:01Z", false),
+        ] {
+            let found = list.signing_refusal("system:node:edge-1", requested);
+            assert_eq!(found.is_some(), refused, "{requested}");
+        }
+        // tokens tell their time in seconds
+        let facts = [(NODE_NAME_FACT.to_owned(), vec!["edge-1".to_owned()])].into();
+        let token = Identity { facts, ..Identity::new("system:serviceaccount:default:runs", &[]) };
+        for (issued, refused) in [(None, true), (Some(time - 7), true), (Some(time + 999_993), false)] {
+            let token = Identity { issued, ..token.clone() };
+            assert_eq!(list.refusal(&token).is_some(), refused, "{issued:?}");
+        }
         CHANGE.forget(&mut map, "edge-1");
         assert_eq!(DenyList::read(&map), DenyList::default());
         assert_eq!(explanation(&map, "edge-1"), Value::Null);
@@ -271,7 +376,62 @@ mod tests {
         for (user, refused) in
             [("system:node:edge-1", true), ("jane", true), ("system:node:edge-2", false), ("edge-1", false)]
         {
-            assert_eq!(list.signing_refusal(user).is_some(), refused, "{user}");
+            assert_eq!(list.signing_refusal(user, "").is_some(), refused, "{user}");
+        }
+    }
+
+    #[test]
+    fn node_with_the_longest_name_is_revoked_and_readmitted() {
+        for length in [1, 248, 249, 253] {
+            let (name, mut map) = ("n".repeat(length), Value::Null);
+            CHANGE.revoke(&mut map, &name);
+            let key = map["data"].as_object().and_then(|data| data.keys().next()).unwrap();
+            assert_eq!(DenyList::read(&map).nodes().collect::<Vec<_>>(), [&*name], "it is listed");
+            assert_eq!(crate::kinds::names::config_key_complaint(key), None, "{length}");
+            assert_eq!(explanation(&map, &name)["reason"], "stolen");
+            let list = DenyList::read(&map);
+            assert!(list.is_revoked(&name) && !list.is_revoked("edge-1") && list.unknown.is_empty());
+            assert!(list.refusal(&node(&name, Some(i64::MAX))).is_some());
+            CHANGE.readmit(&mut map, &name);
+            let list = DenyList::read(&map);
+            assert!(!list.is_revoked(&name) && list.refusal(&node(&name, Some(0))).is_some());
+            CHANGE.forget(&mut map, &name);
+            assert_eq!(DenyList::read(&map), DenyList::default());
+        }
+    }
+
+    #[test]
+    fn entry_in_bytes_denies_and_is_taken_back() {
+        let mut map = json!({"binaryData": {"node.edge-1": "eA==", "certificate.0B": ""}});
+        assert!(DenyList::read(&map).is_revoked("edge-1"));
+        assert_eq!(explanation(&map, "edge-1"), json!({"reason": "eA=="}));
+        CHANGE.readmit(&mut map, "edge-1");
+        assert!(!DenyList::read(&map).is_revoked("edge-1"));
+        assert_eq!(map["binaryData"], json!({"certificate.0B": ""}), "no key is in both");
+    }
+
+    #[test]
+    fn strictest_of_several_entries_counts() {
+        let readmitted = |time: &str| json!({"readmitted": time}).to_string();
+        let (early, late) = ("2026-11-22T10:00:00Z", "2026-11-22T11:00:00Z");
+        let by_digest = format!("node-sha256.{}", digest("edge-1"));
+        let since = |time: &str| parsed(time);
+        for (named, digested, expect) in [
+            (readmitted(early), readmitted(late), since(late)),
+            (readmitted(late), readmitted(early), since(late)),
+            (readmitted(late), String::new(), None),
+            (String::new(), readmitted(late), None),
+        ] {
+            let data = json!({"node.edge-1": named, by_digest.clone(): digested});
+            assert_eq!(list(&data).readmission("edge-1"), Some(expect), "{data}");
+            let upper = json!({by_digest.clone(): named, by_digest.replace(&digest("edge-1"), &digest("edge-1").to_ascii_uppercase()): digested});
+            assert_eq!(list(&upper).readmission("edge-1"), Some(expect), "{upper}");
+            // all of them are taken back
+            let mut map = json!({"data": data, "binaryData": upper});
+            CHANGE.readmit(&mut map, "edge-1");
+            assert_eq!(list(&map["data"]).readmission("edge-1"), Some(since(CHANGE.time)));
+            CHANGE.forget(&mut map, "edge-1");
+            assert_eq!(map, json!({"data": {}, "binaryData": {}}));
         }
     }
 

@@ -15,6 +15,8 @@ use kedge_api::{ADMIN_GROUP, AUTHENTICATED_GROUP, NODE_GROUP, NODE_USER_PREFIX};
 const MAX_GROUPS: usize = 32;
 /// Upstream's key of a credential's id in the `extra` of a user.
 pub const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
+/// Upstream's key of the node of a pod's token.
+pub(super) const NODE_NAME_FACT: &str = "authentication.kubernetes.io/node-name";
 
 /// An authenticated caller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

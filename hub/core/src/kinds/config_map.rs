@@ -6,6 +6,7 @@ use super::kind::Kind;
 use super::table::{Column, age, count};
 use super::{names, schema};
 use crate::field_error::{FieldError, FieldErrors};
+use crate::identity::denied::is_deny_list;
 use crate::value::{at, text};
 
 /// All values of one ConfigMap together; upstream's limit.
@@ -56,6 +57,14 @@ fn validate(new: &Value, old: Option<&Value>, errors: &mut FieldErrors) {
         // upstream's name for a field without a name
         errors.push(FieldError::too_long("[]", TOTAL_BYTES));
     }
+    if is_deny_list(text(new, &["metadata", "namespace"]), text(new, &["metadata", "name"])) {
+        // nothing could be revoked any more; one that an older hub let become immutable may be changed
+        if new["immutable"] == true && old.is_none_or(|old| old["immutable"] != true) {
+            let why = "the list of revoked credentials must stay changeable";
+            errors.push(FieldError::forbidden("immutable", why));
+        }
+        return;
+    }
     if let Some(old) = old.filter(|old| old["immutable"] == true) {
         if new["immutable"] != true {
             errors.push(FieldError::forbidden("immutable", "field is immutable when `immutable` is set"));
@@ -93,6 +102,16 @@ mod tests {
             None,
             &["[]: Too long: may not be more than 1048576 bytes"],
         );
+        let list = |immutable: bool, node: &str| {
+            json!({"metadata": {"namespace": "kube-system", "name": "kedge-denied"},
+            "immutable": immutable, "data": {node: ""}})
+        };
+        let refused = "immutable: Forbidden: the list of revoked credentials must stay changeable";
+        check(list(true, "node.a"), None, &[refused]);
+        check(list(true, "node.a"), Some(list(false, "node.a")), &[refused]);
+        // of an older hub
+        check(list(true, "node.a"), Some(list(true, "node.b")), &[]);
+        check(list(false, "node.a"), Some(list(true, "node.a")), &[]);
         let old = json!({"immutable": true, "data": {"a": "1"}});
         check(old.clone(), Some(old.clone()), &[]);
         check(
