@@ -217,6 +217,11 @@ fn full_disk_takes_deletions_and_recovers_without_restart() {
 
     // somebody else takes what is left: only the hub's own reserve counts
     board.disk.leave_room(Some(0));
+    // a thief is not kept in
+    for node in ["edge-1", "edge-2"] {
+        let revoked = hub.command(&["node", "revoke", node]);
+        assert_eq!(revoked.code, Some(0), "{}", revoked.err);
+    }
     let audited = || fs::metadata(board.data.join("audit.log")).unwrap().len();
     let before = audited();
     client.delete(&format!("{MAPS}/{}", made[0])).expect(200);

@@ -17,7 +17,7 @@ use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::Renewal;
 use kedge_hub_core::state::{
     Batch, Changed, Commit, FLUSH, Order, Renewed, Restored, Sort, Spaces, Write, WriteError, frees_room,
-    restore,
+    may_free_room, restore,
 };
 use kedge_platform::Progress;
 use time::OffsetDateTime;
@@ -526,11 +526,6 @@ impl Worker {
 /// Since 1970; 0 before.
 fn milliseconds(now: OffsetDateTime) -> u64 {
     u64::try_from(now.unix_timestamp_nanos() / 1_000_000).unwrap_or(0)
-}
-
-/// Whether a change may turn out to free room, from itself alone.
-fn may_free_room(write: &Write) -> bool {
-    write.new.as_ref().is_none_or(|new| new["metadata"]["deletionTimestamp"].is_string())
 }
 
 fn answer_to(error: &StoreError) -> WriteError {

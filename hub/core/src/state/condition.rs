@@ -10,6 +10,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::order::Write;
+use crate::identity::denied::is_deny_list;
+use crate::kinds::CONFIG_MAP;
 use crate::object::Object;
 use crate::value::text;
 
@@ -79,7 +81,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A failure this long after the last one starts with the first pause again.
 const FORGOTTEN: Duration = Duration::from_secs(120);
-/// An object that is being deleted may grow by this much on a full disk: its deletion time, finalizers, the last status of a pod.
+/// An object that is being deleted may grow by this much on a full disk: its deletion time, finalizers, the last status of a pod. So may
+/// the list of revoked credentials, by the entries of several nodes.
 const GROWTH_BYTES: usize = 4 * 1024;
 
 /// What the last commits have shown.
@@ -172,12 +175,28 @@ impl Condition {
     }
 }
 
-/// Whether a change leads to room: a deletion, or a change of an object that is being deleted which hardly grows.
+/// Whether a change leads to room: a deletion, or a change of an object that is being deleted which hardly grows. A revocation counts as
+/// one: a full disk must not keep a thief in.
 pub fn frees_room(write: &Write, current: Option<&Object>) -> bool {
     let Some(new) = &write.new else { return true };
-    let Some(current) = current else { return false };
+    let revokes = is_revocation(write);
     let ends = !text(new, &["metadata", "deletionTimestamp"]).is_empty();
-    ends && bytes(new) <= current.json.len() + GROWTH_BYTES
+    let before = match current {
+        Some(current) => current.json.len(),
+        None if revokes => 0,
+        None => return false,
+    };
+    (ends || revokes) && bytes(new) <= before + GROWTH_BYTES
+}
+
+/// Whether a change may turn out to free room, from itself alone.
+pub fn may_free_room(write: &Write) -> bool {
+    let is_marked = |new: &Value| new["metadata"]["deletionTimestamp"].is_string();
+    write.new.as_ref().is_none_or(is_marked) || is_revocation(write)
+}
+
+fn is_revocation(write: &Write) -> bool {
+    write.kind.kind == CONFIG_MAP.kind && is_deny_list(&write.namespace, &write.name)
 }
 
 fn bytes(value: &Value) -> usize {
@@ -264,5 +283,26 @@ mod tests {
         check(Some(marked.clone()), None, false);
         marked["data"]["grown"] = "x".repeat(GROWTH_BYTES + 100).into();
         check(Some(marked), Some(&current), false);
+        let list = |bytes: usize| json!({"metadata": {"namespace": "kube-system", "name": "kedge-denied"}, "data": {"node.a": "x".repeat(bytes)}});
+        let listed = Object::new(&CONFIG_MAP, &list(9000), 3).unwrap();
+        for (namespace, bytes, current, expect) in [
+            ("kube-system", 9000 + GROWTH_BYTES, Some(&listed), true),
+            ("kube-system", 9001 + GROWTH_BYTES, Some(&listed), false),
+            ("kube-system", 100, None, true),
+            ("kube-system", 1 + GROWTH_BYTES, None, false),
+            ("default", 9000, Some(&listed), false),
+        ] {
+            let write = Write {
+                kind: &CONFIG_MAP,
+                namespace: namespace.to_owned(),
+                name: "kedge-denied".to_owned(),
+                expect: Expect::Revision(3),
+                requires: Vec::new(),
+                new: Some(list(bytes)),
+                volatile: false,
+            };
+            assert_eq!(frees_room(&write, current), expect, "{namespace} {bytes}");
+            assert_eq!(may_free_room(&write), namespace == "kube-system");
+        }
     }
 }

@@ -13,7 +13,7 @@ mod order;
 mod relations;
 mod requires;
 
-pub use condition::{Condition, Failing, Refusal, Sort, frees_room};
+pub use condition::{Condition, Failing, Refusal, Sort, frees_room, may_free_room};
 pub use index::{Changed, Index, MAX_WATCHES, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use leases::{Heard, Leases, Renewed, UNRESERVED};
 pub use order::{
