@@ -73,10 +73,11 @@ pub(super) fn issue(
         return Err(ApiError::invalid(target.kind, &target.name, &errors));
     }
     let audiences: Vec<String> = match request["spec"]["audiences"].as_array() {
-        Some(list) if !list.is_empty() => list.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+        Some(list) if !list.is_empty() => list.iter().filter_map(Value::as_str).map(named).collect(),
         _ => vec![ISSUER.to_owned()],
     };
     let bound = bound(hub, target, &request["spec"])?;
+    let (seconds, warning) = token::granted_secs(identity, seconds);
     let now = OffsetDateTime::now_utc();
     let id = kedge_hub_core::requests::uid(&fresh()?.random);
     let grant = Grant {
@@ -97,7 +98,14 @@ pub(super) fn issue(
     request["spec"]["audiences"] = json!(audiences);
     request["spec"]["expirationSeconds"] = seconds.into();
     request["status"] = json!({"token": signed, "expirationTimestamp": rfc3339(expires)});
-    Ok(respond::json(201, &request))
+    let mut response = respond::json(201, &request);
+    respond::warn(&mut response, warning.as_slice());
+    Ok(response)
+}
+
+/// The audience without a name is the API's own, as in a pod's volume.
+fn named(audience: &str) -> String {
+    if audience.is_empty() { ISSUER } else { audience }.to_owned()
 }
 
 /// What a token is bound to: the object asked for, and the node of a pod.

@@ -193,7 +193,9 @@ fn token_of_a_pod_lives_as_long_as_the_pod() {
     let hub = Hub::new();
     let (mut admin, mut node, mut nobody) = (hub.admin(), hub.node("edge-1"), hub.anonymous());
     let pod = |name: &str, on: &str| {
-        json!({"metadata": {"name": name}, "spec": {"nodeName": on,
+        let volumes = json!([{"name": "t", "projected": {"sources":
+            [{"serviceAccountToken": {"path": "t", "audience": "vault"}}]}}]);
+        json!({"metadata": {"name": name}, "spec": {"nodeName": on, "volumes": volumes,
         "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]}})
     };
     node.post(NODES, &json!({"metadata": {"name": "edge-1"}})).expect(201);
@@ -209,6 +211,21 @@ fn token_of_a_pod_lives_as_long_as_the_pod() {
     let granted = node.post(&path, &bound("p", &made)).expect(201);
     let token = granted["status"]["token"].as_str().unwrap().to_owned();
     assert_eq!(granted["spec"]["expirationSeconds"], 3600);
+    assert_eq!(granted["spec"]["audiences"], json!(["https://kubernetes.default.svc.cluster.local"]));
+    // for the API, or whom the pod's volumes name; for a day
+    let mut asked = bound("p", &made);
+    for (audiences, code) in [(json!(["bank"]), 403), (json!(["", "vault"]), 403), (json!(["vault"]), 201)] {
+        asked["spec"]["audiences"] = audiences;
+        assert_eq!(node.post(&path, &asked).code, code, "{asked}");
+    }
+    asked["spec"]["expirationSeconds"] = 604_800.into();
+    let long = node.send("POST", &path, &[JSON], asked.to_string().as_bytes());
+    assert!(
+        long.head().contains("requested expiration of 604800 seconds shortened to 86400"),
+        "{}",
+        long.head()
+    );
+    assert_eq!(long.expect(201)["spec"]["expirationSeconds"], 86_400);
     let header = bearing(&token);
     let as_pod = [JSON, ("authorization", header.as_str())];
     let user = nobody.send("POST", WHO_AM_I, &as_pod, b"{}").expect(201)["status"]["userInfo"].clone();
@@ -229,6 +246,9 @@ fn token_of_a_pod_lives_as_long_as_the_pod() {
     assert_eq!(hub.command(&["node", "revoke", "edge-1"]).code, Some(0));
     assert_eq!(hub.anonymous().send("GET", "/api", &as_pod, b"").code, 401);
     assert_ne!(admin.post(reviews, &review).expect(201)["status"]["authenticated"], true);
+    // a thief may have them
+    assert_eq!(hub.command(&["node", "readmit", "edge-1"]).code, Some(0));
+    assert_eq!(hub.anonymous().send("GET", "/api", &as_pod, b"").code, 401);
     assert_eq!(hub.command(&["node", "readmit", "edge-1", "--same-credentials"]).code, Some(0));
     assert_eq!(hub.anonymous().send("GET", "/api", &as_pod, b"").code, 200);
     admin.delete(&format!("{PODS}/p?gracePeriodSeconds=0")).expect(200);

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::attributes::{Attributes, ClusterView};
 use super::references::referred_resource;
+use super::token::ISSUER;
 use crate::identity::certificate_request::Request;
 use crate::kinds::event::reporting_node;
 use crate::kinds::pod::{MIRROR_ANNOTATION, is_mirror};
@@ -283,7 +284,29 @@ fn admit_token_request(
     if pod["spec"]["nodeName"] != node {
         return Err("node requested token bound to a pod scheduled on a different node".to_owned());
     }
-    Ok(())
+    admit_audiences(&request["spec"], &pod)
+}
+
+/// One audience at most: the API's own, or one that a volume of the pod asks for.
+fn admit_audiences(spec: &Value, pod: &Value) -> Result<(), String> {
+    let audience = match array(&spec["audiences"]) {
+        [] => return Ok(()),
+        [one] => one.as_str().unwrap_or_default(),
+        _ => return Err("node may only request 0 or 1 audiences".to_owned()),
+    };
+    let in_spec = || {
+        let volumes = array(&pod["spec"]["volumes"]).iter();
+        let mut sources = volumes.flat_map(|volume| array(&volume["projected"]["sources"]));
+        sources.any(|source| source["serviceAccountToken"]["audience"] == audience)
+    };
+    match audience.is_empty() || audience == ISSUER || in_spec() {
+        true => Ok(()),
+        false => Err(format!("audience {audience:?} not found in pod spec volume")),
+    }
+}
+
+fn array(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
 }
 
 fn admit_lease(node: &str, new: &Value) -> Result<(), String> {
@@ -562,6 +585,21 @@ mod tests {
             "not bound to a pod",
         );
         check(Value::Null, "not bound to a pod");
+        let asks = |spec: Value, expect: &str| {
+            let volumes = json!([{"name": "t", "projected": {"sources": [
+                {"configMap": {"name": "c"}}, {"serviceAccountToken": {"path": "t", "audience": "vault"}}]}}]);
+            let pod = json!({"metadata": {"uid": "1"}, "spec": {"nodeName": "a", "volumes": volumes}});
+            let view = Objects::default().with("pods", "default", "mine", pod);
+            let mut asked = json!({"spec": spec});
+            asked["spec"]["boundObjectRef"] = of("mine", "1");
+            let found = admit("a", &attributes, None, &asked, &view).err().unwrap_or_default();
+            assert_eq!(found, expect, "{asked}");
+        };
+        for audiences in [json!(null), json!([]), json!([""]), json!([ISSUER]), json!(["vault"])] {
+            asks(json!({"audiences": audiences}), "");
+        }
+        asks(json!({"audiences": ["bank"]}), "audience \"bank\" not found in pod spec volume");
+        asks(json!({"audiences": ["vault", ISSUER]}), "node may only request 0 or 1 audiences");
     }
 
     #[test]

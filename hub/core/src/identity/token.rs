@@ -24,6 +24,9 @@ pub const DEFAULT_SECS: i64 = 60 * 60;
 pub const SHORTEST_SECS: i64 = 10 * 60;
 /// Longest life that may be asked for, as upstream.
 pub const LONGEST_SECS: i64 = 1 << 32;
+/// Longest life of a token for which a node asks; a longer one is shortened, as upstream's --service-account-max-token-expiration does.
+/// What a thief took from a device ends by itself. Kubelets ask for the next one after a day at the latest.
+const LONGEST_SECS_FOR_NODES: i64 = 24 * 60 * 60;
 /// Longest token that is looked at: claims are a kilobyte.
 const MAX_BYTES: usize = 8 * 1024;
 /// An object that is being deleted still counts for this time, as upstream: its pod may be shutting down in order.
@@ -113,6 +116,15 @@ impl Grant<'_> {
             "kubernetes.io": private,
             "sub": format!("system:serviceaccount:{}:{}", self.namespace, self.account.0)})
     }
+}
+
+/// The life of a token that this caller gets, of the seconds that it asks for; and the warning if they are less.
+pub fn granted_secs(caller: &Identity, asked: i64) -> (i64, Option<String>) {
+    let longest = LONGEST_SECS_FOR_NODES;
+    if caller.node().is_none() || caller.is_admin() || asked <= longest {
+        return (asked, None);
+    }
+    (longest, Some(format!("requested expiration of {asked} seconds shortened to {longest} seconds")))
 }
 
 /// The identity of a token, and for which of the audiences it is good.
@@ -225,6 +237,19 @@ mod tests {
         let audiences = [ISSUER.to_owned(), "x".to_owned()];
         Grant { namespace: "default", account: ("runs", "sa"), audiences: &audiences, bound: &bound, id: "1" }
             .claims(1000, 600)
+    }
+
+    #[test]
+    fn node_gets_a_token_of_a_day_at_most() {
+        let (node, admin) = (
+            Identity::new("system:node:a", &["system:nodes"]),
+            Identity::new("system:node:a", &["system:nodes", "system:masters"]),
+        );
+        let shortened = "requested expiration of 86401 seconds shortened to 86400 seconds".to_owned();
+        assert_eq!(granted_secs(&node, 86_400), (86_400, None));
+        assert_eq!(granted_secs(&node, 86_401), (86_400, Some(shortened)));
+        assert_eq!(granted_secs(&admin, 86_401), (86_401, None));
+        assert_eq!(granted_secs(&Identity::new("jane", &[]), LONGEST_SECS), (LONGEST_SECS, None));
     }
 
     #[track_caller]
