@@ -335,7 +335,8 @@ fn admit_signing_request(node: &str, new: &Value) -> Result<(), String> {
     }
 }
 
-/// An event must be about the node itself, or about a pod bound to it and name the node as its reporter. Its uid is ignored: kubelets send the node's name there.
+/// An event must be about the node itself, or about a pod bound to it; then it is in the pod's namespace, where only those who may
+/// see the pod see it, and names the node as its reporter. The uid is ignored: kubelets send the node's name there.
 fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), String> {
     let about = &event["involvedObject"];
     let own = about["kind"].as_str() == Some("Node") && about["name"].as_str() == Some(node);
@@ -348,7 +349,7 @@ fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), 
         && view
             .object("pods", &namespace, &name)
             .is_some_and(|pod| pod["spec"]["nodeName"].as_str() == Some(node));
-    if own_pod {
+    if own_pod && event["metadata"]["namespace"].as_str() == Some(&namespace) {
         // events are charged to the node that reports them
         return match reporting_node(event) {
             reporter if reporter == node => Ok(()),
@@ -359,7 +360,7 @@ fn admit_event(node: &str, event: &Value, view: &dyn ClusterView) -> Result<(), 
     }
     Err(format!(
         "node {node:?} is not allowed to write events about other objects, expected involvedObject Node {node:?} in \
-         namespace {CLUSTER_EVENT_NAMESPACE:?}, or a Pod bound to it"
+         namespace {CLUSTER_EVENT_NAMESPACE:?}, or a Pod bound to it in the event's own namespace"
     ))
 }
 
@@ -740,6 +741,9 @@ mod tests {
             event
         };
         check(None, of_pod(json!({"host": "a"})), true);
+        let mut elsewhere = of_pod(json!({"host": "a"}));
+        elsewhere["metadata"]["namespace"] = "kube-system".into();
+        check(None, elsewhere, false);
         check(None, of_pod(json!({"host": "b"})), false);
         check(None, of_pod(json!({})), false);
         check(Some(of_pod(json!({"host": "a"}))), of_pod(json!({"host": "b"})), false);
