@@ -29,10 +29,14 @@ pub(crate) enum Note {
     DryRun,
     /// Of a certificate that was issued or signed.
     Serial,
-    /// When that certificate expires.
+    /// When that certificate or token expires.
     NotAfter,
     /// Its user and groups.
     Subject,
+    /// Of a token that was issued, in upstream's annotation; when it expires is [`Note::NotAfter`].
+    IssuedCredential,
+    /// Whom that token is good for.
+    Audiences,
     /// Lines that were left out by a quota, and of whom.
     Omitted,
     OmittedOf,
@@ -49,6 +53,8 @@ impl Note {
             Note::Serial => "kedge.dev/serial",
             Note::NotAfter => "kedge.dev/not-after",
             Note::Subject => "kedge.dev/subject",
+            Note::IssuedCredential => "authentication.kubernetes.io/issued-credential-id",
+            Note::Audiences => "kedge.dev/audiences",
             Note::Omitted => "kedge.dev/omitted",
             Note::OmittedOf => "kedge.dev/omitted-of",
             Note::Lost => "kedge.dev/lost",

@@ -94,6 +94,13 @@ impl Trail {
         self.note(Note::Names, names.join(","));
     }
 
+    /// The request is answered with a token.
+    pub(super) fn issues(&self, id: &str, audiences: &[String], expires: &str) {
+        self.note(Note::IssuedCredential, format!("JTI={id}"));
+        self.note(Note::Audiences, audiences.join(","));
+        self.note(Note::NotAfter, expires.to_owned());
+    }
+
     /// The request changes nothing.
     pub(super) fn dry_run(&self) {
         self.note(Note::DryRun, "true".to_owned());

@@ -90,14 +90,15 @@ pub(super) fn issue(
     let signed = tokens
         .sign(&grant.claims(now.unix_timestamp(), seconds))
         .ok_or_else(|| ApiError::internal("the system gives no random numbers"))?;
-    let expires = now + time::Duration::seconds(seconds);
+    let expires = rfc3339(now + time::Duration::seconds(seconds));
+    context.trail.issues(&id, &audiences, &expires);
     request["kind"] = "TokenRequest".into();
     request["apiVersion"] = "authentication.k8s.io/v1".into();
     request["metadata"] =
         json!({"name": target.name, "namespace": target.namespace, "creationTimestamp": rfc3339(now)});
     request["spec"]["audiences"] = json!(audiences);
     request["spec"]["expirationSeconds"] = seconds.into();
-    request["status"] = json!({"token": signed, "expirationTimestamp": rfc3339(expires)});
+    request["status"] = json!({"token": signed, "expirationTimestamp": expires});
     let mut response = respond::json(201, &request);
     respond::warn(&mut response, warning.as_slice());
     Ok(response)

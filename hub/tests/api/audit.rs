@@ -4,6 +4,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
 use super::identity::signing_request;
@@ -152,10 +154,14 @@ fn lines_have_what_an_investigation_needs() {
     assert_ne!(deleted.header("audit-id"), [&*id]);
     deleted.expect(200);
     let kubeconfig = hub.command(&["node-kubeconfig", "edge"]).out;
+    let asked = json!({"spec": {"audiences": ["vault", "bank"]}});
+    let accounts = "/api/v1/namespaces/default/serviceaccounts";
+    let granted = admin.post(&format!("{accounts}/default/token"), &asked).expect(201);
+    let token = granted["status"]["token"].as_str().unwrap();
     hub.stop("TERM");
 
     let lines = lines(&hub.data_dir, "audit.log");
-    let [created, impersonated, deleted, issued] = &lines[..] else { panic!("{lines:?}") };
+    let [created, impersonated, deleted, issued, requested] = &lines[..] else { panic!("{lines:?}") };
     assert_eq!((&created["auditID"], &created["objectRef"]["name"]), (&json!(id), &json!(name)));
     assert_eq!(
         (&created["sourceIPs"], &created["userAgent"]),
@@ -174,6 +180,17 @@ fn lines_have_what_an_investigation_needs() {
     assert!(notes["kedge.dev/serial"].as_str().is_some_and(|serial| serial.len() >= 16), "{issued}");
     assert!(notes["kedge.dev/subject"].as_str().unwrap().contains("CN=system:node:edge"), "{issued}");
     assert!(notes["kedge.dev/not-after"].as_str().unwrap().ends_with('Z') && !kubeconfig.is_empty());
+    let notes = &requested["annotations"];
+    assert_eq!(
+        (&notes["kedge.dev/audiences"], &notes["kedge.dev/not-after"]),
+        (&json!("vault,bank"), &granted["status"]["expirationTimestamp"])
+    );
+    // what a refused token names in the log of the hub
+    let claims = token.split('.').nth(1).unwrap();
+    let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap();
+    let id = format!("JTI={}", claims["jti"].as_str().unwrap());
+    assert_eq!(notes["authentication.kubernetes.io/issued-credential-id"], id);
+    assert!(!requested.to_string().contains(token), "the token is in the log");
     assert!(issued["user"]["uid"].as_str().is_some_and(|uid| uid.parse::<u32>().is_ok()), "{issued}");
 }
 
