@@ -13,7 +13,7 @@ use kedge_hub_core::controllers::service_accounts;
 use kedge_hub_core::kinds::{Kind, NAMESPACE, POD, SERVICE_ACCOUNT};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::{
-    self, Answer, Decision, DeleteOptions, Part, Place, WriteOptions, wants_generated_name,
+    self, Answer, Decision, DeleteOptions, MayCreate, Part, Place, WriteOptions, wants_generated_name,
 };
 use kedge_hub_core::state::{MAX_OBJECT_BYTES, WriteError};
 use kedge_hub_core::value::text;
@@ -34,7 +34,7 @@ const ACCOUNT_WAIT: Duration = Duration::from_millis(100);
 /// Tries of a generated name; upstream's.
 const NAME_ATTEMPTS: usize = 8;
 
-/// Decides and writes; retries after a concurrent write if the client named no version. (A request with a version is refused by the
+/// Decides and writes. Each try decides anew, on identity and admission too: it may have waited for long. It retries after a concurrent write if the client named no version. (A request with a version is refused by the
 /// second decision, which sees the new object.)
 async fn settle(
     hub: &Hub,
@@ -133,7 +133,7 @@ pub async fn apply(
     part: Part,
     applied: &Apply,
     options: &WriteOptions<'_>,
-    may_create: &(dyn Fn() -> Result<(), ApiError> + Send + Sync),
+    may_create: &MayCreate<'_>,
 ) -> Result<Answer, ApiError> {
     settle(hub, place, || requests::apply(hub, place, part, applied, options, may_create, &fresh()?)).await
 }
@@ -280,5 +280,75 @@ impl Hub {
     fn stored(&self, kind: &'static Kind, answer: Answer) -> Result<Arc<Object>, ApiError> {
         let gone = || ApiError::not_found(kind, "");
         answer.object.ok_or_else(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use kedge_hub_core::apply::Manager;
+    use kedge_hub_core::kinds::CONFIG_MAP;
+    use serde_json::json;
+
+    use super::*;
+
+    const MAP: Place<'static> = Place { kind: &CONFIG_MAP, namespace: "default", name: "m" };
+
+    fn map(text: &str) -> Value {
+        let metadata = json!({"namespace": "default", "name": "m"});
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"text": text}})
+    }
+
+    /// Runs a request whose first decision loses against another write, and whose caller is revoked meanwhile.
+    async fn check<F: Future<Output = Result<Answer, ApiError>>>(
+        request: impl FnOnce(Arc<Hub>, &'static WriteOptions<'static>) -> F,
+    ) {
+        let data_dir = kedge_rig::Scratch::new("hub-requests").unwrap();
+        let hub = Hub::open(&data_dir).unwrap();
+        hub.create(&CONFIG_MAP, map("old")).await.unwrap();
+        let (other, runtime) = (Arc::clone(&hub), tokio::runtime::Handle::current());
+        let decisions = AtomicUsize::new(0);
+        let admit = move |_: Option<&Value>, _: &Value| match decisions.fetch_add(1, Ordering::Relaxed) {
+            0 => {
+                let (hub, runtime) = (Arc::clone(&other), runtime.clone());
+                let overtake = move || {
+                    runtime.block_on(async {
+                        hub.update(&CONFIG_MAP, "default", "m", |map| map["data"] = json!({"text": "new"}))
+                            .await
+                    })
+                };
+                std::thread::spawn(overtake).join().unwrap().map(drop)
+            }
+            _ => Err(ApiError::unauthorized()),
+        };
+        // a test ends soon
+        let options = WriteOptions { admit: Box::leak(Box::new(admit)), ..WriteOptions::internal() };
+        let outcome = request(Arc::clone(&hub), Box::leak(Box::new(options))).await;
+        assert_eq!(outcome.map(drop).map_err(|error| error.code), Err(401));
+        let found = hub.get(&CONFIG_MAP, "default", "m").unwrap();
+        assert_eq!(found.value()["data"], json!({"text": "new"}));
+        hub.close();
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn request_that_lost_a_race_is_judged_anew() {
+        check(|hub, options| async move { update(&hub, &MAP, Part::Main, map("mine"), options).await }).await;
+        check(|hub, options| async move {
+            let mine = |_: &Object, mut value: Value| {
+                value["data"] = json!({"text": "mine"});
+                Ok(value)
+            };
+            edit(&hub, &MAP, Part::Main, options, mine).await
+        })
+        .await;
+        check(|hub, options| async move { delete(&hub, &MAP, &DeleteOptions::default(), options).await })
+            .await;
+        check(|hub, options| async move {
+            let manager = Manager { name: "m".to_owned(), subresource: String::new() };
+            let applied = Apply::new(&CONFIG_MAP, map("mine"), manager, true)?;
+            apply(&hub, &MAP, Part::Main, &applied, options, &|_| Ok(())).await
+        })
+        .await;
     }
 }

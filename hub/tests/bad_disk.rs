@@ -447,6 +447,48 @@ fn failing_flush_at_the_start_serves_reads() {
 }
 
 #[test]
+fn change_that_waits_behind_a_revocation_is_refused() {
+    const WAITING: usize = 8;
+    let board = Board::new();
+    let hub = board.start();
+    let mut client = hub.admin();
+    client.post(MAPS, &map("shared", 10)).expect(201);
+    let who = client.post("/apis/authentication.k8s.io/v1/selfsubjectreviews", &json!({})).expect(201);
+    let id = who["status"]["userInfo"]["extra"]["authentication.kubernetes.io/credential-id"][0].clone();
+    let key = id.as_str().unwrap().replace("X509SHA256=", "certificate.");
+    board.disk.hang_syncs(true);
+    let in_progress =
+        |client: &mut Client, wanted| metric(client, "apiserver_current_inflight_requests") >= wanted;
+    let begin = |client: &Client, method: &'static str, path: String, body: Value| {
+        let mut client = client.another();
+        let content = (
+            "content-type",
+            if method == "POST" { "application/json" } else { "application/merge-patch+json" },
+        );
+        thread::spawn(move || client.send(method, &path, &[content], body.to_string().as_bytes()).code)
+    };
+    let first = begin(&client, "POST", MAPS.to_owned(), map("first", 10));
+    wait_for("the stall", || (board.disk.hanging() > 0).then_some(()));
+    let denied = json!({"metadata": {"name": "kedge-denied"}, "data": {key: ""}});
+    let revocation = begin(&client, "POST", MAPS.replace("default", "kube-system"), denied);
+    // with the request for the figure itself
+    wait_for("the revocation", || in_progress(&mut client, 3).then_some(()));
+    // of these one can be made as it was decided; the others meet its change and have to decide again
+    let changes: Vec<_> = (0..WAITING)
+        .map(|number| {
+            begin(&client, "PATCH", format!("{MAPS}/shared"), json!({"data": {"text": number.to_string()}}))
+        })
+        .collect();
+    wait_for("the changes", || in_progress(&mut client, 3 + WAITING as u64).then_some(()));
+    board.disk.hang_syncs(false);
+    assert_eq!((first.join().unwrap(), revocation.join().unwrap()), (201, 201));
+    let codes: Vec<u16> = changes.into_iter().map(|change| change.join().unwrap()).collect();
+    let of = |code: u16| codes.iter().filter(|found| **found == code).count();
+    // 503: the machine is so slow that the stall was noticed first
+    assert!(of(200) <= 1 && of(200) + of(401) + of(503) == WAITING, "{codes:?}");
+}
+
+#[test]
 fn stalled_disk_refuses_changes_and_loses_nothing() {
     let board = Board::new();
     let hub = board.start();

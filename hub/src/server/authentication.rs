@@ -1,12 +1,17 @@
 //! The identity of each request, judged at the moment of the request, and the end of connections whose credential is no longer valid.
 //!
 //! Always holds: a credential that has expired or was revoked proves nothing, however long its connection, TLS session or watch has
-//! stood: its requests are answered 401, also those that began before, and what stands is ended. It uses nothing of the limits of the
-//! identity that it names. A change of the deny list counts from the moment that its writer is answered. Left to others: what an identity may do, and what the deny list means (`kedge_hub_core::identity`).
+//! stood: its requests are answered 401, also those that began before or wait for another, and what stands is ended; a watch that a
+//! token began sends nothing more, and ends within a minute of the object that the token is bound to. It uses nothing of the limits of
+//! the identity that it names. A change of the deny list counts from the moment that its writer is answered. Left to others: what an
+//! identity may do, and what the deny list means (`kedge_hub_core::identity`).
 
 use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use kedge_hub_core::api_error::ApiError;
@@ -14,6 +19,7 @@ use kedge_hub_core::identity::Identity;
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE, DenyList};
 use kedge_hub_core::kinds::CONFIG_MAP;
 use kedge_hub_core::selector::Selection;
+use serde_json::Value;
 use time::OffsetDateTime;
 use tokio::sync::watch as signal;
 
@@ -24,6 +30,8 @@ use crate::hub::Hub;
 
 /// An expiry is looked at again after this time at the latest: the wall clock may have been set meanwhile.
 const RECHECK: Duration = Duration::from_secs(60 * 60);
+/// What a token is bound to is looked at again after this time at the latest: nobody tells of its deletion.
+const TOKEN_RECHECK: Duration = Duration::from_secs(60);
 /// A connection with a credential that is no longer valid may wait this long for the request that is refused.
 const LAST_REQUEST: Duration = Duration::from_secs(10);
 /// Pause before the deny list is watched again, when its watch was ended.
@@ -136,15 +144,20 @@ impl Credentials {
     /// Resolves when this identity is no longer valid: never for an anonymous one.
     pub(super) async fn ended(&self, identity: Option<&Identity>) {
         let Some(identity) = identity else { return std::future::pending().await };
-        let mut changed = self.changed.subscribe();
         if self.fault(identity).is_some() {
             // the client is to learn by an answer that it is refused
             return tokio::time::sleep(LAST_REQUEST).await;
         }
-        while self.fault(identity).is_none() {
-            let left =
-                identity.not_after.map_or(i64::MAX, |end| end - OffsetDateTime::now_utc().unix_timestamp());
-            let left = Duration::from_secs(u64::try_from(left).unwrap_or(0)).min(RECHECK);
+        self.while_holds(identity.not_after, RECHECK, || self.fault(identity).is_none()).await;
+    }
+
+    /// Resolves when `holds` does not. It is asked at each change of the deny list, at the expiry, and after `recheck` at the latest.
+    async fn while_holds(&self, not_after: Option<i64>, recheck: Duration, holds: impl Fn() -> bool) {
+        // before the first look: no change is missed
+        let mut changed = self.changed.subscribe();
+        while holds() {
+            let left = not_after.map_or(i64::MAX, |end| end - OffsetDateTime::now_utc().unix_timestamp());
+            let left = Duration::from_secs(u64::try_from(left).unwrap_or(0)).min(recheck);
             tokio::select! {
                 // within the second that is rounded off
                 () = tokio::time::sleep(left + Duration::from_millis(10)) => {}
@@ -158,13 +171,15 @@ impl Credentials {
 pub(super) struct Presented {
     server: Arc<Server>,
     caller: Caller,
-    token: Option<Box<str>>,
+    /// What a token claims, if one is shown that this hub signed.
+    token: Option<Option<Value>>,
 }
 
 impl Presented {
     pub(super) fn new(server: Arc<Server>, caller: Caller, parts: &http::request::Parts) -> Presented {
         let anonymous = caller.identity.is_none();
-        let token = tokens::bearer(&parts.headers).filter(|_| anonymous).map(Box::from);
+        let token = tokens::bearer(&parts.headers).filter(|_| anonymous);
+        let token = token.map(|token| tokens::claims(&server.hub, token));
         Presented { server, caller, token }
     }
 
@@ -174,8 +189,11 @@ impl Presented {
     /// 401 for a credential that is not valid, or not any more; the reason is logged.
     pub(super) fn identity(&self) -> Result<Arc<Option<Identity>>, ApiError> {
         let (server, caller) = (&*self.server, &self.caller);
-        if let Some(token) = &self.token {
-            return of_token(server, caller, token);
+        if let Some(claims) = &self.token {
+            return match of_token(server, claims.as_ref()) {
+                Ok(identity) => Ok(Arc::new(Some(identity))),
+                Err(named) => Err(refused(server, caller, &named.0, &named.1)),
+            };
         }
         if let Some(identity) = (*caller.identity).as_ref() {
             if let Some(why) = server.credentials.fault(identity) {
@@ -187,16 +205,57 @@ impl Presented {
         }
         Ok(Arc::clone(&caller.identity))
     }
+
+    /// How long a watch may stand that a token began; `None` without a token: a certificate ends its connection.
+    pub(super) fn standing(&self) -> Option<Standing> {
+        let claims = self.token.clone()??;
+        Some(Standing::new(Arc::clone(&self.server), claims))
+    }
 }
 
-/// The identity of a bearer token.
-fn of_token(server: &Server, caller: &Caller, token: &str) -> Result<Arc<Option<Identity>>, ApiError> {
-    let nobody = Identity::new("", &[]);
-    let found = tokens::identify(&server.hub, token);
-    let identity = found.map_err(|why| refused(server, caller, &nobody, &why))?;
+/// The identity that a token proves now; if none, whom it names, and why.
+fn of_token(server: &Server, claims: Option<&Value>) -> Result<Identity, Box<(Identity, String)>> {
+    let nobody = |why: String| Box::new((Identity::new("", &[]), why));
+    let claims = claims.ok_or_else(|| nobody("the token is not of this hub".to_owned()))?;
+    let identity = tokens::identify(&server.hub, claims).map_err(nobody)?;
     match server.credentials.fault(&identity) {
-        Some(why) => Err(refused(server, caller, &identity, &why)),
-        None => Ok(Arc::new(Some(identity))),
+        Some(why) => Err(Box::new((identity, why))),
+        None => Ok(identity),
+    }
+}
+
+/// A token behind something that stands: whether it still proves what it did.
+pub(super) struct Standing {
+    proves: Arc<dyn Fn() -> bool + Send + Sync>,
+    over: Pin<Box<dyn Future<Output = ()> + Send + Sync>>,
+}
+
+impl Standing {
+    pub(super) fn new(server: Arc<Server>, claims: Value) -> Standing {
+        let (not_after, credentials) = (claims["exp"].as_i64(), Arc::clone(&server));
+        let proves: Arc<dyn Fn() -> bool + Send + Sync> =
+            Arc::new(move || of_token(&server, Some(&claims)).is_ok());
+        let holds = Arc::clone(&proves);
+        let over = Box::pin(async move {
+            credentials.credentials.while_holds(not_after, TOKEN_RECHECK, || holds()).await;
+        });
+        Standing { proves, over }
+    }
+
+    /// Whether it does now: nothing more is sent else.
+    pub(super) fn proves(&self) -> bool {
+        (self.proves)()
+    }
+
+    /// Ready when it has ended.
+    pub(super) fn poll_over(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        self.over.as_mut().poll(context)
+    }
+}
+
+impl std::fmt::Debug for Standing {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Standing")
     }
 }
 

@@ -327,7 +327,7 @@ async fn caught<T>(future: impl Future<Output = T>) -> Result<T, String> {
 /// reset the connection before the client reads the answer.
 async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming>) -> (Response<Body>, Sent) {
     let (parts, incoming) = request.into_parts();
-    let presented = authentication::Presented::new(Arc::clone(&server), caller.clone(), &parts);
+    let presented = Arc::new(authentication::Presented::new(Arc::clone(&server), caller.clone(), &parts));
     let identity = presented.identity();
     let slot = match &identity {
         Ok(identity) if Arc::ptr_eq(identity, &caller.identity) => Arc::clone(&caller.slot),
@@ -374,10 +374,18 @@ mod tests {
 
     use std::net::Ipv4Addr;
 
+    use kedge_hub_core::identity::token::{Grant, ISSUER};
+    use kedge_hub_core::kinds::{CONFIG_MAP, SERVICE_ACCOUNT};
+    use kedge_hub_core::selector::Selection;
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::Hub;
     use crate::capacity::{Capacity, Machine};
+    use crate::server::authentication::Standing;
     use crate::server::limits::{Resource, Taken};
+    use crate::server::request::{Form, Parameters};
+    use crate::server::watch::{self, WatchStream};
 
     const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
     const MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -464,6 +472,54 @@ mod tests {
             client.write_all(&head("GET", "/healthz", "")).await.unwrap();
             answer(&mut client).await;
         }
+    }
+
+    /// The next piece of a watch; `None` if it has ended.
+    async fn piece(watch: &mut WatchStream) -> Option<bytes::Bytes> {
+        std::future::poll_fn(|context| watch.poll_next(context)).await
+    }
+
+    #[tokio::test]
+    async fn watch_ends_with_the_token_that_began_it() {
+        let stage = Stage::new("token-watch");
+        let hub = &stage.server.hub;
+        let followed = Arc::clone(&stage.server);
+        tokio::spawn(async move { followed.credentials.follow().await });
+        let account = json!({"metadata": {"namespace": "default", "name": "reader"}});
+        let map = |namespace: &str, name: &str, data: Value| json!({"metadata": {"namespace": namespace, "name": name}, "data": data});
+        let begin = async || {
+            let made = hub.create(&SERVICE_ACCOUNT, account.clone()).await.unwrap();
+            let audiences = [ISSUER.to_owned()];
+            let grant = Grant {
+                namespace: "default",
+                account: ("reader", &made.uid),
+                audiences: &audiences,
+                bound: &[],
+                id: "1",
+            };
+            let claims = grant.claims(time::OffsetDateTime::now_utc().unix_timestamp(), 3600);
+            let parameters =
+                Parameters::parse("sendInitialEvents=false&resourceVersionMatch=NotOlderThan").unwrap();
+            let (selection, slot) = (Selection::default(), stage.slot(None));
+            let watch =
+                watch::start(hub.memory(), &CONFIG_MAP, selection, &parameters, Form::Whole, slot).unwrap();
+            watch.while_standing(Standing::new(Arc::clone(&stage.server), claims))
+        };
+        let mut watch = begin().await;
+        hub.create(&CONFIG_MAP, map("default", "one", json!({}))).await.unwrap();
+        assert!(piece(&mut watch).await.is_some(), "it stands");
+        let key = kedge_hub_core::identity::denied::user_key("system:serviceaccount:default:reader");
+        hub.create(&CONFIG_MAP, map("kube-system", "kedge-denied", json!({key: ""}))).await.unwrap();
+        assert_eq!(piece(&mut watch).await, None, "denied");
+        assert_eq!(piece(&mut watch).await, None, "ended for good");
+        hub.delete(&CONFIG_MAP, "kube-system", "kedge-denied").await.unwrap();
+        hub.delete(&SERVICE_ACCOUNT, "default", "reader").await.unwrap();
+        let mut watch = begin().await;
+        hub.create(&CONFIG_MAP, map("default", "two", json!({}))).await.unwrap();
+        assert!(piece(&mut watch).await.is_some(), "it stands");
+        hub.delete(&SERVICE_ACCOUNT, "default", "reader").await.unwrap();
+        hub.create(&CONFIG_MAP, map("default", "three", json!({}))).await.unwrap();
+        assert_eq!(piece(&mut watch).await, None, "its account is gone");
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::selector::Selection;
 
 use super::audited::Trail;
+use super::authentication::Presented;
 use super::limits::Slot;
 use super::request::Parameters;
 use super::route::Target;
@@ -18,6 +19,8 @@ pub(super) struct RequestContext<'a> {
     pub(super) server: &'a Server,
     /// The identity of the request's credential.
     pub(super) caller: Arc<Option<Identity>>,
+    /// What shows that identity, to be judged again by each decision.
+    pub(super) presented: Arc<Presented>,
     /// What the caller holds of the hub's limits.
     pub(super) slot: &'a Arc<Slot>,
     /// What its line in the audit log will need.
@@ -26,6 +29,17 @@ pub(super) struct RequestContext<'a> {
     pub(super) identity: Option<Identity>,
     pub(super) parts: &'a Parts,
     pub(super) parameters: Parameters,
+}
+
+impl RequestContext<'_> {
+    /// The effective identity, for a decision of this moment.
+    ///
+    /// # Errors
+    /// 401 if the credential is not valid any more: a request may wait for its turn, for the disk, for other objects.
+    pub(super) fn identity_now(&self) -> Result<&Identity, ApiError> {
+        self.presented.identity()?;
+        self.identity.as_ref().ok_or_else(ApiError::unauthorized)
+    }
 }
 
 pub(super) fn denied(denied: identity::Denied) -> ApiError {

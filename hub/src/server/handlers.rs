@@ -74,7 +74,9 @@ async fn answer(
     body: &mut RequestBody,
 ) -> Result<Response<Body>, ApiError> {
     let parameters = Parameters::parse(parts.uri.query().unwrap_or(""))?;
-    let mut context = RequestContext { server, caller, slot, trail, identity: None, parts, parameters };
+    let presented = body.presented();
+    let mut context =
+        RequestContext { server, caller, presented, slot, trail, identity: None, parts, parameters };
     let route = route::parse(parts.uri.path());
     match effective(parts, (*context.caller).as_ref()) {
         Ok(identity) => context.identity = identity,
@@ -357,10 +359,8 @@ fn watch_collection(
         }
         started => started?.counted(taken),
     };
-    if (*context.caller).as_ref().is_some_and(|caller| caller.credential.starts_with("JTI=")) {
-        let token = tokens::bearer(&context.parts.headers).unwrap_or_default();
-        let valid = tokens::still_valid(&context.server.hub, token).ok_or_else(ApiError::unauthorized)?;
-        stream = stream.while_valid(valid);
+    if let Some(standing) = context.presented.standing() {
+        stream = stream.while_standing(standing);
     }
     let mut response = respond::bytes(200, "application/json", Bytes::new());
     *response.body_mut() = Body::Watch(Box::new(stream));
@@ -461,6 +461,7 @@ async fn write(
 ) -> Result<Response<Body>, ApiError> {
     let attributes = attributes(verb, target, None);
     let admit = move |old: Option<&Value>, new: &Value| admitted(context, &attributes, old, new);
+    let asked = move |old: Option<&Value>, wanted: &Value| judge(context, verb, target, part, old, wanted);
     let manager = manager(context, verb, target)?;
     let owner = match context.identity.as_ref() {
         // see `apply`: reports of nodes record no manager
@@ -472,7 +473,7 @@ async fn write(
     if dry_run && verb != "delete" {
         context.trail.dry_run();
     }
-    let options = WriteOptions { dry_run, admit: &admit, owner, limited, requires: &[] };
+    let options = WriteOptions { dry_run, admit: &admit, asked: &asked, owner, limited, requires: &[] };
     match verb {
         "delete" => delete(context, target, writer, body, options).await,
         _ => change(context, verb, target, part, writer, body, &options).await,
@@ -485,20 +486,24 @@ fn admitted(
     old: Option<&Value>,
     new: &Value,
 ) -> Result<(), ApiError> {
-    let identity = context.identity.as_ref().ok_or_else(ApiError::unauthorized)?;
+    let identity = context.identity_now()?;
     identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(denied)
 }
 
-/// Whether the whole object that a request describes may be asked for: see [`identity::admit_requested`].
-fn admitted_request(
+/// Judges the whole object that a request describes: see [`identity::admit_requested`], and the rules of the type that it is shown as.
+fn judge(
     context: &RequestContext<'_>,
     verb: &str,
     target: &Target,
-    old: &Value,
+    part: Part,
+    old: Option<&Value>,
     wanted: &Value,
 ) -> Result<(), ApiError> {
-    let identity = context.identity.as_ref().ok_or_else(ApiError::unauthorized)?;
-    identity::admit_requested(identity, &attributes(verb, target, None), old, wanted).map_err(denied)
+    if let Some(old) = old.filter(|_| part == Part::Status) {
+        let identity = context.identity.as_ref().ok_or_else(ApiError::unauthorized)?;
+        identity::admit_requested(identity, &attributes(verb, target, None), old, wanted).map_err(denied)?;
+    }
+    target.kind.judge_view(wanted, old)
 }
 
 /// The field manager: the `fieldManager` parameter, else the client's `User-Agent`.
@@ -563,19 +568,17 @@ async fn apply_patch(
     let force = context.parameters.flag("force")?;
     let validation = FieldValidation::parse("patch", context.parameters.text("fieldValidation"))?;
     let place = (namespace.as_str(), name.as_str());
-    let mut read = decode::applied(as_kind, place, body, validation)?;
+    let read = decode::applied(as_kind, place, body, validation)?;
     // a missing name becomes the URL's if the object exists, and is refused later if it does not
     let given = kinds::text(&read.value, &["metadata", "name"]);
     if !given.is_empty() {
         check_place("name", given, name)?;
     }
-    if context.server.hub.get(kind, namespace, name).is_none() {
-        stamp_requester(context, target, &mut read.value)?;
-    }
     let applied = Apply::new(kind, as_kind.to_stored(read.value), manager(context, "patch", target)?, force)?;
-    let may_create = || {
+    let may_create = |value: &mut Value| {
         let attributes = Attributes { name: "", ..attributes("create", target, None) };
-        identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
+        identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)?;
+        stamp_requester(context, target, value)
     };
     let answer = requests::apply(
         &context.server.hub,
@@ -609,19 +612,11 @@ async fn change(
             let mut read = decode::object(as_kind, content_type, body, validation)?;
             stamp_requester(context, target, &mut read.value)?;
             let value = as_kind.to_stored(read.value);
-            as_kind.judge_view(&value, None)?;
             (requests::create(hub, kind, namespace, value, options).await?, read.warnings)
         }
         "update" => {
             let read = decode::object(as_kind, content_type, body, validation)?;
             let value = as_kind.to_stored(read.value);
-            if let Some(old) = hub.get(kind, namespace, name).filter(|_| part == Part::Status) {
-                admitted_request(context, verb, target, &old.value(), &value)?;
-            }
-            if as_kind.view.is_some() {
-                let old = hub.get(kind, namespace, name).map(|old| old.value());
-                as_kind.judge_view(&value, old.as_ref())?;
-            }
             (requests::update(hub, &place, part, value, options).await?, read.warnings)
         }
         _ if content_type.split(';').next().unwrap_or("").trim() == decode::APPLY => {
@@ -635,15 +630,8 @@ async fn change(
             let patch = Patch::read(as_kind, content_type, body)?;
             let found = Mutex::new(Vec::new());
             let compute = |_: &Object, old: Value| {
-                let judged = (part == Part::Status || as_kind.view.is_some()).then(|| old.clone());
                 let (value, complaints) = patch.apply(as_kind.shown(old), validation)?;
                 let value = as_kind.to_stored(value);
-                if let Some(old) = judged {
-                    if part == Part::Status {
-                        admitted_request(context, verb, target, &old, &value)?;
-                    }
-                    as_kind.judge_view(&value, Some(&old))?;
-                }
                 if let Ok(mut found) = found.lock() {
                     *found = complaints;
                 }

@@ -16,11 +16,14 @@ use super::respond::{self, Body};
 use super::route::AccessVerb;
 use crate::fresh::now_text;
 use crate::pki::is_dns_subdomain;
+use crate::requests;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode;
 use kedge_hub_core::identity::Identity;
 use kedge_hub_core::identity::denied::{Change, DENY_LIST_NAME, DENY_LIST_NAMESPACE, explanation};
 use kedge_hub_core::kinds::{CONFIG_MAP, EVENT, LEASE, NODE};
+use kedge_hub_core::object::Object;
+use kedge_hub_core::requests::{Part, Place, WriteOptions};
 use kedge_hub_core::value::{at, rfc3339, text};
 
 /// Explains on a Node why it cannot connect. Nodes may not write it.
@@ -142,11 +145,15 @@ async fn enter<T: Send + Default>(
         }
     }
     let found = Mutex::new(T::default());
-    hub.update(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME, |config_map| {
-        let outcome = edit(config_map);
-        *found.lock().unwrap_or_else(PoisonError::into_inner) = outcome;
-    })
-    .await?;
+    // an administrator revoked meanwhile changes nothing
+    let admit = |_: Option<&Value>, _: &Value| context.identity_now().map(drop);
+    let options = WriteOptions { admit: &admit, ..WriteOptions::internal() };
+    let place = Place { kind: &CONFIG_MAP, namespace: DENY_LIST_NAMESPACE, name: DENY_LIST_NAME };
+    let compute = |_: &Object, mut config_map: Value| {
+        *found.lock().unwrap_or_else(PoisonError::into_inner) = edit(&mut config_map);
+        Ok(config_map)
+    };
+    requests::edit(hub, &place, Part::All, &options, compute).await?;
     Ok(found.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 

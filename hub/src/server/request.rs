@@ -204,7 +204,7 @@ pub(super) struct RequestBody {
     bytes: Option<Taken>,
     counted: Option<Taken>,
     turn: Option<OwnedSemaphorePermit>,
-    presented: Presented,
+    presented: Arc<Presented>,
     /// It was read, and is to be read again.
     put_back: Option<Bytes>,
 }
@@ -214,10 +214,15 @@ impl RequestBody {
         incoming: Incoming,
         slot: Arc<Slot>,
         renews: bool,
-        presented: Presented,
+        presented: Arc<Presented>,
     ) -> RequestBody {
         let (bytes, counted, turn, put_back) = (None, None, None, None);
         RequestBody { incoming, slot, renews, bytes, counted, turn, presented, put_back }
+    }
+
+    /// What its sender shows of itself.
+    pub(super) fn presented(&self) -> Arc<Presented> {
+        Arc::clone(&self.presented)
     }
 
     /// Whether it is of a node's renewal.

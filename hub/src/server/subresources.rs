@@ -106,10 +106,8 @@ fn admission<'a>(
     context: &'a RequestContext<'_>,
     attributes: &'a identity::Attributes<'a>,
 ) -> impl Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a {
-    move |old, new| match &context.identity {
-        Some(identity) => {
-            identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(denied)
-        }
-        None => Err(ApiError::unauthorized()),
+    move |old, new| {
+        let identity = context.identity_now()?;
+        identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(denied)
     }
 }

@@ -1,9 +1,7 @@
 //! Tokens of service accounts over HTTP: issuing them, believing them, and the documents of their issuer.
 //!
-//! Always holds: a token is judged anew for each request, and a watch that it began ends soon after the token does. Left to others: what
-//! a token claims and when that holds (`kedge_hub_core::identity::token`), the key (`pki`).
-
-use std::sync::Arc;
+//! Always holds: the signature of a token is verified once for a request, and what it claims is judged by each decision. Left to others:
+//! what a token claims and when that holds (`kedge_hub_core::identity::token`), the end of its watches (`authentication`), the key (`pki`).
 
 use http::{Response, header};
 use serde_json::{Value, json};
@@ -28,22 +26,15 @@ pub(super) fn bearer(headers: &http::HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// The identity that a token proves to this API now.
-pub(super) fn identify(hub: &Hub, token: &str) -> Result<Identity, String> {
-    let claims = claims(hub, token).ok_or("the token is not of this hub")?;
-    let (identity, _) = token::authenticate(&claims, &[ISSUER.to_owned()], OffsetDateTime::now_utc(), hub)?;
+/// The identity that the claims of a token prove to this API now.
+pub(super) fn identify(hub: &Hub, claims: &Value) -> Result<Identity, String> {
+    let (identity, _) = token::authenticate(claims, &[ISSUER.to_owned()], OffsetDateTime::now_utc(), hub)?;
     Ok(identity)
 }
 
-fn claims(hub: &Hub, token: &str) -> Option<Value> {
+/// What a token claims, if this hub signed it.
+pub(super) fn claims(hub: &Hub, token: &str) -> Option<Value> {
     hub.tokens()?.verifier.claims(token)
-}
-
-/// Whether what a token claims still holds, for the watches that it began.
-pub(super) fn still_valid(hub: &Arc<Hub>, token: &str) -> Option<impl Fn() -> bool + Send + Sync + use<>> {
-    let claims = claims(hub, token)?;
-    let hub = Arc::clone(hub);
-    Some(move || token::authenticate(&claims, &[ISSUER.to_owned()], OffsetDateTime::now_utc(), &*hub).is_ok())
 }
 
 /// `POST .../serviceaccounts/NAME/token`.

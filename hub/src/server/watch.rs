@@ -18,6 +18,7 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::time::{Instant, Sleep};
 
+use super::authentication::Standing;
 use super::limits::Taken;
 use super::request::{Form, Parameters};
 use super::respond::{IncludeObject, Writer};
@@ -54,16 +55,8 @@ pub(super) struct WatchStream {
     ended: bool,
     /// Its place among its caller's watches.
     counted: Option<Taken>,
-    valid: Option<Validity>,
-}
-
-/// Whether the credential that began a watch is still valid; asked before each line and with each bookmark's time.
-struct Validity(Box<dyn Fn() -> bool + Send + Sync>);
-
-impl std::fmt::Debug for Validity {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Validity")
-    }
+    /// Of a token that began it; asked before each line.
+    standing: Option<Standing>,
 }
 
 #[derive(Debug)]
@@ -123,7 +116,7 @@ pub(super) fn start(
         deadline: Box::pin(tokio::time::sleep(lasting)),
         ended: false,
         counted: None,
-        valid: None,
+        standing: None,
     })
 }
 
@@ -184,9 +177,9 @@ impl WatchStream {
         self
     }
 
-    /// Ends the watch when its credential is no longer valid.
-    pub(super) fn while_valid(mut self, valid: impl Fn() -> bool + Send + Sync + 'static) -> WatchStream {
-        self.valid = Some(Validity(Box::new(valid)));
+    /// Ends the watch with the token that began it.
+    pub(super) fn while_standing(mut self, standing: Standing) -> WatchStream {
+        self.standing = Some(standing);
         self
     }
 
@@ -197,8 +190,12 @@ impl WatchStream {
 
     /// The next piece of the body; `None` ends it.
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        if self.valid.as_ref().is_some_and(|valid| !valid.0()) {
-            return Poll::Ready(None);
+        if let Some(standing) = &mut self.standing
+            && (standing.poll_over(context).is_ready() || !standing.proves())
+        {
+            self.standing = None;
+            self.queue.clear();
+            self.ended = true;
         }
         loop {
             if let Some(queued) = self.queue.pop_front() {
@@ -232,9 +229,6 @@ impl WatchStream {
                 }
                 Poll::Pending if self.next_bookmark.as_mut().poll(context).is_ready() => {
                     self.next_bookmark.as_mut().reset(Instant::now() + BOOKMARK);
-                    if self.valid.as_ref().is_some_and(|valid| !valid.0()) {
-                        return Poll::Ready(None);
-                    }
                     self.queue_bookmark();
                 }
                 Poll::Pending => return Poll::Pending,

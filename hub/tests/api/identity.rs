@@ -144,6 +144,19 @@ fn client_signer_makes_no_node_and_no_administrator() {
     }
     let other = signing_request("r", "system:node:edge-2", "system:nodes", "kube-apiserver-client-kubelet");
     assert_eq!(node.post(REQUESTS, &other).code, 403);
+    // an apply that creates is a creation
+    let mut admin = hub.admin();
+    let mut apply = |user: &str, group: &str| {
+        let mut asked = signing_request("r", user, group, "kube-apiserver-client");
+        (asked["apiVersion"], asked["kind"]) =
+            ("certificates.k8s.io/v1".into(), "CertificateSigningRequest".into());
+        asked["spec"]["username"] = "system:node:edge-2".into();
+        let content = ("content-type", "application/apply-patch+yaml");
+        let path = format!("{REQUESTS}/r?fieldManager=t");
+        admin.send("PATCH", &path, &[content], asked.to_string().as_bytes())
+    };
+    assert_eq!(apply("x", "system:masters").code, 403);
+    assert_eq!(apply("jane", "people").expect(201)["spec"]["username"], "admin");
 }
 
 #[test]

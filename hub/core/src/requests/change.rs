@@ -43,6 +43,9 @@ pub fn update(
     edit_found(current, place, part, options, fresh, |_, _| Ok(value))
 }
 
+/// Decides on the creation of an object by an apply, and adds what a creation adds.
+pub type MayCreate<'a> = dyn Fn(&mut Value) -> Result<(), ApiError> + Send + Sync + 'a;
+
 /// Applies a part of an object, or creates it if it does not exist (after `may_create`).
 pub fn apply(
     objects: &dyn Objects,
@@ -50,7 +53,7 @@ pub fn apply(
     part: Part,
     applied: &Apply,
     options: &WriteOptions<'_>,
-    may_create: &dyn Fn() -> Result<(), ApiError>,
+    may_create: &MayCreate<'_>,
     fresh: &Fresh,
 ) -> Result<Decision, ApiError> {
     let options = WriteOptions { owner: Owner::Applied, ..*options };
@@ -61,8 +64,9 @@ pub fn apply(
             edit_found(current, place, part, &options, fresh, to)
         }
         None if part == Part::Main => {
-            may_create()?;
-            create_applied(objects, place, applied, &options, fresh)
+            let mut value = applied.created(&fresh.stamp());
+            may_create(&mut value)?;
+            create_applied(objects, place, value, &options, fresh)
         }
         None => Err(ApiError::not_found(place.kind, place.name)),
     }
@@ -73,12 +77,11 @@ pub fn apply(
 fn create_applied(
     objects: &dyn Objects,
     place: &Place<'_>,
-    applied: &Apply,
+    mut value: Value,
     options: &WriteOptions<'_>,
     fresh: &Fresh,
 ) -> Result<Decision, ApiError> {
     let Place { kind, namespace, name } = *place;
-    let mut value = applied.created(&fresh.stamp());
     match text(&value, &["metadata", "uid"]) {
         "" => {}
         uid => {
@@ -122,6 +125,7 @@ fn edit_found(
     kind.complete(&mut old);
     let mut wanted = compute(&current, old.clone())?;
     cost::check_change(Some(&old), &wanted)?;
+    (options.asked)(Some(&old), &wanted)?;
     check_version(kind, &current, &wanted)?;
     let claim = apply::take_claim(&mut wanted);
     let mut new = merged_with_old(kind, part, &old, wanted, &now)?;

@@ -109,6 +109,7 @@ pub(super) fn compose(
     fresh: &Fresh,
 ) -> Result<Value, ApiError> {
     cost::check_change(None, &value)?;
+    (options.asked)(None, &value)?;
     set_namespace(kind, namespace, &mut value)?;
     if !text(&value, &["metadata", "resourceVersion"]).is_empty() {
         return Err(ApiError::bad_request("resourceVersion should not be set on objects to be created"));

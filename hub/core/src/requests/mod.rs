@@ -16,7 +16,7 @@ mod types;
 
 pub use allowance::{ALLOWANCES, Allowance, QUOTA_BYTES};
 pub use binding::{bind, bound_pod, check_binding, check_name};
-pub use change::{apply, edit, merged_with_old, update};
+pub use change::{MayCreate, apply, edit, merged_with_old, update};
 pub use create::{check_place, create, new_object, uid, wants_generated_name};
 pub use delete::{FOREGROUND, ORPHAN, delete, finalize_namespace};
 pub use renewal::Renewal;

@@ -90,8 +90,10 @@ pub type Admit<'a> = dyn Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Se
 pub struct WriteOptions<'a> {
     /// A dry run: everything but the write.
     pub dry_run: bool,
-    /// Admission for the caller.
+    /// Admission for the caller. It is asked by every decision, also by one after a lost race: what it judges by may have changed.
     pub admit: &'a Admit<'a>,
+    /// Judges all that a request asks for, before what it may not change is put back.
+    pub asked: &'a Admit<'a>,
     /// The manager of the fields that this write sets.
     pub owner: Owner<'a>,
     /// Whether the caller is limited in what it may store ([`super::ALLOWANCES`]).
@@ -106,6 +108,7 @@ impl WriteOptions<'static> {
         WriteOptions {
             dry_run: false,
             admit: &|_, _| Ok(()),
+            asked: &|_, _| Ok(()),
             owner: Owner::Nobody,
             limited: false,
             requires: &[],
