@@ -138,6 +138,7 @@ impl Hub {
             requires: Vec::new(),
             new: Some(value),
             volatile: false,
+            author: None,
         };
         self.writer.submit(write, Box::new(move |outcome| drop(answer.send(outcome))));
         Ok(Some(answered))
@@ -163,7 +164,7 @@ impl Hub {
         });
         let Some(made) = made else { return };
         let event = Event { revision, old: None, new: Some(Arc::new(made)), last: None };
-        self.memory.publish(vec![Changed { kind: &SERVICE, event: Arc::new(event) }]);
+        self.memory.publish(vec![Changed { kind: &SERVICE, event: Arc::new(event), author: None }]);
     }
 
     /// One object; `namespace` is empty for cluster-scoped kinds.

@@ -13,7 +13,8 @@ use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
-    Changed, Index, Leases, MAX_WATCHES, Page, Query, Require, Sink, Start, TooOld, WatchId, WatchRefused,
+    Changed, Desired, Index, Leases, MAX_WATCHES, Page, Query, Require, Sink, Start, TooOld, WatchId,
+    WatchRefused,
 };
 use tokio::sync::mpsc;
 
@@ -113,11 +114,13 @@ pub struct Memory {
     /// All kinds but Leases.
     index: RwLock<Index<Sender>>,
     leases: RwLock<Leases<Sender>>,
+    /// Held for no longer than one node or one change takes: renewals read it.
+    desired: RwLock<Desired>,
 }
 
 impl Memory {
-    pub fn new(index: Index<Sender>, leases: Leases<Sender>) -> Memory {
-        Memory { index: RwLock::new(index), leases: RwLock::new(leases) }
+    pub fn new(index: Index<Sender>, leases: Leases<Sender>, desired: Desired) -> Memory {
+        Memory { index: RwLock::new(index), leases: RwLock::new(leases), desired: RwLock::new(desired) }
     }
 
     /// Empty.
@@ -125,8 +128,8 @@ impl Memory {
     pub(crate) fn empty() -> Memory {
         use kedge_hub_core::state::{Restored, Spaces, restore};
         let restored = restore(Spaces::default(), Vec::new());
-        let Restored { index, leases, .. } = restored.expect("nothing can be wrong with no records");
-        Memory::new(index, leases)
+        let Restored { index, leases, desired, .. } = restored.expect("nothing can be wrong with no records");
+        Memory::new(index, leases, desired)
     }
 
     // a panic under the lock can only come from the writer, whose end stops the hub; readers go on until then
@@ -267,7 +270,17 @@ impl Memory {
 
     /// Makes durable changes visible, of all kinds but Leases: the writer's last step.
     pub fn publish(&self, changes: Vec<Changed>) {
-        self.write().publish(changes);
+        let mut index = self.write();
+        for changed in &changes {
+            self.desired.write().unwrap_or_else(PoisonError::into_inner).note(changed);
+        }
+        index.publish(changes);
+    }
+
+    /// The latest revision that concerns a node: see [`Desired::of`]. A node that is answered it finds that revision, whatever it reads
+    /// next: readers wait for the batch that it is in.
+    pub fn desired(&self, node: &str) -> u64 {
+        self.desired.read().unwrap_or_else(PoisonError::into_inner).of(node)
     }
 
     /// Whether all watches were ended.
@@ -339,7 +352,7 @@ mod tests {
         let map = json!({"metadata": {"namespace": "a", "name": "1"}, "data": {"k": "x".repeat(bytes)}});
         let new = Object::new(&CONFIG_MAP, &map, revision);
         let event = Event { revision, old: None, new: new.map(Arc::new), last: None };
-        memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event) }]);
+        memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event), author: None }]);
     }
 
     #[test]

@@ -276,7 +276,8 @@ impl Hub {
         let Place { kind, namespace, name } = *place;
         let (expect, new) = (self.expect(place), Some(stand_in(namespace, name)));
         let (namespace, name) = (namespace.to_owned(), name.to_owned());
-        let write = Write { kind, namespace, name, expect, requires: Vec::new(), new, volatile: false };
+        let write =
+            Write { kind, namespace, name, expect, requires: Vec::new(), new, volatile: false, author: None };
         let mut changes = self.ordered(write).expect("it is small");
         for changed in &mut changes {
             let text = serde_json::to_vec(shown).expect("a JSON value can be written");
@@ -373,6 +374,7 @@ impl Hub {
             requires: Vec::new(),
             new: Some(new.clone()),
             volatile: false,
+            author: None,
         };
         if self.write(write).is_err() {
             let next = self.order.revision() + 1;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use crate::cost;
-use crate::kinds::{Kind, text};
+use crate::kinds::{Kind, index_of, text};
 
 /// The key of an object: `namespace/name`, and `/name` for cluster-scoped kinds.
 pub fn key(namespace: &str, name: &str) -> String {
@@ -26,6 +26,22 @@ pub struct Object {
     /// The object as JSON text, including apiVersion and kind.
     pub json: Bytes,
     facts: Arc<Facts>,
+}
+
+/// Another object that an object names. It need not exist.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reference {
+    /// The position of its kind in the table.
+    pub kind: usize,
+    /// Its [`key`].
+    pub key: Box<str>,
+}
+
+impl Reference {
+    /// `namespace` is empty for cluster-scoped kinds.
+    pub fn new(kind: &Kind, namespace: &str, name: &str) -> Reference {
+        Reference { kind: index_of(kind), key: key(namespace, name).into() }
+    }
 }
 
 /// The fields of an object that are needed often. Versions that differ in none of them share them.
@@ -43,6 +59,8 @@ pub struct Facts {
     pub owners: Box<[Box<str>]>,
     /// The user whom it is charged to ([`Kind::holder`]).
     pub holder: Option<Box<str>>,
+    /// What it makes its node read ([`Kind::refers`]), in order, each once.
+    pub refers: Box<[Reference]>,
     /// `metadata.deletionTimestamp` is set.
     pub terminating: bool,
 }
@@ -88,6 +106,7 @@ impl Object {
             fields: kind.selectable.iter().map(|selectable| (selectable.value)(value).into()).collect(),
             owners: owners.map(|owner| text(owner, &["uid"]).into()).collect(),
             holder: (kind.holder)(value).map(String::into_boxed_str),
+            refers: (kind.refers)(value).into(),
             terminating: !text(meta, &["deletionTimestamp"]).is_empty(),
         };
         Some(Object { revision, json, facts: Arc::new(facts) })

@@ -40,6 +40,11 @@ impl RequestContext<'_> {
         self.presented.identity()?;
         self.identity.as_ref().ok_or_else(ApiError::unauthorized)
     }
+
+    /// The node that makes the request. An administrator who acts as a node is somebody else: the node does not know what is done.
+    pub(super) fn author(&self) -> Option<&str> {
+        (*self.caller).as_ref().and_then(Identity::node)
+    }
 }
 
 pub(super) fn denied(denied: identity::Denied) -> ApiError {

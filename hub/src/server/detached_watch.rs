@@ -212,7 +212,7 @@ mod tests {
         let map = json!({"metadata": {"name": "a", "namespace": "n"}});
         let new = Object::new(&CONFIG_MAP, &map, revision).map(Arc::new);
         let event = Event { revision, old: None, new, last: None };
-        memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event) }]);
+        memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event), author: None }]);
     }
 
     async fn read_until(stream: &mut DuplexStream, end: &str) -> String {

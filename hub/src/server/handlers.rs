@@ -473,7 +473,9 @@ async fn write(
     if dry_run && verb != "delete" {
         context.trail.dry_run();
     }
-    let options = WriteOptions { dry_run, admit: &admit, asked: &asked, owner, limited, requires: &[] };
+    let author = context.author();
+    let options =
+        WriteOptions { dry_run, admit: &admit, asked: &asked, owner, limited, requires: &[], author };
     match verb {
         "delete" => delete(context, target, writer, body, options).await,
         _ => change(context, verb, target, part, writer, body, &options).await,
@@ -697,7 +699,8 @@ async fn delete_collection(
     let admit = |old: Option<&Value>, new: &Value| admitted(context, &attributes, old, new);
     let (wanted, dry_run) = delete_options(context, body)?;
     let dry_run = dry_run || context.parameters.dry_run("deletecollection")?;
-    let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
+    let author = context.author();
+    let options = WriteOptions { dry_run, admit: &admit, author, ..WriteOptions::internal() };
     let hub = &context.server.hub;
     let (mut page, _) = page(context, target.kind, selection)?;
     let kind = target.kind.stored();

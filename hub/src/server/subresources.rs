@@ -78,7 +78,8 @@ async fn bind_pod(context: &RequestContext<'_>, target: &Target, binding: &Value
     let attributes = attributes("create", target, None);
     let admit = admission(context, &attributes);
     let dry_run = context.parameters.dry_run("create")?;
-    let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
+    let author = context.author();
+    let options = WriteOptions { dry_run, admit: &admit, author, ..WriteOptions::internal() };
     let hub = &context.server.hub;
     let bound = |current: &kedge_hub_core::Object, found: Value| {
         bind(current, found, binding, &crate::fresh::now_text())
@@ -93,7 +94,8 @@ async fn evict(context: &RequestContext<'_>, target: &Target, mut eviction: Valu
     let attributes = attributes("create", target, None);
     let admit = admission(context, &attributes);
     let dry_run = dry_run || context.parameters.dry_run("create")?;
-    let options = WriteOptions { dry_run, admit: &admit, ..WriteOptions::internal() };
+    let author = context.author();
+    let options = WriteOptions { dry_run, admit: &admit, author, ..WriteOptions::internal() };
     requests::delete(&context.server.hub, &place(target), &wanted, &options).await?;
     Ok(())
 }

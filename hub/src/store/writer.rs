@@ -99,7 +99,7 @@ impl Writer {
         let marks = store.load(&mut |record| records.push(record))?;
         let restored =
             restore(marks, records).map_err(|message| StoreError::certain(Sort::Damaged, message))?;
-        let Restored { index, mut leases, mut order, reserve, unserved } = restored;
+        let Restored { index, mut leases, desired, mut order, reserve, unserved } = restored;
         for record in &unserved {
             log::warn!("store holds {record}, a kind that is not served: kept, not shown");
         }
@@ -118,7 +118,7 @@ impl Writer {
         } else if let Some(error) = store.unwritable() {
             health.failed(error, false);
         }
-        let memory = Arc::new(Memory::new(index, leases));
+        let memory = Arc::new(Memory::new(index, leases, desired));
         Ok((Writer::spawn(store, memory.clone(), order, health), memory))
     }
 
@@ -703,7 +703,8 @@ mod tests {
     ) -> mpsc::Receiver<Outcome> {
         let (answer, answered) = mpsc::channel();
         let (namespace, name) = (String::new(), name.to_owned());
-        let write = Write { kind, namespace, name, expect, requires: Vec::new(), new, volatile: false };
+        let write =
+            Write { kind, namespace, name, expect, requires: Vec::new(), new, volatile: false, author: None };
         writer.submit(write, Box::new(move |outcome| answer.send(outcome).unwrap()));
         answered
     }
@@ -721,7 +722,7 @@ mod tests {
     fn renew(writer: &Writer, name: &str, revision: u64) -> Outcome {
         let (expect, namespace, name) = (Expect::Revision(revision), String::new(), name.to_owned());
         let (kind, new, requires) = (&LEASE, object(&name), Vec::new());
-        writer.renew(Write { kind, namespace, name, expect, requires, new, volatile: true })
+        writer.renew(Write { kind, namespace, name, expect, requires, new, volatile: true, author: None })
     }
 
     fn object(name: &str) -> Option<Value> {
@@ -879,6 +880,7 @@ mod tests {
                 requires: Vec::new(),
                 new,
                 volatile: false,
+                author: None,
             };
             writer.submit(write, Box::new(move |outcome| answer.send((name, outcome.is_ok())).unwrap()));
         };
@@ -939,6 +941,7 @@ mod tests {
                 requires: Vec::new(),
                 new,
                 volatile: false,
+                author: None,
             };
             writer.submit(write, Box::new(move |outcome| answer.send((name, outcome.is_ok())).unwrap()))
         };

@@ -394,7 +394,16 @@ mod tests {
         let current = hub.index.get(&NAMESPACE, "", "n").unwrap();
         let expect = crate::state::Expect::Revision(current.revision);
         let (namespace, name, requires) = (String::new(), "n".to_owned(), Vec::new());
-        let gone = Write { kind: &NAMESPACE, namespace, name, expect, requires, new: None, volatile: false };
+        let gone = Write {
+            kind: &NAMESPACE,
+            namespace,
+            name,
+            expect,
+            requires,
+            new: None,
+            volatile: false,
+            author: None,
+        };
         hub.stage(gone).unwrap();
         hub.publish();
         hub.run(&mut namespaces::Namespaces::default());

@@ -4,12 +4,10 @@
 //! The rules are upstream's Node authorizer, narrower where we serve fewer kinds: a ConfigMap is readable if
 //! `spec.configSource` names it, in either form. Left to others: what a node may write into an object (`node_restriction`).
 
-use serde_json::Value;
-
 use super::attributes::{Attributes, ClusterView};
 use super::authorizer::{Authorizer, Opinion};
 use super::identity::Identity;
-use super::references::refers_to;
+use super::references::{assigned_config_map, refers_to};
 use crate::kinds::pod::{self, is_mirror};
 use kedge_api::{NODE_LEASE_NAMESPACE, NODE_USER_PREFIX};
 
@@ -128,9 +126,9 @@ fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView
     }
     let assigned = || {
         request.resource == "configmaps"
-            && view.object("nodes", "", node).is_some_and(|object| {
-                names_config_map(&object["spec"]["configSource"], request.namespace, name)
-            })
+            && view
+                .object("nodes", "", node)
+                .is_some_and(|object| assigned_config_map(&object) == Some((request.namespace, name)))
     };
     let referred = || {
         !request.namespace.is_empty()
@@ -163,19 +161,6 @@ fn own_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(
     }
 }
 
-/// Whether a `spec.configSource` names this ConfigMap, in either form. One that names two gives no access: the node
-/// follows neither.
-fn names_config_map(source: &Value, namespace: &str, name: &str) -> bool {
-    let form = |key: &str| source.get(key).filter(|form| !form.is_null());
-    let reference = match (form("configMapRef"), form("configMap")) {
-        (Some(reference), None) | (None, Some(reference)) => reference,
-        _ => return false,
-    };
-    !namespace.is_empty()
-        && reference["namespace"].as_str() == Some(namespace)
-        && reference["name"].as_str() == Some(name)
-}
-
 fn authorize_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     match request.verb {
         "list" | "watch" => match request.required(pod::NODE_NAME_FIELD) {
@@ -202,7 +187,7 @@ fn unrelated(node: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::super::fixture::Objects;
     use super::*;

@@ -1,31 +1,35 @@
-//! What a pod may refer to: one table, by which a node is given access to the objects that its pods use, and by which the pods
-//! that a node may make itself are refused.
+//! What a pod may refer to: one table, by which a node is given access to the objects that its pods use and learns of their changes
+//! (`state::Desired`), and by which the pods that a node may make itself are refused. Beside it what a Node refers to.
 //!
-//! Always holds: both decisions walk a spec by the schema and look up the same rows, so a node cannot gain access to an object by a
+//! Always holds: all decisions walk a spec by the schema and look up the same rows, so a node cannot gain access to an object by a
 //! pod that it made. A test walks all fields of a PodSpec and fails for one that is named like a reference and stands neither here
 //! nor in its list of others: a new field cannot slip in.
 
 use serde_json::Value;
 
+use crate::kinds::pod::is_mirror;
 use crate::kinds::schema::{self, Shape, Type};
+use crate::kinds::{CONFIG_MAP, by_resource};
+use crate::object::Reference;
+use crate::value::text;
 
 /// The type of a pod's spec.
 const POD_SPEC: &str = "core/v1/PodSpec";
 
 /// One row: a field that refers to an object of a resource. A string is its name; an object or the objects of a list have a `name`.
-struct Reference {
+struct Row {
     resource: &'static str,
     /// The schema's type that has the field.
     of: &'static str,
     field: &'static str,
 }
 
-const fn row(resource: &'static str, of: &'static str, field: &'static str) -> Reference {
-    Reference { resource, of, field }
+const fn row(resource: &'static str, of: &'static str, field: &'static str) -> Row {
+    Row { resource, of, field }
 }
 
 /// Every field by which a pod refers to another object, or by which it asks for an identity.
-const REFERENCES: [Reference; 26] = [
+const REFERENCES: [Row; 26] = [
     row("configmaps", "core/v1/ConfigMapEnvSource", "name"),
     row("configmaps", "core/v1/ConfigMapKeySelector", "name"),
     row("configmaps", "core/v1/ConfigMapProjection", "name"),
@@ -65,6 +69,46 @@ pub(super) fn refers_to(spec: &Value, resource: &str, name: &str) -> bool {
     })
 }
 
+/// The objects of served kinds that a pod refers to, in order, each once. A mirror pod's node reads nothing because of it.
+pub(crate) fn of_pod(pod: &Value) -> Vec<Reference> {
+    let (mut found, namespace) = (Vec::new(), text(pod, &["metadata", "namespace"]));
+    if is_mirror(pod) {
+        return found;
+    }
+    visit(&pod["spec"], &mut |row, value| {
+        let items = value.as_array().map_or(&[][..], Vec::as_slice);
+        let names =
+            std::iter::once(value).chain(items).flat_map(|value| [value.as_str(), value["name"].as_str()]);
+        if let Some(kind) = by_resource(row.resource) {
+            let names = names.flatten().filter(|name| !name.is_empty());
+            found.extend(names.map(|name| Reference::new(kind, namespace, name)));
+        }
+        false
+    });
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// The ConfigMap that is assigned to a Node.
+pub(crate) fn of_node(node: &Value) -> Vec<Reference> {
+    let assigned = assigned_config_map(node).into_iter();
+    assigned.map(|(namespace, name)| Reference::new(&CONFIG_MAP, namespace, name)).collect()
+}
+
+/// Namespace and name of the ConfigMap that a Node's `spec.configSource` names, in either form. One that names two assigns nothing: the
+/// node follows neither.
+pub(super) fn assigned_config_map(node: &Value) -> Option<(&str, &str)> {
+    let source = &node["spec"]["configSource"];
+    let form = |key: &str| source.get(key).filter(|form| !form.is_null());
+    let reference = match (form("configMapRef"), form("configMap")) {
+        (Some(reference), None) | (None, Some(reference)) => reference,
+        _ => return None,
+    };
+    let named = |field: &str| reference[field].as_str().filter(|text| !text.is_empty());
+    Some((named("namespace")?, named("name")?))
+}
+
 /// The resource of some object that a pod's spec refers to, if it refers to any.
 pub(super) fn referred_resource(spec: &Value) -> Option<&'static str> {
     let mut found = None;
@@ -84,15 +128,11 @@ pub(super) fn referred_resource(spec: &Value) -> Option<&'static str> {
 }
 
 /// Shows every reference of a pod's spec until `stop` returns true; returns whether it did.
-fn visit(spec: &Value, stop: &mut dyn FnMut(&'static Reference, &Value) -> bool) -> bool {
+fn visit(spec: &Value, stop: &mut dyn FnMut(&'static Row, &Value) -> bool) -> bool {
     schema::find(POD_SPEC).is_some_and(|of| visit_type(of, spec, stop))
 }
 
-fn visit_type(
-    of: &'static Type,
-    value: &Value,
-    stop: &mut dyn FnMut(&'static Reference, &Value) -> bool,
-) -> bool {
+fn visit_type(of: &'static Type, value: &Value, stop: &mut dyn FnMut(&'static Row, &Value) -> bool) -> bool {
     value.as_object().into_iter().flatten().any(|(name, value)| {
         let row = REFERENCES.iter().find(|row| row.field == name && row.of == of.name);
         row.is_some_and(|row| stop(row, value))
@@ -103,7 +143,7 @@ fn visit_type(
 fn visit_shape(
     shape: &'static Shape,
     value: &Value,
-    stop: &mut dyn FnMut(&'static Reference, &Value) -> bool,
+    stop: &mut dyn FnMut(&'static Row, &Value) -> bool,
 ) -> bool {
     match (shape, value) {
         (Shape::Message(name), _) => schema::find(name).is_some_and(|of| visit_type(of, value, stop)),
@@ -260,10 +300,14 @@ mod tests {
         pod_fields(&mut |path| {
             for leaf in [json!("planted"), json!({"name": "planted"})] {
                 let spec = planted(path, &leaf);
+                let pod = json!({"metadata": {"namespace": "x"}, "spec": spec});
+                let followed = of_pod(&pod);
                 for resource in ["secrets", "configmaps", "serviceaccounts"] {
                     if refers_to(&spec, resource, "planted") {
                         paths += 1;
                         assert!(referred_resource(&spec).is_some(), "{spec}");
+                        let kind = by_resource(resource).unwrap();
+                        assert_eq!(followed, [Reference::new(kind, "x", "planted")], "{spec}");
                     }
                 }
             }
@@ -295,6 +339,14 @@ mod tests {
     }
 
     #[test]
+    fn node_follows_nothing_because_of_a_mirror_pod() {
+        let annotation = json!({crate::kinds::pod::MIRROR_ANNOTATION: "x"});
+        let spec = json!({"volumes": [{"name": "v", "secret": {"secretName": "s"}}]});
+        let pod = json!({"metadata": {"namespace": "x", "annotations": annotation}, "spec": spec});
+        assert_eq!(of_pod(&pod), []);
+    }
+
+    #[test]
     fn empty_fields_refer_to_nothing() {
         for spec in [
             json!({}),
@@ -303,6 +355,7 @@ mod tests {
             json!({"volumes": [{"name": "secret", "hostPath": {"path": "/"}}], "nodeName": "a"}),
         ] {
             assert_eq!(referred_resource(&spec), None, "{spec}");
+            assert_eq!(of_pod(&json!({"metadata": {"namespace": "x"}, "spec": spec})), []);
         }
         assert_eq!(
             referred_resource(&json!({"volumes": [{"ephemeral": {}}]})),

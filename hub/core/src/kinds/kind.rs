@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{names::NameRule, schema, table};
 use crate::api_error::ApiError;
 use crate::field_error::FieldErrors;
-use crate::object::Object;
+use crate::object::{Object, Reference};
 use crate::value::text;
 
 /// The verbs of a kind, in upstream's order of discovery.
@@ -61,6 +61,8 @@ pub struct Kind {
     /// The user whom the object is charged to: a caller that is limited in what it may store is limited over all objects charged to
     /// it. Must follow from fields that this user cannot set otherwise. `None`: nobody.
     pub holder: fn(&Value) -> Option<String>,
+    /// The objects that a node reads because of this one, which is its Node or bound to it; in order, each once.
+    pub refers: fn(&Value) -> Vec<Reference>,
     /// Set if the kind has no objects of its own but shows those of another one.
     pub view: Option<&'static View>,
     /// Columns of tables.
@@ -146,6 +148,7 @@ impl Kind {
         selectable: &[],
         indexed: &[],
         holder: no_holder,
+        refers: no_references,
         view: None,
         columns: &[table::Column::NAME, table::Column::AGE],
         cells: |object, now| vec![text(object, &["metadata", "name"]).into(), table::age(object, now)],
@@ -290,6 +293,10 @@ pub fn no_defaults(_: &mut Value, _: Option<&Value>) {}
 /// A kind whose objects are charged to nobody.
 pub fn no_holder(_: &Value) -> Option<String> {
     None
+}
+/// A kind whose objects make no node read others.
+pub fn no_references(_: &Value) -> Vec<Reference> {
+    Vec::new()
 }
 /// A kind without warnings.
 pub fn no_warnings(_: &Value, _: Option<&Value>) -> Vec<String> {

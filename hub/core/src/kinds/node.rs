@@ -13,6 +13,7 @@ use super::pod_spec::scheduling::validate_taints;
 use super::rules;
 use super::table::{Column, age};
 use crate::field_error::{FieldError, FieldErrors};
+use crate::identity;
 use crate::value::{at, text};
 
 /// Longest `configSource` text.
@@ -32,6 +33,7 @@ pub static NODE: Kind = Kind {
         label: "spec.unschedulable",
         value: |node| node["spec"]["unschedulable"].as_bool().unwrap_or(false).to_string(),
     }],
+    refers: identity::references_of_node,
     columns: &[
         Column::NAME,
         Column::text("Status"),

@@ -16,6 +16,7 @@ use super::pod_status;
 use super::rules;
 use super::table::{Column, age, since};
 use crate::field_error::{FieldError, FieldErrors};
+use crate::identity;
 use crate::quantity::Quantity;
 use crate::value::{at, text};
 
@@ -58,6 +59,7 @@ pub static POD: Kind = Kind {
     ],
     indexed: &[NODE_NAME_FIELD, PHASE_FIELD],
     holder,
+    refers: identity::references_of_pod,
     columns: &[
         Column::NAME,
         Column::text("Ready"),

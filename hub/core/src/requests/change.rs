@@ -156,6 +156,7 @@ fn edit_found(
         requires,
         volatile: !deleted && is_volatile(kind, &old, &new),
         new: (!deleted).then_some(new),
+        author: options.author.map(Box::from),
     };
     Ok(Decision::Write(write, pending))
 }

@@ -206,6 +206,7 @@ pub(super) fn created(kind: &'static Kind, value: Value, options: &WriteOptions<
         requires: requires(kind, &value, options),
         new: Some(value),
         volatile: false,
+        author: options.author.map(Box::from),
     };
     Decision::Write(write, Pending { created: true, deleted: false, warnings })
 }

@@ -49,7 +49,7 @@ pub fn delete(
     if options.dry_run {
         return Ok(Decision::Answer(Answer { deleted, ..Answer::dry(marked) }));
     }
-    Ok(write(kind, &current, (!deleted).then_some(marked)))
+    Ok(write(kind, &current, (!deleted).then_some(marked), options.author))
 }
 
 /// Releases the empty terminating namespace of this UID, which deletes it unless another finalizer holds it: what upstream's controller does through
@@ -71,10 +71,10 @@ pub fn finalize_namespace(objects: &dyn Objects, name: &str, uid: &str) -> Resul
     if new.as_ref().is_some_and(|new| *new == current.value()) {
         return Ok(Decision::Answer(Answer::of(current)));
     }
-    Ok(write(&NAMESPACE, &current, new))
+    Ok(write(&NAMESPACE, &current, new, None))
 }
 
-fn write(kind: &'static Kind, current: &Object, new: Option<Value>) -> Decision {
+fn write(kind: &'static Kind, current: &Object, new: Option<Value>, author: Option<&str>) -> Decision {
     let pending = Pending { deleted: new.is_none(), ..Pending::default() };
     let write = Write {
         kind,
@@ -84,6 +84,7 @@ fn write(kind: &'static Kind, current: &Object, new: Option<Value>) -> Decision 
         requires: Vec::new(),
         new,
         volatile: false,
+        author: author.map(Box::from),
     };
     Decision::Write(write, pending)
 }

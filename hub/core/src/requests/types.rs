@@ -100,6 +100,8 @@ pub struct WriteOptions<'a> {
     pub limited: bool,
     /// What must hold of other objects, besides what every write of the kind requires.
     pub requires: &'a [Require],
+    /// The node that makes the write, by a credential of its own.
+    pub author: Option<&'a str>,
 }
 
 impl WriteOptions<'static> {
@@ -112,6 +114,7 @@ impl WriteOptions<'static> {
             owner: Owner::Nobody,
             limited: false,
             requires: &[],
+            author: None,
         }
     }
 }

@@ -272,6 +272,7 @@ mod tests {
                 requires: Vec::new(),
                 new,
                 volatile: false,
+                author: None,
             };
             assert_eq!(frees_room(&write, current), expect, "{write:?}");
         };
@@ -300,6 +301,7 @@ mod tests {
                 requires: Vec::new(),
                 new: Some(list(bytes)),
                 volatile: false,
+                author: None,
             };
             assert_eq!(frees_room(&write, current), expect, "{namespace} {bytes}");
             assert_eq!(may_free_room(&write), namespace == "kube-system");

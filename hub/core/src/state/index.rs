@@ -26,6 +26,8 @@ pub const MAX_WATCHES: usize = 20_000;
 pub struct Changed {
     pub kind: &'static Kind,
     pub event: Arc<Event>,
+    /// The node that made it, if one did.
+    pub author: Option<Box<str>>,
 }
 
 /// Where a watcher's events go.
@@ -309,7 +311,7 @@ impl<S: Sink> Index<S> {
         self.publish_one(changed, Sink::takes_renewals);
     }
 
-    fn publish_one(&mut self, Changed { kind, event }: Changed, takes: impl Fn(&S) -> bool) {
+    fn publish_one(&mut self, Changed { kind, event, .. }: Changed, takes: impl Fn(&S) -> bool) {
         self.revision = event.revision;
         let object = event.object();
         let at = (index_of(kind), key(&object.namespace, &object.name));
@@ -674,7 +676,7 @@ mod tests {
         }
 
         fn publish(&mut self, event: Event) -> u64 {
-            self.index.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event) }]);
+            self.index.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event), author: None }]);
             self.revision
         }
 
@@ -853,7 +855,7 @@ mod tests {
                 };
                 let event = Arc::new(event);
                 events.push(event.clone());
-                index.publish(vec![Changed { kind: &POD, event }]);
+                index.publish(vec![Changed { kind: &POD, event, author: None }]);
                 states.push(state);
             }
             for (at, state) in (1..).zip(&states) {

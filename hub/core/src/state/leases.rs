@@ -181,7 +181,7 @@ impl<S: Sink> Leases<S> {
         };
         let new = Arc::new(old.with_text(renewal.make(&old, revision)?, revision));
         let event = Event { revision, old: Some(old), new: Some(new), last: None };
-        let object = self.publish_renewal(Changed { kind, event: Arc::new(event) });
+        let object = self.publish_renewal(Changed { kind, event: Arc::new(event), author: None });
         Some(Ok(Renewed { object, changed: true }))
     }
 
@@ -193,7 +193,7 @@ impl<S: Sink> Leases<S> {
     }
 
     /// Lists the object as changed.
-    fn note(&mut self, Changed { kind, event }: &Changed) {
+    fn note(&mut self, Changed { kind, event, .. }: &Changed) {
         let Some(new) = &event.new else { return };
         let old = event.old.as_ref().map_or(0, |old| old.revision);
         self.unsaved.note(index_of(kind), old, new);

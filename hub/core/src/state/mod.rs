@@ -1,12 +1,14 @@
 //! The hub's state: all objects, their watchers, and the order of their changes.
 //!
 //! Owns: the index of all objects and their watchers ([`Index`]), the order of durable writes ([`Order`]): preconditions, revisions and
-//! their reservation, the content of the next commit; and Leases, which count apart and whose renewals are not written one by one ([`Leases`]).
+//! their reservation, the content of the next commit; Leases, which count apart and whose renewals are not written one by one ([`Leases`]); and
+//! the latest change that concerns each node ([`Desired`]).
 //! Always holds: a durable change becomes visible after the commit that holds it; a renewal at once; revisions rise, also over a crash.
 //! Leaves to others: the durable store itself, its thread, locks and channels. A program with one thread may own all parts:
 //! stage a batch of writes, make its commit durable however it likes, then publish and settle what [`Order::committed`] returns.
 
 mod condition;
+mod desired;
 mod index;
 mod leases;
 mod order;
@@ -14,6 +16,7 @@ mod relations;
 mod requires;
 
 pub use condition::{Condition, Failing, Refusal, Sort, frees_room, may_free_room};
+pub use desired::Desired;
 pub use index::{Changed, Index, MAX_WATCHES, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use leases::{Heard, Leases, Renewed, UNRESERVED};
 pub use order::{
@@ -135,7 +138,16 @@ mod tests {
             let volatile =
                 kind.is_renewed() && new.is_some() && expect != Expect::Absent && random.index(2) == 0;
             let requires = Vec::new();
-            Write { kind, namespace: String::new(), name: name.to_owned(), expect, requires, new, volatile }
+            Write {
+                kind,
+                namespace: String::new(),
+                name: name.to_owned(),
+                expect,
+                requires,
+                new,
+                volatile,
+                author: None,
+            }
         }
 
         fn stage(&mut self, batch: &mut Batch, random: &mut Random) {

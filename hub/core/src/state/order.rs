@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::condition::Refusal;
+use super::desired::Desired;
 use super::index::{Changed, Index, Sink};
 use super::leases::Leases;
 use super::requires::{Charges, Require, judge};
@@ -102,6 +103,8 @@ pub struct Write {
     pub new: Option<Value>,
     /// May be acknowledged before it is durable.
     pub volatile: bool,
+    /// The node that makes it, if one does.
+    pub author: Option<Box<str>>,
 }
 
 /// Why a change was not made.
@@ -208,7 +211,7 @@ impl Commit {
     pub fn changes<'a>(&'a self, names: &'a [String]) -> Vec<Change<'a>> {
         let mut changes = Vec::with_capacity(self.renewals.len() + self.staged.len());
         changes.extend(self.renewals.iter().map(|(kind, object)| put(&names[index_of(kind)], object)));
-        changes.extend(self.staged.iter().map(|Changed { kind, event }| {
+        changes.extend(self.staged.iter().map(|Changed { kind, event, .. }| {
             let resource = &*names[index_of(kind)];
             match &event.new {
                 Some(object) => put(resource, object),
@@ -264,12 +267,13 @@ impl Counter {
             return Err(WriteError::Mismatch);
         }
         let mut after = *self;
+        let author = write.author;
         let event = event(write.kind, after.next()?, write.new, current)?;
         if event.new.as_ref().is_some_and(|new| new.json.len() > MAX_OBJECT_BYTES) {
             return Err(WriteError::TooLarge);
         }
         *self = after;
-        Ok(Changed { kind: write.kind, event: Arc::new(event) })
+        Ok(Changed { kind: write.kind, event: Arc::new(event), author })
     }
 }
 
@@ -359,6 +363,7 @@ pub struct Restored<S> {
     /// All objects but Leases.
     pub index: Index<S>,
     pub leases: Leases<S>,
+    pub desired: Desired,
     pub order: Order,
     /// The reservations to make durable before anything else.
     pub reserve: Spaces<u64>,
@@ -386,17 +391,19 @@ pub fn restore<S: Sink>(marks: Spaces<Marks>, records: Vec<Record>) -> Result<Re
     let start =
         Spaces { common: first(marks.common, found.common)?, leases: first(marks.leases, found.leases)? };
     let (mut index, mut leases) = (Index::new(start.common), Index::new(start.leases));
+    let mut desired = Desired::new(start.common);
     for (kind, record) in known {
         let name = format!("{} {}/{}", record.resource, record.namespace, record.name);
         let Some(object) = Object::from_json(kind, record.json, record.revision) else {
             return Err(format!("stored object {name} is no JSON object with a name"));
         };
+        desired.restore(kind, &object);
         if kind.is_renewed() { &mut leases } else { &mut index }.restore(kind, object);
     }
     let reserve = Spaces { common: start.common + RESERVE, leases: start.leases + RESERVE };
     let order = Order { counter: Counter { revision: start.common, reserved: reserve.common } };
     let leases = Leases::new(leases, Counter { revision: start.leases, reserved: reserve.leases });
-    Ok(Restored { index, leases, order, reserve, unserved })
+    Ok(Restored { index, leases, desired, order, reserve, unserved })
 }
 
 /// The revision to start from, after which none was handed out.

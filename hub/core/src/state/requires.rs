@@ -168,7 +168,7 @@ mod tests {
             let found = self.batch.get(&self.index, kind, &namespace, &name);
             let expect = found.map_or(Expect::Absent, |found| Expect::Revision(found.revision));
             let (new, requires) = (Some(new), requires.to_vec());
-            let write = Write { kind, namespace, name, expect, requires, new, volatile: false };
+            let write = Write { kind, namespace, name, expect, requires, new, volatile: false, author: None };
             let staged = self.order.stage(&self.index, &mut self.batch, write);
             staged.map(|_| ()).map_err(|error| format!("{error:?}"))
         }
