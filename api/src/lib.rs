@@ -40,6 +40,8 @@ pub const CONFIG_OK: &str = "ConfigOK";
 pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Where events about cluster-scoped objects are kept, as upstream's clients do.
 pub const CLUSTER_EVENT_NAMESPACE: &str = "default";
+/// In the answer to a node's renewal: the latest resourceVersion at which somebody else changed what the node follows (our hub only).
+pub const DESIRED_HEADER: &str = "kedge-desired";
 /// The taint of a node that is not ready.
 pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
 /// The taint of a node that is silent.

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, Response};
+use http::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
 use super::audited::{CreatedName, Trail, audit};
@@ -49,16 +49,20 @@ pub(super) async fn handle(
     parts: &Parts,
     body: &mut RequestBody,
 ) -> Response<Body> {
-    let renewed = match body.renews() {
+    let renews = body.renews();
+    let renewed = match renews {
         true => renewals::answer(server, (*caller).as_ref(), parts, body).await,
         false => None,
     };
     let outcome = match renewed {
         Some(outcome) => outcome,
         // boxed: a renewal does not move its state about
-        None => Box::pin(answer(server, caller, slot, trail, parts, body)).await,
+        None => Box::pin(answer(server, Arc::clone(&caller), slot, trail, parts, body)).await,
     };
     let mut response = outcome.unwrap_or_else(|error| respond::error(&error));
+    if renews && response.status() == StatusCode::NO_CONTENT {
+        renewals::add_desired(server, (*caller).as_ref(), &mut response);
+    }
     trail.name(&mut response, &parts.headers);
     let response =
         if request::is_read_by_eye(parts) { pieces::pretty(server, response).await } else { response };

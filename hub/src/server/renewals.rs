@@ -4,8 +4,8 @@
 //! refused takes the general way (`handlers`), with the same result. It waits for its body and for nothing else.
 
 use http::request::Parts;
-use http::{Method, Response};
-use kedge_api::NODE_LEASE_NAMESPACE;
+use http::{HeaderName, HeaderValue, Method, Response};
+use kedge_api::{DESIRED_HEADER, NODE_LEASE_NAMESPACE};
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::LEASE;
@@ -45,6 +45,14 @@ pub(super) async fn answer(
         Form::Nothing => respond::empty(204),
         _ => respond::bytes(200, "application/json", lease.json.clone()),
     }))
+}
+
+/// Names the latest change that concerns the node, so that it need not ask and needs no watch.
+pub(super) fn add_desired(server: &Server, caller: Option<&Identity>, response: &mut Response<Body>) {
+    if let Some(node) = caller.and_then(Identity::node) {
+        let desired = server.hub.memory().desired(node);
+        response.headers_mut().insert(HeaderName::from_static(DESIRED_HEADER), HeaderValue::from(desired));
+    }
 }
 
 /// Without parameters, and not for somebody else.
