@@ -1,7 +1,8 @@
 //! How the previous run of the agent ended, as far as there is evidence.
 //!
 //! Three sources of evidence: the record that `ExecStopPost` leaves (what systemd saw, and the marks the agent made in its
-//! volatile run directory as it went), the hardware watchdog's boot status, and the kernel's panic records.
+//! volatile run directory as it went), the hardware watchdog's boot status, and the kernel's panic records. The record is
+//! written to the run directory first, which no stuck disk delays, and then to the disk, where it survives a reboot.
 //!
 //! What always holds: evidence is believed once; `consume` makes that durable, and writes nothing when there is nothing
 //! new. An invalid record is reported and set aside, and never stops a start.
@@ -14,12 +15,14 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::files::{Files, ReadError, WriteError};
+use crate::replace;
 
 /// Path of the exit record, below the data directory.
 pub const EXIT_RECORD: &str = "last-exit.json";
@@ -169,9 +172,10 @@ pub trait ResetTraces: Send + Sync {
     fn panic_records(&self) -> Vec<String>;
 }
 
-/// [`PreviousExit`] from a data directory and the machine's traces.
+/// [`PreviousExit`] from a data directory, perhaps a run directory, and the machine's traces.
 pub struct RecordedExit<T> {
     files: Arc<dyn Files>,
+    run: Option<RunDirectory>,
     traces: T,
 }
 
@@ -209,7 +213,13 @@ enum Loaded<R> {
 impl<T: ResetTraces> RecordedExit<T> {
     /// Evidence kept in `files`, which is opened on the same directory as [`record_exit`]'s.
     pub fn new(files: Arc<dyn Files>, traces: T) -> Self {
-        Self { files, traces }
+        Self { files, run: None, traces }
+    }
+
+    /// Evidence that is also kept in the run directory, where the record of this boot's latest end is.
+    #[must_use]
+    pub fn beside(self, run: RunDirectory) -> Self {
+        Self { run: Some(run), ..self }
     }
 
     /// The machine's own traces.
@@ -247,6 +257,12 @@ impl<T: ResetTraces> RecordedExit<T> {
             Loaded::Known(seen) => (seen, None),
             Loaded::Unknown(problem) | Loaded::Corrupt(problem) => (Seen::default(), Some(problem)),
         }
+    }
+
+    /// The run directory's record, which is the newer one if there is one: it is written first, and consumed with the other.
+    /// One of another boot is not believed, for the directory is meant to be empty then.
+    fn volatile_record(&self) -> Option<ExitRecord> {
+        self.run.as_ref()?.recorded().filter(|record| record.boot_id == self.traces.boot_id())
     }
 
     fn consume_record(&self) -> Result<(), WriteError> {
@@ -302,13 +318,13 @@ impl Seen {
 impl<T: ResetTraces> PreviousExit for RecordedExit<T> {
     fn read(&self) -> Evidence {
         let (seen, seen_problem) = self.seen();
-        let (exit_record, record_problem) = match self.load::<Versioned<ExitRecord>>(EXIT_RECORD) {
+        let (durable, record_problem) = match self.load::<Versioned<ExitRecord>>(EXIT_RECORD) {
             Loaded::Absent => (None, None),
             Loaded::Known(versioned) => (Some(versioned.record), None),
             Loaded::Unknown(problem) | Loaded::Corrupt(problem) => (None, Some(problem)),
         };
         Evidence {
-            exit_record,
+            exit_record: self.volatile_record().or(durable),
             hardware_watchdog_reset: self.traces.watchdog_reset()
                 && seen.watchdog_boot_id != self.traces.boot_id(),
             kernel_panic: self.traces.panic_records().iter().any(|record| !seen.panics.contains(record)),
@@ -317,6 +333,9 @@ impl<T: ResetTraces> PreviousExit for RecordedExit<T> {
     }
 
     fn consume(&self) -> Result<(), WriteError> {
+        if let Some(run) = &self.run {
+            run.clear(EXIT_RECORD);
+        }
         // Both are tried; the first failure is returned.
         let record = self.consume_record();
         self.consume_traces().and(record)
@@ -341,6 +360,7 @@ impl RunDirectory {
     const STOPPING: &str = "stopping";
     const STALLED: &str = "stalled";
     const RUN: &str = "run";
+    const REPLACED: &str = "replaced";
 
     /// Marks in `path`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
@@ -390,15 +410,101 @@ impl RunDirectory {
         if loops.is_empty() { self.clear(Self::STALLED) } else { self.mark(Self::STALLED, &loops.join("\n")) }
     }
 
-    fn mark(&self, name: &str, content: &str) {
-        let path = self.path.join(name);
-        let written = fs::OpenOptions::new()
+    /// Counts a replacement of the program by itself, of a run that lasted `ran`. False: there were too many lately, or this one
+    /// could not be counted; the service manager has to pace the next start.
+    pub fn may_replace(&self, now: Duration, ran: Duration) -> bool {
+        let earlier: Vec<Duration> = self
+            .read(Self::REPLACED, TEXT_LIMIT)
+            .lines()
+            .filter_map(|line| line.parse().ok().map(Duration::from_millis))
+            .collect();
+        if !replace::is_allowed(&earlier, now, ran) {
+            return false;
+        }
+        // only the latest can refuse one
+        let mut kept: Vec<_> = replace::recent(&earlier, now).chain([now]).collect();
+        kept.drain(..kept.len().saturating_sub(replace::AT_MOST));
+        let text: String = kept.iter().map(|time| format!("{}\n", time.as_millis())).collect();
+        self.write_new(Self::REPLACED, text.as_bytes()).is_ok()
+    }
+
+    /// Records that this run ends by replacing itself: as clean an end as an exit with code 0. An older record that no start
+    /// has consumed yet stays, because it still proves something.
+    pub fn record_replacement(&self, boot_id: &str) {
+        if self.recorded().is_some() {
+            return;
+        }
+        let record = ExitRecord {
+            boot_id: short(boot_id),
+            run: self.run(),
+            result: "success".into(),
+            exit_code: "exited".into(),
+            exit_status: "0".into(),
+            was_ready: self.is_marked(Self::READY),
+            stop_asked: true,
+            stalled: self.stalled(),
+        };
+        if let Err(error) = self.keep(&record) {
+            log::warn!("cannot record the end of this run in {}: {error}", self.path.display());
+        }
+    }
+
+    /// Records how this boot's latest run ended; see [`record_exit`] for the arguments.
+    ///
+    /// # Errors
+    /// The run directory refuses; the record is returned all the same.
+    pub fn record_exit(
+        &self,
+        boot_id: &str,
+        environment: &dyn Fn(&str) -> Option<String>,
+    ) -> (ExitRecord, io::Result<()>) {
+        let variable = |name| environment(name).map(|value| short(&value)).unwrap_or_default();
+        let result = Some(variable("SERVICE_RESULT")).filter(|result| !result.is_empty());
+        let record = ExitRecord {
+            boot_id: short(boot_id),
+            run: self.run(),
+            result: result.unwrap_or_else(|| "unknown".to_string()),
+            exit_code: variable("EXIT_CODE"),
+            exit_status: variable("EXIT_STATUS"),
+            was_ready: self.is_marked(Self::READY),
+            stop_asked: self.is_marked(Self::STOPPING),
+            stalled: self.stalled(),
+        };
+        let kept = self.keep(&record);
+        (record, kept)
+    }
+
+    /// The record in this directory; one that cannot be read counts as missing.
+    pub fn recorded(&self) -> Option<ExitRecord> {
+        let text = self.read(EXIT_RECORD, RECORD_LIMIT);
+        let versioned: Versioned<ExitRecord> = serde_json::from_str(&text).ok()?;
+        (versioned.version <= FORMAT).then_some(versioned.record)
+    }
+
+    fn keep(&self, record: &ExitRecord) -> io::Result<()> {
+        fs::create_dir_all(&self.path)?;
+        self.write_new(EXIT_RECORD, &content_of(record))
+    }
+
+    /// Replaces a file whole: a process that is killed on the way leaves the old one.
+    fn write_new(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        let beside = self.path.join(format!("{name}.new"));
+        self.open_empty(&beside).and_then(|mut file| file.write_all(content))?;
+        fs::rename(&beside, self.path.join(name))
+    }
+
+    fn open_empty(&self, path: &Path) -> io::Result<fs::File> {
+        fs::OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(true)
             .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(&path)
-            .and_then(|mut file| file.write_all(content.as_bytes()));
+            .open(path)
+    }
+
+    fn mark(&self, name: &str, content: &str) {
+        let path = self.path.join(name);
+        let written = self.open_empty(&path).and_then(|mut file| file.write_all(content.as_bytes()));
         if let Err(error) = written {
             log::warn!("cannot mark {}: {error}", path.display());
         }
@@ -449,31 +555,27 @@ pub fn record_exit(
     boot_id: &str,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<ExitRecord, WriteError> {
-    let variable = |name| environment(name).map(|value| short(&value)).unwrap_or_default();
-    let result = Some(variable("SERVICE_RESULT")).filter(|result| !result.is_empty());
-    let record = ExitRecord {
-        boot_id: short(boot_id),
-        run: run.run(),
-        result: result.unwrap_or_else(|| "unknown".to_string()),
-        exit_code: variable("EXIT_CODE"),
-        exit_status: variable("EXIT_STATUS"),
-        was_ready: run.is_marked(RunDirectory::READY),
-        stop_asked: run.is_marked(RunDirectory::STOPPING),
-        stalled: run.stalled(),
-    };
+    let (record, kept) = run.record_exit(boot_id, environment);
+    if let Err(error) = kept {
+        log::warn!("cannot record the end in {}: {error}", run.path().display());
+    }
     write_exit_record(files, &record)?;
     Ok(record)
 }
 
 /// Writes the record durably, in place of an earlier one; an equal one is not rewritten.
 pub fn write_exit_record(files: &dyn Files, record: &ExitRecord) -> Result<(), WriteError> {
-    let versioned = Versioned { version: FORMAT, record };
-    let content = serde_json::to_vec(&versioned).expect("plain strings always serialize");
+    let content = content_of(record);
     // an agent that refuses to start ends in the same way every few seconds, perhaps for weeks: spare the flash
     if files.read(Path::new(EXIT_RECORD), RECORD_LIMIT).is_ok_and(|there| there == content) {
         return Ok(());
     }
     files.write_durably(Path::new(EXIT_RECORD), &content)
+}
+
+fn content_of(record: &ExitRecord) -> Vec<u8> {
+    let versioned = Versioned { version: FORMAT, record };
+    serde_json::to_vec(&versioned).expect("plain strings always serialize")
 }
 
 /// Why a file is not a record. The error repeats the text it found, which may be the whole file.

@@ -14,6 +14,7 @@ pub mod fake;
 pub mod files;
 pub mod host;
 pub mod linux;
+pub mod replace;
 pub mod supervisor;
 pub mod watchdog;
 

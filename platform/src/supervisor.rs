@@ -15,6 +15,10 @@ pub trait Supervisor: Send + Sync {
     /// A stop that we chose or were asked for has begun (`STOPPING=1`).
     fn stopping(&self);
 
+    /// The program is about to replace itself in place (`RELOADING=1`); `READY=1` of the next image ends it. `monotonic` is now,
+    /// by the clock that the supervisor compares it with.
+    fn reloading(&self, monotonic: Duration);
+
     /// Every loop makes progress (`WATCHDOG=1`). Send it more often than `watchdog_period`.
     fn watchdog_ping(&self);
 

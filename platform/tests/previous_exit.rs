@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kedge_platform::exit::{EVIDENCE_SEEN, EXIT_RECORD, Ending, ResetTraces};
 use kedge_platform::fake::{self, FakeDisk, FakeTraces, Loss};
@@ -30,6 +31,10 @@ fn recorded(environment: &str, marks: impl Fn(&RunDirectory)) -> (FakeDisk, Exit
     };
     let record = record_exit(&*fake::files(&disk), &run, BOOT, &lookup).expect("a healthy disk");
     (disk, record)
+}
+
+fn previous_exit_beside(disk: &FakeDisk, run: &RunDirectory) -> impl PreviousExit + use<> {
+    fake::previous_exit(fake::files(disk), &FakeTraces::new(BOOT)).beside(run.clone())
 }
 
 fn previous_exit(disk: &FakeDisk) -> impl PreviousExit + use<> {
@@ -410,4 +415,67 @@ fn directory_lock_belongs_to_one_process() {
     assert!(linux::claim(&directory).unwrap().is_some());
     scratch.write("file", b"");
     assert!(linux::claim(&scratch.join("file")).is_err());
+}
+
+#[test]
+fn fourth_replacement_in_a_minute_is_not_allowed() {
+    let scratch = scratch();
+    let run = RunDirectory::new(scratch.join("run"));
+    run.begin();
+    let at = |secs| run.may_replace(Duration::from_secs(secs), Duration::from_secs(1));
+    assert!(at(100) && at(101) && at(102) && !at(103));
+    // a refusal is not counted, and a start in between forgets nothing
+    run.begin();
+    assert!(!at(159) && at(160) && !at(160) && at(161));
+    assert!(
+        run.may_replace(Duration::from_secs(161), Duration::from_secs(10)),
+        "a program that ran for long"
+    );
+    // one that cannot be counted is not made
+    std::fs::remove_dir_all(scratch.join("run")).unwrap();
+    assert!(!at(500));
+}
+
+/// A run that replaced itself has ended as cleanly as one that exited, and its record does not hide one that proves something.
+#[test]
+fn replacement_is_recorded_as_a_clean_end() {
+    let scratch = scratch();
+    let run = RunDirectory::new(scratch.join("run"));
+    let disk = FakeDisk::new();
+    let previous = || previous_exit_beside(&disk, &run);
+    run.begin();
+    run.mark_ready();
+    run.record_replacement(BOOT);
+    let record = previous().read().exit_record.unwrap();
+    assert_eq!((record.run, record.result.as_str(), record.exit_status.as_str()), (1, "success", "0"));
+    assert!(record.was_ready && record.stop_asked);
+    previous().consume().unwrap();
+    assert_eq!(previous().read(), Evidence::default());
+
+    run.begin();
+    let environment = |name: &str| (name == "SERVICE_RESULT").then(|| "signal".to_owned());
+    assert!(run.record_exit(BOOT, &environment).1.is_ok());
+    run.begin();
+    run.record_replacement(BOOT);
+    let record = previous().read().exit_record.unwrap();
+    assert_eq!((record.run, record.result.as_str()), (2, "signal"), "still unconsumed");
+}
+
+/// The run directory's record is the newer one, whatever the disk still holds; one of another boot is none.
+#[test]
+fn record_in_run_directory_comes_before_that_on_disk() {
+    let scratch = scratch();
+    let run = RunDirectory::new(scratch.join("run"));
+    let disk = FakeDisk::new();
+    let ended =
+        |result: &'static str| move |name: &str| (name == "SERVICE_RESULT").then(|| result.to_owned());
+    run.begin();
+    record_exit(&*fake::files(&disk), &run, BOOT, &ended("signal")).unwrap();
+    run.begin();
+    assert!(run.record_exit(BOOT, &ended("watchdog")).1.is_ok());
+    assert_eq!(previous_exit_beside(&disk, &run).read().exit_record.unwrap().result, "watchdog");
+    assert!(run.record_exit("an-earlier-boot", &ended("oom-kill")).1.is_ok());
+    assert_eq!(previous_exit_beside(&disk, &run).read().exit_record.unwrap().result, "signal");
+    previous_exit_beside(&disk, &run).consume().unwrap();
+    assert_eq!(previous_exit_beside(&disk, &run).read(), Evidence::default());
 }

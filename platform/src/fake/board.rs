@@ -21,6 +21,8 @@ pub enum Notice {
     Ready,
     /// STOPPING=1.
     Stopping,
+    /// RELOADING=1, with MONOTONIC_USEC.
+    Reloading(Duration),
     /// EXTEND_TIMEOUT_USEC.
     Extend(Duration),
     /// STATUS.
@@ -85,6 +87,10 @@ impl Supervisor for FakeSupervisor {
 
     fn stopping(&self) {
         self.note(Notice::Stopping);
+    }
+
+    fn reloading(&self, monotonic: Duration) {
+        self.note(Notice::Reloading(monotonic));
     }
 
     fn watchdog_ping(&self) {

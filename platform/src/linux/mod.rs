@@ -10,6 +10,7 @@ mod disk;
 mod evidence;
 mod host;
 mod memory;
+mod program;
 mod supervisor;
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -28,6 +29,7 @@ pub use disk::{LinuxDisk, allocate};
 pub use evidence::LinuxTraces;
 pub use host::{LinuxHost, process_facts};
 pub use memory::memory_limit;
+pub use program::{Program, ProgramError, block_stop_signals, unblock_stop_signals};
 pub use supervisor::NotifySocket;
 
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.

@@ -100,6 +100,11 @@ impl Supervisor for NotifySocket {
         self.send("STOPPING=1");
     }
 
+    fn reloading(&self, monotonic: Duration) {
+        // one message: systemd takes the time as that of the RELOADING beside it
+        self.send_patiently(&format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic.as_micros()));
+    }
+
     fn watchdog_ping(&self) {
         self.send("WATCHDOG=1");
     }
@@ -149,12 +154,14 @@ mod tests {
         socket.watchdog_ping();
         socket.extend_timeout(Duration::from_secs(2));
         socket.status("in trial\n00:12 left");
+        socket.reloading(Duration::from_millis(7));
         socket.stopping();
         for expect in [
             "READY=1",
             "WATCHDOG=1",
             "EXTEND_TIMEOUT_USEC=2000000",
             "STATUS=in trial 00:12 left",
+            "RELOADING=1\nMONOTONIC_USEC=7000",
             "STOPPING=1",
         ] {
             let mut buffer = [0; 256];

@@ -1,0 +1,136 @@
+//! The running program, and its replacement by itself in place: exec with the same arguments, environment and process id.
+//!
+//! What always holds: only the very file that runs is started, never another version that was installed meanwhile; a signal
+//! that asks for a stop and comes between two images is not lost, for it stays pending and blocked until the next image has
+//! its handlers; every descriptor but the standard three is closed on exec.
+//!
+//! Leaves to others: whether to replace it, and how often (`replace`).
+
+use std::ffi::CString;
+use std::fmt;
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{SigSet, Signal};
+
+/// The link to the program that runs, whatever lies at its path now.
+const OWN_IMAGE: &str = "/proc/self/exe";
+
+/// Signals that ask the agent for something. Blocked in every thread but the main one, so that only it takes them, and there
+/// while the program replaces itself.
+const STOP_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+
+fn stop_signals() -> SigSet {
+    STOP_SIGNALS.into_iter().collect()
+}
+
+/// Signals that ask for a stop wait from now on, in this thread and those it will start. Handlers run where they are not
+/// blocked: call it before the first thread is started.
+pub fn block_stop_signals() {
+    stop_signals().thread_block().expect("a set of valid signals can be blocked");
+}
+
+/// They are delivered to this thread again, also those that came before. Call it once their handlers are in place.
+pub fn unblock_stop_signals() {
+    stop_signals().thread_unblock().expect("a set of valid signals can be unblocked");
+}
+
+/// Why the program cannot replace itself.
+#[derive(Debug)]
+pub enum ProgramError {
+    /// It is not known what runs.
+    Unknown(io::Error),
+    /// What lies at this path is not what runs: it was upgraded.
+    Changed(PathBuf),
+}
+
+impl fmt::Display for ProgramError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(error) => write!(f, "cannot find the running program: {error}"),
+            Self::Changed(path) => write!(f, "the program at {} is not the one that runs", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for ProgramError {}
+
+/// The program that runs, with its arguments.
+#[derive(Debug)]
+pub struct Program {
+    path: CString,
+    arguments: Vec<CString>,
+}
+
+impl Program {
+    /// The program that runs, if it still lies where it was started from.
+    ///
+    /// # Errors
+    /// It does not, or `/proc` does not tell.
+    pub fn running() -> Result<Self, ProgramError> {
+        let path = std::env::current_exe().map_err(ProgramError::Unknown)?;
+        let own = Path::new(OWN_IMAGE).metadata().map_err(ProgramError::Unknown)?;
+        check_same(&own, &path)?;
+        let arguments: Vec<_> = std::env::args_os().collect();
+        // a service manager starts this path again, and a link on the way may lead to another version by now
+        if let Some(named) = arguments.first().map(Path::new).filter(|named| named.is_absolute()) {
+            check_same(&own, named)?;
+        }
+        let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|error| ProgramError::Unknown(error.into()));
+        Ok(Self {
+            // by its path, not by the link: the process keeps its name
+            path: text(path.as_os_str().as_bytes().to_vec())?,
+            arguments: arguments
+                .into_iter()
+                .map(|argument| text(argument.into_vec()))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Replaces this process. All other threads end, and every descriptor that is closed on exec is closed; a thread in an
+    /// uninterruptible wait delays it until that ends, and nothing else of the process runs meanwhile. Returns only if it failed.
+    pub fn replace(&self) -> io::Error {
+        match nix::unistd::execv(&self.path, &self.arguments) {
+            Ok(never) => match never {},
+            Err(error) => error.into(),
+        }
+    }
+}
+
+fn check_same(own: &Metadata, path: &Path) -> Result<(), ProgramError> {
+    let same = path.metadata().is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino()));
+    if same { Ok(()) } else { Err(ProgramError::Changed(path.to_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_program_is_found_with_its_arguments() {
+        let program = Program::running().unwrap();
+        assert_eq!(program.arguments.len(), std::env::args_os().count());
+        let path = std::env::current_exe().unwrap();
+        assert_eq!(program.path.as_bytes(), path.as_os_str().as_bytes());
+    }
+
+    #[test]
+    fn other_file_at_the_path_is_an_upgrade() {
+        let own = Path::new(OWN_IMAGE).metadata().unwrap();
+        assert!(check_same(&own, Path::new(OWN_IMAGE)).is_ok());
+        for other in ["/proc/version", "/nonexistent/kedge"] {
+            let changed = check_same(&own, Path::new(other));
+            assert!(matches!(changed, Err(ProgramError::Changed(path)) if path == Path::new(other)));
+        }
+    }
+
+    #[test]
+    fn failed_replacement_returns_the_cause() {
+        let path = CString::new("/nonexistent/kedge").unwrap();
+        let program = Program { path: path.clone(), arguments: vec![path] };
+        assert_eq!(program.replace().kind(), io::ErrorKind::NotFound);
+    }
+}
