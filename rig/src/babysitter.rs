@@ -201,6 +201,8 @@ pub struct Ended {
     pub ran: Duration,
     /// Whether the recording command ended with code 0; also if there is none.
     pub is_recorded: bool,
+    /// The process replaced its program in place (`RELOADING=1`) and goes on as the next run.
+    pub is_replaced: bool,
 }
 
 impl std::fmt::Display for Ended {
@@ -222,6 +224,9 @@ pub enum Phase {
     Starting,
     /// Running and ready.
     Running,
+    /// It replaces itself in place: `RELOADING=1` came, and no `READY=1` yet. No limit but the watchdog's holds, as under
+    /// systemd.
+    Reloading,
     /// Asked to end, by SIGTERM, by SIGABRT, or by itself (`STOPPING=1`).
     Stopping,
     /// SIGKILL was sent.
@@ -236,7 +241,7 @@ pub struct State {
     pub phase: Phase,
     /// The main process, while there is one.
     pub pid: Option<i32>,
-    /// Starts so far.
+    /// Runs so far: starts of a process, and replacements in place.
     pub runs: u64,
     /// `WATCHDOG=1` messages so far.
     pub pings: u64,
@@ -250,6 +255,13 @@ impl State {
     /// Whether the process that runs now has sent `READY=1`.
     pub fn is_ready(&self) -> bool {
         self.phase == Phase::Running
+    }
+
+    fn add(&mut self, ended: Ended) {
+        if self.ends.len() == ENDS_KEPT {
+            self.ends.pop_front();
+        }
+        self.ends.push_back(ended);
     }
 }
 
@@ -597,7 +609,7 @@ impl Supervisor {
         self.is_wanted = false;
         match self.phase {
             Phase::Pause => self.enter(Phase::Stopped, None),
-            Phase::Starting | Phase::Running => self.terminate(),
+            Phase::Starting | Phase::Running | Phase::Reloading => self.terminate(),
             // it already stops by itself: as with `systemctl stop`, SIGTERM still comes
             Phase::Stopping => self.signal(Signal::SIGTERM),
             Phase::Stopped | Phase::Killing | Phase::Recording => {}
@@ -613,11 +625,14 @@ impl Supervisor {
     fn notice(&mut self, line: &str) {
         let watchdog = self.unit.limits.watchdog.map(|period| Instant::now() + period);
         match line.split_once('=') {
-            Some(("READY", "1")) if self.phase == Phase::Starting => {
+            Some(("READY", "1")) if matches!(self.phase, Phase::Starting | Phase::Reloading) => {
                 self.enter(Phase::Running, None);
                 self.watchdog_until = watchdog;
             }
-            Some(("STOPPING", "1")) if matches!(self.phase, Phase::Starting | Phase::Running) => {
+            Some(("RELOADING", "1")) if self.phase == Phase::Running => self.replaced(),
+            Some(("STOPPING", "1"))
+                if matches!(self.phase, Phase::Starting | Phase::Running | Phase::Reloading) =>
+            {
                 self.enter(Phase::Stopping, Some(self.unit.limits.stop));
             }
             Some(("WATCHDOG", "1")) => {
@@ -657,8 +672,30 @@ impl Supervisor {
                 self.enter(Phase::Killing, None);
                 self.signal(Signal::SIGKILL);
             }
-            Phase::Stopped | Phase::Running | Phase::Killing | Phase::Recording => {}
+            Phase::Stopped | Phase::Running | Phase::Reloading | Phase::Killing | Phase::Recording => {}
         }
+    }
+
+    /// One run is over and the next begins, in the same process. The watchdog goes on.
+    fn replaced(&mut self) {
+        let ran = self
+            .main
+            .as_mut()
+            .map_or(Duration::ZERO, |main| std::mem::replace(&mut main.since, Instant::now()).elapsed());
+        let watchdog = self.watchdog_until;
+        self.enter_with(Phase::Reloading, None, |state| {
+            let ended = Ended {
+                run: state.runs,
+                result: ServiceResult::Success,
+                exit: ExitStatus::from_raw(0),
+                ran,
+                is_recorded: true,
+                is_replaced: true,
+            };
+            state.add(ended);
+            state.runs += 1;
+        });
+        self.watchdog_until = watchdog;
     }
 
     fn ended(&mut self, exit: ExitStatus) {
@@ -675,10 +712,8 @@ impl Supervisor {
             false => (Phase::Stopped, None),
         };
         self.enter_with(next, limit, |state| {
-            if state.ends.len() == ENDS_KEPT {
-                state.ends.pop_front();
-            }
-            state.ends.push_back(Ended { run: state.runs, result, exit, ran, is_recorded });
+            let run = state.runs;
+            state.add(Ended { run, result, exit, ran, is_recorded, is_replaced: false });
         });
     }
 

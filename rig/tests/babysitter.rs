@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use kedge_rig::Scratch;
-use kedge_rig::babysitter::{Babysitter, Phase, Signal, Unit};
+use kedge_rig::babysitter::{Babysitter, Phase, ServiceResult, Signal, Unit};
 use kedge_rig::scratch::{poll, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -131,6 +131,23 @@ fn killed_service_is_restarted_and_stopped_one_is_not() {
     assert_eq!(read(&ends_file(&scratch)), "signal killed KILL\nsuccess killed TERM\n");
     babysitter.start_again();
     assert_eq!(babysitter.wait_ready(LIMIT).unwrap().runs, 3);
+}
+
+#[test]
+fn replacement_in_place_is_an_end_and_a_run() {
+    let scratch = Scratch::new("babysitter").unwrap();
+    let steps = "READY=1 RELOADING=1 200 READY=1 pings";
+    let babysitter = Babysitter::start(unit(&scratch, steps)).unwrap();
+    let pid = babysitter.wait_until("a process", LIMIT, |state| state.pid.is_some()).unwrap().pid;
+    let again =
+        babysitter.wait_until("the second run", LIMIT, |state| state.runs == 2 && state.is_ready()).unwrap();
+    assert_eq!(again.pid, pid);
+    assert!(again.ends.len() == 1 && again.ends[0].is_replaced, "{:?}", again.ends);
+    // one that is never ready again has the watchdog's limit only
+    let scratch = Scratch::new("babysitter").unwrap();
+    let babysitter = Babysitter::start(unit(&scratch, "READY=1 RELOADING=1 60000")).unwrap();
+    let ends = babysitter.wait_ends(2, LIMIT).unwrap();
+    assert_eq!(ends[1].result, ServiceResult::Watchdog);
 }
 
 #[test]
