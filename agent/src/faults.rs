@@ -1,5 +1,6 @@
 //! Faults that a pushed configuration can ask for, in builds with the feature `fault-injection` only: a crash, a loop that
-//! stops, a shifted clock. Without the feature every call here is empty and nothing of it is in the binary.
+//! stops, a shifted clock; and gates, at which a test holds the process still by a file in the run directory. Without the
+//! feature every call here is empty and nothing of it is in the binary.
 
 #[cfg(not(feature = "fault-injection"))]
 mod none {
@@ -7,9 +8,13 @@ mod none {
     pub(crate) struct Faults;
 
     impl Faults {
-        pub(crate) fn new() -> Self {
+        pub(crate) fn new(_: &std::path::Path) -> Self {
             Self
         }
+
+        /// A place where the process may be made to wait.
+        #[inline(always)]
+        pub(crate) fn gate(&self, _: &str) {}
 
         /// A place where a loop may be made to stop.
         #[inline(always)]
@@ -30,8 +35,13 @@ mod none {
 #[cfg(feature = "fault-injection")]
 mod some {
     use kedge_core::kubelet::Config;
+    use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
     use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+
+    /// How often a closed gate is looked at.
+    const GATE_POLL: Duration = Duration::from_millis(5);
 
     /// As a crash is, but not before its announcement is written.
     fn abort() -> ! {
@@ -41,6 +51,7 @@ mod some {
 
     #[derive(Default)]
     struct State {
+        run_dir: PathBuf,
         hang: Mutex<Option<String>>,
         hanging: AtomicBool,
         offset_ms: AtomicI64,
@@ -51,8 +62,23 @@ mod some {
     pub(crate) struct Faults(Arc<State>);
 
     impl Faults {
-        pub(crate) fn new() -> Self {
-            Self::default()
+        pub(crate) fn new(run_dir: &Path) -> Self {
+            Self(Arc::new(State { run_dir: run_dir.to_owned(), ..State::default() }))
+        }
+
+        /// Waits while the run directory has a file `gate-NAME`, and leaves a file `at-NAME` there meanwhile.
+        pub(crate) fn gate(&self, name: &str) {
+            let closed = self.0.run_dir.join(format!("gate-{name}"));
+            if !closed.exists() {
+                return;
+            }
+            // a file and no log line: the first gate comes before the log
+            let arrived = self.0.run_dir.join(format!("at-{name}"));
+            let _ = std::fs::write(&arrived, "");
+            while closed.exists() {
+                std::thread::sleep(GATE_POLL);
+            }
+            let _ = std::fs::remove_file(&arrived);
         }
 
         pub(crate) fn point(&self, name: &str) {

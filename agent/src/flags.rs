@@ -429,8 +429,9 @@ Places:
   --root-dir DIR               state (default /var/lib/kedge)
   --run-dir DIR                socket and marks (default $RUNTIME_DIRECTORY or /run/kedge)
 
-Exit codes: 0 asked to stop, or restarting to use another configuration; 2 wrong command line;
-78 the local configuration is invalid; 1 anything else. A supervisor must restart the agent after every exit.
+Exit codes: 0 asked to stop, or restarting to use another configuration (which is done in the same process where
+possible); 2 wrong command line; 78 the local configuration is invalid; 1 anything else. A supervisor must restart the
+agent after every exit, also after code 0: under Docker the policy is always or unless-stopped, not on-failure.
 ";
 
 const HELP_CONFIG: &str = "\

@@ -14,7 +14,7 @@ use crate::{local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::Effective;
 use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
-use kedge_platform::linux::{self, LinuxClocks, LinuxHost, NotifySocket, Roots};
+use kedge_platform::linux::{self, LinuxClocks, LinuxHost, NotifySocket, Program, Roots};
 use kedge_platform::{Clocks, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog};
 use std::fmt;
 use std::fs::File;
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 /// Events that wait for the main loop. It takes microseconds for each; a full queue makes the loops wait, not the memory
@@ -48,6 +48,13 @@ const START_PATIENCE: Duration = Duration::from_secs(120);
 /// Certificates are judged as of here at the earliest: a board without a clock that says 1970 accepts those an API server was
 /// given before this release. Certificates of Kedge hubs are valid from 1970 on and need no floor. 2026-11-01T00:00:00Z.
 const CLOCK_FLOOR: Duration = Duration::from_secs(1_793_491_200);
+
+/// How long the end of a run waits for the disk's loop before it leaves the next start to the service manager. Core ordered the
+/// end after its last write, so only a look at the host can be under way.
+const DISK_REST: Duration = Duration::from_secs(2);
+
+/// How long the end of a run looks for a signal whose handler ran just before signals were blocked: one turn of the runtime.
+const LAST_SIGNAL: Duration = Duration::from_millis(1);
 
 /// The local configuration is invalid: `EX_CONFIG` of sysexits.h.
 const EXIT_CONFIG: u8 = 78;
@@ -98,15 +105,80 @@ impl std::error::Error for AgentError {}
 /// # Errors
 /// It cannot run at all; nothing was counted or written.
 pub fn run(options: AgentOptions) -> Result<ExitCode, AgentError> {
+    // before any thread: only the main one may take them, or one that comes while the program replaces itself is lost
+    linux::block_stop_signals();
+    let faults = Faults::new(&options.places.run_dir);
+    faults.gate("exec-begun");
     logging::start().map_err(|error| AgentError::System("start the log", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| AgentError::System("start the runtime", error))?;
-    let ran = Agent::start(options).and_then(|agent| runtime.block_on(agent.run()));
+    let ran = Agent::start(options, faults).and_then(|agent| runtime.block_on(agent.run()));
     // the reason for the exit must not be lost
     logging::flush();
-    ran
+    if let Ended::Replace(program, supervisor) = ran? {
+        let error = program.replace();
+        log::warn!("cannot replace the program in place: {error}; the service manager starts the next run");
+        supervisor.stopping();
+        logging::flush();
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How a run ended.
+enum Ended {
+    /// With code 0.
+    Exit,
+    /// Everything is recorded and signals are blocked: the program takes its own place.
+    Replace(Program, Arc<NotifySocket>),
+}
+
+/// The end that core ordered.
+struct Ordered {
+    why: String,
+    start_again: bool,
+}
+
+/// The signals that the main loop takes.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, AgentError> {
+        let of = |kind| signal(kind).map_err(|error| AgentError::System("listen for signals", error));
+        let signals = Self {
+            terminate: of(SignalKind::terminate())?,
+            interrupt: of(SignalKind::interrupt())?,
+            hang_up: of(SignalKind::hangup())?,
+        };
+        linux::unblock_stop_signals();
+        Ok(signals)
+    }
+
+    async fn next(&mut self) -> Happened {
+        tokio::select! {
+            biased;
+            _ = self.terminate.recv() => Happened::Stop("asked to stop by SIGTERM"),
+            _ = self.interrupt.recv() => Happened::Stop("asked to stop by SIGINT"),
+            _ = self.hang_up.recv() => Happened::HangUp,
+        }
+    }
+
+    /// Blocks them, and says whether a stop was asked for before. One that comes later stays pending for the next image. A lost
+    /// SIGHUP costs nothing, for that image reads the local config anew.
+    async fn end(&mut self) -> bool {
+        linux::block_stop_signals();
+        tokio::select! {
+            biased;
+            _ = self.terminate.recv() => true,
+            _ = self.interrupt.recv() => true,
+            () = tokio::time::sleep(LAST_SIGNAL) => false,
+        }
+    }
 }
 
 struct Agent {
@@ -125,18 +197,20 @@ struct Agent {
     /// When core last handled an event: anything due by then is done.
     handled: Now,
     stop_asked: bool,
-    exit: Option<String>,
+    exit: Option<Ordered>,
+    /// When this image began.
+    began: Duration,
     /// Held while we run: two agents on the same records would undo each other's.
     _claim: Option<File>,
 }
 
 impl Agent {
-    fn start(options: AgentOptions) -> Result<Self, AgentError> {
+    fn start(options: AgentOptions, faults: Faults) -> Result<Self, AgentError> {
         let supervisor = Arc::new(NotifySocket::from_environment());
         supervisor.extend_timeout(START_PATIENCE);
         let roots = Roots::default();
         let clocks = LinuxClocks::new(&roots);
-        let faults = Faults::new();
+        let began = clocks.monotonic();
         let layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
         let claim = claim(&options.places.root_dir)?;
         let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
@@ -146,8 +220,9 @@ impl Agent {
         };
         crate::flags::check_node_name(&node_name).map_err(|error| AgentError::NodeName(error.to_string()))?;
 
-        let previous = linux::previous_exit(linux::files(&options.places.root_dir), roots);
         let marks = RunDirectory::new(&options.places.run_dir);
+        let previous =
+            linux::previous_exit(linux::files(&options.places.root_dir), roots).beside(marks.clone());
         let seed = seed(&clocks);
         let node = Core::new(
             Options {
@@ -216,15 +291,14 @@ impl Agent {
             ready,
             stop_asked: false,
             exit: None,
+            began,
             _claim: claim,
         })
     }
 
-    async fn run(mut self) -> Result<ExitCode, AgentError> {
-        let signals = |kind| signal(kind).map_err(|error| AgentError::System("listen for signals", error));
-        let mut terminate = signals(SignalKind::terminate())?;
-        let mut interrupt = signals(SignalKind::interrupt())?;
-        let mut hang_up = signals(SignalKind::hangup())?;
+    async fn run(mut self) -> Result<Ended, AgentError> {
+        self.faults.gate("exec-claimed");
+        let mut signals = Signals::listen()?;
         self.listen()?;
         // only after the socket proved that no other agent is running
         self.marks.begin();
@@ -239,9 +313,7 @@ impl Agent {
             }
             let happened = tokio::select! {
                 biased;
-                _ = terminate.recv() => Happened::Stop("asked to stop by SIGTERM"),
-                _ = interrupt.recv() => Happened::Stop("asked to stop by SIGINT"),
-                _ = hang_up.recv() => Happened::HangUp,
+                signal = signals.next() => signal,
                 event = self.events.recv() => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
                 call = self.calls.recv() => call.map_or(Happened::Time, Happened::Call),
                 () = sleep(wait) => Happened::Time,
@@ -255,7 +327,8 @@ impl Agent {
                     self.marks.mark_stopping();
                     self.supervisor.stopping();
                     if std::mem::replace(&mut self.stop_asked, true) {
-                        self.exit = Some("asked to stop again, not waiting for the disk".into());
+                        let why = "asked to stop again, not waiting for the disk".into();
+                        self.exit = Some(Ordered { why, start_again: false });
                     }
                     self.handle(Event::Stop(why.into()));
                 }
@@ -267,12 +340,51 @@ impl Agent {
                 Happened::Time => self.handle(Event::Tick),
             }
         }
-        let why = self.exit.unwrap_or_default();
+        Ok(self.end(signals).await)
+    }
+
+    /// Ends this run: by replacing the program in place if another config is to run and that is possible, else by an exit that
+    /// the service manager answers with the next start, after its pause.
+    async fn end(mut self, mut signals: Signals) -> Ended {
+        let Some(Ordered { why, start_again }) = self.exit.take() else { return Ended::Exit };
         log::info!("exiting: {why}");
-        self.marks.mark_stopping();
         self.supervisor.status(&why);
-        self.supervisor.stopping();
-        Ok(ExitCode::SUCCESS)
+        let (marks, supervisor) = (self.marks.clone(), self.supervisor.clone());
+        if start_again {
+            match self.replacement(&mut signals).await {
+                Ok(program) => return Ended::Replace(program, supervisor),
+                Err(why) => {
+                    log::info!("not replaced in place, the service manager starts the next run: {why}")
+                }
+            }
+        }
+        marks.mark_stopping();
+        supervisor.stopping();
+        Ended::Exit
+    }
+
+    /// Makes sure that the program may take its own place, and records the end of this run.
+    async fn replacement(mut self, signals: &mut Signals) -> Result<Program, String> {
+        self.faults.gate("exec-decided");
+        let program = Program::running().map_err(|error| error.to_string())?;
+        // exec waits for every thread: one that the disk holds would stop the rest of the agent as long
+        self.events.close();
+        if !self.loops.end_disk(DISK_REST) {
+            return Err("the disk is busy".into());
+        }
+        if signals.end().await {
+            return Err("asked to stop".into());
+        }
+        self.faults.gate("exec-blocked");
+        let now = self.clocks.monotonic();
+        if !self.marks.may_replace(now, now.saturating_sub(self.began)) {
+            return Err("there were too many replacements in the last minute".into());
+        }
+        self.marks.mark_stopping();
+        self.marks.record_replacement(self.clocks.boot_id());
+        self.supervisor.reloading(now);
+        self.faults.gate("exec-recorded");
+        Ok(program)
     }
 
     /// Opens the socket first: it also shows whether another agent runs with these paths.
@@ -321,7 +433,7 @@ impl Agent {
             Action::WatchConfigMap(which) => {
                 self.loops.watch_config_map(which, self.node.held_config_map());
             }
-            Action::Exit(why) => self.exit = Some(why),
+            Action::Exit { why, start_again } => self.exit = Some(Ordered { why, start_again }),
             Action::Log(Level::Warn, text) => log::warn!("{text}"),
             Action::Log(Level::Info, text) => log::info!("{text}"),
             Action::Log(Level::Debug, text) => log::debug!("{text}"),

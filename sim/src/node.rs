@@ -193,6 +193,7 @@ impl Node {
         if matches!(event, Event::ServerChanged) {
             process.asked.clear();
         }
+        process.stop_asked |= matches!(event, Event::Stop(_));
         let mut actions = Vec::new();
         if let Some(twin) = &mut process.twin {
             let mut same = Vec::new();
@@ -260,7 +261,8 @@ impl Node {
                     wanted.as_ref().map(|(namespace, name)| Watch::new(&CONFIG_MAP, namespace, name));
                 process.watched = wanted;
             }
-            Action::Exit(why) => {
+            Action::Exit { why, start_again } => {
+                assert_eq!(start_again, !process.stop_asked, "another kind of end: {why:?}");
                 assert!(!why.is_empty() && process.step.is_none(), "it exits within a step: {why:?}");
                 process.exit = Some(why);
             }

@@ -538,7 +538,8 @@ impl Running {
             Some(Next::Step(step)) => actions.push(Action::Step(step)),
             Some(Next::Exit(why)) => {
                 self.exiting = true;
-                actions.push(Action::Exit(why));
+                let start_again = !self.configuration.is_stop_asked();
+                actions.push(Action::Exit { why, start_again });
             }
             None => {}
         }

@@ -90,8 +90,13 @@ pub enum Action {
     /// List and watch this ConfigMap from now on, and no other; None: none. If it is watched already, from a new list on. What
     /// [`crate::Core::held_config_map`] names need not be read again.
     WatchConfigMap(Option<(String, String)>),
-    /// Exit with code 0. Only log lines follow.
-    Exit(String),
+    /// End this run. Only log lines follow.
+    Exit {
+        why: String,
+        /// Another configuration is to run: the program starts again, in place if it can. Else it was asked to stop. Either way an
+        /// exit with code 0 is right.
+        start_again: bool,
+    },
     /// Log a line.
     Log(Level, String),
 }

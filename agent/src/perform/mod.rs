@@ -17,7 +17,8 @@ use requests::ApiServer;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender as EventSender;
 use watches::{ConfigMapWatch, LatestOrder};
 
@@ -38,6 +39,7 @@ type LeaseOrder = (LeaseRequest, Duration);
 /// Ways to the loops.
 pub(crate) struct Loops {
     disk: SyncSender<DiskOrder>,
+    disk_thread: JoinHandle<()>,
     renew: SyncSender<LeaseOrder>,
     transfer: SyncSender<Request>,
     config_map: Arc<LatestOrder<ConfigMapWatch>>,
@@ -63,12 +65,13 @@ impl Loops {
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, DISK_TURN);
         let (to, hang) = (events.clone(), faults.clone());
-        spawn(kedge_core::DISK_LOOP, move || {
+        let disk_thread = spawn(kedge_core::DISK_LOOP, move || {
             run_orders(
                 orders,
                 &token,
                 || {
                     hang.point(kedge_core::DISK_LOOP);
+                    hang.gate(kedge_core::DISK_LOOP);
                 },
                 |order| {
                     if let Some(event) = disk.perform(order) {
@@ -96,11 +99,24 @@ impl Loops {
         let token = watchdog.watch("watch-configmap", NETWORK_TURN);
         let wanted = config_map.clone();
         spawn("watch-configmap", move || server.watch_config_map(&wanted, &token, seed))?;
-        Ok(Self { disk: disk_orders, renew, transfer, config_map, node })
+        Ok(Self { disk: disk_orders, disk_thread, renew, transfer, config_map, node })
     }
 
     pub(crate) fn disk(&self, order: DiskOrder) {
         let _ = self.disk.send(order);
+    }
+
+    /// Ends the disk's loop once it has performed what it was ordered. False: it has not within `limit`.
+    pub(crate) fn end_disk(self, limit: Duration) -> bool {
+        drop(self.disk);
+        let end = Instant::now() + limit;
+        while !self.disk_thread.is_finished() {
+            if Instant::now() > end {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        true
     }
 
     /// Without waiting: for orders that may be skipped while the disk is busy.
@@ -129,8 +145,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    std::thread::Builder::new().name(name.into()).stack_size(watch::STACK_BYTES).spawn(body).map(drop)
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).stack_size(watch::STACK_BYTES).spawn(body)
 }
 
 /// Performs orders as they come; ends with the process.

@@ -142,6 +142,7 @@ impl ApiServer {
                 },
             );
         })
+        .map(drop)
     }
 
     pub(crate) fn renew(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kedge_rig::agent::AgentOptions;
 use kedge_rig::babysitter::ServiceResult;
-use kedge_rig::babysitter::{Babysitter, Signal, Unit};
+use kedge_rig::babysitter::{Babysitter, Phase, Signal, Unit};
 use serde_json::json;
 
 use crate::setup::{NODE, STARTUPS, Setup, faulty, payload, plain};
@@ -134,7 +134,8 @@ fn config_never_ready_is_rolled_back() {
     let uid =
         setup.pin("edge-never-ready", &payload(300, 0, "kedge:\n  faultInjection:\n    hangLoop: start\n"));
     rolled_back_for_crashes(&setup, &uid, &good);
-    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Timeout));
+    // the start in place has the watchdog's limit, a start by the service manager its own
+    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
     // what last-known-good replaced is not run by a later start either
     setup.agent_mut().stop().unwrap();
     setup.agent_mut().start().unwrap();
@@ -267,7 +268,8 @@ fn plain_restart_loop_survives_a_crashing_config() {
     let mut command: Vec<std::ffi::OsString> = vec![
         "/bin/sh".into(),
         "-c".into(),
-        r#"unset NOTIFY_SOCKET WATCHDOG_USEC WATCHDOG_PID; while true; do "$@"; sleep 0.2; done"#.into(),
+        r#"unset NOTIFY_SOCKET WATCHDOG_USEC WATCHDOG_PID; while true; do echo x >>"$STARTS"; "$@"; sleep 0.2; done"#
+            .into(),
         "sh".into(),
     ];
     // the loop is killed with its child: the child dies with the shell
@@ -279,6 +281,8 @@ fn plain_restart_loop_survives_a_crashing_config() {
     unit.limits.start = Duration::from_secs(3600);
     unit.run_dir = Some(setup.agent().run_dir());
     unit.log = Some(setup.agent().log());
+    let starts = setup.agent().run_dir().join("starts");
+    unit.environment.push(("STARTS".into(), starts.clone().into()));
     let _loop = Babysitter::start(unit).unwrap();
 
     setup.runs(&good);
@@ -287,4 +291,45 @@ fn plain_restart_loop_survives_a_crashing_config() {
     let next = setup.pin("edge-next", &payload(1, 2, ""));
     setup.runs(&next);
     setup.promotes(&next);
+    // the loop had to start it at first and after each of three crashes: the adoptions took place in the process
+    assert_eq!(std::fs::read_to_string(starts).unwrap().lines().count(), 4, "{}", setup.agent().log_text());
+}
+
+/// The mark is what tells this end from a crash: the record of the run is still open.
+#[test]
+fn kill_during_a_stop_is_not_counted() {
+    let setup = Setup::new("kill-in-stop", faulty());
+    let uid = setup.pin("edge-next", &payload(300, 0, ""));
+    setup.runs(&uid);
+    // the stop waits for a disk that is held
+    let gate = setup.agent().run_dir().join("gate-disk");
+    std::fs::write(&gate, "").unwrap();
+    setup.agent().babysitter().signal(Signal::SIGTERM);
+    let stopping = |state: &kedge_rig::babysitter::State| state.phase == Phase::Stopping;
+    setup.agent().babysitter().wait_until("its stop", crate::setup::PATIENCE, stopping).unwrap();
+    setup.agent().babysitter().signal(Signal::SIGKILL);
+    std::fs::remove_file(&gate).unwrap();
+    setup.ready_in_run(3);
+    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Signal));
+    assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 0));
+    setup.runs(&uid);
+}
+
+/// Two agents on the same records would undo each other's: their sockets lie in other directories, so only the claim tells.
+#[test]
+fn second_agent_on_the_same_root_refuses_to_run() {
+    let setup = Setup::new("second", plain());
+    let before = setup.cluster.view().look(|world| world.renewal_count(NODE));
+    let command = setup.agent().command();
+    let other = std::process::Command::new(&command[0])
+        .args(&command[1..])
+        .env_remove("NOTIFY_SOCKET")
+        .env("RUNTIME_DIRECTORY", setup.agent().run_dir().join("other"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(1), "{said}");
+    assert!(said.contains("another agent keeps its state there; refusing to run beside it"), "{said}");
+    setup.shows("the first goes on", |world| world.renewal_count(NODE) > before + 1);
+    assert_eq!(setup.ends().len(), 0);
 }

@@ -10,4 +10,5 @@ mod assignment;
 mod crash;
 mod local;
 mod outage;
+mod replace;
 mod setup;

@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use kedge_rig::agent::AgentOptions;
 use kedge_rig::cluster::Source;
 
 use crate::setup::{NODE, PATIENCE, Setup, faulty, payload, plain};
@@ -160,14 +159,16 @@ fn settled_node_posts_no_status() {
     assert_eq!((posts(), version(&setup)), before, "{}", setup.agent().log_text());
 }
 
-/// Takes the hub away between the exit of the process that adopts and the next start, so that the new configuration never
-/// has contact; the pause before a restart is long enough for that.
+/// Takes the hub away while the program replaces itself in place, so that the new configuration never has contact.
 fn no_contact_after(setup: &mut Setup, ends: usize, act: impl FnOnce(&mut Setup)) {
+    let gate = setup.agent().run_dir().join("gate-exec-recorded");
+    std::fs::write(&gate, "").unwrap();
     act(setup);
-    let awaited = "the exit that tries the config";
+    let awaited = "the end of the run before the one that tries the config";
     let ended = setup.agent().babysitter().wait_ends(ends, PATIENCE);
     ended.unwrap_or_else(|error| panic!("{awaited}: {error}\n{}", setup.agent().log_text()));
     setup.cluster.hub_mut().kill();
+    std::fs::remove_file(&gate).unwrap();
 }
 
 /// Waits until the node itself reports it: there is no hub to ask.
@@ -185,8 +186,7 @@ fn says(setup: &Setup, status: &str, message: &str, reason: &str) {
 /// Twice a whole trial (at least a minute) without contact, each time followed by contact under last-known-good.
 #[test]
 fn config_without_contact_twice_is_rolled_back() {
-    let options = AgentOptions { restart_after: Duration::from_secs(5), ..plain() };
-    let mut setup = Setup::new("lost-contact", options);
+    let mut setup = Setup::new("lost-contact", faulty());
     let good = setup.good("edge-good");
     let bad = setup.cluster.create_config("edge-silent", &payload(1, 2, "")).unwrap();
     let lost = (
@@ -217,8 +217,7 @@ fn config_without_contact_twice_is_rolled_back() {
 
 #[test]
 fn one_outage_in_a_trial_bans_nothing() {
-    let options = AgentOptions { restart_after: Duration::from_secs(5), ..plain() };
-    let mut setup = Setup::new("one-outage", options);
+    let mut setup = Setup::new("one-outage", faulty());
     let good = setup.good("edge-good");
     let next = setup.cluster.create_config("edge-next", &payload(1, 2, "")).unwrap();
     let pinned = Source::Pinned { name: "edge-next".into(), uid: next.clone() };

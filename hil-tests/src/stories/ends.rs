@@ -108,10 +108,13 @@ pub(super) fn rare_rows(stage: &mut Stage<'_>) -> Result<(), HilError> {
     // systemd's watchdog would end a hanging start, too, and earlier
     unit_says(stage, "TimeoutStartSec=20\\nWatchdogSec=0\\n")?;
     let hangs = "kedge:\n  faultInjection:\n    hangLoop: start\n    hangAfter: 0s\n";
-    let bad = stage.push("edge-start", &payload("1h", 0, hangs))?;
+    let bad = stage.push("edge-start", &payload("1h", 1, hangs))?;
+    // the adoption takes place in the process, where only a watchdog has a limit: a kill leads to a start by systemd
+    journal_has(stage, "loop start stops here")?;
+    stage.guest("systemctl kill --signal=KILL kedge")?;
     rolled_back(stage, &bad, &good)?;
     journal_has(stage, "start operation timed out. Terminating")?;
-    stage.say("not ready in time: counted, and with a threshold of 0 rolled back");
+    stage.say("not ready in time: counted, and after a kill with a threshold of 1 rolled back");
 
     unit_says(stage, "WatchdogSec=0\\n")?;
     let hangs = "kedge:\n  faultInjection:\n    hangLoop: main\n    hangAfter: 15s\n";

@@ -167,7 +167,9 @@ impl Observer {
             Seen::Asked(Action::Use(effective)) => {
                 Some(format!("uses maxPods={}", effective.config.max_pods))
             }
-            Seen::Asked(Action::Exit(why)) => (why != "asked to stop").then(|| format!("exits: {why}")),
+            Seen::Asked(Action::Exit { why, .. }) => {
+                (why != "asked to stop").then(|| format!("exits: {why}"))
+            }
             Seen::Performed(Step::Write(file, bytes), Outcome::Done(Ok(()))) => {
                 Some(format!("writes {}", self.record(file, bytes)))
             }

@@ -360,6 +360,10 @@ impl Configuration {
         self.stop.get_or_insert_with(|| why.to_owned());
     }
 
+    pub(crate) fn is_stop_asked(&self) -> bool {
+        self.stop.is_some()
+    }
+
     /// `kedge config forgive UID`.
     pub(crate) fn forgive(&mut self, uid: &str) -> Forgiveness {
         let answer = self.forgiveness(uid);

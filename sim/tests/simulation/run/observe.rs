@@ -42,7 +42,7 @@ impl Simulation {
             Action::Renew { .. } => "Renew",
             Action::WatchNode => "WatchNode",
             Action::WatchConfigMap(_) => "WatchConfigMap",
-            Action::Exit(_) => "Exit",
+            Action::Exit { .. } => "Exit",
             Action::Log(..) => "Log",
         };
         self.hit("action", what);
