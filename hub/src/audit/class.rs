@@ -1,10 +1,13 @@
 //! Which of the logs a line belongs to, and what each log may cost.
 //!
 //! Always holds: a class has a file, a queue and a budget of its own, so nothing that one class of callers does can push out the lines
-//! of another. Administrators and the hub itself are trusted with their log: an administrator can delete everything anyway.
-//! Every other identity has a quota. Pure.
+//! of another. Within a log each identity has a quota; that of an administrator is large, and for each network it comes from: a program
+//! that uses the credential of people must not push out what they did. Pure.
 
 use kedge_hub_core::identity::Identity;
+
+use super::entry::Entry;
+use super::quota::network;
 
 const KIB: usize = 1024;
 const MIB: u64 = 1024 * 1024;
@@ -31,9 +34,24 @@ pub(crate) struct Budget {
     pub(crate) file_bytes: u64,
     /// Lines that wait for the disk, at most.
     pub(crate) waiting_bytes: usize,
-    /// Whether each identity has a quota.
-    pub(crate) quota: bool,
+    /// What one identity may write.
+    pub(crate) quota: Rate,
 }
+
+/// What one identity may write into a log: at once after hours of silence, and on average.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rate {
+    pub(crate) burst_bytes: f64,
+    pub(crate) bytes_per_sec: f64,
+}
+
+/// First lines of an identity: about thirty. A thousand stolen nodes fill four of the five files of a log with them. After that 85 KiB
+/// a day: one identity needs 8 months to push out what others did, a thousand need six hours.
+const SMALL: Rate = Rate { burst_bytes: 16.0 * 1024.0, bytes_per_sec: 1.0 };
+/// Thirteen thousand changes at once (all nodes of a large fleet), and as many a day: to push out what others did takes four days.
+const LARGE: Rate = Rate { burst_bytes: 8.0 * 1024.0 * 1024.0, bytes_per_sec: 100.0 };
+/// The same for a log of a quarter.
+const LARGE_READS: Rate = Rate { burst_bytes: 2.0 * 1024.0 * 1024.0, bytes_per_sec: 25.0 };
 
 /// All classes, in the order of the enumeration.
 pub(crate) const CLASSES: [Budget; 4] = [
@@ -43,17 +61,17 @@ pub(crate) const CLASSES: [Budget; 4] = [
         file_bytes: 8 * MIB,
         // what an administrator deletes while the disk is full: one or two thousand lines
         waiting_bytes: 1024 * KIB,
-        quota: false,
+        quota: LARGE,
     },
-    Budget { file: "audit-reads.log", file_bytes: 2 * MIB, waiting_bytes: 128 * KIB, quota: false },
+    Budget { file: "audit-reads.log", file_bytes: 2 * MIB, waiting_bytes: 128 * KIB, quota: LARGE_READS },
     Budget {
         file: "audit-others.log",
         // more than the first lines of a thousand identities take together
         file_bytes: 4 * MIB,
         waiting_bytes: 128 * KIB,
-        quota: true,
+        quota: SMALL,
     },
-    Budget { file: "audit-refused.log", file_bytes: 4 * MIB, waiting_bytes: 128 * KIB, quota: true },
+    Budget { file: "audit-refused.log", file_bytes: 4 * MIB, waiting_bytes: 128 * KIB, quota: SMALL },
 ];
 
 impl Class {
@@ -67,7 +85,19 @@ impl Class {
         }
     }
 
-    pub(crate) fn budget(self) -> &'static Budget {
+    /// Whose quota a line of this class uses.
+    pub(super) fn whose(self, entry: &Entry<'_>) -> String {
+        let user = &entry.user.user;
+        match (self, entry.from) {
+            // one certificate serves people and programs; the network tells them apart, and nobody can choose it
+            (Class::Administration | Class::Reads, Some(from)) => {
+                format!("{user} from {} with {}", network(from), entry.user.credential)
+            }
+            _ => user.clone(),
+        }
+    }
+
+    pub(crate) const fn budget(self) -> &'static Budget {
         &CLASSES[self as usize]
     }
 }
@@ -79,12 +109,12 @@ mod tests {
     #[test]
     fn table_is_in_the_order_of_the_classes() {
         let found = [Class::Administration, Class::Reads, Class::Others, Class::Refused]
-            .map(|class| (class.budget().file, class.budget().quota));
+            .map(|class| (class.budget().file, class.budget().quota.burst_bytes > 1e6));
         let expect = [
-            ("audit.log", false),
-            ("audit-reads.log", false),
-            ("audit-others.log", true),
-            ("audit-refused.log", true),
+            ("audit.log", true),
+            ("audit-reads.log", true),
+            ("audit-others.log", false),
+            ("audit-refused.log", false),
         ];
         assert_eq!(found, expect);
     }

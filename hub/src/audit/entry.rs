@@ -19,7 +19,7 @@ const GROUP_CHARS: usize = 64;
 const NAMES_CHARS: usize = 4096;
 
 /// A fact that upstream has no field for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Note {
     /// Names of the objects of a collection that were selected.
     Names,
@@ -37,6 +37,8 @@ pub(crate) enum Note {
     IssuedCredential,
     /// Whom that token is good for.
     Audiences,
+    /// Equal requests that this line stands for, beside those with a line of their own.
+    Repeats,
     /// Lines that were left out by a quota, and of whom.
     Omitted,
     OmittedOf,
@@ -55,6 +57,7 @@ impl Note {
             Note::Subject => "kedge.dev/subject",
             Note::IssuedCredential => "authentication.kubernetes.io/issued-credential-id",
             Note::Audiences => "kedge.dev/audiences",
+            Note::Repeats => "kedge.dev/repeats",
             Note::Omitted => "kedge.dev/omitted",
             Note::OmittedOf => "kedge.dev/omitted-of",
             Note::Lost => "kedge.dev/lost",
@@ -63,7 +66,7 @@ impl Note {
 }
 
 /// What was acted on.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy, Hash)]
 pub(crate) struct ObjectRef<'a> {
     pub(crate) group: &'a str,
     pub(crate) version: &'a str,
@@ -114,6 +117,14 @@ impl<'a> Entry<'a> {
             ended: now,
             notes: &[],
         }
+    }
+
+    /// Verb, resource and outcome: what the counts of lines that were left out tell of each.
+    pub(super) fn act(&self) -> String {
+        let ObjectRef { resource, subresource, .. } = self.object;
+        let slash = if subresource.is_empty() { "" } else { "/" };
+        let subresource = cut(subresource, GROUP_CHARS);
+        format!("{} {resource}{slash}{subresource} {}", self.verb, self.code)
     }
 
     /// With a line break at its end.

@@ -2,14 +2,15 @@
 //!
 //! Left out are a node's periodic reports (its Lease, statuses, events): heartbeats must not wear out a disk, and would bury the acts
 //! of people. Always holds: a class of callers has a file, a queue and a budget of its own (`class`), so none can push out the lines of
-//! another; what an identity does beyond its quota, requests without a valid credential, requests over a limit, and lines for which
-//! there was no room are counted, and the counts are lines (`quota`). A line is written soon after the answer, not before it: a power
+//! another; what an identity repeats (`folds`) or does beyond its quota, requests without a valid credential, requests over a limit, and
+//! lines for which there was no room are counted, and the counts are lines (`quota`). A line is written soon after the answer, not before it: a power
 //! cut may lose the last lines. While the disk is full or takes no writes, lines wait in memory: what room there is belongs to deletions.
 
 mod certificate;
 mod class;
 mod command;
 mod entry;
+mod folds;
 mod quota;
 mod rotating;
 
@@ -23,7 +24,8 @@ use kedge_hub_core::identity::Identity;
 use time::OffsetDateTime;
 
 use class::{Budget, CLASSES};
-use quota::{Counts, Quotas, Source};
+use folds::{Folded, Folds};
+use quota::{Counts, Quotas, Source, Wanted};
 use rotating::Rotating;
 
 pub(crate) use certificate::certificate_notes;
@@ -67,6 +69,7 @@ struct Log {
     waiting: String,
     lost: u64,
     quotas: Quotas,
+    folds: Folds,
 }
 
 impl Log {
@@ -104,13 +107,19 @@ fn count_line(source: Option<&Source>, count: u64) -> String {
 }
 
 impl State {
-    fn record(&mut self, class: Class, user: &str, line: &str, now: Instant) {
-        let (log, budget) = (&mut self.logs[class as usize], class.budget());
-        if !budget.quota || log.quotas.take(user, line.len(), now) {
-            log.push(budget, line);
-        } else {
+    fn record(&mut self, class: Class, entry: &Entry<'_>, line: &str, now: Instant) {
+        let log = &mut self.logs[class as usize];
+        let (rate, whose) = (class.budget().quota, class.whose(entry));
+        let wanted = Wanted { whose: &whose, act: &entry.act(), bytes: line.len(), requests: 1 };
+        if log.folds.take(entry, &whose, line, now) || !log.quotas.take(rate, &wanted, now) {
             self.count_soon(now);
+        } else {
+            self.push(class, line);
         }
+    }
+
+    fn push(&mut self, class: Class, line: &str) {
+        self.logs[class as usize].push(class.budget(), line);
     }
 
     fn count(&mut self, source: Source, now: Instant) {
@@ -126,7 +135,14 @@ impl State {
     fn write_counts(&mut self, now: Instant) {
         self.counts_due = None;
         for (log, budget) in self.logs.iter_mut().zip(&CLASSES) {
-            if let Some((count, whose)) = log.quotas.omitted(now) {
+            for folded in log.folds.lines() {
+                let Folded { repeats, line, whose, act } = &folded;
+                let wanted = Wanted { whose, act, bytes: line.len(), requests: *repeats };
+                if log.quotas.take(budget.quota, &wanted, now) {
+                    log.push(budget, line);
+                }
+            }
+            if let Some((count, whose)) = log.quotas.omitted(budget.quota, now) {
                 let line = own_line(&[(Note::Omitted, count.to_string()), (Note::OmittedOf, whose)]);
                 log.push(budget, &line);
             }
@@ -135,7 +151,7 @@ impl State {
         let rest = (rest > 0).then(|| count_line(None, rest));
         let lines = sources.iter().map(|(source, count)| count_line(Some(source), *count)).chain(rest);
         for line in lines {
-            self.logs[Class::Refused as usize].push(Class::Refused.budget(), &line);
+            self.push(Class::Refused, &line);
         }
     }
 
@@ -245,7 +261,7 @@ impl Audit {
     /// Queues a line; never waits for the disk.
     pub(crate) fn record(&self, class: Class, entry: &Entry<'_>) {
         let line = entry.line();
-        self.shared.change(|state| state.record(class, &entry.user.user, &line, Instant::now()));
+        self.shared.change(|state| state.record(class, entry, &line, Instant::now()));
     }
 
     /// Queues a line about an act of the hub.
@@ -284,7 +300,7 @@ impl Audit {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     use kedge_rig::Scratch;
     use serde_json::Value;
@@ -309,8 +325,16 @@ mod tests {
         Identity::new("admin", &["system:masters"])
     }
 
+    /// Acts on another object each time.
     fn act(audit: &Audit, user: &Identity, verb: &str, reads: bool, code: u16) {
-        let entry = Entry { code, ..Entry::own(user, verb, OffsetDateTime::UNIX_EPOCH) };
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let name = NUMBER.fetch_add(1, Ordering::Relaxed).to_string();
+        act_on(audit, user, verb, reads, code, &name);
+    }
+
+    fn act_on(audit: &Audit, user: &Identity, verb: &str, reads: bool, code: u16, name: &str) {
+        let object = ObjectRef { resource: "nodes", name, ..ObjectRef::default() };
+        let entry = Entry { code, object, ..Entry::own(user, verb, OffsetDateTime::UNIX_EPOCH) };
         audit.record(Class::of(user, reads, code), &entry);
     }
 
@@ -382,8 +406,63 @@ mod tests {
             assert!(of("noisy") >= 10, "{}", of("noisy"));
             assert_eq!(of("noisy") + omitted, 1000, "every line is there or counted");
             let whose = lines.iter().find_map(|line| line["annotations"][Note::OmittedOf.key()].as_str());
-            assert_eq!(whose, Some(&*format!("{omitted} of \"noisy\"")));
+            let code = if class == Class::Others { 200 } else { 403 };
+            assert_eq!(whose, Some(&*format!("{omitted} of \"noisy\" ({omitted} patch nodes {code})")));
         }
+    }
+
+    #[test]
+    fn program_that_repeats_itself_pushes_out_nobody() {
+        let folder = Scratch::new("hub-audit-repeats").unwrap();
+        let audit = Audit::with(folder.path(), |_| 4096, || false).unwrap();
+        act(&audit, &admin(), "delete", false, 200);
+        for _ in 0..10_000 {
+            act_on(&audit, &admin(), "patch", false, 200, "same");
+            act_on(&audit, &admin(), "patch", false, 409, "same");
+            act_on(&audit, &admin(), "get", true, 404, "same");
+        }
+        audit.close();
+        for (class, verb, code, distinct) in [
+            (Class::Administration, "patch", 200, 1 + 2 * 4),
+            (Class::Administration, "patch", 409, 1 + 2 * 4),
+            (Class::Reads, "get", 404, 4),
+        ] {
+            let lines = left(folder.path(), class);
+            let of =
+                || lines.iter().filter(|line| line["verb"] == verb && line["responseStatus"]["code"] == code);
+            let repeats: u64 = of().map(|line| note(line, Note::Repeats)).sum();
+            let single = of().filter(|line| note(line, Note::Repeats) == 0).count() as u64;
+            assert_eq!((lines.len(), single + repeats), (distinct, 10_000), "{class:?} {code}");
+        }
+    }
+
+    #[test]
+    fn one_administrator_does_not_push_out_another() {
+        let mut state = State::default();
+        let (user, now) = (admin(), Instant::now());
+        let line = format!("{{\"requestURI\": \"{}\"}}\n", "x".repeat(600));
+        let mut written = [0, 0];
+        for number in 0..40_000 {
+            let from = Some(IpAddr::from([192, 0, 2, u8::from(number % 400 == 0)]));
+            let object =
+                ObjectRef { resource: "configmaps", namespace: &number.to_string(), ..ObjectRef::default() };
+            let entry = Entry { object, from, ..Entry::own(&user, "create", OffsetDateTime::UNIX_EPOCH) };
+            state.record(Class::Administration, &entry, &line, now);
+            let log = &mut state.logs[0];
+            written[usize::from(number % 400 == 0)] += std::mem::take(&mut log.waiting).lines().count();
+        }
+        assert_eq!(written[1], 100, "of a person");
+        let budget = Class::Administration.budget();
+        assert!(written[0] > 10_000 && written[0] < 30_000, "{written:?}");
+        state.write_counts(now);
+        let line: Value = serde_json::from_str(state.logs[0].waiting.trim_end()).unwrap();
+        assert_eq!(note(&line, Note::Omitted), 40_000 - 100 - written[0] as u64);
+        let whose = line["annotations"][Note::OmittedOf.key()].as_str().unwrap();
+        assert!(
+            whose.contains("admin from 192.0.2.0 with ") && whose.contains("create configmaps 200)"),
+            "{whose}"
+        );
+        assert!(budget.quota.burst_bytes as u64 <= 2 * budget.file_bytes);
     }
 
     #[test]
@@ -469,7 +548,7 @@ mod tests {
         let mut files: Vec<Rotating> = CLASSES.iter().map(open).collect();
         let line = format!("{}\n", "x".repeat(1023));
         for _ in 0..1030 {
-            shared.change(|state| state.record(Class::Administration, "admin", &line, Instant::now()));
+            shared.change(|state| state.push(Class::Administration, &line));
         }
         assert!(shared.write(&mut files), "the lines");
         assert!(shared.write(&mut files), "their number");
@@ -487,8 +566,7 @@ mod tests {
         // a directory is in the way of the rotation
         std::fs::write(folder.join("audit.log.3"), "").unwrap();
         std::fs::create_dir(folder.join("audit.log.4")).unwrap();
-        let record =
-            |line| shared.change(|state| state.record(Class::Administration, "admin", line, Instant::now()));
+        let record = |line| shared.change(|state| state.push(Class::Administration, line));
         record("one\n");
         assert!(!shared.write(&mut files));
         record("two\n");

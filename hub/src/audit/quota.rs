@@ -4,15 +4,12 @@
 //! once a minute. Reads no clock. Left to others: writing (`super`).
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Instant;
 
-/// First lines of an identity that did nothing for hours: about thirty. A thousand stolen nodes fill four of the five files of a log
-/// with them.
-const BURST_BYTES: f64 = 16.0 * 1024.0;
-/// After that 85 KiB a day: one identity needs 8 months to push out what others did, a thousand need six hours.
-const BYTES_PER_SEC: f64 = 1.0;
+use super::class::Rate;
+
 /// Identities with a quota of their own, 100 bytes each; further ones share one.
 const IDENTITIES: usize = 16 * 1024;
 /// The identity of those that share.
@@ -23,11 +20,27 @@ const COUNTED: usize = 1024;
 const COUNTED_ANONYMOUS: usize = COUNTED / 2;
 /// Callers that get a line a minute, those with the most requests: 4 MiB a day at most.
 const LISTED: usize = 8;
+/// Acts that are told apart of what was left out in a minute, over all identities: some 100 KiB.
+const ACTS: usize = 1024;
+/// Of one identity that are written out, those most often done.
+const ACTS_LISTED: usize = 8;
+
+/// A line that is to be written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub(super) whose: &'a str,
+    pub(super) act: &'a str,
+    pub(super) bytes: usize,
+    /// That it stands for.
+    pub(super) requests: u64,
+}
 
 /// The quotas of one log.
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
     of: HashMap<Box<str>, Quota>,
+    /// What was left out, by identity and act.
+    acts: HashMap<(Box<str>, Box<str>), u64>,
 }
 
 #[derive(Debug)]
@@ -38,50 +51,83 @@ struct Quota {
 }
 
 impl Quota {
-    fn refill(&mut self, now: Instant) {
+    fn refill(&mut self, rate: Rate, now: Instant) {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        self.bytes = (self.bytes + passed * BYTES_PER_SEC).min(BURST_BYTES);
+        self.bytes = (self.bytes + passed * rate.bytes_per_sec).min(rate.burst_bytes);
         self.at = now;
     }
 }
 
 impl Quotas {
-    /// Takes the bytes of a line from the quota of a user; `false`: they are not there, and the line is counted instead.
-    pub(super) fn take(&mut self, user: &str, bytes: usize, now: Instant) -> bool {
+    /// Takes the bytes of a line from the quota of a user; `false`: they are not there, and the line is counted instead, by its act.
+    pub(super) fn take(&mut self, rate: Rate, line: &Wanted<'_>, now: Instant) -> bool {
+        let Wanted { whose: user, act, bytes, requests } = *line;
         let user = if self.of.len() >= IDENTITIES && !self.of.contains_key(user) { SHARED } else { user };
-        let fresh = || Quota { bytes: BURST_BYTES, at: now, omitted: 0 };
+        let fresh = || Quota { bytes: rate.burst_bytes, at: now, omitted: 0 };
         let quota = match self.of.get_mut(user) {
             Some(quota) => quota,
             None => self.of.entry(user.into()).or_insert_with(fresh),
         };
-        quota.refill(now);
+        quota.refill(rate, now);
         let fits = quota.bytes >= bytes as f64;
         if fits {
             quota.bytes -= bytes as f64;
         } else {
-            quota.omitted += 1;
+            quota.omitted += requests;
+            let key = (user.into(), act.into());
+            if self.acts.len() < ACTS || self.acts.contains_key(&key) {
+                *self.acts.entry(key).or_default() += requests;
+            }
         }
         fits
     }
 
     /// What was left out since the last call: how many lines, and of whom. Forgets identities whose quota is whole again.
-    pub(super) fn omitted(&mut self, now: Instant) -> Option<(u64, String)> {
+    pub(super) fn omitted(&mut self, rate: Rate, now: Instant) -> Option<(u64, String)> {
         let mut of: Vec<(u64, Box<str>)> = Vec::new();
         self.of.retain(|user, quota| {
-            quota.refill(now);
+            quota.refill(rate, now);
             let omitted = std::mem::take(&mut quota.omitted);
             if omitted > 0 {
                 of.push((omitted, user.clone()));
             }
-            quota.bytes < BURST_BYTES || omitted > 0
+            quota.bytes < rate.burst_bytes || omitted > 0
         });
         of.sort_unstable_by(|one, other| other.cmp(one));
         let all = of.iter().map(|(count, _)| count).sum();
-        let shown: Vec<String> =
-            of.iter().take(LISTED).map(|(count, user)| format!("{count} of {user:?}")).collect();
+        let mut acts: BTreeMap<Box<str>, Vec<(u64, Box<str>)>> = BTreeMap::new();
+        for ((user, act), count) in self.acts.drain() {
+            acts.entry(user).or_default().push((count, act));
+        }
+        let shown: Vec<String> = of
+            .iter()
+            .take(LISTED)
+            .map(|(count, user)| format!("{count} of {user:?}{}", listed(acts.remove(user))))
+            .collect();
         let more = of.len().saturating_sub(LISTED);
         let more = if more > 0 { format!(", and of {more} more") } else { String::new() };
         (all > 0).then(|| (all, format!("{}{more}", shown.join(", "))))
+    }
+}
+
+/// The acts of an identity, most often done first.
+fn listed(acts: Option<Vec<(u64, Box<str>)>>) -> String {
+    let Some(mut acts) = acts else { return String::new() };
+    acts.sort_unstable_by(|one, other| other.cmp(one));
+    let more = if acts.len() > ACTS_LISTED { ", ..." } else { "" };
+    let shown: Vec<String> =
+        acts.iter().take(ACTS_LISTED).map(|(count, act)| format!("{count} {act}")).collect();
+    format!(" ({}{more})", shown.join(", "))
+}
+
+/// An address, or the first one of a /64 network of IPv6.
+pub(super) fn network(from: IpAddr) -> IpAddr {
+    match from.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        address => address,
     }
 }
 
@@ -95,7 +141,7 @@ pub(super) struct Counts {
 /// Where counted requests came from, and how they were answered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Source {
-    /// An address, or the first one of a /64 network of IPv6.
+    /// Its [`network`].
     pub(super) from: IpAddr,
     /// Empty without a credential.
     pub(super) user: Box<str>,
@@ -104,14 +150,7 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(from: IpAddr, user: &str, code: u16) -> Source {
-        let from = match from.to_canonical() {
-            IpAddr::V6(address) => {
-                let [a, b, c, d, ..] = address.segments();
-                Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
-            }
-            address => address,
-        };
-        Source { from, user: user.into(), code }
+        Source { from: network(from), user: user.into(), code }
     }
 }
 
@@ -144,11 +183,16 @@ mod tests {
     use super::*;
 
     const LINE: usize = 512;
-    const BURST_LINES: u64 = BURST_BYTES as u64 / LINE as u64;
+    const RATE: Rate = super::super::class::Class::Others.budget().quota;
+    fn line<'a>(whose: &'a str, act: &'a str) -> Wanted<'a> {
+        Wanted { whose, act, bytes: LINE, requests: 1 }
+    }
+
+    const BURST_LINES: u64 = RATE.burst_bytes as u64 / LINE as u64;
 
     /// The lines that a user may write of those it tries to write at one moment.
     fn written(quotas: &mut Quotas, user: &str, tried: u64, now: Instant) -> u64 {
-        (0..tried).filter(|_| quotas.take(user, LINE, now)).count() as u64
+        (0..tried).filter(|_| quotas.take(RATE, &line(user, "patch nodes 200"), now)).count() as u64
     }
 
     #[test]
@@ -158,15 +202,15 @@ mod tests {
         assert_eq!(written(&mut quotas, "a", 100, start), BURST_LINES);
         assert_eq!(written(&mut quotas, "b", 1, start), 1, "another identity has its own");
         assert_eq!(
-            quotas.omitted(start),
-            Some((100 - BURST_LINES, format!("{} of \"a\"", 100 - BURST_LINES)))
+            quotas.omitted(RATE, start),
+            Some((100 - BURST_LINES, format!("{0} of \"a\" ({0} patch nodes 200)", 100 - BURST_LINES)))
         );
-        assert_eq!(quotas.omitted(start), None, "counted once");
+        assert_eq!(quotas.omitted(RATE, start), None, "counted once");
         let later = start + Duration::from_secs(3 * LINE as u64);
         assert_eq!(written(&mut quotas, "a", 100, later), 3, "a byte a second");
         // forgotten when it is whole again
-        quotas.omitted(later);
-        quotas.omitted(later + Duration::from_secs(BURST_BYTES as u64));
+        quotas.omitted(RATE, later);
+        quotas.omitted(RATE, later + Duration::from_secs(RATE.burst_bytes as u64));
         assert!(quotas.of.is_empty());
     }
 
@@ -184,14 +228,37 @@ mod tests {
         let now = Instant::now();
         let mut quotas = Quotas::default();
         for user in 0..IDENTITIES {
-            assert!(quotas.take(&user.to_string(), LINE, now));
+            assert!(quotas.take(RATE, &line(&user.to_string(), "patch nodes 200"), now));
         }
         let shared: u64 = (0..100).map(|user| written(&mut quotas, &format!("late-{user}"), 1, now)).sum();
         assert_eq!(shared, BURST_LINES);
         assert_eq!(quotas.of.len(), IDENTITIES + 1);
-        assert!(quotas.take("5", LINE, now), "an earlier one keeps its own");
-        let (all, whose) = quotas.omitted(now).unwrap();
-        assert_eq!((all, whose), (100 - BURST_LINES, format!("{} of \"\"", 100 - BURST_LINES)));
+        assert!(quotas.take(RATE, &line("5", "patch nodes 200"), now), "an earlier one keeps its own");
+        let (all, whose) = quotas.omitted(RATE, now).unwrap();
+        assert_eq!(
+            (all, whose),
+            (100 - BURST_LINES, format!("{0} of \"\" ({0} patch nodes 200)", 100 - BURST_LINES))
+        );
+    }
+
+    #[test]
+    fn acts_beyond_a_quota_are_named() {
+        let now = Instant::now();
+        let mut quotas = Quotas::default();
+        written(&mut quotas, "a", BURST_LINES, now);
+        for (times, act) in
+            [(30, "patch nodes 200"), (1, "get secrets 200"), (2, "create serviceaccounts/token 201")]
+        {
+            (0..times).for_each(|_| assert!(!quotas.take(RATE, &line("a", act), now)));
+        }
+        let whose = "33 of \"a\" (30 patch nodes 200, 2 create serviceaccounts/token 201, 1 get secrets 200)";
+        assert_eq!(quotas.omitted(RATE, now), Some((33, whose.to_owned())));
+        for number in 0..2 * ACTS {
+            assert!(!quotas.take(RATE, &line("a", &format!("get x/{number} 200")), now));
+        }
+        assert!(quotas.acts.len() <= ACTS);
+        let (all, whose) = quotas.omitted(RATE, now).unwrap();
+        assert_eq!((all, whose.matches(" 1 get").count()), (2 * ACTS as u64, ACTS_LISTED - 1), "{whose}");
     }
 
     #[test]
