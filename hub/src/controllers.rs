@@ -345,7 +345,6 @@ fn suspension(wall: time::Duration, passed: Duration) -> Duration {
 }
 
 async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiError> {
-    let internal = WriteOptions::internal();
     match action {
         Action::Create { kind, value } => {
             hub.create(kind, value).await.map(|object| Done::Stored(object, true))
@@ -353,8 +352,9 @@ async fn perform(hub: &Hub, tools: &Tools, action: Action) -> Result<Done, ApiEr
         Action::Update { kind, namespace, name, edit, requires } => {
             update(hub, &Place { kind, namespace: &namespace, name: &name }, edit, &requires).await
         }
-        Action::Delete { kind, namespace, name, options } => {
+        Action::Delete { kind, namespace, name, options, requires } => {
             let place = Place { kind, namespace: &namespace, name: &name };
+            let internal = WriteOptions { requires: &requires, ..WriteOptions::internal() };
             requests::delete(hub, &place, &options, &internal).await.map(|_| Done::Gone)
         }
         Action::FinalizeNamespace { name, uid } => {
@@ -420,6 +420,7 @@ mod tests {
                 namespace: String::new(),
                 name: format!("n{purpose}"),
                 options: kedge_hub_core::requests::DeleteOptions::default(),
+                requires: Vec::new(),
             };
             Task { purpose, action }
         }
@@ -506,7 +507,8 @@ mod tests {
         stage.hub.create(&LEASE, lease).await.unwrap();
         let (namespace, name) = (NODE_LEASE_NAMESPACE.to_owned(), "n0".to_owned());
         let options = kedge_hub_core::requests::DeleteOptions::default();
-        let delete = Action::Delete { kind: &LEASE, namespace, name, options };
+        let requires = Vec::new();
+        let delete = Action::Delete { kind: &LEASE, namespace, name, options, requires };
         perform(&stage.hub, &stage.runner.tools, delete).await.unwrap();
         for second in [5, 60] {
             // without a sweep, which would find that it is gone

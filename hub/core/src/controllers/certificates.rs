@@ -144,8 +144,13 @@ fn decide(object: &Object, denied: &DenyList, now: OffsetDateTime) -> Option<Tas
     }
     let name = object.name.to_string();
     let options = DeleteOptions::default();
-    let action =
-        Action::Delete { kind: &CERTIFICATE_REQUEST, namespace: String::new(), name: name.clone(), options };
+    let action = Action::Delete {
+        kind: &CERTIFICATE_REQUEST,
+        namespace: String::new(),
+        name: name.clone(),
+        options,
+        requires: Vec::new(),
+    };
     Some(Task { purpose: Purpose::Remove(name), action })
 }
 

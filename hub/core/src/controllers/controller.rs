@@ -124,6 +124,8 @@ pub enum Action {
         namespace: String,
         name: String,
         options: DeleteOptions,
+        /// What must hold of other objects, until it is deleted; else it fails with a conflict.
+        requires: Vec<Require>,
     },
     /// Deletes the empty terminating namespace of this UID.
     FinalizeNamespace {

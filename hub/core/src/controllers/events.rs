@@ -188,7 +188,7 @@ fn of_those_with_most(events: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
 fn delete(event: &Object) -> Action {
     let (namespace, name) = (event.namespace.to_string(), event.name.to_string());
     let options = DeleteOptions { uid: Some(event.uid.to_string()), ..DeleteOptions::default() };
-    Action::Delete { kind: &EVENT, namespace, name, options }
+    Action::Delete { kind: &EVENT, namespace, name, options, requires: Vec::new() }
 }
 
 #[cfg(test)]

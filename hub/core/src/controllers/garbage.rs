@@ -301,7 +301,7 @@ fn delete(
     let uid = Some(object.uid.to_string());
     let options = DeleteOptions { uid, resource_version, propagation, ..DeleteOptions::default() };
     let purpose = Purpose { item: item(kind, object), owner };
-    Task { purpose, action: Action::Delete { kind, namespace, name, options } }
+    Task { purpose, action: Action::Delete { kind, namespace, name, options, requires: Vec::new() } }
 }
 
 fn update(

@@ -35,10 +35,13 @@ mod tests {
         self, Decision as Decided, DeleteOptions, Fresh, Part, Place, Propagation, WriteOptions,
     };
     use crate::selector::Selection;
-    use crate::state::{Batch, Index, Leases, Order, Restored, Sink, Spaces, Write, restore};
+    use crate::state::{Batch, Index, Leases, Order, Require, Restored, Sink, Spaces, Write, restore};
     use kedge_rig::Random;
 
     struct NoSink;
+
+    /// What another client does.
+    type Step<'a> = &'a dyn Fn(&mut Hub);
 
     impl Sink for NoSink {
         fn take(&self, _: &Arc<Event>) -> bool {
@@ -117,15 +120,19 @@ mod tests {
                     let namespace = crate::value::text(&value, &["metadata", "namespace"]).to_owned();
                     requests::create(&self.index, kind, &namespace, value, &options, &fresh)
                 }
-                Action::Update { kind, namespace, name, mut edit, .. } => {
+                Action::Update { kind, namespace, name, mut edit, requires } => {
                     let place = Place { kind, namespace: &namespace, name: &name };
+                    if !self.are_unchanged(&requires) {
+                        return Ok(Vec::new());
+                    }
                     requests::edit(&self.index, &place, Part::All, &options, &fresh, |_, mut value| {
                         edit(&mut value, "2026-11-21T12:00:00Z");
                         Ok(value)
                     })
                 }
-                Action::Delete { kind, namespace, name, options: asked } => {
+                Action::Delete { kind, namespace, name, options: asked, requires } => {
                     let place = Place { kind, namespace: &namespace, name: &name };
+                    let options = WriteOptions { requires: &requires, ..WriteOptions::internal() };
                     requests::delete(&self.index, &place, &asked, &options, fresh.now)
                 }
                 Action::FinalizeNamespace { name, uid } => {
@@ -136,20 +143,52 @@ mod tests {
             self.settle(decided)
         }
 
+        fn are_unchanged(&self, requires: &[Require]) -> bool {
+            requires.iter().all(|require| match require {
+                Require::Unchanged { kind, namespace, name, revision } => {
+                    self.index.get(kind, namespace, name).map(|found| found.revision) == *revision
+                }
+                other => panic!("{other:?} is not for controllers"),
+            })
+        }
+
+        fn now(&mut self, second: u64) -> Now {
+            Now {
+                running: Duration::from_secs(second),
+                wall: self.fresh().now,
+                stalled: Duration::ZERO,
+                disk_stalled: Duration::ZERO,
+                disk_stalls: false,
+            }
+        }
+
+        /// Performs one task; returns those that follow.
+        fn act<C: Controller>(
+            &mut self,
+            controller: &mut C,
+            task: Task<C::Purpose>,
+            now: Now,
+        ) -> Vec<Task<C::Purpose>> {
+            let outcome = self.perform(task.action);
+            for (kind, event) in outcome.iter().flatten() {
+                if C::inputs().iter().any(|input| input.kind == kind.kind) && C::concerns(kind, event) {
+                    controller.observe(kind, event);
+                }
+            }
+            let stored = |events: Vec<(&'static Kind, Arc<Event>)>| match events.into_iter().next() {
+                Some((_, event)) if event.new.is_some() => Done::Stored(event.object().clone(), true),
+                _ => Done::Gone,
+            };
+            controller.performed(task.purpose, outcome.map(stored), now)
+        }
+
         /// Runs a controller until it has nothing left to do.
         fn run<C: Controller>(&mut self, controller: &mut C) {
             self.run_at(controller, 0);
         }
 
         fn run_at<C: Controller>(&mut self, controller: &mut C, second: u64) {
-            let running = Duration::from_secs(second);
-            let now = Now {
-                running,
-                wall: self.fresh().now,
-                stalled: Duration::ZERO,
-                disk_stalled: Duration::ZERO,
-                disk_stalls: false,
-            };
+            let now = self.now(second);
             controller.sweep(&self.index);
             for _ in 0..1000 {
                 let decision = controller.reconcile(&self.index, now);
@@ -157,19 +196,8 @@ mod tests {
                     return;
                 }
                 let mut tasks = std::collections::VecDeque::from(decision.tasks);
-                while let Some(Task { purpose, action }) = tasks.pop_front() {
-                    let outcome = self.perform(action);
-                    for (kind, event) in outcome.iter().flatten() {
-                        if C::inputs().iter().any(|input| input.kind == kind.kind) && C::concerns(kind, event)
-                        {
-                            controller.observe(kind, event);
-                        }
-                    }
-                    let stored = |events: Vec<(&'static Kind, Arc<Event>)>| match events.into_iter().next() {
-                        Some((_, event)) if event.new.is_some() => Done::Stored(event.object().clone(), true),
-                        _ => Done::Gone,
-                    };
-                    tasks.extend(controller.performed(purpose, outcome.map(stored), now));
+                while let Some(task) = tasks.pop_front() {
+                    tasks.extend(self.act(controller, task, now));
                 }
             }
             panic!("{} does not come to rest", C::NAME);
@@ -492,6 +520,7 @@ mod tests {
             namespace: "n".to_owned(),
             name: "bound".to_owned(),
             options: DeleteOptions { grace_secs: Some(0), ..DeleteOptions::default() },
+            requires: Vec::new(),
         });
         hub.run(&mut controller);
         assert_eq!((hub.names(&CONFIG_MAP).len(), hub.value(&NAMESPACE, "", "n")), (0, Value::Null));
@@ -600,6 +629,84 @@ mod tests {
         assert_eq!(hub.names(&POD), ["n/p"]);
     }
 
+    /// A change by another client between the decision and its two writes.
+    #[test]
+    fn pod_of_a_node_made_anew_is_not_removed() {
+        let node = |hub: &mut Hub| drop(hub.create(&NODE, json!({"metadata": {"name": "a"}})));
+        let report = |hub: &mut Hub| {
+            hub.edit(&POD, "n", "p", |pod| pod["metadata"]["labels"] = json!({"seen": "x"}));
+        };
+        let changes: [(usize, Step<'_>); 3] = [(0, &node), (1, &node), (1, &report)];
+        for (before, change) in changes {
+            let mut hub = Hub::with_namespace();
+            hub.create(&POD, pod("p", "a"));
+            let mut controller = pods::Pods::default();
+            hub.run_at(&mut controller, 100);
+            let now = hub.now(140);
+            controller.sweep(&hub.index);
+            let mut tasks = controller.reconcile(&hub.index, now).tasks;
+            let mut performed = 0;
+            while let Some(task) = tasks.pop() {
+                if performed == before {
+                    change(&mut hub);
+                }
+                performed += 1;
+                tasks.extend(hub.act(&mut controller, task, now));
+            }
+            assert_eq!((performed, hub.names(&POD)), (before + 1, vec!["n/p".to_owned()]));
+        }
+    }
+
+    #[test]
+    fn stall_of_the_hub_does_not_shorten_the_quarantine() {
+        let mut hub = Hub::with_namespace();
+        hub.create(&POD, pod("p", "a"));
+        let mut controller = pods::Pods::default();
+        hub.run_at(&mut controller, 100);
+        let stall = Duration::from_secs(60);
+        let process = Now { stalled: stall, ..hub.now(165) };
+        let disk = Now { disk_stalled: stall, ..hub.now(225) };
+        for stalled in [process, disk] {
+            controller.sweep(&hub.index);
+            assert!(controller.reconcile(&hub.index, stalled).tasks.is_empty());
+        }
+        hub.run_at(&mut controller, 259);
+        assert_eq!(hub.names(&POD), ["n/p"]);
+        hub.run_at(&mut controller, 260);
+        assert_eq!(hub.names(&POD), Vec::<String>::new());
+    }
+
+    /// In either order of taint and deletion.
+    #[test]
+    fn terminating_pod_of_a_node_out_of_service_is_removed() {
+        let taint = |hub: &mut Hub| {
+            hub.edit(&NODE, "", "a", |node| {
+                node["spec"]["taints"] =
+                    json!([{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]);
+            });
+        };
+        let delete = |hub: &mut Hub| hub.delete(&POD, "n", "p", Propagation::Unset);
+        let orders: [[Step<'_>; 2]; 2] = [[&taint, &delete], [&delete, &taint]];
+        for order in orders {
+            let mut hub = Hub::with_namespace();
+            hub.create(&NODE, json!({"metadata": {"name": "a"}}));
+            hub.edit(&NODE, "", "a", |node| {
+                node["status"] = json!({"conditions": ready("Unknown")["conditions"]})
+            });
+            for name in ["p", "kept"] {
+                hub.create(&POD, pod(name, "a"));
+            }
+            let mut controller = pods::Pods::default();
+            for step in order {
+                hub.run(&mut controller);
+                assert_eq!(hub.names(&POD).len(), 2);
+                step(&mut hub);
+            }
+            hub.run(&mut controller);
+            assert_eq!(hub.names(&POD), ["n/kept"]);
+        }
+    }
+
     #[test]
     fn pods_of_a_lost_node_are_not_ready() {
         let mut hub = Hub::with_namespace();
@@ -619,6 +726,11 @@ mod tests {
         hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("Unknown"));
         hub.run(&mut controller);
         assert_eq!((status(&hub, "a"), status(&hub, "b")), (json!("False"), json!("True")));
+        // a node that is not ready, but reports: what it reports of its pods stays
+        hub.edit(&POD, "n", "a", |pod| pod["status"] = ready("True"));
+        hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("False"));
+        hub.run(&mut controller);
+        assert_eq!(status(&hub, "a"), "True");
         // the node is back and says so itself; the hub does not take it back
         hub.edit(&POD, "n", "a", |pod| pod["status"] = ready("True"));
         hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("True"));

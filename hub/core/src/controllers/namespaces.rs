@@ -176,7 +176,7 @@ fn delete(namespace: &str, kind: &'static Kind, object: &Object) -> Task<Purpose
     };
     let (namespace, name) = (namespace.to_owned(), object.name.to_string());
     let purpose = Purpose::Empty(namespace.clone(), kind);
-    Task { purpose, action: Action::Delete { kind, namespace, name, options } }
+    Task { purpose, action: Action::Delete { kind, namespace, name, options, requires: Vec::new() } }
 }
 
 /// One condition: type, whether it is True, reason and message.

@@ -2,9 +2,9 @@
 //! and ended ones are removed when there are too many.
 //!
 //! Inputs: Node. Outputs: Pod. The rules are upstream's (pod garbage collector, node lifecycle controller). Always holds: a pod is only
-//! removed by force after its Node was missing for [`QUARANTINE`], so that a Node that is made anew keeps its pods; a step costs
-//! the pods that it changes, and one look-up for each node that has pods. Left to others: the readiness of nodes (`nodes`); a node that
-//! is back reports its pods itself.
+//! removed by force after its Node was missing for [`QUARANTINE`], stalls of the hub and its disk not counted, and only while it is
+//! missing, so that a Node that is made anew keeps its pods; a step costs the pods that it changes, and one look-up for each node that
+//! has pods. Left to others: the readiness of nodes (`nodes`); a node that is back reports its pods itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use crate::kinds::{Kind, NODE, POD};
 use crate::object::{Event, Object};
 use crate::requests::DeleteOptions;
 use crate::selector::Selection;
+use crate::state::Require;
 use crate::value::{at, condition, text};
 
 static INPUTS: &[&Kind] = &[&NODE];
@@ -26,10 +27,12 @@ static OUTPUTS: &[&Kind] = &[&POD];
 
 /// Upstream's wait before the pods of a missing Node are removed.
 pub const QUARANTINE: Duration = Duration::from_secs(40);
-/// Most ended pods. Upstream keeps 12,500, which would be 60 MB here.
+/// Most ended pods, mirror pods aside, which have the quota of their node. Upstream keeps 12,500, which would be 60 MB here.
 const ENDED: usize = 1_000;
 /// A taint by which an administrator says that a node that is not ready does not run: its terminating pods are removed.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+/// A longer stall means that no Node could be made: it does not count as absence.
+const STALL: Duration = Duration::from_secs(5);
 /// Most nodes looked at in one step.
 const PER_STEP: usize = 256;
 
@@ -38,24 +41,32 @@ const PER_STEP: usize = 256;
 pub struct Pods {
     /// Nodes to look at.
     queue: BTreeSet<String>,
-    /// The revision of each Node with pods when it was last looked at.
-    seen: BTreeMap<String, u64>,
-    /// Since when Nodes with pods are missing.
-    missing: BTreeMap<String, Duration>,
+    /// Each Node with pods as it was when last looked at.
+    seen: BTreeMap<String, Seen>,
+    /// Nodes with pods that are missing.
+    missing: BTreeMap<String, Missing>,
     /// A sweep is due.
     swept: bool,
     log: Vec<Line>,
 }
 
+#[derive(Debug)]
+struct Seen {
+    revision: u64,
+    ready: bool,
+}
+
+#[derive(Debug)]
+struct Missing {
+    since: Duration,
+    logged: bool,
+}
+
 /// The purpose of an action.
 #[derive(Debug)]
 pub enum Purpose {
-    /// Mark a pod as failed; then delete it.
-    Fail {
-        namespace: String,
-        name: String,
-        uid: String,
-    },
+    /// Mark a pod as failed; then delete it, if that holds still.
+    Fail(Vec<Require>),
     Delete,
     NotReady,
 }
@@ -67,6 +78,7 @@ impl Controller for Pods {
     const SWEEP: Option<Duration> = Some(Duration::from_secs(20));
     /// One commit's worth.
     const AT_ONCE: usize = 256;
+    const MINDS_STALLS: bool = true;
 
     fn inputs() -> &'static [&'static Kind] {
         INPUTS
@@ -89,10 +101,15 @@ impl Controller for Pods {
     }
 
     fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<Purpose> {
+        let stalled = now.stalled.max(now.disk_stalled);
+        for missing in self.missing.values_mut().filter(|_| stalled > STALL) {
+            missing.since = (missing.since + stalled).min(now.running);
+        }
         let mut tasks = Vec::new();
         if std::mem::take(&mut self.swept) {
-            tasks.extend(surplus_of_ended(world).iter().map(|pod| force_delete(pod)));
-            tasks.extend(unscheduled(world).iter().map(|pod| fail(pod, None)));
+            let surplus = surplus(ended(world), ENDED);
+            tasks.extend(surplus.iter().map(|pod| force_delete(pod, Vec::new())));
+            tasks.extend(left_terminating(world));
         }
         for _ in 0..PER_STEP {
             let Some(node) = self.queue.pop_first() else { break };
@@ -104,8 +121,8 @@ impl Controller for Pods {
 
     fn performed(&mut self, purpose: Purpose, outcome: Result<Done, ApiError>, _: Now) -> Vec<Task<Purpose>> {
         match (purpose, outcome) {
-            (Purpose::Fail { namespace, name, uid }, Ok(Done::Stored(_, true))) => {
-                return vec![force_delete_named(namespace, name, uid)];
+            (Purpose::Fail(requires), Ok(Done::Stored(pod, true))) => {
+                return vec![force_delete(&pod, requires)];
             }
             (_, Ok(_)) => {}
             (_, Err(error)) if matches!(error.code, 404 | 409) => {}
@@ -129,28 +146,26 @@ impl Pods {
     fn look(&mut self, world: &dyn World, name: &str, now: Now) -> Vec<Task<Purpose>> {
         let Some(node) = world.get(&NODE, "", name) else { return self.look_for(world, name, now) };
         self.missing.remove(name);
-        if self.seen.get(name) == Some(&node.revision) {
+        if self.seen.get(name).is_some_and(|seen| seen.revision == node.revision) {
             return Vec::new();
         }
         let pods = on_node(world, name);
         if pods.is_empty() {
             return Vec::new();
         }
-        self.seen.insert(name.to_owned(), node.revision);
-        let node = node.value();
-        let ready = condition(&node["status"], "Ready");
-        // a node that never reported is not known to be not ready
-        if ready.is_none_or(|ready| ready["status"] == "True") {
-            return Vec::new();
+        let value = node.value();
+        let seen = Seen { revision: node.revision, ready: is_ready(&value) };
+        let is_lost = !seen.ready;
+        let was_lost = self.seen.insert(name.to_owned(), seen).is_some_and(|seen| !seen.ready);
+        let out_of_service = is_out_of_service(&value);
+        let doomed = pods.iter().filter(|pod| pod.terminating && out_of_service);
+        let mut tasks: Vec<_> = doomed.map(|pod| fail(pod, None, unchanged(name, Some(&node)))).collect();
+        // once: a node that reports that it is not ready reports its pods, too
+        if is_lost && !was_lost {
+            let others = pods.iter().filter(|pod| !(pod.terminating && out_of_service));
+            tasks.extend(others.filter_map(|pod| not_ready(pod)));
         }
-        let taints = at(&node, &["spec", "taints"]).and_then(Value::as_array);
-        let out_of_service = taints.into_iter().flatten().any(|taint| taint["key"] == OUT_OF_SERVICE);
-        pods.iter()
-            .filter_map(|pod| match pod.terminating && out_of_service {
-                true => Some(fail(pod, None)),
-                false => not_ready(pod),
-            })
-            .collect()
+        tasks
     }
 
     /// Removes the pods of a Node that is missing for long enough.
@@ -161,13 +176,18 @@ impl Pods {
             self.missing.remove(name);
             return Vec::new();
         }
-        let since = *self.missing.entry(name.to_owned()).or_insert(now.running);
-        if now.running < since + QUARANTINE {
+        let new = || Missing { since: now.running, logged: false };
+        let missing = self.missing.entry(name.to_owned()).or_insert_with(new);
+        if now.running < missing.since + QUARANTINE {
             return Vec::new();
         }
-        self.log.push((Level::Info, format!("node {name} is gone, and with it its {} pods", pods.len())));
+        // finalizers may hold its pods for many sweeps
+        if !std::mem::replace(&mut missing.logged, true) {
+            let line = format!("node {name} is gone: removing its {} pods", pods.len());
+            self.log.push((Level::Info, line));
+        }
         let why = json!({"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC", "message": "PodGC: node no longer exists"});
-        pods.iter().map(|pod| fail(pod, Some(why.clone()))).collect()
+        pods.iter().map(|pod| fail(pod, Some(why.clone()), unchanged(name, None))).collect()
     }
 }
 
@@ -175,21 +195,50 @@ fn on_node(world: &dyn World, node: &str) -> Vec<Arc<Object>> {
     world.select(&POD, &Selection::by_field(&POD, "", NODE_NAME_FIELD, node))
 }
 
-/// Terminating pods that no node runs: nobody else would confirm their end.
-fn unscheduled(world: &dyn World) -> Vec<Arc<Object>> {
-    let terminating = world.terminating().into_iter().filter(|(kind, _)| kind.kind == POD.kind);
-    let pods = terminating.map(|(_, pod)| pod);
-    pods.filter(|pod| pod.field(NODE_NAME_FIELD).is_empty() && !has_ended(pod.field(PHASE_FIELD))).collect()
+/// A node that never reported is not known to be not ready.
+fn is_ready(node: &Value) -> bool {
+    condition(&node["status"], "Ready").is_none_or(|ready| ready["status"] == "True")
 }
 
-/// The oldest ended pods above the limit.
-fn surplus_of_ended(world: &dyn World) -> Vec<Arc<Object>> {
-    let mut ended: Vec<_> = ["Succeeded", "Failed"]
-        .into_iter()
-        .flat_map(|phase| world.select(&POD, &Selection::by_field(&POD, "", PHASE_FIELD, phase)))
-        .collect();
+/// Whether an administrator says that it does not run, and it does not say otherwise.
+fn is_out_of_service(node: &Value) -> bool {
+    let taints = at(node, &["spec", "taints"]).and_then(Value::as_array);
+    !is_ready(node) && taints.into_iter().flatten().any(|taint| taint["key"] == OUT_OF_SERVICE)
+}
+
+/// The Node is as it was found, or missing as it was.
+fn unchanged(node: &str, found: Option<&Object>) -> Vec<Require> {
+    let (namespace, name, revision) = (String::new(), node.to_owned(), found.map(|node| node.revision));
+    vec![Require::Unchanged { kind: &NODE, namespace, name, revision }]
+}
+
+/// Removes terminating pods whose end nobody else would confirm: those without a node, and those of a node that is out of service.
+fn left_terminating(world: &dyn World) -> Vec<Task<Purpose>> {
+    let mut by_node: BTreeMap<String, Vec<Arc<Object>>> = BTreeMap::new();
+    for (_, pod) in world.terminating().into_iter().filter(|(kind, _)| kind.kind == POD.kind) {
+        by_node.entry(pod.field(NODE_NAME_FIELD).to_owned()).or_default().push(pod);
+    }
+    let unscheduled = by_node.remove("").unwrap_or_default();
+    let unscheduled = unscheduled.iter().filter(|pod| !has_ended(pod.field(PHASE_FIELD)));
+    let mut tasks: Vec<_> = unscheduled.map(|pod| fail(pod, None, Vec::new())).collect();
+    for (name, pods) in by_node {
+        if let Some(node) = world.get(&NODE, "", &name).filter(|node| is_out_of_service(&node.value())) {
+            tasks.extend(pods.iter().map(|pod| fail(pod, None, unchanged(&name, Some(&node)))));
+        }
+    }
+    tasks
+}
+
+fn ended(world: &dyn World) -> Vec<Arc<Object>> {
+    let of_phase = |phase| world.select(&POD, &Selection::by_field(&POD, "", PHASE_FIELD, phase));
+    ["Succeeded", "Failed"].into_iter().flat_map(of_phase).collect()
+}
+
+/// The oldest above the limit. Mirror pods do not count: a node could push out the pods of others by them.
+fn surplus(mut ended: Vec<Arc<Object>>, most: usize) -> Vec<Arc<Object>> {
+    ended.retain(|pod| pod.holder.is_none());
     ended.sort_by_key(|pod| std::cmp::Reverse(pod.revision));
-    ended.split_off(ended.len().min(ENDED))
+    ended.split_off(ended.len().min(most))
 }
 
 fn has_ended(phase: &str) -> bool {
@@ -197,10 +246,9 @@ fn has_ended(phase: &str) -> bool {
 }
 
 /// Marks a pod as failed: it may be shown as running for ever otherwise, for as long as a finalizer holds it.
-fn fail(pod: &Object, why: Option<Value>) -> Task<Purpose> {
-    let (namespace, name, uid) = (pod.namespace.to_string(), pod.name.to_string(), pod.uid.to_string());
-    let purpose = Purpose::Fail { namespace, name, uid };
-    update(pod, purpose, move |value, now| {
+fn fail(pod: &Object, why: Option<Value>, requires: Vec<Require>) -> Task<Purpose> {
+    let purpose = Purpose::Fail(requires.clone());
+    update(pod, purpose, requires, move |value, now| {
         if has_ended(text(value, &["status", "phase"])) {
             return;
         }
@@ -215,9 +263,9 @@ fn fail(pod: &Object, why: Option<Value>) -> Task<Purpose> {
 /// Reports a pod as not ready, if it was reported ready.
 fn not_ready(pod: &Object) -> Option<Task<Purpose>> {
     let is_ready =
-        |value: &Value| condition(&value["status"], "Ready").is_some_and(|ready| ready["status"] == "True");
+        |pod: &Value| condition(&pod["status"], "Ready").is_some_and(|ready| ready["status"] == "True");
     is_ready(&pod.value()).then(|| {
-        update(pod, Purpose::NotReady, move |value, now| {
+        update(pod, Purpose::NotReady, Vec::new(), move |value, now| {
             if let Some(mut ready) = condition(&value["status"], "Ready").cloned().filter(|_| is_ready(value))
             {
                 ready["status"] = "False".into();
@@ -242,6 +290,7 @@ fn set_condition(pod: &mut Value, new: Value) {
 fn update(
     pod: &Object,
     purpose: Purpose,
+    requires: Vec<Require>,
     mut change: impl FnMut(&mut Value, &str) + Send + 'static,
 ) -> Task<Purpose> {
     let uid = pod.uid.to_string();
@@ -253,14 +302,41 @@ fn update(
         is_meant
     });
     let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
-    Task { purpose, action: Action::Update { kind: &POD, namespace, name, edit, requires: Vec::new() } }
+    Task { purpose, action: Action::Update { kind: &POD, namespace, name, edit, requires } }
 }
 
-fn force_delete(pod: &Object) -> Task<Purpose> {
-    force_delete_named(pod.namespace.to_string(), pod.name.to_string(), pod.uid.to_string())
+/// Removes a pod if it is as it was found.
+fn force_delete(pod: &Object, requires: Vec<Require>) -> Task<Purpose> {
+    let options = DeleteOptions {
+        uid: Some(pod.uid.to_string()),
+        resource_version: Some(pod.revision.to_string()),
+        grace_secs: Some(0),
+        ..DeleteOptions::default()
+    };
+    let (namespace, name) = (pod.namespace.to_string(), pod.name.to_string());
+    Task {
+        purpose: Purpose::Delete,
+        action: Action::Delete { kind: &POD, namespace, name, options, requires },
+    }
 }
 
-fn force_delete_named(namespace: String, name: String, uid: String) -> Task<Purpose> {
-    let options = DeleteOptions { uid: Some(uid), grace_secs: Some(0), ..DeleteOptions::default() };
-    Task { purpose: Purpose::Delete, action: Action::Delete { kind: &POD, namespace, name, options } }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However many pods that nodes made about themselves have ended.
+    #[test]
+    fn mirror_pods_push_out_no_ended_pod() {
+        let pod = |revision: u64, mirror: bool| {
+            let mut value = json!({"metadata": {"namespace": "d", "name": format!("p{revision}")}, "spec": {"nodeName": "a"}});
+            if mirror {
+                value["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+            }
+            Arc::new(Object::new(&POD, &value, revision).unwrap())
+        };
+        let mut ended: Vec<_> = (1..=4).map(|revision| pod(revision, false)).collect();
+        ended.extend((5..100).map(|revision| pod(revision, true)));
+        let names: Vec<_> = surplus(ended, 3).iter().map(|pod| pod.name.to_string()).collect();
+        assert_eq!(names, ["p1"]);
+    }
 }

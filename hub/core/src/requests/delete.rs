@@ -12,7 +12,7 @@ use crate::api_error::ApiError;
 use crate::field_error::{FieldError, FieldErrors};
 use crate::kinds::{Kind, NAMESPACE, POD, namespace, pod};
 use crate::object::Object;
-use crate::state::{Expect, Write};
+use crate::state::{Expect, Require, Write};
 use crate::value::{at, rfc3339, text};
 
 /// Finalizer of a deletion that waits for its dependents.
@@ -36,6 +36,7 @@ pub fn delete(
         return Err(ApiError::not_found(kind, name));
     };
     check_preconditions(kind, &current, asked)?;
+    check_unchanged(objects, place, options.requires)?;
     let old = current.value();
     (options.admit)(Some(&old), &old)?;
     let mut marked = marked_for_deletion(kind, &old, asked.propagation, &rfc3339(now));
@@ -49,7 +50,7 @@ pub fn delete(
     if options.dry_run {
         return Ok(Decision::Answer(Answer { deleted, ..Answer::dry(marked) }));
     }
-    Ok(write(kind, &current, (!deleted).then_some(marked), options.author))
+    Ok(write(kind, &current, (!deleted).then_some(marked), options))
 }
 
 /// Releases the empty terminating namespace of this UID, which deletes it unless another finalizer holds it: what upstream's controller does through
@@ -71,20 +72,20 @@ pub fn finalize_namespace(objects: &dyn Objects, name: &str, uid: &str) -> Resul
     if new.as_ref().is_some_and(|new| *new == current.value()) {
         return Ok(Decision::Answer(Answer::of(current)));
     }
-    Ok(write(&NAMESPACE, &current, new, None))
+    Ok(write(&NAMESPACE, &current, new, &WriteOptions::internal()))
 }
 
-fn write(kind: &'static Kind, current: &Object, new: Option<Value>, author: Option<&str>) -> Decision {
+fn write(kind: &'static Kind, current: &Object, new: Option<Value>, options: &WriteOptions<'_>) -> Decision {
     let pending = Pending { deleted: new.is_none(), ..Pending::default() };
     let write = Write {
         kind,
         namespace: current.namespace.to_string(),
         name: current.name.to_string(),
         expect: Expect::Revision(current.revision),
-        requires: Vec::new(),
+        requires: options.requires.to_vec(),
         new,
         volatile: false,
-        author: author.map(Box::from),
+        author: options.author.map(Box::from),
     };
     Decision::Write(write, pending)
 }
@@ -132,6 +133,18 @@ fn check_preconditions(kind: &Kind, current: &Object, asked: &DeleteOptions) -> 
         Some(wanted) if wanted != version => Err(differs("ResourceVersion", wanted, &version)),
         _ => Ok(()),
     }
+}
+
+/// Refuses where another object is not as required, which the order of writes judges again.
+fn check_unchanged(objects: &dyn Objects, place: &Place<'_>, requires: &[Require]) -> Result<(), ApiError> {
+    for require in requires {
+        let Require::Unchanged { kind, namespace, name, revision } = require else { continue };
+        if objects.get(kind, namespace, name).map(|found| found.revision) != *revision {
+            let why = format!("{} {name} changed meanwhile", kind.kind);
+            return Err(ApiError::conflict_because(place.kind, place.name, &why));
+        }
+    }
+    Ok(())
 }
 
 /// The object with its deletion time and the finalizers of the propagation policy; without finalizers it can be deleted.
