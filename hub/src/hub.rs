@@ -189,7 +189,7 @@ impl Hub {
             Ok((Start::Objects(snapshot), revision, watch)) => {
                 Subscription { snapshot, revision, watch: Some(watch) }
             }
-            // too many watches, or closing: the subscriber gets the objects, then the end, and subscribes again
+            // closing: the subscriber gets the objects, then the end, and subscribes again
             _ => Subscription { snapshot: self.list(kind, ""), revision: self.revision(kind), watch: None },
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! Leases have a lock of their own: their renewals wait for no reader and no writer of other kinds. Always holds: the writer thread alone
 //! changes the other kinds, one batch under one write lock, so every reader sees whole batches in the order of revisions; whoever needs
-//! both locks takes the one of Leases last. Left to `kedge_hub_core::state`: the objects, and which watcher gets which change.
+//! both locks takes the one of Leases last. Left to `kedge_hub_core::state`: the objects, and which watcher gets which change; to
+//! `server::limits`: how many watches clients may have.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -13,8 +14,7 @@ use kedge_hub_core::kinds::Kind;
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
-    Changed, Desired, Index, Leases, MAX_WATCHES, Page, Query, Require, Sink, Start, TooOld, WatchId,
-    WatchRefused,
+    Changed, Desired, Index, Leases, Page, Query, Require, Sink, Start, TooOld, WatchId, WatchRefused,
 };
 use tokio::sync::mpsc;
 
@@ -253,10 +253,6 @@ impl Memory {
         from: Option<u64>,
         budget: Option<Arc<dyn Budget>>,
     ) -> Result<(Start, u64, Watch), WatchRefused> {
-        // each part bounds its own; all clients together are bounded here
-        if self.watches() >= MAX_WATCHES {
-            return Err(WatchRefused::TooMany);
-        }
         let (queue, receiver) = mpsc::channel(WATCH_BACKLOG);
         let backlog = Arc::new(Backlog { bytes: AtomicUsize::new(0), budget });
         let sender = Sender { queue, backlog: Arc::clone(&backlog) };

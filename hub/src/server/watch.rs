@@ -92,7 +92,12 @@ pub(super) fn start(
         Start::Objects(_) if from.skip_present => VecDeque::new(),
         Start::Objects(objects) => objects.into_iter().map(Queued::Present).collect(),
         Start::Changes(changes) => {
-            let waiting = watch.waiting(changes).ok_or_else(|| refused(WatchRefused::TooMany, None))?;
+            let behind = || {
+                ApiError::too_many_requests(
+                    "too many changes wait for the watches of this identity, please try again later",
+                )
+            };
+            let waiting = watch.waiting(changes).ok_or_else(behind)?;
             waiting.into_iter().map(Queued::Change).collect()
         }
     };
@@ -125,7 +130,6 @@ fn refused(refused: WatchRefused, asked: Option<u64>) -> ApiError {
     match refused {
         WatchRefused::TooOld(too_old) => ApiError::too_old_version(asked, too_old.oldest),
         WatchRefused::TooLarge(current) => ApiError::too_large_version(asked, current),
-        WatchRefused::TooMany => ApiError::too_many_requests("too many watches, please try again later"),
         WatchRefused::Closed => ApiError::unavailable("the hub is shutting down"),
     }
 }

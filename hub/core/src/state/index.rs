@@ -2,8 +2,8 @@
 //!
 //! Always holds: changes come in through [`Index::publish`] alone, in the order of their revisions, so a watcher that registers
 //! between two of them misses none and gets none twice. Changes of each kind are kept in a bounded ring: a watch or a page
-//! that starts before the ring is refused, and the client lists again. Left to others: how an event reaches its watcher ([`Sink`]),
-//! locks, and what becomes durable (`order`).
+//! that starts before the ring is refused, and the client lists again. Left to others: how many watchers there may be, how an event
+//! reaches one ([`Sink`]), locks, and what becomes durable (`order`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -18,8 +18,6 @@ use crate::selector::Selection;
 const RING_EVENTS: usize = 4096;
 /// Bytes of remembered changes per kind, so that 1 MiB ConfigMaps do not fill the memory of a small board.
 const RING_BYTES: usize = 16 * 1024 * 1024;
-/// Open watches of all clients together. At about 14 KiB each this bounds them to 280 MiB.
-pub const MAX_WATCHES: usize = 20_000;
 
 /// A change that was given its revision.
 #[derive(Debug, Clone)]
@@ -141,8 +139,6 @@ pub enum WatchRefused {
     TooOld(TooOld),
     /// It starts in the future; the current revision is given.
     TooLarge(u64),
-    /// There are [`MAX_WATCHES`] already.
-    TooMany,
     /// The hub is closing.
     Closed,
 }
@@ -286,9 +282,6 @@ impl<S: Sink> Index<S> {
         let revision = self.revision;
         if self.closed {
             return Err(WatchRefused::Closed);
-        }
-        if self.watches >= MAX_WATCHES {
-            return Err(WatchRefused::TooMany);
         }
         let kind = index_of(kind);
         let start = self.kinds[kind].start(&selection, from, revision)?;

@@ -17,7 +17,7 @@ mod requires;
 
 pub use condition::{Condition, Failing, Refusal, Sort, frees_room, may_free_room};
 pub use desired::Desired;
-pub use index::{Changed, Index, MAX_WATCHES, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
+pub use index::{Changed, Index, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use leases::{Heard, Leases, Renewed, UNRESERVED};
 pub use order::{
     Batch, Change, Commit, Expect, FLUSH, MAX_OBJECT_BYTES, Marks, Order, RESERVE, Record, Restored, Spaces,
