@@ -9,7 +9,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kedge_hub_core::controllers::{root_certificate, service_accounts};
-use kedge_hub_core::identity;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 use tokio::sync::oneshot;
@@ -263,22 +262,6 @@ fn engine_error(message: &str) -> OpenError {
 impl Objects for Hub {
     fn get(&self, kind: &'static Kind, namespace: &str, name: &str) -> Option<Arc<Object>> {
         Hub::get(self, kind, namespace, name)
-    }
-}
-
-impl identity::ClusterView for Hub {
-    fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
-        let kind = kinds::by_resource(resource)?;
-        self.get(kind, namespace, name).map(|object| Arc::new(object.value()))
-    }
-
-    fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>> {
-        let bound = Selection::by_field(&kinds::POD, namespace, kinds::pod::NODE_NAME_FIELD, node);
-        let pods = self.memory.list(&kinds::POD, &bound, &Query::default());
-        pods.map_or_else(
-            |_| Vec::new(),
-            |page| page.objects.iter().map(|pod| Arc::new(pod.value())).collect(),
-        )
     }
 }
 

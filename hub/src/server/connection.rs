@@ -339,7 +339,7 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
     let renews = identity.as_ref().is_ok_and(|identity| is_renewal(&parts, (**identity).as_ref()));
     let mut body = RequestBody::new(incoming, Arc::clone(&slot), renews, presented);
     let mut handled = false;
-    let response = match (identity, slot.pace(0, Instant::now())) {
+    let response = match (identity, slot.pace(Instant::now())) {
         (_, Err(error)) => {
             tokio::time::sleep(PAUSE).await;
             respond::error(&error)
@@ -537,7 +537,7 @@ mod tests {
         // rate limited; in an hour, so that the bucket does not refill before the next request
         let hasty = Identity::new("hasty", &["others"]);
         let later = Instant::now() + Duration::from_secs(3600);
-        while stage.slot(Some(&hasty)).pace(0, later).is_ok() {}
+        while stage.slot(Some(&hasty)).pace(later).is_ok() {}
         check(&stage, Some(hasty.clone()), &length(little.len()), &little, (429, false)).await;
         check(&stage, Some(hasty), &length(much.len()), &much, (429, true)).await;
         // the hub's limit of concurrent requests is reached
@@ -554,6 +554,36 @@ mod tests {
         let held: Vec<_> = std::iter::from_fn(|| slot.connect().ok()).collect();
         assert_eq!(held.len(), 256);
         check(&stage, None, &length(much.len()), &much, (429, true)).await;
+    }
+
+    #[tokio::test]
+    async fn work_for_an_answer_is_paid_for_by_its_caller() {
+        let stage = Stage::new("work");
+        let now = Instant::now();
+        let notes = "x".repeat(60_000);
+        for name in ["plain", "table", "indented", "patch"] {
+            let node = serde_json::json!({"metadata": {"name": name, "annotations": {"a": notes}}});
+            stage.server.hub.create(&kedge_hub_core::kinds::NODE, node).await.unwrap();
+        }
+        // what is left of a burst of 1000 requests, at the time of the first
+        let check =
+            async |name: &str, method: &str, fields: &str, body: &str, expect: std::ops::Range<usize>| {
+                let node = Identity::new(&format!("system:node:{name}"), &["system:nodes"]);
+                let slot = stage.slot(Some(&node));
+                let mut client = stage.connect(Some(node));
+                let length = format!("{fields}content-length: {}\r\n", body.len());
+                client.write_all(&head(method, &format!("/api/v1/nodes/{name}"), &length)).await.unwrap();
+                client.write_all(body.as_bytes()).await.unwrap();
+                assert_eq!(answer(&mut client).await, (200, false), "{name}");
+                let left = std::iter::from_fn(|| slot.pace(now).ok()).count();
+                assert!(expect.contains(&(1000 - left)), "{name}: {}", 1000 - left);
+            };
+        check("plain", "GET", "", "", 2..3).await;
+        check("table", "GET", "accept: application/json;as=Table;v=v1;g=meta.k8s.io\r\n", "", 15..25).await;
+        check("indented", "GET", "user-agent: curl/8\r\n", "", 15..25).await;
+        // a small change of a large object
+        let fields = "content-type: application/merge-patch+json\r\n";
+        check("patch", "PATCH", fields, r#"{"metadata":{"labels":{"l":"v"}}}"#, 15..40).await;
     }
 
     #[tokio::test]
@@ -716,7 +746,7 @@ mod tests {
         client.write_all(&head("GET", "/version", "")).await.unwrap();
         assert_eq!(answer(&mut client).await.0, 200);
         let later = Instant::now() + Duration::from_secs(3600);
-        while stage.slot(good.as_ref()).pace(0, later).is_ok() {}
+        while stage.slot(good.as_ref()).pace(later).is_ok() {}
         let denied = serde_json::json!({"data": {"node.edge-1": ""},
             "metadata": {"name": "kedge-denied", "namespace": "kube-system"}});
         stage.server.hub.create(&kedge_hub_core::kinds::CONFIG_MAP, denied).await.unwrap();

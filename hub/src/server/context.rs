@@ -1,18 +1,21 @@
 //! One request as its handlers see it, and what they ask the authorizer about it.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::request::Parts;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::selector::Selection;
+use serde_json::Value;
 
 use super::audited::Trail;
 use super::authentication::Presented;
-use super::limits::Slot;
+use super::limits::{Slot, Work};
 use super::request::Parameters;
 use super::route::Target;
 use super::shared::Server;
+use super::view::View;
 
 /// The context of a request that every handler needs.
 pub(super) struct RequestContext<'a> {
@@ -44,6 +47,35 @@ impl RequestContext<'_> {
     /// The node that makes the request. An administrator who acts as a node is somebody else: the node does not know what is done.
     pub(super) fn author(&self) -> Option<&str> {
         (*self.caller).as_ref().and_then(Identity::node)
+    }
+
+    /// Refuses what the effective identity may not do.
+    pub(super) fn authorize(&self, attributes: &Attributes<'_>) -> Result<(), ApiError> {
+        let charge = |work| self.charge(work);
+        identity::authorize(
+            self.identity.as_ref(),
+            attributes,
+            &View { hub: &self.server.hub, charge: &charge },
+        )
+        .map_err(denied)
+    }
+
+    /// Refuses what the effective identity may not store, as of now.
+    pub(super) fn admit(
+        &self,
+        attributes: &Attributes<'_>,
+        old: Option<&Value>,
+        new: &Value,
+    ) -> Result<(), ApiError> {
+        let identity = self.identity_now()?;
+        let charge = |work| self.charge(work);
+        identity::admit(identity, attributes, old, new, &View { hub: &self.server.hub, charge: &charge })
+            .map_err(denied)
+    }
+
+    /// Charges work to the caller's rate.
+    pub(super) fn charge(&self, work: Work) {
+        self.slot.charge(work, Instant::now());
     }
 }
 

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::audited::{CreatedName, Trail, audit};
 use super::context::{RequestContext, attributes, denied};
 use super::delete_options::delete_options;
-use super::limits::{Resource, Slot};
+use super::limits::{Resource, Slot, Work};
 use super::request::{self, Form, Parameters, RequestBody, header};
 use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, AccessVerb, Route, Target};
@@ -65,7 +65,7 @@ pub(super) async fn handle(
     }
     trail.name(&mut response, &parts.headers);
     let response =
-        if request::is_read_by_eye(parts) { pieces::pretty(server, response).await } else { response };
+        if request::is_read_by_eye(parts) { pieces::pretty(server, slot, response).await } else { response };
     pieces::finish(server, slot, parts, response)
 }
 
@@ -188,7 +188,7 @@ async fn bind(
 ) -> Result<Response<Body>, ApiError> {
     let namespace = &*target.namespace;
     let attributes = Attributes { verb: "create", resource: "bindings", namespace, ..Attributes::default() };
-    identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)?;
+    context.authorize(&attributes)?;
     let body = body.read().await?;
     let (name, binding) = subresources::named_binding(context, &body)?;
     target.name = name;
@@ -225,13 +225,13 @@ fn authorize_target(
     selection: Option<&Selection>,
 ) -> Result<(), ApiError> {
     let attributes = attributes(verb, target, selection);
-    identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
+    context.authorize(&attributes)
 }
 
 fn authorize_path(context: &RequestContext<'_>) -> Result<(), ApiError> {
     let method = context.parts.method.as_str().to_ascii_lowercase();
     let attributes = Attributes { verb: &method, path: context.parts.uri.path(), ..Attributes::default() };
-    identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
+    context.authorize(&attributes)
 }
 
 fn path(context: &RequestContext<'_>, route: Route) -> Result<Response<Body>, ApiError> {
@@ -313,6 +313,9 @@ async fn resource(
             if verb == "deletecollection" {
                 return delete_collection(context, target, &selection?, writer, &body).await;
             }
+            if let Some(old) = context.server.hub.get(kind.stored(), &target.namespace, &target.name) {
+                context.charge(Work::Parsed(old.json.len()));
+            }
             write(context, verb, target, part, writer, &body).await
         }
     }
@@ -323,7 +326,12 @@ fn get(context: &RequestContext<'_>, target: &Target, writer: Writer) -> Result<
     let kind = target.kind.stored();
     check_not_in_future(context, memory.revision(kind))?;
     match memory.get(kind, &target.namespace, &target.name) {
-        Some(object) => Ok(writer.answer(200, &object)),
+        Some(object) => {
+            if writer.form != Form::Whole {
+                context.charge(Work::Parsed(object.json.len()));
+            }
+            Ok(writer.answer(200, &object))
+        }
         None => Err(ApiError::not_found(target.kind, &target.name)),
     }
 }
@@ -492,8 +500,7 @@ fn admitted(
     old: Option<&Value>,
     new: &Value,
 ) -> Result<(), ApiError> {
-    let identity = context.identity_now()?;
-    identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(denied)
+    context.admit(attributes, old, new)
 }
 
 /// Judges the whole object that a request describes: see [`identity::admit_requested`], and the rules of the type that it is shown as.
@@ -583,7 +590,7 @@ async fn apply_patch(
     let applied = Apply::new(kind, as_kind.to_stored(read.value), manager(context, "patch", target)?, force)?;
     let may_create = |value: &mut Value| {
         let attributes = Attributes { name: "", ..attributes("create", target, None) };
-        identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)?;
+        context.authorize(&attributes)?;
         stamp_requester(context, target, value)
     };
     let answer = requests::apply(

@@ -45,8 +45,11 @@ const MAX_CALLERS: usize = 32_768;
 const RATE: f64 = 50.0;
 /// Size of that token bucket: a node that starts many pods at once.
 const BURST: f64 = 1000.0;
-/// Bytes of a body that cost as much as a request: reading and judging them takes about as long.
-const BYTES_PER_TOKEN: f64 = 4096.0;
+/// Bytes that take as long as a request: as JSON that is parsed, rendered or compressed, as text that is copied and encrypted, and as
+/// text that is searched.
+const PARSED_PER_TOKEN: f64 = 4096.0;
+const COPIED_PER_TOKEN: f64 = 64.0 * 1024.0;
+const SEARCHED_PER_TOKEN: f64 = 1024.0 * 1024.0;
 /// How often callers without a connection and with a full bucket are removed.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
@@ -83,6 +86,28 @@ impl Resource {
 }
 
 const RESOURCES: usize = 8;
+
+/// Work for a caller that grows with the bytes it sends, asks for, or lets the hub look at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Work {
+    /// JSON that is parsed, rendered or compressed.
+    Parsed(usize),
+    /// Text that is sent as it is stored.
+    Copied(usize),
+    /// Text in which something is looked for.
+    Searched(usize),
+}
+
+impl Work {
+    /// In requests.
+    fn tokens(self) -> f64 {
+        match self {
+            Work::Parsed(bytes) => bytes as f64 / PARSED_PER_TOKEN,
+            Work::Copied(bytes) => bytes as f64 / COPIED_PER_TOKEN,
+            Work::Searched(bytes) => bytes as f64 / SEARCHED_PER_TOKEN,
+        }
+    }
+}
 
 /// The limits of a caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -309,19 +334,25 @@ impl Slot {
         bucket.refilled(now) >= BURST
     }
 
-    /// Counts a request and bytes of its body against the caller's rate; 429 when it makes too many. Bytes are known only after the
-    /// request was allowed, so they may leave a debt that the next requests wait for.
-    pub(crate) fn pace(&self, bytes: usize, now: Instant) -> Result<(), ApiError> {
-        if matches!(self.class, CallerClass::Hub | CallerClass::Admin) {
+    /// Counts work against the caller's rate. How much a request makes is known only after it was allowed, so this may leave a debt that
+    /// the next requests wait for.
+    pub(crate) fn charge(&self, work: Work, now: Instant) {
+        if self.is_paced() {
+            self.bucket.lock().unwrap_or_else(PoisonError::into_inner).at(now).tokens -= work.tokens();
+        }
+    }
+
+    fn is_paced(&self) -> bool {
+        !matches!(self.class, CallerClass::Hub | CallerClass::Admin)
+    }
+
+    /// Counts a request against the caller's rate; 429 when it makes too many.
+    pub(crate) fn pace(&self, now: Instant) -> Result<(), ApiError> {
+        if !self.is_paced() {
             return Ok(());
         }
         let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        bucket.tokens = bucket.refilled(now);
-        bucket.counted = bucket.counted.max(now);
-        if bytes > 0 {
-            bucket.tokens -= bytes as f64 / BYTES_PER_TOKEN;
-            return Ok(());
-        }
+        let bucket = bucket.at(now);
         if bucket.tokens < 1.0 {
             return Err(ApiError::too_many_requests(
                 "too many requests of this identity, please try again later",
@@ -413,6 +444,13 @@ impl Slot {
 }
 
 impl Bucket {
+    /// As it is now.
+    fn at(&mut self, now: Instant) -> &mut Bucket {
+        self.tokens = self.refilled(now);
+        self.counted = self.counted.max(now);
+        self
+    }
+
     fn refilled(&self, now: Instant) -> f64 {
         let passed = now.saturating_duration_since(self.counted).as_secs_f64();
         (self.tokens + passed * RATE).min(BURST)
@@ -438,6 +476,11 @@ pub(crate) struct Taken {
 }
 
 impl Taken {
+    /// Counts work against the rate of the caller that holds this.
+    pub(crate) fn charge(&self, work: Work) {
+        self.slot.charge(work, Instant::now());
+    }
+
     /// Takes more of the same.
     pub(crate) fn more(&mut self, amount: usize) -> Result<(), ApiError> {
         if !self.slot.reserve(self.resource, amount) {
@@ -618,7 +661,7 @@ mod tests {
         let probe = limits.slot(Some(&Identity::new(PROBE_USER, &[])), HERE, now);
         let connected = probe.connect().unwrap();
         probe.take(Resource::Requests, 1).unwrap();
-        assert!((0..2000).all(|_| probe.pace(0, now).is_ok()));
+        assert!((0..2000).all(|_| probe.pace(now).is_ok()));
         drop(connected);
     }
 
@@ -636,7 +679,7 @@ mod tests {
     fn misbehaving_node_slows_down_only_itself() {
         let (limits, start) = (limits(), Instant::now());
         let ask = |identity: &Identity, now| {
-            limits.slot(Some(identity), HERE, now).pace(0, now).map_err(|error| error.code)
+            limits.slot(Some(identity), HERE, now).pace(now).map_err(|error| error.code)
         };
         let (mad, calm) = (node("mad"), node("calm"));
         for _ in 0..1000 {
@@ -658,14 +701,14 @@ mod tests {
         let (limits, start) = (limits(), Instant::now());
         let slot = limits.slot(Some(&node("n")), HERE, start);
         for _ in 0..2 {
-            slot.pace(0, start).unwrap();
-            slot.pace(3 << 20, start).unwrap();
+            slot.pace(start).unwrap();
+            slot.charge(Work::Parsed(3 << 20), start);
         }
-        assert_eq!(slot.pace(0, start).unwrap_err().code, 429);
-        let debt = 2.0 * (3 << 20) as f64 / BYTES_PER_TOKEN + 2.0 - BURST;
+        assert_eq!(slot.pace(start).unwrap_err().code, 429);
+        let debt = 2.0 * (3 << 20) as f64 / PARSED_PER_TOKEN + 2.0 - BURST;
         let paid = start + Duration::from_secs_f64((debt + 1.5) / RATE);
-        slot.pace(0, paid).unwrap();
-        assert_eq!(slot.pace(0, paid).unwrap_err().code, 429);
+        slot.pace(paid).unwrap();
+        assert_eq!(slot.pace(paid).unwrap_err().code, 429);
     }
 
     #[test]
@@ -712,7 +755,7 @@ mod tests {
     fn idle_callers_are_forgotten() {
         let (limits, now) = (limits(), Instant::now());
         let slot = limits.slot(Some(&node("n")), HERE, now);
-        limits.slot(Some(&node("gone")), HERE, now).pace(0, now).unwrap();
+        limits.slot(Some(&node("gone")), HERE, now).pace(now).unwrap();
         limits.slot(Some(&node("new")), HERE, now + REMEMBERED * 3);
         let callers = limits.callers.lock().unwrap();
         assert_eq!(callers.slots.len(), 2, "one has a connection, one is new");
@@ -722,7 +765,7 @@ mod tests {
     #[test]
     fn anonymous_callers_are_counted_by_network() {
         let (limits, now) = (limits(), Instant::now());
-        let asks = |from: &str| limits.slot(None, from.parse().unwrap(), now).pace(0, now).is_ok();
+        let asks = |from: &str| limits.slot(None, from.parse().unwrap(), now).pace(now).is_ok();
         while asks("192.0.2.1") {}
         for (same, expect) in
             [("192.0.2.1", false), ("::ffff:192.0.2.1", false), ("192.0.2.2", true), ("2001:db8::1", true)]
@@ -733,7 +776,7 @@ mod tests {
         assert!(!asks("2001:db8::ffff:0:0:2"), "a network of one owner");
         assert!(asks("2001:db8:0:1::1"));
         let identified = limits.slot(Some(&node("n")), "192.0.2.1".parse().unwrap(), now);
-        identified.pace(0, now).unwrap();
+        identified.pace(now).unwrap();
     }
 
     #[test]
@@ -741,7 +784,7 @@ mod tests {
         let (limits, now) = (limits(), Instant::now());
         for number in 0..MAX_CALLERS + 100 {
             let from = IpAddr::from((number as u32).to_be_bytes());
-            limits.slot(None, from, now).pace(0, now).unwrap();
+            limits.slot(None, from, now).pace(now).unwrap();
         }
         let count = || limits.callers.lock().unwrap().slots.len();
         assert_eq!(count(), MAX_CALLERS + 1);

@@ -32,6 +32,7 @@ mod shared;
 mod stream;
 mod subresources;
 mod tokens;
+mod view;
 mod watch;
 
 use std::fmt;

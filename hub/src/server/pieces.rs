@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use bytes::Bytes;
 use flate2::Compression;
@@ -20,9 +21,9 @@ use kedge_hub_core::object::Object;
 use tokio::sync::mpsc;
 
 use super::large::LARGE_BYTES;
-use super::limits::{Resource, Slot, Taken};
+use super::limits::{Resource, Slot, Taken, Work};
 use super::request;
-use super::respond::Body;
+use super::respond::{Body, MAX_PRETTY_BYTES};
 use super::shared::Server;
 
 /// Size of a piece: a few TLS records.
@@ -155,7 +156,14 @@ pub(super) fn finish(
     };
     let compresses = asked && bytes >= COMPRESSED_FROM;
     let elsewhere = compresses || (renders && bytes >= LARGE_BYTES);
-    let taken = if elsewhere { slot.take(Resource::LongAnswers, 1) } else { return whole(head, body) };
+    slot.charge(
+        if compresses || renders { Work::Parsed(bytes) } else { Work::Copied(bytes) },
+        Instant::now(),
+    );
+    if !elsewhere {
+        return if renders { whole(head, body) } else { Response::from_parts(head, body) };
+    }
+    let taken = slot.take(Resource::LongAnswers, 1);
     let taken = match taken {
         Ok(taken) => taken,
         // without compression it costs nothing more
@@ -178,7 +186,7 @@ pub(super) fn finish(
 /// A short answer, whose length is known before it is sent.
 fn whole(head: http::response::Parts, body: Body) -> Response<Body> {
     let body = match body {
-        Body::Items(items) if items.render.is_some() => Body::Parts(items.collect()),
+        Body::Items(items) => Body::Parts(items.collect()),
         body => body,
     };
     Response::from_parts(head, body)
@@ -229,23 +237,32 @@ fn accepts_gzip(accepted: &str) -> bool {
     accepted.split(',').any(|encoding| encoding.trim() == "gzip")
 }
 
-/// The same answer, indented; on threads for large requests if it is large.
-pub(super) async fn pretty(server: &Server, response: Response<Body>) -> Response<Body> {
-    let (head, body) = response.into_parts();
-    let body = match body {
-        Body::Items(items) if items.bytes as u64 <= super::respond::MAX_PRETTY_BYTES => {
-            Body::Parts(items.collect())
-        }
-        body => body,
+/// The same answer, indented unless it is too long; on threads for large requests if it is large. A caller that has too many long
+/// answers in the making gets it as it is.
+pub(super) async fn pretty(server: &Server, slot: &Arc<Slot>, response: Response<Body>) -> Response<Body> {
+    let bytes = match response.body() {
+        Body::Items(items) => items.bytes,
+        Body::Parts(parts) => parts.iter().map(Bytes::len).sum(),
+        Body::Made(_) | Body::Watch(_) => return response,
     };
-    let large =
-        matches!(&body, Body::Parts(parts) if parts.iter().map(Bytes::len).sum::<usize>() > LARGE_BYTES);
-    let response = Response::from_parts(head, body);
-    if !large {
-        return super::respond::pretty(response);
+    if bytes > MAX_PRETTY_BYTES {
+        return response;
     }
-    let indented = server.large.spawn(async { super::respond::pretty(response) }).await;
-    indented.unwrap_or_else(|error| super::respond::error(&ApiError::internal(error.to_string())))
+    slot.charge(Work::Parsed(bytes), Instant::now());
+    if bytes <= LARGE_BYTES {
+        return indented(response);
+    }
+    let Ok(taken) = slot.take(Resource::LongAnswers, 1) else { return response };
+    let indented = server.large.spawn(async move {
+        let _taken = taken;
+        indented(response)
+    });
+    indented.await.unwrap_or_else(|error| super::respond::error(&ApiError::internal(error.to_string())))
+}
+
+fn indented(response: Response<Body>) -> Response<Body> {
+    let (head, body) = response.into_parts();
+    super::respond::pretty(whole(head, body))
 }
 
 #[cfg(test)]

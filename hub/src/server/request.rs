@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::authentication::Presented;
 use super::large::LARGE_BYTES;
-use super::limits::{Resource, Slot, Taken};
+use super::limits::{Resource, Slot, Taken, Work};
 use super::route::percent_decode;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::field_error::FieldError;
@@ -268,9 +268,7 @@ impl RequestBody {
                 body
             }
         };
-        if !body.is_empty() {
-            self.slot.pace(body.len(), std::time::Instant::now())?;
-        }
+        self.slot.charge(Work::Parsed(body.len()), std::time::Instant::now());
         if body.len() > LARGE_BYTES {
             self.turn = self.slot.turn().await;
         }

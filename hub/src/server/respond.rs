@@ -25,7 +25,7 @@ const MAX_WARNINGS: usize = 16;
 const MAX_WARNING_BYTES: usize = 256;
 
 /// Longest answer that is indented; indenting costs several times its size.
-pub(super) const MAX_PRETTY_BYTES: u64 = 1024 * 1024;
+pub(super) const MAX_PRETTY_BYTES: usize = 1024 * 1024;
 
 /// A complete body, or a watch.
 pub(super) enum Body {
@@ -138,15 +138,14 @@ pub(super) fn hang_up(mut response: Response<Body>) -> Response<Body> {
     response
 }
 
-/// The same JSON, indented; watches and long answers are unchanged.
+/// The same JSON, indented; other bodies are unchanged.
 pub(super) fn pretty(mut response: Response<Body>) -> Response<Body> {
     let is_json = response
         .headers()
         .get(header::CONTENT_TYPE)
         .is_some_and(|media| media.to_str().is_ok_and(|media| media.starts_with("application/json")));
     let Body::Parts(parts) = response.body() else { return response };
-    let bytes: u64 = parts.iter().map(|part| part.len() as u64).sum();
-    if !is_json || bytes > MAX_PRETTY_BYTES {
+    if !is_json {
         return response;
     }
     let text: Vec<u8> = parts.iter().flatten().copied().collect();

@@ -4,10 +4,11 @@
 use http::Response;
 use serde_json::{Value, json};
 
-use super::context::{RequestContext, denied};
+use super::context::RequestContext;
 use super::request::{self, Form, header};
 use super::respond::{self, Body};
 use super::route::Route;
+use super::view::View;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::decode::{self, Decoded, FieldValidation};
 use kedge_hub_core::identity::{self, Attributes, Identity};
@@ -36,7 +37,7 @@ pub(super) fn authorize(context: &RequestContext<'_>, route: &Route) -> Result<(
     let (group, resource, _) = place(route);
     let namespace = if let Route::LocalSubjectReview(namespace) = route { namespace } else { "" };
     let attributes = Attributes { verb: "create", group, resource, namespace, ..Attributes::default() };
-    identity::authorize(context.identity.as_ref(), &attributes, &*context.server.hub).map_err(denied)
+    context.authorize(&attributes)
 }
 
 pub(super) fn answer(
@@ -165,7 +166,8 @@ fn decide(
     identity: Option<&Identity>,
     spec: &Value,
 ) -> Result<Result<(), identity::Denied>, ApiError> {
-    let view = &*context.server.hub;
+    let charge = |work| context.charge(work);
+    let view = &View { hub: &context.server.hub, charge: &charge };
     match (spec.get("resourceAttributes"), spec.get("nonResourceAttributes")) {
         (Some(resource), None) => {
             let attributes = Attributes {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::Response;
 use serde_json::{Value, json};
 
-use super::context::{RequestContext, attributes, denied};
+use super::context::{RequestContext, attributes};
 use super::delete_options::read_delete_options;
 use super::request::header;
 use super::respond::{self, Body};
@@ -108,8 +108,5 @@ fn admission<'a>(
     context: &'a RequestContext<'_>,
     attributes: &'a identity::Attributes<'a>,
 ) -> impl Fn(Option<&Value>, &Value) -> Result<(), ApiError> + Send + Sync + 'a {
-    move |old, new| {
-        let identity = context.identity_now()?;
-        identity::admit(identity, attributes, old, new, &*context.server.hub).map_err(denied)
-    }
+    move |old, new| context.admit(attributes, old, new)
 }

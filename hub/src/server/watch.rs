@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, Sleep};
 
 use super::authentication::Standing;
-use super::limits::Taken;
+use super::limits::{Taken, Work};
 use super::request::{Form, Parameters};
 use super::respond::{IncludeObject, Writer};
 use crate::memory::{Budget, Memory, Waiting, Watch};
@@ -275,7 +275,7 @@ impl WatchStream {
         match (selects(&event.old), selects(&event.new)) {
             (None, None) => None,
             (None, Some(new)) => Some(self.line("ADDED", &new)),
-            (Some(old), Some(new)) if self.omit_heartbeats && is_heartbeat(&old, &new) => None,
+            (Some(old), Some(new)) if self.omit_heartbeats && self.is_heartbeat(&old, &new) => None,
             (Some(_), Some(new)) => Some(self.line("MODIFIED", &new)),
             (Some(old), None) => match &event.last {
                 Some(last) => Some(self.line("DELETED", last)),
@@ -289,10 +289,24 @@ impl WatchStream {
         }
     }
 
+    fn is_heartbeat(&self, old: &Object, new: &Object) -> bool {
+        self.charge(Work::Parsed(old.json.len() + new.json.len()));
+        is_heartbeat(old, new)
+    }
+
+    /// Charges work to the caller's rate: each change costs it as often as it watches.
+    fn charge(&self, work: Work) {
+        if let Some(counted) = &self.counted {
+            counted.charge(work);
+        }
+    }
+
     fn line(&mut self, of: &str, object: &Object) -> Bytes {
         if self.writer.form != Form::Whole {
+            self.charge(Work::Parsed(object.json.len()));
             return self.line_of(of, object.value());
         }
+        self.charge(Work::Copied(object.json.len()));
         let text = self.writer.kind.shown_text(object);
         let mut line = Vec::with_capacity(text.len() + 40);
         line.extend_from_slice(b"{\"type\":\"");

@@ -50,6 +50,13 @@ impl<'a> Attributes<'a> {
 pub trait ClusterView {
     /// The stored object, if there is one. `namespace` is empty for cluster-scoped resources.
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
-    /// The pods bound to a node, in one namespace or (empty) in all.
-    fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>>;
+    /// Whether a pod bound to a node is meant; in one namespace or (empty) in all. Only those that have this name somewhere are looked
+    /// at, and only their metadata and spec: their status is the node's own, and may be long.
+    fn any_pod_on(
+        &self,
+        node: &str,
+        namespace: &str,
+        naming: &str,
+        is_meant: &dyn Fn(&Value) -> bool,
+    ) -> bool;
 }

@@ -23,10 +23,9 @@ impl ClusterView for Objects {
         self.0.get(&format!("{resource}/{namespace}/{name}")).cloned()
     }
 
-    fn pods_on(&self, node: &str, namespace: &str) -> Vec<Arc<Value>> {
+    fn any_pod_on(&self, node: &str, namespace: &str, _: &str, is_meant: &dyn Fn(&Value) -> bool) -> bool {
         let prefix = format!("pods/{namespace}");
         let bound = |pod: &Value| pod["spec"]["nodeName"].as_str() == Some(node);
-        let pods = self.0.iter().filter(|(key, pod)| key.starts_with(&prefix) && bound(pod));
-        pods.map(|(_, pod)| Arc::clone(pod)).collect()
+        self.0.iter().any(|(key, pod)| key.starts_with(&prefix) && bound(pod) && is_meant(pod))
     }
 }

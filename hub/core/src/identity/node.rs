@@ -132,10 +132,9 @@ fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView
     };
     let referred = || {
         !request.namespace.is_empty()
-            && view
-                .pods_on(node, request.namespace)
-                .iter()
-                .any(|pod| refers_to(&pod["spec"], request.resource, name) && !is_mirror(pod))
+            && view.any_pod_on(node, request.namespace, name, &|pod| {
+                refers_to(&pod["spec"], request.resource, name) && !is_mirror(pod)
+            })
     };
     if assigned() || referred() { Ok(()) } else { Err(unrelated(node)) }
 }
@@ -145,11 +144,12 @@ fn authorize_service_account(node: &str, request: &Attributes, view: &dyn Cluste
     if request.verb != if request.subresource.is_empty() { "get" } else { "create" } {
         return Err(String::new());
     }
-    let used = view
-        .pods_on(node, request.namespace)
-        .iter()
-        .any(|pod| pod["spec"]["serviceAccountName"].as_str() == Some(request.name) && !is_mirror(pod));
-    if used && !request.namespace.is_empty() { Ok(()) } else { Err(unrelated(node)) }
+    let used = || {
+        view.any_pod_on(node, request.namespace, request.name, &|pod| {
+            pod["spec"]["serviceAccountName"].as_str() == Some(request.name) && !is_mirror(pod)
+        })
+    };
+    if !request.namespace.is_empty() && used() { Ok(()) } else { Err(unrelated(node)) }
 }
 
 fn own_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
