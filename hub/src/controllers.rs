@@ -12,7 +12,7 @@ use std::time::Duration;
 use kedge_hub_core::ApiError;
 use kedge_hub_core::controllers::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Now, Task, World, certificates, events,
-    garbage, namespaces, nodes, pods, root_certificate, service_accounts,
+    garbage, namespaces, nodes, pods, root_certificate, service_accounts, system_namespaces,
 };
 use kedge_hub_core::kinds::{CERTIFICATE_REQUEST, Kind};
 use kedge_hub_core::object::{Event, Object};
@@ -61,6 +61,7 @@ pub fn start(hub: &Arc<Hub>, tools: Tools, grace: Duration) -> JoinSet<()> {
     running.spawn(run(hub.clone(), tools.clone(), namespaces::Namespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), pods::Pods::default));
     running.spawn(run(hub.clone(), tools.clone(), events::Events::default));
+    running.spawn(run(hub.clone(), tools.clone(), system_namespaces::SystemNamespaces::default));
     running.spawn(run(hub.clone(), tools.clone(), service_accounts::ServiceAccounts::default));
     let ca = tools.pki.ca_text();
     running

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::controllers::{root_certificate, service_accounts};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -47,7 +48,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Opens the data directory (created if missing), loads everything, and creates missing system namespaces.
+    /// Opens the data directory (created if missing), loads everything, and creates missing system namespaces if the disk takes writes.
     /// Blocks for as long as that takes; may be called from anywhere.
     ///
     /// # Errors
@@ -77,40 +78,38 @@ impl Hub {
         writer.health().report_turns(loops.watch("store"));
         let tokens = OnceLock::new();
         let hub = Arc::new(Hub { memory, writer, locks: KeyedLocks::default(), audit, tokens, loops });
-        hub.make_namespaces()?;
+        hub.make_namespaces();
         Ok(hub)
     }
 
     /// Creates the system namespaces before the first request, so that the version which a client sees at the start stays the latest
-    /// until a client changes something. All are submitted before waiting for one: that takes one commit or two, not eight.
-    fn make_namespaces(&self) -> Result<(), OpenError> {
-        let mut awaited = Vec::new();
-        for name in kinds::namespace::SYSTEM {
-            let account = json!({"metadata": {"name": service_accounts::NAME, "namespace": name}});
-            awaited.extend(self.make_missing(&NAMESPACE, json!({"metadata": {"name": name}}))?);
-            awaited.extend(self.make_missing(&SERVICE_ACCOUNT, account)?);
-        }
-        for answered in awaited {
-            match answered.recv() {
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) => return Err(engine_error(&format!("{error:?}"))),
-                Err(_) => return Err(engine_error("the writer ended")),
-            }
-        }
-        Ok(())
+    /// until a client changes something.
+    fn make_namespaces(&self) {
+        let account = |name| json!({"metadata": {"name": service_accounts::NAME, "namespace": name}});
+        let missing = kinds::namespace::SYSTEM.iter().flat_map(|name| {
+            [(&NAMESPACE, json!({"metadata": {"name": name}})), (&SERVICE_ACCOUNT, account(name))]
+        });
+        self.make_all(missing);
     }
 
-    /// Creates missing ConfigMaps with the CA in the system namespaces, for the same reason. The controller tries again what fails here.
+    /// Creates missing ConfigMaps with the CA in the system namespaces, for the same reason.
     pub fn make_root_certificates(&self, certificate: &str) {
-        let mut awaited = Vec::new();
-        for name in kinds::namespace::SYSTEM {
-            let value = root_certificate::config_map(name, certificate);
-            awaited.extend(self.make_missing(&CONFIG_MAP, value).ok().flatten());
-        }
-        for answered in awaited {
-            if let Ok(Err(error)) = answered.recv() {
-                log::warn!("cannot write {}: {error:?}; trying again", root_certificate::NAME);
-            }
+        let map = |name: &&str| (&CONFIG_MAP, root_certificate::config_map(name, certificate));
+        self.make_all(kinds::namespace::SYSTEM.iter().map(map));
+    }
+
+    /// Creates the objects that are missing. All are submitted before waiting for one: that takes one commit or two, not one each. A disk
+    /// that takes no write keeps no hub from its start: controllers try again what fails here.
+    fn make_all(&self, objects: impl Iterator<Item = (&'static Kind, Value)>) {
+        let awaited: Vec<_> = objects.map(|(kind, value)| (kind, self.make_missing(kind, value))).collect();
+        for (kind, made) in awaited {
+            let why = match made.map(|made| made.map(|answered| answered.recv())) {
+                Ok(None | Some(Ok(Ok(_)))) => continue,
+                Ok(Some(Ok(Err(error)))) => format!("{error:?}"),
+                Ok(Some(Err(_))) => "the writer ended".to_owned(),
+                Err(error) => error.message,
+            };
+            log::warn!("cannot make a missing {} of the hub's own, trying again: {why}", kind.kind);
         }
     }
 
@@ -119,15 +118,13 @@ impl Hub {
         &self,
         kind: &'static Kind,
         value: Value,
-    ) -> Result<Option<std::sync::mpsc::Receiver<Outcome>>, OpenError> {
+    ) -> Result<Option<std::sync::mpsc::Receiver<Outcome>>, ApiError> {
         let meta = |field| text(&value, &["metadata", field]).to_owned();
         let (namespace, name) = (meta("namespace"), meta("name"));
         if self.get(kind, &namespace, &name).is_some() {
             return Ok(None);
         }
-        let value = fresh()
-            .and_then(|fresh| new_object(kind, value, &fresh))
-            .map_err(|error| engine_error(&error.message))?;
+        let value = fresh().and_then(|fresh| new_object(kind, value, &fresh))?;
         let (answer, answered) = std::sync::mpsc::channel();
         let write = Write {
             kind,
@@ -144,7 +141,8 @@ impl Hub {
     }
 
     /// Shows clients the Service `kubernetes`, in memory only. Its uid and age follow from those of its namespace, so that they stay over
-    /// restarts. Call it once, before requests are served.
+    /// restarts; without one, which only a disk that took no write at the first start explains, the next start shows it. Call it once,
+    /// before requests are served.
     pub fn publish_service(&self, address: IpAddr, port: u16, target_port: u16) {
         let Some(namespace) = self.get(&NAMESPACE, "", "default").map(|found| found.value()) else { return };
         let created = schema::parse_time(kinds::text(&namespace, &["metadata", "creationTimestamp"]));
@@ -252,11 +250,6 @@ impl Hub {
             audit.close();
         }
     }
-}
-
-fn engine_error(message: &str) -> OpenError {
-    let message = format!("cannot make the system namespaces: {message}");
-    OpenError::Engine(store::StoreError::certain(store::Sort::Other, message))
 }
 
 impl Objects for Hub {

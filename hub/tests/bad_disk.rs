@@ -301,6 +301,13 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
     for clean in [false, true] {
         // as an older hub left the directory, which had none
         fs::remove_file(&key).unwrap();
+        if clean {
+            // or the store, which had fewer namespaces and accounts
+            let store = rusqlite::Connection::open(board.data.join("state.db")).unwrap();
+            let gone = "DELETE FROM objects WHERE namespace IN ('kube-public', 'kube-node-lease')
+                AND resource <> 'leases.coordination.k8s.io' OR name = 'kube-public'";
+            assert_eq!(store.execute(gone, []).unwrap(), 5);
+        }
         // after a kill the log holds everything, after a stop nothing
         let before: Vec<_> = files(&board.data);
         board.disk.read_only(true);
@@ -325,6 +332,12 @@ fn read_only_disk_still_starts_and_recovers_without_restart() {
         until_made(&mut client, &name);
         assert_eq!(unready(&mut client), "");
         while watch.event() != format!("ADDED {name}") {}
+        for own in
+            ["kube-public", "kube-public/serviceaccounts/default", "kube-node-lease/serviceaccounts/default"]
+        {
+            let path = format!("/api/v1/namespaces/{own}");
+            wait_for(own, || (client.get(&path).code == 200).then_some(()));
+        }
         match clean {
             false => hub.terminate(),
             true => hub.kill(),

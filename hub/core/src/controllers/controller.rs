@@ -185,6 +185,9 @@ pub enum Done {
     Signed(Result<String, String>),
 }
 
+/// Pause before an object that the hub itself needs, and that the store refused, is made again.
+pub(super) const RETRY: Duration = Duration::from_secs(5);
+
 /// An action and its purpose.
 #[derive(Debug)]
 pub struct Task<P> {

@@ -11,6 +11,7 @@ pub mod nodes;
 pub mod pods;
 pub mod root_certificate;
 pub mod service_accounts;
+pub mod system_namespaces;
 
 pub use controller::{
     Action, Controller, Decision, Done, Edit, Guarded, Level, Line, Now, Signing, Task, World,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::controller::{Action, Controller, Decision, Done, Level, Line, Now, Task, World};
+use super::controller::{Action, Controller, Decision, Done, Level, Line, Now, RETRY, Task, World};
 use crate::api_error::ApiError;
 use crate::kinds::{Kind, NAMESPACE, SERVICE_ACCOUNT};
 use crate::object::Event;
@@ -24,6 +24,8 @@ pub const NAME: &str = "default";
 pub struct ServiceAccounts {
     /// Namespaces to check.
     queue: BTreeSet<String>,
+    /// Those whose account was refused: tried again with each step.
+    refused: BTreeSet<String>,
     log: Vec<Line>,
 }
 
@@ -54,28 +56,33 @@ impl Controller for ServiceAccounts {
         self.queue.extend(world.list(&NAMESPACE, "").iter().map(|found| found.name.to_string()));
     }
 
-    fn reconcile(&mut self, world: &dyn World, _: Now) -> Decision<String> {
+    fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<String> {
         let is_missing = |namespace: &String| {
             let wanted = world.get(&NAMESPACE, "", namespace).is_some_and(|found| !found.terminating);
             wanted && world.get(&SERVICE_ACCOUNT, namespace, NAME).is_none()
         };
-        let missing = std::mem::take(&mut self.queue).into_iter().filter(is_missing);
-        let tasks = missing.map(|namespace| {
+        let mut queue = std::mem::take(&mut self.queue);
+        queue.extend(self.refused.iter().cloned());
+        self.refused.retain(&is_missing);
+        let tasks = queue.into_iter().filter(is_missing).map(|namespace| {
             let value = json!({"metadata": {"name": NAME, "namespace": namespace}});
             Task { purpose: namespace, action: Action::Create { kind: &SERVICE_ACCOUNT, value } }
         });
-        Decision { tasks: tasks.collect(), ..Decision::default() }
+        let tasks: Vec<_> = tasks.collect();
+        let next = (!tasks.is_empty()).then(|| now.running + RETRY);
+        Decision { tasks, next, ..Decision::default() }
     }
 
     fn performed(&mut self, namespace: String, outcome: Result<Done, ApiError>, _: Now) -> Vec<Task<String>> {
-        match outcome {
-            // another client created it, or the namespace is terminating
-            Err(error) if !matches!(error.code, 403 | 404 | 409) => {
-                let line =
-                    format!("cannot make the service account {NAME} of namespace {namespace}: {error}");
-                self.log.push((Level::Warning, line));
-            }
-            _ => {}
+        // with these codes another client created it, or the namespace is terminating
+        if let Err(error) = outcome
+            && !matches!(error.code, 403 | 404 | 409)
+            && self.refused.insert(namespace.clone())
+        {
+            let line = format!(
+                "cannot make the service account {NAME} of namespace {namespace}: {error}; trying again"
+            );
+            self.log.push((Level::Warning, line));
         }
         Vec::new()
     }
