@@ -20,6 +20,7 @@ const WORDS: &[&str] = &[
     "\"source\":",
     "\"uid\":",
     "\"resourceVersion\":",
+    "\"checkpoint\":",
     "\"sha256\":",
     "\"nodeUID\":",
     "\"since\":",
@@ -57,6 +58,8 @@ const WORDS: &[&str] = &[
 fn seeds() -> Vec<Vec<u8>> {
     [
         r#"c{"apiVersion":"kedge.dev/v1","source":{"configMapRef":{"namespace":"n","name":"m","uid":"u-1"}},"uid":"u-1","resourceVersion":"7","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","nodeUID":"n-1","since":"2026-11-21T01:00:00Z","downloaded":true}"#,
+        r#"c{"source":{"configMapRef":{"namespace":"n","name":"m","uid":"u-1"}},"uid":"u-1","resourceVersion":"7","checkpoint":"u-0","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","nodeUID":"n-1"}"#,
+        r#"l{"source":{"configMapRef":{"namespace":"n","name":"m","uid":"u-1"}},"uid":"u-1","resourceVersion":"7","checkpoint":"u-1/7","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#,
         r#"c{"local":true,"nodeUID":"n-1","invalidSource":"why"}"#,
         "c",
         r#"l{"apiVersion":"kedge.dev/v1","source":{"configMap":{"namespace":"n","name":"m","kubeletConfigKey":"k"}},"uid":"u","resourceVersion":"9","sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}"#,
@@ -106,7 +109,7 @@ fn check<T: PartialEq + Debug>(bytes: &[u8], read: fn(&Read) -> Known<T>, write:
 /// A list edited by hand is obeyed, and the next verdict brings it within its bounds.
 fn check_bad_configs(mut bad: BadConfigs) {
     let uids: Vec<String> = bad.entries().map(|(uid, ..)| uid.to_owned()).collect();
-    let id = ConfigId::of("u", b"payload", b"");
+    let id = ConfigId::of(b"payload", b"");
     for uid in &uids {
         bad.verdict(uid, Some(id));
         bad.verdict(uid, None);

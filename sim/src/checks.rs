@@ -6,7 +6,7 @@
 
 use crate::disk::Disk;
 use kedge_core::config::records::{
-    BadConfigs, ConfigRecord, Current, Read, Startups, StateFile, read_last_known_good,
+    BadConfigs, ConfigRecord, Current, Read, Recorded, Startups, StateFile, read_last_known_good,
 };
 use kedge_core::{Core, Digest, Now, Request, RequestKind};
 use serde_json::Value;
@@ -44,9 +44,15 @@ fn check_named(disk: &Disk, version: &str, file: &StateFile, read: &Read) {
     if named_by(file, &before).is_some_and(|before| before == config) {
         return;
     }
-    let path = config.checkpoint().map(|name| StateFile::Checkpoint(name).path(version)).unwrap_or_default();
-    let there = disk.content(&path).map(|bytes| Digest::of(&bytes));
-    assert_eq!(there, Some(config.sha256), "{file:?} names {path}");
+    let path = StateFile::Checkpoint(config.checkpoint.clone()).path(version);
+    let there = disk.content(&path).unwrap_or_else(|| panic!("{file:?} names {path}, nothing is there"));
+    let object: Value = serde_json::from_slice(&there).unwrap_or_default();
+    let mut texts = object["data"].as_object().into_iter().flatten().filter_map(|(_, text)| text.as_str());
+    let is_whole = match config.digest {
+        Recorded::Payload(digest) => texts.any(|text| Digest::of(text.as_bytes()) == digest),
+        Recorded::Whole(digest) => Digest::of(&there) == digest,
+    };
+    assert!(is_whole, "{file:?} names {path}, which has another payload");
 }
 
 fn named_by(file: &StateFile, read: &Read) -> Option<ConfigRecord> {
@@ -63,7 +69,7 @@ pub(crate) fn named_checkpoints(disk: &Disk, version: &str) -> Vec<String> {
         let read = disk.content(&file.path(version)).map_or(Read::Absent, Read::Content);
         named_by(&file, &read)
     });
-    let names = configs.into_iter().flatten().filter_map(|config| config.checkpoint());
+    let names = configs.into_iter().flatten().map(|config| config.checkpoint);
     let paths = names.map(|name| StateFile::Checkpoint(name).path(version));
     paths.filter(|path| disk.content(path).is_some()).collect()
 }

@@ -380,6 +380,7 @@ impl Running {
                 // Nothing about the other server's Node may be compared with, or sent to, this one: under another server's
                 // rules its annotation could even read as "nothing is assigned".
                 self.server_is_hub = None;
+                self.configuration.server_changed();
                 self.slots.values_mut().for_each(RequestSlot::server_changed);
                 self.lease.node(None, now);
                 self.status.node_gone();
@@ -534,6 +535,11 @@ impl Running {
     }
 
     fn perform_next(&mut self, next: Option<Next>, actions: &mut Vec<Action>) {
+        let exits = matches!(next, Some(Next::Exit(_)));
+        // before the next write: it may be of a checkpoint that no record names yet
+        if let Some(keep) = self.configuration.take_sweep().filter(|_| !exits) {
+            actions.push(Action::Sweep { keep });
+        }
         match next {
             Some(Next::Step(step)) => actions.push(Action::Step(step)),
             Some(Next::Exit(why)) => {

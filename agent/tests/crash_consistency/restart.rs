@@ -225,10 +225,11 @@ impl Records {
     fn read(config: &Path, version: &str) -> Result<Self, String> {
         let mut checkpoints = Vec::new();
         for name in names(&config.join("checkpoints")) {
-            if let Some((uid, resource_version)) = name.split_once('/') {
-                let object = json(&config.join("checkpoints").join(&name))?;
-                let payload = object.and_then(|object| object["data"]["kubelet"].as_str().map(str::to_owned));
-                checkpoints.push(((uid.to_owned(), resource_version.to_owned()), payload));
+            if name.contains('/') {
+                let object = json(&config.join("checkpoints").join(&name))?.unwrap_or_default();
+                let metadata = &object["metadata"];
+                let payload = object["data"]["kubelet"].as_str().map(str::to_owned);
+                checkpoints.push(((text(&metadata["uid"]), text(&metadata["resourceVersion"])), payload));
             }
         }
         let own = config.join(version);

@@ -27,8 +27,8 @@ fn good_config_is_adopted_and_promoted() {
     assert!(trial_was_seen, "a node in its trial has another last-known-good");
     // on disk: the checkpoint, and both records name it
     let current = setup.record("current");
-    let version = current["resourceVersion"].as_str().unwrap();
-    let checkpoint = setup.record(&format!("checkpoints/{uid}/{version}"));
+    let payload = current["sha256"].as_str().unwrap();
+    let checkpoint = setup.record(&format!("checkpoints/{uid}/{payload}"));
     assert_eq!(checkpoint["metadata"]["name"], "edge-good");
     assert_eq!(setup.record("last-known-good")["uid"], json!(uid));
     // one clean exit, to adopt it; nothing counted
@@ -268,8 +268,8 @@ fn check_damage(damage: impl Fn(&Setup)) {
 fn damaged_checkpoint_is_downloaded_again() {
     check_damage(|setup| {
         let current = setup.record("current");
-        let (uid, version) = (current["uid"].as_str().unwrap(), current["resourceVersion"].as_str().unwrap());
-        let path = setup.agent().config_dir().join("checkpoints").join(uid).join(version);
+        let (uid, payload) = (current["checkpoint"].as_str().unwrap(), current["sha256"].as_str().unwrap());
+        let path = setup.agent().config_dir().join("checkpoints").join(uid).join(payload);
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     });
@@ -324,19 +324,22 @@ fn new_agent_version_keeps_the_assignment() {
 }
 
 #[test]
-fn same_payload_updates_current_without_restart() {
+fn metadata_edit_is_shown_and_writes_nothing() {
     let setup = Setup::new("same-payload", plain());
     let uid = setup.cluster.create_config("edge-named", &payload(1, 2, "")).unwrap();
     setup.cluster.assign(NODE, &Source::Following { name: "edge-named".into() }).unwrap();
     setup.runs(&uid);
     setup.promotes(&uid);
-    let before = setup.record("current")["resourceVersion"].clone();
+    let before = setup.record("current");
     setup.cluster.kubectl().run(&["annotate", "configmap", "edge-named", "note=the payload stays"]).unwrap();
-    // last-known-good keeps its own copy: the content is the same, and nothing is written twice
+    let shown = || {
+        let status = setup.agent().kedge_json(&["config", "status"]).ok()?;
+        Some(status["status"]["assigned"]["configMap"]["resourceVersion"].clone())
+    };
     let follows = kedge_rig::scratch::poll(kedge_rig::cluster::PATIENCE, || {
-        (setup.record("current")["resourceVersion"] != before).then_some(())
+        (shown()? != before["resourceVersion"]).then_some(())
     });
-    assert!(follows.is_some(), "the record stayed:\n{}", setup.agent().log_text());
-    setup.runs(&uid);
+    assert!(follows.is_some(), "the version stayed:\n{}", setup.agent().log_text());
+    assert_eq!(setup.record("current"), before);
     assert_eq!((setup.ends().len(), setup.unclean_ends()), (1, 0), "{}", setup.agent().log_text());
 }

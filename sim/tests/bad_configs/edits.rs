@@ -168,8 +168,8 @@ fn edit_every_minute_promotes_none_and_heartbeats_go_on() {
         let good = world.file("last-known-good").expect("a record");
         let path = format!(
             "checkpoints/{}/{}",
-            good["uid"].as_str().unwrap_or(""),
-            good["resourceVersion"].as_str().unwrap_or("")
+            good["checkpoint"].as_str().unwrap_or(""),
+            good["sha256"].as_str().unwrap_or("")
         );
         let checkpoint = world.file(&path).unwrap_or_else(|| panic!("edit {number}: no {path}"));
         assert_eq!(checkpoint["data"]["kubelet"], json!(payload(GOOD, "")), "edit {number}");

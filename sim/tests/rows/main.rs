@@ -11,6 +11,7 @@ mod requests;
 mod sources;
 mod starts;
 mod status;
+mod takeover;
 mod writes;
 
 use kedge_sim::DEFAULT_PODS as DEFAULT;

@@ -1,7 +1,7 @@
 //! What a node did, as the lines of a scenario.
 //!
 //! Owns the names in them: `a` is the UID of ConfigMap `a`, `a'` of the next ConfigMap with that name, `a.2` its second
-//! version, and `startups a'` are the counts under the second content or drop-in of `a`. Always holds: every write, exit,
+//! version (a checkpoint has the name of the version that it was made of), and `startups a'` are the counts under the second content or drop-in of `a`. Always holds: every write, exit,
 //! log line, event and change of the reported condition is a line, and so is an event that is not posted at once. Left out:
 //! reads, requests, renewals, what a command says already (how `stop`, `crash` and `cut` end a run), the event of an
 //! adoption, and the config in use while it stays the same.
@@ -45,8 +45,8 @@ pub(crate) struct Observer {
     condition: Option<Value>,
     /// Log lines that are to become events, and whether a command ended before they did.
     unposted: Vec<(String, bool)>,
-    /// Whole ConfigMaps by the names of their versions.
-    objects: BTreeMap<String, Value>,
+    /// Names of the versions that checkpoints were made of, by their paths.
+    made_of: BTreeMap<String, String>,
     runs: String,
     kept: bool,
 }
@@ -108,7 +108,6 @@ impl Observer {
             if !self.names.contains_key(&version) {
                 let number =
                     (1..).find(|n| !self.is_taken(&format!("{uid}.{n}"))).expect("numbers do not end");
-                self.objects.insert(format!("{uid}.{number}"), map.clone());
                 self.names.insert(version, format!("{uid}.{number}"));
             }
         }
@@ -261,8 +260,7 @@ impl Observer {
     }
 
     fn checkpoint(&self, path: &str) -> String {
-        let version = path.rsplit('/').next().unwrap_or_default();
-        format!("checkpoint {}", self.names.get(version).map_or(path, String::as_str))
+        format!("checkpoint {}", self.made_of.get(path).map_or(path, String::as_str))
     }
 
     /// A record in a few words.
@@ -270,10 +268,10 @@ impl Observer {
         let record: Value = serde_json::from_slice(bytes).unwrap_or_default();
         match file {
             StateFile::Checkpoint(_) => {
-                let name = self.checkpoint(&file.path(""));
-                let is_whole =
-                    name.split(' ').next_back().and_then(|name| self.objects.get(name)) == Some(&record);
-                name + if is_whole { "" } else { ", not the whole ConfigMap" }
+                let version = record["metadata"]["resourceVersion"].as_str().unwrap_or_default();
+                let name = self.names.get(version).cloned().unwrap_or_else(|| version.to_owned());
+                self.made_of.insert(file.path(""), name);
+                self.checkpoint(&file.path(""))
             }
             StateFile::Current => {
                 self.current = self.named(record["uid"].as_str().unwrap_or_default());
@@ -295,6 +293,9 @@ impl Observer {
             let version = text("resourceVersion");
             let version = self.names.get(version).map_or(version, String::as_str);
             words.push(format!("{version} {}", if pinned { "pinned" } else { "followed" }));
+            if text("checkpoint") != text("uid") {
+                words.push(format!("checkpoint of {}", text("checkpoint")));
+            }
             let key = record["source"]["configMap"]["kubeletConfigKey"].as_str().unwrap_or(USUAL_KEY);
             if key != USUAL_KEY {
                 words.push(format!("key {key}"));
@@ -359,7 +360,7 @@ impl Observer {
             "checkpoint-of-last-known-good" => {
                 let record = world.file("last-known-good").expect("there is one");
                 let part = |part: &str| record[part].as_str().expect("a text").to_owned();
-                format!("checkpoints/{}/{}", part("uid"), part("resourceVersion"))
+                format!("checkpoints/{}/{}", part("checkpoint"), part("sha256"))
             }
             "bad-configs" | "startups" => format!("{}/{name}.json", world.version),
             _ => match name.strip_prefix("checkpoint-") {

@@ -58,7 +58,6 @@ const MUST_REACH: [(&str, &[&str]); 11] = [
         &[
             "start",
             "adopt",
-            "readdress",
             "note-source",
             "unassign",
             "trial-progress",
@@ -78,7 +77,6 @@ const MUST_REACH: [(&str, &[&str]); 11] = [
         &[
             "start",
             "adopt",
-            "readdress",
             "note-source",
             "unassign",
             "trial-progress",

@@ -5,7 +5,7 @@
 //! public, to hold it against what is true.
 
 use crate::configs::{Design, Nature, with_pods};
-use crate::model::{Config, banned, final_verdicts, text};
+use crate::model::{Config, banned, checkpoint_path, final_verdicts, text};
 use crate::mutants::Mutant;
 use crate::run::{Check, Mode, Simulation};
 use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, Read, STARTUPS, StateFile};
@@ -93,7 +93,7 @@ impl Simulation {
 
     /// i3.
     fn invariant_a_bad_config_is_not_tried_again(&self, config: Config) -> Check {
-        let key = (self.world.version.clone(), config.id);
+        let key = (self.world.version.clone(), config.judged());
         hold!(
             !self.model.condemned.contains(&key),
             "invariant_a_bad_config_is_not_tried_again (i3): {config:?} was condemned, and runs"
@@ -103,7 +103,7 @@ impl Simulation {
         let told = self.model.told.get(&path).and_then(Option::as_ref);
         let bad = told.and_then(|bytes| serde_json::from_slice(bytes).ok()).unwrap_or(Value::Null);
         hold!(
-            !banned(&bad).contains(&config.id),
+            !banned(&bad).contains(&config.judged()),
             "invariant_a_bad_config_is_not_tried_again (i3): {config:?} has a bad entry, and runs"
         );
         Ok(())
@@ -174,8 +174,8 @@ impl Simulation {
         if record["local"] == true {
             return Ok(());
         }
-        let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
-        let Some(config) = self.checkpoint(&path) else {
+        let path = checkpoint_path(record);
+        let Some(config) = self.named(record) else {
             hold!(
                 self.model.tampered,
                 "invariant_records_name_checkpoints: last-known-good names {path}, nothing is there"
@@ -270,20 +270,16 @@ impl Simulation {
 
     /// When verdicts are written: one that was forgiven is not condemned for what happened before.
     pub(crate) fn invariant_a_forgiven_config_is_tried(&mut self, bad: &Value) -> Check {
-        let entries = bad.as_object().into_iter().flatten();
-        let contents = entries.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
-        let counted = contents.filter(|(_, verdict)| {
-            verdict["retry"] != true && (verdict["kind"] == "crashLoop" || verdict["kind"] == "cuts")
-        });
-        for (id, verdict) in counted {
+        let counted = ["crashLoop", "cuts"];
+        for judged in crate::model::verdicts(bad, |verdict| counted.contains(&text(verdict, "/kind"))) {
             hold!(
-                ConfigId::parse(id).is_none_or(|id| !self.model.forgiven.contains(&id)),
-                "invariant_a_forgiven_config_is_tried: it was forgiven and did not run since, now: {verdict}"
+                !self.model.forgiven.contains(&judged),
+                "invariant_a_forgiven_config_is_tried: {judged:?} was forgiven and did not run since, now: {bad}"
             );
         }
         let banned = banned(bad);
         let gone = self.model.forgiving.iter().filter(|id| !banned.contains(id)).copied();
-        let gone: Vec<ConfigId> = gone.collect();
+        let gone: Vec<_> = gone.collect();
         for id in gone {
             self.model.forgiving.remove(&id);
             self.model.forgiven.insert(id);
@@ -361,7 +357,7 @@ impl Simulation {
         let nature = design.nature(self.drop_in);
         let active = self.model.run.as_ref().and_then(|run| run.config);
         let condition = &report.config.condition;
-        let bad = banned(&self.world.bad_configs()).contains(&assigned.id);
+        let bad = banned(&self.world.bad_configs()).contains(&assigned.judged());
         let by_hand = self
             .world
             .bad_configs()

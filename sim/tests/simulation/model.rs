@@ -6,7 +6,7 @@
 //! model forgets, too.
 
 use crate::configs::Design;
-use kedge_core::ConfigId;
+use kedge_core::{ConfigId, Digest};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,6 +14,8 @@ use std::time::Duration;
 /// A configuration as the agent counts it, and which design its payload is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Config {
+    /// Of the ConfigMap's UID: verdicts are about one object.
+    pub(crate) object: Digest,
     pub(crate) id: ConfigId,
     pub(crate) max_pods: u32,
 }
@@ -41,9 +43,6 @@ pub(crate) struct Run {
     pub(crate) recorded: bool,
     /// Something else is assigned since: the counts of that take the place of its own, whatever becomes of this run.
     pub(crate) superseded: bool,
-    /// It has another address since `current` was written, and the counts on disk have not followed it there: if it ends
-    /// before they do, they belong to no known config.
-    pub(crate) ahead_of_its_counts: bool,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -52,7 +51,7 @@ pub(crate) struct Model {
     /// The same under the other agent versions: each judges for itself.
     elsewhere: BTreeMap<String, BTreeMap<ConfigId, Past>>,
     /// Final verdicts that were durable, per agent version.
-    pub(crate) condemned: BTreeSet<(String, ConfigId)>,
+    pub(crate) condemned: BTreeSet<(String, Judged)>,
     pub(crate) run: Option<Run>,
     /// The agent's knowledge of its files in this run: read, or reported written.
     pub(crate) told: BTreeMap<String, Option<Vec<u8>>>,
@@ -76,9 +75,18 @@ pub(crate) struct Model {
     /// Startups that were counted, as last acknowledged or read, and the ends there had been by then.
     counted: BTreeMap<ConfigId, (u64, u64)>,
     /// Contents that somebody asked to forgive.
-    pub(crate) forgiving: BTreeSet<ConfigId>,
+    pub(crate) forgiving: BTreeSet<Judged>,
     /// Those whose verdicts are gone from the disk, and that had no chance to fail since.
-    pub(crate) forgiven: BTreeSet<ConfigId>,
+    pub(crate) forgiven: BTreeSet<Judged>,
+}
+
+/// What a verdict is about: a content of an object, given by the digest of its UID.
+pub(crate) type Judged = (Digest, ConfigId);
+
+impl Config {
+    pub(crate) fn judged(self) -> Judged {
+        (self.object, self.id)
+    }
 }
 
 impl Model {
@@ -86,9 +94,9 @@ impl Model {
     pub(crate) fn begins(&mut self, now: Duration, config: Option<Config>, recorded: bool) {
         if let Some(config) = config {
             self.past.entry(config.id).or_default();
-            self.forgiven.remove(&config.id);
+            self.forgiven.remove(&config.judged());
         }
-        self.run = Some(Run { config, since: now, recorded, superseded: false, ahead_of_its_counts: false });
+        self.run = Some(Run { config, since: now, recorded, superseded: false });
         self.fresh = true;
     }
 
@@ -147,10 +155,7 @@ impl Model {
         let Some(run) = run else { return };
         let Some(config) = run.config else { return };
         let past = self.past.entry(config.id).or_default();
-        if run.ahead_of_its_counts {
-            (past.crashes, past.saved_ms) = (0, None);
-        }
-        let counts = run.recorded && !run.superseded && !run.ahead_of_its_counts;
+        let counts = run.recorded && !run.superseded;
         if crashed && open {
             self.last_crash = Some((config.id, past.clone()));
             past.ran = Duration::ZERO;
@@ -170,9 +175,6 @@ impl Model {
     /// date: it may not say less.
     pub(crate) fn saved(&mut self, id: Option<ConfigId>, ran_ms: Option<u64>) {
         let starting = self.run.is_none();
-        if let Some(run) = &mut self.run {
-            run.ahead_of_its_counts &= run.config.map(|config| config.id) != id;
-        }
         self.counts_are_of(id);
         let Some(id) = id else { return };
         let past = self.past.entry(id).or_default();
@@ -274,21 +276,26 @@ pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
 }
 
 /// Final verdicts in a `bad-configs.json`: not to be tried again, and not merely suspected of having lost contact once.
-pub(crate) fn final_verdicts(bad: &Value) -> Vec<ConfigId> {
-    let entries = bad.as_object().into_iter().flatten();
-    let contents = entries.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
-    let is_final = |verdict: &Value| {
-        verdict["retry"] != true && (verdict["kind"] != "contact" || verdict["lost"].as_u64() >= Some(2))
-    };
-    contents.filter(|(_, verdict)| is_final(verdict)).filter_map(|(id, _)| ConfigId::parse(id)).collect()
+pub(crate) fn final_verdicts(bad: &Value) -> Vec<Judged> {
+    verdicts(bad, |verdict| verdict["kind"] != "contact" || verdict["lost"].as_u64() >= Some(2))
 }
 
 /// Contents that are banned now, suspicions included.
-pub(crate) fn banned(bad: &Value) -> Vec<ConfigId> {
-    let entries = bad.as_object().into_iter().flatten();
-    let contents = entries.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
-    contents
-        .filter(|(_, verdict)| verdict["retry"] != true)
-        .filter_map(|(id, _)| ConfigId::parse(id))
-        .collect()
+pub(crate) fn banned(bad: &Value) -> Vec<Judged> {
+    verdicts(bad, |_| true)
+}
+
+pub(crate) fn verdicts(bad: &Value, wanted: impl Fn(&Value) -> bool) -> Vec<Judged> {
+    let of_object = |(uid, entry): (&String, &Value)| {
+        let object = Digest::of(uid.as_bytes());
+        let contents = entry["contents"].as_object().cloned().unwrap_or_default();
+        let wanted = contents.into_iter().filter(|(_, verdict)| verdict["retry"] != true && wanted(verdict));
+        wanted.filter_map(|(id, _)| Some((object, ConfigId::parse(&id)?))).collect::<Vec<_>>()
+    };
+    bad.as_object().into_iter().flatten().flat_map(of_object).collect()
+}
+
+/// Where the checkpoint of a record lies.
+pub(crate) fn checkpoint_path(record: &Value) -> String {
+    format!("checkpoints/{}/{}", text(record, "/checkpoint"), text(record, "/sha256"))
 }

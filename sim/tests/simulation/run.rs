@@ -12,11 +12,11 @@ mod operator;
 mod steps;
 
 use crate::coverage::Coverage;
-use crate::model::{Config, Model, text};
+use crate::model::{Config, Model, checkpoint_path, text};
 use crate::mutants::Mutant;
 use kedge_core::config::records::{Read, STARTUPS, StateFile};
 use kedge_core::kubelet::canonical_overrides;
-use kedge_core::{Action, Answer, ConfigId, Event, Exit, Outcome, Report, Request, Step};
+use kedge_core::{Action, Answer, ConfigId, Digest, Event, Exit, Outcome, Report, Request, Step};
 use kedge_platform::fake::{Loss, Operation, Random};
 use kedge_sim::disk::{WITHIN_A_WRITE, WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE, refused};

@@ -130,7 +130,7 @@ fn obstacle_reason(obstacle: &Obstacle, what: &str, uid: &str) -> (&'static str,
 /// `status.config`, as of now. Its error goes on where the condition's words end: with field and place.
 pub(crate) fn config_status(view: &View) -> NodeConfigStatus {
     let assigned = match view.disk.assigned() {
-        AssignedNow::Config(config, _) => Some(source(&config)),
+        AssignedNow::Config(config, _) => Some(source(view, &config)),
         _ => None,
     };
     let (status, reason) = status_and_reason(view);
@@ -143,20 +143,24 @@ pub(crate) fn config_status(view: &View) -> NodeConfigStatus {
     };
     NodeConfigStatus {
         assigned,
-        active: view.in_use.config.as_ref().map(|(config, _)| source(config)),
-        last_known_good: view.disk.fallback().map(source),
+        active: view.in_use.config.as_ref().map(|(config, _)| source(view, config)),
+        last_known_good: view.disk.fallback().map(|config| source(view, config)),
         error,
     }
 }
 
-fn source(config: &ConfigRecord) -> NodeConfigSource {
+/// The object as recorded; its version as last read, for a version with the same payload is not recorded.
+fn source(view: &View, config: &ConfigRecord) -> NodeConfigSource {
     let (namespace, name) = config.source.object();
+    let is_assigned = matches!(view.disk.assigned(), AssignedNow::Config(assigned, _)
+        if assigned.uid == config.uid && assigned.digest == config.digest);
+    let latest = view.latest.filter(|_| is_assigned);
     NodeConfigSource {
         config_map: Some(ConfigMapNodeConfigSource {
             namespace: namespace.into(),
             name: name.into(),
             uid: config.uid.clone(),
-            resource_version: config.resource_version.clone(),
+            resource_version: latest.unwrap_or(&config.resource_version).to_owned(),
             kubelet_config_key: config.source.key().into(),
         }),
     }

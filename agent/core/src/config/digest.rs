@@ -1,7 +1,7 @@
 //! SHA-256 digests: of a checkpoint's bytes, and the identity of a configuration.
 //!
-//! Always holds: a `ConfigId` names one content under one object and one set of overrides. Counts and verdicts belong to
-//! it, never to a time or a file, so that editing a drop-in is like an upgrade: a fresh trial, old verdicts void.
+//! Always holds: a `ConfigId` names one payload under one set of overrides, whichever object holds the payload. Counts and
+//! verdicts belong to it, never to a time or a file, so that editing a drop-in is like an upgrade: a fresh trial, old verdicts void.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
@@ -57,17 +57,25 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// The content id, to which counts and verdicts belong: SHA-256 over the ConfigMap's UID, the payload, and the canonical merged drop-ins
-/// and flags.
+/// The content id, to which counts and verdicts belong: SHA-256 over the payload, and the canonical merged drop-ins and flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ConfigId(Digest);
 
 impl ConfigId {
-    /// Each part is preceded by its length, so that no two different triples give the same bytes.
-    pub fn of(uid: &str, payload: &[u8], overrides: &[u8]) -> Self {
+    pub fn of(payload: &[u8], overrides: &[u8]) -> Self {
+        Self::over(&[payload, overrides])
+    }
+
+    /// As the first release made it, of one object: what its records say is found by this.
+    pub(crate) fn older(uid: &str, payload: &[u8], overrides: &[u8]) -> Self {
+        Self::over(&[uid.as_bytes(), payload, overrides])
+    }
+
+    /// Each part is preceded by its length, so that no two different lists give the same bytes.
+    fn over(parts: &[&[u8]]) -> Self {
         let mut hash = Sha256::new();
-        for part in [uid.as_bytes(), payload, overrides] {
+        for part in parts {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         }
@@ -103,9 +111,13 @@ mod tests {
 
     #[test]
     fn id_depends_on_each_part_and_where_it_ends() {
-        let id = ConfigId::of("u", b"p", b"o");
+        let id = ConfigId::of(b"p", b"o");
+        for other in [("q", "o"), ("p", "n"), ("po", ""), ("", "po")] {
+            assert_ne!(id, ConfigId::of(other.0.as_bytes(), other.1.as_bytes()));
+        }
+        let id = ConfigId::older("u", b"p", b"o");
         for other in [("v", "p", "o"), ("u", "q", "o"), ("u", "p", "n"), ("up", "", "o"), ("u", "po", "")] {
-            assert_ne!(id, ConfigId::of(other.0, other.1.as_bytes(), other.2.as_bytes()));
+            assert_ne!(id, ConfigId::older(other.0, other.1.as_bytes(), other.2.as_bytes()));
         }
     }
 }

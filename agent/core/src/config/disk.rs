@@ -5,8 +5,8 @@
 
 use crate::config::digest::{ConfigId, Digest};
 use crate::config::records::{
-    BadConfigs, ConfigRecord, Current, Known, LastKnownGood, Read, Startups, StateFile,
-    last_known_good_bytes, read_last_known_good, shortened,
+    BadConfigs, CheckpointName, ConfigRecord, Current, Known, LastKnownGood, RanAs, Read, Recorded, Startups,
+    StateFile, last_known_good_bytes, read_last_known_good, shortened,
 };
 use crate::config::source::Source;
 use crate::kubelet::{LayerText, Origin};
@@ -174,10 +174,29 @@ fn put<T: PartialEq>(
 /// A configuration whose content is at hand, not parsed.
 #[derive(Debug, Clone)]
 pub(crate) struct Content {
-    /// The content id, to which counts and verdicts belong.
-    pub(crate) id: ConfigId,
+    pub(crate) is: Identity,
     /// The payload and where it came from.
     pub(crate) payload: Rc<LayerText>,
+}
+
+/// What tells one content from all others. The payload itself is not kept: it may have a mebibyte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// The content id, to which counts and verdicts belong.
+    pub(crate) id: ConfigId,
+    pub(crate) payload: Digest,
+    /// The id under which the first release recorded it.
+    older: ConfigId,
+}
+
+impl Identity {
+    pub(crate) fn of(uid: &str, payload: &[u8], overrides: &[u8]) -> Self {
+        Self {
+            id: ConfigId::of(payload, overrides),
+            payload: Digest::of(payload),
+            older: ConfigId::older(uid, payload, overrides),
+        }
+    }
 }
 
 /// Keys that a message names: enough to see a typing error.
@@ -202,36 +221,104 @@ pub(crate) fn load(
     config: &ConfigRecord,
     overrides: &[u8],
 ) -> Suspendable<Result<Content, String>> {
-    let Some(name) = config.checkpoint() else { return Ok(Err("its record does not name a file".into())) };
-    let bytes = match steps.read(StateFile::Checkpoint(name))? {
-        Read::Content(bytes) => bytes,
-        Read::Absent | Read::SetAside => return Ok(Err("its checkpoint is missing".into())),
-        Read::Unreadable(why) => return Ok(Err(format!("its checkpoint cannot be read: {why}"))),
+    let bytes = match read_checkpoint(steps, config)? {
+        Ok(bytes) => bytes,
+        Err(why) => return Ok(Err(why)),
     };
-    if Digest::of(&bytes) != config.sha256 {
-        return Ok(Err("its checkpoint is damaged: the digest differs from the recorded one".into()));
-    }
-    Ok(content(&bytes, &config.source, &config.uid, overrides))
+    Ok(payload_of(&bytes, config).map(|text| {
+        let (namespace, name) = config.source.object();
+        let origin =
+            Origin::ConfigMap { namespace: namespace.into(), name: name.into(), uid: config.uid.clone() };
+        let is = Identity::of(&config.uid, text.as_bytes(), overrides);
+        Content { is, payload: Rc::new(LayerText { origin, text: text.into_bytes() }) }
+    }))
 }
 
-/// The payload of a whole ConfigMap in JSON, as checkpointed or as the API server sent it. The error continues a sentence
-/// about it.
-pub(crate) fn content(bytes: &[u8], source: &Source, uid: &str, overrides: &[u8]) -> Result<Content, String> {
-    // the parser's message repeats a text of the wrong type whole
-    let object: ConfigMap = serde_json::from_slice(bytes)
-        .map_err(|error| format!("it is not a ConfigMap: {}", shortened(&error.to_string())))?;
-    if object.metadata.uid != uid {
-        return Err(format!("it has UID {}, expected {uid}", excerpt(&object.metadata.uid)));
+fn read_checkpoint(steps: &mut Steps, config: &ConfigRecord) -> Suspendable<Result<Vec<u8>, String>> {
+    Ok(match steps.read(StateFile::Checkpoint(config.checkpoint.clone()))? {
+        Read::Content(bytes) => Ok(bytes),
+        Read::Absent | Read::SetAside => Err("its checkpoint is missing".into()),
+        Read::Unreadable(why) => Err(format!("its checkpoint cannot be read: {why}")),
+    })
+}
+
+/// The payload that a record is about: the value with the recorded digest, under whatever key, for the checkpoint may be of
+/// another object with the same payload.
+fn payload_of(bytes: &[u8], config: &ConfigRecord) -> Result<String, String> {
+    let damaged = || "its checkpoint is damaged: the digest differs from the recorded one".to_owned();
+    match config.digest {
+        Recorded::Whole(digest) if Digest::of(bytes) != digest => Err(damaged()),
+        Recorded::Whole(_) => payload(config_map(bytes)?, &config.source),
+        Recorded::Payload(digest) => {
+            let object = config_map(bytes)?;
+            let mut texts = object.data.into_values();
+            texts.find(|text| Digest::of(text.as_bytes()) == digest).ok_or_else(damaged)
+        }
     }
-    let (namespace, name) = source.object();
+}
+
+fn config_map(bytes: &[u8]) -> Result<ConfigMap, String> {
+    // the parser's message repeats a text of the wrong type whole
+    serde_json::from_slice(bytes)
+        .map_err(|error| format!("it is not a ConfigMap: {}", shortened(&error.to_string())))
+}
+
+/// The payload of a ConfigMap under the source's key. The error continues a sentence about it.
+pub(crate) fn payload(mut object: ConfigMap, source: &Source) -> Result<String, String> {
     let key = source.key();
-    let text = object
-        .data
-        .get(key)
-        .ok_or_else(|| format!("it has no text under key {key:?}, {}", keys_of(&object)))?;
-    let id = ConfigId::of(uid, text.as_bytes(), overrides);
-    let origin = Origin::ConfigMap { namespace: namespace.into(), name: name.into(), uid: uid.into() };
-    Ok(Content { id, payload: Rc::new(LayerText { origin, text: text.clone().into_bytes() }) })
+    let text = object.data.remove(key);
+    text.ok_or_else(|| format!("it has no text under key {key:?}, {}", keys_of(&object)))
+}
+
+// ---------------------------------------------------------------------------------------------- the first release's forms
+
+impl Disk {
+    /// Takes over records that the first release wrote: each checkpoint gets the name of its payload's digest, then its
+    /// record names that. One that cannot be written goes on under its old name, and the next start tries again.
+    pub(crate) fn take_over(&mut self, steps: &mut Steps) -> Suspendable<()> {
+        if let Known::Is(current) = self.current.clone()
+            && let Some(mut assigned) = current.assigned.clone()
+            && let Some((config, durable)) = renamed(steps, &assigned.config)?
+        {
+            assigned.config = config;
+            let current = Current { assigned: Some(assigned), ..current };
+            if !durable || self.put_current(steps, current.clone())?.is_err() {
+                self.current = Known::Is(current);
+            }
+        }
+        if let Some(good) = self.fallback().cloned()
+            && let Some((config, durable)) = renamed(steps, &good)?
+            && (!durable || self.put_last_known_good(steps, Some(config.clone()))?.is_err())
+        {
+            self.last_known_good = Known::Is(Some(config));
+        }
+        Ok(())
+    }
+
+    /// What the first release recorded about this content belongs to it under its present id.
+    pub(crate) fn take_over_ids(&mut self, uid: &str, is: &Identity) {
+        if let Known::Is(startups) = &mut self.startups
+            && startups.ran_as == RanAs::Config(is.older)
+        {
+            startups.ran_as = RanAs::Config(is.id);
+        }
+        if let Known::Is(bad) = &mut self.bad_configs {
+            bad.rename(uid, is.older, is.id);
+        }
+    }
+}
+
+/// A record in the present form, and whether the file that it names is durable; None if there is nothing to take over.
+fn renamed(steps: &mut Steps, config: &ConfigRecord) -> Suspendable<Option<(ConfigRecord, bool)>> {
+    let Recorded::Whole(_) = config.digest else { return Ok(None) };
+    let Ok(bytes) = read_checkpoint(steps, config)? else { return Ok(None) };
+    let Ok(text) = payload_of(&bytes, config) else { return Ok(None) };
+    let payload = Digest::of(text.as_bytes());
+    let config = ConfigRecord { digest: Recorded::Payload(payload), ..config.clone() };
+    let Some(checkpoint) = CheckpointName::of(&config.uid, payload) else { return Ok(None) };
+    let durable = steps.write(StateFile::Checkpoint(checkpoint.clone()), bytes)?.is_ok();
+    let checkpoint = if durable { checkpoint } else { config.checkpoint.clone() };
+    Ok(Some((ConfigRecord { checkpoint, ..config }, durable)))
 }
 
 #[cfg(test)]
@@ -243,8 +330,7 @@ mod tests {
     #[track_caller]
     fn check(object: Value, expect: Result<&str, &str>) {
         let source = Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u".into() };
-        let found = content(object.to_string().as_bytes(), &source, "u", b"");
-        let found = found.map(|content| String::from_utf8_lossy(&content.payload.text).into_owned());
+        let found = config_map(object.to_string().as_bytes()).and_then(|object| payload(object, &source));
         assert_eq!(found, expect.map(str::to_owned).map_err(str::to_owned), "{object}");
     }
 
@@ -265,15 +351,21 @@ mod tests {
     }
 
     #[test]
-    fn wrong_uid_and_invalid_json_are_refused() {
-        check(json!({"metadata": {"uid": "v"}}), Err("it has UID v, expected u"));
-        let found = content(
-            b"[",
-            &Source::parse(&json!({"configMapRef": {"namespace": "n", "name": "m", "uid": "u"}}))
-                .expect("a source"),
-            "u",
-            b"",
-        );
+    fn checkpoint_without_the_recorded_payload_is_damaged() {
+        let record = |payload: &[u8]| ConfigRecord {
+            source: Source::Following { namespace: "n".into(), name: "m".into(), key: "gone".into() },
+            uid: "u".into(),
+            resource_version: "1".into(),
+            checkpoint: CheckpointName::new("u", "f").expect("file names"),
+            digest: Recorded::Payload(Digest::of(payload)),
+        };
+        let object = json!({"data": {"a": "x", "b": "y"}}).to_string();
+        assert_eq!(payload_of(object.as_bytes(), &record(b"y")), Ok("y".into()), "under another key");
+        for (object, payload) in [(object.as_str(), &b"z"[..]), ("{}", b"y")] {
+            let found = payload_of(object.as_bytes(), &record(payload));
+            assert!(found.is_err_and(|why| why.contains("is damaged")), "{object}");
+        }
+        let found = payload_of(b"[", &record(b"y"));
         assert!(found.is_err_and(|why| why.starts_with("it is not a ConfigMap: EOF while parsing")));
     }
 }

@@ -264,7 +264,7 @@ mod tests {
     const BOOT: &str = "this-boot";
 
     fn startups() -> Startups {
-        Startups::fresh(RanAs::Config(ConfigId::of("u", b"p", b"")))
+        Startups::fresh(RanAs::Config(ConfigId::of(b"p", b"")))
     }
 
     fn exit(result: &str) -> Exit {

@@ -47,18 +47,23 @@ pub enum StateFile {
     Checkpoint(CheckpointName),
 }
 
-/// Which checkpoint: both parts are safe as file names.
+/// Which checkpoint: the UID of the object it was made of, and the digest of the payload in it. Both are safe as file names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CheckpointName {
     uid: String,
-    resource_version: String,
+    /// The payload's digest; in the older form a resourceVersion.
+    file: String,
 }
 
 impl CheckpointName {
     /// None unless both parts match `[A-Za-z0-9-]{1,64}`.
-    pub fn new(uid: &str, resource_version: &str) -> Option<Self> {
-        (is_file_name(uid) && is_file_name(resource_version))
-            .then(|| Self { uid: uid.into(), resource_version: resource_version.into() })
+    pub fn new(uid: &str, file: &str) -> Option<Self> {
+        (is_file_name(uid) && is_file_name(file)).then(|| Self { uid: uid.into(), file: file.into() })
+    }
+
+    /// Where an object with this UID and payload is put.
+    pub fn of(uid: &str, payload: Digest) -> Option<Self> {
+        Self::new(uid, &payload.to_string())
     }
 }
 
@@ -70,7 +75,7 @@ impl StateFile {
             Self::LastKnownGood => "last-known-good".into(),
             Self::BadConfigs => format!("{version}/bad-configs.json"),
             Self::Startups => format!("{version}/startups.json"),
-            Self::Checkpoint(name) => format!("checkpoints/{}/{}", name.uid, name.resource_version),
+            Self::Checkpoint(name) => format!("checkpoints/{}/{}", name.uid, name.file),
         }
     }
 }
@@ -119,16 +124,27 @@ impl<T> Known<T> {
     }
 }
 
-/// One concrete configuration: where it came from and which content it was.
+/// One concrete configuration: where it came from, which content it was, and which file holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigRecord {
     /// As the Node asked for it.
     pub source: Source,
     /// UID of the ConfigMap.
     pub uid: String,
+    /// Of the ConfigMap when it was assigned; a later one with the same payload is not recorded.
     pub resource_version: String,
-    /// Digest of the checkpoint's bytes.
-    pub sha256: Digest,
+    /// The file that holds its payload, perhaps that of another object with the same payload.
+    pub checkpoint: CheckpointName,
+    pub digest: Recorded,
+}
+
+/// What the digest in a record is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recorded {
+    /// The payload.
+    Payload(Digest),
+    /// The whole checkpoint: the older form, until a start takes it over.
+    Whole(Digest),
 }
 
 impl ConfigRecord {
@@ -137,9 +153,12 @@ impl ConfigRecord {
         self.uid == uid && self.resource_version == resource_version
     }
 
-    /// The checkpoint this record names; None if its parts are not usable as file names, which our records never contain.
-    pub fn checkpoint(&self) -> Option<CheckpointName> {
-        CheckpointName::new(&self.uid, &self.resource_version)
+    /// The payload's digest; None in the older form, whose checkpoint says it.
+    pub(crate) fn payload(&self) -> Option<Digest> {
+        match self.digest {
+            Recorded::Payload(digest) => Some(digest),
+            Recorded::Whole(_) => None,
+        }
     }
 
     /// In upstream's words (Kubernetes 1.11 to 1.23).
@@ -322,6 +341,16 @@ impl BadConfigs {
         }
     }
 
+    /// The verdict on a content is on record under another id.
+    pub(crate) fn rename(&mut self, uid: &str, from: ConfigId, to: ConfigId) {
+        let contents = self.0.get_mut(uid).and_then(|entry| entry.contents.as_mut());
+        if let Some(contents) = contents
+            && let Some(verdict) = contents.remove(&from)
+        {
+            contents.insert(to, verdict);
+        }
+    }
+
     /// Removes one verdict; says whether there was one.
     pub fn clear(&mut self, uid: &str, id: ConfigId) -> bool {
         let Some(entry) = self.0.get_mut(uid) else { return false };
@@ -379,6 +408,9 @@ struct RecordJson {
     uid: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     resource_version: String,
+    /// UID of the directory that holds its checkpoint, or the whole name if that is not the digest; absent in the older form.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    checkpoint: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sha256: Option<Digest>,
     #[serde(default, rename = "nodeUID", skip_serializing_if = "String::is_empty")]
@@ -399,7 +431,10 @@ impl RecordJson {
             source: config.map(|c| c.source.to_value()),
             uid: config.map(|c| c.uid.clone()).unwrap_or_default(),
             resource_version: config.map(|c| c.resource_version.clone()).unwrap_or_default(),
-            sha256: config.map(|c| c.sha256),
+            checkpoint: config.and_then(ConfigRecord::directory),
+            sha256: config.map(|c| match c.digest {
+                Recorded::Payload(digest) | Recorded::Whole(digest) => digest,
+            }),
             node_uid: String::new(),
             since: None,
             downloaded: None,
@@ -413,18 +448,36 @@ impl RecordJson {
         }
         let source = self.source.as_ref().ok_or("it has neither \"local\": true nor a source")?;
         let sha256 = self.sha256.ok_or("it has no sha256")?;
+        let unusable = || {
+            let named = [&self.uid, &self.resource_version].map(|part| excerpt(part));
+            format!("uid {:?} or resourceVersion {:?} cannot be a file name", named[0], named[1])
+        };
         if CheckpointName::new(&self.uid, &self.resource_version).is_none() {
-            return Err(format!(
-                "uid {:?} or resourceVersion {:?} cannot be a file name",
-                self.uid, self.resource_version
-            ));
+            return Err(unusable());
         }
+        let (checkpoint, digest) = match &self.checkpoint {
+            None => (CheckpointName::new(&self.uid, &self.resource_version), Recorded::Whole(sha256)),
+            Some(name) => match name.split_once('/') {
+                None => (CheckpointName::of(name, sha256), Recorded::Payload(sha256)),
+                Some((uid, file)) => (CheckpointName::new(uid, file), Recorded::Payload(sha256)),
+            },
+        };
         Ok(Some(ConfigRecord {
             source: Source::parse(source)?,
             uid: self.uid.clone(),
             resource_version: self.resource_version.clone(),
-            sha256,
+            checkpoint: checkpoint.ok_or("checkpoint cannot be a file name")?,
+            digest,
         }))
+    }
+}
+
+impl ConfigRecord {
+    /// As [`RecordJson::checkpoint`].
+    fn directory(&self) -> Option<String> {
+        let digest = self.payload()?;
+        let CheckpointName { uid, file } = &self.checkpoint;
+        Some(if *file == digest.to_string() { uid.clone() } else { format!("{uid}/{file}") })
     }
 }
 
@@ -645,8 +698,20 @@ mod tests {
             source: Source::Pinned { namespace: "n".into(), name: "m".into(), uid: "u-1".into() },
             uid: "u-1".into(),
             resource_version: "7".into(),
-            sha256: Digest::of(b"x"),
+            checkpoint: CheckpointName::of("u-1", Digest::of(b"x")).expect("file names"),
+            digest: Recorded::Payload(Digest::of(b"x")),
         }
+    }
+
+    /// As the first release wrote it.
+    fn older() -> ConfigRecord {
+        let checkpoint = CheckpointName::new("u-1", "7").expect("file names");
+        ConfigRecord { checkpoint, digest: Recorded::Whole(Digest::of(b"{}")), ..record() }
+    }
+
+    /// Of another object with the same payload, and in a file that a start could not rename yet.
+    fn elsewhere(uid: &str, file: &str) -> ConfigRecord {
+        ConfigRecord { checkpoint: CheckpointName::new(uid, file).expect("file names"), ..record() }
     }
 
     fn content(bytes: &[u8]) -> Read {
@@ -664,10 +729,17 @@ mod tests {
         ] {
             assert_eq!(Current::read(&content(&current.to_bytes())), Known::Is(current));
         }
-        for good in [None, Some(record())] {
+        let other = CheckpointName::of("u-0", Digest::of(b"x")).expect("file names");
+        for good in [
+            None,
+            Some(record()),
+            Some(older()),
+            Some(elsewhere("u-0", "6")),
+            Some(ConfigRecord { checkpoint: other, ..record() }),
+        ] {
             assert_eq!(read_last_known_good(&content(&last_known_good_bytes(&good))), Known::Is(good));
         }
-        let mut startups = Startups::fresh(RanAs::Config(ConfigId::of("u", b"p", b"")));
+        let mut startups = Startups::fresh(RanAs::Config(ConfigId::of(b"p", b"")));
         startups.startups.push(Timestamp::from_micros(5_000_000)).unwrap();
         startups.open = Some("boot".into());
         startups.run = 3;
@@ -693,7 +765,6 @@ mod tests {
         let found =
             [("u-1", "7"), ("u-1", "8"), ("u-2", "7")].map(|(uid, version)| record().is(uid, version));
         assert_eq!(found, [true, false, false]);
-        assert_eq!(record().checkpoint(), CheckpointName::new("u-1", "7"));
         assert_eq!(
             record().describe(),
             "/api/v1/namespaces/n/configmaps/m, UID: u-1, ResourceVersion: 7, KubeletConfigKey: kubelet"
@@ -811,7 +882,7 @@ mod tests {
     fn entry_without_contents_bans_the_whole_uid() {
         let text = br#"{"u-1": {"time": "2026-11-21T01:00:00Z", "reason": "by hand"}}"#;
         let Known::Is(bad) = BadConfigs::read(&content(text)) else { panic!("unknown") };
-        for id in [None, Some(ConfigId::of("u-1", b"a", b"")), Some(ConfigId::of("u-1", b"b", b""))] {
+        for id in [None, Some(ConfigId::of(b"a", b"")), Some(ConfigId::of(b"b", b""))] {
             assert_eq!(bad.verdict("u-1", id).unwrap().reason, "by hand");
         }
         assert_eq!(bad.verdict("u-2", None), None);
@@ -820,7 +891,7 @@ mod tests {
 
     #[test]
     fn verdict_is_about_one_content_until_cleared() {
-        let (a, b) = (ConfigId::of("u", b"a", b""), ConfigId::of("u", b"b", b""));
+        let (a, b) = (ConfigId::of(b"a", b""), ConfigId::of(b"b", b""));
         let mut bad = BadConfigs::default();
         bad.mark("u", a, verdict(1), &[]);
         assert!(bad.verdict("u", Some(a)).is_some() && !bad.is_empty());
@@ -834,7 +905,7 @@ mod tests {
     #[test]
     fn oldest_verdicts_go_first_except_those_in_use() {
         let mut bad = BadConfigs::default();
-        let id = |n: u8| ConfigId::of("u", &[n], b"");
+        let id = |n: u8| ConfigId::of(&[n], b"");
         for n in 0..40 {
             bad.mark(&format!("u-{n}"), id(n), verdict(n.into()), &["u-0", "u-3"]);
         }
@@ -853,7 +924,7 @@ mod tests {
     #[test]
     fn newest_verdict_stays_when_the_clock_went_back() {
         let mut bad = BadConfigs::default();
-        let id = |n: u8| ConfigId::of("u", &[n], b"");
+        let id = |n: u8| ConfigId::of(&[n], b"");
         for n in 0..8 {
             bad.mark("u", id(n), verdict(100 + i64::from(n)), &[]);
         }
@@ -872,7 +943,7 @@ mod tests {
     fn long_reason_and_detail_are_cut() {
         let mut bad = BadConfigs::default();
         let long = Verdict { reason: "é".repeat(100_000), detail: "é".repeat(100_000), ..verdict(1) };
-        bad.mark("u", ConfigId::of("u", b"", b""), long, &[]);
+        bad.mark("u", ConfigId::of(b"", b""), long, &[]);
         assert!(bad.to_bytes().len() < 4096);
     }
 }

@@ -6,19 +6,20 @@
 //! is compared with `current`, never with what runs (else a rolled back node would restart for ever); a download is never
 //! parsed here; a failed write changes nothing but the time of the next try.
 
-use crate::config::digest::{ConfigId, Digest};
-use crate::config::disk::{AssignedNow, Content, Disk, content};
+use crate::config::digest::ConfigId;
+use crate::config::disk::{AssignedNow, Disk, Identity, payload};
 use crate::config::judge::{self, Role, SILENT_TRIALS};
 use crate::config::records::{
     Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known, RanAs,
-    Startups, StateFile, Verdict, shortened,
+    Recorded, Startups, StateFile, Verdict, shortened,
 };
 use crate::config::source::{RequestedSource, Source};
 use crate::config::start::{Active, Facts, InUse, Obstacle, Started};
 use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
 use crate::writes::{Steps, Suspend, Suspendable};
-use kedge_api::excerpt;
+use kedge_api::{ConfigMap, excerpt};
+use serde::Deserialize;
 use serde_json::Value;
 use std::fmt;
 use std::rc::Rc;
@@ -45,16 +46,35 @@ pub(crate) enum Object {
         resource_version: String,
     },
     Here(Rc<Value>),
+    /// It has this UID and resourceVersion, and the records agree with it. Its content, perhaps a mebibyte, was not kept.
+    Compared {
+        uid: String,
+        resource_version: String,
+    },
 }
 
 impl Object {
-    /// Whether `other` adds nothing: it only confirms that this whole object did not change.
+    /// Whether `other` adds nothing to what is known of this version of the object.
     fn is(&self, other: &Self) -> bool {
-        let (Self::Here(here), Self::Unchanged { uid, resource_version }) = (self, other) else {
-            return false;
-        };
-        let part = |pointer: &str| here.pointer(pointer).and_then(Value::as_str);
-        part("/metadata/uid") == Some(uid) && part("/metadata/resourceVersion") == Some(resource_version)
+        match self {
+            Self::Here(_) => matches!(other, Self::Unchanged { .. }) && self.version() == other.version(),
+            Self::Compared { .. } => self.version() == other.version(),
+            _ => false,
+        }
+    }
+
+    /// Its UID and resourceVersion, once they are known.
+    fn version(&self) -> Option<(&str, &str)> {
+        match self {
+            Self::Unread | Self::Missing | Self::Unreadable(_) => None,
+            Self::Unchanged { uid, resource_version } | Self::Compared { uid, resource_version } => {
+                Some((uid, resource_version))
+            }
+            Self::Here(here) => {
+                let part = |pointer: &str| here.pointer(pointer).and_then(Value::as_str);
+                Some((part("/metadata/uid")?, part("/metadata/resourceVersion")?))
+            }
+        }
     }
 }
 
@@ -87,8 +107,7 @@ struct Job {
 /// The transitions that a running agent makes (ARCHITECTURE.md, "Durable writes").
 #[derive(Debug, Clone, PartialEq)]
 enum Transition {
-    Adopt { checkpoint: Vec<u8>, name: CheckpointName, current: Current, id: ConfigId },
-    Readdress { checkpoint: Vec<u8>, name: CheckpointName, current: Current, rekeyed: Option<Startups> },
+    Adopt { checkpoint: Option<Vec<u8>>, current: Current, is: Identity },
     NoteSource { current: Current },
     Unassign { node_uid: String, why: String },
     TrialProgress { startups: Startups },
@@ -107,7 +126,6 @@ impl Transition {
     fn name(&self) -> &'static str {
         match self {
             Self::Adopt { .. } => "adopt",
-            Self::Readdress { .. } => "readdress",
             Self::NoteSource { .. } => "note-source",
             Self::Unassign { .. } => "unassign",
             Self::TrialProgress { .. } => "trial-progress",
@@ -188,6 +206,8 @@ struct Ended {
     /// A write failed; the rest was not attempted.
     failed: Option<String>,
     exit: Option<String>,
+    /// Writes that succeeded.
+    written: usize,
 }
 
 /// The configuration's state machine.
@@ -200,8 +220,8 @@ pub(crate) struct Configuration {
     run_began: Duration,
     /// Running time of the config at the last save of progress.
     saved_ran_ms: u64,
-    assigned: Option<Content>,
-    last_known_good_id: Option<ConfigId>,
+    assigned: Option<Identity>,
+    last_known_good: Option<Identity>,
     obstacle: Option<Obstacle>,
     fallback_obstacle: Option<Obstacle>,
     /// Counts to try the assigned config with, if not those on disk: of a start that could not be recorded (never lost by
@@ -219,8 +239,10 @@ pub(crate) struct Configuration {
     sync: Option<SyncProblem>,
     /// The pinned ConfigMap was edited: not followed, but reported.
     edited: Option<String>,
-    /// The recorded content and the version of the pinned object that `edited` is about.
-    compared: Option<(Digest, String)>,
+    /// A checkpoint that is durable although its assignment could not be recorded.
+    unnamed: Option<CheckpointName>,
+    /// A transition left a checkpoint that no record names.
+    must_sweep: bool,
     /// An edit of the list of bad configs that came while a transition was under way.
     edited_bad: Option<Known<BadConfigs>>,
     /// Contact in this run. `in_use.startups.contact`: at any time since the config was adopted.
@@ -248,6 +270,8 @@ pub(crate) struct View<'a> {
     pub(crate) fallback_obstacle: Option<&'a Obstacle>,
     pub(crate) sync: Option<&'a SyncProblem>,
     pub(crate) edited: Option<&'a str>,
+    /// resourceVersion of the assigned object as last read, if its payload is the recorded one.
+    pub(crate) latest: Option<&'a str>,
 }
 
 impl Configuration {
@@ -268,7 +292,7 @@ impl Configuration {
             run_began: now.mono,
             saved_ran_ms,
             assigned: started.assigned,
-            last_known_good_id: started.last_known_good_id,
+            last_known_good: started.last_known_good,
             obstacle: started.obstacle,
             fallback_obstacle: started.fallback_obstacle,
             counts,
@@ -279,7 +303,8 @@ impl Configuration {
             must_read: false,
             sync: None,
             edited: None,
-            compared: None,
+            unnamed: None,
+            must_sweep: false,
             edited_bad: None,
             contact_in_this_run: false,
             stop: None,
@@ -306,12 +331,26 @@ impl Configuration {
         };
         if self.requested.as_ref().and_then(object_of) != object_of(&requested) {
             self.object = Object::Unread;
+        } else if self.requested.as_ref() != Some(&requested)
+            && matches!(self.object, Object::Compared { .. })
+        {
+            // another key of it, or the other form: its content was not kept
+            (self.object, self.must_read) = (Object::Unread, true);
         }
         if requested != RequestedSource::Nil && self.asked_by != uid {
             self.asked_by = uid.to_owned();
         }
         self.node_uid = uid.to_owned();
         self.requested = Some(requested);
+    }
+
+    /// Another API server answers from now on: nothing that the old one said may be compared with its objects.
+    pub(crate) fn server_changed(&mut self) {
+        self.requested = None;
+        (self.object, self.must_read) = (Object::Unread, true);
+        self.node_uid.clear();
+        self.asked_by.clear();
+        (self.sync, self.edited) = (None, None);
     }
 
     /// The ConfigMap that the source names was read, or was not.
@@ -449,7 +488,8 @@ impl Configuration {
 
     fn in_trial(&self) -> bool {
         self.in_use.active == Active::Assigned
-            && self.in_use.config.as_ref().map(|(_, id)| *id) != self.last_known_good_id
+            && self.in_use.config.as_ref().map(|(_, is)| is.payload)
+                != self.last_known_good.map(|is| is.payload)
     }
 
     /// For condition and report.
@@ -462,7 +502,16 @@ impl Configuration {
             fallback_obstacle: self.fallback_obstacle.as_ref(),
             sync: self.sync.as_ref(),
             edited: self.edited.as_deref(),
+            latest: match &self.object {
+                Object::Compared { resource_version, .. } if self.edited.is_none() => Some(resource_version),
+                _ => None,
+            },
         }
+    }
+
+    /// What a sweep may leave, if a transition has left a checkpoint that no record names.
+    pub(crate) fn take_sweep(&mut self) -> Option<Option<Vec<CheckpointName>>> {
+        std::mem::take(&mut self.must_sweep).then(|| self.checkpoints_to_keep())
     }
 
     /// Checkpoints that a record names; None while a record that might name one cannot be read, or was not.
@@ -473,10 +522,16 @@ impl Configuration {
             return None;
         }
         let assigned = match disk.assigned() {
-            AssignedNow::Config(config, _) => config.checkpoint(),
+            AssignedNow::Config(config, _) => Some(config.checkpoint),
             _ => None,
         };
-        Some(assigned.into_iter().chain(disk.fallback().and_then(|config| config.checkpoint())).collect())
+        let adopted = match &self.job {
+            Some(Job { kind: Transition::Adopt { current, .. }, .. }) => current.assigned.clone(),
+            _ => None,
+        };
+        let adopted = adopted.map(|assigned| assigned.config.checkpoint);
+        let fallback = disk.fallback().map(|config| config.checkpoint.clone());
+        Some(assigned.into_iter().chain(adopted).chain(self.unnamed.clone()).chain(fallback).collect())
     }
 
     pub(crate) fn effective(&self) -> &Rc<Effective> {
@@ -564,23 +619,20 @@ impl Configuration {
                 };
             }
             match &job.kind {
-                Transition::Adopt { checkpoint, name, current, id } => {
-                    durable!(steps.write(StateFile::Checkpoint(name.clone()), checkpoint.clone()));
+                Transition::Adopt { checkpoint, current, is } => {
+                    let config = current.assigned.as_ref().map(|assigned| &assigned.config);
+                    if let (Some(config), Some(checkpoint)) = (config, checkpoint) {
+                        let file = StateFile::Checkpoint(config.checkpoint.clone());
+                        durable!(steps.write(file, checkpoint.clone()));
+                    }
                     if matches!(disk.bad_configs, Known::Unknown { .. }) {
                         // re-assigned: the list begins anew, and bans the one config that may have had a verdict in it
                         durable!(disk.put_bad_configs(steps, self.verdicts_anew()));
                     }
                     durable!(disk.put_current(steps, current.clone()));
-                    durable!(disk.put_startups(steps, closed_startups(&disk, *id)));
-                    let config = current.assigned.as_ref().map(|assigned| assigned.config.describe());
+                    durable!(disk.put_startups(steps, closed_startups(&disk, is.id)));
+                    let config = config.map(ConfigRecord::describe);
                     exit = Some(format!("restarting to use {}", config.unwrap_or_default()));
-                }
-                Transition::Readdress { checkpoint, name, current, rekeyed } => {
-                    durable!(steps.write(StateFile::Checkpoint(name.clone()), checkpoint.clone()));
-                    durable!(disk.put_current(steps, current.clone()));
-                    if let Some(startups) = rekeyed {
-                        durable!(disk.put_startups(steps, startups.clone()));
-                    }
                 }
                 Transition::NoteSource { current } => durable!(disk.put_current(steps, current.clone())),
                 Transition::Unassign { node_uid, why } => {
@@ -636,7 +688,8 @@ impl Configuration {
             }
             None
         };
-        Ok(Ended { disk, failed, exit })
+        let written = job.outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Done(Ok(())))).count();
+        Ok(Ended { disk, failed, exit, written })
     }
 
     /// A clean exit closes the record of the config that ran, and saves its running time. An exit does not wait for a disk that
@@ -665,7 +718,7 @@ impl Configuration {
 
     fn end(&mut self, now: Now, kind: Transition, ended: Ended) -> Option<Next> {
         let rewritten = self.disk.bad_configs != ended.disk.bad_configs;
-        self.disk = ended.disk;
+        let before = std::mem::replace(&mut self.disk, ended.disk);
         // an edit that this transition wrote over is gone from the disk, too
         if let Some(bad) = self.edited_bad.take().filter(|_| !rewritten) {
             self.disk.bad_configs = bad;
@@ -673,10 +726,11 @@ impl Configuration {
         }
         if let Some(why) = ended.failed {
             self.not_before = now.mono + RETRY_WRITE;
+            self.note_unnamed(&kind, ended.written);
             return self.failed(now, &kind, why);
         }
         self.write_failed = false;
-        if let Some(notice) = self.succeeded(&kind) {
+        if let Some(notice) = self.succeeded(&kind, &before) {
             self.notices.push(notice);
         }
         match ended.exit {
@@ -685,15 +739,25 @@ impl Configuration {
         }
     }
 
+    /// Of an adoption that failed after its first write the checkpoint is on disk: the next try need not write it again, and
+    /// another adoption leaves it to a sweep.
+    fn note_unnamed(&mut self, kind: &Transition, written: usize) {
+        let Transition::Adopt { checkpoint, current, .. } = kind else { return };
+        let name = current.assigned.as_ref().map(|assigned| &assigned.config.checkpoint);
+        if checkpoint.is_some() && written > 0 && self.disk.current.known() != Some(current) {
+            self.must_sweep |= self.unnamed.is_some();
+            self.unnamed = name.cloned();
+        }
+    }
+
     /// Updates everything but the disk after a finished transition; returns what to report.
-    fn succeeded(&mut self, kind: &Transition) -> Option<Notice> {
+    fn succeeded(&mut self, kind: &Transition, before: &Disk) -> Option<Notice> {
         if matches!(
             kind,
             Transition::TrialProgress { .. }
                 | Transition::Promote { .. }
                 | Transition::ContactUnderRetry { .. }
                 | Transition::RecordVerdict { .. }
-                | Transition::Readdress { rekeyed: Some(_), .. }
         ) {
             self.evidence_unrecorded = false;
         }
@@ -701,7 +765,8 @@ impl Configuration {
         match kind {
             Transition::Promote { startups, config } => {
                 self.saved(startups);
-                self.last_known_good_id = self.in_use.config.as_ref().map(|(_, id)| *id);
+                self.last_known_good = self.in_use.config.as_ref().map(|(_, is)| *is);
+                self.must_sweep = true;
                 normal(
                     "ConfigPromoted",
                     format!(
@@ -721,11 +786,10 @@ impl Configuration {
                 self.saved(startups);
                 None
             }
-            Transition::Readdress { current, rekeyed, .. } => {
-                self.readdressed(current, rekeyed.as_ref());
-                None
-            }
-            Transition::NoteSource { .. } => {
+            Transition::NoteSource { current } => {
+                let before = before.current.known().and_then(|current| current.assigned.as_ref());
+                let uid = before.map(|assigned| assigned.config.uid.as_str()).unwrap_or_default();
+                self.renamed(current, uid);
                 self.source_noted();
                 None
             }
@@ -754,7 +818,11 @@ impl Configuration {
             _ => "trying again later",
         };
         match kind {
-            Transition::Adopt { .. } | Transition::Readdress { .. } | Transition::Unassign { .. } => {
+            Transition::NoteSource { current } if current.invalid_source.is_none() => {
+                self.sync =
+                    Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
+            }
+            Transition::Adopt { .. } | Transition::Unassign { .. } => {
                 self.sync =
                     Some(SyncProblem::Failed(format!("could not record the assignment on disk: {why}")));
                 self.half_assigned(kind, &why);
@@ -780,11 +848,9 @@ impl Configuration {
     /// `current` was written, and a later write of the same transition failed: the new config is assigned, another one runs.
     fn half_assigned(&mut self, kind: &Transition, why: &str) {
         match kind {
-            Transition::Adopt { checkpoint, current, .. } if self.disk.current.known() == Some(current) => {
-                let Some(assigned) = &current.assigned else { return };
-                let config = &assigned.config;
+            Transition::Adopt { current, is, .. } if self.disk.current.known() == Some(current) => {
                 // as the next start will find it: assigned, with its start not recorded
-                self.assigned = content(checkpoint, &config.source, &config.uid, &self.facts.overrides).ok();
+                self.assigned = Some(*is);
                 self.obstacle = Some(Obstacle::NotRecorded(why.to_owned()));
                 (self.fallback_obstacle, self.counts, self.edited) = (None, None, None);
                 // what runs is no longer the assigned config: it is last-known-good, or was on trial and is superseded
@@ -792,13 +858,6 @@ impl Configuration {
                 if self.in_use.active == Active::Assigned {
                     self.in_use.active = if trusted { Active::LastKnownGood } else { Active::Superseded };
                 }
-            }
-            // the counts under the new id are missing; the next save writes them
-            Transition::Readdress { current, rekeyed, .. } if self.disk.current.known() == Some(current) => {
-                self.readdressed(current, rekeyed.as_ref());
-                // the counts are on disk under the old id only, so nothing is saved under the new one: the next save is due
-                // when the first quarter of the trial has run, which it may have
-                self.saved_ran_ms = 0;
             }
             _ => {}
         }
@@ -815,25 +874,16 @@ impl Configuration {
         };
     }
 
-    fn readdressed(&mut self, current: &Current, rekeyed: Option<&Startups>) {
-        let Some(config) = current.assigned.as_ref().map(|assigned| assigned.config.clone()) else { return };
-        let text = self.assigned.as_ref().map(|content| content.payload.text.clone()).unwrap_or_default();
-        let id = ConfigId::of(&config.uid, &text, &self.facts.overrides);
-        let other = self.assigned.as_ref().is_some_and(|content| content.id != id);
-        if let Some(content) = &mut self.assigned {
-            content.id = id;
-        }
+    /// `current` was written: it may name the same payload under another object, name, key or Node.
+    fn renamed(&mut self, current: &Current, before: &str) {
+        let (Some(assigned), Some(is)) = (&current.assigned, self.assigned) else { return };
+        let config = assigned.config.clone();
+        let is_another = config.uid != before;
         if self.in_use.active == Active::Assigned {
-            self.in_use.config = Some((config, id));
-            if let Some(startups) = rekeyed {
-                self.saved(startups);
-            }
-        } else {
-            if other && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
-                // the verdict is about another object with this payload
-                self.drop_verdict();
-            }
-            self.source_noted();
+            self.in_use.config = Some((config, is));
+        } else if is_another && matches!(self.obstacle, Some(Obstacle::Marked { .. })) {
+            // the verdict is about another object with this payload
+            self.drop_verdict();
             self.rejudge();
         }
     }
@@ -861,6 +911,10 @@ impl Configuration {
             return Some(kind);
         }
         let from_source = self.compare_source(now);
+        if self.unnamed.is_some() && from_source.is_none() && self.sync.is_none() {
+            // it is not wanted any more
+            (self.unnamed, self.must_sweep) = (None, true);
+        }
         if now.mono < self.not_before {
             return None;
         }
@@ -934,6 +988,13 @@ impl Configuration {
                         }
                     }
                 }
+                Object::Compared { .. } => match self.recorded(source).cloned() {
+                    Some(recorded) => (None, self.source_is_current(recorded)),
+                    None => {
+                        (self.object, self.must_read) = (Object::Unread, true);
+                        return None;
+                    }
+                },
                 Object::Here(object) => self.compare_object(now, source, &object),
             },
         };
@@ -1016,88 +1077,108 @@ impl Configuration {
             let found = format!("ConfigMap {}/{}", excerpt(found.0), excerpt(found.1));
             return failed(format!("failed to download {source}: the API server answered with {found}"));
         }
-        let Some(name) = CheckpointName::new(uid, resource_version) else {
+        if CheckpointName::new(uid, resource_version).is_none() {
             return failed(format!(
                 "{source}: UID {:?} or resourceVersion {:?} cannot be a file name",
                 excerpt(uid),
                 excerpt(resource_version)
             ));
-        };
-        // Called at every event: a version that was compared once is not serialised and digested again. The same resourceVersion
-        // is the recorded object; a later one that was compared is an edit which a pinned source does not follow.
-        if let Some(old) = self.recorded(source).filter(|old| old.config.uid == uid).cloned()
-            && (old.config.resource_version == resource_version
-                || self.compared == compared(&old, resource_version))
+        }
+        let text = match ConfigMap::deserialize(object)
+            .map_err(|error| format!("it is not a ConfigMap: {}", shortened(&error.to_string())))
+            .and_then(|map| payload(map, source))
         {
-            if old.config.resource_version == resource_version {
-                self.edited = None;
-            }
-            return (None, self.source_is_current(old));
-        }
-        let checkpoint = serde_json::to_vec(object).expect("a JSON value is written as it was read");
-        if checkpoint.len() > CHECKPOINT_BYTES {
-            // a checkpoint that is too large to be read back would be adopted again at every start
-            return failed(format!(
-                "{source} has {} bytes, expected at most {CHECKPOINT_BYTES}",
-                checkpoint.len()
-            ));
-        }
-        let content = match content(&checkpoint, source, uid, &self.facts.overrides) {
-            Ok(content) => content,
+            Ok(text) => text,
             Err(why) => return failed(format!("failed to download {source}: {why}")),
         };
-        let assigned = self.disk.current.known().and_then(|current| current.assigned.clone());
+        let is = Identity::of(uid, text.as_bytes(), &self.facts.overrides);
+        let read = (uid.to_owned(), resource_version.to_owned());
+        let old = self.disk.current.known().and_then(|current| current.assigned.clone());
         // Compared by payload, not by resourceVersion: every change of the object's metadata makes a new version, and each
-        // adoption would cost a restart and a new trial.
-        let same_payload = self.assigned.as_ref().is_some_and(|old| old.payload.text == content.payload.text);
-        let current = match &assigned {
-            // the same object as recorded, and its checkpoint is whole: its payload can be compared
-            Some(old) if self.assigned.is_some() && old.config.source == *source && old.config.uid == uid => {
-                let pinned = matches!(source, Source::Pinned { .. });
-                self.edited = (pinned && !same_payload).then(|| {
-                    format!(
-                        "{source} was edited (resourceVersion {resource_version}, assigned {}); a source pinned to a UID \
-                         does not follow edits",
-                        old.config.resource_version
-                    )
-                });
-                if pinned {
-                    self.compared = compared(old, resource_version);
-                    return (None, self.source_is_current(old.clone()));
-                }
-                old.clone()
+        // adoption would cost a restart and a new trial. A lost checkpoint is no payload to compare with.
+        match (old, self.assigned) {
+            (Some(old), Some(recorded)) if recorded.payload == is.payload => {
+                self.edited = None;
+                (None, self.same_payload(source, read, old))
             }
-            Some(old) => old.clone(),
-            None => Assigned {
-                config: self.record(source, uid, resource_version, &checkpoint),
-                since: None,
-                downloaded: true,
-            },
-        };
-        self.edited = None;
-        let config = self.record(source, uid, resource_version, &checkpoint);
-        let since = if same_payload { current.since } else { Some(now.wall) };
-        let downloaded = !same_payload || current.downloaded;
-        let record = Current {
-            assigned: Some(Assigned { config, since, downloaded }),
-            node_uid: self.node_uid.clone(),
-            invalid_source: None,
-        };
-        if same_payload && assigned.is_some() {
-            let rekeyed = self.rekeyed(now, content.id);
-            (None, Some(Transition::Readdress { checkpoint, name, current: record, rekeyed }))
-        } else {
-            (None, Some(Transition::Adopt { checkpoint, name, current: record, id: content.id }))
+            (Some(old), Some(_))
+                if matches!(source, Source::Pinned { .. })
+                    && old.config.uid == uid
+                    && old.config.source == *source =>
+            {
+                self.edited = Some(format!(
+                    "{source} was edited (resourceVersion {resource_version}, assigned {}); a source pinned to a UID \
+                     does not follow edits",
+                    old.config.resource_version
+                ));
+                self.object = Object::Compared { uid: read.0, resource_version: read.1 };
+                (None, self.source_is_current(old))
+            }
+            _ => {
+                self.edited = None;
+                self.adoption(now, source, object, is)
+            }
         }
     }
 
-    fn record(&self, source: &Source, uid: &str, resource_version: &str, checkpoint: &[u8]) -> ConfigRecord {
-        ConfigRecord {
+    /// The source names what is recorded, perhaps as another object, under another name or key, or for another Node: then
+    /// `current` names that, and the checkpoint stays. A new version alone is not worth a write.
+    fn same_payload(&mut self, source: &Source, read: (String, String), old: Assigned) -> Option<Transition> {
+        let (uid, resource_version) = read;
+        let same_object = old.config.uid == uid && old.config.source == *source;
+        let version =
+            if same_object { old.config.resource_version.clone() } else { resource_version.clone() };
+        let config = ConfigRecord {
+            source: source.clone(),
+            uid: uid.clone(),
+            resource_version: version,
+            ..old.config
+        };
+        let due = self.source_is_current(Assigned { config, ..old });
+        if due.is_none() {
+            self.object = Object::Compared { uid, resource_version };
+        }
+        due
+    }
+
+    /// Another payload: it is assigned.
+    fn adoption(
+        &self,
+        now: Now,
+        source: &Source,
+        object: &Value,
+        is: Identity,
+    ) -> (Option<SyncProblem>, Option<Transition>) {
+        let part = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let (uid, resource_version) = (part("/metadata/uid"), part("/metadata/resourceVersion"));
+        // the last-known-good may have this payload: it is on disk then, and whole
+        let good = self
+            .disk
+            .fallback()
+            .filter(|_| self.last_known_good.is_some_and(|good| good.payload == is.payload));
+        let own = CheckpointName::of(uid, is.payload).expect("the UID was checked");
+        let name = good.map_or(own, |good| good.checkpoint.clone());
+        let is_there = good.is_some() || self.unnamed.as_ref() == Some(&name);
+        let checkpoint =
+            (!is_there).then(|| serde_json::to_vec(object).expect("a JSON value is written as it was read"));
+        if let Some(bytes) = checkpoint.as_ref().map(Vec::len).filter(|bytes| *bytes > CHECKPOINT_BYTES) {
+            // a checkpoint that is too large to be read back would be adopted again at every start
+            let why = format!("{source} has {bytes} bytes, expected at most {CHECKPOINT_BYTES}");
+            return (Some(SyncProblem::Failed(why)), None);
+        }
+        let config = ConfigRecord {
             source: source.clone(),
             uid: uid.to_owned(),
             resource_version: resource_version.to_owned(),
-            sha256: Digest::of(checkpoint),
-        }
+            checkpoint: name,
+            digest: Recorded::Payload(is.payload),
+        };
+        let current = Current {
+            assigned: Some(Assigned { config, since: Some(now.wall), downloaded: true }),
+            node_uid: self.node_uid.clone(),
+            invalid_source: None,
+        };
+        (None, Some(Transition::Adopt { checkpoint, current, is }))
     }
 
     /// The source names the recorded config: only the note about an invalid source, or the Node's UID, may have to change.
@@ -1105,13 +1186,6 @@ impl Configuration {
         let current =
             Current { assigned: Some(assigned), node_uid: self.node_uid.clone(), invalid_source: None };
         (self.disk.current.known() != Some(&current)).then_some(Transition::NoteSource { current })
-    }
-
-    /// The counts of what runs, under the id it has as another object with the same payload.
-    fn rekeyed(&self, now: Now, id: ConfigId) -> Option<Startups> {
-        let running =
-            self.in_use.active == Active::Assigned && self.in_use.startups.ran_as != RanAs::Config(id);
-        running.then(|| Startups { ran_as: RanAs::Config(id), ..self.progressed(now) })
     }
 
     fn verdicts_anew(&self) -> BadConfigs {
@@ -1185,11 +1259,11 @@ impl Configuration {
         if !self.contact_in_this_run || self.in_use.active != Active::Assigned || !self.counts_running() {
             return None;
         }
-        let (config, id) = self.in_use.config.as_ref()?;
+        let (config, is) = self.in_use.config.as_ref()?;
         let bad = self.disk.bad_configs.known()?;
-        bad.verdict(&config.uid, Some(*id)).filter(|verdict| verdict.retry)?;
+        bad.verdict(&config.uid, Some(is.id)).filter(|verdict| verdict.retry)?;
         let mut bad = bad.clone();
-        bad.clear(&config.uid, *id);
+        bad.clear(&config.uid, is.id);
         Some(Transition::ContactUnderRetry { startups: self.progressed(now), bad })
     }
 
@@ -1281,11 +1355,6 @@ impl Configuration {
         matches!(self.obstacle, Some(Obstacle::Marked { recorded: false, .. } | Obstacle::NotRecorded(_)))
             || self.sync.is_some()
     }
-}
-
-/// Cache key of one comparison: the recorded content, and the later version it was compared with.
-fn compared(recorded: &Assigned, resource_version: &str) -> Option<(Digest, String)> {
-    Some((recorded.config.sha256, resource_version.to_owned()))
 }
 
 /// The counts of a config that the next start will run: its own if the file is about it, else none.

@@ -5,7 +5,7 @@
 //! a state this same program can start from. Nothing here waits for the network.
 
 use crate::config::digest::ConfigId;
-use crate::config::disk::{AssignedNow, Content, Disk, load};
+use crate::config::disk::{AssignedNow, Content, Disk, Identity, load};
 use crate::config::judge::{self, Ended, PreviousRun, Role, Terms};
 use crate::config::records::{
     BadConfigs, BadKind, ConfigRecord, Known, RanAs, Startups, Verdict, shortened_detail,
@@ -76,8 +76,8 @@ pub(crate) enum Obstacle {
 pub(crate) struct InUse {
     pub(crate) active: Active,
     pub(crate) effective: Rc<Effective>,
-    /// Its record and id; None for local.
-    pub(crate) config: Option<(ConfigRecord, ConfigId)>,
+    /// Its record, and which content it is; None for local.
+    pub(crate) config: Option<(ConfigRecord, Identity)>,
     /// Its counts, whether or not they could be recorded.
     pub(crate) startups: Startups,
     pub(crate) terms: Terms,
@@ -88,10 +88,10 @@ pub(crate) struct InUse {
 pub(crate) struct Started {
     pub(crate) in_use: InUse,
     pub(crate) disk: Disk,
-    /// What is assigned: its content if at hand.
-    pub(crate) assigned: Option<Content>,
-    /// Id of the last-known-good, if its content is at hand.
-    pub(crate) last_known_good_id: Option<ConfigId>,
+    /// What is assigned, if its content is at hand.
+    pub(crate) assigned: Option<Identity>,
+    /// The last-known-good, if its content is at hand.
+    pub(crate) last_known_good: Option<Identity>,
     /// Why the assigned config is not the one in use.
     pub(crate) obstacle: Option<Obstacle>,
     /// Why the last-known-good is not, either.
@@ -118,11 +118,11 @@ pub(crate) struct Parsed(Vec<(ConfigId, Result<Rc<Effective>, ConfigError>)>);
 
 impl Parsed {
     fn effective(&mut self, content: &Content, local: &LocalLayers) -> Result<Rc<Effective>, ConfigError> {
-        if let Some((_, result)) = self.0.iter().find(|(id, _)| *id == content.id) {
+        if let Some((_, result)) = self.0.iter().find(|(id, _)| *id == content.is.id) {
             return result.clone();
         }
         let result = kubelet::effective(local, Some(&content.payload)).map(Rc::new);
-        self.0.push((content.id, result.clone()));
+        self.0.push((content.is.id, result.clone()));
         result
     }
 }
@@ -131,7 +131,10 @@ impl Parsed {
 pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Suspendable<Started> {
     let mut findings = Vec::new();
     // off means untouched: not even a damaged record is set aside
-    let disk = if facts.dynamic { Disk::read(steps, &mut findings)? } else { Disk::empty() };
+    let mut disk = if facts.dynamic { Disk::read(steps, &mut findings)? } else { Disk::empty() };
+    if facts.dynamic {
+        disk.take_over(steps)?;
+    }
     let local = InUse {
         active: Active::Local,
         effective: facts.local_effective.clone(),
@@ -143,7 +146,7 @@ pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Su
         in_use: local,
         disk,
         assigned: None,
-        last_known_good_id: None,
+        last_known_good: None,
         obstacle: None,
         fallback_obstacle: None,
         findings,
@@ -202,10 +205,13 @@ fn start_assigned(
     downloaded: bool,
 ) -> Suspendable<Started> {
     let content = load(steps, &config, &facts.overrides)?;
-    started.assigned = content.as_ref().ok().cloned();
+    started.assigned = content.as_ref().ok().map(|content| content.is);
+    if let Some(is) = &started.assigned {
+        started.disk.take_over_ids(&config.uid, is);
+    }
     let fallback = load_fallback(steps, facts, &mut started, &config, content.as_ref().ok())?;
-    let id = started.assigned.as_ref().map(|content| content.id);
-    let same = id.is_some() && id == started.last_known_good_id;
+    let same = started.assigned.is_some()
+        && started.assigned.map(|is| is.id) == started.last_known_good.map(|is| is.id);
 
     if let Some(why) = started.disk.invalid_source() {
         started.obstacle = Some(Obstacle::SourceInvalid(why.to_owned()));
@@ -241,21 +247,26 @@ fn load_fallback(
     content: Option<&Content>,
 ) -> Suspendable<Option<Fallback>> {
     let Some(config) = started.disk.fallback().cloned() else { return Ok(None) };
-    // one object may hold several configs, each under a key of its own
-    let same = config.uid == assigned.uid
-        && config.sha256 == assigned.sha256
-        && config.source.key() == assigned.source.key();
+    // by payload: one object may hold several configs, each under a key of its own, and several objects the same one
+    let same = config.payload().is_some() && config.payload() == assigned.payload();
     let loaded = match content {
         Some(content) if same => Ok(content.clone()),
         _ => load(steps, &config, &facts.overrides)?,
     };
-    started.last_known_good_id = loaded.as_ref().ok().map(|content| content.id);
+    note_last_known_good(started, &config, &loaded);
     if let (false, Err(why)) = (same, &loaded) {
         // reported while all is well: when it is needed it is too late
         let finding = format!("last-known-good (UID: {}) could not be fallen back to: {why}", config.uid);
         started.findings.push(finding);
     }
     Ok(Some((config, loaded)))
+}
+
+fn note_last_known_good(started: &mut Started, config: &ConfigRecord, loaded: &Result<Content, String>) {
+    started.last_known_good = loaded.as_ref().ok().map(|content| content.is);
+    if let Some(is) = &started.last_known_good {
+        started.disk.take_over_ids(&config.uid, is);
+    }
 }
 
 /// (4) and (5): last-known-good if it is another config and usable, else local.
@@ -271,7 +282,7 @@ fn fall_back(
         (None, Some(Obstacle::AssignmentUnknown(_))) => match started.disk.fallback().cloned() {
             Some(config) => {
                 let content = load(steps, &config, &facts.overrides)?;
-                started.last_known_good_id = content.as_ref().ok().map(|content| content.id);
+                note_last_known_good(&mut started, &config, &content);
                 Some((config, content))
             }
             None => None,
@@ -318,7 +329,7 @@ fn try_to_run(
     may_write: bool,
 ) -> Suspendable<Result<InUse, Obstacle>> {
     let Candidate { config, content, role, what } = candidate;
-    let id = content.as_ref().ok().map(|content| content.id);
+    let id = content.as_ref().ok().map(|content| content.is.id);
     let entry = match &started.disk.bad_configs {
         Known::Is(bad) => bad.verdict(&config.uid, id),
         Known::Absent => None,
@@ -337,17 +348,18 @@ fn try_to_run(
         Ok(content) => content,
         Err(why) => return Ok(Err(Obstacle::Missing(why))),
     };
-    let startups = counts(facts, started, content.id);
+    let startups = counts(facts, started, content.is.id);
     if role.assigned {
         let recorded = started.disk.startups.known();
-        let first = recorded.is_some_and(|recorded| *recorded == Startups::fresh(RanAs::Config(content.id)));
+        let first =
+            recorded.is_some_and(|recorded| *recorded == Startups::fresh(RanAs::Config(content.is.id)));
         started.changed = first.then(|| format!("Kubelet restarted to use {}", config.describe()));
         started.assigned_counts = Some(startups.clone());
     }
     let mut start_verdict = StartVerdict {
         facts,
         config: &config,
-        id: content.id,
+        id: content.is.id,
         what,
         entry,
         detail: String::new(),
@@ -395,7 +407,7 @@ fn try_to_run(
     }
     let startups = Startups { threshold: Some(terms.threshold), trial_ms: Some(terms.trial_ms), ..startups };
     let active = if role.assigned { Active::Assigned } else { Active::LastKnownGood };
-    Ok(Ok(InUse { active, effective, config: Some((config, content.id)), startups, terms }))
+    Ok(Ok(InUse { active, effective, config: Some((config, content.is)), startups, terms }))
 }
 
 /// The counts of a config brought up to date; those of another config say nothing about it.

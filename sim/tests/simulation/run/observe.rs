@@ -91,12 +91,15 @@ impl Simulation {
         let config = match &active {
             None => None,
             Some(source) => {
-                let path = format!("checkpoints/{}/{}", source.uid, source.resource_version);
+                let record = self.record_of(&source.uid, &source.resource_version).ok_or_else(|| {
+                    format!("invariant_what_runs_is_on_disk: no record names {source:?}, which runs")
+                })?;
+                let path = checkpoint_path(&record);
                 if self.mutant == Some(Mutant::CheckpointVanishes) {
                     self.world.disk.remove(&path);
                     self.model.told.remove(&path);
                 }
-                Some(self.checkpoint(&path).ok_or_else(|| {
+                Some(self.named(&record).ok_or_else(|| {
                     format!("invariant_what_runs_is_on_disk: {path} runs and has no checkpoint")
                 })?)
             }
@@ -135,23 +138,31 @@ impl Simulation {
         Ok(())
     }
 
-    /// What a checkpoint holds, by the hand of the test.
-    pub(crate) fn checkpoint(&self, path: &str) -> Option<Config> {
+    /// The config that a record names, by the hand of the test.
+    pub(crate) fn named(&self, record: &Value) -> Option<Config> {
+        let path = checkpoint_path(record);
         // what the agent read of it, if it did: the file may have been damaged since
-        let told = self.model.told.get(path).and_then(Option::as_ref);
-        let there = if told.is_none() { self.world.disk.content(path) } else { None };
+        let told = self.model.told.get(&path).and_then(Option::as_ref);
+        let there = if told.is_none() { self.world.disk.content(&path) } else { None };
         let object: Value = serde_json::from_slice(told.or(there.as_ref())?).ok()?;
         let payload = object["data"]["kubelet"].as_str()?;
         let design = self.designs.iter().find(|design| design.payload == payload)?;
-        let id = ConfigId::of(text(&object, "/metadata/uid"), payload.as_bytes(), &self.overrides);
-        Some(Config { id, max_pods: design.max_pods })
+        let id = ConfigId::of(payload.as_bytes(), &self.overrides);
+        let object = Digest::of(text(record, "/uid").as_bytes());
+        Some(Config { object, id, max_pods: design.max_pods })
     }
 
     /// What a record on disk names.
     pub(crate) fn recorded(&self, path: &str) -> Option<Config> {
-        let record = self.world.file(path)?;
-        let (uid, version) = (text(&record, "/uid"), text(&record, "/resourceVersion"));
-        self.checkpoint(&format!("checkpoints/{uid}/{version}"))
+        self.named(&self.world.file(path)?)
+    }
+
+    /// The record of this version of a ConfigMap, as the agent read or wrote it.
+    fn record_of(&self, uid: &str, version: &str) -> Option<Value> {
+        let told = ["current", "last-known-good"].map(|path| self.model.told.get(path)?.as_deref());
+        let mut records =
+            told.into_iter().flatten().filter_map(|bytes| serde_json::from_slice::<Value>(bytes).ok());
+        records.find(|record| text(record, "/uid") == uid && text(record, "/resourceVersion") == version)
     }
 
     pub(super) fn performed(&mut self, step: &Step, outcome: &Outcome) -> Check {
@@ -236,59 +247,51 @@ impl Simulation {
                 self.invariant_last_known_good_survived_a_trial(&record)
             }
             StateFile::Current => {
-                self.assigned = Some(bytes.to_vec());
-                if self.under_way == Some("adopt") || self.may_try_readdressed(&record) {
+                let before = self.assigned.replace(bytes.to_vec());
+                let before =
+                    before.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or(Value::Null);
+                let is_another = text(&before, "/uid") != text(&record, "/uid");
+                if self.under_way == Some("adopt") || is_another && self.may_try_renamed(&record) {
                     // what runs next takes the place of what is counted now, however long ago it was assigned
                     self.model.forget_crashes();
                     if let Some(run) = &mut self.model.run {
                         run.superseded = true;
                     }
                 }
-                self.readdressed(&record);
+                self.renamed(&record);
                 Ok(())
             }
             StateFile::Checkpoint(_) => Ok(()),
         }
     }
 
-    /// A fallback runs, and what is assigned has an address now under which nothing bans it: it is tried next, even if the
-    /// fallback crashes before that.
-    fn may_try_readdressed(&self, record: &Value) -> bool {
-        let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
-        let assigned = self.checkpoint(&path).map(|config| config.id);
-        let is_banned = |id| crate::model::banned(&self.world.bad_configs()).contains(&id);
-        self.under_way == Some("readdress")
-            && self.report().is_some_and(|report| report.config.state == "fallback")
-            && assigned.is_some_and(|id| !is_banned(id))
+    /// A fallback runs, and what is assigned is another object's payload now, which nothing bans: it is tried next, even if
+    /// the fallback crashes before that.
+    fn may_try_renamed(&self, record: &Value) -> bool {
+        let assigned = self.named(record).map(Config::judged);
+        let running = self.model.run.as_ref().and_then(|run| run.config).map(|config| config.id);
+        let is_banned = |judged| crate::model::banned(&self.world.bad_configs()).contains(&judged);
+        self.under_way == Some("note-source")
+            && assigned.is_some_and(|judged| running != Some(judged.1) && !is_banned(judged))
     }
 
-    /// The same payload under another object: what it went through goes with it.
-    pub(super) fn readdressed(&mut self, record: &Value) {
-        let Some(run) = &self.model.run else { return };
-        let Some(running) = run.config else { return };
-        let path = format!("checkpoints/{}/{}", text(record, "/uid"), text(record, "/resourceVersion"));
-        let Some(config) = self.checkpoint(&path) else { return };
-        if config.max_pods == running.max_pods && config.id != running.id {
-            let since = run.since;
-            let counts_must_follow = self.report().is_some_and(|report| report.config.state != "fallback");
-            self.model.ran(self.world.mono(), &self.designs);
-            let past = self.model.past.get(&running.id).cloned().unwrap_or_default();
-            self.model.past.insert(config.id, past);
-            if let Some(run) = &mut self.model.run {
-                run.config = Some(config);
-                run.since = self.world.mono().max(since);
-                run.ahead_of_its_counts = counts_must_follow;
-            }
+    /// The same payload under another object: what it went through goes with it, verdicts do not.
+    fn renamed(&mut self, record: &Value) {
+        let Some(config) = self.named(record) else { return };
+        let running = self.model.run.as_mut().and_then(|run| run.config.as_mut());
+        if let Some(running) = running.filter(|running| running.id == config.id) {
+            running.object = config.object;
         }
     }
 
     /// The contents of this UID are about to be forgiven.
     pub(super) fn forgiven_ids(&mut self, bad: &Value, uid: &str) {
+        let object = Digest::of(uid.as_bytes());
         let contents = bad[uid]["contents"].as_object().into_iter().flatten();
-        self.model.forgiving.extend(contents.filter_map(|(id, _)| ConfigId::parse(id)));
+        self.model.forgiving.extend(contents.filter_map(|(id, _)| Some((object, ConfigId::parse(id)?))));
         if self.mutant == Some(Mutant::NeverForgiven) {
             // counts that condemn come back from nowhere
-            let Some(id) = self.model.forgiving.iter().next().copied() else { return };
+            let Some((_, id)) = self.model.forgiving.iter().next().copied() else { return };
             let stamps = vec!["2026-11-21T01:00:00Z"; STARTUPS];
             let record = json!({
                 "id": id.to_string(), "ran_ms": 0, "contact": false, "startups": stamps, "cuts": 0, "open": null,
