@@ -231,9 +231,11 @@ fn write_failed(error: WriteError, kind: &'static Kind, name: &str) -> ApiError 
         WriteError::Busy => {
             ApiError::too_many_requests("too many changes wait for the disk, please try again later")
         }
+        WriteError::Held => crowded(kind, name),
         WriteError::Closed => ApiError::unavailable("the hub is shutting down"),
     }
 }
+
 /// Not a conflict: the request is valid and will succeed a second later.
 fn crowded(kind: &Kind, name: &str) -> ApiError {
     let what = kind.resource_name();

@@ -46,7 +46,7 @@ fn living(server: &Server) -> Vec<Check> {
 fn serving(server: &Server) -> Vec<Check> {
     let health = server.hub.writer().health();
     let writable = health.failing().map(|(failing, since)| {
-        format!("{}: since {} s, {}", failing.sort.name(), since.as_secs(), failing.sort.consequence())
+        format!("{}: since {} s, {}", failing.sort.name(), since.as_secs(), failing.consequence())
     });
     let stalled = health.oldest_unfinished_commit();
     let commits = (stalled >= STALL).then(|| {

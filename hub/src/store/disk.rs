@@ -205,6 +205,13 @@ impl Store for DiskStore {
         }
     }
 
+    fn trial(&mut self) -> Result<(), StoreError> {
+        match &mut self.state {
+            State::Open { store, .. } => store.trial(),
+            State::Waiting { why, .. } => Err(why.clone()),
+        }
+    }
+
     fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError> {
         match &mut self.state {
             State::Open { store, .. } => store.close(revisions),

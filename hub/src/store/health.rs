@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use kedge_hub_core::state::{Condition, Failing, Refusal, Sort, WriteError};
+use kedge_hub_core::state::{Condition, Effect, Failing, Refusal, Sort, WriteError};
 use kedge_platform::Progress;
 
 use super::StoreError;
@@ -86,10 +86,11 @@ impl Health {
         }
     }
 
-    /// Why no changes are taken, and for how long.
+    /// Why some changes are refused, and for how long they have been.
     pub fn failing(&self) -> Option<(Failing, Duration)> {
-        let failing = self.condition().failing().cloned()?;
-        let since = self.now().saturating_sub(failing.since);
+        let now = self.now();
+        let failing = self.condition().shown(now).cloned()?;
+        let since = now.saturating_sub(failing.since);
         Some((failing, since))
     }
 
@@ -115,7 +116,7 @@ impl Health {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether a change must not be tried now.
+    /// Whether no change of this sort may be tried now: the first look, on the thread of a request.
     pub(super) fn refusal(&self, frees_room: bool) -> Option<WriteError> {
         let stalled = self.oldest_unfinished_commit();
         let refusal = if stalled >= STALL {
@@ -128,6 +129,25 @@ impl Health {
             self.refused.fetch_add(1, Ordering::Relaxed);
             WriteError::Refused(refusal)
         })
+    }
+
+    /// Whether this change may be tried now: the thread's own look, just before it does.
+    pub(super) fn admit(&self, effect: &Effect) -> Result<(), WriteError> {
+        let admitted = self.condition().admit(effect, self.now());
+        admitted.map_err(|refusal| {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            WriteError::Refused(refusal)
+        })
+    }
+
+    /// A change that was admitted is durable.
+    pub(super) fn made(&self, effect: &Effect) {
+        self.condition().made(effect);
+    }
+
+    /// Whether changes are judged by their effect ([`Health::admit`]).
+    pub(super) fn minds_effects(&self) -> bool {
+        self.condition().minds_effects()
     }
 
     pub(super) fn is_failing(&self) -> bool {
@@ -145,6 +165,18 @@ impl Health {
         // the disk takes as long as it takes
         self.turn(Progress::idle);
         Busy(self)
+    }
+
+    /// Counts a failure of which only changes to objects of so many bytes are to blame.
+    pub(super) fn too_large(&self, error: &StoreError, bytes: usize) {
+        self.failures[error.sort as usize].fetch_add(1, Ordering::Relaxed);
+        self.condition().too_large(bytes, error.message.clone(), self.now());
+    }
+
+    /// Counts a failure that is the fault of one change. Whether to log it.
+    pub(super) fn odd(&self, error: &StoreError) -> bool {
+        self.failures[error.sort as usize].fetch_add(1, Ordering::Relaxed);
+        self.condition().odd(self.now())
     }
 
     /// Counts a failure and begins its pause; `freeing`: of a commit that would only have freed room.

@@ -48,6 +48,10 @@ pub trait Store: Send {
     fn probe(&mut self) -> Result<(), StoreError> {
         Ok(())
     }
+    /// After a commit that failed: whether small changes can be made durable now.
+    fn trial(&mut self) -> Result<(), StoreError> {
+        self.probe()
+    }
     /// Why it takes no changes from the start.
     fn unwritable(&self) -> Option<&StoreError> {
         None

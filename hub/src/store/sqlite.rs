@@ -314,7 +314,7 @@ impl Sqlite {
         match self.commit_all(&mut rows, changes, reserved, &mut committing) {
             Ok(()) => rows.commit(),
             // while the disk is full every change fails here, and reading all rows again each time would keep the disk busy
-            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => {
+            Err(error) if is_about_room(&error) && (!committing || is_before_the_log(&error)) => {
                 rows.roll_back();
                 self.rows = Some(rows);
                 return Err(failed("write", &self.path, &error));
@@ -401,6 +401,14 @@ impl Sqlite {
         Ok(())
     }
 
+    /// As it is, and flushed.
+    fn write_one_page(&self) -> Result<(), StoreError> {
+        self.connection
+            .execute("UPDATE meta SET value = value WHERE key = 'schema'", [])
+            .map(|_| ())
+            .map_err(|error| self.broken(failed("write", &self.path, &error)))
+    }
+
     /// After a flush that failed, what SQLite and the system hold of the files is not read again by this process: not even to fold the
     /// log when the store is closed.
     fn broken(&self, error: StoreError) -> StoreError {
@@ -470,11 +478,13 @@ impl Store for Sqlite {
             outcome => outcome?,
         }
         self.has_room()?;
-        // rewrites and flushes one page
-        self.connection
-            .execute("UPDATE meta SET value = value WHERE key = 'schema'", [])
-            .map(|_| ())
-            .map_err(|error| self.broken(failed("write", &self.path, &error)))
+        self.write_one_page()
+    }
+
+    /// Without folding the log, for which there may be no room: a commit that failed leaves its part of it to the next ones.
+    fn trial(&mut self) -> Result<(), StoreError> {
+        self.keeps_free(ROOM_PAGES)?;
+        self.write_one_page()
     }
 
     fn close(&mut self, revisions: Spaces<u64>) -> Result<(), StoreError> {
@@ -497,6 +507,12 @@ fn pages_of(changes: &[Change<'_>]) -> u64 {
         Change::Delete { .. } => 0,
     };
     changes.iter().map(|change| bytes(change) / PAGE_BYTES + 2).sum()
+}
+
+/// Whether SQLite refuses with this what it could not place, and not what contradicts the rows.
+fn is_about_room(error: &rusqlite::Error) -> bool {
+    use ErrorCode::{DiskFull, OutOfMemory, TooBig};
+    matches!(error.sqlite_error_code(), Some(DiskFull | TooBig | OutOfMemory))
 }
 
 /// Whether SQLite refuses with this before the last page of a transaction is in the log: then no start can find it there.

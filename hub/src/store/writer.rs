@@ -4,20 +4,20 @@
 //! Always holds: a durable change is visible and acknowledged after the commit that holds it was flushed; a renewal is made on the thread
 //! that asks for it and waits for none of that; every change that was submitted is answered. A commit that failed is not tried again:
 //! its changes are answered, "not made" when that is certain, and those that come meanwhile are refused at once until a probe has
-//! succeeded ([`Health`]). A flush that failed ends the thread, and with it the process: only another one can know what the disk has.
+//! succeeded ([`Health`]). Only if a small change can be made at once, one of them is at fault: the others are made. A flush that failed ends the thread, and with it the process: only another one can know what the disk has.
 //! Left to others: which revision a change gets, what a commit holds, how long to pause (`state`), the file (`sqlite`).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use kedge_hub_core::kinds::{KINDS, LEASE};
+use kedge_hub_core::kinds::{KINDS, Kind, LEASE};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::Renewal;
 use kedge_hub_core::state::{
-    Batch, Changed, Commit, FLUSH, Order, Renewed, Restored, Sort, Spaces, Write, WriteError, frees_room,
-    may_free_room, restore,
+    Batch, Changed, Commit, Effect, Expect, FLUSH, Leases, Order, Renewed, Require, Restored, SMALL_BYTES,
+    Sort, Spaces, Write, WriteError, may_free_room, restore,
 };
 use kedge_platform::Progress;
 use time::OffsetDateTime;
@@ -25,7 +25,7 @@ use time::OffsetDateTime;
 use super::health::Health;
 use super::{Store, StoreError};
 use crate::fresh::fresh;
-use crate::memory::Memory;
+use crate::memory::{Memory, Sender};
 
 /// Changes in one commit.
 const BATCH: usize = 2048;
@@ -38,6 +38,13 @@ const QUEUE: usize = 4096;
 const FLUSH_PIECE: usize = 2000;
 /// Wait after a failed flush of renewals, so that a full disk is not hammered.
 const FLUSH_RETRY: Duration = Duration::from_secs(5);
+
+/// The longest time that renewals of one Lease wait for a change of it ([`Leases::stage`]): a disk that stalls must not keep a node from
+/// renewing.
+const HOLD: Duration = Duration::from_secs(1);
+
+/// Commits that fail, at most, while the changes at fault are looked for in one: two of 2048 are found.
+const SIFT_TRIES: u32 = 24;
 
 /// The result of a change.
 pub type Outcome = Result<Arc<Object>, WriteError>;
@@ -128,14 +135,13 @@ impl Writer {
         let alive = Arc::new(AtomicBool::new(true));
         let ended = Arc::new(tokio::sync::Notify::new());
         let guard = EndGuard { alive: alive.clone(), ended: ended.clone() };
-        let names = KINDS.iter().map(|kind| kind.resource_name()).collect();
         let mut worker = Worker {
             store,
             memory: memory.clone(),
             counters: counters.clone(),
             health: health.clone(),
             order,
-            names,
+            names: KINDS.iter().map(|kind| kind.resource_name()).collect(),
             flush_at: Instant::now() + FLUSH,
         };
         let thread = std::thread::Builder::new()
@@ -153,18 +159,26 @@ impl Writer {
         if !self.is_alive() {
             return Err(WriteError::Closed);
         }
-        let renewed = self.memory.leases_mut().renew(write)?;
+        let renewed = self.leases_for_a_renewal().renew(write)?;
         self.counters.volatile.fetch_add(1, Ordering::Relaxed);
         Ok(renewed)
     }
 
     /// The same in the plain form; `None`: it has to be made the general way.
     pub fn renew_plainly(&self, namespace: &str, name: &str, renewal: &Renewal) -> Option<Outcome> {
-        let renewed = self.memory.leases_mut().renew_plainly(&LEASE, namespace, name, renewal)?;
+        let renewed = self.leases_for_a_renewal().renew_plainly(&LEASE, namespace, name, renewal)?;
         Some(renewed.map(|Renewed { object, changed }| {
             self.counters.volatile.fetch_add(u64::from(changed), Ordering::Relaxed);
             object
         }))
+    }
+
+    fn leases_for_a_renewal(&self) -> RwLockWriteGuard<'_, Leases<Sender>> {
+        let mut leases = self.memory.leases_mut();
+        if leases.holds_renewals() && self.health.oldest_unfinished_commit() >= HOLD {
+            leases.release();
+        }
+        leases
     }
 
     /// Hands a durable change to the thread. `reply` is called in every case, unless the change is taken back.
@@ -229,12 +243,51 @@ impl Drop for EndGuard {
     }
 }
 
-/// A staged change that waits for its commit.
+/// A staged change that waits for its commit, and what it takes to stage it again.
 struct Waiting {
     reply: Reply,
+    /// As the change leaves it.
     object: Arc<Object>,
-    /// The change itself if it frees room: it is tried again without the others when there is none.
-    frees: Option<Write>,
+    kind: &'static Kind,
+    expect: Expect,
+    requires: Vec<Require>,
+    deletes: bool,
+    author: Option<Box<str>>,
+    /// While the store is full: how the change bears on its room.
+    effect: Option<Effect>,
+}
+
+impl Waiting {
+    /// Of the object that it stores.
+    fn bytes(&self) -> usize {
+        if self.deletes { 0 } else { self.object.json.len() }
+    }
+
+    /// The change as it was asked for. Its object has a resourceVersion, which staging sets anyway.
+    fn again(self) -> (Write, Reply) {
+        let Waiting { reply, object, kind, expect, requires, deletes, author, .. } = self;
+        let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
+        let new = (!deletes).then(|| object.value());
+        (Write { kind, namespace, name, expect, requires, new, volatile: false, author }, reply)
+    }
+}
+
+/// A commit that failed, with changes that are to be answered.
+struct Failed {
+    error: StoreError,
+    waiting: Vec<Waiting>,
+    /// It held nothing but changes that free room.
+    freeing: bool,
+    /// It held no renewals.
+    alone: bool,
+}
+
+impl Failed {
+    /// Whether the fault may be that of one change, and nothing was written.
+    fn may_be_a_change(&self) -> bool {
+        let Failed { error, waiting, freeing, .. } = self;
+        !freeing && !waiting.is_empty() && !error.uncertain && matches!(error.sort, Sort::Full | Sort::Other)
+    }
 }
 
 struct Worker {
@@ -337,18 +390,18 @@ impl Worker {
     }
 
     /// The content of one commit. Answers the changes that cannot be made.
-    fn stage(&mut self, writes: &mut std::vec::IntoIter<(Write, Reply)>) -> (Batch, Vec<Waiting>) {
+    fn stage(&mut self, writes: &mut impl Iterator<Item = (Write, Reply)>) -> (Batch, Vec<Waiting>) {
         let (mut batch, mut waiting, mut bytes) = (Batch::default(), Vec::new(), 0);
         while bytes < BATCH_BYTES
             && let Some((write, reply)) = writes.next()
         {
             // staged first: the index is not locked while an answer is given
-            match self.stage_one(&mut batch, write) {
-                Ok((object, frees)) => {
-                    bytes += object.json.len();
-                    waiting.push(Waiting { reply, object, frees });
+            match self.stage_one(&mut batch, write, reply) {
+                Ok(staged) => {
+                    bytes += staged.object.json.len();
+                    waiting.push(staged);
                 }
-                Err(error) => reply(Err(error)),
+                Err((reply, error)) => reply(Err(error)),
             }
         }
         (batch, waiting)
@@ -358,54 +411,86 @@ impl Worker {
         &mut self,
         batch: &mut Batch,
         write: Write,
-    ) -> Result<(Arc<Object>, Option<Write>), WriteError> {
-        let found = || self.memory.get(write.kind, &write.namespace, &write.name);
-        let frees = may_free_room(&write) && frees_room(&write, found().as_deref());
-        if let Some(refused) = self.health.refusal(frees) {
-            return Err(refused);
+        reply: Reply,
+    ) -> Result<Waiting, (Reply, WriteError)> {
+        let (kind, expect, deletes) = (write.kind, write.expect, write.new.is_none());
+        let (requires, author) = (write.requires.clone(), write.author.clone());
+        match self.try_to_stage(batch, write) {
+            Ok((object, effect)) => {
+                Ok(Waiting { reply, object, kind, expect, requires, deletes, author, effect })
+            }
+            Err(error) => Err((reply, error)),
         }
+    }
+
+    fn try_to_stage(
+        &mut self,
+        batch: &mut Batch,
+        write: Write,
+    ) -> Result<(Arc<Object>, Option<Effect>), WriteError> {
         // judged here, because Leases have another lock, and as late as that: the change may have waited for a disk that hung
         if !self.memory.are_unchanged(&write.requires) {
             return Err(WriteError::Mismatch);
         }
-        let again = frees.then(|| write.clone());
+        let found = || self.memory.get(write.kind, &write.namespace, &write.name);
+        let effect = self.health.minds_effects().then(|| Effect::of(&write, found().as_deref()));
+        if let Some(effect) = &effect {
+            self.health.admit(effect)?;
+        }
         let index = self.memory.read();
         let staged = match write.kind.is_renewed() {
             true => self.memory.leases_mut().stage(&index, batch, write)?,
             false => self.order.stage(&index, batch, write)?,
         };
-        Ok((staged, again))
+        Ok((staged, effect))
     }
 
     /// Makes a batch durable and publishes it, with at most so many of the renewals that are due; then answers. Returns whether
     /// everything was made.
     fn commit(&mut self, batch: Batch, waiting: Vec<Waiting>, renewals: usize) -> bool {
+        self.flush(batch, waiting, renewals).is_some()
+    }
+
+    /// The same. Returns how many of the renewals that were due are durable; `None`: the commit failed.
+    fn flush(&mut self, batch: Batch, waiting: Vec<Waiting>, renewals: usize) -> Option<usize> {
         if batch.is_empty() && self.health.is_failing() {
             // renewals stay in memory until a probe has succeeded
-            return false;
+            return None;
         }
-        let renewals = if self.health.is_failing() { 0 } else { renewals };
+        match self.attempt(batch, waiting, renewals) {
+            Ok(flushed) => Some(flushed),
+            Err(failed) => {
+                self.failed(failed);
+                None
+            }
+        }
+    }
+
+    /// One commit; the changes of one that failed are not answered. Returns how many of the renewals that were due are durable.
+    fn attempt(&mut self, batch: Batch, waiting: Vec<Waiting>, renewals: usize) -> Result<usize, Failed> {
+        // on a full disk nothing is staged but what frees room: it alone may use what is kept for it
+        let freeing = self.health.is_failing();
+        let renewals = if freeing { 0 } else { renewals };
         let commit = self.order.commit(&self.memory.leases(), batch, renewals);
-        let Some(commit) = commit else { return true };
-        let freeing = !waiting.is_empty() && waiting.iter().all(|waiting| waiting.frees.is_some());
-        match self.make_durable(&commit, freeing) {
-            Ok(()) => {
-                let changes = self.order.committed(&mut self.memory.leases_mut(), commit);
-                self.publish(changes, waiting);
-                self.tidy();
-                true
-            }
-            Err(error) => {
-                self.failed(&error, waiting, freeing);
-                false
-            }
+        let Some(commit) = commit else { return Ok(0) };
+        let flushed = commit.flushed();
+        if let Err(error) = self.make_durable(&commit, freeing) {
+            self.memory.leases_mut().release();
+            return Err(Failed { error, waiting, freeing, alone: flushed == 0 });
         }
+        let changes = self.order.committed(&mut self.memory.leases_mut(), commit);
+        self.publish(changes, waiting);
+        self.tidy();
+        Ok(flushed)
     }
 
     /// Publishes durable changes and answers them: one answer for each, in their order.
     fn publish(&mut self, changes: Vec<Changed>, waiting: Vec<Waiting>) {
         let (mut others, mut answers, mut overtaken) = (Vec::new(), Vec::new(), Vec::new());
-        for (changed, Waiting { reply, object, .. }) in changes.into_iter().zip(waiting) {
+        for (changed, Waiting { reply, object, effect, .. }) in changes.into_iter().zip(waiting) {
+            if let Some(effect) = effect {
+                self.health.made(&effect);
+            }
             if !changed.kind.is_renewed() {
                 others.push(changed);
                 answers.push((reply, Ok(object)));
@@ -430,10 +515,16 @@ impl Worker {
     /// Replaces the rows of changes of Leases that were renewed while the changes were written: they are the first that are due. Only then
     /// their writers hear that nothing changed: before, a crash would show the changes.
     fn replace(&mut self, overtaken: Vec<Reply>) {
-        let replaced = self.commit(Batch::default(), Vec::new(), overtaken.len());
+        let mut replaced = 0;
+        while replaced < overtaken.len()
+            && let Some(more @ 1..) = self.flush(Batch::default(), Vec::new(), overtaken.len() - replaced)
+        {
+            replaced += more;
+        }
+        let open = || WriteError::Uncertain("a renewal came while it was written".to_owned());
+        let is_replaced = replaced >= overtaken.len();
         for reply in overtaken {
-            let open = || WriteError::Uncertain("a renewal came while it was written".to_owned());
-            reply(Err(if replaced { WriteError::Mismatch } else { open() }));
+            reply(Err(if is_replaced { WriteError::Mismatch } else { open() }));
         }
     }
 
@@ -455,19 +546,86 @@ impl Worker {
         outcome
     }
 
-    /// Answers the changes of a commit that failed. Those that free room are tried once without the others.
-    fn failed(&mut self, error: &StoreError, waiting: Vec<Waiting>, freeing: bool) {
-        self.note(error, freeing, waiting.len());
-        let again = error.sort == Sort::Full && !freeing;
+    /// Answers the changes of a commit that failed. If the store works all the same, one of them is at fault.
+    fn failed(&mut self, failed: Failed) {
+        if !failed.may_be_a_change() {
+            return self.give_up(failed);
+        }
+        let health = self.health.clone();
+        let busy = health.busy();
+        let tried = self.store.trial();
+        drop(busy);
+        match tried {
+            Ok(()) => self.sift(failed, &mut { SIFT_TRIES }),
+            Err(error) => {
+                if error.sort == Sort::Flush {
+                    self.note(&error, false, 0);
+                }
+                self.give_up(failed);
+            }
+        }
+    }
+
+    /// Makes the changes that are not at fault: by halves, those of small objects first.
+    fn sift(&mut self, mut failed: Failed, tries: &mut u32) {
+        if !failed.may_be_a_change() {
+            return self.give_up(failed);
+        }
+        failed.waiting.sort_by_key(Waiting::bytes);
+        if *tries == 0 || (failed.alone && failed.waiting.len() == 1) {
+            return self.blame(failed);
+        }
+        *tries -= 1;
+        let mut first = failed.waiting;
+        let rest = if failed.alone { first.split_off(first.len() / 2) } else { Vec::new() };
+        for part in [first, rest] {
+            let mut writes = part.into_iter().map(Waiting::again);
+            while writes.len() > 0 {
+                let (batch, waiting) = self.stage(&mut writes);
+                if let Err(failed) = self.attempt(batch, waiting, 0) {
+                    self.sift(failed, tries);
+                }
+            }
+        }
+    }
+
+    /// Refuses the changes that are at fault, unless there is not even room for small ones.
+    fn blame(&mut self, failed: Failed) {
+        let Failed { error, waiting, .. } = &failed;
+        let smallest = waiting.iter().map(Waiting::bytes).min().unwrap_or(0);
+        let log = match error.sort {
+            Sort::Full if smallest < SMALL_BYTES => return self.give_up(failed),
+            Sort::Full => {
+                self.health.too_large(error, smallest);
+                true
+            }
+            _ => self.health.odd(error),
+        };
+        if log {
+            log::error!("{error}; {} changes were not made, others are", waiting.len());
+        }
+        failed.waiting.into_iter().for_each(|change| (change.reply)(Err(answer_to(&failed.error))));
+    }
+
+    /// The store takes no changes; on a full disk those that free room are tried once without the others.
+    fn give_up(&mut self, failed: Failed) {
+        let Failed { error, waiting, freeing, .. } = failed;
+        self.note(&error, freeing, waiting.len());
+        if error.sort != Sort::Full || freeing {
+            return waiting.into_iter().for_each(|change| (change.reply)(Err(answer_to(&error))));
+        }
         let (mut batch, mut retried) = (Batch::default(), Vec::new());
-        for Waiting { reply, frees, .. } in waiting {
-            let answer = match frees.filter(|_| again) {
-                None => Err(answer_to(error)),
-                Some(write) => self.stage_one(&mut batch, write),
-            };
-            match answer {
-                Ok((object, frees)) => retried.push(Waiting { reply, object, frees }),
-                Err(error) => reply(Err(error)),
+        for change in waiting {
+            let (write, reply) = change.again();
+            if !may_free_room(&write) {
+                reply(Err(answer_to(&error)));
+                continue;
+            }
+            match self.stage_one(&mut batch, write, reply) {
+                Ok(staged) => retried.push(staged),
+                // it takes room, like the others
+                Err((reply, WriteError::Refused(_))) => reply(Err(answer_to(&error))),
+                Err((reply, other)) => reply(Err(other)),
             }
         }
         if !retried.is_empty() {
@@ -553,7 +711,7 @@ mod tests {
     use crate::store::{Change, Marks, Record};
     use kedge_hub_core::kinds::{Kind, NODE};
     use kedge_hub_core::selector::Selection;
-    use kedge_hub_core::state::{Expect, RESERVE, UNRESERVED, WatchRefused};
+    use kedge_hub_core::state::{Expect, MAX_OBJECT_BYTES, RESERVE, UNRESERVED, WatchRefused};
     use serde_json::{Value, json};
     use std::collections::HashMap;
     use std::sync::{Condvar, Mutex, MutexGuard, mpsc};
@@ -572,6 +730,10 @@ mod tests {
         /// Commits and probes, also those that failed.
         tries: usize,
         fails: Option<StoreError>,
+        /// Bytes of objects for which a commit has room.
+        room: Option<usize>,
+        /// The name of an object that it does not take.
+        odd: Option<&'static str>,
         /// Room for changes that free some.
         reserve: bool,
         /// The store's operations wait while this is set.
@@ -665,7 +827,18 @@ mod tests {
             changes: &[Change<'_>],
             reserved: Option<Spaces<u64>>,
         ) -> Result<(), StoreError> {
-            Fake::make(&mut *self.turn(false)?, changes, reserved);
+            let mut disk = self.turn(false)?;
+            let put = changes.iter().filter_map(|change| match change {
+                Change::Put { name, json, .. } => Some((*name, json.len())),
+                Change::Delete { .. } => None,
+            });
+            if disk.room.is_some_and(|room| put.clone().map(|(_, bytes)| bytes).sum::<usize>() > room) {
+                return Err(fault(Sort::Full).unwrap());
+            }
+            if put.clone().any(|(name, _)| disk.odd == Some(name)) {
+                return Err(fault(Sort::Other).unwrap());
+            }
+            Fake::make(&mut disk, changes, reserved);
             Ok(())
         }
 
@@ -910,6 +1083,219 @@ mod tests {
         assert!(memory.get(&NODE, "", "c").is_some());
     }
 
+    /// The thread's work, done by the test.
+    fn worker(disk: &Fake) -> Worker {
+        let mut records = Vec::new();
+        let marks = disk.clone().load(&mut |record| records.push(record)).unwrap();
+        let Restored { index, leases, order, desired, .. } = restore(marks, records).unwrap();
+        Worker {
+            store: Box::new(disk.clone()),
+            memory: Arc::new(Memory::new(index, leases, desired)),
+            counters: Arc::default(),
+            health: Arc::default(),
+            order,
+            names: KINDS.iter().map(|kind| kind.resource_name()).collect(),
+            flush_at: Instant::now() + FLUSH,
+        }
+    }
+
+    /// A change for it, and its answer.
+    fn asked(
+        kind: &'static Kind,
+        name: &str,
+        expect: Expect,
+        new: Option<Value>,
+    ) -> ((Write, Reply), mpsc::Receiver<Outcome>) {
+        let (answer, answered) = mpsc::channel();
+        let (namespace, name, requires) = (String::new(), name.to_owned(), Vec::new());
+        let write = Write { kind, namespace, name, expect, requires, new, volatile: false, author: None };
+        ((write, Box::new(move |outcome| answer.send(outcome).unwrap())), answered)
+    }
+
+    impl Worker {
+        /// Does the changes together.
+        fn make_all(&mut self, changes: Vec<(&'static Kind, &str, Expect, Option<Value>)>) -> Vec<Outcome> {
+            let asked = changes.into_iter().map(|(kind, name, expect, new)| asked(kind, name, expect, new));
+            let (writes, answers): (Vec<_>, Vec<_>) = asked.unzip();
+            self.process(writes);
+            answers.into_iter().map(|answer| answer.recv().unwrap()).collect()
+        }
+
+        fn make(&mut self, kind: &'static Kind, name: &str, expect: Expect, new: Option<Value>) -> Outcome {
+            self.make_all(vec![(kind, name, expect, new)]).remove(0)
+        }
+
+        fn renew(&self, name: &str, new: Option<Value>) -> u64 {
+            let revision = self.memory.get(&LEASE, "", name).unwrap().revision;
+            let (expect, namespace, name) = (Expect::Revision(revision), String::new(), name.to_owned());
+            let (kind, requires) = (&LEASE, Vec::new());
+            let renewal =
+                Write { kind, namespace, name, expect, requires, new, volatile: true, author: None };
+            self.memory.leases_mut().renew(renewal).unwrap().revision
+        }
+    }
+
+    #[test]
+    fn deletion_on_a_full_disk_goes_without_renewals() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        let node = worker.make(&NODE, "n", Expect::Absent, object("n")).unwrap();
+        worker.make(&LEASE, "l", Expect::Absent, object("l")).unwrap();
+        worker.renew("l", object("l"));
+        {
+            let mut disk = disk.disk();
+            (disk.fails, disk.reserve) = (fault(Sort::Full), true);
+            disk.changes.clear();
+        }
+        worker.flush_at = Instant::now();
+        worker.make(&NODE, "n", Expect::Revision(node.revision), None).unwrap();
+        assert_eq!(disk.disk().changes, [1], "what is kept for deletions took a renewal");
+        assert_eq!(worker.memory.leases().unsaved(), 1);
+        disk.fail(None);
+        worker.probe();
+        worker.flush_at = Instant::now();
+        worker.process(Vec::new());
+        assert_eq!((worker.memory.leases().unsaved(), disk.disk().changes.last()), (0, Some(&1)));
+    }
+
+    fn padded(name: &str, bytes: usize) -> Option<Value> {
+        Some(json!({"metadata": {"name": name, "annotations": {"x": "x".repeat(bytes)}}}))
+    }
+
+    #[test]
+    fn object_without_room_stops_no_other() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        worker.make(&LEASE, "l", Expect::Absent, object("l")).unwrap();
+        worker.renew("l", object("l"));
+        worker.flush_at = Instant::now();
+        disk.disk().room = Some(500_000);
+        let sizes = [10, 700_000, 100_000, 20, 900_000];
+        let names = ["a", "b", "c", "d", "e"];
+        let add = |(name, bytes): (&'static str, usize)| (&NODE, name, Expect::Absent, padded(name, bytes));
+        let made = worker.make_all(names.into_iter().zip(sizes).map(add).collect());
+        assert_eq!(made.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true, true, false]);
+        assert!(made.iter().flatten().all(|made| worker.memory.get(&NODE, "", &made.name).is_some()));
+        assert!(!worker.health.is_failing());
+        assert!(worker.health.failing().is_some(), "it is shown");
+        // no more tries while it is so, and all others are made
+        let tries = disk.disk().tries;
+        for number in 0..100 {
+            worker.make(&NODE, "f", Expect::Absent, padded("f", 900_000)).unwrap_err();
+            let name = format!("n{number}");
+            worker.make(&NODE, &name, Expect::Absent, object(&name)).unwrap();
+        }
+        // a commit and a probe more whenever the pause ended: on a slow machine
+        assert!(disk.disk().tries - tries < 100 + 20, "{} tries", disk.disk().tries - tries);
+        // no room for small ones: it is full
+        disk.disk().room = Some(0);
+        let refused = worker.make(&NODE, "g", Expect::Absent, object("g"));
+        assert!(matches!(refused, Err(WriteError::Failed(_))), "{refused:?}");
+        assert!(worker.health.is_failing());
+    }
+
+    #[test]
+    fn change_that_the_store_does_not_take_stops_no_other() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        disk.disk().odd = Some("n7");
+        let names: Vec<_> = (0..100).map(|number| format!("n{number}")).collect();
+        for _ in 0..2 {
+            let tries = disk.disk().tries;
+            let add = |name: &String| {
+                let present = worker.memory.get(&NODE, "", name);
+                let expect = present.map_or(Expect::Absent, |found| Expect::Revision(found.revision));
+                (asked(&NODE, name, expect, object(name)), name.clone())
+            };
+            let asked: Vec<_> = names.iter().map(add).collect();
+            let (mut writes, mut answers) = (Vec::new(), Vec::new());
+            for ((write, answer), name) in asked {
+                writes.push(write);
+                answers.push((answer, name));
+            }
+            worker.process(writes);
+            for (answer, name) in answers {
+                let made = answer.recv().unwrap();
+                assert_eq!(made.is_ok(), name != "n7", "{name}: {made:?}");
+            }
+            assert!(worker.health.failing().is_none());
+            assert!(disk.disk().tries - tries < 20, "{} tries", disk.disk().tries - tries);
+        }
+        // a store that takes none is at fault itself
+        disk.fail(fault(Sort::Other));
+        let refused = worker.make(&NODE, "x", Expect::Absent, object("x"));
+        assert!(matches!(refused, Err(WriteError::Failed(_))), "{refused:?}");
+        assert!(worker.health.is_failing());
+    }
+
+    #[test]
+    fn deletions_find_the_reserve_however_ending_objects_grow() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        let ending = |bytes: usize| {
+            let meta = json!({"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": {"x": "x".repeat(bytes)}});
+            Some(json!({ "metadata": meta }))
+        };
+        let mut revision = worker.make(&NODE, "n", Expect::Absent, ending(0)).unwrap().revision;
+        {
+            let mut disk = disk.disk();
+            (disk.fails, disk.reserve) = (fault(Sort::Full), true);
+        }
+        let (mut bytes, mut grown) = (0, 0);
+        let refused = loop {
+            match worker.make(&NODE, "n", Expect::Revision(revision), ending(bytes + 4000)) {
+                Ok(made) => (revision, bytes) = (made.revision, bytes + 4000),
+                Err(refused) => break refused,
+            }
+            grown += 1;
+            assert!(grown < 1000, "it grows for ever");
+        };
+        assert!(
+            matches!(&refused, WriteError::Refused(why) if why.why.contains("have grown")),
+            "{refused:?}"
+        );
+        assert!(grown > 10, "{grown} changes");
+        worker.make(&NODE, "n", Expect::Revision(revision), ending(bytes)).unwrap();
+        let revision = worker.memory.get(&NODE, "", "n").unwrap().revision;
+        worker.make(&NODE, "n", Expect::Revision(revision), None).unwrap();
+    }
+
+    #[test]
+    fn large_renewals_are_written_in_pieces_also_in_place_of_others() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        let large = |name: &str| {
+            let text = "x".repeat(MAX_OBJECT_BYTES - 1000);
+            Some(json!({"metadata": {"name": name, "annotations": {"x": text}}}))
+        };
+        let names = ["a", "b", "c", "d", "e"];
+        for name in names {
+            worker.make(&LEASE, name, Expect::Absent, large(name)).unwrap();
+        }
+        for name in names {
+            worker.renew(name, large(name));
+        }
+        disk.disk().changes.clear();
+        worker.flush_at = Instant::now();
+        while worker.flush_at <= Instant::now() {
+            worker.process(Vec::new());
+        }
+        assert_eq!(disk.disk().changes, [2, 2, 1]);
+        // renewed between the judgement of a change and its commit
+        let revision = |worker: &Worker, name: &str| worker.memory.get(&LEASE, "", name).unwrap().revision;
+        let small = |name| Some(json!({"metadata": {"name": name}, "spec": {"holderIdentity": "x"}}));
+        let asked =
+            names.map(|name| asked(&LEASE, name, Expect::Revision(revision(&worker, name)), small(name)));
+        let (writes, answers): (Vec<_>, Vec<_>) = asked.into_iter().unzip();
+        let (batch, waiting) = worker.stage(&mut writes.into_iter());
+        let renewed = names.map(|name| worker.renew(name, large(name)));
+        worker.commit(batch, waiting, 0);
+        assert!(answers.iter().all(|answer| matches!(answer.recv().unwrap(), Err(WriteError::Mismatch))));
+        assert_eq!(names.map(|name| disk.stored(name).unwrap().0), renewed);
+        assert_eq!(disk.disk().changes, [2, 2, 1, 5, 2, 2, 1]);
+    }
+
     #[test]
     fn failed_flush_leaves_the_outcome_open_and_ends() {
         let disk = Fake::default();
@@ -1039,6 +1425,77 @@ mod tests {
         assert_eq!(changed.value()["metadata"]["resourceVersion"], changed.revision.to_string());
         writer.close();
         assert_eq!(disk.stored("l").unwrap().0, changed.revision);
+    }
+
+    /// A node that renews without a pause can neither keep its Lease from being changed, nor be kept from renewing by a disk that stalls.
+    #[test]
+    fn change_of_a_lease_wins_against_a_flood_of_renewals() {
+        let disk = Fake::default();
+        let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        for name in ["l", "other"] {
+            write(&writer, &LEASE, name, Expect::Absent, object(name)).unwrap();
+        }
+        let revision = |name| memory.get(&LEASE, "", name).unwrap().revision;
+        let mut overtaken = 0;
+        let refused = loop {
+            disk.block();
+            let answered = submit(&writer, &LEASE, "l", Expect::Revision(revision("l")), None);
+            disk.wait_until_it_waits();
+            let renewed = renew(&writer, "l", revision("l"));
+            renew(&writer, "other", revision("other")).unwrap();
+            if renewed.is_err() {
+                // the disk stalls
+                while writer.health().oldest_unfinished_commit() < HOLD {
+                    std::thread::yield_now();
+                }
+                renew(&writer, "l", revision("l")).unwrap();
+            }
+            disk.go_on();
+            assert!(matches!(answered.recv().unwrap(), Err(WriteError::Mismatch)));
+            overtaken += 1;
+            if let Err(refused) = renewed {
+                break refused;
+            }
+            assert!(overtaken < 64, "renewals always win");
+        };
+        assert!(matches!(refused, WriteError::Held), "{refused:?}");
+        disk.block();
+        let answered = submit(&writer, &LEASE, "l", Expect::Revision(revision("l")), None);
+        disk.wait_until_it_waits();
+        assert!(matches!(renew(&writer, "l", revision("l")), Err(WriteError::Held)));
+        disk.go_on();
+        answered.recv().unwrap().unwrap();
+        // nothing stays held, and the count begins anew
+        write(&writer, &LEASE, "l", Expect::Absent, object("l")).unwrap();
+        renew(&writer, "l", revision("l")).unwrap();
+        disk.block();
+        let answered = submit(&writer, &LEASE, "l", Expect::Revision(revision("l")), None);
+        disk.wait_until_it_waits();
+        renew(&writer, "l", revision("l")).unwrap();
+        disk.go_on();
+        assert!(matches!(answered.recv().unwrap(), Err(WriteError::Mismatch)));
+    }
+
+    #[test]
+    fn failed_change_of_a_contested_lease_holds_nothing() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        worker.make(&LEASE, "l", Expect::Absent, object("l")).unwrap();
+        for _ in 0..64 {
+            let revision = worker.memory.get(&LEASE, "", "l").unwrap().revision;
+            let (write, answer) = asked(&LEASE, "l", Expect::Revision(revision), None);
+            let (batch, waiting) = worker.stage(&mut vec![write].into_iter());
+            if worker.memory.leases().holds_renewals() {
+                disk.fail(fault(Sort::Io));
+                worker.commit(batch, waiting, 0);
+                answer.recv().unwrap().unwrap_err();
+                worker.renew("l", object("l"));
+                return;
+            }
+            worker.renew("l", object("l"));
+            worker.commit(batch, waiting, 0);
+        }
+        panic!("renewals always win");
     }
 
     #[test]

@@ -3,8 +3,11 @@
 //! Owns: the sorts of failures, the pause after each, and which change may be tried meanwhile. Always holds: after a failed commit no
 //! other is tried before its pause is over, and pauses grow up to [`LONGEST_PAUSE`], also when commits in between succeed; so the
 //! number of failed commits, and of lines about them, does not depend on how many clients write. On a full disk changes that free
-//! room have a pause of their own. Left to others: the clock (times are given), the disk, and the answers.
+//! room have a pause of their own, and what they may add meanwhile is bounded ([`Growth`]), so that deletions always find room.
+//! A change that is too large for what room there is stops no smaller one. Left to others: the clock (times are given), the disk, which
+//! of several changes is at fault, and the answers.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -81,9 +84,17 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A failure this long after the last one starts with the first pause again.
 const FORGOTTEN: Duration = Duration::from_secs(120);
-/// An object that is being deleted may grow by this much on a full disk: its deletion time, finalizers, the last status of a pod. So may
-/// the list of revoked credentials, by the entries of several nodes.
+/// An object that is being deleted may grow by this much in one change on a full disk: its deletion time, finalizers, the last status
+/// of a pod. So may the list of revoked credentials, by the entries of several nodes.
 const GROWTH_BYTES: usize = 4 * 1024;
+/// Objects that are being deleted may grow by this much together while the store is full: an eighth of the pages that the file keeps for
+/// deletions. As much again is for objects that are charged to nodes.
+const ALL_GROWTH_BYTES: usize = 256 * 1024;
+/// The objects of one node may grow by this much: a whole last status each for some pods.
+const HOLDER_GROWTH_BYTES: usize = 32 * 1024;
+
+/// A change of a smaller object for which there is no room means that the store is full. A Node with its status has about 20 KiB.
+pub const SMALL_BYTES: usize = 64 * 1024;
 
 /// What the last commits have shown.
 #[derive(Debug, Default)]
@@ -91,6 +102,109 @@ pub struct Condition {
     failing: Option<Failing>,
     usual: Pause,
     freeing: Pause,
+    growth: Growth,
+    tight: Option<Tight>,
+    large: Pause,
+    odd: Pause,
+}
+
+/// There is room, but not for large objects.
+#[derive(Debug)]
+struct Tight {
+    shown: Failing,
+    from_bytes: usize,
+    /// By deletions since.
+    freed: usize,
+}
+
+/// How a change bears on the room in the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// It needs room, for an object of so many bytes.
+    Takes(usize),
+    /// It leads to room: a deletion, or a change of an object that is being deleted which hardly grows. A revocation counts as one: a full
+    /// disk must not keep a thief in.
+    Ends(Ending),
+}
+
+/// A step towards the end of an object.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// Bytes of text that the object grows by, or is smaller by.
+    grows: usize,
+    frees: usize,
+    /// The user whom it is charged to.
+    holder: Option<Box<str>>,
+}
+
+impl Effect {
+    pub fn of(write: &Write, current: Option<&Object>) -> Effect {
+        let before = current.map_or(0, |object| object.json.len());
+        let holder = current.and_then(|object| object.holder.clone());
+        let Some(new) = &write.new else { return Effect::Ends(Ending { grows: 0, frees: before, holder }) };
+        let (after, revokes) = (bytes(new), is_revocation(write));
+        let ends = current.is_some() && !text(new, &["metadata", "deletionTimestamp"]).is_empty();
+        if !(ends || revokes) || after > before + GROWTH_BYTES {
+            return Effect::Takes(after);
+        }
+        if revokes {
+            // not counted: what others let grow must not keep a thief in, and the list has a limit of its own
+            return Effect::Ends(Ending::default());
+        }
+        Effect::Ends(Ending {
+            grows: after.saturating_sub(before),
+            frees: before.saturating_sub(after),
+            holder,
+        })
+    }
+}
+
+/// Bytes by which objects that are being deleted grew while the store was full. What deletions free counts against it, so a namespace of
+/// any size can be deleted. The objects of one node cannot use up what others need, nor can those of all nodes.
+#[derive(Debug, Default)]
+struct Growth {
+    others: usize,
+    charged: usize,
+    holders: BTreeMap<Box<str>, usize>,
+}
+
+impl Growth {
+    /// Whether the object may grow; counts it then.
+    fn take(&mut self, ending: &Ending) -> bool {
+        let Some(holder) = ending.holder.as_ref().filter(|_| ending.grows > 0) else {
+            return add(&mut self.others, ending.grows, ALL_GROWTH_BYTES);
+        };
+        let own = self.holders.get(holder).copied().unwrap_or(0);
+        let fits = own + ending.grows <= HOLDER_GROWTH_BYTES
+            && add(&mut self.charged, ending.grows, ALL_GROWTH_BYTES);
+        if fits {
+            self.holders.insert(holder.clone(), own + ending.grows);
+        }
+        fits
+    }
+
+    fn give_back(&mut self, ending: &Ending) {
+        let Some(holder) = &ending.holder else {
+            self.others = self.others.saturating_sub(ending.frees);
+            return;
+        };
+        let Some(own) = self.holders.get_mut(holder) else { return };
+        let back = ending.frees.min(*own);
+        *own -= back;
+        self.charged -= back;
+        if *own == 0 {
+            self.holders.remove(holder);
+        }
+    }
+}
+
+/// Adds to a sum, if it stays within the limit.
+fn add(sum: &mut usize, more: usize, limit: usize) -> bool {
+    let fits = more == 0 || *sum + more <= limit;
+    if fits {
+        *sum += more;
+    }
+    fits
 }
 
 /// The store takes no changes.
@@ -101,6 +215,18 @@ pub struct Failing {
     pub message: String,
     /// The first failure since it last worked.
     pub since: Duration,
+    /// Only changes to objects of this size or more are refused, for want of room.
+    pub from_bytes: Option<usize>,
+}
+
+impl Failing {
+    /// What goes on meanwhile, for people.
+    pub fn consequence(&self) -> &'static str {
+        match self.from_bytes {
+            Some(_) => "changes of large objects are refused, all others are made",
+            None => self.sort.consequence(),
+        }
+    }
 }
 
 /// A change that is not tried now.
@@ -118,8 +244,12 @@ struct Pause {
 }
 
 impl Pause {
+    fn is_forgotten(&self, now: Duration) -> bool {
+        now.saturating_sub(self.last) > FORGOTTEN
+    }
+
     fn failed(&mut self, now: Duration) {
-        if now.saturating_sub(self.last) > FORGOTTEN {
+        if self.is_forgotten(now) {
             self.failures = 0;
         }
         let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(10)).min(LONGEST_PAUSE);
@@ -132,9 +262,12 @@ impl Pause {
 impl Condition {
     /// A commit, or the try to make one, failed.
     pub fn failed(&mut self, sort: Sort, message: String, now: Duration) {
+        if self.usual.is_forgotten(now) {
+            self.growth = Growth::default();
+        }
         self.usual.failed(now);
         let since = self.failing.as_ref().map_or(now, |failing| failing.since);
-        self.failing = Some(Failing { sort, message, since });
+        self.failing = Some(Failing { sort, message, since, from_bytes: None });
     }
 
     /// A commit of nothing but changes that free room failed, too.
@@ -144,16 +277,47 @@ impl Condition {
             self.usual.failed(now);
         }
         let since = self.failing.as_ref().map_or(now, |failing| failing.since);
-        self.failing = Some(Failing { sort, message, since });
+        self.failing = Some(Failing { sort, message, since, from_bytes: None });
+    }
+
+    /// There was no room for an object of so many bytes, and there is for small ones. For a while those as large as the next lower power of
+    /// two are refused untried: so few steps lead down to [`SMALL_BYTES`] that a client which tries all sizes costs few failed commits.
+    pub fn too_large(&mut self, bytes: usize, message: String, now: Duration) {
+        let since = self.shown(now).map_or(now, |failing| failing.since);
+        let from_bytes = 1 << bytes.max(SMALL_BYTES).ilog2();
+        self.large.failed(now);
+        let shown = Failing { sort: Sort::Full, message, since, from_bytes: Some(from_bytes) };
+        self.tight = Some(Tight { shown, from_bytes, freed: 0 });
+    }
+
+    /// One change failed for a reason of its own. Whether to log it.
+    pub fn odd(&mut self, now: Duration) -> bool {
+        let is_new = now >= self.odd.until;
+        if is_new {
+            self.odd.failed(now);
+        }
+        is_new
     }
 
     /// The store takes changes. Returns what has ended.
     pub fn works(&mut self) -> Option<Failing> {
+        self.tight = None;
         self.failing.take()
     }
 
     pub fn failing(&self) -> Option<&Failing> {
         self.failing.as_ref()
+    }
+
+    /// Why some changes are refused, for people: the large ones, as long as nothing has shown that there is room for them.
+    pub fn shown(&self, now: Duration) -> Option<&Failing> {
+        let tight = self.tight.as_ref().filter(|_| !self.large.is_forgotten(now));
+        self.failing.as_ref().or(tight.map(|tight| &tight.shown))
+    }
+
+    /// Whether changes are judged by their effect.
+    pub fn minds_effects(&self) -> bool {
+        self.failing.is_some() || self.tight.is_some()
     }
 
     /// When to find out whether it works again. A damaged store does not mend itself.
@@ -162,7 +326,7 @@ impl Condition {
         (failing.sort != Sort::Damaged).then_some(self.usual.until)
     }
 
-    /// Whether a change may not be tried now.
+    /// Whether no change of this sort may be tried now.
     pub fn refusal(&self, frees_room: bool, now: Duration) -> Option<Refusal> {
         let failing = self.failing.as_ref()?;
         let frees = frees_room && failing.sort == Sort::Full;
@@ -173,20 +337,52 @@ impl Condition {
         let why = format!("the store is {}: {}", failing.sort.name(), failing.message);
         Some(Refusal { why, retry_after: until.saturating_sub(now).max(FIRST_PAUSE) })
     }
-}
 
-/// Whether a change leads to room: a deletion, or a change of an object that is being deleted which hardly grows. A revocation counts as
-/// one: a full disk must not keep a thief in.
-pub fn frees_room(write: &Write, current: Option<&Object>) -> bool {
-    let Some(new) = &write.new else { return true };
-    let revokes = is_revocation(write);
-    let ends = !text(new, &["metadata", "deletionTimestamp"]).is_empty();
-    let before = match current {
-        Some(current) => current.json.len(),
-        None if revokes => 0,
-        None => return false,
-    };
-    (ends || revokes) && bytes(new) <= before + GROWTH_BYTES
+    /// Whether this change may be tried now; on a full disk what it adds is counted.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn admit(&mut self, effect: &Effect, now: Duration) -> Result<(), Refusal> {
+        let frees = matches!(effect, Effect::Ends(_));
+        if let Some(refusal) = self.refusal(frees, now).or_else(|| self.refusal_of_large(effect, now)) {
+            return Err(refusal);
+        }
+        let (Some(_), Effect::Ends(ending)) = (&self.failing, effect) else { return Ok(()) };
+        if self.growth.take(ending) {
+            return Ok(());
+        }
+        let why =
+            "the store is full, and objects that are being deleted have grown by all that is kept for that";
+        Err(Refusal { why: why.to_owned(), retry_after: LONGEST_PAUSE })
+    }
+
+    fn refusal_of_large(&self, effect: &Effect, now: Duration) -> Option<Refusal> {
+        let (Some(tight), Effect::Takes(bytes)) = (&self.tight, effect) else { return None };
+        if *bytes < tight.from_bytes || now >= self.large.until {
+            return None;
+        }
+        let (message, kib) = (&tight.shown.message, tight.from_bytes / 1024);
+        let why = format!("the store is full: {message}; objects of less than {kib} KiB may still be stored");
+        Some(Refusal { why, retry_after: (self.large.until - now).max(FIRST_PAUSE) })
+    }
+
+    /// A change that was admitted is durable.
+    pub fn made(&mut self, effect: &Effect) {
+        if let Effect::Ends(ending) = effect {
+            self.growth.give_back(ending);
+        }
+        let Some(tight) = &mut self.tight else { return };
+        let has_room = match effect {
+            Effect::Takes(bytes) => *bytes >= tight.from_bytes,
+            Effect::Ends(ending) => {
+                tight.freed += ending.frees;
+                tight.freed >= tight.from_bytes
+            }
+        };
+        if has_room {
+            self.tight = None;
+        }
+    }
 }
 
 /// Whether a change may turn out to free room, from itself alone.
@@ -263,7 +459,8 @@ mod tests {
     fn only_ends_of_objects_free_room() {
         let old = json!({"metadata": {"namespace": "a", "name": "b", "finalizers": ["x/y"]}, "data": {}});
         let current = Object::new(&CONFIG_MAP, &old, 3).unwrap();
-        let check = |new: Option<Value>, current: Option<&Object>, expect: bool| {
+        let size = current.json.len();
+        let check = |new: Option<Value>, current: Option<&Object>, expect: Option<(usize, usize)>| {
             let write = Write {
                 kind: &CONFIG_MAP,
                 namespace: "a".to_owned(),
@@ -274,18 +471,35 @@ mod tests {
                 volatile: false,
                 author: None,
             };
-            assert_eq!(frees_room(&write, current), expect, "{write:?}");
+            let found = match Effect::of(&write, current) {
+                Effect::Takes(_) => None,
+                Effect::Ends(ending) => Some((ending.grows, ending.frees)),
+            };
+            assert_eq!(found, expect, "{write:?}");
         };
         let mut marked = old.clone();
         marked["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-        check(None, Some(&current), true);
-        check(Some(old), Some(&current), false);
-        check(Some(marked.clone()), Some(&current), true);
-        check(Some(marked.clone()), None, false);
+        let grown = marked.to_string().len() - size;
+        check(None, Some(&current), Some((0, size)));
+        check(None, None, Some((0, 0)));
+        check(Some(old), Some(&current), None);
+        check(Some(marked.clone()), Some(&current), Some((grown, 0)));
+        check(Some(marked.clone()), None, None);
+        let mut smaller = marked.clone();
+        smaller["metadata"]["finalizers"] = json!([]);
+        let marked_now = Object::new(&CONFIG_MAP, &marked, 3).unwrap();
+        check(Some(smaller), Some(&marked_now), Some((0, r#""x/y""#.len())));
         marked["data"]["grown"] = "x".repeat(GROWTH_BYTES + 100).into();
-        check(Some(marked), Some(&current), false);
+        check(Some(marked), Some(&current), None);
+    }
+
+    #[test]
+    fn revocation_is_made_whatever_else_has_grown() {
         let list = |bytes: usize| json!({"metadata": {"namespace": "kube-system", "name": "kedge-denied"}, "data": {"node.a": "x".repeat(bytes)}});
         let listed = Object::new(&CONFIG_MAP, &list(9000), 3).unwrap();
+        let mut condition = Condition::default();
+        condition.failed(Sort::Full, String::new(), secs(9));
+        assert!(admitted(&mut condition, "", 4096, secs(9)) > 0);
         for (namespace, bytes, current, expect) in [
             ("kube-system", 9000 + GROWTH_BYTES, Some(&listed), true),
             ("kube-system", 9001 + GROWTH_BYTES, Some(&listed), false),
@@ -303,8 +517,102 @@ mod tests {
                 volatile: false,
                 author: None,
             };
-            assert_eq!(frees_room(&write, current), expect, "{namespace} {bytes}");
+            let admitted = condition.admit(&Effect::of(&write, current), secs(9)).is_ok();
+            assert_eq!(admitted, expect, "{namespace} {bytes}");
             assert_eq!(may_free_room(&write), namespace == "kube-system");
         }
+    }
+
+    fn ending(holder: &str, grows: usize, frees: usize) -> Effect {
+        let holder = Some(Box::from(holder)).filter(|_| !holder.is_empty());
+        Effect::Ends(Ending { grows, frees, holder })
+    }
+
+    /// How many changes that add so much are admitted.
+    fn admitted(condition: &mut Condition, holder: &str, grows: usize, now: Duration) -> usize {
+        (0..10_000).take_while(|_| condition.admit(&ending(holder, grows, 0), now).is_ok()).count()
+    }
+
+    #[test]
+    fn ending_objects_grow_within_limits_of_their_own() {
+        let mut condition = Condition::default();
+        let now = secs(1000);
+        condition.failed(Sort::Full, String::new(), now);
+        let (all, one) = (ALL_GROWTH_BYTES / 4096, HOLDER_GROWTH_BYTES / 4096);
+        assert_eq!(admitted(&mut condition, "node-0", 4096, now), one);
+        assert_eq!(admitted(&mut condition, "node-0", 1, now), 0);
+        // the other nodes have what is left, and no node anything of what is for other objects
+        let others = (1..100).map(|node| admitted(&mut condition, &format!("node-{node}"), 4096, now));
+        assert_eq!(others.sum::<usize>(), all - one);
+        assert_eq!(admitted(&mut condition, "", 4096, now), all);
+        // whatever was used up, objects may go, and leave room for others
+        for holder in ["", "node-0"] {
+            let gone = ending(holder, 0, 4096);
+            assert_eq!(condition.admit(&gone, now), Ok(()));
+            assert_eq!(admitted(&mut condition, holder, 4096, now), 0, "it is not gone yet");
+            condition.made(&gone);
+            assert_eq!(admitted(&mut condition, holder, 4096, now), 1);
+        }
+    }
+
+    #[test]
+    fn growth_is_forgotten_with_the_failures() {
+        let mut condition = Condition::default();
+        let mut now = secs(1000);
+        condition.failed(Sort::Full, String::new(), now);
+        assert!(admitted(&mut condition, "", 4096, now) > 1);
+        // it is full again and again
+        for _ in 0..100 {
+            now += LONGEST_PAUSE;
+            condition.works();
+            condition.failed(Sort::Full, String::new(), now);
+            assert_eq!(admitted(&mut condition, "", 4096, now), 0);
+        }
+        now += FORGOTTEN + secs(1);
+        condition.works();
+        assert_eq!(condition.admit(&Effect::Takes(10), now), Ok(()), "it works");
+        condition.failed(Sort::Full, String::new(), now);
+        assert!(admitted(&mut condition, "", 4096, now) > 1);
+    }
+
+    #[test]
+    fn large_object_without_room_stops_no_smaller_one() {
+        let mut condition = Condition::default();
+        let now = secs(1000);
+        condition.too_large(300_000, "no room".to_owned(), now);
+        assert_eq!(condition.failing(), None);
+        assert_eq!(condition.shown(now).and_then(|failing| failing.from_bytes), Some(262_144));
+        let admits =
+            |condition: &mut Condition, bytes, now| condition.admit(&Effect::Takes(bytes), now).is_ok();
+        assert!(admits(&mut condition, 262_143, now) && !admits(&mut condition, 262_144, now));
+        assert_eq!(condition.admit(&ending("", 4096, 0), now), Ok(()));
+        // one may be tried after the pause
+        assert!(admits(&mut condition, 1_000_000, now + secs(1)));
+        assert!(condition.shown(now + secs(1)).is_some());
+        assert_eq!(condition.shown(now + FORGOTTEN + secs(1)), None);
+        // what shows that there is room again
+        condition.made(&ending("", 0, 200_000));
+        assert!(!admits(&mut condition, 300_000, now));
+        condition.made(&ending("", 0, 100_000));
+        assert!(admits(&mut condition, 300_000, now));
+        condition.too_large(300_000, String::new(), now);
+        condition.made(&Effect::Takes(262_144));
+        assert_eq!(condition.shown(now), None);
+    }
+
+    #[test]
+    fn objects_of_all_sizes_fail_a_bounded_number_of_times() {
+        let mut condition = Condition::default();
+        let (mut now, mut tries) = (secs(1000), 0);
+        while now < secs(1600) {
+            for bytes in (SMALL_BYTES..1_500_000).rev().step_by(1000) {
+                if condition.admit(&Effect::Takes(bytes), now).is_ok() {
+                    tries += 1;
+                    condition.too_large(bytes, String::new(), now);
+                }
+            }
+            now += secs(1);
+        }
+        assert!(tries < 5 * (5 + 600 / 30), "{tries} failed commits in ten minutes");
     }
 }

@@ -9,25 +9,27 @@
 //! - Revisions of the space rise in the order of publication; none is handed out twice. Ranges are reserved durably, like those of the
 //!   other space, so an unclean start begins above everything that was handed out before.
 //! - A renewal between the staging of a durable change and its commit wins: the change is not published ([`WriteError::Mismatch`]),
-//!   its writer decides again, and the row that the commit wrote is replaced before it does.
+//!   its writer decides again, and the row that the commit wrote is replaced before it does. A change that follows [`OVERTAKEN`] such
+//!   changes of the object wins: renewals of it are refused until the commit has ended, or is given up on ([`Leases::release`]).
 //! - **A start without a reservation** (the disk takes no write) hands out revisions of the span from [`UNRESERVED`] on, which no
 //!   reservation reaches before a billion unclean starts. It begins there at the time of the start: milliseconds since 1970, 2^17 revisions
-//!   for each, so it stays behind the clock, and a later such start begins above it. Should the clock have gone back, two starts
-//!   still have different revisions, unless they fall into one millisecond and, within it, near one of 65,536 random offsets. A version of
-//!   such a start is too old for one that has its reservation again, unless that reservation is in the span, too: so no watch goes
-//!   on from a version that had another meaning.
+//!   for each, so it stays behind the clock, and a later such start begins above it. Should the clock have gone back, a start may hand out
+//!   revisions of an earlier one, if its time falls into the milliseconds whose revisions that one used: one for each 131,072 renewals, 33
+//!   for a day of 500 nodes, and within one millisecond it depends on 16 random bits. A version of such a start is too old
+//!   for one that has its reservation again, unless that reservation is in the span, too: so no watch goes on from a version that
+//!   had another meaning.
 //!
 //! One lock around it is enough (shards would not help: one sequence orders all changes anyway, and a renewal holds it for about
 //! as long as it takes to copy the object). Left to others: that lock, the clock, the store.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use super::index::{Changed, Index, Query, Sink, Start, WatchId, WatchRefused};
-use super::order::{Batch, Counter, MAX_REVISION, Write, WriteError, event};
+use super::order::{Batch, Counter, FLUSH_BYTES, MAX_REVISION, Write, WriteError, event};
 use super::{Page, TooOld};
 use crate::kinds::{KINDS, Kind, index_of};
-use crate::object::{Event, Object};
+use crate::object::{Event, Object, key};
 use crate::requests::Renewal;
 use crate::selector::Selection;
 
@@ -35,6 +37,11 @@ use crate::selector::Selection;
 pub const UNRESERVED: u64 = MAX_REVISION / 2;
 /// Revisions for each millisecond of the clock: 2^44 milliseconds are 557 years, and fit below [`MAX_REVISION`].
 const PER_MILLISECOND: u64 = 1 << 17;
+/// Changes of one object that renewals may overtake in a row. A node that renews every ten seconds overtakes one in a thousand; one that
+/// renews without a pause would keep its Lease from ever being deleted.
+const OVERTAKEN: u32 = 4;
+/// Objects whose overtaken changes are counted; beyond them counting begins anew, which costs a few more tries.
+const MAX_CONTESTED: usize = 1024;
 /// Milliseconds of the clock, about 4.6 hours, that count above a reservation in the span: all of them would soon exhaust it.
 const CLOCK_AFTER_RESERVATION: u64 = 1 << 24;
 
@@ -49,7 +56,18 @@ pub struct Leases<S> {
     due: VecDeque<(usize, Arc<Object>)>,
     /// Objects renewed since somebody listened last; `None` until somebody does.
     heard: Option<Since>,
+    /// How many changes of an object were overtaken in a row.
+    contested: BTreeMap<Place, u32>,
+    /// Objects of the commit under way that are not renewed meanwhile.
+    held: BTreeSet<Place>,
     ended: bool,
+}
+
+/// The position of a kind in the table, and the key of an object.
+type Place = (usize, String);
+
+fn place(kind: &Kind, namespace: &str, name: &str) -> Place {
+    (index_of(kind), key(namespace, name))
 }
 
 /// Objects changed since a revision: each whose version is newer is listed.
@@ -93,7 +111,8 @@ pub struct Heard {
 impl<S: Sink> Leases<S> {
     pub(super) fn new(index: Index<S>, counter: Counter) -> Leases<S> {
         let unsaved = Since { revision: counter.revision, changed: Vec::new() };
-        Leases { index, counter, unsaved, due: VecDeque::new(), heard: None, ended: false }
+        let (contested, held) = (BTreeMap::new(), BTreeSet::new());
+        Leases { index, counter, unsaved, due: VecDeque::new(), heard: None, contested, held, ended: false }
     }
 
     /// Puts a stored object in place, at start.
@@ -152,9 +171,7 @@ impl<S: Sink> Leases<S> {
     /// # Errors
     /// Nothing changed.
     pub fn renew(&mut self, write: Write) -> Result<Arc<Object>, WriteError> {
-        if self.ended {
-            return Err(WriteError::Closed);
-        }
+        self.may_renew(write.kind, &write.namespace, &write.name)?;
         let current = self.index.get(write.kind, &write.namespace, &write.name);
         let changed = self.counter.change(write, current)?;
         Ok(self.publish_renewal(changed))
@@ -172,8 +189,8 @@ impl<S: Sink> Leases<S> {
         if renewal.is_made(&old)? {
             return Some(Ok(Renewed { object: old, changed: false }));
         }
-        if self.ended {
-            return Some(Err(WriteError::Closed));
+        if let Err(error) = self.may_renew(kind, namespace, name) {
+            return Some(Err(error));
         }
         let revision = match self.counter.next() {
             Ok(revision) => revision,
@@ -183,6 +200,25 @@ impl<S: Sink> Leases<S> {
         let event = Event { revision, old: Some(old), new: Some(new), last: None };
         let object = self.publish_renewal(Changed { kind, event: Arc::new(event), author: None });
         Some(Ok(Renewed { object, changed: true }))
+    }
+
+    fn may_renew(&self, kind: &Kind, namespace: &str, name: &str) -> Result<(), WriteError> {
+        if self.ended {
+            return Err(WriteError::Closed);
+        }
+        // hardly ever is one held
+        let is_held = self.holds_renewals() && self.held.contains(&place(kind, namespace, name));
+        if is_held { Err(WriteError::Held) } else { Ok(()) }
+    }
+
+    /// Whether renewals of some objects wait for the commit under way.
+    pub fn holds_renewals(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// All objects may be renewed again: the commit under way failed, or takes too long.
+    pub fn release(&mut self) {
+        self.held.clear();
     }
 
     fn publish_renewal(&mut self, changed: Changed) -> Arc<Object> {
@@ -202,8 +238,8 @@ impl<S: Sink> Leases<S> {
         }
     }
 
-    /// Adds a durable change to the batch, as [`Order::stage`](super::Order::stage) does; `index` has the other kinds. Its revision is provisional: it is given its own
-    /// when it is [settled](Leases::settle), because renewals of other objects are published meanwhile.
+    /// Adds a durable change to the batch, as [`Order::stage`](super::Order::stage) does; `index` has the other kinds. Its revision is
+    /// provisional: it is given its own when it is [settled](Leases::settle), because renewals of other objects are published meanwhile.
     ///
     /// # Errors
     /// The batch is as before.
@@ -213,7 +249,12 @@ impl<S: Sink> Leases<S> {
         batch: &mut Batch,
         write: Write,
     ) -> Result<Arc<Object>, WriteError> {
-        batch.stage((&self.index, index), &mut self.counter, write)
+        let place = place(write.kind, &write.namespace, &write.name);
+        let staged = batch.stage((&self.index, index), &mut self.counter, write)?;
+        if self.contested.get(&place).is_some_and(|overtaken| *overtaken >= OVERTAKEN) {
+            self.held.insert(place);
+        }
+        Ok(staged)
     }
 
     /// Publishes a staged change after its commit. Returns the object as the change left it.
@@ -222,14 +263,18 @@ impl<S: Sink> Leases<S> {
     /// [`WriteError::Mismatch`]: the object was renewed meanwhile. What the commit wrote is the first to be replaced, as a renewal that is
     /// due; before that the writer must not hear that nothing changed.
     pub fn settle(&mut self, changed: Changed) -> Result<Arc<Object>, WriteError> {
-        let (kind, object) = (index_of(changed.kind), changed.event.object().clone());
+        let object = changed.event.object().clone();
+        let place = place(changed.kind, &object.namespace, &object.name);
+        self.held.remove(&place);
         let current = self.index.get(changed.kind, &object.namespace, &object.name);
         let revision_of = |object: &Option<Arc<Object>>| object.as_ref().map(|object| object.revision);
         if revision_of(&current) != revision_of(&changed.event.old) {
             // replaced first
-            self.due.push_front((kind, object));
+            self.due.push_front((place.0, object));
+            self.overtaken(place);
             return Err(WriteError::Mismatch);
         }
+        self.contested.remove(&place);
         let mut changed = changed;
         if self.index.revision() > changed.event.revision {
             // renewals of other objects were published meanwhile
@@ -242,6 +287,14 @@ impl<S: Sink> Leases<S> {
         self.note(&changed);
         self.index.publish(vec![changed]);
         Ok(object)
+    }
+
+    fn overtaken(&mut self, place: Place) {
+        if self.contested.len() >= MAX_CONTESTED && !self.contested.contains_key(&place) {
+            self.contested.clear();
+        }
+        let overtaken = self.contested.entry(place).or_insert(0);
+        *overtaken = overtaken.saturating_add(1);
     }
 
     /// Objects whose last change is only in memory.
@@ -261,12 +314,18 @@ impl<S: Sink> Leases<S> {
 
     /// The first objects that are due, as they are now, and how many of those due they stand for: deleted ones are not among them.
     pub(super) fn due(&self, most: usize) -> (Vec<(&'static Kind, Arc<Object>)>, usize) {
-        let due = self.due.len().min(most);
-        let now = |(kind, object): &(usize, Arc<Object>)| {
+        let (mut found, mut passed, mut bytes) = (Vec::new(), 0, 0);
+        for (kind, object) in self.due.iter().take(most) {
+            passed += 1;
             let kind = KINDS[*kind];
-            Some((kind, self.index.get(kind, &object.namespace, &object.name)?))
-        };
-        (self.due.iter().take(due).filter_map(now).collect(), due)
+            let Some(now) = self.index.get(kind, &object.namespace, &object.name) else { continue };
+            bytes += now.json.len();
+            found.push((kind, now));
+            if bytes >= FLUSH_BYTES {
+                break;
+            }
+        }
+        (found, passed)
     }
 
     /// The first objects that were due are on the disk.

@@ -15,7 +15,7 @@ mod order;
 mod relations;
 mod requires;
 
-pub use condition::{Condition, Failing, Refusal, Sort, frees_room, may_free_room};
+pub use condition::{Condition, Effect, Failing, Refusal, SMALL_BYTES, Sort, may_free_room};
 pub use desired::Desired;
 pub use index::{Changed, Index, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use leases::{Heard, Leases, Renewed, UNRESERVED};

@@ -30,6 +30,9 @@ pub(super) const MAX_REVISION: u64 = 1 << 62;
 const RESERVE_LOW: u64 = RESERVE / 2;
 /// Largest stored object; the limit that upstream's etcd sets.
 pub const MAX_OBJECT_BYTES: usize = 1536 * 1024;
+/// Bytes of renewed objects in one commit, and one object more: as large as a commit of changes may be. A node's Lease is small, but may
+/// be made as large as any object.
+pub(super) const FLUSH_BYTES: usize = 2 * 1024 * 1024;
 /// The longest time a renewal stays in memory only.
 pub const FLUSH: Duration = Duration::from_secs(30);
 
@@ -124,6 +127,8 @@ pub enum WriteError {
     Refused(Refusal),
     /// The store failed while it made it durable: it may or may not be found after the next start.
     Uncertain(String),
+    /// A renewal has to wait for a change of its object, which renewals kept from being made.
+    Held,
     /// Too many changes wait.
     Busy,
     /// The disk took too long; the change may still be made.
@@ -204,6 +209,11 @@ impl Commit {
     /// Durable changes in it, besides renewals.
     pub fn staged(&self) -> usize {
         self.staged.len()
+    }
+
+    /// Renewals that are no longer due after it.
+    pub fn flushed(&self) -> usize {
+        self.flushed
     }
 
     /// The changes for the store; `names` are the resource names of [`KINDS`]. Renewals come first: a staged change of the same
@@ -303,8 +313,8 @@ impl Order {
         batch.stage((index, index), &mut self.counter, write)
     }
 
-    /// The changes to make durable now: the batch, the renewals that are due ([`Leases::due`]), and new reservations once one is due.
-    /// `None`: nothing.
+    /// The changes to make durable now: the batch, so many of the renewals that are due ([`Leases::due`]) or fewer, and new reservations
+    /// once one is due. `None`: nothing.
     pub fn commit<S: Sink>(&self, leases: &Leases<S>, batch: Batch, renewals: usize) -> Option<Commit> {
         let (renewals, flushed) = leases.due(renewals);
         let low = self.counter.is_low() || leases.is_low();
