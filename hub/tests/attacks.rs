@@ -10,7 +10,7 @@ mod server;
 
 use std::io::Write as _;
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::json;
 use server::{Client, Hub};
@@ -188,10 +188,11 @@ fn watch_that_is_not_read_keeps_little() {
         let minimal = [("content-type", "application/merge-patch+json"), ("prefer", "return=minimal")];
         assert_eq!(admin.send("PATCH", &format!("{MAPS}/a"), &minimal, data.as_bytes()).code, 204);
     };
-    admin.post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
+    let first = admin.post(MAPS, &json!({"metadata": {"name": "a"}})).expect(201);
     // fills what the hub remembers for watchers, 16 MiB
     (0..20).for_each(|count| put(&mut admin, count));
     let before = resident(&hub);
+    let first = first["metadata"]["resourceVersion"].as_str().unwrap();
     let unread: Vec<_> = (0..4).map(|_| admin.watch(&format!("{MAPS}?watch=true"))).collect();
     (20..50).for_each(|count| put(&mut admin, count));
     // one change each, and what sockets hold
@@ -201,6 +202,58 @@ fn watch_that_is_not_read_keeps_little() {
     drop(unread);
     let mut reading = admin.watch(&format!("{MAPS}?watch=true"));
     assert_eq!(reading.event(), "ADDED a");
+    // the first of these versions is no longer remembered
+    let mut late = admin.watch(&format!("{MAPS}?watch=true&resourceVersion={first}"));
+    assert_eq!(late.next().unwrap()["object"]["code"], 410);
+    assert!(late.next().is_none());
+}
+
+/// Ends the threads of a test also when it fails.
+struct SetWhenDropped<'a>(&'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whoever asks for the hub's health is answered while others flood it: the probe of a supervisor, a load balancer.
+#[test]
+fn anonymous_flood_hides_no_probe() {
+    const ATTACKERS: u8 = 2;
+    const CONNECTIONS: usize = 4;
+    let hub = Hub::new();
+    let mut victim = Victim::new(&hub, "victim");
+    let anonymous = hub.anonymous();
+    let (served, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let probed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for number in 1..=ATTACKERS {
+            for _ in 0..CONNECTIONS {
+                let mut client = anonymous.from(number);
+                let (served, refused, probed) = (&served, &refused, &probed);
+                scope.spawn(move || {
+                    while !probed.load(Ordering::Relaxed) {
+                        match client.get("/livez?verbose").code {
+                            200 => served.fetch_add(1, Ordering::Relaxed),
+                            429 => refused.fetch_add(1, Ordering::Relaxed),
+                            other => panic!("{other}"),
+                        };
+                    }
+                });
+            }
+        }
+        let _end = SetWhenDropped(&probed);
+        // until each has used up its burst, and a while longer
+        while refused.load(Ordering::Relaxed) < CONNECTIONS * usize::from(ATTACKERS) {
+            for path in ["/livez", "/readyz", "/healthz"] {
+                let reply = anonymous.from(100).get(path);
+                assert_eq!((reply.code, &*reply.body), (200, &b"ok"[..]), "{path}");
+            }
+            victim.renew("victim");
+        }
+    });
+    assert!(served.into_inner() >= 1000 * usize::from(ATTACKERS));
 }
 
 #[test]

@@ -589,11 +589,32 @@ fn stalled_disk_refuses_changes_and_loses_nothing() {
     let found = names(&mut client);
     assert!(found == ["kept"] || found == ["kept", "stuck"], "{found:?}");
     // a stall that ends leaves nothing behind
+    let mut one_more = hub.node("a");
+    one_more.post("/api/v1/nodes", &json!({"metadata": {"name": "a"}})).expect(201);
+    let mut waiting: Vec<Client> = (0..32).map(|_| one_more.another()).collect();
+    waiting.iter_mut().for_each(|node| drop(node.get("/version").expect(200)));
+    let event = |number: usize| {
+        let body = json!({"metadata": {"name": format!("a.{number}")}, "reason": "R", "type": "Normal", "message": "m",
+            "involvedObject": {"kind": "Node", "name": "a", "uid": "a"}, "source": {"component": "kedge", "host": "a"}}).to_string();
+        let length = body.len();
+        let head =
+            "POST /api/v1/namespaces/default/events HTTP/1.1\r\nhost: x\r\ncontent-type: application/json";
+        format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
+    };
     board.disk.hang_syncs(true);
     let mut other = client.another();
     let slow = thread::spawn(move || other.post(MAPS, &map("slow", 10)).code);
     wait_for("the stall", || (board.disk.hanging() > 0).then_some(()));
+    // a node's requests wait for it, 32 at a time, and so do others'
+    for (number, node) in waiting.iter_mut().enumerate() {
+        node.write_raw(&event(number)).unwrap();
+    }
+    let in_progress = |client: &mut Client| metric(client, "apiserver_current_inflight_requests");
+    wait_for("the node's requests", || (in_progress(&mut client) >= 2 + 32).then_some(()));
+    one_more.write_raw(&event(32)).unwrap();
+    assert_eq!(one_more.read_reply().unwrap().code, 429);
     board.disk.hang_syncs(false);
     assert_eq!(slow.join().unwrap(), 201);
+    assert!(waiting.iter_mut().all(|node| node.read_reply().unwrap().code == 201));
     assert_eq!(unready(&mut client), "");
 }

@@ -82,6 +82,12 @@ impl Client {
         Client { identity: Identity::read(kubeconfig).unwrap().at(url).unwrap(), connection: None }
     }
 
+    /// Another connection of the same identity, from another address of this machine.
+    pub(crate) fn from(&self, last: u8) -> Client {
+        let identity = self.identity.clone().from_address([127, 0, 1, last].into());
+        Client { identity, connection: None }
+    }
+
     /// Another connection of the same identity.
     pub(crate) fn another(&self) -> Client {
         Client { identity: self.identity.clone(), connection: None }

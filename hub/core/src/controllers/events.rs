@@ -1,8 +1,8 @@
 //! Deletes events: at their age, the oldest of a node that has many, and the oldest of those with the most when there are too many in
 //! all.
 //!
-//! Inputs and outputs: Event. Always holds: the events of one node never cost another node's; a step costs the events that it deletes,
-//! not those that exist. Left to others: what a node may write at all (`requests::ALLOWANCES`).
+//! Inputs: Event, and what a node's quota covers besides. Outputs: Event. Always holds: the events of one node never cost another node's,
+//! and leave room for new ones in its quota; a step costs the events that it deletes, not those that exist. Left to others: what a node may write at all (`requests::ALLOWANCES`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,20 +13,19 @@ use time::OffsetDateTime;
 use super::controller::{Action, Controller, Decision, Done, Level, Line, Now, Task, World};
 use crate::api_error::ApiError;
 use crate::kinds::event::NAME_FIELD;
-use crate::kinds::{EVENT, Kind, schema};
+use crate::kinds::{CERTIFICATE_REQUEST, EVENT, Kind, POD, schema};
 use crate::object::{Event, Object};
 use crate::requests::{DeleteOptions, QUOTA_BYTES};
 use crate::value::text;
 
-static KINDS: &[&Kind] = &[&EVENT];
+static INPUTS: &[&Kind] = &[&EVENT, &POD, &CERTIFICATE_REQUEST];
+static OUTPUTS: &[&Kind] = &[&EVENT];
 
 /// Events are deleted at this age, upstream's default. It counts from creation by the hub's clock: a node's clock may be years off.
 /// An event that repeats for longer is created anew.
 const LIFE: time::Duration = time::Duration::hours(1);
 /// Most events about or from one node; its quota is twice that, so an honest node is never refused.
 const OF_ONE_NODE: usize = 128;
-/// Most bytes of them, for the same reason half the quota.
-const BYTES_OF_ONE_NODE: usize = QUOTA_BYTES / 2;
 /// Most events in all. A thousand nodes that roll back at once write a few thousand.
 const IN_ALL: usize = 20_000;
 /// Deleted together when there are too many in all, so that the search for those with the most is rare.
@@ -52,14 +51,22 @@ impl Controller for Events {
     const AT_ONCE: usize = 256;
 
     fn inputs() -> &'static [&'static Kind] {
-        KINDS
+        INPUTS
     }
 
     fn outputs() -> &'static [&'static Kind] {
-        KINDS
+        OUTPUTS
     }
 
-    fn observe(&mut self, _: &'static Kind, event: &Event) {
+    fn concerns(kind: &'static Kind, event: &Event) -> bool {
+        kind.kind == EVENT.kind || event.new.as_ref().is_some_and(|new| new.holder.is_some())
+    }
+
+    fn observe(&mut self, kind: &'static Kind, event: &Event) {
+        if kind.kind != EVENT.kind {
+            self.holders.extend(event.new.as_ref().and_then(|new| new.holder.clone()));
+            return;
+        }
         match (&event.old, &event.new) {
             (Some(old), None) => drop(self.ages.remove(&age(old))),
             (None, Some(new)) => {
@@ -79,7 +86,10 @@ impl Controller for Events {
     fn reconcile(&mut self, world: &dyn World, now: Now) -> Decision<()> {
         let mut doomed = self.expired(world, now.wall);
         for holder in std::mem::take(&mut self.holders) {
-            doomed.extend(surplus(world.charged(&holder, &EVENT)));
+            let charged = |kind: &&'static Kind| world.charged(&holder, kind);
+            let others = INPUTS.iter().filter(|kind| kind.kind != EVENT.kind).flat_map(charged);
+            let others = others.map(|object| object.json.len()).sum();
+            doomed.extend(surplus(world.charged(&holder, &EVENT), others));
         }
         if self.ages.len() > IN_ALL {
             doomed.extend(of_those_with_most(world.list(&EVENT, "")));
@@ -138,14 +148,16 @@ fn age(event: &Object) -> (i64, String, String) {
     (made, event.namespace.to_string(), event.name.to_string())
 }
 
-/// The oldest of one node's events that are above its share. A repeating event is updated: its revision is its age among the others.
-fn surplus(mut events: Vec<Arc<Object>>) -> Vec<Arc<Object>> {
+/// The oldest of one node's events that are above its share: half of what other objects leave of its quota, so that as much is left for
+/// new ones. A repeating event is updated: its revision is its age among the others.
+fn surplus(mut events: Vec<Arc<Object>>, others: usize) -> Vec<Arc<Object>> {
+    let most = QUOTA_BYTES.saturating_sub(others) / 2;
     events.sort_by_key(|event| std::cmp::Reverse(event.revision));
     let mut bytes = 0;
     let mut kept = 0;
     for event in &events {
         bytes += event.json.len();
-        if kept == OF_ONE_NODE || bytes > BYTES_OF_ONE_NODE {
+        if kept == OF_ONE_NODE || bytes > most {
             break;
         }
         kept += 1;
@@ -211,10 +223,12 @@ mod tests {
     #[test]
     fn oldest_events_of_one_node_go_first() {
         let many = (1..=OF_ONE_NODE as u64 + 3).rev().map(|revision| event("a", revision, 1)).collect();
-        assert_eq!(revisions(&surplus(many)), [1, 2, 3]);
-        let large = (1..=4).map(|revision| event("a", revision, BYTES_OF_ONE_NODE / 3)).collect();
-        assert_eq!(revisions(&surplus(large)), [1, 2]);
-        assert!(surplus(Vec::new()).is_empty());
+        assert_eq!(revisions(&surplus(many, 0)), [1, 2, 3]);
+        let large: Vec<_> = (1..=4).map(|revision| event("a", revision, QUOTA_BYTES / 6)).collect();
+        assert_eq!(revisions(&surplus(large.clone(), 0)), [1, 2]);
+        assert_eq!(revisions(&surplus(large.clone(), QUOTA_BYTES / 2)), [1, 2, 3]);
+        assert_eq!(revisions(&surplus(large, QUOTA_BYTES)), [1, 2, 3, 4]);
+        assert!(surplus(Vec::new(), 0).is_empty());
     }
 
     #[test]
