@@ -5,7 +5,7 @@
 
 use crate::flags::{AgentOptions, CheckOptions, Output, Places};
 use crate::local::client::{self, AskError};
-use crate::local_config;
+use crate::{local_config, status};
 use kedge_core::config::records::{BadConfigs, Current, Known, Read, StateFile};
 use kedge_core::kubelet::{self, LocalLayers, Origin};
 use kedge_platform::linux::{self, LinuxClocks, Roots};
@@ -99,14 +99,7 @@ pub fn status(places: &Places, output: Output) -> Result<(), CommandError> {
         print(pretty(&status));
         return Ok(());
     }
-    print(format_args!("node          {} (kedge {})", text(&status, "/node"), text(&status, "/version")));
-    print(format_args!("registered    {}", if status["registered"] == true { "yes" } else { "no" }));
-    let since = match status.pointer("/lease/secondsSinceRenewal").and_then(Value::as_u64) {
-        Some(seconds) => format!("renewed {seconds} s ago"),
-        None => "not renewed yet".into(),
-    };
-    print(format_args!("lease         {since}, {} renewals", status["lease"]["renewals"]));
-    print_config(&status);
+    print(status::text(&status).trim_end());
     Ok(())
 }
 
@@ -118,41 +111,9 @@ pub fn config_status(places: &Places, output: Output) -> Result<(), CommandError
     let status = get_json(places, "/status")?;
     match output {
         Output::Json => print(pretty(&status["config"])),
-        Output::Text => print_config(&status),
+        Output::Text => print(status::config_text(&status["config"]).trim_end()),
     }
     Ok(())
-}
-
-fn print_config(status: &Value) {
-    let config = &status["config"];
-    let left = match config["trialRemainingSeconds"].as_u64() {
-        Some(seconds) => format!(", {:02}:{:02} left", seconds / 60, seconds % 60),
-        None => String::new(),
-    };
-    print(format_args!("config        {}{left}", text(config, "/state")));
-    for (shown, name) in
-        [("assigned", "assigned"), ("active", "active"), ("last known good", "lastKnownGood")]
-    {
-        let source = match config.pointer(&format!("/status/{name}/configMap")) {
-            None => "local".to_owned(),
-            Some(map) => format!(
-                "ConfigMap {}/{} (UID: {}, resourceVersion {})",
-                text(map, "/namespace"),
-                text(map, "/name"),
-                text(map, "/uid"),
-                text(map, "/resourceVersion")
-            ),
-        };
-        print(format_args!("  {shown:<16}{source}"));
-    }
-    let condition = &config["condition"];
-    print(format_args!("ConfigOK      {}", text(condition, "/status")));
-    print(format_args!("  message       {}", text(condition, "/message")));
-    print(format_args!("  reason        {}", text(condition, "/reason")));
-    let error = text(config, "/status/error");
-    if !error.is_empty() && error != text(condition, "/reason") {
-        print(format_args!("  error         {error}"));
-    }
 }
 
 /// `kedge config history`: what was found bad, and what was set aside, from disk: no agent is needed.

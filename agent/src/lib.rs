@@ -13,3 +13,4 @@ mod logging;
 pub mod net;
 mod perform;
 pub mod run;
+mod status;

@@ -254,6 +254,7 @@ impl Agent {
             version: env!("CARGO_PKG_VERSION").into(),
             node_name: node_name.clone(),
             bad_configs: None,
+            health: Arc::default(),
         };
         let certificate_clock = {
             let (clocks, faults) = (clocks.clone(), faults.clone());
@@ -443,6 +444,7 @@ impl Agent {
     /// From here on the configuration is in use: a crash counts against it.
     fn use_config(&mut self, effective: &Effective) {
         logging::verbosity(effective.config.logging_verbosity);
+        log::info!("effective configuration: {}", effective.without_secrets());
         self.faults.arm(&effective.config);
         self.faults.point("start");
         if let Some(address) = effective.config.healthz {
@@ -458,15 +460,13 @@ impl Agent {
 
     fn answer(&mut self, call: Call) {
         let now = self.now();
-        let (response, event) = answers::answer(&call.request, &self.node, now, &self.supervisor_status());
+        let (server, disk) = self.loops.report();
+        let around = answers::Surroundings { process: linux::process_facts(&Roots::default()), server, disk };
+        let (response, event) = answers::answer(&call.request, &self.node, now, &around);
         call.answer(response);
         if let Some(event) = event {
             self.handle(event);
         }
-    }
-
-    fn supervisor_status(&self) -> kedge_platform::ProcessFacts {
-        linux::process_facts(&Roots::default())
     }
 }
 

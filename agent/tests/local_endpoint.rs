@@ -12,14 +12,13 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
-use kedge::local::answers;
+use kedge::local::answers::{self, Surroundings};
 use kedge::local::client::{AskError, get, post};
 use kedge::local::server::{MAX_CONNECTIONS, MAX_HEAD_BYTES};
 use kedge::local::{Call, Listener, Origin, Response, Verb, serve};
 use kedge_api::Timestamp;
 use kedge_core::config::records::{self, StateFile};
 use kedge_core::{Action, Core, Event, Now, Options, Outcome, Step};
-use kedge_platform::ProcessFacts;
 use kedge_rig::Scratch;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
@@ -329,7 +328,7 @@ thread_local! {
 
 fn as_the_agent_answers(call: Call) {
     STANDING_STILL.with_borrow_mut(|node| {
-        let (response, event) = answers::answer(&call.request, node, now(), &ProcessFacts::default());
+        let (response, event) = answers::answer(&call.request, node, now(), &Surroundings::default());
         call.answer(response);
         if let Some(event) = event {
             node.handle(now(), event, &mut Vec::new());
@@ -366,7 +365,7 @@ fn refused_forgive_fails_with_the_reason() {
 fn as_an_agent_that_stops_answers(call: Call) {
     STANDING_STILL.with_borrow_mut(|node| {
         node.handle(now(), Event::Stop("asked to stop".to_owned()), &mut Vec::new());
-        let (response, event) = answers::answer(&call.request, node, now(), &ProcessFacts::default());
+        let (response, event) = answers::answer(&call.request, node, now(), &Surroundings::default());
         assert!(event.is_none(), "{event:?} would come to nothing");
         call.answer(response);
     });

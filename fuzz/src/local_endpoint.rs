@@ -8,7 +8,6 @@ use kedge_api::Timestamp;
 use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::LocalLayers;
 use kedge_core::{Action, Core, Event, Now, Options, Outcome, PreviousRun, Step};
-use kedge_platform::ProcessFacts;
 use kedge_rig::Scratch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -168,7 +167,7 @@ fn reply(call: Call, node: &Core) {
     assert!(request.body.len() <= MAX_BODY_BYTES, "a body of {} bytes", request.body.len());
     assert!(request.verb == Verb::Post || request.body.is_empty(), "a GET with a body: {request:?}");
     assert!(request.path.len() <= MAX_HEAD_BYTES + 1024, "a path of {} bytes", request.path.len());
-    let (response, event) = answers::answer(request, node, now(), &ProcessFacts::default());
+    let (response, event) = answers::answer(request, node, now(), &answers::Surroundings::default());
     match event {
         None => {}
         Some(Event::Forgive(uid)) => {

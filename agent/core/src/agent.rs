@@ -10,6 +10,7 @@ use crate::config::records::BadConfigs;
 use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
 use crate::config::source::requested_source;
 use crate::config::start::{self, Facts, Parsed, Started};
+use crate::contact::Contact;
 use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
 use crate::kubelet::{self, ConfigError, Effective};
 use crate::node::lease::LeaseKeeper;
@@ -17,7 +18,7 @@ use crate::node::registration::{missing_labels, registration};
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::options::Options;
 use crate::pace::Jitter;
-use crate::report::{ConfigReport, LeaseReport, Report};
+use crate::report::{ConfigReport, LeaseReport, Report, StorageReport};
 use crate::requests::{LONGEST_WAIT, RequestSlot, describe};
 use crate::writes::{Steps, Suspend};
 use kedge_api::{self as api, excerpt};
@@ -44,6 +45,7 @@ enum Phase {
 struct Running {
     configuration: Configuration,
     lease: LeaseKeeper,
+    contact: Contact,
     status: StatusKeeper,
     node: Option<Box<api::Node>>,
     node_known_missing: bool,
@@ -217,6 +219,7 @@ impl Running {
         let lease_secs = configuration.effective().config.node_lease_duration_secs;
         let mut running = Self {
             lease: LeaseKeeper::new(&options.node_name, lease_secs, now),
+            contact: Contact::new(now),
             status: StatusKeeper::new(now.wall),
             configuration,
             node: None,
@@ -261,7 +264,7 @@ impl Running {
             running.publish(now, options, actions, warning("ConfigRolledBack", message));
         }
         if let Some(report) = report {
-            actions.push(Action::Log(Level::Warn, report));
+            actions.push(Action::Log(Level::Warn, format!("further problems:\n{report}")));
         }
         let line = format!("ConfigOK={}: {} ({})", config_ok.status, config_ok.message, config_ok.reason);
         actions.push(Action::Log(Level::Info, line));
@@ -312,10 +315,8 @@ impl Running {
                 if self.lease.is_claimed() && is_not_found(&answer) {
                     self.relist_node(now, actions);
                 }
-                if let Some(line) = self.lease.answered(now, &answer, jitter) {
-                    let level = if answer.is_contact() { Level::Info } else { Level::Warn };
-                    actions.push(Action::Log(level, line));
-                }
+                self.lease.answered(now, &answer, jitter);
+                self.note_renewal(now, &answer, options, actions);
             }
             Event::NodeSeen(node) if node.metadata.name != options.node_name => {
                 self.configuration.contact();
@@ -365,7 +366,13 @@ impl Running {
             Event::ConfigMapUnreadable { namespace, name, why } => {
                 self.configuration.object_seen(&namespace, &name, Object::Unreadable(why));
             }
-            Event::Contact => self.configuration.contact(),
+            Event::Contact => {
+                self.configuration.contact();
+                self.contact.watch_answered();
+            }
+            Event::NoAnswer { line, why, is_first } => {
+                log_lines(self.contact.no_answer(line, &why, is_first), actions);
+            }
             Event::BadConfigsRead(read) => self.configuration.bad_configs_edited(BadConfigs::read(&read)),
             Event::Forgive(uid) => {
                 let answer = self.configuration.forgive(&uid);
@@ -381,6 +388,7 @@ impl Running {
                 // rules its annotation could even read as "nothing is assigned".
                 self.server_is_hub = None;
                 self.configuration.server_changed();
+                self.contact.server_changed(now);
                 self.slots.values_mut().for_each(RequestSlot::server_changed);
                 self.lease.node(None, now);
                 self.status.node_gone();
@@ -435,6 +443,10 @@ impl Running {
         if answer.is_contact() {
             self.configuration.contact();
         }
+        let line = describe(kind, &options.node_name);
+        if !matches!(answer, Answer::Failed(_)) {
+            self.contact.answered(&line);
+        }
         let refused = match &answer {
             Answer::Accepted(_) => None,
             Answer::Refused { status, .. } => Some(*status),
@@ -454,6 +466,10 @@ impl Running {
             (RequestKind::PatchStatus, None) => {
                 slot.succeeded();
                 self.status_posts += 1;
+                if self.lease.last_renewed.is_none() {
+                    let what = format!("the status of Node {} accepted", options.node_name);
+                    log_lines(self.contact.accepted(now, &what), actions);
+                }
                 if let Some(patch) = self.status_in_flight.take() {
                     let frequency = self.configuration.effective().config.node_status_report_frequency;
                     self.status.accepted(now, patch, frequency, jitter);
@@ -474,9 +490,11 @@ impl Running {
             }
             (_, None) => slot.succeeded(),
             (_, Some(_)) => {
-                if slot.failed(now, &answer, jitter) {
-                    let text = format!("{}: {answer}; retrying", describe(kind, &options.node_name));
-                    actions.push(Action::Log(Level::Warn, text));
+                let is_first = slot.failed(now, &answer, jitter);
+                if let Answer::Failed(why) = &answer {
+                    log_lines(self.contact.no_answer(&line, why, is_first), actions);
+                } else if is_first {
+                    actions.push(Action::Log(Level::Warn, format!("{line}: {answer}; retrying")));
                 }
                 match kind {
                     RequestKind::PatchStatus => self.status_in_flight = None,
@@ -487,6 +505,18 @@ impl Running {
                     self.relist_node(now, actions);
                 }
             }
+        }
+    }
+
+    fn note_renewal(&mut self, now: Now, answer: &Answer, options: &Options, actions: &mut Vec<Action>) {
+        let lease = &options.node_name;
+        if matches!(answer, Answer::Accepted(_)) {
+            return log_lines(self.contact.accepted(now, &format!("Lease {lease} renewed")), actions);
+        }
+        let failures = self.lease.failures();
+        if failures > 0 {
+            let problem = format!("Lease {lease} not renewed: {answer}");
+            log_lines(self.contact.not_renewed(now, problem, failures.into()), actions);
         }
     }
 
@@ -729,6 +759,12 @@ impl Running {
                 renewals: self.lease.renewed,
                 seconds_since_renewal: self.lease.last_renewed.map(since_renewal),
             },
+            storage: self.status.facts().map(|facts| StorageReport {
+                bytes: facts.storage_bytes,
+                available_bytes: facts.storage_available_bytes,
+                available_inodes: facts.inodes_free,
+            }),
+            contact: self.contact.report(now),
             status_posts: self.status_posts,
             registered: self.node.is_some(),
             server_is_hub: self.server_is_hub,
@@ -739,6 +775,10 @@ impl Running {
 /// Whether an answer to `GET /version` is our hub's.
 pub fn is_hub_version(version: &Value) -> bool {
     version.get("gitVersion").and_then(Value::as_str).is_some_and(|text| text.contains(api::HUB_VERSION_MARK))
+}
+
+fn log_lines(lines: impl IntoIterator<Item = (Level, String)>, actions: &mut Vec<Action>) {
+    actions.extend(lines.into_iter().map(|(level, line)| Action::Log(level, line)));
 }
 
 fn is_not_found(answer: &Answer) -> bool {

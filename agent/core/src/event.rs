@@ -52,6 +52,9 @@ pub enum Event {
     ConfigMapUnreadable { namespace: String, name: String, why: String },
     /// A watch had an answer other than 401: contact.
     Contact,
+    /// A line of work of the shell, a watch, got no answer: its name, why, and whether it is the first time since its last
+    /// success.
+    NoAnswer { line: &'static str, why: String, is_first: bool },
     /// `bad-configs.json` changed on disk.
     BadConfigsRead(Read),
     /// `kedge config forgive UID`.

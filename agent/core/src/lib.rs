@@ -6,6 +6,7 @@
 
 mod agent;
 pub mod config;
+mod contact;
 mod event;
 pub mod kubelet;
 mod node;
@@ -22,10 +23,11 @@ pub use config::digest::{ConfigId, Digest};
 pub use config::judge::{DISK_LOOP, Exit, PreviousRun};
 pub use config::running::Forgiveness;
 pub use config::start::Active;
+pub use contact::{ContactReport, KUBECONFIG_LINE};
 pub use event::{
     Action, Answer, Event, HostFacts, LeaseRequest, Level, Now, Outcome, Request, RequestKind, Step,
 };
 pub use node::status::kubelet_version;
 pub use options::Options;
-pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report};
+pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report, StorageReport};
 pub use watching::{FailureReport, ObjectVersion, WatchFailure, WatchState, Watching};

@@ -5,6 +5,7 @@
 use crate::config::condition::{config_ok, config_status};
 use crate::config::running::Configuration;
 use crate::config::start::{Active, Obstacle};
+use crate::contact::ContactReport;
 use crate::event::Now;
 use kedge_api as api;
 use serde::Serialize;
@@ -19,6 +20,10 @@ pub struct Report {
     pub version: String,
     pub config: ConfigReport,
     pub lease: LeaseReport,
+    /// The file system below `--root-dir`, as last looked at.
+    #[serde(skip)]
+    pub storage: Option<StorageReport>,
+    pub contact: ContactReport,
     /// Status patches accepted since the start.
     pub status_posts: u64,
     /// The Node exists.
@@ -39,6 +44,8 @@ pub struct ConfigReport {
     pub ran_seconds: u64,
     /// Counted startups.
     pub startups: usize,
+    /// More startups than these make it bad.
+    pub crash_loop_threshold: u8,
     /// Power cuts since the last save of progress.
     pub cuts: u32,
     /// It had contact with an API server.
@@ -72,6 +79,7 @@ impl ConfigReport {
             trial_remaining_seconds: trial_left.map(|left| left.as_secs_f64().ceil() as u64),
             ran_seconds: configuration.ran_ms(now) / 1000,
             startups: startups.startups.len(),
+            crash_loop_threshold: view.in_use.terms.threshold,
             cuts: startups.cuts,
             contact: startups.contact,
             condition: ConditionReport {
@@ -117,6 +125,15 @@ pub struct BadReport {
     /// When it was marked.
     pub time: api::Timestamp,
     pub reason: String,
+}
+
+/// The disk's part of a report.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageReport {
+    pub bytes: u64,
+    pub available_bytes: u64,
+    pub available_inodes: u64,
 }
 
 /// The Lease's part of a report.

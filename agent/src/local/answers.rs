@@ -4,11 +4,21 @@
 use super::{Request, Response, Verb};
 use kedge_core::{Core, Event, Forgiveness, Now, Report};
 use kedge_platform::ProcessFacts;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 
+/// What core does not know, as of now.
+#[derive(Debug, Default)]
+pub struct Surroundings {
+    pub process: ProcessFacts,
+    /// The API server, and what requests to it last came to.
+    pub server: Value,
+    /// How writes to the disk go.
+    pub disk: Value,
+}
+
 /// The answer to a request, and what it sets in motion.
-pub fn answer(request: &Request, node: &Core, now: Now, process: &ProcessFacts) -> (Response, Option<Event>) {
+pub fn answer(request: &Request, node: &Core, now: Now, around: &Surroundings) -> (Response, Option<Event>) {
     let (Some(report), Some(effective)) = (node.report(now), node.effective()) else {
         return (Response::text(503, "starting: no configuration is in use yet\n"), None);
     };
@@ -17,8 +27,8 @@ pub fn answer(request: &Request, node: &Core, now: Now, process: &ProcessFacts) 
         (Verb::Get, "/configz") => (Response::json(200, &effective.configz()), None),
         (Verb::Get, "/config") => (Response::json(200, &effective.to_json()), None),
         (Verb::Get, "/config/text") => (Response::text(200, effective.to_text()), None),
-        (Verb::Get, "/status") => (Response::json(200, &json!(report)), None),
-        (Verb::Get, "/metrics") => (Response::metrics(metrics(&report, process)), None),
+        (Verb::Get, "/status") => (Response::json(200, &status(&report, around)), None),
+        (Verb::Get, "/metrics") => (Response::metrics(metrics(&report, &around.process)), None),
         (Verb::Post, "/config/forgive") => forgive(request, node, &report),
         (Verb::Post, "/config/reset") => match node.reset_refusal() {
             None => {
@@ -31,6 +41,17 @@ pub fn answer(request: &Request, node: &Core, now: Now, process: &ProcessFacts) 
         },
         (_, path) => (Response::not_found(path), None),
     }
+}
+
+/// `kedge status --output json`.
+fn status(report: &Report, around: &Surroundings) -> Value {
+    let mut status = json!(report);
+    status["server"] = around.server.clone();
+    status["disk"] = around.disk.clone();
+    if let (Some(storage), Some(disk)) = (json!(report.storage).as_object(), status["disk"].as_object_mut()) {
+        disk.extend(storage.clone());
+    }
+    status
 }
 
 fn forgive(request: &Request, node: &Core, report: &Report) -> (Response, Option<Event>) {

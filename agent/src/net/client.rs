@@ -25,6 +25,7 @@ use ureq::http::{self, HeaderMap, HeaderValue, header};
 
 use super::credentials::{Access, Credentials};
 use super::kubeconfig::KubeconfigError;
+use super::outcomes::{self, OpenWatch, Outcomes};
 use super::proxy::ProxyEnvironment;
 use super::transport::{
     BUFFER_BYTES, Cancel, DialError, Dialler, Lookup, LookupFn, NoResolver, WallClock, locked, plain,
@@ -357,6 +358,7 @@ pub struct Api {
     lookup: Arc<Lookup>,
     user_agent: Arc<str>,
     credentials: Credentials,
+    outcomes: Arc<Outcomes>,
 }
 
 impl Api {
@@ -381,6 +383,7 @@ impl Api {
             lookup: Arc::new(lookup),
             user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
             credentials: Credentials::load(options)?,
+            outcomes: Arc::default(),
         }))
     }
 
@@ -400,6 +403,12 @@ impl Api {
     #[must_use]
     pub fn url(&self) -> String {
         self.credentials.loaded().url.clone()
+    }
+
+    /// What requests to it last came to.
+    #[must_use]
+    pub fn outcomes(&self) -> &Outcomes {
+        &self.outcomes
     }
 
     /// Loads the kubeconfig anew if a file behind it changed since; the number of the loading that is in use. Waits
@@ -471,20 +480,27 @@ impl Client {
     /// Everything but a whole answer with a status below 300; see [`NetError`].
     pub fn request(&self, request: &Request) -> Result<Response, NetError> {
         let access = self.0.api.credentials.latest();
+        let outcome = self.exchange(&access, request);
+        let key = outcomes::key(self.0.name, request.method.http().as_str(), &request.path_and_query);
+        self.0.api.outcomes.note(&access.url, key, &outcome);
+        outcome
+    }
+
+    fn exchange(&self, access: &Access, request: &Request) -> Result<Response, NetError> {
         let asked = format!("{} {}{}", request.method.http(), access.url, request.path_and_query);
         let begun = Instant::now();
         let limits = Limits { global: Some(request.deadline), open: None, idle: None };
-        let mut outcome = self.send(&access, request, &asked, limits);
+        let mut outcome = self.send(access, request, &asked, limits);
         let left = request.deadline.saturating_sub(begun.elapsed());
         if outcome.as_ref().is_err_and(|failure| failure.is_dead_connection)
             && request.is_repeatable
             && !left.is_zero()
             && !self.0.cancel.is_cancelled()
         {
-            outcome = self.send(&access, request, &asked, Limits { global: Some(left), ..limits });
+            outcome = self.send(access, request, &asked, Limits { global: Some(left), ..limits });
         }
         let answer = outcome.map_err(|failure| failure.error)?;
-        self.whole(&access, request, asked, answer)
+        self.whole(access, request, asked, answer)
     }
 
     /// Opens an answer whose body comes in pieces for a long time.
@@ -494,17 +510,40 @@ impl Client {
         limits: StreamLimits,
     ) -> Result<StreamedBody, NetError> {
         let access = self.0.api.credentials.latest();
+        let key = outcomes::watch_key(self.0.name, path_and_query);
+        let (api, url) = (&self.0.api, &access.url);
+        match self.open_body(&access, path_and_query, limits) {
+            Ok((reader, asked, date_unix_secs)) => {
+                let open = api.outcomes.opened(url, key.clone());
+                let (api, server, cancel) = (Arc::clone(api), url.clone(), self.0.cancel.clone());
+                Ok(StreamedBody { reader, asked, cancel, date_unix_secs, api, server, key, _open: open })
+            }
+            Err(error) => {
+                let outcome: Result<(), _> = Err(error.clone());
+                api.outcomes.note(url, key, &outcome);
+                Err(error)
+            }
+        }
+    }
+
+    /// The body of a streamed answer, what was asked, and the server's `Date`.
+    fn open_body(
+        &self,
+        access: &Access,
+        path_and_query: &str,
+        limits: StreamLimits,
+    ) -> Result<(ureq::BodyReader<'static>, String, Option<u64>), NetError> {
         let request = Request::get(path_and_query, limits.open);
         let asked = format!("GET {}{path_and_query}", access.url);
         let at_once = Limits { global: None, open: Some(limits.open), idle: Some(limits.idle) };
-        let mut outcome = self.send(&access, &request, &asked, at_once);
+        let mut outcome = self.send(access, &request, &asked, at_once);
         if outcome.as_ref().is_err_and(|failure| failure.is_dead_connection) && !self.0.cancel.is_cancelled()
         {
-            outcome = self.send(&access, &request, &asked, at_once);
+            outcome = self.send(access, &request, &asked, at_once);
         }
         let answer = outcome.map_err(|failure| failure.error)?;
         if answer.status() != 200 {
-            return self.whole(&access, &request, asked, answer).and_then(|response| {
+            return self.whole(access, &request, asked, answer).and_then(|response| {
                 Err(NetError::Garbled {
                     request: response.request,
                     status: Some(response.status),
@@ -514,7 +553,7 @@ impl Client {
         }
         let date_unix_secs = date_of(answer.headers());
         let reader = answer.into_body().into_with_config().limit(u64::MAX).reader();
-        Ok(StreamedBody { reader, asked, cancel: self.0.cancel.clone(), date_unix_secs })
+        Ok((reader, asked, date_unix_secs))
     }
 
     fn agent(&self, access: &Access) -> Agent {
@@ -856,6 +895,10 @@ pub(crate) struct StreamedBody {
     cancel: Cancel,
     /// The server's `Date`.
     pub(crate) date_unix_secs: Option<u64>,
+    api: Arc<Api>,
+    server: String,
+    key: outcomes::Key,
+    _open: OpenWatch,
 }
 
 impl StreamedBody {
@@ -866,13 +909,18 @@ impl StreamedBody {
 
     /// Reads what has come; 0 is the orderly end.
     pub(crate) fn read(&mut self, bytes: &mut [u8]) -> Result<usize, NetError> {
-        self.reader.read(bytes).map_err(|error| match self.cancel.is_cancelled() {
+        let read = self.reader.read(bytes).map_err(|error| match self.cancel.is_cancelled() {
             true => NetError::Cancelled,
             false => NetError::Unreachable {
                 request: self.asked.clone(),
                 why: describe(&ureq::Error::from(error)),
             },
-        })
+        });
+        match &read {
+            Ok(_) => self.api.outcomes.heard(),
+            Err(_) => self.api.outcomes.note(&self.server, self.key.clone(), &read),
+        }
+        read
     }
 }
 

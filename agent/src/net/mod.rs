@@ -8,6 +8,7 @@
 pub mod client;
 mod credentials;
 pub mod kubeconfig;
+pub mod outcomes;
 pub mod proxy;
 pub mod transport;
 pub mod watch;

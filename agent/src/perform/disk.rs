@@ -8,9 +8,11 @@ use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateF
 use kedge_core::{Event, HostFacts, Outcome, Step};
 use kedge_platform::files::Kind;
 use kedge_platform::{Files, PreviousExit, ReadError, SweepReport, files};
+use serde_json::{Value, json};
 use std::net::IpAddr;
 use std::path::{Component, Path};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Entries that one sweep looks at; the next start's sweep looks at the others.
 const SWEEP_ENTRIES: usize = 20_000;
@@ -35,6 +37,44 @@ pub(crate) enum DiskOrder {
     CheckBadConfigs,
 }
 
+/// How the disk does, for `kedge status`.
+#[derive(Debug, Default)]
+pub(crate) struct DiskHealth(Mutex<Health>);
+
+#[derive(Debug, Default)]
+struct Health {
+    /// An order is under way since.
+    busy: Option<Instant>,
+    last_write: Option<Instant>,
+    /// What the last write failed with.
+    problem: Option<String>,
+}
+
+impl DiskHealth {
+    fn set_busy(&self, is_busy: bool) {
+        super::lock(&self.0).busy = is_busy.then(Instant::now);
+    }
+
+    fn note_write(&self, path: &str, done: &Result<(), String>) {
+        let mut health = super::lock(&self.0);
+        health.problem = done.as_ref().err().map(|why| format!("write {path}: {why}"));
+        if done.is_ok() {
+            health.last_write = Some(Instant::now());
+        }
+    }
+
+    /// Waits for nothing.
+    pub(crate) fn report(&self) -> Value {
+        let health = super::lock(&self.0);
+        let age = |at: Option<Instant>| at.map(|at| at.elapsed().as_secs());
+        json!({
+            "busySeconds": age(health.busy),
+            "secondsSinceWrite": age(health.last_write),
+            "problem": health.problem,
+        })
+    }
+}
+
 /// The parts the disk loop works with.
 pub(crate) struct DiskLoop {
     pub(crate) files: Arc<dyn Files>,
@@ -45,10 +85,18 @@ pub(crate) struct DiskLoop {
     pub(crate) version: String,
     pub(crate) node_name: String,
     pub(crate) bad_configs: Option<Vec<u8>>,
+    pub(crate) health: Arc<DiskHealth>,
 }
 
 impl DiskLoop {
     pub(crate) fn perform(&mut self, order: DiskOrder) -> Option<Event> {
+        self.health.set_busy(true);
+        let event = self.perform_order(order);
+        self.health.set_busy(false);
+        event
+    }
+
+    fn perform_order(&mut self, order: DiskOrder) -> Option<Event> {
         match order {
             DiskOrder::Step(step) => Some(Event::StepDone(self.step(step))),
             DiskOrder::ConsumeEvidence => {
@@ -89,7 +137,9 @@ impl DiskLoop {
                 if file == StateFile::BadConfigs && done.is_ok() {
                     self.bad_configs = Some(bytes);
                 }
-                Outcome::Done(done.map_err(|error| crate::errors::chain(&error)))
+                let done = done.map_err(|error| crate::errors::chain(&error));
+                self.health.note_write(&path, &done);
+                Outcome::Done(done)
             }
             Step::SetAside(file) => Outcome::Done(self.set_aside(Path::new(&file.path(&self.version)))),
         }

@@ -10,7 +10,7 @@ mod watches;
 use crate::faults::Faults;
 use crate::net::transport::WallClock;
 use crate::net::watch;
-use disk::{DiskLoop, DiskOrder};
+use disk::{DiskHealth, DiskLoop, DiskOrder};
 use kedge_core::{Event, LeaseRequest, ObjectVersion, Request};
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
@@ -44,6 +44,8 @@ pub(crate) struct Loops {
     transfer: SyncSender<Request>,
     config_map: Arc<LatestOrder<ConfigMapWatch>>,
     node: Arc<LatestOrder<()>>,
+    server: ApiServer,
+    health: Arc<DiskHealth>,
 }
 
 /// The parts of the loops.
@@ -62,6 +64,7 @@ impl Loops {
     /// Starts the loops; they wait for orders.
     pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
         let Parts { mut disk, node_name, kubeconfig, clock, events, faults, seed } = parts;
+        let health = disk.health.clone();
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, DISK_TURN);
         let (to, hang) = (events.clone(), faults.clone());
@@ -98,8 +101,14 @@ impl Loops {
         let config_map = Arc::new(LatestOrder::default());
         let token = watchdog.watch("watch-configmap", NETWORK_TURN);
         let wanted = config_map.clone();
-        spawn("watch-configmap", move || server.watch_config_map(&wanted, &token, seed))?;
-        Ok(Self { disk: disk_orders, disk_thread, renew, transfer, config_map, node })
+        let map_server = server.clone();
+        spawn("watch-configmap", move || map_server.watch_config_map(&wanted, &token, seed))?;
+        Ok(Self { disk: disk_orders, disk_thread, renew, transfer, config_map, node, server, health })
+    }
+
+    /// The API server's and the disk's part of `kedge status --output json`.
+    pub(crate) fn report(&self) -> (serde_json::Value, serde_json::Value) {
+        (self.server.for_status(), self.health.report())
     }
 
     pub(crate) fn disk(&self, order: DiskOrder) {

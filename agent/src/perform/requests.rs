@@ -13,7 +13,7 @@ use crate::net::transport::WallClock;
 use kedge_api as api;
 use kedge_core::{Answer, Event, LeaseRequest, Request};
 use kedge_platform::Watchdog;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -40,6 +40,13 @@ enum Opening {
     Done(Arc<Api>),
 }
 
+/// How far the server's kubeconfig was read, for the local endpoint.
+#[derive(Default)]
+struct Shown {
+    api: Option<Arc<Api>>,
+    problem: Option<String>,
+}
+
 /// One API server, as the streams see it: the kubeconfig may appear, vanish and change while we run.
 #[derive(Clone)]
 pub(crate) struct ApiServer {
@@ -47,6 +54,8 @@ pub(crate) struct ApiServer {
     kubeconfig: Option<PathBuf>,
     clock: WallClock,
     api: Arc<Mutex<Opening>>,
+    /// What the local endpoint shows: never locked while anything is waited for.
+    shown: Arc<Mutex<Shown>>,
     /// Whether the last `/version` was our hub's.
     pub(crate) is_hub: Arc<AtomicBool>,
     pub(crate) events: EventSender<Event>,
@@ -61,11 +70,38 @@ impl ApiServer {
         events: EventSender<Event>,
         faults: Faults,
     ) -> Self {
-        Self { node_name, kubeconfig, clock, api: Arc::default(), is_hub: Arc::default(), events, faults }
+        Self {
+            node_name,
+            kubeconfig,
+            clock,
+            api: Arc::default(),
+            shown: Arc::default(),
+            is_hub: Arc::default(),
+            events,
+            faults,
+        }
+    }
+
+    /// The server's part of `kedge status --output json`. Waits for nothing.
+    pub(crate) fn for_status(&self) -> Value {
+        let shown = lock(&self.shown);
+        let kubeconfig = self.kubeconfig.as_ref().map(|path| path.display().to_string());
+        let mut report = shown.api.as_ref().map_or_else(|| json!({}), |api| api.outcomes().report());
+        report["url"] = json!(shown.api.as_ref().map(|api| api.url()));
+        report["kubeconfig"] = json!(kubeconfig);
+        report["problem"] = json!(shown.problem);
+        report
     }
 
     /// The server, opened at first use: the agent runs without a kubeconfig until there is one.
     pub(crate) fn api(&self) -> Result<Arc<Api>, String> {
+        let opened = self.opened();
+        let (api, problem) = (opened.as_ref().ok().cloned(), opened.as_ref().err().cloned());
+        *lock(&self.shown) = Shown { api, problem };
+        opened
+    }
+
+    fn opened(&self) -> Result<Arc<Api>, String> {
         let mut api = lock(&self.api);
         let kubeconfig = self.kubeconfig.as_ref().ok_or("no --kubeconfig was given")?;
         let opening = match std::mem::take(&mut *api) {
@@ -78,7 +114,7 @@ impl ApiServer {
         };
         match opening.recv_timeout(OPENING_LIMIT) {
             Ok(Ok(opened)) => {
-                log::info!("API server {}", opened.url());
+                log::info!("kubeconfig {}: API server {}", kubeconfig.display(), opened.url());
                 *api = Opening::Done(opened.clone());
                 Ok(opened)
             }

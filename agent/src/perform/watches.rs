@@ -9,7 +9,7 @@ use crate::net::client::{Client, NetError};
 use crate::net::transport::Cancel;
 use crate::net::watch::{self, WatchEnd, WatchEvent, WatchFrom, WatchLimits};
 use kedge_api as api;
-use kedge_core::{Event, FailureReport, ObjectVersion, WatchFailure, WatchState, Watching};
+use kedge_core::{Event, FailureReport, KUBECONFIG_LINE, ObjectVersion, WatchFailure, WatchState, Watching};
 use kedge_platform::Progress;
 use serde_json::Value;
 use std::ops::ControlFlow;
@@ -135,6 +135,7 @@ impl ApiServer {
             let (change, ConfigMapWatch { namespace, name, held }) = wanted.next();
             token.busy();
             let client = self.client("watch-configmap", token);
+            client.api().outcomes().forget(client.name());
             let path = format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(&namespace));
             let selector = format!("fieldSelector=metadata.name%3D{}", api::percent_encoded(&name));
             let target =
@@ -165,8 +166,8 @@ impl ApiServer {
                 Ok(api) => return api.stream(name),
                 // another problem is logged again: the kubeconfig may be half corrected
                 Err(why) if logged != why => {
-                    log::warn!("no API server: {why}; running without one, retrying");
-                    logged = why;
+                    logged.clone_from(&why);
+                    self.send(Some(Event::NoAnswer { line: KUBECONFIG_LINE, why, is_first: true }));
                 }
                 Err(_) => {}
             }
@@ -241,8 +242,16 @@ impl ApiServer {
             let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
             self.send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
         }
-        if report.is_logged {
-            log::warn!("{}: {error}; retrying", client.name());
+        match failure(error) {
+            WatchFailure::Unreachable => self.send(Some(Event::NoAnswer {
+                line: client.name(),
+                why: error.to_string(),
+                is_first: report.is_logged,
+            })),
+            WatchFailure::Answered if report.is_logged => {
+                log::warn!("{}: {error}; retrying", client.name());
+            }
+            WatchFailure::Answered => {}
         }
     }
 

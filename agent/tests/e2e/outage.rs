@@ -44,9 +44,24 @@ fn half_a_minute_without_hub_causes_no_exit() {
     assert!(quiet.is_none(), "the agent exited while the hub was away: {quiet:?}");
     assert!(away.elapsed() >= Duration::from_secs(30));
     assert!(setup.agent().babysitter().state().pings > pings, "the watchdog was fed all the while");
+    let status = setup.agent().kedge_json(&["status"]).unwrap();
+    assert_eq!(status["contact"]["state"], "lost", "{status}");
+    assert!(status["server"]["problems"].as_array().is_some_and(|problems| !problems.is_empty()), "{status}");
+    assert!(status["server"]["watches"].to_string().contains(r#""openSeconds":null"#), "{status}");
     setup.cluster.hub_mut().start_again().unwrap();
     setup.shows("renewals after the hub's return", |world| world.renewal_count(NODE) > seen + 1);
     setup.runs(&uid);
+    let status = setup.agent().kedge_json(&["status"]).unwrap();
+    assert_eq!(status["contact"]["state"], "made", "{status}");
+    assert!(status["disk"]["availableBytes"].as_u64().is_some_and(|bytes| bytes > 0), "{status}");
+    let log = setup.agent().log_text();
+    let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
+    // the push restarted the agent once: two runs, of which one saw the outage
+    let contact =
+        [" contact with the API server after", " contact with the API server lost", "API server again after"];
+    assert_eq!(contact.map(lines), [2, 1, 1], "{log}");
+    assert_eq!(lines("; retrying"), 1, "one outage, one line: {log}");
+    assert_eq!(lines("effective configuration: {"), 2, "{log}");
     let lapse = setup.cluster.view().look(|world| {
         world.condition(NODE, "Ready").map(|(status, _, reason)| (status.to_owned(), reason.to_owned()))
     });

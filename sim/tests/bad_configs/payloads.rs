@@ -15,7 +15,7 @@ use serde_json::json;
 const LARGE_BYTES: usize = 64 * 1024;
 
 /// The event of an adoption, before its version.
-const ADOPTED: &str = "KubeletConfigChanged: Kubelet restarted to use \
+const ADOPTED: &str = "KubeletConfigChanged: kedge restarted to use \
                        /api/v1/namespaces/kube-system/configmaps/edge-settings, UID: UID-OF-BAD, ResourceVersion: ";
 
 /// How a payload reaches a node.

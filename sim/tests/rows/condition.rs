@@ -108,7 +108,7 @@ fn adoption_promotion_and_roll_back_are_events() {
     assert_eq!(
         world.take_events(),
         [format!(
-            "KubeletConfigChanged: Kubelet restarted to use /api/v1/namespaces/kube-system/configmaps/a, UID: {uid}, \
+            "KubeletConfigChanged: kedge restarted to use /api/v1/namespaces/kube-system/configmaps/a, UID: {uid}, \
              ResourceVersion: {version}, KubeletConfigKey: kubelet"
         )]
     );
@@ -123,7 +123,7 @@ fn adoption_promotion_and_roll_back_are_events() {
     let bad = world.adopt("b", "maxPods: [");
     let events = world.take_events();
     assert_eq!(events.len(), 2, "{events:?}");
-    assert!(events[0].starts_with("KubeletConfigChanged: Kubelet restarted to use"), "{events:?}");
+    assert!(events[0].starts_with("KubeletConfigChanged: kedge restarted to use"), "{events:?}");
     let rolled_back =
         format!("ConfigRolledBack: failed to parse current (UID: {bad}): config b (uid {bad}): ");
     assert!(events[1].starts_with(&rolled_back), "{events:?}");
@@ -133,7 +133,7 @@ fn adoption_promotion_and_roll_back_are_events() {
     world.hub.assign(Value::Null);
     world.turn();
     world.restart();
-    assert_eq!(world.take_events(), ["KubeletConfigChanged: Kubelet restarted to use local config"]);
+    assert_eq!(world.take_events(), ["KubeletConfigChanged: kedge restarted to use local config"]);
 }
 
 #[test]

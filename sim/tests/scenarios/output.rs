@@ -3,7 +3,7 @@
 //! Owns the names in them: `a` is the UID of ConfigMap `a`, `a'` of the next ConfigMap with that name, `a.2` its second
 //! version (a checkpoint has the name of the version that it was made of), and `startups a'` are the counts under the second content or drop-in of `a`. Always holds: every write, exit,
 //! log line, event and change of the reported condition is a line, and so is an event that is not posted at once. Left out:
-//! reads, requests, renewals, what a command says already (how `stop`, `crash` and `cut` end a run), the event of an
+//! reads, requests, renewals, contact, what a command says already (how `stop`, `crash` and `cut` end a run), the event of an
 //! adoption, and the config in use while it stays the same.
 
 use kedge_core::config::records::StateFile;
@@ -21,6 +21,9 @@ const REPORTED: &str = ", reported";
 
 /// The event of an adoption: the lines `writes` and `uses` beside it show the same.
 const ADOPTED: &str = "KubeletConfigChanged";
+
+/// How lines about contact begin. They follow from the commands; core's `contact` tests them.
+const CONTACT: [&str; 2] = ["contact with the API server", "no contact with the API server"];
 
 /// How `crash` and `cut` end a run.
 const USUAL_ENDS: [&str; 2] = [": exit code 101", ": the power failed, or the disk stalled"];
@@ -152,6 +155,9 @@ impl Observer {
                 if line.starts_with("ConfigOK=") {
                     let line = self.named(line);
                     return (std::mem::replace(&mut self.logged, line.clone()) != line).then_some(line);
+                }
+                if CONTACT.iter().any(|begin| line.starts_with(begin)) {
+                    return None;
                 }
                 if let Some((reason, _)) = line.split_once(": ").filter(|(reason, _)| is_reason(reason)) {
                     self.unposted.push((line.clone(), false));

@@ -180,7 +180,7 @@ fn start_local(steps: &mut Steps, mut started: Started) -> Suspendable<Started> 
         let before = started.disk.last_known_good.clone();
         let _ = started.disk.put_last_known_good(steps, None)?;
         let changed = started.disk.last_known_good != before;
-        started.changed = changed.then(|| "Kubelet restarted to use local config".to_owned());
+        started.changed = changed.then(|| "kedge restarted to use local config".to_owned());
     }
     close_startups(steps, &mut started)?;
     started.obstacle = started.disk.invalid_source().map(|why| Obstacle::SourceInvalid(why.to_owned()));
@@ -353,7 +353,7 @@ fn try_to_run(
         let recorded = started.disk.startups.known();
         let first =
             recorded.is_some_and(|recorded| *recorded == Startups::fresh(RanAs::Config(content.is.id)));
-        started.changed = first.then(|| format!("Kubelet restarted to use {}", config.describe()));
+        started.changed = first.then(|| format!("kedge restarted to use {}", config.describe()));
         started.assigned_counts = Some(startups.clone());
     }
     let mut start_verdict = StartVerdict {
@@ -385,7 +385,7 @@ fn try_to_run(
         Ok(effective) => effective,
         Err(error) => {
             if role.assigned {
-                started.report = Some(error.report());
+                started.report = error.further();
             }
             start_verdict.detail = shortened_detail(&error.to_string());
             let kind = match error.kind {

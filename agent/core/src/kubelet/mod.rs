@@ -154,6 +154,14 @@ impl ConfigError {
         }
         lines.join("\n")
     }
+
+    /// What [`fmt::Display`] only counts: all problems but the first, one a line.
+    #[must_use]
+    pub fn further(&self) -> Option<String> {
+        let problems = self.problems.get(1..).unwrap_or_default().to_vec();
+        let further = Self { problems, ..self.clone() };
+        (!further.problems.is_empty() || further.omitted > 0).then(|| further.report())
+    }
 }
 
 /// One line: the first problem, and how many more there are.

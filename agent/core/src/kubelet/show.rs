@@ -18,6 +18,16 @@ impl Effective {
         json!({ "kubeletconfig": self.object })
     }
 
+    /// The object for the log: headers that may carry credentials are masked, as upstream does.
+    #[must_use]
+    pub fn without_secrets(&self) -> Value {
+        let mut object = self.object.clone();
+        if let Some(headers) = object.get_mut("staticPodURLHeader").and_then(Value::as_object_mut) {
+            headers.values_mut().for_each(|values| *values = json!(["<masked>"]));
+        }
+        object
+    }
+
     /// The object, who set each field, and which fields do nothing here.
     #[must_use]
     pub fn to_json(&self) -> Value {

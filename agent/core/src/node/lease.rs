@@ -106,13 +106,16 @@ impl LeaseKeeper {
         self.claimed
     }
 
-    /// The answer to the last request. Returns a log line if it is worth one.
-    pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> Option<String> {
+    /// Failures in a row.
+    pub(crate) fn failures(&self) -> u32 {
+        self.backoff.failures()
+    }
+
+    /// The answer to the last request.
+    pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) {
         self.in_flight = false;
         match answer {
             Answer::Accepted(_) => {
-                let line = (self.backoff.failures() > 1)
-                    .then(|| format!("lease renewed again after {} failures", self.backoff.failures()));
                 self.backoff.succeeded();
                 // a Node re-created meanwhile, or on another server, does not own the Lease of this answer
                 (self.claimed, self.missing) = (self.node_uid.as_ref() == Some(&self.asked_for), false);
@@ -120,17 +123,14 @@ impl LeaseKeeper {
                 self.last_renewed = Some(now.mono);
                 let period = self.period();
                 self.due = (self.due + (jitter.stretch(period, STRETCH) - period)).max(now.mono);
-                line
             }
             Answer::Refused { status: 404, .. } if !self.missing => {
                 (self.claimed, self.missing) = (false, true);
                 self.due = now.mono;
-                None
             }
             Answer::Refused { status: 409, .. } if self.missing => {
                 (self.claimed, self.missing) = (false, false);
                 self.due = now.mono;
-                None
             }
             other => {
                 if self.missing {
@@ -141,9 +141,6 @@ impl LeaseKeeper {
                 // a server that is busy may ask for a longer pause than a node may be silent: half the duration is safe
                 let asked = other.retry_after().min(Duration::from_secs(self.duration_secs.into()) / 2);
                 self.due = now.mono + wait.max(asked);
-                // logged once when it begins, not every few seconds of an outage
-                (self.backoff.failures() == 2)
-                    .then(|| format!("lease {} not renewed: {other}; retrying", self.name))
             }
         }
     }
@@ -223,24 +220,21 @@ mod tests {
     }
 
     #[test]
-    fn failures_back_off_within_the_period_and_are_logged_once() {
+    fn failures_back_off_within_the_period() {
         let (mut keeper, mut jitter) = keeper();
         let mut now = 0;
-        let mut logged = 0;
-        for _ in 0..20 {
+        for failures in 1..=20 {
             assert!(keeper.poll(at(now)).is_some());
-            logged += usize::from(
-                keeper.answered(at(now), &Answer::Failed("no route".into()), &mut jitter).is_some(),
-            );
+            keeper.answered(at(now), &Answer::Failed("no route".into()), &mut jitter);
+            assert_eq!(keeper.failures(), failures);
             // a test's clock has whole milliseconds, a deadline has not
             let wait = keeper.next_deadline().unwrap().as_millis() as u64 + 1 - now;
             assert!((1_000..=12_501).contains(&wait), "{wait}");
             now += wait;
         }
-        assert_eq!(logged, 1);
         keeper.poll(at(now));
-        let back = keeper.answered(at(now), &Answer::Accepted(None), &mut jitter);
-        assert_eq!(back.as_deref(), Some("lease renewed again after 20 failures"));
+        keeper.answered(at(now), &Answer::Accepted(None), &mut jitter);
+        assert_eq!(keeper.failures(), 0);
     }
 
     #[test]
@@ -283,14 +277,5 @@ mod tests {
         // a patch that conflicts is not repaired by another patch
         check_pause(&[409]);
         check_pause(&[404, 409, 409]);
-    }
-
-    #[test]
-    fn single_failure_is_not_logged() {
-        let (mut keeper, mut jitter) = keeper();
-        keeper.poll(at(0));
-        assert_eq!(keeper.answered(at(0), &Answer::Failed("no route".into()), &mut jitter), None);
-        keeper.poll(at(5_000));
-        assert_eq!(keeper.answered(at(5_000), &Answer::Accepted(None), &mut jitter), None);
     }
 }
