@@ -207,7 +207,7 @@ fn token_of_a_pod_lives_as_long_as_the_pod() {
     let (mut admin, mut node, mut nobody) = (hub.admin(), hub.node("edge-1"), hub.anonymous());
     let pod = |name: &str, on: &str| {
         let volumes = json!([{"name": "t", "projected": {"sources":
-            [{"serviceAccountToken": {"path": "t", "audience": "vault"}}]}}]);
+            [{"serviceAccountToken": {"path": "t", "audience": "vault"}}, {"serviceAccountToken": {"path": "a"}}]}}]);
         json!({"metadata": {"name": name}, "spec": {"nodeName": on, "volumes": volumes,
         "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "i"}]}})
     };

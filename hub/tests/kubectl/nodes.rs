@@ -33,7 +33,7 @@ fn node_reads_only_its_own_node() {
         forbidden(&node.fails("delete node edge-2"), "nodes \"edge-2\"", "cannot delete resource \"nodes\"");
         forbidden(&node.fails("get ns"), "namespaces", "cannot list resource \"namespaces\"");
         forbidden(&node.fails("get events -A"), "events", "cannot list resource \"events\"");
-        forbidden(&node.fails("get cm -A"), "configmaps", "No Object name found");
+        forbidden(&node.fails("get cm -A"), "configmaps", "can only read namespaced object of this type");
         forbidden(
             &node.fails("get pods -A"),
             "pods",

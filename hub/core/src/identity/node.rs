@@ -33,7 +33,7 @@ fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result
         ("", "nodes", "status") => authorize_status(node, request),
         ("coordination.k8s.io", "leases", "") => authorize_lease(node, request),
         ("", "configmaps" | "secrets", "") => authorize_referenced(node, request, view),
-        ("", "serviceaccounts", "" | "token") => authorize_service_account(node, request, view),
+        ("", "serviceaccounts", _) => authorize_service_account(node, request, view),
         // as upstream: a kubelet asks on behalf of those who call it
         ("authentication.k8s.io", "tokenreviews", "")
         | ("authorization.k8s.io", "subjectaccessreviews" | "localsubjectaccessreviews", "")
@@ -41,6 +41,8 @@ fn authorize(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result
         {
             Ok(())
         }
+        // as upstream: a kubelet makes environment variables of them
+        ("", "services", "") if matches!(request.verb, "get" | "list" | "watch") => Ok(()),
         ("", "pods", "") => authorize_pod(node, request, view),
         ("", "pods", "status") => match request.verb {
             "update" | "patch" => own_pod(node, request, view),
@@ -120,10 +122,8 @@ fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView
     if !matches!(request.verb, "get" | "list" | "watch") {
         return Err("can only read resources of this type".to_owned());
     }
+    check_named(request)?;
     let name = request.requested_name();
-    if name.is_empty() {
-        return Err("No Object name found".to_owned());
-    }
     let assigned = || {
         request.resource == "configmaps"
             && view
@@ -131,18 +131,23 @@ fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView
                 .is_some_and(|object| assigned_config_map(&object) == Some((request.namespace, name)))
     };
     let referred = || {
-        !request.namespace.is_empty()
-            && view.any_pod_on(node, request.namespace, name, &|pod| {
-                refers_to(&pod["spec"], request.resource, name) && !is_mirror(pod)
-            })
+        view.any_pod_on(node, request.namespace, name, &|pod| {
+            refers_to(&pod["spec"], request.resource, name) && !is_mirror(pod)
+        })
     };
     if assigned() || referred() { Ok(()) } else { Err(unrelated(node)) }
 }
 
+const ONE_ACCOUNT: &str = "can only create tokens for individual service accounts";
+
 /// The accounts that the pods bound to it run as, and their tokens.
 fn authorize_service_account(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
-    if request.verb != if request.subresource.is_empty() { "get" } else { "create" } {
-        return Err(String::new());
+    match (request.verb, request.subresource) {
+        ("get", "") => check_named(request)?,
+        ("create", _) if request.name.is_empty() => return Err(ONE_ACCOUNT.to_owned()),
+        ("create", "token") => {}
+        ("create", _) => return Err("can only create token subresource of serviceaccount".to_owned()),
+        _ => return Err(ONE_ACCOUNT.to_owned()),
     }
     let used = || {
         view.any_pod_on(node, request.namespace, request.name, &|pod| {
@@ -150,6 +155,16 @@ fn authorize_service_account(node: &str, request: &Attributes, view: &dyn Cluste
         })
     };
     if !request.namespace.is_empty() && used() { Ok(()) } else { Err(unrelated(node)) }
+}
+
+/// Objects that pods use are read one by one: in a namespace, with a name. (Without a namespace a node's pods of all namespaces would
+/// be looked through.)
+fn check_named(request: &Attributes) -> Result<(), String> {
+    match (request.namespace, request.requested_name()) {
+        ("", _) => Err("can only read namespaced object of this type".to_owned()),
+        (_, "") => Err("No Object name found".to_owned()),
+        _ => Ok(()),
+    }
 }
 
 fn own_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
@@ -163,13 +178,13 @@ fn own_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(
 
 fn authorize_pod(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
     match request.verb {
-        "list" | "watch" => match request.required(pod::NODE_NAME_FIELD) {
-            Some(name) if name == node => Ok(()),
-            _ => Err("can only list/watch pods with spec.nodeName field selector".to_owned()),
-        },
-        "get" => {
+        "list" | "watch" if request.required(pod::NODE_NAME_FIELD) == Some(node) => Ok(()),
+        "list" | "watch" if request.requested_name().is_empty() => {
+            Err("can only list/watch pods with spec.nodeName field selector".to_owned())
+        }
+        "get" | "list" | "watch" => {
             let bound = view
-                .object("pods", request.namespace, request.name)
+                .object("pods", request.namespace, request.requested_name())
                 .is_some_and(|pod| pod["spec"]["nodeName"].as_str() == Some(node));
             if bound { Ok(()) } else { Err(unrelated(node)) }
         }
@@ -329,7 +344,8 @@ mod tests {
             let unrelated = Err("no relationship found between node 'a' and this object");
             check(&view, "get configmaps default/y", unrelated);
             check(&view, "get configmaps other/x", unrelated);
-            check(&view, "list configmaps - metadata.name=x", unrelated);
+            let namespaced = Err("can only read namespaced object of this type");
+            check(&view, "list configmaps - metadata.name=x", namespaced);
             check(&view, "list configmaps default/- metadata.name=y", unrelated);
             check(&view, "list configmaps default/-", Err("No Object name found"));
             check(&view, "watch configmaps default/- metadata.name!=x", Err("No Object name found"));
@@ -428,7 +444,35 @@ mod tests {
             check(&view, &format!("get {allowed}"), Ok(()));
         }
         check(&view, "create serviceaccounts/token default/runs", Ok(()));
-        check(&view, "get serviceaccounts/token default/runs", Err(""));
+        let one = Err("can only create tokens for individual service accounts");
+        for refused in [
+            "get serviceaccounts/token default/runs",
+            "list serviceaccounts default/-",
+            "create serviceaccounts/token default/-",
+            "update serviceaccounts default/runs",
+        ] {
+            check(&view, refused, one);
+        }
+        check(
+            &view,
+            "create serviceaccounts/x default/runs",
+            Err("can only create token subresource of serviceaccount"),
+        );
+        // what would go through the pods of all namespaces
+        let namespaced = Err("can only read namespaced object of this type");
+        for refused in [
+            "get serviceaccounts runs",
+            "list secrets - metadata.name=key",
+            "watch configmaps -",
+            "get secrets key",
+        ] {
+            check(&view, refused, namespaced);
+        }
+        check(
+            &view,
+            "create serviceaccounts/token runs",
+            Err("no relationship found between node 'a' and this object"),
+        );
         check(&view, "create tokenreviews.authentication.k8s.io -", Ok(()));
         check(&view, "create subjectaccessreviews.authorization.k8s.io -", Ok(()));
         check(&view, "create localsubjectaccessreviews.authorization.k8s.io default/-", Ok(()));
@@ -456,18 +500,21 @@ mod tests {
     #[test]
     fn node_writes_events_and_cannot_read_them() {
         let view = Objects::default();
+        for verb in ["get", "list", "watch"] {
+            check(&view, &format!("{verb} services default/kubernetes"), Ok(()));
+            check(&view, &format!("{verb} services/status default/kubernetes"), Err(""));
+        }
+        check(&view, "list services -", Ok(()));
+        check(&view, "update services default/kubernetes", Err(""));
         for verb in ["create", "update", "patch"] {
             check(&view, &format!("{verb} events default/x"), Ok(()));
         }
         for verb in ["get", "list", "watch", "delete", "deletecollection"] {
             check(&view, &format!("{verb} events default/x"), Err(""));
         }
-        for other in [
-            "list namespaces -",
-            "list services -",
-            "create configmapsx default/x",
-            "create certificatesigningrequests -",
-        ] {
+        for other in
+            ["list namespaces -", "create configmapsx default/x", "create certificatesigningrequests -"]
+        {
             check(&view, other, Err(""));
         }
     }

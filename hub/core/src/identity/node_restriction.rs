@@ -221,14 +221,24 @@ fn admit_pod(node: &str, request: &Attributes, old: Option<&Value>, new: &Value)
     if request.verb == "create" && request.subresource.is_empty() {
         return admit_mirror_pod(node, new);
     }
-    let meta = |object: &Value, field: &str| object["metadata"].get(field).cloned();
-    let changed = |field: &&str| old.is_some_and(|old| meta(old, field) != meta(new, field));
-    match ["labels", "annotations", "ownerReferences"].into_iter().find(changed) {
-        Some(field) if request.subresource == "status" => {
-            Err(format!("node {node:?} cannot update {field} through pod status"))
-        }
-        _ => Ok(()),
+    let Some(old) = old.filter(|_| request.subresource == "status") else { return Ok(()) };
+    let changed = |part: &str, field: &str| {
+        let (before, after) = (&old[part][field], &new[part][field]);
+        !(is_absent(before) && is_absent(after)) && before != after
+    };
+    if let Some(field) =
+        ["labels", "annotations", "ownerReferences"].into_iter().find(|field| changed("metadata", field))
+    {
+        return Err(format!("node {node:?} cannot update {field} through pod status"));
     }
+    // claims give access to devices; the first text is upstream's, letter by letter
+    if changed("status", "resourceClaimStatuses") {
+        return Err(format!("node {node:?} cannot update resource claim statues"));
+    }
+    if changed("status", "extendedResourceClaimStatus") {
+        return Err(format!("node {node:?} cannot update extended resource claim status"));
+    }
+    Ok(())
 }
 
 /// A mirror pod refers to nothing: else a node could make itself a pod that gives it access to any object it can name.
@@ -284,24 +294,27 @@ fn admit_token_request(
     if pod["spec"]["nodeName"] != node {
         return Err("node requested token bound to a pod scheduled on a different node".to_owned());
     }
-    admit_audiences(&request["spec"], &pod)
+    admit_audiences(node, &request["spec"], &pod)
 }
 
-/// One audience at most: the API's own, or one that a volume of the pod asks for.
-fn admit_audiences(spec: &Value, pod: &Value) -> Result<(), String> {
+/// One audience at most, and one that a volume of the pod asks for. The API's own has two spellings: none, and the issuer's name.
+fn admit_audiences(node: &str, spec: &Value, pod: &Value) -> Result<(), String> {
     let audience = match array(&spec["audiences"]) {
-        [] => return Ok(()),
+        [] => "",
         [one] => one.as_str().unwrap_or_default(),
         _ => return Err("node may only request 0 or 1 audiences".to_owned()),
     };
-    let in_spec = || {
-        let volumes = array(&pod["spec"]["volumes"]).iter();
-        let mut sources = volumes.flat_map(|volume| array(&volume["projected"]["sources"]));
-        sources.any(|source| source["serviceAccountToken"]["audience"] == audience)
-    };
-    match audience.is_empty() || audience == ISSUER || in_spec() {
+    let plain =
+        |audience: &Value| audience.as_str().filter(|name| *name != ISSUER).unwrap_or_default().to_owned();
+    let asked = plain(&audience.into());
+    let volumes = array(&pod["spec"]["volumes"]).iter();
+    let sources = volumes.flat_map(|volume| array(&volume["projected"]["sources"]));
+    let mut tokens = sources.map(|source| &source["serviceAccountToken"]).filter(|token| token.is_object());
+    match tokens.any(|token| plain(&token["audience"]) == asked) {
         true => Ok(()),
-        false => Err(format!("audience {audience:?} not found in pod spec volume")),
+        false => Err(format!(
+            "audience {audience:?} not found in pod spec volume, {NODE_USER_PREFIX}{node} is not authorized to request tokens for this audience"
+        )),
     }
 }
 
@@ -449,6 +462,16 @@ mod tests {
             let refused = format!("node \"a\" cannot update {field} through pod status");
             assert_eq!(judge("patch", "status", Some(old.clone()), relabelled), Err(refused));
         }
+        for (field, text) in [
+            ("resourceClaimStatuses", "resource claim statues"),
+            ("extendedResourceClaimStatus", "extended resource claim status"),
+        ] {
+            let mut claimed = reported.clone();
+            claimed["status"][field] = json!([{"name": "gpu"}]);
+            let refused = format!("node \"a\" cannot update {text}");
+            assert_eq!(judge("patch", "status", Some(old.clone()), claimed.clone()), Err(refused.clone()));
+            assert_eq!(judge("patch", "status", Some(claimed), reported.clone()), Err(refused));
+        }
         let mut disowned = reported.clone();
         disowned["metadata"]["ownerReferences"] = json!([]);
         let refused = "node \"a\" cannot update ownerReferences through pod status";
@@ -554,7 +577,10 @@ mod tests {
 
     #[test]
     fn node_requests_tokens_for_its_pods_only() {
-        let pod = |node: &str| json!({"metadata": {"uid": "1"}, "spec": {"nodeName": node}});
+        let mounts =
+            json!([{"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}]);
+        let pod =
+            |node: &str| json!({"metadata": {"uid": "1"}, "spec": {"nodeName": node, "volumes": mounts}});
         let view = Objects::default().with("pods", "default", "mine", pod("a")).with(
             "pods",
             "default",
@@ -586,21 +612,34 @@ mod tests {
             "not bound to a pod",
         );
         check(Value::Null, "not bound to a pod");
-        let asks = |spec: Value, expect: &str| {
-            let volumes = json!([{"name": "t", "projected": {"sources": [
-                {"configMap": {"name": "c"}}, {"serviceAccountToken": {"path": "t", "audience": "vault"}}]}}]);
+        let asks = |named: Value, spec: Value, expect: &str| {
+            let volumes = json!([{"name": "e", "emptyDir": {}}, {"name": "t", "projected": {"sources": [
+                {"configMap": {"name": "c"}}, {"serviceAccountToken": {"path": "t", "audience": named}}]}}]);
             let pod = json!({"metadata": {"uid": "1"}, "spec": {"nodeName": "a", "volumes": volumes}});
             let view = Objects::default().with("pods", "default", "mine", pod);
             let mut asked = json!({"spec": spec});
             asked["spec"]["boundObjectRef"] = of("mine", "1");
             let found = admit("a", &attributes, None, &asked, &view).err().unwrap_or_default();
-            assert_eq!(found, expect, "{asked}");
+            let who = ", system:node:a is not authorized to request tokens for this audience";
+            assert_eq!(found.replace(who, ""), expect, "{asked}");
         };
-        for audiences in [json!(null), json!([]), json!([""]), json!([ISSUER]), json!(["vault"])] {
-            asks(json!({"audiences": audiences}), "");
+        for named in [json!(null), json!(""), json!(ISSUER)] {
+            for audiences in [json!(null), json!([]), json!([""]), json!([ISSUER])] {
+                asks(named.clone(), json!({"audiences": audiences}), "");
+            }
+            asks(named, json!({"audiences": ["vault"]}), "audience \"vault\" not found in pod spec volume");
         }
-        asks(json!({"audiences": ["bank"]}), "audience \"bank\" not found in pod spec volume");
-        asks(json!({"audiences": ["vault", ISSUER]}), "node may only request 0 or 1 audiences");
+        asks(json!("vault"), json!({"audiences": ["vault"]}), "");
+        for other in ["bank", "", ISSUER] {
+            asks(
+                json!("vault"),
+                json!({"audiences": [other]}),
+                &format!("audience {other:?} not found in pod spec volume"),
+            );
+        }
+        asks(json!("vault"), json!({}), "audience \"\" not found in pod spec volume");
+        let two = json!({"audiences": ["vault", "vault"]});
+        asks(json!("vault"), two, "node may only request 0 or 1 audiences");
     }
 
     #[test]
