@@ -15,6 +15,8 @@ const TAIL: &[u8] = br#""}}"#;
 const FORM: &[u8; 27] = b"0000-00-00T00:00:00.000000Z";
 /// Longest text that is renewed this way. An agent's Lease has 400 bytes; the limit of what a node may write is above it.
 const MAX_BYTES: usize = 4096;
+/// Digits of the largest number of 64 bits.
+const MAX_DIGITS: usize = 20;
 
 /// The time that a renewal sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,20 +46,34 @@ impl Renewal {
     /// The text of the renewed object.
     pub(crate) fn make(&self, current: &Object, revision: u64) -> Option<Vec<u8>> {
         let Fields { version, renewed } = fields(current)?;
-        let version = (version, revision.to_string());
-        let renewed = (renewed, String::from_utf8_lossy(&self.0).into_owned());
+        let mut digits = [0; MAX_DIGITS];
+        let version = (version, digits_of(revision, &mut digits));
+        let renewed = (renewed, &self.0[..]);
         let (first, second) =
             if version.0.start < renewed.0.start { (version, renewed) } else { (renewed, version) };
         let text = &current.json;
-        let mut made = Vec::with_capacity(text.len() + 20);
-        made.extend_from_slice(&text[..first.0.start]);
-        made.extend_from_slice(first.1.as_bytes());
-        made.extend_from_slice(&text[first.0.end..second.0.start]);
-        made.extend_from_slice(second.1.as_bytes());
-        made.extend_from_slice(&text[second.0.end..]);
-        // exact, so that it becomes shared without a copy
-        made.shrink_to_fit();
-        Some(made)
+        let parts = [
+            &text[..first.0.start],
+            first.1,
+            &text[first.0.end..second.0.start],
+            second.1,
+            &text[second.0.end..],
+        ];
+        // of exactly its size, so that it becomes shared without a copy
+        Some(parts.concat())
+    }
+}
+
+/// The decimal digits of a revision, in this space.
+fn digits_of(revision: u64, space: &mut [u8; MAX_DIGITS]) -> &[u8] {
+    let (mut rest, mut at) = (revision, MAX_DIGITS);
+    loop {
+        at -= 1;
+        space[at] = b'0' + u8::try_from(rest % 10).unwrap_or_default();
+        rest /= 10;
+        if rest == 0 {
+            return &space[at..];
+        }
     }
 }
 

@@ -189,6 +189,11 @@ impl<S: Sink> Index<S> {
         self.kinds[index_of(kind)].objects.get(&key(namespace, name)).cloned()
     }
 
+    /// The object with this [`key`].
+    pub(super) fn get_at(&self, kind: &Kind, key: &str) -> Option<&Arc<Object>> {
+        self.kinds[index_of(kind)].objects.get(key)
+    }
+
     /// Objects that name this UID as an owner, of all kinds.
     pub fn dependents(&self, uid: &str) -> Vec<(&'static Kind, Arc<Object>)> {
         self.relations.dependents(uid).filter_map(|at| self.at(at)).collect()
@@ -295,19 +300,21 @@ impl<S: Sink> Index<S> {
     /// Makes durable changes visible, and hands them to their watchers.
     pub fn publish(&mut self, changes: Vec<Changed>) {
         for changed in changes {
-            self.publish_one(changed, |_| true);
+            let object = changed.event.object();
+            let key = key(&object.namespace, &object.name);
+            self.publish_one(key, changed, |_| true);
         }
     }
 
-    /// Makes a change visible that need not be durable, and hands it to the watchers that take such changes.
-    pub fn publish_renewal(&mut self, changed: Changed) {
-        self.publish_one(changed, Sink::takes_renewals);
+    /// Makes a change visible that need not be durable, of the object with this [`key`], and hands it to the watchers that take such
+    /// changes.
+    pub(super) fn publish_renewal(&mut self, key: String, changed: Changed) {
+        self.publish_one(key, changed, Sink::takes_renewals);
     }
 
-    fn publish_one(&mut self, Changed { kind, event, .. }: Changed, takes: impl Fn(&S) -> bool) {
+    fn publish_one(&mut self, key: String, Changed { kind, event, .. }: Changed, takes: impl Fn(&S) -> bool) {
         self.revision = event.revision;
-        let object = event.object();
-        let at = (index_of(kind), key(&object.namespace, &object.name));
+        let at = (index_of(kind), key);
         match (&event.old, &event.new) {
             (Some(old), Some(new)) if new.shares_facts(old) && new.holder.is_none() => {
                 self.kinds[at.0].objects.insert(at.1, new.clone());
@@ -537,9 +544,9 @@ impl<S: Sink> OfKind<S> {
         old
     }
 
-    /// The shards whose watchers a change can concern.
+    /// The shards whose watchers a change can concern, besides [`Shard::Any`].
     fn shards(&self, event: &Event) -> BTreeSet<Shard> {
-        let mut shards = BTreeSet::from([Shard::Any, Shard::Name(event.object().name.clone())]);
+        let mut shards = BTreeSet::from([Shard::Name(event.object().name.clone())]);
         for object in [&event.old, &event.new].into_iter().flatten() {
             let fields = self.kind.indexed.iter().enumerate();
             shards
@@ -551,11 +558,12 @@ impl<S: Sink> OfKind<S> {
     /// Sends a change to its watchers and remembers it; returns how many were too slow and are dropped.
     fn tell(&mut self, event: Arc<Event>, takes: impl Fn(&S) -> bool) -> usize {
         let mut slow = Vec::new();
-        // the most frequent kinds of changes concern no other shards
-        let few = [Shard::Any, Shard::Name(event.object().name.clone())];
-        let many = if self.kind.indexed.is_empty() { BTreeSet::new() } else { self.shards(&event) };
-        let shards = few.iter().filter(|shard| !many.contains(shard)).chain(&many);
-        for id in shards.filter_map(|shard| self.waiting.get(shard)).flatten() {
+        // names and fields are copied for their watchers only: renewals, most changes, have none of these
+        let only_any = self.waiting.keys().all(|shard| *shard == Shard::Any);
+        let shards = if only_any { BTreeSet::new() } else { self.shards(&event) };
+        for id in
+            std::iter::once(&Shard::Any).chain(&shards).filter_map(|shard| self.waiting.get(shard)).flatten()
+        {
             let Some(watcher) = self.watchers.get(id).filter(|watcher| takes(&watcher.sink)) else {
                 continue;
             };

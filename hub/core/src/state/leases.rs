@@ -172,9 +172,10 @@ impl<S: Sink> Leases<S> {
     /// Nothing changed.
     pub fn renew(&mut self, write: Write) -> Result<Arc<Object>, WriteError> {
         self.may_renew(write.kind, &write.namespace, &write.name)?;
-        let current = self.index.get(write.kind, &write.namespace, &write.name);
+        let key = key(&write.namespace, &write.name);
+        let current = self.index.get_at(write.kind, &key).cloned();
         let changed = self.counter.change(write, current)?;
-        Ok(self.publish_renewal(changed))
+        Ok(self.publish_renewal(key, changed))
     }
 
     /// A renewal in its plain form. `None`: the object is missing, or has to be renewed the general way.
@@ -185,7 +186,8 @@ impl<S: Sink> Leases<S> {
         name: &str,
         renewal: &Renewal,
     ) -> Option<Result<Renewed, WriteError>> {
-        let old = self.index.get(kind, namespace, name)?;
+        let key = key(namespace, name);
+        let old = self.index.get_at(kind, &key)?.clone();
         if renewal.is_made(&old)? {
             return Some(Ok(Renewed { object: old, changed: false }));
         }
@@ -198,7 +200,7 @@ impl<S: Sink> Leases<S> {
         };
         let new = Arc::new(old.with_text(renewal.make(&old, revision)?, revision));
         let event = Event { revision, old: Some(old), new: Some(new), last: None };
-        let object = self.publish_renewal(Changed { kind, event: Arc::new(event), author: None });
+        let object = self.publish_renewal(key, Changed { kind, event: Arc::new(event), author: None });
         Some(Ok(Renewed { object, changed: true }))
     }
 
@@ -221,10 +223,10 @@ impl<S: Sink> Leases<S> {
         self.held.clear();
     }
 
-    fn publish_renewal(&mut self, changed: Changed) -> Arc<Object> {
+    fn publish_renewal(&mut self, key: String, changed: Changed) -> Arc<Object> {
         self.note(&changed);
         let object = changed.event.object().clone();
-        self.index.publish_renewal(changed);
+        self.index.publish_renewal(key, changed);
         object
     }
 
