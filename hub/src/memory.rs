@@ -7,10 +7,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use kedge_hub_core::kinds::Kind;
+use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE};
+use kedge_hub_core::kinds::{CONFIG_MAP, Kind};
 use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
@@ -116,11 +117,20 @@ pub struct Memory {
     leases: RwLock<Leases<Sender>>,
     /// Held for no longer than one node or one change takes: renewals read it.
     desired: RwLock<Desired>,
+    /// The revision of the deny list, 0 without one: each request asks, and a renewal waits for no reader of other objects.
+    deny_list: AtomicU64,
 }
 
 impl Memory {
     pub fn new(index: Index<Sender>, leases: Leases<Sender>, desired: Desired) -> Memory {
-        Memory { index: RwLock::new(index), leases: RwLock::new(leases), desired: RwLock::new(desired) }
+        let deny_list = index.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
+        let deny_list = AtomicU64::new(deny_list.map_or(0, |list| list.revision));
+        Memory {
+            index: RwLock::new(index),
+            leases: RwLock::new(leases),
+            desired: RwLock::new(desired),
+            deny_list,
+        }
     }
 
     /// Empty.
@@ -269,8 +279,23 @@ impl Memory {
         let mut index = self.write();
         for changed in &changes {
             self.desired.write().unwrap_or_else(PoisonError::into_inner).note(changed);
+            self.note_deny_list(changed);
         }
         index.publish(changes);
+    }
+
+    fn note_deny_list(&self, Changed { kind, event, .. }: &Changed) {
+        let object = event.object();
+        let is_list = kind.kind == CONFIG_MAP.kind
+            && (&*object.namespace, &*object.name) == (DENY_LIST_NAMESPACE, DENY_LIST_NAME);
+        if is_list {
+            self.deny_list.store(event.new.as_ref().map_or(0, |list| list.revision), Ordering::Release);
+        }
+    }
+
+    /// The revision of the deny list, 0 without one; that of a change from before its writer is answered.
+    pub fn deny_list(&self) -> u64 {
+        self.deny_list.load(Ordering::Acquire)
     }
 
     /// The latest revision that concerns a node: see [`Desired::of`]. A node that is answered it finds that revision, whatever it reads

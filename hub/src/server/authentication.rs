@@ -76,19 +76,19 @@ impl Credentials {
 
     /// The deny list of this moment.
     pub(super) fn denied(&self) -> Arc<DenyList> {
-        let Some(found) = self.hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME) else {
-            return Arc::default();
-        };
+        let revision = self.hub.memory().deny_list();
         let known = self.denied.read().unwrap_or_else(PoisonError::into_inner);
-        if known.0 == found.revision {
+        if known.0 == revision {
             return Arc::clone(&known.1);
         }
         drop(known);
-        let list = Arc::new(DenyList::read(&found.value()));
+        let found = self.hub.get(&CONFIG_MAP, DENY_LIST_NAMESPACE, DENY_LIST_NAME);
+        let revision = found.as_ref().map_or(0, |found| found.revision);
+        let list = Arc::new(found.map_or_else(DenyList::default, |found| DenyList::read(&found.value())));
         if !list.unknown.is_empty() {
             log::warn!("{DENY_LIST_NAMESPACE}/{DENY_LIST_NAME}: these keys deny nothing: {:?}", list.unknown);
         }
-        *self.denied.write().unwrap_or_else(PoisonError::into_inner) = (found.revision, Arc::clone(&list));
+        *self.denied.write().unwrap_or_else(PoisonError::into_inner) = (revision, Arc::clone(&list));
         list
     }
 
@@ -167,6 +167,20 @@ impl Credentials {
     }
 }
 
+/// Whether the certificate of a connection proves its identity now; if so, that is noted as a contact.
+///
+/// # Errors
+/// Why it does not.
+pub(super) fn prove(server: &Server, caller: &Caller, identity: &Identity) -> Result<(), String> {
+    if let Some(why) = server.credentials.fault(identity) {
+        return Err(why);
+    }
+    if let Some(seen) = &caller.seen {
+        seen.contact.store(OffsetDateTime::now_utc().unix_timestamp(), Ordering::Relaxed);
+    }
+    Ok(())
+}
+
 /// What a request shows of its caller. Judged when its head is in, and again when its body is: that may be minutes later.
 pub(super) struct Presented {
     server: Arc<Server>,
@@ -196,12 +210,7 @@ impl Presented {
             };
         }
         if let Some(identity) = (*caller.identity).as_ref() {
-            if let Some(why) = server.credentials.fault(identity) {
-                return Err(refused(server, caller, identity, &why));
-            }
-            if let Some(seen) = &caller.seen {
-                seen.contact.store(OffsetDateTime::now_utc().unix_timestamp(), Ordering::Relaxed);
-            }
+            prove(server, caller, identity).map_err(|why| refused(server, caller, identity, &why))?;
         }
         Ok(Arc::clone(&caller.identity))
     }
