@@ -35,5 +35,10 @@ pub mod requests;
 pub mod server;
 pub mod store;
 
+/// Counts for `server::allocations`.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: &stats_alloc::StatsAlloc<std::alloc::System> = &stats_alloc::INSTRUMENTED_SYSTEM;
+
 pub use hub::{Hub, Subscription};
 pub use store::OpenError;

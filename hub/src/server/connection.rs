@@ -32,14 +32,14 @@ use super::link::{IDLE, Link, Next, STRANGER_IDLE};
 use super::request::RequestBody;
 use super::respond::{self, Body, Sending};
 use super::shared::Server;
-use super::{audited, authentication, handlers, head};
+use super::{audited, authentication, handlers, head, renewals};
 
 /// Most headers of one request.
 const MAX_HEADERS: usize = 64;
 /// Connections over their caller's limit that are told so. Further ones are just closed.
 const MAX_TURNED_AWAY: usize = 256;
 /// Where the Leases of nodes are.
-const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/";
+pub(super) const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/";
 /// Pause before a caller is told that it makes too many requests: so each of its connections is told once a second, which costs little.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -70,7 +70,7 @@ impl Caller {
     }
 
     /// Notes whom a request's credential proves.
-    fn note(&self, identity: Option<&Identity>) {
+    pub(super) fn note(&self, identity: Option<&Identity>) {
         if identity.is_some() {
             self.proven.store(true, Ordering::Relaxed);
         }
@@ -122,6 +122,19 @@ where
             Next::Refused(error) => return Ok(Box::pin(link.refuse(&error)).await?),
             Next::Gone => return Ok(()),
         };
+        if !chunks && renewals::begins_like_one(link.early()) {
+            tokio::select! {
+                biased;
+                received = link.receive_rest(renewals::MOST_BYTES, renewals::REST) => received?,
+                () = stop(stopped.clone()) => {}
+            }
+            let answer = link.whole_request().and_then(|request| renewals::answer(server, &caller, request));
+            if let Some(answer) = answer {
+                link.skip_request();
+                link.write(answer.text()).await?;
+                continue;
+            }
+        }
         // boxed: neither the library nor a request's state is kept while the connection is idle
         link = match Box::pin(one_request(link, chunks, server, &caller, stopped.clone())).await? {
             Served::Ended => return Ok(()),

@@ -49,18 +49,9 @@ pub(super) async fn handle(
     parts: &Parts,
     body: &mut RequestBody,
 ) -> Response<Body> {
-    let renews = body.renews();
-    let renewed = match renews {
-        true => renewals::answer(server, (*caller).as_ref(), parts, body).await,
-        false => None,
-    };
-    let outcome = match renewed {
-        Some(outcome) => outcome,
-        // boxed: a renewal does not move its state about
-        None => Box::pin(answer(server, Arc::clone(&caller), slot, trail, parts, body)).await,
-    };
+    let outcome = answer(server, Arc::clone(&caller), slot, trail, parts, body).await;
     let mut response = outcome.unwrap_or_else(|error| respond::error(&error));
-    if renews && response.status() == StatusCode::NO_CONTENT {
+    if body.renews() && response.status() == StatusCode::NO_CONTENT {
         renewals::add_desired(server, (*caller).as_ref(), &mut response);
     }
     trail.name(&mut response, &parts.headers);

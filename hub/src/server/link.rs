@@ -95,12 +95,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
         &self.stream
     }
 
-    /// Bytes that came early.
-    #[cfg(test)]
-    pub(super) fn early(&self) -> &[u8] {
-        &self.early
-    }
-
     /// The connection itself, after the bytes that came early.
     #[cfg(test)]
     pub(super) fn into_parts(self) -> (Vec<u8>, S) {
@@ -147,6 +141,40 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
                 return Ok(Next::Gone);
             }
         }
+    }
+
+    /// The request that was found, if all of it is here.
+    pub(super) fn whole_request(&self) -> Option<&[u8]> {
+        match self.readable {
+            Readable::Bytes(bytes) => self.early.get(..bytes),
+            Readable::Everything => None,
+        }
+    }
+
+    /// The request that was found is answered without the library.
+    pub(super) fn skip_request(&mut self) {
+        if let Readable::Bytes(bytes) = std::mem::replace(&mut self.readable, Readable::Bytes(0)) {
+            drop_front(&mut self.early, bytes);
+        }
+    }
+
+    /// The bytes of a request, or of its beginning.
+    pub(super) fn early(&self) -> &[u8] {
+        &self.early
+    }
+
+    /// Receives the rest of a request that fits in `most` bytes. One that does not come in time is left as it is.
+    pub(super) async fn receive_rest(&mut self, most: usize, time: Duration) -> io::Result<()> {
+        let Readable::Bytes(bytes) = self.readable else { return Ok(()) };
+        let rest = async {
+            while self.early.len() < bytes && bytes <= most {
+                if self.receive().await? == 0 {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        timeout(time, rest).await.unwrap_or(Ok(()))
     }
 
     /// Receives more bytes; returns their number, 0 at the end.
@@ -213,6 +241,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
     }
 }
 
+/// Drops the first bytes, and with the last ones their space: an idle connection holds none.
+fn drop_front(early: &mut Vec<u8>, bytes: usize) {
+    early.drain(..bytes);
+    if early.is_empty() {
+        *early = Vec::new();
+    }
+}
+
 /// The lines of an answer's head, without the last, empty one.
 pub(super) fn head_text(version: &str, head: &http::response::Parts) -> Vec<u8> {
     let mut text = version.as_bytes().to_vec();
@@ -253,10 +289,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Link<S> {
         } else {
             let read = most.min(this.early.len());
             buffer.put_slice(&this.early[..read]);
-            this.early.drain(..read);
-            if this.early.is_empty() {
-                this.early = Vec::new();
-            }
+            drop_front(&mut this.early, read);
             read
         };
         if let Readable::Bytes(bytes) = &mut this.readable {

@@ -5,6 +5,8 @@
 //! affects no other request. Everything that a client can make grow has a limit with a name, and a share for each caller (`limits`).
 
 mod accept;
+#[cfg(test)]
+mod allocations;
 mod audited;
 mod authentication;
 mod connection;

@@ -162,7 +162,12 @@ pub(super) fn is_read_by_eye(parts: &http::request::Parts) -> bool {
 
 /// Whether the client wants no more than the status of a write (RFC 7240).
 pub(super) fn wants_minimal(headers: &HeaderMap) -> bool {
-    header(headers, "prefer").split([',', ';']).any(|preference| preference.trim() == "return=minimal")
+    prefers_minimal(header(headers, "prefer"))
+}
+
+/// The same of the header's value.
+pub(super) fn prefers_minimal(prefer: &str) -> bool {
+    prefer.split([',', ';']).any(|preference| preference.trim() == "return=minimal")
 }
 
 /// The first form that the client accepts and the hub supports.
@@ -205,8 +210,6 @@ pub(super) struct RequestBody {
     counted: Option<Taken>,
     turn: Option<OwnedSemaphorePermit>,
     presented: Arc<Presented>,
-    /// It was read, and is to be read again.
-    put_back: Option<Bytes>,
 }
 
 impl RequestBody {
@@ -216,8 +219,8 @@ impl RequestBody {
         renews: bool,
         presented: Arc<Presented>,
     ) -> RequestBody {
-        let (bytes, counted, turn, put_back) = (None, None, None, None);
-        RequestBody { incoming, slot, renews, bytes, counted, turn, presented, put_back }
+        let (bytes, counted, turn) = (None, None, None);
+        RequestBody { incoming, slot, renews, bytes, counted, turn, presented }
     }
 
     /// What its sender shows of itself.
@@ -228,11 +231,6 @@ impl RequestBody {
     /// Whether it is of a node's renewal.
     pub(super) fn renews(&self) -> bool {
         self.renews
-    }
-
-    /// The next to read it gets this.
-    pub(super) fn put_back(&mut self, body: Bytes) {
-        self.put_back = Some(body);
     }
 
     /// Counts a request without a body as being answered; any other is counted once its body is in.
@@ -250,9 +248,6 @@ impl RequestBody {
 
     /// The whole body; 401 if its sender's credential is not valid any more. After an error some of it may be unread.
     pub(super) async fn read(&mut self) -> Result<Bytes, ApiError> {
-        if let Some(body) = self.put_back.take() {
-            return Ok(body);
-        }
         let size = self.incoming.size_hint();
         if size.lower() > MAX_BODY_BYTES as u64 {
             return Err(too_large());

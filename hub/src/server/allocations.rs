@@ -1,0 +1,194 @@
+//! A test: what a request on a kept-alive TLS connection takes from the allocator, beside what its client does.
+//!
+//! Always holds: the real code serves a connection of real TLS, over a pipe in memory; the allocator counts for all threads, so the test
+//! runs alone in a process of its own.
+
+use std::io::{Read, Write};
+use std::process::Command;
+use std::sync::Arc;
+
+use kedge_hub_core::identity::Identity;
+use kedge_hub_core::kinds::{LEASE, NODE};
+use rustls::ClientConnection;
+use serde_json::json;
+use stats_alloc::INSTRUMENTED_SYSTEM;
+use time::OffsetDateTime;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::sync::watch as signal;
+use tokio_rustls::TlsAcceptor;
+
+use super::connection::{Caller, serve_requests};
+use super::link::Link;
+use super::shared::Server;
+use crate::Hub;
+use crate::capacity::{Capacity, Machine};
+use crate::pki::Pki;
+
+/// Set in the process that runs the test alone.
+const ALONE: &str = "KEDGE_TEST_ALLOCATIONS";
+const PIPE_BYTES: usize = 4096;
+/// Requests before it is counted, and counted ones; together fewer than a caller may make at once.
+const BEFORE: usize = 100;
+const COUNTED: usize = 400;
+/// Most allocations of a renewal: what TLS takes for two or three records, the bytes received, and the renewed Lease.
+const MOST: f64 = 12.0;
+/// The same of a request that the HTTP library reads and answers.
+const MOST_OF_OTHERS: f64 = 40.0;
+
+fn allocations() -> usize {
+    let stats = INSTRUMENTED_SYSTEM.stats();
+    stats.allocations + stats.reallocations
+}
+
+/// The client's end of a connection, which keeps account of its own allocations.
+struct Client {
+    tls: ClientConnection,
+    wire: DuplexStream,
+    own: usize,
+}
+
+impl Client {
+    fn counted<T>(&mut self, act: impl FnOnce(&mut ClientConnection) -> T) -> T {
+        let before = allocations();
+        let result = act(&mut self.tls);
+        self.own += allocations() - before;
+        result
+    }
+
+    async fn flush(&mut self, space: &mut [u8; 2 * PIPE_BYTES]) {
+        let written = self.counted(|tls| {
+            let mut room = &mut space[..];
+            while tls.wants_write() {
+                tls.write_tls(&mut room).unwrap();
+            }
+            2 * PIPE_BYTES - room.len()
+        });
+        self.wire.write_all(&space[..written]).await.unwrap();
+    }
+
+    async fn receive(&mut self, space: &mut [u8; 2 * PIPE_BYTES]) {
+        let read = self.wire.read(space).await.unwrap();
+        assert!(read > 0, "the hub closed the connection");
+        self.counted(|tls| {
+            let mut received = &space[..read];
+            while !received.is_empty() {
+                tls.read_tls(&mut received).unwrap();
+                tls.process_new_packets().unwrap();
+            }
+        });
+    }
+
+    /// One request, in so many parts as an agent sends it, and the status of its answer, which ends with `end`.
+    async fn request(&mut self, parts: &[String], end: &[u8]) -> [u8; 3] {
+        let (mut space, mut head, mut length) = ([0; 2 * PIPE_BYTES], [0; 512], 0);
+        for part in parts {
+            self.counted(|tls| tls.writer().write_all(part.as_bytes()).unwrap());
+            self.flush(&mut space).await;
+            tokio::task::yield_now().await;
+        }
+        while !head[..length].ends_with(end) {
+            self.receive(&mut space).await;
+            length += self.counted(|tls| tls.reader().read(&mut head[length..]).unwrap_or(0));
+        }
+        head[9..12].try_into().unwrap()
+    }
+}
+
+/// A node's connection to a hub of its own.
+struct Stage {
+    // removed after the hub is closed
+    _data_dir: kedge_rig::Scratch,
+    server: Arc<Server>,
+    _stop: signal::Sender<bool>,
+    client: Client,
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.server.hub.close();
+    }
+}
+
+impl Stage {
+    async fn new() -> Stage {
+        let data_dir = kedge_rig::Scratch::new("hub-allocations").unwrap();
+        let hub = Hub::open(&data_dir).unwrap();
+        let pki = Pki::open(&data_dir, &["localhost".to_owned()], OffsetDateTime::now_utc()).unwrap();
+        hub.create(&NODE, json!({"metadata": {"name": "n"}})).await.unwrap();
+        let lease = json!({"metadata": {"name": "n", "namespace": "kube-node-lease"}, "spec": {"holderIdentity": "n",
+            "leaseDurationSeconds": 40, "renewTime": "2026-11-21T00:00:00.000000Z"}});
+        hub.create(&LEASE, lease).await.unwrap();
+        let machine = Machine { memory_bytes: 1 << 30, descriptors: 65_536, processors: 2 };
+        let server = Arc::new(Server::new(hub, Capacity::of(&machine)));
+        let (stop, stopped) = signal::channel(false);
+        let node = Identity::new("system:node:n", &["system:nodes"]);
+        let caller = Caller::new(&server, Some(node), [127, 0, 0, 1].into());
+        let (wire, ours) = tokio::io::duplex(PIPE_BYTES);
+        let (acceptor, serving) = (TlsAcceptor::from(pki.server_config().unwrap()), Arc::clone(&server));
+        tokio::spawn(async move {
+            let stream = acceptor.accept(ours).await.unwrap();
+            serve_requests(Link::new(stream), &serving, caller, stopped).await
+        });
+        let config = pki.client_config(OffsetDateTime::now_utc()).unwrap();
+        let tls = ClientConnection::new(config, "localhost".try_into().unwrap()).unwrap();
+        let mut client = Client { tls, wire, own: 0 };
+        let mut space = [0; 2 * PIPE_BYTES];
+        while client.tls.is_handshaking() {
+            client.flush(&mut space).await;
+            if client.tls.is_handshaking() {
+                client.receive(&mut space).await;
+            }
+        }
+        Stage { _data_dir: data_dir, server, _stop: stop, client }
+    }
+
+    /// The allocations of each of many requests, the client's not counted.
+    async fn count(&mut self, parts: impl Fn(usize) -> Vec<String>, (status, end): (&str, &str)) -> f64 {
+        let requests: Vec<Vec<String>> = (0..BEFORE + COUNTED).map(parts).collect();
+        let (mut before, mut own) = (0, 0);
+        for (number, request) in requests.iter().enumerate() {
+            if number == BEFORE {
+                (before, own) = (allocations(), self.client.own);
+            }
+            assert_eq!(self.client.request(request, end.as_bytes()).await, status.as_bytes());
+        }
+        (allocations() - before - (self.client.own - own)) as f64 / COUNTED as f64
+    }
+}
+
+/// Head and body.
+fn renewal(micros: usize) -> Vec<String> {
+    let body = format!("{{\"spec\":{{\"renewTime\":\"2026-11-21T00:00:00.{micros:06}Z\"}}}}");
+    let head = format!(
+        "PATCH /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n HTTP/1.1\r\nhost: localhost\r\n\
+         content-type: application/merge-patch+json\r\nprefer: return=minimal\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    vec![head, body]
+}
+
+#[test]
+fn renewal_takes_few_allocations() {
+    if std::env::var_os(ALONE).is_none() {
+        let this = std::env::current_exe().unwrap();
+        let name = "server::allocations::renewal_takes_few_allocations";
+        let mut alone = Command::new(this);
+        alone.args(["--exact", name, "--nocapture"]).env(ALONE, "1");
+        assert!(alone.status().unwrap().success());
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let answered = ("204", "\r\n\r\n");
+        let at_once = Stage::new().await.count(|number| vec![renewal(number + 1).concat()], answered).await;
+        let in_two = Stage::new().await.count(|number| renewal(number + 1), answered).await;
+        let get = |_| vec!["GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n".to_owned()];
+        let other = Stage::new().await.count(get, ("200", "ok")).await;
+        println!("allocations: {at_once:.1} and {in_two:.1} for a renewal, {other:.1} for GET /livez");
+        assert!(
+            at_once <= MOST && in_two <= MOST,
+            "{at_once:.1} and {in_two:.1} for a renewal, expected {MOST}"
+        );
+        assert!(other <= MOST_OF_OTHERS, "{other:.1} for GET /livez, expected {MOST_OF_OTHERS}");
+    });
+}
