@@ -71,6 +71,9 @@ fn resident(hub: &Hub) -> u64 {
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() * 1024
 }
 
+/// Handshakes that this machine may have unfinished: a quarter of all. Another one has 64.
+const LOCAL_HANDSHAKES: u64 = 512;
+
 fn descriptors(hub: &Hub) -> usize {
     std::fs::read_dir(format!("/proc/{}/fd", hub.pid())).unwrap().count()
 }
@@ -93,24 +96,25 @@ fn silent_connections_do_not_keep_a_node_out() {
     let silent: Vec<TcpStream> = (0..3000).map_while(|_| TcpStream::connect(address).ok()).collect();
     assert!(silent.len() > 500, "{}", silent.len());
     victim.renew_anew("victim");
-    assert!(metric(&hub, "kedge_hub_unfinished_handshakes") <= 64);
-    assert!(metric(&hub, "kedge_hub_dropped_handshakes_total") + 64 <= silent.len() as u64);
-    assert!(descriptors(&hub) < 200, "{}", descriptors(&hub));
+    assert!(metric(&hub, "kedge_hub_unfinished_handshakes") <= LOCAL_HANDSHAKES);
+    assert!(metric(&hub, "kedge_hub_dropped_handshakes_total") + LOCAL_HANDSHAKES <= silent.len() as u64);
+    assert!(descriptors(&hub) < LOCAL_HANDSHAKES as usize + 100, "{}", descriptors(&hub));
     drop(silent);
 }
 
 #[test]
 fn connections_that_begin_and_stall_do_not_keep_a_node_out() {
+    kedge_platform::linux::raise_descriptor_limit().unwrap();
     let hub = Hub::new();
     let mut victim = Victim::new(&hub, "victim");
     let address = hub.url.strip_prefix("https://").unwrap();
-    let mut stalled: Vec<TcpStream> = (0..300).map_while(|_| TcpStream::connect(address).ok()).collect();
+    let mut stalled: Vec<TcpStream> = (0..1500).map_while(|_| TcpStream::connect(address).ok()).collect();
     for socket in &mut stalled {
         // the first bytes of a ClientHello
         let _ = socket.write_all(&[0x16, 0x03, 0x01, 0x02, 0x00]);
     }
     victim.renew_anew("victim");
-    assert!(descriptors(&hub) < 200, "{}", descriptors(&hub));
+    assert!(descriptors(&hub) < LOCAL_HANDSHAKES as usize + 100, "{}", descriptors(&hub));
 }
 
 #[test]

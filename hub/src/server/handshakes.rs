@@ -1,6 +1,7 @@
 //! Connections that have not shown who they are: TLS handshakes that are not finished.
 //!
-//! Always holds: one network has at most [`PER_NETWORK`] of them, and networks from which no node ever came have half of all at most.
+//! Always holds: one network has as many of them as nodes last came from it, [`PER_NETWORK`] at least and a quarter of all at most;
+//! networks from which no node ever came have half of all at most.
 //! A new connection is not refused for others' sake: the oldest silent one of the fullest network makes room, or its oldest one, unless
 //! the newcomer's own network is as full. A handshake that goes on takes milliseconds, so a client gets through any number of
 //! connections that say nothing, or too little.
@@ -13,9 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Unfinished handshakes of one network: an address, or a /64 of IPv6. A site's nodes behind one router reconnect in waves of this
-/// size, a second or less each.
+/// Unfinished handshakes of one network that each network may have: an address, or a /64 of IPv6. Nodes behind one router may all come
+/// back at once, so a network with more nodes has a place for each.
 const PER_NETWORK: usize = 64;
+/// The part of all that one network may have, however many nodes it has, and that this machine has: its processes share a processor
+/// with the hub, so that many handshakes wait for it at a time; ending some of them would only make work.
+const NETWORK_PART: usize = 4;
 /// Nodes whose networks are remembered. Those of further ones are not preferred.
 const MAX_NODES: usize = 16_384;
 
@@ -87,10 +91,12 @@ impl Handshakes {
         let network = Network::of(from);
         let mut table = self.lock();
         let stranger = !table.known.contains_key(&network);
-        if table.of.get(&network).is_some_and(|own| own.len() >= PER_NETWORK)
+        let loopback = from.to_canonical().is_loopback();
+        let own = table.of.get(&network).map_or(0, Vec::len);
+        if own >= table.places(network, loopback, self.most)
             && !table.make_room(network)
-            // a handshake takes milliseconds here, and the hub's probe of itself comes from here, too
-            && !(from.to_canonical().is_loopback() && table.end_oldest(network))
+            // the hub's probe of itself comes from here, too
+            && !(loopback && table.end_oldest(network))
         {
             return None;
         }
@@ -124,6 +130,12 @@ impl Handshakes {
 }
 
 impl Table {
+    /// Handshakes that a network may have, of so many in all.
+    fn places(&self, network: Network, loopback: bool, most: usize) -> usize {
+        let wanted = if loopback { most } else { self.known.get(&network).copied().unwrap_or(0) };
+        wanted.min(most / NETWORK_PART).max(PER_NETWORK)
+    }
+
     /// A node of this network came from another one.
     fn forget(&mut self, network: Network) {
         let Some(nodes) = self.known.get_mut(&network) else { return };
@@ -260,10 +272,23 @@ mod tests {
     fn loopback_is_never_refused_for_its_own_sake() {
         let all = Arc::new(Handshakes::new(2048));
         let loopback = IpAddr::from([127, 0, 0, 1]);
-        let mut held: Vec<_> = (0..PER_NETWORK).map(|_| all.begin(loopback).unwrap()).collect();
+        let mut held: Vec<_> = (0..2048 / NETWORK_PART).map(|_| all.begin(loopback).unwrap()).collect();
         held.iter().for_each(Handshake::heard);
+        assert!(!held.iter_mut().any(is_ended), "hundreds of local clients at once get through");
         let _probe = all.begin(loopback).unwrap();
         assert!(is_ended(&mut held[0]) && !is_ended(&mut held[1]));
+    }
+
+    #[test]
+    fn network_has_a_place_for_each_of_its_nodes() {
+        let all = Arc::new(Handshakes::new(2048));
+        let places = || (0..1000).map_while(|_| begun(&all, 1)).collect::<Vec<_>>().len();
+        for (nodes, expected) in [(1, PER_NETWORK), (200, 200), (1000, 2048 / NETWORK_PART)] {
+            (0..nodes).for_each(|node| all.trust(&node.to_string(), address(1)));
+            assert_eq!(places(), expected, "{nodes} nodes");
+        }
+        (0..1000).for_each(|node| all.trust(&node.to_string(), address(2)));
+        assert_eq!(places(), PER_NETWORK, "the nodes are elsewhere now");
     }
 
     #[test]
