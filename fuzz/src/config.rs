@@ -8,10 +8,10 @@ use crate::input::{SEPARATOR, joined, sections};
 use crate::yaml::{check_message, means};
 use kedge_core::kubelet::layers::MAX_PROBLEMS;
 use kedge_core::kubelet::{
-    ConfigError, Effective, LayerText, LocalLayers, MAX_TAINTS, Origin, SHORTEST_STATUS_UPDATE,
-    canonical_overrides, effective, yaml,
+    ConfigError, Effective, LayerText, LocalLayers, MAX_TAINTS, Origin, canonical_overrides, effective, yaml,
 };
 use serde_json::{Value, json};
+use std::time::Duration;
 
 pub(crate) const TARGET: Target =
     Target { name: "config", run, seeds, words: WORDS, longest_bytes: 4096, mutations: 1000 };
@@ -167,7 +167,7 @@ fn check(layers: &LocalLayers, payload: Option<&LayerText>) {
     }
     // the same bytes in the same layer give the same configuration, whatever their source
     if let Some(payload) = payload {
-        let as_file = LayerText { origin: Origin::File("/f".into()), text: payload.text.clone() };
+        let as_file = LayerText { origin: Origin::File("f".into()), text: payload.text.clone() };
         let filed = LocalLayers { base: Some(as_file), ..layers.clone() };
         match (effective(layers, Some(payload)), effective(&filed, None)) {
             (Ok(one), Ok(other)) => assert_eq!(one.object, other.object),
@@ -186,8 +186,13 @@ fn check_effective(found: &Effective) {
         Err(error) => panic!("what we show is not YAML: {error}\n{text}"),
     }
     let config = &found.config;
-    assert!(config.node_lease_duration_secs > 0 && config.trial.crash_loop_threshold <= 10);
-    assert!(config.node_status_update_frequency >= SHORTEST_STATUS_UPDATE);
+    // whatever is valid leaves the node heard of: its renewals and reports lie within what a control plane waits for
+    assert!((4..=160).contains(&config.node_lease_duration_secs) && config.trial.crash_loop_threshold <= 10);
+    let minutes = |minutes: u64| Duration::from_secs(minutes * 60);
+    assert!((Duration::from_secs(1)..=minutes(5)).contains(&config.node_status_update_frequency));
+    assert!((Duration::from_secs(10)..=minutes(5)).contains(&config.node_status_report_frequency));
+    assert!(config.trial.duration <= minutes(7 * 24 * 60));
+    assert!(config.healthz.is_none_or(|address| address.ip().is_loopback()));
     assert!(config.register_with_taints.len() <= MAX_TAINTS && config.logging_verbosity <= 10);
     for path in &found.without_effect {
         assert!(
@@ -197,8 +202,9 @@ fn check_effective(found: &Effective) {
     }
     let shown = found.to_json();
     assert_eq!(shown["config"], found.object);
-    // the effective configuration, written out and given as the only layer, gives itself
-    let written = LayerText { origin: Origin::File("/written".into()), text: text.into_bytes() };
+    // the effective configuration, written out and given as the only layer, gives itself (relative paths begin at its directory,
+    // which this file has none of)
+    let written = LayerText { origin: Origin::File("written".into()), text: text.into_bytes() };
     match effective(&LocalLayers { base: Some(written), ..LocalLayers::default() }, None) {
         Ok(again) => {
             assert!(means(&again.object, &found.object), "{} is read back as {}", found.object, again.object);

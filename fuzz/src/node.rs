@@ -28,8 +28,8 @@ const PAYLOADS: [&str; 9] = [
     "maxPods: 203\nconfigTrialDuration: 1s\ncrashLoopThreshold: 0\n",
     "maxPods: [\n",
     "maxPods: -5\n",
-    "maxPods: 206\nregisterNode: false\nnodeLeaseDurationSeconds: 2147483647\nconfigTrialDuration: 2562047h\n",
-    "maxPods: 207\nnodeStatusUpdateFrequency: 1s\nnodeLeaseDurationSeconds: 1\nregisterWithTaints: [{key: a, effect: NoExecute}]\n",
+    "maxPods: 206\nregisterNode: false\nnodeLeaseDurationSeconds: 160\nconfigTrialDuration: 168h\n",
+    "maxPods: 207\nnodeStatusUpdateFrequency: 1s\nnodeLeaseDurationSeconds: 4\nregisterWithTaints: [{key: a, effect: NoExecute}]\n",
     "maxPods: 208\nlogging: {verbosity: 99}\nnoSuchField: 1\n",
     "",
 ];

@@ -273,6 +273,11 @@ impl Running {
             let line = format!("set but without effect here: {}", without_effect.join(", "));
             actions.push(Action::Log(Level::Info, line));
         }
+        for held in &running.configuration.effective().held {
+            let line =
+                format!("{held}; the nearest value within the bounds is used, because the config is proven");
+            actions.push(Action::Log(Level::Warn, line));
+        }
         actions.push(Action::Use(Box::new(running.configuration.effective().as_ref().clone())));
         running.consume_evidence(actions);
         actions.push(Action::Sweep { keep: running.configuration.checkpoints_to_keep() });
@@ -307,7 +312,9 @@ impl Running {
             Event::HostFacts(facts) => {
                 self.awaits_host_facts = false;
                 let effective = self.configuration.effective();
-                self.status.observe(now, *facts, &effective.config, &options.version);
+                for line in self.status.observe(now, *facts, &effective.config, &options.version) {
+                    actions.push(Action::Log(Level::Warn, line));
+                }
             }
             Event::Answered(kind, answer) => self.answered(now, kind, answer, options, jitter, actions),
             Event::Renewed(answer) => {

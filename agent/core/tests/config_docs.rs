@@ -4,7 +4,7 @@
 // a build that can commit faults has fields that no release has, and the page is about releases
 #![cfg(not(feature = "fault-injection"))]
 
-use kedge_core::kubelet::schema::{self, Default, Effect};
+use kedge_core::kubelet::schema::{self, Default, Effect, Field};
 
 const PAGE: &str = include_str!("../../../docs/config.md");
 
@@ -18,9 +18,8 @@ fn section(name: &str) -> Vec<&'static str> {
     found
 }
 
-fn fields(effect: Effect) -> Vec<(String, Default)> {
-    let leaves = schema::leaves().into_iter().filter(|(_, field)| field.effect == effect);
-    leaves.map(|(path, field)| (path, field.default)).collect()
+fn fields(effect: Effect) -> Vec<(String, &'static Field)> {
+    schema::leaves().into_iter().filter(|(_, field)| field.effect == effect).collect()
 }
 
 fn shown(default: Default) -> String {
@@ -33,21 +32,21 @@ fn shown(default: Default) -> String {
 }
 
 #[test]
-fn table_has_every_honoured_field_with_its_default() {
-    let rows: Vec<(String, String)> = section("honoured")
+fn table_has_every_honoured_field_with_default_and_bounds() {
+    let rows: Vec<[String; 3]> = section("honoured")
         .into_iter()
         .skip(2)
         .map(|row| {
             let mut cells = row.split('|').map(str::trim).skip(1);
             let mut cell = || cells.next().unwrap_or_default().to_owned();
-            let (field, default, meaning) = (cell(), cell(), cell());
+            let (field, default, meaning, bounds) = (cell(), cell(), cell(), cell());
             assert!(!meaning.is_empty(), "{row}");
-            (field, default)
+            [field, default, bounds]
         })
         .collect();
-    let expect: Vec<(String, String)> = fields(Effect::Honoured)
+    let expect: Vec<[String; 3]> = fields(Effect::Honoured)
         .into_iter()
-        .map(|(path, default)| (format!("`{path}`"), shown(default)))
+        .map(|(path, field)| [format!("`{path}`"), shown(field.default), field.bounds()])
         .collect();
     assert_eq!(rows, expect);
 }

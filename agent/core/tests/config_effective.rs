@@ -3,6 +3,7 @@
 
 use core::time::Duration;
 
+use kedge_core::kubelet::effective_of_proven;
 use kedge_core::kubelet::quantity::Threshold;
 use kedge_core::kubelet::{
     ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, Reserved, Taint, canonical_overrides,
@@ -276,7 +277,8 @@ fn report_frequency_defaults_to_update_frequency() {
     };
     check("", 300);
     check("nodeStatusUpdateFrequency: 20s", 20);
-    check("nodeStatusUpdateFrequency: 1s", 1);
+    // within the bounds of reports
+    check("nodeStatusUpdateFrequency: 1s", 10);
     check("nodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 1m", 60);
     check("nodeStatusReportFrequency: 1m", 60);
     let frequency =
@@ -390,8 +392,8 @@ volumeStatsAggPeriod: 0s
         &layers(&format!("{fields}nodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\n"), &[]),
         ErrorKind::Validate,
         &[
-            "config file /etc/kedge/config.yaml: nodeStatusUpdateFrequency is \"0s\", expected at least 1s (line 31)",
-            "config file /etc/kedge/config.yaml: nodeStatusReportFrequency is \"0s\", expected at least 1s (line 30)",
+            "config file /etc/kedge/config.yaml: nodeStatusReportFrequency is \"0s\", expected 10s to 5m0s (line 30)",
+            "config file /etc/kedge/config.yaml: nodeStatusUpdateFrequency is \"0s\", expected 1s to 5m0s (line 31)",
         ],
     );
 }
@@ -487,41 +489,36 @@ fn invalid_value_names_the_layer_that_wrote_it() {
         let expect: Vec<&str> = expect.iter().map(String::as_str).collect();
         check_error(&layers("maxPods: 1", &[fields]), ErrorKind::Validate, &expect);
     };
-    check(
-        "crashLoopThreshold: 11",
-        &["field `CrashLoopThreshold` must be between 0 and 10, inclusive (line 3)"],
-    );
-    check(
-        "crashLoopThreshold: -1",
-        &["field `CrashLoopThreshold` must be between 0 and 10, inclusive (line 3)"],
-    );
-    check("configTrialDuration: -1s", &["configTrialDuration is \"-1s\", expected at least 0s (line 3)"]);
+    check("crashLoopThreshold: 11", &["crashLoopThreshold is 11, expected 0 to 10 (line 3)"]);
+    check("crashLoopThreshold: -1", &["crashLoopThreshold is -1, expected 0 to 10 (line 3)"]);
+    check("configTrialDuration: -1s", &["configTrialDuration is \"-1s\", expected 0s to 168h0m0s (line 3)"]);
     check(
         "nodeStatusUpdateFrequency: 0s",
-        &["nodeStatusUpdateFrequency is \"0s\", expected at least 1s (line 3)"],
+        &["nodeStatusUpdateFrequency is \"0s\", expected 1s to 5m0s (line 3)"],
     );
     check(
         "nodeStatusReportFrequency: -5m",
-        &["nodeStatusReportFrequency is \"-5m0s\", expected at least 1s (line 3)"],
+        &["nodeStatusReportFrequency is \"-5m0s\", expected 10s to 5m0s (line 3)"],
     );
-    check(
-        "nodeLeaseDurationSeconds: 0",
-        &["nodeLeaseDurationSeconds is 0, expected 1 to 2147483647 (line 3)"],
-    );
+    check("nodeLeaseDurationSeconds: 0", &["nodeLeaseDurationSeconds is 0, expected 4 to 160 (line 3)"]);
     check("logging: {verbosity: 11}", &["logging.verbosity is 11, expected 0 to 10 (line 3)"]);
     check("healthzPort: 65536", &["healthzPort is 65536, expected 0 to 65535 (line 3)"]);
     check(
         "healthzBindAddress: localhost",
-        &["healthzBindAddress is \"localhost\", expected an IP address (line 3)"],
+        &["healthzBindAddress is \"localhost\", expected a loopback address such as \"127.0.0.1\" (line 3)"],
     );
-    check("maxPods: -1", &["maxPods is -1, expected 0 to 2147483647 (line 3)"]);
+    check(
+        "healthzBindAddress: 0.0.0.0",
+        &["healthzBindAddress is \"0.0.0.0\", expected a loopback address such as \"127.0.0.1\" (line 3)"],
+    );
+    check("maxPods: -1", &["maxPods is -1, expected 0 to 10000 (line 3)"]);
     check(
         "systemReserved:\n  cpu: -1m",
         &["systemReserved.cpu is \"-1m\", expected an amount that is not negative (line 4)"],
     );
     check(
         "evictionPressureTransitionPeriod: -1ns",
-        &["evictionPressureTransitionPeriod is \"-1ns\", expected at least 0s (line 3)"],
+        &["evictionPressureTransitionPeriod is \"-1ns\", expected 0s to 24h0m0s (line 3)"],
     );
     check(
         "registerWithTaints:\n- {key: a, effect: NoExecute}\n- {key: a, effect: NoExecute}\n- {key: -b, effect: NoExecute}\n- {key: a, effect: Never}\n- {key: a, effect: NoSchedule, value: 'x y'}",
@@ -538,8 +535,8 @@ fn invalid_value_names_the_layer_that_wrote_it() {
         "maxPods: -1\nlogging: {verbosity: 11}\nhealthzBindAddress: x",
         &[
             "logging.verbosity is 11, expected 0 to 10 (line 4)",
-            "maxPods is -1, expected 0 to 2147483647 (line 3)",
-            "healthzBindAddress is \"x\", expected an IP address (line 5)",
+            "maxPods is -1, expected 0 to 10000 (line 3)",
+            "healthzBindAddress is \"x\", expected a loopback address such as \"127.0.0.1\" (line 5)",
         ],
     );
 }
@@ -549,6 +546,22 @@ fn values_and_pairs_are_valid_up_to_their_limits() {
     for (fields, is_right) in [
         ("nodeStatusUpdateFrequency: 1s", true),
         ("nodeStatusUpdateFrequency: 999ms", false),
+        ("nodeStatusUpdateFrequency: 5m", true),
+        ("nodeStatusUpdateFrequency: 301s", false),
+        ("nodeStatusReportFrequency: 9s", false),
+        ("nodeStatusReportFrequency: 10s", true),
+        ("nodeStatusReportFrequency: 5m1s", false),
+        ("nodeLeaseDurationSeconds: 3", false),
+        ("nodeLeaseDurationSeconds: 4", true),
+        ("nodeLeaseDurationSeconds: 160", true),
+        ("nodeLeaseDurationSeconds: 161", false),
+        ("configTrialDuration: 168h", true),
+        ("configTrialDuration: 168h1ns", false),
+        ("evictionPressureTransitionPeriod: 24h1s", false),
+        ("maxPods: 10000", true),
+        ("maxPods: 10001", false),
+        ("healthzBindAddress: 127.8.9.1", true),
+        ("healthzBindAddress: '::'", false),
         ("healthzPort: 65535", true),
         ("imageGCLowThresholdPercent: 0\nimageGCHighThresholdPercent: 100", true),
         ("imageGCLowThresholdPercent: -1\nimageGCHighThresholdPercent: 100", false),
@@ -575,6 +588,41 @@ fn values_and_pairs_are_valid_up_to_their_limits() {
         let found = effective(&layers(fields, &[]), None).map(drop).map_err(|error| error.kind);
         assert_eq!(found, if is_right { Ok(()) } else { Err(ErrorKind::Validate) }, "{fields}");
     }
+}
+
+#[test]
+fn proven_payload_beyond_its_bounds_is_held_at_them() {
+    let fields = "nodeLeaseDurationSeconds: 2147483647\nnodeStatusReportFrequency: 2000000h\nhealthzBindAddress: 0.0.0.0\nmaxPods: 7";
+    let local = LocalLayers::default();
+    let error = effective(&local, Some(&payload(fields))).expect_err("refused when it is new");
+    assert_eq!((error.kind, error.problems.len()), (ErrorKind::Validate, 3), "{error}");
+    let found = effective_of_proven(&local, &payload(fields)).expect("it has been last-known-good");
+    assert_eq!(found.config.node_lease_duration_secs, 160);
+    assert_eq!(found.config.node_status_report_frequency, Duration::from_secs(300));
+    assert!(found.config.healthz.is_some_and(|address| address.ip().is_loopback()));
+    assert_eq!(found.config.max_pods, 7);
+    assert_eq!(
+        found.held,
+        [
+            "nodeLeaseDurationSeconds is 2147483647, expected 4 to 160",
+            "nodeStatusReportFrequency is \"2000000h0m0s\", expected 10s to 5m0s",
+            "healthzBindAddress is \"0.0.0.0\", expected a loopback address such as \"127.0.0.1\"",
+        ]
+    );
+    // what no release took is refused all the same
+    assert!(effective_of_proven(&local, &payload("healthzBindAddress: here")).is_err());
+}
+
+#[test]
+fn relative_path_of_static_pods_begins_at_its_file() {
+    let path = |layers: &LocalLayers, payload: Option<&LayerText>| {
+        effective(layers, payload).unwrap().object["staticPodPath"].clone()
+    };
+    assert_eq!(path(&layers("staticPodPath: manifests", &[]), None), "/etc/kedge/manifests");
+    assert_eq!(path(&layers("", &["staticPodPath: m"]), None), "/etc/kedge/config.d/m");
+    assert_eq!(path(&layers("staticPodPath: /srv/m", &[]), None), "/srv/m");
+    assert_eq!(path(&layers("staticPodPath: ''", &[]), None), "");
+    assert_eq!(path(&LocalLayers::default(), Some(&payload("staticPodPath: m"))), "m");
 }
 
 #[test]

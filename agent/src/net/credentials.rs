@@ -26,7 +26,7 @@ use crate::errors::chain;
 const TOKEN_PERIOD: Duration = Duration::from_secs(60);
 
 /// How long a request waits for the files to be looked at. Flash that collects its garbage takes a second; a renewal has
-/// eight.
+/// four at least.
 const FILES_LIMIT: Duration = Duration::from_secs(2);
 
 /// A disk that takes longer than [`FILES_LIMIT`] to fail is left alone for this many times as long: at each try a request waits.

@@ -157,7 +157,7 @@ fn clock_ten_years_behind_keeps_renewing() {
 fn settled_node_posts_no_status() {
     let setup = Setup::new("settled", plain());
     // a report that is due although nothing changed is not what is looked for here
-    let uid = setup.pin("edge-good", &payload(1, 2, "nodeStatusReportFrequency: 1h\n"));
+    let uid = setup.pin("edge-good", &payload(1, 2, "nodeStatusReportFrequency: 5m\n"));
     setup.runs(&uid);
     setup.promotes(&uid);
     let posts = || setup.agent().kedge_json(&["status"]).unwrap()["statusPosts"].as_u64().unwrap();

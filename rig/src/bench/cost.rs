@@ -71,10 +71,10 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     let setup = Setup::open("bench-cost")?;
     // a renewal each second; the status is not computed meanwhile, or computed with each renewal
     let alone = format!(
-        "{PLAIN}nodeLeaseDurationSeconds: 4\nnodeStatusUpdateFrequency: 1h\nnodeStatusReportFrequency: 1h\n"
+        "{PLAIN}nodeLeaseDurationSeconds: 4\nnodeStatusUpdateFrequency: 5m\nnodeStatusReportFrequency: 5m\n"
     );
     let both = format!(
-        "{PLAIN}nodeLeaseDurationSeconds: 4\nnodeStatusUpdateFrequency: 1s\nnodeStatusReportFrequency: 1h\n"
+        "{PLAIN}nodeLeaseDurationSeconds: 4\nnodeStatusUpdateFrequency: 1s\nnodeStatusReportFrequency: 5m\n"
     );
     let (renewals, lone) = run(&setup, "alone", &alone)?;
     let (turns, with_status) = run(&setup, "both", &both)?;

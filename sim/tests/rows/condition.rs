@@ -57,8 +57,7 @@ fn status_config_names_assigned_active_and_last_known_good() {
     let uid = world.adopt("c", &payload(B, "crashLoopThreshold: 11"));
     let c = source(&world, "c", &uid);
     let error = format!(
-        "failed to validate current (UID: {uid}): config c (uid {uid}): field `CrashLoopThreshold` must be between 0 \
-         and 10, inclusive (line 4)"
+        "failed to validate current (UID: {uid}): config c (uid {uid}): crashLoopThreshold is 11, expected 0 to 10 (line 4)"
     );
     assert_eq!(
         world.config_status(),

@@ -45,9 +45,9 @@ fn running(fields: &str) -> World {
     world
 }
 
-/// Only the deadline under test wakes the agent.
+/// The longest periods there are: what is under test wakes the agent more often.
 const RARELY_WOKEN: &str =
-    "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400";
+    "nodeStatusUpdateFrequency: 5m\nnodeStatusReportFrequency: 5m\nnodeLeaseDurationSeconds: 160";
 
 #[test]
 fn failed_request_backs_off_and_is_logged_once() {
@@ -65,9 +65,8 @@ fn failed_request_backs_off_and_is_logged_once() {
 
 #[test]
 fn refused_report_is_retried_after_a_second() {
-    let mut world = running(
-        "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 5m\nnodeLeaseDurationSeconds: 86400",
-    );
+    let mut world = running(RARELY_WOKEN);
+    // neither a renewal nor a look at the host is answered, so that only the report is left to wake it
     while asked(&world, RequestKind::PatchStatus) == 0 {
         world.advance(world.deadline().expect("a report is due") - world.mono());
         world.handle(Event::Tick);
@@ -236,7 +235,7 @@ fn unseen_node_is_created_again_after_half_a_minute() {
 
 #[test]
 fn host_facts_are_read_every_ten_seconds() {
-    let mut world = running("nodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400");
+    let mut world = running("nodeLeaseDurationSeconds: 160");
     world.run_for(HOUR);
     let looks = world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::ReadHostFacts))).count();
     // every 10 s, stretched by up to 4 %

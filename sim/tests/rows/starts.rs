@@ -1,6 +1,6 @@
 //! What a start reads and in which order it acts. What it decides: `start.txt` and `previous-run.txt`.
 
-use crate::{A, HOUR, payload};
+use crate::{A, B, HOUR, TRIAL, payload};
 use kedge_core::config::records::StateFile;
 use kedge_core::{Action, Step};
 use kedge_sim::{Seen, World};
@@ -51,4 +51,28 @@ fn no_config_is_in_use_before_start_is_decided() {
     assert_eq!(max_pods(&world), None);
     world.turn();
     assert_eq!(max_pods(&world), Some(A));
+}
+
+/// A payload whose lease was mended by a drop-in when it was proven, as if a release without bounds had taken it.
+#[test]
+fn proven_config_beyond_the_bounds_comes_back() {
+    let mut world = World::new();
+    world.drop_in("nodeLeaseDurationSeconds: 40");
+    world.start();
+    world.adopt("a", &payload(A, "nodeLeaseDurationSeconds: 2147483647"));
+    world.run_for(TRIAL);
+    assert_eq!(world.state(), "known-good");
+    world.stop();
+    world.drop_in("");
+    world.log.clear();
+    world.start();
+    assert_eq!(world.used(), A);
+    let line = "W nodeLeaseDurationSeconds is 2147483647, expected 4 to 160; the nearest value within the bounds is used, because the config is proven";
+    assert!(world.log.iter().any(|logged| logged == line), "{:?}", world.log);
+    world.turn();
+    assert_eq!(world.hub.lease().expect("renewed")["spec"]["leaseDurationSeconds"], 160);
+    // the same payload under another UID is a new config: nobody has run it
+    let unproven = world.adopt("b", &payload(B, "nodeLeaseDurationSeconds: 2147483647"));
+    assert!(world.bad_configs().get(&unproven).is_some(), "refused");
+    assert_eq!(world.used(), A, "and what is proven runs instead");
 }

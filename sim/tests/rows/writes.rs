@@ -1,6 +1,6 @@
 //! Transitions under way, and when a refused write is repeated. What is written: `adoption-writes.txt`, `failed-writes.txt`.
 
-use crate::{A, B, MINUTE, TRIAL, payload, short};
+use crate::{A, B, MINUTE, SECOND, TRIAL, payload, short};
 use kedge_sim::World;
 use kedge_sim::disk::WriteFault;
 
@@ -16,12 +16,9 @@ fn report_names_the_transition_under_way() {
     assert_eq!(world.report().config.transition, None);
 }
 
-/// A node whose heartbeats are hours apart: within minutes only its other deadlines wake it.
-fn rarely_woken() -> World {
+/// A node whose pushed configuration is known-good.
+fn settled() -> World {
     let mut world = World::new();
-    world.drop_in(
-        "nodeStatusUpdateFrequency: 12h\nnodeStatusReportFrequency: 12h\nnodeLeaseDurationSeconds: 86400",
-    );
     world.start();
     world.adopt("a", &payload(A, ""));
     world.run_for(TRIAL);
@@ -30,22 +27,24 @@ fn rarely_woken() -> World {
 
 #[test]
 fn refused_write_is_retried_after_a_minute() {
-    let mut world = rarely_woken();
+    let mut world = settled();
     world.disk.fault = WriteFault::Once(0);
     world.assign("b", &payload(B, ""));
     world.turn();
-    assert_eq!(world.deadline(), Some(world.mono() + MINUTE));
-    world.run_for(MINUTE);
+    world.run_for(MINUTE - SECOND);
+    assert!(!world.exited(), "repeated too early");
+    world.run_for(SECOND);
     assert!(world.exited(), "adopted");
 
-    let mut world = rarely_woken();
+    let mut world = settled();
     let bad = world.adopt("b", &short(B, "10m", 0));
     world.run_for(TRIAL / 4);
     world.crash();
     world.disk.fault = WriteFault::All;
     world.start();
     world.disk.fault = WriteFault::None;
-    assert_eq!(world.deadline(), Some(world.mono() + MINUTE));
-    world.run_for(MINUTE);
+    world.run_for(MINUTE - SECOND);
+    assert!(world.bad_configs().get(&bad).is_none(), "repeated too early");
+    world.run_for(SECOND);
     assert!(world.bad_configs().get(&bad).is_some(), "the verdict");
 }

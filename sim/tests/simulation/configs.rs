@@ -78,7 +78,7 @@ impl Design {
 
 /// What every configuration of a simulation run says, so that hours pass in few events.
 pub(crate) const SLOWLY: &str =
-    "nodeLeaseDurationSeconds: 600\nnodeStatusUpdateFrequency: 10m\nnodeStatusReportFrequency: 30m\n";
+    "nodeLeaseDurationSeconds: 160\nnodeStatusUpdateFrequency: 5m\nnodeStatusReportFrequency: 5m\n";
 
 /// The drop-in: it mends a threshold that is out of range, so a payload may be valid only with it.
 pub(crate) const DROP_IN: &str = "logging:\n  verbosity: 3\n";

@@ -112,17 +112,29 @@ pub(crate) struct Started {
     pub(crate) evidence_unrecorded: bool,
 }
 
-/// Results of parsing, so that a program that runs again from its top parses once.
+/// Results of parsing, as what is proven or not, so that a program that runs again from its top parses once.
 #[derive(Debug, Default)]
-pub(crate) struct Parsed(Vec<(ConfigId, Result<Rc<Effective>, ConfigError>)>);
+pub(crate) struct Parsed(Vec<((ConfigId, bool), Result<Rc<Effective>, ConfigError>)>);
 
 impl Parsed {
-    fn effective(&mut self, content: &Content, local: &LocalLayers) -> Result<Rc<Effective>, ConfigError> {
-        if let Some((_, result)) = self.0.iter().find(|(id, _)| *id == content.is.id) {
+    fn effective(
+        &mut self,
+        content: &Content,
+        local: &LocalLayers,
+        is_proven: bool,
+    ) -> Result<Rc<Effective>, ConfigError> {
+        let key = (content.is.id, is_proven);
+        if let Some((_, result)) = self.0.iter().find(|(parsed, _)| *parsed == key) {
             return result.clone();
         }
-        let result = kubelet::effective(local, Some(&content.payload)).map(Rc::new);
-        self.0.push((content.is.id, result.clone()));
+        // bounds that came with a later release take no proven config away
+        let result = if is_proven {
+            kubelet::effective_of_proven(local, &content.payload)
+        } else {
+            kubelet::effective(local, Some(&content.payload))
+        };
+        let result = result.map(Rc::new);
+        self.0.push((key, result.clone()));
         result
     }
 }
@@ -381,7 +393,7 @@ fn try_to_run(
         start_verdict.opened = Some(startups.clone());
     }
     // rule e: invalid
-    let effective = match parsed.effective(&content, &facts.local) {
+    let effective = match parsed.effective(&content, &facts.local, role.last_known_good) {
         Ok(effective) => effective,
         Err(error) => {
             if role.assigned {

@@ -7,7 +7,6 @@
 //! the configuration says.
 
 use core::fmt;
-use core::time::Duration;
 
 use serde_json::Value;
 
@@ -24,7 +23,7 @@ pub mod yaml;
 pub use layers::{LayerText, LocalLayers, Origin, Provenance, Source};
 #[cfg(feature = "fault-injection")]
 pub use settings::FaultInjection;
-pub use settings::{Config, EvictionHard, MAX_TAINTS, Reserved, SHORTEST_STATUS_UPDATE, Taint, Trial};
+pub use settings::{Config, EvictionHard, MAX_TAINTS, Reserved, Taint, Trial};
 
 use layers::{Problems, Stack};
 
@@ -39,6 +38,8 @@ pub struct Effective {
     pub provenance: Provenance,
     /// Paths of fields that are set and do nothing here.
     pub without_effect: Vec<String>,
+    /// Values that lie beyond their bounds, and the bound that counts instead. Only a proven configuration has any.
+    pub held: Vec<String>,
 }
 
 /// The configuration that these layers give; `payload`, if there is one, takes the place of the base.
@@ -47,22 +48,47 @@ pub struct Effective {
 /// [`ErrorKind::Parse`] if a layer cannot be read or has a field that is unknown or of the wrong type;
 /// [`ErrorKind::Validate`] if all can be read and the sum has wrong values.
 pub fn effective(layers: &LocalLayers, payload: Option<&LayerText>) -> Result<Effective, ConfigError> {
+    effective_as(layers, payload, false)
+}
+
+/// As [`effective`], for a payload that is proven: it has been last-known-good, perhaps under a release that did not know
+/// today's bounds. Refused now, it could not be fallen back to when it is needed, so a value beyond its bounds counts as the
+/// nearest within, and [`Effective::held`] says so.
+///
+/// # Errors
+/// As [`effective`], bounds apart.
+pub fn effective_of_proven(layers: &LocalLayers, payload: &LayerText) -> Result<Effective, ConfigError> {
+    effective_as(layers, Some(payload), true)
+}
+
+fn effective_as(
+    layers: &LocalLayers,
+    payload: Option<&LayerText>,
+    is_proven: bool,
+) -> Result<Effective, ConfigError> {
     let mut stack = Stack::new();
     if let Some(base) = payload.or(layers.base.as_ref()) {
         stack.add_text(base);
     }
     stack.add_overrides(layers);
     let (mut object, mut provenance) = stack.resolve()?;
+    make_path_absolute(&mut object, &provenance);
     report_as_often_as_computed(&mut object, &mut provenance);
     schema::apply_defaults(&mut object, &mut |path| provenance.set_default(path));
     schema::normalize(&mut object);
 
+    let mut held = Vec::new();
     let mut problems = Problems::default();
     let mut report = |path: &str, message: String| {
         let Source { origin, position } = provenance.nearest(path);
         problems.push(Problem::new(origin, position, path, message));
     };
-    schema::check_ranges(&object, &mut |path, message| report(&path, message));
+    if is_proven {
+        schema::hold_in_bounds(&mut object, &mut |_, message| held.push(message));
+        settings::hold_on_loopback(&mut object, &mut held);
+    } else {
+        schema::check_ranges(&object, &mut |path, message| report(&path, message));
+    }
     let config = Config::read(&object, &mut report);
     combinations::check(&object, &|path| provenance.nearest(path).to_string(), &mut report);
     problems.into_result(ErrorKind::Validate)?;
@@ -70,21 +96,35 @@ pub fn effective(layers: &LocalLayers, payload: Option<&LayerText>) -> Result<Ef
     let without_effect = schema::without_effect(&object);
     object.insert("apiVersion".to_owned(), Value::from(schema::API_VERSION));
     object.insert("kind".to_owned(), Value::from(schema::KIND));
-    Ok(Effective { config, object: Value::Object(object), provenance, without_effect })
+    Ok(Effective { config, object: Value::Object(object), provenance, without_effect, held })
 }
 
-/// Upstream's rule: nodeStatusUpdateFrequency set alone counts for reports, too.
+/// Upstream's rule: nodeStatusUpdateFrequency set alone counts for reports, too, within their bounds.
 fn report_as_often_as_computed(object: &mut serde_json::Map<String, Value>, provenance: &mut Provenance) {
     let (computed, reported) = ("nodeStatusUpdateFrequency", "nodeStatusReportFrequency");
-    let frequency = object.get(computed).cloned();
+    let nanos = object.get(computed).and_then(Value::as_str).and_then(duration::parse);
     // a wrong value is reported once, under the name that was written
-    let is_right = |frequency: &Value| {
-        let nanos = frequency.as_str().and_then(duration::parse).and_then(|nanos| u64::try_from(nanos).ok());
-        nanos.is_some_and(|nanos| Duration::from_nanos(nanos) >= SHORTEST_STATUS_UPDATE)
-    };
-    if let (Some(frequency), None) = (frequency.filter(is_right), object.get(reported)) {
-        object.insert(reported.to_owned(), frequency);
+    if let (Some(nanos), None) = (nanos.filter(|nanos| *nanos > 0), object.get(reported)) {
+        let longest = schema::LONGEST_REPORT;
+        let frequency = nanos.clamp(schema::SHORTEST_REPORT, longest);
+        object.insert(reported.to_owned(), Value::from(duration::format(frequency)));
         provenance.set_default(reported);
+    }
+}
+
+/// Upstream's rule: a relative staticPodPath begins at the directory of the file that names it.
+fn make_path_absolute(object: &mut serde_json::Map<String, Value>, provenance: &Provenance) {
+    let Some(Value::String(path)) = object.get_mut("staticPodPath") else { return };
+    let Some(Source { origin: Origin::File(file) | Origin::DropIn(file), .. }) =
+        provenance.get("staticPodPath")
+    else {
+        return;
+    };
+    if let Some((directory, _)) = file.rsplit_once('/')
+        && !path.is_empty()
+        && !path.starts_with('/')
+    {
+        *path = format!("{directory}/{path}");
     }
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Always holds: a field is in this table or it is an error; its type is upstream's, so what decodes there decodes
 //! here; its [`Effect`] says whether it does anything here, and only a field that does something has a default.
-//! One kind is found at each path, so merging never meets a list on one side and an object on the other.
+//! One kind is found at each path, so merging never meets a list on one side and an object on the other. Every number that
+//! does something here has bounds with a reason: a value may be valid upstream and still silence a node or wear out its flash.
 //! Left to others: which layer wrote a field, and combinations of fields.
 
 use kedge_api::excerpt;
@@ -46,6 +47,13 @@ pub enum Kind {
     Text,
     /// Text in Go's form of a duration; a bare 0 is read as one too.
     Duration,
+    /// Likewise; beyond the bounds it is a duration with a wrong value.
+    DurationIn {
+        /// Shortest, nanoseconds.
+        low: i64,
+        /// Longest, nanoseconds.
+        high: i64,
+    },
     /// A duration, or a number of nanoseconds (upstream's `logging.flushFrequency`).
     DurationOrInteger,
     /// Text with a quantity, as upstream's `map[string]string` fields have it.
@@ -97,21 +105,71 @@ pub struct Field {
     pub effect: Effect,
     /// Its value when no layer sets it.
     pub default: Default,
+    /// Why no value beyond its bounds is taken; empty if its type is the only bound.
+    pub why: &'static str,
+}
+
+impl Field {
+    /// Its bounds as people read them, with their reason.
+    #[must_use]
+    pub fn bounds(&self) -> String {
+        match self.kind.bounds() {
+            Some((low, high)) => format!("{low} to {high}: {}", self.why),
+            None => self.why.to_owned(),
+        }
+    }
+}
+
+impl Kind {
+    /// The lowest and highest value as a file has them; `None` if the type is the only bound.
+    fn bounds(&self) -> Option<(String, String)> {
+        match *self {
+            Self::Int { low, high } => Some((low.to_string(), high.to_string())),
+            Self::DurationIn { low, high } => Some((duration::format(low), duration::format(high))),
+            _ => None,
+        }
+    }
 }
 
 const fn honoured(name: &'static str, kind: Kind, default: Default) -> Field {
-    Field { name, kind, effect: Effect::Honoured, default }
+    Field { name, kind, effect: Effect::Honoured, default, why: "" }
+}
+
+/// A field with bounds of its own, and their reason.
+const fn bounded(name: &'static str, kind: Kind, default: Default, why: &'static str) -> Field {
+    Field { name, kind, effect: Effect::Honoured, default, why }
 }
 
 const fn with_pods(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, effect: Effect::WithPods, default: Default::None }
+    Field { name, kind, effect: Effect::WithPods, default: Default::None, why: "" }
 }
 
 const fn no_effect(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, effect: Effect::NoEffect, default: Default::None }
+    Field { name, kind, effect: Effect::NoEffect, default: Default::None, why: "" }
 }
 
-const I32: Kind = Kind::Int { low: i32::MIN as i64, high: i32::MAX as i64 };
+const SECOND: i64 = 1_000_000_000;
+const MINUTE: i64 = 60 * SECOND;
+const HOUR: i64 = 60 * MINUTE;
+const DAY: i64 = 24 * HOUR;
+
+/// Shortest `nodeStatusReportFrequency`, nanoseconds.
+pub(super) const SHORTEST_REPORT: i64 = 10 * SECOND;
+
+/// Longest `nodeStatusReportFrequency`, nanoseconds.
+pub(super) const LONGEST_REPORT: i64 = 5 * MINUTE;
+
+/// A number from `low` on, of the 32 bits that upstream gives it.
+const fn from(low: i64) -> Kind {
+    Kind::Int { low, high: i32::MAX as i64 }
+}
+
+const I32: Kind = from(i32::MIN as i64);
+/// What upstream refuses to be negative.
+const COUNT: Kind = from(0);
+const PORT: Kind = Kind::Int { low: 0, high: 65_535 };
+/// A bit of a packet's mark.
+const MARK_BIT: Kind = Kind::Int { low: 0, high: 31 };
 const I64: Kind = Kind::Int { low: i64::MIN, high: i64::MAX };
 const U32: Kind = Kind::Int { low: 0, high: u32::MAX as i64 };
 const LIST_OF_TEXT: Kind = Kind::List(&Kind::Text);
@@ -120,34 +178,79 @@ const MAP_OF_TEXT: Kind = Kind::Map(&Kind::Text);
 /// The fields of a KubeletConfiguration, `apiVersion` and `kind` apart. Sorted by subject as upstream's types.go.
 pub static FIELDS: &[Field] = &[
     // proposed with dynamic kubelet configuration; upstream dropped them with it
-    honoured("configTrialDuration", Kind::Duration, Default::Text("10m0s")),
-    honoured("crashLoopThreshold", Kind::Int { low: 0, high: 10 }, Default::Int(10)),
+    bounded(
+        "configTrialDuration",
+        Kind::DurationIn { low: 0, high: 7 * DAY },
+        Default::Text("10m0s"),
+        "a longer trial would write its progress to flash for years, and end for no board that is switched off at times",
+    ),
+    bounded(
+        "crashLoopThreshold",
+        Kind::Int { low: 0, high: 10 },
+        Default::Int(10),
+        "more crashes are not remembered",
+    ),
     // heartbeats and registration
-    honoured("nodeStatusUpdateFrequency", Kind::Duration, Default::Text("10s")),
+    bounded(
+        "nodeStatusUpdateFrequency",
+        Kind::DurationIn { low: SECOND, high: 5 * MINUTE },
+        Default::Text("10s"),
+        "shorter keeps a small board busy; longer leaves a full disk and an edit of bad-configs.json unnoticed",
+    ),
     // follows nodeStatusUpdateFrequency when only that one is set: see `settings`
-    honoured("nodeStatusReportFrequency", Kind::Duration, Default::Text("5m0s")),
-    honoured("nodeLeaseDurationSeconds", Kind::Int { low: 1, high: i32::MAX as i64 }, Default::Int(40)),
-    no_effect("nodeStatusMaxImages", I32),
+    bounded(
+        "nodeStatusReportFrequency",
+        Kind::DurationIn { low: SHORTEST_REPORT, high: LONGEST_REPORT },
+        Default::Text("5m0s"),
+        "shorter is traffic without news; after 5 minutes pods of a node that is not heard of are evicted",
+    ),
+    bounded(
+        "nodeLeaseDurationSeconds",
+        Kind::Int { low: 4, high: 160 },
+        Default::Int(40),
+        "renewed every 1 to 40 s: a control plane gives a node up after 50 s, and a slow link answers no faster",
+    ),
+    no_effect("nodeStatusMaxImages", from(-1)),
     honoured("registerNode", Kind::Bool, Default::Bool(true)),
-    honoured("registerWithTaints", Kind::List(&Kind::Object(TAINT)), Default::None),
+    bounded(
+        "registerWithTaints",
+        Kind::List(&Kind::Object(TAINT)),
+        Default::None,
+        "at most 100: each pod is matched against each, and the Node grows by it",
+    ),
     honoured("providerID", Kind::Text, Default::None),
     // the local endpoint
-    honoured("healthzPort", Kind::Int { low: 0, high: 65_535 }, Default::Int(10_248)),
-    honoured("healthzBindAddress", Kind::Text, Default::Text("127.0.0.1")),
-    Field { name: "logging", kind: Kind::Object(LOGGING), effect: Effect::NoEffect, default: Default::None },
+    bounded("healthzPort", PORT, Default::Int(10_248), "the ports of TCP"),
+    bounded(
+        "healthzBindAddress",
+        Kind::Text,
+        Default::Text("127.0.0.1"),
+        "a loopback address: the endpoint asks nobody for credentials",
+    ),
+    no_effect("logging", Kind::Object(LOGGING)),
     // capacity and pressure
-    honoured("maxPods", Kind::Int { low: 0, high: i32::MAX as i64 }, Default::Int(110)),
+    bounded(
+        "maxPods",
+        Kind::Int { low: 0, high: 10_000 },
+        Default::Int(110),
+        "more is a typing error: no node runs so many",
+    ),
     honoured("systemReserved", Kind::Object(RESERVED), Default::None),
     honoured("kubeReserved", Kind::Object(RESERVED), Default::None),
     honoured("evictionHard", Kind::Object(EVICTION_HARD), Default::None),
-    honoured("evictionPressureTransitionPeriod", Kind::Duration, Default::Text("5m0s")),
+    bounded(
+        "evictionPressureTransitionPeriod",
+        Kind::DurationIn { low: 0, high: DAY },
+        Default::Text("5m0s"),
+        "longer and one moment of pressure keeps pods away for good",
+    ),
     with_pods("evictionSoft", MAP_OF_TEXT),
     with_pods("evictionSoftGracePeriod", MAP_OF_TEXT),
     with_pods("evictionMaxPodGracePeriod", I32),
     with_pods("evictionMinimumReclaim", MAP_OF_TEXT),
     // thresholds always merge with their defaults here
     no_effect("mergeDefaultEvictionSettings", Kind::Bool),
-    with_pods("podsPerCore", I32),
+    with_pods("podsPerCore", COUNT),
     with_pods("enforceNodeAllocatable", LIST_OF_TEXT),
     with_pods("systemReservedCgroup", Kind::Text),
     with_pods("kubeReservedCgroup", Kind::Text),
@@ -180,7 +283,7 @@ pub static FIELDS: &[Field] = &[
     with_pods("crashLoopBackOff", Kind::Object(&[with_pods("maxContainerRestartPeriod", Kind::Duration)])),
     with_pods("containerLogMaxSize", Kind::QuantityText),
     with_pods("containerLogMaxFiles", I32),
-    with_pods("containerLogMaxWorkers", I32),
+    with_pods("containerLogMaxWorkers", from(1)),
     with_pods("containerLogMonitorInterval", Kind::Duration),
     with_pods("configMapAndSecretChangeDetectionStrategy", Kind::Text),
     with_pods("volumeStatsAggPeriod", Kind::Duration),
@@ -188,10 +291,10 @@ pub static FIELDS: &[Field] = &[
     with_pods("shutdownGracePeriodCriticalPods", Kind::Duration),
     with_pods("shutdownGracePeriodByPodPriority", Kind::List(&Kind::Object(PRIORITY_GRACE_PERIOD))),
     // images
-    with_pods("registryPullQPS", I32),
-    with_pods("registryBurst", I32),
+    with_pods("registryPullQPS", COUNT),
+    with_pods("registryBurst", COUNT),
     with_pods("serializeImagePulls", Kind::Bool),
-    with_pods("maxParallelImagePulls", I32),
+    with_pods("maxParallelImagePulls", from(1)),
     with_pods("imagePullCredentialsVerificationPolicy", Kind::Text),
     with_pods("preloadedImagesVerificationAllowlist", LIST_OF_TEXT),
     with_pods("imageMinimumGCAge", Kind::Duration),
@@ -201,8 +304,8 @@ pub static FIELDS: &[Field] = &[
     // the kubelet's own server, which this agent does not have
     no_effect("enableServer", Kind::Bool),
     no_effect("address", Kind::Text),
-    no_effect("port", I32),
-    no_effect("readOnlyPort", I32),
+    no_effect("port", PORT),
+    no_effect("readOnlyPort", PORT),
     no_effect("tlsCertFile", Kind::Text),
     no_effect("tlsPrivateKeyFile", Kind::Text),
     no_effect("tlsCipherSuites", LIST_OF_TEXT),
@@ -221,19 +324,19 @@ pub static FIELDS: &[Field] = &[
     no_effect("enableSystemLogQuery", Kind::Bool),
     no_effect("showHiddenMetricsForVersion", Kind::Text),
     // the kubelet's client, process, and machine
-    no_effect("eventRecordQPS", I32),
-    no_effect("eventBurst", I32),
-    no_effect("kubeAPIQPS", I32),
-    no_effect("kubeAPIBurst", I32),
+    no_effect("eventRecordQPS", COUNT),
+    no_effect("eventBurst", COUNT),
+    no_effect("kubeAPIQPS", COUNT),
+    no_effect("kubeAPIBurst", COUNT),
     no_effect("contentType", Kind::Text),
-    no_effect("oomScoreAdj", I32),
-    no_effect("maxOpenFiles", I64),
+    no_effect("oomScoreAdj", Kind::Int { low: -1000, high: 1000 }),
+    no_effect("maxOpenFiles", Kind::Int { low: 0, high: i64::MAX }),
     no_effect("runOnce", Kind::Bool),
     no_effect("protectKernelDefaults", Kind::Bool),
     no_effect("kernelMemcgNotification", Kind::Bool),
     no_effect("makeIPTablesUtilChains", Kind::Bool),
-    no_effect("iptablesMasqueradeBit", I32),
-    no_effect("iptablesDropBit", I32),
+    no_effect("iptablesMasqueradeBit", MARK_BIT),
+    no_effect("iptablesDropBit", MARK_BIT),
     no_effect("hairpinMode", Kind::Text),
     no_effect("volumePluginDir", Kind::Text),
     no_effect("enableControllerAttachDetach", Kind::Bool),
@@ -269,7 +372,7 @@ const TAINT: &[Field] = &[
 ];
 
 const LOGGING: &[Field] = &[
-    honoured("verbosity", Kind::Int { low: 0, high: 10 }, Default::Int(0)),
+    bounded("verbosity", Kind::Int { low: 0, high: 10 }, Default::Int(0), "the kubelet's levels end there"),
     no_effect("format", Kind::Text),
     no_effect("flushFrequency", Kind::DurationOrInteger),
     no_effect(
@@ -290,10 +393,30 @@ const LOG_STREAMS: &[Field] =
 
 /// The resources upstream lets one reserve.
 const RESERVED: &[Field] = &[
-    honoured("cpu", Kind::QuantityText, Default::None),
-    honoured("memory", Kind::QuantityText, Default::None),
-    honoured("ephemeral-storage", Kind::QuantityText, Default::None),
-    honoured("pid", Kind::QuantityText, Default::None),
+    bounded(
+        "cpu",
+        Kind::QuantityText,
+        Default::None,
+        "not negative; more than the node has is logged, and leaves pods nothing",
+    ),
+    bounded(
+        "memory",
+        Kind::QuantityText,
+        Default::None,
+        "not negative; more than the node has is logged, and leaves pods nothing",
+    ),
+    bounded(
+        "ephemeral-storage",
+        Kind::QuantityText,
+        Default::None,
+        "not negative; more than the node has is logged, and leaves pods nothing",
+    ),
+    bounded(
+        "pid",
+        Kind::QuantityText,
+        Default::None,
+        "not negative; more than the node has is logged, and leaves pods nothing",
+    ),
 ];
 
 /// Upstream's signals. Each has its own default, so thresholds merge one by one: a file that sets one keeps the
@@ -342,7 +465,7 @@ const SYSTEM_PARTITION: &[Field] = &[
     no_effect("namespaces", LIST_OF_TEXT),
 ];
 
-const TRACING: &[Field] = &[no_effect("endpoint", Kind::Text), no_effect("samplingRatePerMillion", I32)];
+const TRACING: &[Field] = &[no_effect("endpoint", Kind::Text), no_effect("samplingRatePerMillion", COUNT)];
 
 /// Ours. Empty in a release: there is nothing yet that upstream has no field for.
 const KEDGE: &[Field] = &[
@@ -350,12 +473,15 @@ const KEDGE: &[Field] = &[
     no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
 ];
 
+#[cfg(feature = "fault-injection")]
+const ANY_LENGTH: Kind = Kind::DurationIn { low: 0, high: i64::MAX };
+
 /// Faults an agent built for tests commits on request.
 #[cfg(feature = "fault-injection")]
 const FAULT_INJECTION: &[Field] = &[
-    honoured("crashAfter", Kind::Duration, Default::None),
+    honoured("crashAfter", ANY_LENGTH, Default::None),
     honoured("hangLoop", Kind::Text, Default::None),
-    honoured("hangAfter", Kind::Duration, Default::None),
+    honoured("hangAfter", ANY_LENGTH, Default::None),
     honoured("clockOffset", Kind::Duration, Default::None),
 ];
 
@@ -444,8 +570,10 @@ fn has_type(kind: &Kind, content: &Content) -> bool {
         | (Kind::Number, Content::Number(_))
         | (Kind::Text, Content::Text(_)) => true,
         (Kind::Int { .. }, Content::Number(number)) => number.is_i64() || number.is_u64(),
-        (Kind::Duration | Kind::DurationOrInteger, Content::Text(text)) => duration::parse(text).is_some(),
-        (Kind::Duration, Content::Number(number)) => number.as_i64() == Some(0),
+        (Kind::Duration | Kind::DurationIn { .. } | Kind::DurationOrInteger, Content::Text(text)) => {
+            duration::parse(text).is_some()
+        }
+        (Kind::Duration | Kind::DurationIn { .. }, Content::Number(number)) => number.as_i64() == Some(0),
         (Kind::DurationOrInteger, Content::Number(number)) => number.is_i64(),
         (Kind::Quantity | Kind::QuantityText, Content::Text(text)) => Quantity::parse(text).is_some(),
         (Kind::Quantity, Content::Number(_)) => true,
@@ -454,76 +582,94 @@ fn has_type(kind: &Kind, content: &Content) -> bool {
     }
 }
 
-/// Finds the numbers of a complete configuration that lie outside their field's bounds.
+/// Finds the values of a complete configuration that lie outside their field's bounds. Durations are in Go's form.
 pub(super) fn check_ranges(object: &serde_json::Map<String, Value>, report: &mut dyn FnMut(String, String)) {
-    let mut path = String::new();
-    check_fields(FIELDS, object, &mut path, report);
+    let mut object = object.clone();
+    hold_in_bounds(&mut object, report);
 }
 
-fn check_fields(
+/// Moves each value that lies outside its field's bounds to the nearest within, and reports it as [`check_ranges`] does.
+pub(super) fn hold_in_bounds(
+    object: &mut serde_json::Map<String, Value>,
+    report: &mut dyn FnMut(String, String),
+) {
+    hold_fields(FIELDS, object, &mut String::new(), report);
+}
+
+fn hold_fields(
     fields: &[Field],
-    object: &serde_json::Map<String, Value>,
+    object: &mut serde_json::Map<String, Value>,
     path: &mut String,
     report: &mut dyn FnMut(String, String),
 ) {
     for (key, value) in object {
         if let Some(field) = fields.iter().find(|field| field.name == key) {
             let length = path::enter(path, key);
-            check_range(&field.kind, value, path, report);
+            hold_value(&field.kind, value, path, report);
             path.truncate(length);
         }
     }
 }
 
-fn check_range(kind: &Kind, value: &Value, path: &mut String, report: &mut dyn FnMut(String, String)) {
-    match (kind, value) {
-        (Kind::Object(fields), Value::Object(object)) => check_fields(fields, object, path, report),
+fn hold_value(kind: &Kind, value: &mut Value, path: &mut String, report: &mut dyn FnMut(String, String)) {
+    match (kind, &mut *value) {
+        (Kind::Object(fields), Value::Object(object)) => hold_fields(fields, object, path, report),
         (Kind::Map(values), Value::Object(object)) => {
             for (key, value) in object {
                 let length = path::enter(path, key);
-                check_range(values, value, path, report);
+                hold_value(values, value, path, report);
                 path.truncate(length);
             }
         }
         (Kind::List(items), Value::Array(list)) => {
-            for (index, item) in list.iter().enumerate() {
+            for (index, item) in list.iter_mut().enumerate() {
                 let length = path::enter_index(path, index);
-                check_range(items, item, path, report);
+                hold_value(items, item, path, report);
                 path.truncate(length);
             }
         }
-        (Kind::Int { low, high }, Value::Number(number))
-            if !number.as_i64().is_some_and(|number| (*low..=*high).contains(&number)) =>
-        {
-            report(path.clone(), out_of_range(path, number, *low, *high));
+        _ => {
+            if let (Some(within), Some((low, high))) = (nearest_within(kind, value), kind.bounds()) {
+                report(path.clone(), format!("{} is {value}, expected {low} to {high}", excerpt(path)));
+                *value = within;
+            }
         }
-        _ => {}
     }
 }
 
-fn out_of_range(path: &str, number: &serde_json::Number, low: i64, high: i64) -> String {
-    if path == "crashLoopThreshold" {
-        // the first implementation's words
-        return "field `CrashLoopThreshold` must be between 0 and 10, inclusive".to_owned();
+/// The nearest value within the bounds; `None` if it lies there already.
+fn nearest_within(kind: &Kind, value: &Value) -> Option<Value> {
+    match (kind, value) {
+        (Kind::Int { low, high }, Value::Number(number)) => {
+            // what no i64 holds is too large
+            let found = number.as_i64().unwrap_or(i64::MAX);
+            let fits = number.is_i64() && (*low..=*high).contains(&found);
+            (!fits).then(|| Value::from(found.clamp(*low, *high)))
+        }
+        (Kind::DurationIn { low, high }, Value::String(text)) => {
+            let found = duration::parse(text)?;
+            let fits = (*low..=*high).contains(&found);
+            (!fits).then(|| Value::from(duration::format(found.clamp(*low, *high))))
+        }
+        _ => None,
     }
-    format!("{} is {number}, expected {low} to {high}", excerpt(path))
 }
 
 fn expected(kind: &Kind, found: &Tree) -> String {
     let text = match kind {
         Kind::Bool if is_text(found, &["true", "false"]) => "true or false (without quotes)",
         Kind::Bool => "true or false",
-        Kind::Int { low: 0, high } if *high < i64::from(i32::MAX) => return format!("0 to {high}"),
         Kind::Int { .. } if found.text().is_some_and(|text| text.parse::<i64>().is_ok()) => {
             "a whole number (without quotes)"
         }
+        Kind::Int { low, high } if *high < i64::from(i32::MAX) => return format!("{low} to {high}"),
         Kind::Int { .. } => "a whole number",
         Kind::Number => "a number",
         Kind::Text => match found.content {
             Content::Bool(_) | Content::Number(_) => "text (put it in quotes)",
             _ => "text",
         },
-        Kind::Duration => "a duration such as \"10s\" or \"1h30m\"",
+        Kind::Duration | Kind::DurationIn { .. } => "a duration such as \"10s\" or \"1h30m\"",
         Kind::DurationOrInteger => "a duration such as \"10s\" or \"1h30m\", or nanoseconds",
         Kind::QuantityText if matches!(found.content, Content::Number(_)) => "a quantity (put it in quotes)",
         Kind::Quantity | Kind::QuantityText => "a quantity such as \"200Mi\" or \"1500m\"",
@@ -657,7 +803,7 @@ fn normalize_value(kind: &Kind, value: &mut Value) {
         (Kind::List(items), Value::Array(list)) => {
             list.iter_mut().for_each(|item| normalize_value(items, item))
         }
-        (Kind::Duration, value) => {
+        (Kind::Duration | Kind::DurationIn { .. }, value) => {
             let nanos = value.as_str().map_or(Some(0), duration::parse);
             if let Some(nanos) = nanos {
                 *value = Value::from(duration::format(nanos));
@@ -715,8 +861,9 @@ mod tests {
         );
         check("maxPods: \"20\"", &["maxPods is \"20\", expected a whole number (without quotes)"]);
         check("registerNode: yes", &[]);
-        check("maxPods: many", &["maxPods is \"many\", expected a whole number"]);
-        check("maxPods: 1.5", &["maxPods is 1.5, expected a whole number"]);
+        check("maxPods: many", &["maxPods is \"many\", expected 0 to 10000"]);
+        check("maxPods: 1.5", &["maxPods is 1.5, expected 0 to 10000"]);
+        check("podsPerCore: 1.5", &["podsPerCore is 1.5, expected a whole number"]);
         check("maxPods: 10.0", &[]);
         check("providerID: 7", &["providerID is 7, expected text (put it in quotes)"]);
         check("providerID: [a]", &["providerID is a list, expected text"]);
@@ -829,10 +976,21 @@ mod tests {
             assert_eq!(found, expect, "{text}");
         };
         check("crashLoopThreshold: 10", &[]);
-        check("crashLoopThreshold: 11", &["field `CrashLoopThreshold` must be between 0 and 10, inclusive"]);
+        check("crashLoopThreshold: 11", &["crashLoopThreshold is 11, expected 0 to 10"]);
         check("logging: {verbosity: 11}", &["logging.verbosity is 11, expected 0 to 10"]);
-        check("nodeLeaseDurationSeconds: 0", &["nodeLeaseDurationSeconds is 0, expected 1 to 2147483647"]);
-        check("port: 3000000000", &["port is 3000000000, expected -2147483648 to 2147483647"]);
+        check("nodeLeaseDurationSeconds: 3", &["nodeLeaseDurationSeconds is 3, expected 4 to 160"]);
+        check("nodeLeaseDurationSeconds: 161", &["nodeLeaseDurationSeconds is 161, expected 4 to 160"]);
+        check("configTrialDuration: 168h0m0s", &[]);
+        check(
+            "configTrialDuration: 168h0m1s",
+            &["configTrialDuration is \"168h0m1s\", expected 0s to 168h0m0s"],
+        );
+        check("port: 65536", &["port is 65536, expected 0 to 65535"]);
+        // the kubelet refuses these, too
+        check("kubeAPIQPS: -1", &["kubeAPIQPS is -1, expected 0 to 2147483647"]);
+        check("oomScoreAdj: -1001", &["oomScoreAdj is -1001, expected -1000 to 1000"]);
+        check("iptablesDropBit: 32", &["iptablesDropBit is 32, expected 0 to 31"]);
+        check("nodeStatusMaxImages: -1", &[]);
         check(
             "podPidsLimit: 18446744073709551615",
             &["podPidsLimit is 18446744073709551615, expected -9223372036854775808 to 9223372036854775807"],
@@ -844,6 +1002,44 @@ mod tests {
     }
 
     #[test]
+    fn value_beyond_its_bounds_is_held_at_the_nearest() {
+        for (written, held) in [
+            ("nodeLeaseDurationSeconds: 2147483647", r#"{"nodeLeaseDurationSeconds":160}"#),
+            ("nodeLeaseDurationSeconds: -9", r#"{"nodeLeaseDurationSeconds":4}"#),
+            ("podPidsLimit: 18446744073709551615", r#"{"podPidsLimit":9223372036854775807}"#),
+            ("nodeStatusUpdateFrequency: 2h", r#"{"nodeStatusUpdateFrequency":"5m0s"}"#),
+            ("logging: {verbosity: 99}", r#"{"logging":{"verbosity":10}}"#),
+            ("maxPods: 7", r#"{"maxPods":7}"#),
+        ] {
+            let value = yaml::parse(written.as_bytes()).unwrap().to_json();
+            let mut object = value.as_object().unwrap().clone();
+            let mut reports = 0;
+            hold_in_bounds(&mut object, &mut |_, _| reports += 1);
+            assert_eq!(serde_json::to_string(&object).unwrap(), held);
+            assert_eq!(reports, usize::from(held != r#"{"maxPods":7}"#));
+            check_ranges(&object, &mut |_, message| panic!("{message}"));
+        }
+    }
+
+    #[test]
+    fn every_honoured_number_has_bounds_with_a_reason() {
+        for (path, field) in leaves() {
+            let is_number = matches!(
+                field.kind,
+                Kind::Int { .. }
+                    | Kind::DurationIn { .. }
+                    | Kind::Duration
+                    | Kind::Number
+                    | Kind::QuantityText
+            );
+            let is_fault = path.starts_with("kedge.faultInjection");
+            if field.effect == Effect::Honoured && is_number && !is_fault {
+                assert!(!field.why.is_empty() && !matches!(field.kind, Kind::Duration), "{path}");
+            }
+        }
+    }
+
+    #[test]
     fn field_names_are_unique_and_only_honoured_have_defaults() {
         let leaves = leaves();
         let mut names: Vec<&String> = leaves.iter().map(|(path, _)| path).collect();
@@ -852,7 +1048,7 @@ mod tests {
         assert_eq!(names.len(), leaves.len());
         for (path, field) in leaves {
             assert!(field.default == Default::None || field.effect == Effect::Honoured, "{path}");
-            if let (Kind::Duration, Default::Text(text)) = (field.kind, field.default) {
+            if let (Kind::DurationIn { .. }, Default::Text(text)) = (field.kind, field.default) {
                 assert_eq!(duration::format(duration::parse(text).unwrap()), text, "{path}");
             }
         }

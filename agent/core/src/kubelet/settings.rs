@@ -13,9 +13,8 @@ use serde_json::{Map, Value};
 use super::quantity::{Quantity, Threshold};
 use super::{duration, path};
 
-/// Shortest `nodeStatusUpdateFrequency`. Each turn looks at disks and memory, and each change goes over the network;
-/// below a second that is all a small board would do.
-pub const SHORTEST_STATUS_UPDATE: Duration = Duration::from_secs(1);
+/// The bound of `healthzBindAddress`, as messages have it.
+const LOOPBACK_EXPECTED: &str = "a loopback address such as \"127.0.0.1\"";
 
 /// Most taints a node registers with. Each pod is matched against each; more is a mistake, and the Node grows by it.
 pub const MAX_TAINTS: usize = 100;
@@ -89,7 +88,7 @@ pub struct Config {
     pub node_status_update_frequency: Duration,
     /// `nodeStatusReportFrequency`: how often it is sent when nothing changed.
     pub node_status_report_frequency: Duration,
-    /// `nodeLeaseDurationSeconds`; never zero.
+    /// `nodeLeaseDurationSeconds`, 4 to 160.
     pub node_lease_duration_secs: u32,
     /// `registerNode`: whether a missing Node is created.
     pub register_node: bool,
@@ -122,13 +121,11 @@ impl Config {
         let mut reader = Reader { object: Some(object), prefix: "", report };
         Self {
             trial: Trial {
-                duration: reader.duration("configTrialDuration", Duration::ZERO),
+                duration: reader.duration("configTrialDuration"),
                 crash_loop_threshold: reader.integer("crashLoopThreshold"),
             },
-            node_status_update_frequency: reader
-                .duration("nodeStatusUpdateFrequency", SHORTEST_STATUS_UPDATE),
-            node_status_report_frequency: reader
-                .duration("nodeStatusReportFrequency", SHORTEST_STATUS_UPDATE),
+            node_status_update_frequency: reader.duration("nodeStatusUpdateFrequency"),
+            node_status_report_frequency: reader.duration("nodeStatusReportFrequency"),
             node_lease_duration_secs: reader.integer("nodeLeaseDurationSeconds"),
             register_node: reader.bool("registerNode"),
             register_with_taints: reader.taints(),
@@ -139,15 +136,24 @@ impl Config {
             system_reserved: reader.below("systemReserved").reserved(),
             kube_reserved: reader.below("kubeReserved").reserved(),
             eviction_hard: reader.below("evictionHard").eviction_hard(),
-            eviction_pressure_transition_period: reader
-                .duration("evictionPressureTransitionPeriod", Duration::ZERO),
+            eviction_pressure_transition_period: reader.duration("evictionPressureTransitionPeriod"),
             #[cfg(feature = "fault-injection")]
             fault_injection: reader.fault_injection(),
         }
     }
 }
 
-/// Reads the fields of one object. Numbers beyond the schema's bounds have been reported by the schema already; here
+/// Binds the local endpoint of a proven configuration to loopback, where an earlier release took any address and then opened
+/// none.
+pub(super) fn hold_on_loopback(object: &mut Map<String, Value>, held: &mut Vec<String>) {
+    let Some(Value::String(text)) = object.get_mut("healthzBindAddress") else { return };
+    if text.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback()) {
+        held.push(format!("healthzBindAddress is {text:?}, expected {LOOPBACK_EXPECTED}"));
+        *text = Ipv4Addr::LOCALHOST.to_string();
+    }
+}
+
+/// Reads the fields of one object. Numbers and durations beyond the schema's bounds have been reported by the schema already; here
 /// they read as zero, and no `Config` comes of it.
 struct Reader<'a> {
     object: Option<&'a Map<String, Value>>,
@@ -200,24 +206,16 @@ impl<'a> Reader<'a> {
         self.value(field).and_then(Value::as_str).and_then(duration::parse)
     }
 
-    fn duration(&mut self, field: &str, shortest: Duration) -> Duration {
-        let nanos = self.nanos(field).unwrap_or_default();
-        let value = u64::try_from(nanos).ok().map(Duration::from_nanos);
-        match value.filter(|value| *value >= shortest) {
-            Some(value) => value,
-            None => {
-                let shortest_nanos = i64::try_from(shortest.as_nanos()).unwrap_or(i64::MAX);
-                self.wrong(field, &format!("at least {}", duration::format(shortest_nanos)));
-                shortest
-            }
-        }
+    fn duration(&self, field: &str) -> Duration {
+        let nanos = self.nanos(field).and_then(|nanos| u64::try_from(nanos).ok());
+        nanos.map_or(Duration::ZERO, Duration::from_nanos)
     }
 
     fn healthz(&mut self) -> Option<SocketAddr> {
         let address = match self.text("healthzBindAddress").parse::<IpAddr>() {
-            Ok(address) => address,
-            Err(_) => {
-                self.wrong("healthzBindAddress", "an IP address");
+            Ok(address) if address.is_loopback() => address,
+            _ => {
+                self.wrong("healthzBindAddress", LOOPBACK_EXPECTED);
                 IpAddr::V4(Ipv4Addr::LOCALHOST)
             }
         };
@@ -284,13 +282,12 @@ impl<'a> Reader<'a> {
     #[cfg(feature = "fault-injection")]
     fn fault_injection(&mut self) -> FaultInjection {
         let mut kedge = self.below("kedge");
-        let mut faults = kedge.below("faultInjection");
+        let faults = kedge.below("faultInjection");
         let present = |faults: &Reader<'_>, field: &str| faults.value(field).is_some();
         FaultInjection {
-            crash_after: present(&faults, "crashAfter")
-                .then(|| faults.duration("crashAfter", Duration::ZERO)),
+            crash_after: present(&faults, "crashAfter").then(|| faults.duration("crashAfter")),
             hang_loop: present(&faults, "hangLoop").then(|| faults.text("hangLoop")),
-            hang_after: faults.duration("hangAfter", Duration::ZERO),
+            hang_after: faults.duration("hangAfter"),
             clock_offset_ms: faults.nanos("clockOffset").unwrap_or_default() / 1_000_000,
         }
     }

@@ -12,9 +12,16 @@ use std::time::Duration;
 const RENEWALS_PER_DURATION: u32 = 4;
 const STRETCH: f64 = 0.04;
 
-/// Longest time a renewal may take, however long the Lease lasts: a later answer is unlikely, and the loop that waits for it must
-/// show progress.
-const LONGEST_REQUEST: Duration = Duration::from_secs(20);
+/// Longest time a renewal may take, however long the Lease lasts: a later answer is unlikely, and three more tries must fit into
+/// the grace of a control plane (40 to 50 s).
+const LONGEST_REQUEST: Duration = Duration::from_secs(10);
+
+/// Shortest time a renewal is given, however short the Lease: a handshake over a link of 600 ms with losses takes seconds, and a
+/// renewal that is cut off before its answer never succeeds.
+const SHORTEST_REQUEST: Duration = Duration::from_secs(4);
+
+/// Shortest pause after a failure, whatever the period: each try is a new connection.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct LeaseKeeper {
@@ -54,9 +61,9 @@ impl LeaseKeeper {
         Duration::from_secs(self.duration_secs.into()) / RENEWALS_PER_DURATION
     }
 
-    /// Time a renewal may take: less than its period, or a slow one would delay the next.
+    /// Time a renewal may take: its period, for then the next is due.
     pub(crate) fn request_deadline(&self) -> Duration {
-        self.period().mul_f64(0.8).min(LONGEST_REQUEST)
+        self.period().clamp(SHORTEST_REQUEST, LONGEST_REQUEST)
     }
 
     /// The Node as last seen; None if it does not exist.
@@ -137,7 +144,7 @@ impl LeaseKeeper {
                     // the namespace, the node's right or the Lease may be missing: start again with a patch
                     self.missing = false;
                 }
-                let wait = self.backoff.failed(self.period(), jitter);
+                let wait = self.backoff.failed(self.period().max(SHORTEST_PAUSE), jitter);
                 // a server that is busy may ask for a longer pause than a node may be silent: half the duration is safe
                 let asked = other.retry_after().min(Duration::from_secs(self.duration_secs.into()) / 2);
                 self.due = now.mono + wait.max(asked);
@@ -240,9 +247,27 @@ mod tests {
     #[test]
     fn request_deadline_follows_the_period_up_to_its_limit() {
         let deadline = |secs| LeaseKeeper::new("edge-1", secs, at(0)).request_deadline();
-        assert_eq!(deadline(40), Duration::from_secs(8));
-        assert_eq!(deadline(100), Duration::from_secs(20));
-        assert_eq!(deadline(86_400), Duration::from_secs(20));
+        assert_eq!(deadline(40), Duration::from_secs(10));
+        assert_eq!(deadline(160), Duration::from_secs(10));
+        assert_eq!(deadline(20), Duration::from_secs(5));
+        for short in [0, 1, 4, 16] {
+            assert_eq!(deadline(short), Duration::from_secs(4), "{short}");
+        }
+    }
+
+    #[test]
+    fn shortest_lease_pauses_a_second_after_a_failure() {
+        for secs in [0, 1, 4] {
+            let mut keeper = LeaseKeeper::new("edge-1", secs, at(0));
+            keeper.node(Some("uid-1"), at(0));
+            let mut jitter = Jitter::new(1);
+            for _ in 0..4 {
+                let now = at(keeper.next_deadline().unwrap().as_millis() as u64 + 1);
+                assert!(keeper.poll(now).is_some());
+                keeper.answered(now, &Answer::Failed("late".into()), &mut jitter);
+                assert!(keeper.next_deadline().unwrap() >= now.mono + Duration::from_secs(1), "{secs}");
+            }
+        }
     }
 
     #[test]

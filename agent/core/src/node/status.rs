@@ -52,6 +52,8 @@ pub(crate) struct StatusKeeper {
     host: Option<Host>,
     /// Pressure as of the last facts: memory, disk, pid.
     pressed: [bool; 3],
+    /// Reservations that leave nothing of a resource.
+    used_up: Vec<String>,
     /// What the API server is believed to have.
     believed: Option<NodeStatus>,
     /// When this process decided on its configuration: the heartbeat time of `ConfigOK`.
@@ -79,8 +81,15 @@ impl StatusKeeper {
         self.host.as_ref().map(|host| &host.facts)
     }
 
-    /// Takes facts about the host; `version` is the agent's.
-    pub(crate) fn observe(&mut self, now: Now, facts: HostFacts, config: &Config, version: &str) {
+    /// Takes facts about the host; `version` is the agent's. Returns what to warn of: reservations that leave nothing of a
+    /// resource, once for as long as they do.
+    pub(crate) fn observe(
+        &mut self,
+        now: Now,
+        facts: HostFacts,
+        config: &Config,
+        version: &str,
+    ) -> Vec<String> {
         let low = low(&facts, &config.eviction_hard);
         let hold = config.eviction_pressure_transition_period;
         self.pressed = [
@@ -90,7 +99,10 @@ impl StatusKeeper {
         ];
         let (capacity, allocatable) = resources(&facts, config);
         let (addresses, info) = (addresses(&facts), node_info(&facts, version));
+        let used_up = used_up(&facts, config);
         self.host = Some(Host { facts, addresses, info, capacity, allocatable });
+        let before = std::mem::replace(&mut self.used_up, used_up);
+        self.used_up.iter().filter(|line| !before.contains(line)).cloned().collect()
     }
 
     /// What the API server is believed to have.
@@ -360,6 +372,32 @@ fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
     )
 }
 
+/// The resources of which nothing is left for pods, each with what is reserved and what there is. The capacity is not known when
+/// a configuration is judged, so these are warnings; the kubelet refuses to start.
+fn used_up(facts: &HostFacts, config: &Config) -> Vec<String> {
+    let (system, kube) = (&config.system_reserved, &config.kube_reserved);
+    let line = |name: &str, shown: fn(u64) -> String, [system, kube, capacity]: [u64; 3]| {
+        let reserved = system.saturating_add(kube);
+        (capacity > 0 && reserved > 0 && reserved >= capacity).then(|| {
+            format!(
+                "systemReserved and kubeReserved keep {} of {name}, expected less than the node has, {}; nothing is left for pods",
+                shown(reserved),
+                shown(capacity)
+            )
+        })
+    };
+    let storage = [system.ephemeral_storage_bytes, kube.ephemeral_storage_bytes, facts.storage_bytes];
+    [
+        line("cpu", milli, [system.cpu_milli, kube.cpu_milli, facts.cpus * 1000]),
+        line("memory", bytes, [system.memory_bytes, kube.memory_bytes, facts.memory_bytes]),
+        line("ephemeral-storage", bytes, storage),
+        line("pid", |pids| pids.to_string(), [system.pid, kube.pid, facts.pids]),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
 /// Another agent's resources (device plugins) may stand beside ours.
 fn contains(all: &Resources, ours: &Resources) -> bool {
     ours.iter().all(|(name, quantity)| all.get(name) == Some(quantity))
@@ -459,6 +497,25 @@ mod tests {
         check_low(100, 100, 99, 900, [false, true, false]);
         check_low(100, 100, 100, 901, [false, false, true]);
         check_low(100, 100, 100, 2000, [false, false, true]);
+    }
+
+    #[test]
+    fn reservation_of_everything_is_reported_once() {
+        let mut config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let now = Now { mono: Duration::ZERO, wall: Timestamp::default() };
+        let facts = HostFacts { cpus: 4, memory_bytes: 1 << 30, ..HostFacts::default() };
+        let mut keeper = StatusKeeper::new(Timestamp::default());
+        let mut observe = |config: &Config| keeper.observe(now, facts.clone(), config, "0.1.0");
+        config.system_reserved.cpu_milli = 3999;
+        assert_eq!(observe(&config), [""; 0]);
+        config.kube_reserved.cpu_milli = 1;
+        let line = "systemReserved and kubeReserved keep 4 of cpu, expected less than the node has, 4; nothing is left for pods";
+        assert_eq!(observe(&config), [line]);
+        assert_eq!(observe(&config), [""; 0]);
+        // what could not be read is not zero
+        config.system_reserved.pid = u64::MAX;
+        assert_eq!(observe(&config), [""; 0]);
     }
 
     #[test]
