@@ -5,9 +5,9 @@
 
 use crate::flags::{AgentOptions, CheckOptions, Output, Places};
 use crate::local::client::{self, AskError};
-use crate::{local_config, status};
+use crate::{forecast, local_config, status};
 use kedge_core::config::records::{BadConfigs, Current, Known, Read, StateFile};
-use kedge_core::kubelet::{self, LocalLayers, Origin};
+use kedge_core::kubelet::{self, LayerText, LocalLayers, Origin};
 use kedge_platform::linux::{self, LinuxClocks, Roots};
 use kedge_platform::{Clocks, Files, ReadError, RunDirectory, record_exit};
 use serde_json::{Value, json};
@@ -103,17 +103,35 @@ pub fn status(places: &Places, output: Output) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// `kedge config status`.
+/// `kedge config status`: of the running agent, else what the next start would run.
 ///
 /// # Errors
-/// No agent answers.
-pub fn config_status(places: &Places, output: Output) -> Result<(), CommandError> {
-    let status = get_json(places, "/status")?;
+/// An agent that runs does not answer; or none runs, and the next start would refuse or its records cannot be read.
+pub fn config_status(options: &AgentOptions, output: Output) -> Result<(), CommandError> {
+    let socket = options.places.socket();
+    let config = match client::get(&socket, "/status") {
+        Err(error) if nobody_listens(&error) => next_start(options)?,
+        _ => get_json(&options.places, "/status")?["config"].take(),
+    };
     match output {
-        Output::Json => print(pretty(&status["config"])),
-        Output::Text => print(status::config_text(&status["config"]).trim_end()),
+        Output::Json => print(pretty(&config)),
+        Output::Text => {
+            if config["from"] == "records" {
+                print("# no agent runs here; this is what the next start would do");
+            }
+            print(status::config_text(&config).trim_end());
+        }
     }
     Ok(())
+}
+
+fn next_start(options: &AgentOptions) -> Result<Value, CommandError> {
+    let report = forecast::next_start(options).map_err(|why| {
+        failed(format_args!("no agent listens on {}; {why}", options.places.socket().display()))
+    })?;
+    let mut config = json!(report.config);
+    config["from"] = "records".into();
+    Ok(config)
 }
 
 /// `kedge config history`: what was found bad, and what was set aside, from disk: no agent is needed.
@@ -171,7 +189,8 @@ pub fn config_history(places: &Places, output: Output) -> Result<(), CommandErro
 /// # Errors
 /// Nothing could be shown: the files are invalid.
 pub fn config_show(options: &AgentOptions, output: Output) -> Result<(), CommandError> {
-    let files_named = options.local.config.is_some() || options.local.config_dir_must_exist;
+    let files_named =
+        options.service.is_none() && (options.local.config.is_some() || options.local.config_dir_must_exist);
     let problem = match files_named {
         true => None,
         false => match shown_by_agent(&options.places, output) {
@@ -239,16 +258,20 @@ fn with_origin(mut shown: Value, from: &str, agent_problem: Option<&str>) -> Val
 /// # Errors
 /// One of them is invalid; all were judged.
 pub fn config_check(options: &CheckOptions, output: Output) -> Result<(), CommandError> {
-    let layers = local_config::read(&options.local).map_err(failed)?;
-    let mut results = vec![judged("local configuration", &layers, None)];
+    let layers = local_config::read(&options.agent.local).map_err(failed)?;
+    let mut local = judged("local configuration", &layers, None);
+    local["as"] = "local".into();
+    local["from"] = json!(judged_from(&options.agent));
+    local["files"] = json!(files_of(&layers));
+    let mut results = vec![local];
     for path in &options.files {
         let name = path.display().to_string();
-        match local_config::layer("file", path, Origin::File) {
-            Ok(payload) => results.push(judged(&name, &layers, Some(&payload))),
-            Err(error) => {
-                results.push(json!({"file": name, "valid": false, "problems": [error.to_string()]}))
-            }
-        }
+        let mut result = match pushed(path, options.key.as_deref()) {
+            Ok(payload) => judged(&name, &layers, Some(&payload)),
+            Err(why) => json!({"file": name, "valid": false, "problems": [why]}),
+        };
+        result["as"] = "push".into();
+        results.push(result);
     }
     let wrong = results.iter().filter(|result| result["valid"] == false).count();
     match output {
@@ -259,6 +282,44 @@ pub fn config_check(options: &CheckOptions, output: Output) -> Result<(), Comman
         0 => Ok(()),
         wrong => Err(failed(format_args!("{wrong} of {} invalid", results.len()))),
     }
+}
+
+/// Where the flags came from.
+fn judged_from(options: &AgentOptions) -> String {
+    match &options.service {
+        Some(file) => format!("the service's flags in {}", file.display()),
+        None => "the command line".to_owned(),
+    }
+}
+
+/// The files of the local configuration, in order.
+fn files_of(layers: &LocalLayers) -> Vec<String> {
+    layers.base.iter().chain(&layers.drop_ins).map(|layer| layer.origin.to_string()).collect()
+}
+
+/// What a file would push: itself, or a key of the ConfigMap that it is the manifest of.
+fn pushed(path: &Path, key: Option<&str>) -> Result<LayerText, String> {
+    let file = local_config::layer("file", path, Origin::Pushed).map_err(|error| error.to_string())?;
+    let Ok(tree) = kubelet::yaml::parse(&file.text) else { return Ok(file) };
+    if tree.get("kind").and_then(|kind| kind.text()) != Some("ConfigMap") {
+        return match key {
+            Some(key) => Err(format!("{}: --key {key} is for the manifest of a ConfigMap", path.display())),
+            None => Ok(file),
+        };
+    }
+    let manifest = tree.to_json();
+    let data = manifest["data"].as_object().cloned().unwrap_or_default();
+    let keys: Vec<&str> = data.keys().map(String::as_str).collect();
+    let key = key.or((keys.len() == 1).then(|| keys[0])).unwrap_or("kubelet");
+    let Some(payload) = data.get(key).and_then(Value::as_str) else {
+        return Err(format!(
+            "{}: data has no key {key:?}, it has {keys:?}; choose one with --key",
+            path.display()
+        ));
+    };
+    let name = text(&manifest, "/metadata/name");
+    let origin = Origin::Pushed(format!("{} (ConfigMap {name}, key {key})", path.display()));
+    Ok(LayerText { origin, text: payload.as_bytes().to_vec() })
 }
 
 fn judged(name: &str, layers: &LocalLayers, payload: Option<&kubelet::LayerText>) -> Value {
@@ -277,6 +338,13 @@ fn print_judged(result: &Value) {
         let list = result[key].as_array().cloned().unwrap_or_default();
         list.into_iter().filter_map(|line| line.as_str().map(str::to_owned)).collect::<Vec<_>>()
     };
+    let name = match text(result, "/as") {
+        "push" => format!("{name}, as a push"),
+        _ => format!("{name} of {}", text(result, "/from")),
+    };
+    for file in lines("files") {
+        print(format_args!("# {file}"));
+    }
     if result["valid"] == true {
         print(format_args!("{name}: valid"));
         let without = lines("withoutEffect");

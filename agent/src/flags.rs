@@ -4,13 +4,14 @@
 //! field of the configuration become its topmost layer. Always holds: a wrong flag is an error that names it. Leaves to others:
 //! the range of such a field (core), reading files (`local_config`).
 
+use crate::service;
 use kedge_api::names;
 use lexopt::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where drop-ins are looked for unless `--config-dir` says otherwise; that it does not exist is fine.
 pub const DEFAULT_CONFIG_DIR: &str = "/etc/kedge/config.d";
@@ -26,7 +27,7 @@ pub enum Command {
     /// The effective configuration.
     ConfigShow(Box<AgentOptions>, Output),
     /// What the configuration is about just now.
-    ConfigStatus(Places, Output),
+    ConfigStatus(Box<AgentOptions>, Output),
     /// What was tried and what was found bad.
     ConfigHistory(Places, Output),
     /// Judge files without an API server.
@@ -97,13 +98,17 @@ pub struct AgentOptions {
     pub dynamic_config: bool,
     /// `--node-labels`.
     pub node_labels: BTreeMap<String, String>,
+    /// The environment file of the service that gave the flags; None: they are the command line's.
+    pub service: Option<PathBuf>,
 }
 
 /// Options of `kedge config check`.
 #[derive(Debug, Clone)]
 pub struct CheckOptions {
-    /// The local config to judge with.
-    pub local: LocalFiles,
+    /// The agent whose local config is judged.
+    pub agent: AgentOptions,
+    /// `--key`: which key of a ConfigMap manifest.
+    pub key: Option<String>,
     /// Files to judge, each as if it were the pushed payload.
     pub files: Vec<PathBuf>,
 }
@@ -131,18 +136,35 @@ impl From<lexopt::Error> for UsageError {
 /// # Errors
 /// It is not one of ours; the text says which word.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, UsageError> {
+    match parse_raw(args)? {
+        Parsed::Command(raw, words) => raw.command(&words),
+        Parsed::Answer(command) => Ok(command),
+    }
+}
+
+/// A command line, word by word.
+enum Parsed {
+    Command(Raw, Vec<String>),
+    /// Help or the version, whatever else stands there.
+    Answer(Command),
+}
+
+fn parse_raw(args: impl IntoIterator<Item = OsString>) -> Result<Parsed, UsageError> {
     let mut parser = lexopt::Parser::from_iter(args);
     let mut words = Vec::new();
     let mut raw = Raw::default();
     while let Some(argument) = parser.next()? {
         match argument {
-            Short('h') | Long("help") => return Ok(Command::Help(help_of(&words))),
-            Short('V') => return Ok(Command::Version(Output::Text)),
-            Long("version") => return Ok(Command::Version(Output::Text)),
+            Short('h') | Long("help") => return Ok(Parsed::Answer(Command::Help(help_of(&words)))),
+            Short('V') | Long("version") => return Ok(Parsed::Answer(Command::Version(Output::Text))),
             Value(word) => {
                 words.push(word.into_string().map_err(|word| UsageError(format!("{word:?} is not UTF-8")))?)
             }
-            Short('v') => raw.take("v", &mut parser)?,
+            Short('v') => match raw.take("v", &mut parser) {
+                // on its own a question for the version; with a command a level of verbosity
+                Err(_) if words.is_empty() => return Ok(Parsed::Answer(Command::Version(Output::Text))),
+                taken => taken?,
+            },
             Short('o') => raw.output = Some(output(&parser.value()?.string()?)?),
             Long(name) => {
                 let name = name.to_owned();
@@ -151,7 +173,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, UsageE
             other => return Err(other.unexpected().into()),
         }
     }
-    raw.command(&words)
+    Ok(Parsed::Command(raw, words))
 }
 
 #[derive(Default)]
@@ -164,7 +186,7 @@ struct Raw {
 }
 
 /// Flags that take one text.
-const TEXTS: [&str; 9] = [
+const TEXTS: [&str; 11] = [
     "root-dir",
     "dynamic-config-dir",
     "run-dir",
@@ -174,7 +196,12 @@ const TEXTS: [&str; 9] = [
     "kubeconfig",
     "hostname-override",
     "node-labels",
+    "environment-file",
+    "key",
 ];
+
+/// Flags that say which local config is meant; with one of them the service's are not looked at.
+const LOCAL_TEXTS: [&str; 3] = ["config", "config-dir", "init-config-dir"];
 
 impl Raw {
     fn take(&mut self, name: &str, parser: &mut lexopt::Parser) -> Result<(), UsageError> {
@@ -235,15 +262,19 @@ impl Raw {
             ["record-exit"] => Command::RecordExit(self.places()),
             ["status"] => Command::Status(self.places(), output),
             ["version"] => Command::Version(output),
-            ["config", "show"] => Command::ConfigShow(Box::new(self.agent()?), output),
-            ["config", "status"] => Command::ConfigStatus(self.places(), output),
+            ["config", "show"] => Command::ConfigShow(Box::new(self.service_agent()?), output),
+            ["config", "status"] => Command::ConfigStatus(Box::new(self.service_agent()?), output),
             ["config", "history"] => Command::ConfigHistory(self.places(), output),
             ["config", "reset"] => Command::ConfigReset(self.places()),
             ["config", "forgive", uid] => Command::ConfigForgive(self.places(), (*uid).to_owned()),
             ["config", "forgive"] => return Err(UsageError("config forgive needs a UID".into())),
             ["config", "check", files @ ..] => {
                 let files = files.iter().map(PathBuf::from).collect();
-                Command::ConfigCheck(Box::new(CheckOptions { local: self.local()?, files }), output)
+                let key = self.text("key");
+                Command::ConfigCheck(
+                    Box::new(CheckOptions { agent: self.service_agent()?, key, files }),
+                    output,
+                )
             }
             ["config"] => Command::Help(HELP_CONFIG),
             other => return Err(UsageError(format!("unknown command {:?}", other.join(" ")))),
@@ -290,6 +321,29 @@ impl Raw {
         })
     }
 
+    /// The agent that the service runs, unless the command line says which local config is meant.
+    fn service_agent(mut self) -> Result<AgentOptions, UsageError> {
+        let file = self.text("environment-file").unwrap_or_else(|| service::ENVIRONMENT_FILE.into());
+        if file.is_empty()
+            || LOCAL_TEXTS.iter().any(|name| self.texts.contains_key(name))
+            || !self.config_flags.is_empty()
+        {
+            return self.agent();
+        }
+        let words = service::flags(Path::new(&file)).map_err(UsageError)?;
+        let Some(words) = words else { return self.agent() };
+        let line = ["kedge", "agent", "--kubeconfig", service::KUBECONFIG].map(OsString::from);
+        let parsed = parse_raw(line.into_iter().chain(words.into_iter().map(OsString::from)));
+        let Parsed::Command(mut raw, _) =
+            parsed.map_err(|error| UsageError(format!("{file}: KEDGE_FLAGS: {}", error.0)))?
+        else {
+            return Err(UsageError(format!("{file}: KEDGE_FLAGS asks for help or the version")));
+        };
+        // what the command line says about places wins
+        raw.texts.extend(self.texts);
+        Ok(AgentOptions { service: Some(file.into()), ..raw.agent()? })
+    }
+
     fn agent(mut self) -> Result<AgentOptions, UsageError> {
         let places = self.places();
         let local = self.local()?;
@@ -304,6 +358,7 @@ impl Raw {
             node_name,
             dynamic_config: self.dynamic_config.unwrap_or(true),
             node_labels: self.node_labels,
+            service: None,
         })
     }
 }
@@ -373,6 +428,7 @@ fn help_of(words: &[String]) -> &'static str {
     match words.first().map(String::as_str) {
         Some("agent") => HELP_AGENT,
         Some("config") => HELP_CONFIG,
+        Some("record-exit") => HELP_RECORD_EXIT,
         _ => HELP,
     }
 }
@@ -438,16 +494,29 @@ const HELP_CONFIG: &str = "\
 Usage: kedge config show|status|history|check|forgive|reset [FLAGS]
 
   show               show the effective configuration, and which layer set each field: of the running agent if
-                     there is one, else of the files that --config and --config-dir name
-  status             show assigned, active and last-known-good, and the rest of a trial
+                     there is one, else of the files that the service or the flags name
+  status             show assigned, active and last-known-good, and the rest of a trial; without a running agent,
+                     what the next start would run, from the records
   history            show bad configurations, and files that were set aside
-  check [FILE...]    validate the local configuration, and each FILE as if it were pushed; exit code 1 if one is
-                     invalid
+  check [FILE...]    validate the local configuration, and each FILE, a KubeletConfiguration or the manifest of a
+                     ConfigMap, as if it were pushed; exit code 1 if one is invalid
   forgive UID        remove the verdicts on a ConfigMap, so that it is tried again
   reset              drop the assigned configuration and return to the local one
 
+Without --config, --config-dir or --init-config-dir the local configuration is the one that kedge.service would run,
+with KEDGE_FLAGS of --environment-file (default /etc/default/kedge; \"\" for none).
+
 Flags: --root-dir, --run-dir, --dynamic-config-dir, --config, --config-dir, --init-config-dir as for kedge agent;
+--key KEY            the key of a ConfigMap manifest (default: its only one, or kubelet)
 -o, --output text|json
+";
+
+const HELP_RECORD_EXIT: &str = "\
+Usage: kedge record-exit [FLAGS]
+
+For ExecStopPost= of the agent's unit: records how systemd saw the agent end, by $SERVICE_RESULT, $EXIT_CODE and
+$EXIT_STATUS, so that the next start can tell a crash from a stop. Takes the flags of kedge agent, of which it uses
+--root-dir and --run-dir.
 ";
 
 #[cfg(test)]
@@ -507,6 +576,36 @@ mod tests {
         let Ok(Command::RecordExit(places)) = command("ExecStopPost=") else { panic!() };
         assert_eq!(places.root_dir, PathBuf::from("/data/kedge"));
         assert_eq!((places.root_dir, places.run_dir), (agent.places.root_dir, agent.places.run_dir));
+    }
+
+    #[test]
+    fn local_commands_judge_what_the_service_runs() {
+        let scratch = kedge_rig::Scratch::new("flags").unwrap();
+        let file = scratch.write("default", "KEDGE_FLAGS=\"--config /x.yaml --root-dir /data -v 4\"\n");
+        let show =
+            |more: &str| match parsed(&format!("config show --environment-file {} {more}", file.display())) {
+                Ok(Command::ConfigShow(options, _)) => *options,
+                other => panic!("{other:?}"),
+            };
+        let options = show("");
+        assert_eq!(options.service.as_ref(), Some(&file));
+        assert_eq!(options.local.config, Some(PathBuf::from("/x.yaml")));
+        assert_eq!(options.local.flags, [("v", json!({"logging": {"verbosity": 4}}))]);
+        assert_eq!(options.kubeconfig, Some(PathBuf::from(service::KUBECONFIG)));
+        let there = show("--root-dir /elsewhere");
+        assert_eq!((there.places.root_dir, there.local.config), ("/elsewhere".into(), options.local.config));
+        let named = show("--config /y.yaml");
+        assert_eq!((named.service, named.local.config), (None, Some("/y.yaml".into())));
+        std::fs::write(&file, "KEDGE_FLAGS=--confg=x\n").unwrap();
+        let error = parsed(&format!("config check --environment-file {}", file.display())).unwrap_err();
+        assert!(error.to_string().contains("KEDGE_FLAGS: unknown flag --confg"), "{error}");
+    }
+
+    #[test]
+    fn lone_v_asks_for_the_version() {
+        assert!(matches!(parsed("-v"), Ok(Command::Version(_))));
+        assert!(matches!(parsed("record-exit --help"), Ok(Command::Help(HELP_RECORD_EXIT))));
+        assert!(parsed("agent -v").is_err());
     }
 
     #[test]

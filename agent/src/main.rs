@@ -17,7 +17,7 @@ fn main() -> ExitCode {
         Command::RecordExit(places) => cli::record_exit_of_agent(&places),
         Command::Status(places, output) => cli::status(&places, output),
         Command::ConfigShow(options, output) => cli::config_show(&options, output),
-        Command::ConfigStatus(places, output) => cli::config_status(&places, output),
+        Command::ConfigStatus(options, output) => cli::config_status(&options, output),
         Command::ConfigHistory(places, output) => cli::config_history(&places, output),
         Command::ConfigCheck(options, output) => cli::config_check(&options, output),
         Command::ConfigForgive(places, uid) => cli::config_forgive(&places, &uid),

@@ -485,6 +485,13 @@ async fn sleep(wait: Option<Duration>) {
     }
 }
 
+/// Now, without faults.
+pub(crate) fn wall_now(clocks: &impl Clocks) -> Now {
+    let micros = clocks.wall().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
+    let wall = Timestamp::from_micros(i64::try_from(micros).unwrap_or(i64::MAX));
+    Now { mono: clocks.monotonic(), wall }
+}
+
 fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
     let since = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros());
     let micros = i64::try_from(since(clocks.wall())).unwrap_or(i64::MAX);
@@ -516,7 +523,7 @@ fn seed(clocks: &impl Clocks) -> u64 {
     hasher.finish()
 }
 
-fn previous_run(previous: &impl PreviousExit, runs: u64) -> PreviousRun {
+pub(crate) fn previous_run(previous: &impl PreviousExit, runs: u64) -> PreviousRun {
     let evidence = previous.read();
     for problem in &evidence.problems {
         log::warn!("evidence of the previous run: {problem}");

@@ -98,6 +98,34 @@ fn config_check_needs_no_hub() {
         let said = format!("{out}{complaint}");
         assert!(said.contains(file.as_str()) && said.contains(field), "{said}");
     }
+    // a manifest is judged by one of its keys, with the local configuration that the service would run
+    let flags = format!("KEDGE_FLAGS=\"--config {good} --config-dir ''\"\n");
+    let environment = scratch.write("environment", flags).display().to_string();
+    let indented = |fields: &str| format!("{HEADER}{fields}").replace('\n', "\n    ");
+    let manifest = format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: edge\ndata:\n  good: |\n    {}\n  bad: |\n    {}\n",
+        indented("maxPods: 20\n"),
+        indented("maxPods: many\n"),
+    );
+    let manifest = scratch.write("map.yaml", manifest).display().to_string();
+    let judge = |more: &[&str]| {
+        let arguments = ["config", "check", "--environment-file", &environment];
+        kedge(&[&arguments, more].concat())
+    };
+    let (code, out, complaint) = judge(&["--key", "good", &manifest]);
+    assert_eq!(code, Some(0), "{out}{complaint}");
+    assert!(out.contains(&format!("# config file {good}")) && out.contains("the service's flags"), "{out}");
+    assert!(out.contains(&format!("{manifest}, as a push: valid")), "{out}");
+    let (code, out, _) = judge(&["--key", "bad", &manifest]);
+    assert_eq!(code, Some(1), "{out}");
+    assert!(out.contains("ConfigMap edge, key bad") && out.contains("maxPods"), "{out}");
+    let (code, out, _) = judge(&[&manifest]);
+    assert_eq!(code, Some(1), "{out}");
+    assert!(out.contains("choose one with --key"), "{out}");
+    scratch.write("environment", format!("KEDGE_FLAGS=--config {typo}\n"));
+    let (code, out, _) = judge(&[]);
+    assert_eq!(code, Some(1), "{out}");
+    assert!(out.contains("maxPod"), "the service would refuse to start: {out}");
 }
 
 #[test]
@@ -119,6 +147,12 @@ fn invalid_local_config_refuses_to_start() {
     ]);
     assert!(code.is_some_and(|code| code != 0), "{said}");
     assert!(said.contains(&file) && said.contains("maxPods"), "{said}");
+    // and without an agent it says so, too
+    let (root_dir, drop_ins) = (root.to_str().unwrap(), dir.to_str().unwrap());
+    let arguments = ["--root-dir", root_dir, "--run-dir", root_dir, "--config-dir", drop_ins];
+    let (code, _, said) = kedge(&[&["config", "status"], arguments.as_slice()].concat());
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("the next start would refuse") && said.contains("maxPods"), "{said}");
     let startups = root.join("config").join(env!("CARGO_PKG_VERSION")).join("startups.json");
     assert!(!startups.exists(), "a refused start counts nothing");
 }

@@ -76,6 +76,10 @@ fn start_without_hub_runs_the_assigned_config() {
     setup.runs(&next);
     setup.cluster.hub_mut().stop().unwrap();
     setup.agent_mut().stop().unwrap();
+    let drop_ins = setup.agent().drop_in_dir().display().to_string();
+    let foretold = setup.agent().kedge_json(&["config", "status", "--config-dir", &drop_ins]).unwrap();
+    assert_eq!(foretold["from"], "records", "{foretold}");
+    assert_eq!(foretold["status"]["active"]["configMap"]["uid"], next.as_str(), "{foretold}");
     let start = Instant::now();
     setup.agent_mut().start().unwrap();
     assert!(start.elapsed() < Duration::from_secs(60), "ready only after {:?}", start.elapsed());

@@ -30,6 +30,8 @@ pub enum Origin {
     File(String),
     /// The assigned payload.
     ConfigMap { namespace: String, name: String, uid: String },
+    /// A file judged as if it were pushed; which part of which file.
+    Pushed(String),
     /// A drop-in file, by path.
     DropIn(String),
     /// A command line flag, by name without dashes.
@@ -42,6 +44,7 @@ impl fmt::Display for Origin {
             Self::Default => formatter.write_str("default"),
             Self::File(path) => write!(formatter, "config file {path}"),
             Self::ConfigMap { name, uid, .. } => write!(formatter, "config {name} (uid {uid})"),
+            Self::Pushed(what) => write!(formatter, "push {what}"),
             Self::DropIn(path) => write!(formatter, "drop-in {path}"),
             Self::Flag(name) => write!(formatter, "flag --{name}"),
         }
