@@ -126,6 +126,10 @@ fn sync(
 ) -> bool {
     // each read sees a later state: what was there before the namespace was found gone, or terminating, goes with it
     let before = world.get(&NAMESPACE, "", name);
+    // most deletions are in open namespaces, and cost no list: the event of a later closing leads here again
+    if before.as_ref().is_some_and(|found| !found.terminating) {
+        return false;
+    }
     let pods: Content = world.list(&POD, name).into_iter().map(|pod| (&POD, pod)).collect();
     let content = if pods.is_empty() { world.in_namespace(name) } else { pods };
     let namespace = world.get(&NAMESPACE, "", name);
