@@ -388,7 +388,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use kedge_hub_core::identity::token::{Grant, ISSUER};
-    use kedge_hub_core::kinds::{CONFIG_MAP, SERVICE_ACCOUNT};
+    use kedge_hub_core::kinds::{CONFIG_MAP, LEASE, SERVICE_ACCOUNT};
     use kedge_hub_core::selector::Selection;
     use serde_json::{Value, json};
 
@@ -462,7 +462,7 @@ mod tests {
         }
         let head = String::from_utf8(head).unwrap();
         let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
-        let mut body = vec![0; field("content-length: ").unwrap().parse().unwrap()];
+        let mut body = vec![0; field("content-length: ").map_or(0, |length| length.parse().unwrap())];
         client.read_exact(&mut body).await.unwrap();
         (head[9..12].parse().unwrap(), field("connection: close").is_some())
     }
@@ -533,6 +533,68 @@ mod tests {
         hub.delete(&SERVICE_ACCOUNT, "default", "reader").await.unwrap();
         hub.create(&CONFIG_MAP, map("default", "three", json!({}))).await.unwrap();
         assert_eq!(piece(&mut watch).await, None, "its account is gone");
+    }
+
+    fn renewal(node: &str, time: &str) -> Vec<u8> {
+        let body = format!("{{\"spec\":{{\"renewTime\":\"{time}\"}}}}");
+        let fields = format!(
+            "content-type: application/merge-patch+json\r\nprefer: return=minimal\r\ncontent-length: {}\r\n",
+            body.len()
+        );
+        [head("PATCH", &format!("{LEASES}{node}"), &fields), body.into_bytes()].concat()
+    }
+
+    #[tokio::test]
+    async fn renewals_keep_order_identity_and_limits() {
+        let stage = Stage::new("renewals");
+        let hub = &stage.server.hub;
+        let time = |second: usize| format!("2026-11-21T00:00:{second:02}.000000Z");
+        for name in ["n", "revoked"] {
+            let lease = json!({"metadata": {"name": name, "namespace": "kube-node-lease"},
+                "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": time(0)}});
+            hub.create(&LEASE, lease).await.unwrap();
+        }
+        let renewed = |name: &str| {
+            let lease = hub.get(&LEASE, "kube-node-lease", name).unwrap().value();
+            lease["spec"]["renewTime"].as_str().unwrap().to_owned()
+        };
+        let node = |name: &str| Some(Identity::new(&format!("system:node:{name}"), &["system:nodes"]));
+        let mut client = stage.connect(node("n"));
+        // with another request between them, and one in two parts
+        let together = [renewal("n", &time(1)), head("GET", "/version", ""), renewal("n", &time(2))];
+        client.write_all(&together.concat()).await.unwrap();
+        for code in [204, 200, 204] {
+            assert_eq!(answer(&mut client).await, (code, false));
+        }
+        let request = renewal("n", &time(3));
+        let (first, rest) = request.split_at(request.len() - 10);
+        client.write_all(first).await.unwrap();
+        tokio::task::yield_now().await;
+        client.write_all(rest).await.unwrap();
+        assert_eq!(answer(&mut client).await, (204, false));
+        assert_eq!(renewed("n"), time(3));
+        // what is not plainly a renewal is judged as ever
+        for (request, code) in [
+            (renewal("revoked", &time(4)), 403),
+            (renewal("n", "now"), 422),
+            ([b"X".as_slice(), &renewal("n", &time(4))].concat(), 405),
+        ] {
+            client.write_all(&request).await.unwrap();
+            assert_eq!(answer(&mut client).await, (code, false), "{}", String::from_utf8_lossy(&request));
+        }
+        // a credential that was revoked, and one of too many requests
+        let mut revoked = stage.connect(node("revoked"));
+        revoked.write_all(&renewal("revoked", &time(5))).await.unwrap();
+        assert_eq!(answer(&mut revoked).await, (204, false));
+        let denied = json!({"data": {"node.revoked": ""}, "metadata": {"name": "kedge-denied", "namespace": "kube-system"}});
+        hub.create(&CONFIG_MAP, denied).await.unwrap();
+        revoked.write_all(&renewal("revoked", &time(6))).await.unwrap();
+        assert_eq!(answer(&mut revoked).await, (401, true));
+        let later = Instant::now() + Duration::from_secs(3600);
+        while stage.slot(node("n").as_ref()).pace(later).is_ok() {}
+        client.write_all(&renewal("n", &time(7))).await.unwrap();
+        assert_eq!(answer(&mut client).await, (429, false));
+        assert_eq!([renewed("n"), renewed("revoked")], [time(3), time(5)]);
     }
 
     #[tokio::test]
