@@ -1,4 +1,5 @@
-//! A test: what a request on a kept-alive TLS connection takes from the allocator, beside what its client does.
+//! A test: what a request on a kept-alive TLS connection takes from the allocator, beside what its client does; and what the table takes
+//! by which an answer names the latest change.
 //!
 //! Always holds: the real code serves a connection of real TLS, over a pipe in memory; the allocator counts for all threads, so the test
 //! runs alone in a process of its own.
@@ -8,7 +9,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use kedge_hub_core::identity::Identity;
-use kedge_hub_core::kinds::{LEASE, NODE};
+use kedge_hub_core::kinds::{LEASE, NODE, POD};
+use kedge_hub_core::object::Object;
+use kedge_hub_core::state::Desired;
 use rustls::ClientConnection;
 use serde_json::json;
 use stats_alloc::INSTRUMENTED_SYSTEM;
@@ -32,6 +35,10 @@ const BEFORE: usize = 100;
 const COUNTED: usize = 400;
 /// Most allocations of a renewal: what TLS takes for two or three records, the bytes received, and the renewed Lease.
 const MOST: f64 = 12.0;
+/// Nodes in the table, the pods of each, and most bytes of such a node.
+const NODES: usize = 500;
+const PODS: usize = 4;
+const MOST_NODE_BYTES: usize = 512;
 /// The same of a request that the HTTP library reads and answers.
 const MOST_OF_OTHERS: f64 = 40.0;
 
@@ -92,6 +99,35 @@ impl Client {
         }
         head[9..12].try_into().unwrap()
     }
+}
+
+fn bytes() -> isize {
+    let stats = INSTRUMENTED_SYSTEM.stats();
+    let [allocated, freed] = [stats.bytes_allocated, stats.bytes_deallocated].map(usize::cast_signed);
+    allocated - freed
+}
+
+/// Bytes of each node in the table: all follow one ConfigMap, and each has pods with an account and two other references.
+fn desired_bytes() -> usize {
+    let (mut before, mut desired) = (0, Desired::new(1));
+    for number in 0..=NODES {
+        if number == 1 {
+            // not what all nodes have in common, and what is made at the first use
+            before = bytes();
+        }
+        let name = format!("node-{number:05}");
+        let source = json!({"configMap": {"namespace": "default", "name": "all"}});
+        let node = json!({"metadata": {"name": name}, "spec": {"configSource": source}});
+        desired.restore(&NODE, &Object::new(&NODE, &node, 1).unwrap());
+        for pod in 0..PODS {
+            let volumes = json!([{"name": "v", "secret": {"secretName": format!("key-{pod}")}},
+                {"name": "w", "configMap": {"name": "kube-root-ca.crt"}}]);
+            let pod = json!({"metadata": {"name": format!("{name}-{pod}"), "namespace": "default"},
+                "spec": {"nodeName": name, "serviceAccountName": "default", "volumes": volumes}});
+            desired.restore(&POD, &Object::new(&POD, &pod, 1).unwrap());
+        }
+    }
+    usize::try_from(bytes() - before).unwrap() / NODES
 }
 
 /// A node's connection to a hub of its own.
@@ -177,6 +213,9 @@ fn renewal_takes_few_allocations() {
         assert!(alone.status().unwrap().success());
         return;
     }
+    let each = desired_bytes();
+    println!("bytes: {each} of a node with {PODS} pods");
+    assert!(each <= MOST_NODE_BYTES, "{each} bytes of a node with {PODS} pods, expected {MOST_NODE_BYTES}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let answered = ("204", "\r\n\r\n");
