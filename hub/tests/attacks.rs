@@ -183,6 +183,52 @@ fn large_bodies_do_not_hold_up_renewals() {
     );
 }
 
+/// Small bodies, so that they are handled where renewals are.
+#[test]
+fn costly_patches_of_one_node_take_turns() {
+    const TOGETHER: usize = 12;
+    // a node may do no more at once
+    const ENOUGH: usize = 800;
+    let hub = Hub::new();
+    let (mut victim, attacker) = (Victim::new(&hub, "victim"), Victim::new(&hub, "attacker"));
+    // each copy doubles what is there, up to the memory that a body may take
+    let mut patch =
+        vec![json!({"op": "add", "path": "/metadata/annotations", "value": {"a": vec![0; 2000]}})];
+    let copies = (0..7).map(|number| {
+        json!({"op": "copy", "from": "/metadata/annotations", "path": format!("/metadata/annotations/c{number}")})
+    });
+    patch.extend(copies);
+    let patch = json!(patch).to_string();
+    assert!(patch.len() < 8 * 1024);
+    let mut open: Vec<Client> = (0..TOGETHER).map(|_| attacker.client.another()).collect();
+    open.iter_mut().for_each(|client| drop(client.get("/version").expect(200)));
+    let head = format!(
+        "PATCH /api/v1/nodes/attacker HTTP/1.1\r\nhost: x\r\ncontent-type: application/json-patch+json\r\ncontent-length: {}\r\n\r\n",
+        patch.len()
+    );
+    open.iter_mut().for_each(|client| client.write_raw(format!("{head}{patch}").as_bytes()).unwrap());
+    let answered = AtomicUsize::new(0);
+    let mut renewals = 0;
+    std::thread::scope(|scope| {
+        for mut client in open {
+            let answered = &answered;
+            scope.spawn(move || {
+                let code = client.read_reply().unwrap().code;
+                answered.fetch_add(1, Ordering::SeqCst);
+                // 429: the others have used up its rate
+                assert!(matches!(code, 413 | 422 | 429), "{code}");
+            });
+        }
+        // a thread is left for others while they are worked on
+        while answered.load(Ordering::SeqCst) < TOGETHER && renewals < ENOUGH {
+            victim.renew("victim");
+            renewals += 1;
+        }
+    });
+    // a tenth of them, if the patches had all threads
+    assert!(renewals >= 250, "{renewals} renewals while {TOGETHER} patches were refused");
+}
+
 #[test]
 fn watch_that_is_not_read_keeps_little() {
     let hub = Hub::new();

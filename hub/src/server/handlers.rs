@@ -20,8 +20,8 @@ use super::respond::{self, Body, IncludeObject, Writer};
 use super::route::{self, AccessVerb, Route, Target};
 use super::shared::Server;
 use super::{
-    discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, subresources, tokens,
-    watch,
+    discovery, health, node_access, node_streams, openapi, pieces, renewals, reviews, steps, subresources,
+    tokens, watch,
 };
 use crate::requests;
 use kedge_hub_core::api_error::ApiError;
@@ -49,7 +49,8 @@ pub(super) async fn handle(
     parts: &Parts,
     body: &mut RequestBody,
 ) -> Response<Body> {
-    let outcome = answer(server, Arc::clone(&caller), slot, trail, parts, body).await;
+    let answer = answer(server, Arc::clone(&caller), slot, trail, parts, body);
+    let outcome = steps::in_turn(slot, answer).await;
     let mut response = outcome.unwrap_or_else(|error| respond::error(&error));
     if body.renews() && response.status() == StatusCode::NO_CONTENT {
         renewals::add_desired(server, (*caller).as_ref(), &mut response);

@@ -22,6 +22,7 @@ use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::identity::Identity;
 use tokio::sync::Semaphore;
 
+use super::steps::Steps;
 use crate::capacity::Capacity;
 use crate::memory::Budget;
 use crate::pki::PROBE_USER;
@@ -50,6 +51,8 @@ const BURST: f64 = 1000.0;
 const PARSED_PER_TOKEN: f64 = 4096.0;
 const COPIED_PER_TOKEN: f64 = 64.0 * 1024.0;
 const SEARCHED_PER_TOKEN: f64 = 1024.0 * 1024.0;
+/// Requests that a second of processor time costs: one caller that makes the hub work takes a fortieth of a processor in the long run.
+const TOKENS_PER_SEC: f64 = 2000.0;
 /// How often callers without a connection and with a full bucket are removed.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
@@ -96,6 +99,8 @@ pub(crate) enum Work {
     Copied(usize),
     /// Text in which something is looked for.
     Searched(usize),
+    /// Processor time beyond that of an ordinary request.
+    Ran(Duration),
 }
 
 impl Work {
@@ -105,6 +110,7 @@ impl Work {
             Work::Parsed(bytes) => bytes as f64 / PARSED_PER_TOKEN,
             Work::Copied(bytes) => bytes as f64 / COPIED_PER_TOKEN,
             Work::Searched(bytes) => bytes as f64 / SEARCHED_PER_TOKEN,
+            Work::Ran(time) => time.as_secs_f64() * TOKENS_PER_SEC,
         }
     }
 }
@@ -259,6 +265,7 @@ pub(crate) struct Slot {
     bucket: Mutex<Bucket>,
     /// One large body of a caller is worked on at a time.
     turn: Arc<Semaphore>,
+    steps: Steps,
 }
 
 #[derive(Debug)]
@@ -325,6 +332,7 @@ impl Slot {
             held: Default::default(),
             bucket: Mutex::new(Bucket { tokens: BURST, counted: now }),
             turn: Arc::new(Semaphore::new(1)),
+            steps: Steps::default(),
         }
     }
 
@@ -340,6 +348,11 @@ impl Slot {
         if self.is_paced() {
             self.bucket.lock().unwrap_or_else(PoisonError::into_inner).at(now).tokens -= work.tokens();
         }
+    }
+
+    /// The turns of its requests, if it has a rate.
+    pub(super) fn steps(&self) -> Option<&Steps> {
+        self.is_paced().then_some(&self.steps)
     }
 
     fn is_paced(&self) -> bool {

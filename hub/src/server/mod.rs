@@ -31,6 +31,7 @@ mod respond;
 mod reviews;
 mod route;
 mod shared;
+mod steps;
 mod stream;
 mod subresources;
 mod tokens;

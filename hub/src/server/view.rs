@@ -103,7 +103,7 @@ mod tests {
         let charge = |work| match work {
             Work::Searched(bytes) => read.lock().unwrap().0 += bytes,
             Work::Parsed(bytes) => read.lock().unwrap().1 += bytes,
-            Work::Copied(_) => panic!("nothing is copied"),
+            Work::Copied(_) | Work::Ran(_) => panic!("nothing else is done"),
         };
         let view = View { hub: &hub, charge: &charge };
         let refers = |name: &str| {

@@ -18,6 +18,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 
@@ -75,6 +76,15 @@ pub fn raise_descriptor_limit() -> io::Result<u64> {
 /// The system does not say.
 pub fn total_memory() -> io::Result<u64> {
     Ok(nix::sys::sysinfo::sysinfo()?.ram_total())
+}
+
+/// For how long the calling thread was running since it began.
+///
+/// # Errors
+/// The system does not count it.
+pub fn thread_time() -> io::Result<Duration> {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+    Ok(time.into())
 }
 
 /// The whole content of a regular file that the operator named: links are followed, for `/etc` is often made of them;
