@@ -5,6 +5,7 @@
 //!
 //! Leaves to others: nothing is decided here.
 
+mod claim;
 mod clocks;
 mod disk;
 mod evidence;
@@ -13,7 +14,7 @@ mod memory;
 mod program;
 mod supervisor;
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ use nix::fcntl::OFlag;
 use crate::exit::RecordedExit;
 use crate::files::{DurableFiles, Files, Kind, ReadError};
 
+pub use claim::{Awaited, Claim, claim};
 pub use clocks::LinuxClocks;
 pub use disk::{LinuxDisk, allocate};
 pub use evidence::LinuxTraces;
@@ -36,24 +38,6 @@ pub use supervisor::NotifySocket;
 /// Files below `root` on the real disk. Touches nothing until asked; the root is made by the first write.
 pub fn files(root: impl Into<PathBuf>) -> Arc<DurableFiles<LinuxDisk>> {
     Arc::new(DurableFiles::new(LinuxDisk::new(root)))
-}
-
-/// Takes a directory for this process alone, until the returned file is dropped; makes it if it is missing. None:
-/// another process has it. Nothing is written, so it works on a full or read-only disk.
-///
-/// # Errors
-/// The directory cannot be made or opened.
-pub fn claim(directory: &Path) -> io::Result<Option<File>> {
-    if !directory.is_dir() {
-        disk::make_with_parents(directory)?;
-    }
-    let flags = (OFlag::O_DIRECTORY | OFlag::O_NONBLOCK).bits();
-    let claimed = OpenOptions::new().read(true).custom_flags(flags).open(directory)?;
-    match claimed.try_lock() {
-        Ok(()) => Ok(Some(claimed)),
-        Err(TryLockError::WouldBlock) => Ok(None),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
 }
 
 /// Raises this process's limit of open files to the most that it may have. Returns the limit; the present one if the system does not
