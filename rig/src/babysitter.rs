@@ -245,6 +245,8 @@ pub struct State {
     pub runs: u64,
     /// `WATCHDOG=1` messages so far.
     pub pings: u64,
+    /// Processes that SIGKILL does not end: they wait in the kernel, for a disk. As under systemd, the unit goes on without them.
+    pub stuck: usize,
     /// The last `STATUS=` of this run.
     pub status: String,
     /// Runs that are over, oldest first; at most 1000.
@@ -314,6 +316,7 @@ impl Babysitter {
             pid: None,
             runs: 0,
             pings: 0,
+            stuck: 0,
             status: String::new(),
             ends: VecDeque::new(),
         };
@@ -327,6 +330,7 @@ impl Babysitter {
             inbox,
             shared: shared.clone(),
             main: None,
+            stuck: Vec::new(),
             phase: Phase::Stopped,
             until: None,
             watchdog_until: None,
@@ -488,6 +492,7 @@ struct Supervisor {
     inbox: Receiver<Order>,
     shared: Arc<Shared>,
     main: Option<Main>,
+    stuck: Vec<Child>,
     phase: Phase,
     /// When the limit of the current phase ends.
     until: Option<Instant>,
@@ -532,6 +537,7 @@ impl Supervisor {
                 Some(exit) => self.ended(exit),
                 None => self.check_limits(),
             }
+            self.reap_stuck();
         }
     }
 
@@ -669,10 +675,24 @@ impl Supervisor {
             }
             Phase::Stopping => {
                 self.blame(ServiceResult::Timeout);
-                self.enter(Phase::Killing, None);
+                self.enter(Phase::Killing, Some(self.unit.limits.stop));
                 self.signal(Signal::SIGKILL);
             }
-            Phase::Stopped | Phase::Running | Phase::Reloading | Phase::Killing | Phase::Recording => {}
+            Phase::Killing => {
+                let main = self.main.take().map(|main| main.child);
+                self.stuck.extend(main);
+                self.ended(ExitStatus::from_raw(Signal::SIGKILL as i32));
+            }
+            Phase::Stopped | Phase::Running | Phase::Reloading | Phase::Recording => {}
+        }
+    }
+
+    fn reap_stuck(&mut self) {
+        // the thread that waits for each of them has woken us
+        self.stuck.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        let stuck = self.stuck.len();
+        if self.shared.lock().stuck != stuck {
+            self.publish(|state| state.stuck = stuck);
         }
     }
 
