@@ -36,6 +36,8 @@ pub const CONFIG_SOURCE_ANNOTATION: &str = "kedge.dev/config-source";
 pub const CONFIG_STATUS_ANNOTATION: &str = "kedge.dev/config-status";
 /// The condition that says which configuration a node uses and whether that is the one asked for.
 pub const CONFIG_OK: &str = "ConfigOK";
+/// The condition that says whether the disk of the node's state has stopped answering. A node that never saw that has none.
+pub const DISK_STALLED: &str = "DiskStalled";
 /// Where node Leases live (`v1.NamespaceNodeLease`).
 pub const NODE_LEASE_NAMESPACE: &str = "kube-node-lease";
 /// Where events about cluster-scoped objects are kept, as upstream's clients do.

@@ -18,7 +18,7 @@ use crate::node::registration::{missing_labels, registration};
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::options::Options;
 use crate::pace::Jitter;
-use crate::report::{ConfigReport, LeaseReport, Report, StorageReport};
+use crate::report::{ConfigReport, DiskReport, LeaseReport, Report, StorageReport};
 use crate::requests::{LONGEST_WAIT, RequestSlot, describe};
 use crate::writes::{Steps, Suspend};
 use kedge_api::{self as api, excerpt};
@@ -61,6 +61,7 @@ struct Running {
     wrong_node_logged: bool,
     next_host_facts: Duration,
     awaits_host_facts: bool,
+    disk_stalled_since: Option<Duration>,
     status_in_flight: Option<StatusPatch>,
     config_status_sent: Option<Value>,
     /// Was sent, and the Node seen after it had another one: an older event, perhaps.
@@ -232,6 +233,7 @@ impl Running {
             wrong_node_logged: false,
             next_host_facts: now.mono,
             awaits_host_facts: false,
+            disk_stalled_since: None,
             status_in_flight: None,
             config_status_sent: None,
             config_status_doubted: None,
@@ -388,6 +390,10 @@ impl Running {
                     Forgiveness::TooMany | Forgiveness::Exiting | Forgiveness::SwitchedOff => Level::Warn,
                 };
                 actions.push(Action::Log(level, format!("asked to forgive UID {}: {answer}", excerpt(&uid))));
+            }
+            Event::DiskStalled(stalled) => {
+                self.disk_stalled_since = stalled.then(|| self.disk_stalled_since.unwrap_or(now.mono));
+                self.status.disk_stalled(stalled);
             }
             Event::Reset => self.configuration.reset(),
             Event::ServerChanged => {
@@ -757,15 +763,16 @@ impl Running {
     }
 
     fn report(&self, now: Now, options: &Options) -> Report {
-        let since_renewal = |at| now.mono.saturating_sub(at).as_secs();
+        let since = |at| now.mono.saturating_sub(at).as_secs();
         Report {
             node: options.node_name.clone(),
             version: options.version.clone(),
             config: ConfigReport::of(&self.configuration, now),
             lease: LeaseReport {
                 renewals: self.lease.renewed,
-                seconds_since_renewal: self.lease.last_renewed.map(since_renewal),
+                seconds_since_renewal: self.lease.last_renewed.map(since),
             },
+            disk: DiskReport { stalled_seconds: self.disk_stalled_since.map(since) },
             storage: self.status.facts().map(|facts| StorageReport {
                 bytes: facts.storage_bytes,
                 available_bytes: facts.storage_available_bytes,

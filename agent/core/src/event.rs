@@ -57,6 +57,8 @@ pub enum Event {
     NoAnswer { line: &'static str, why: String, is_first: bool },
     /// `bad-configs.json` changed on disk.
     BadConfigsRead(Read),
+    /// The disk of the state has stopped answering, or answers again.
+    DiskStalled(bool),
     /// `kedge config forgive UID`.
     Forgive(String),
     /// `kedge config reset`.

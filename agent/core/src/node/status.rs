@@ -54,6 +54,7 @@ pub(crate) struct StatusKeeper {
     pressed: [bool; 3],
     /// Reservations that leave nothing of a resource.
     used_up: Vec<String>,
+    disk_stalled: bool,
     /// What the API server is believed to have.
     believed: Option<NodeStatus>,
     /// When this process decided on its configuration: the heartbeat time of `ConfigOK`.
@@ -103,6 +104,11 @@ impl StatusKeeper {
         self.host = Some(Host { facts, addresses, info, capacity, allocatable });
         let before = std::mem::replace(&mut self.used_up, used_up);
         self.used_up.iter().filter(|line| !before.contains(line)).cloned().collect()
+    }
+
+    /// The disk of the state has stopped answering, or answers again.
+    pub(crate) fn disk_stalled(&mut self, stalled: bool) {
+        self.disk_stalled = stalled;
     }
 
     /// What the API server is believed to have.
@@ -191,7 +197,10 @@ impl StatusKeeper {
         report: bool,
     ) -> Vec<(NodeCondition, bool)> {
         let there = |name: &str| believed.conditions.iter().find(|there| there.condition_type == name);
-        let own = self.own_conditions().into_iter().filter_map(|words| {
+        // a node whose disk always answered spends no bytes on saying so
+        let stall_matters = self.disk_stalled || there(kedge_api::DISK_STALLED).is_some();
+        let stalled = stall_matters.then(|| disk_stalled(self.disk_stalled));
+        let own = self.own_conditions().into_iter().chain(stalled).filter_map(|words| {
             let there = there(words.name);
             let changed = there.is_none_or(|there| !words.matches(there));
             // as upstream: when its status changed
@@ -253,6 +262,16 @@ impl StatusKeeper {
             },
         ]
     }
+}
+
+fn disk_stalled(is: bool) -> Words<'static> {
+    let (status, reason, message) = if is {
+        let message = "the disk of the node's state does not answer; the node goes on and records nothing until it does";
+        ("True", "DiskDoesNotAnswer", message)
+    } else {
+        ("False", "DiskAnswers", "the disk of the node's state answers")
+    };
+    Words { name: kedge_api::DISK_STALLED, status, reason, message }
 }
 
 /// Which resources are below their threshold: memory, disk, pid.
@@ -516,6 +535,34 @@ mod tests {
         // what could not be read is not zero
         config.system_reserved.pid = u64::MAX;
         assert_eq!(observe(&config), [""; 0]);
+    }
+
+    #[test]
+    fn disk_stall_is_reported_until_it_is_over() {
+        let config =
+            crate::kubelet::effective(&Default::default(), None).expect("the defaults are valid").config;
+        let (mut keeper, mut jitter) = (StatusKeeper::new(Timestamp::default()), Jitter::new(1));
+        let now = |secs| Now { mono: Duration::from_secs(secs), wall: Timestamp::default() };
+        keeper.node_seen(&Node::default());
+        keeper.observe(now(0), HostFacts::default(), &config, "0.1.0");
+        let ok = ConfigOk { status: "True", ..ConfigOk::default() };
+        let mut sent = |secs, stalled| {
+            keeper.disk_stalled(stalled);
+            let patch = keeper.patch(now(secs), &ok)?;
+            let conditions = patch.body["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            keeper.accepted(now(secs), patch, Duration::from_secs(300), &mut jitter);
+            conditions
+                .iter()
+                .find(|condition| condition["type"] == kedge_api::DISK_STALLED)
+                .map(|condition| condition["status"].as_str().unwrap_or("unchanged").to_owned())
+        };
+        // a disk that always answered is no news, and costs no bytes
+        assert_eq!(sent(0, false), None);
+        assert_eq!(sent(1, true).as_deref(), Some("True"));
+        assert_eq!(sent(2, true), None);
+        assert_eq!(sent(3, false).as_deref(), Some("False"));
+        assert_eq!(sent(4, false), None);
+        assert_eq!(sent(400, false).as_deref(), Some("unchanged"), "in the report that is due");
     }
 
     #[test]
