@@ -8,12 +8,16 @@ use crate::local::client::{self, AskError};
 use crate::{forecast, local_config, status};
 use kedge_core::config::records::{BadConfigs, Current, Known, Read, StateFile};
 use kedge_core::kubelet::{self, LayerText, LocalLayers, Origin};
+use kedge_platform::exit::write_exit_record;
 use kedge_platform::linux::{self, LinuxClocks, Roots};
-use kedge_platform::{Clocks, Files, ReadError, RunDirectory, record_exit};
+use kedge_platform::{Clocks, ExitRecord, Files, ReadError, RunDirectory};
 use serde_json::{Value, json};
 use std::fmt;
 use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -458,16 +462,65 @@ pub fn config_reset(places: &Places) -> Result<(), CommandError> {
     }
 }
 
-/// `kedge record-exit`.
+/// How long `kedge record-exit` waits for the disk: flash that collects its garbage takes seconds, and the unit's time limit for a
+/// stop is 30 s.
+const DISK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// `kedge record-exit`: the record is in the run directory before the disk is touched, and the disk's copy, which is needed only
+/// over a reboot, is another process's work. A disk that hangs keeps that one, until it answers, and delays nothing else.
 ///
 /// # Errors
-/// The record could not be written.
+/// The record is not on the disk.
 pub fn record_exit_of_agent(places: &Places) -> Result<(), CommandError> {
-    let files = linux::files(&places.root_dir);
     let clocks = LinuxClocks::new(&Roots::default());
     let marks = RunDirectory::new(&places.run_dir);
     let environment = |name: &str| std::env::var(name).ok();
-    record_exit(files.as_ref(), &marks, clocks.boot_id(), &environment)
-        .map(drop)
-        .map_err(|error| failed_in(&places.root_dir, &error))
+    let (record, kept) = marks.record_exit(clocks.boot_id(), &environment);
+    if kept.is_err() {
+        return write_record(places, &record);
+    }
+    let program =
+        std::env::current_exe().map_err(|error| failed(format_args!("find this program: {error}")))?;
+    let mut child = Command::new(program)
+        .args(["record-exit", "to-disk", "--root-dir"])
+        .arg(&places.root_dir)
+        .arg("--run-dir")
+        .arg(&places.run_dir)
+        .stdin(Stdio::null())
+        .process_group(0)
+        .spawn()
+        .map_err(|error| failed(format_args!("start the process that writes to the disk: {error}")))?;
+    let end = Instant::now() + DISK_PATIENCE;
+    while Instant::now() < end {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+            // it has said why
+            _ => break,
+        }
+    }
+    Err(failed(format_args!("the end is recorded in {} only, not on the disk", places.run_dir.display())))
+}
+
+/// `kedge record-exit to-disk`: copies the record from the run directory. Where another process already waits for the disk,
+/// nothing is added to it: a disk that hangs must not gather processes.
+///
+/// # Errors
+/// The record is not on the disk.
+pub fn copy_exit_record(places: &Places) -> Result<(), CommandError> {
+    let _only = match linux::claim(&places.run_dir) {
+        Ok(Some(claim)) => claim,
+        Ok(None) => return Err(failed("an earlier record still waits for the disk")),
+        Err(error) => return Err(failed(format_args!("{}: {error}", places.run_dir.display()))),
+    };
+    let marks = RunDirectory::new(&places.run_dir);
+    let Some(record) = marks.recorded() else {
+        return Err(failed(format_args!("{}: there is no record", places.run_dir.display())));
+    };
+    write_record(places, &record)
+}
+
+fn write_record(places: &Places, record: &ExitRecord) -> Result<(), CommandError> {
+    let files = linux::files(&places.root_dir);
+    write_exit_record(files.as_ref(), record).map_err(|error| failed_in(&places.root_dir, &error))
 }

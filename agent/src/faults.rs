@@ -16,6 +16,12 @@ mod none {
         #[inline(always)]
         pub(crate) fn gate(&self, _: &str) {}
 
+        /// A limit that may be made shorter.
+        #[inline(always)]
+        pub(crate) fn limit(&self, _: &str, limit: std::time::Duration) -> std::time::Duration {
+            limit
+        }
+
         /// A place where a loop may be made to stop.
         #[inline(always)]
         pub(crate) fn point(&self, _: &str) {}
@@ -79,6 +85,12 @@ mod some {
                 std::thread::sleep(GATE_POLL);
             }
             let _ = std::fs::remove_file(&arrived);
+        }
+
+        /// The limit that the run directory's file `limit-NAME` gives in milliseconds, if there is one.
+        pub(crate) fn limit(&self, name: &str, limit: Duration) -> Duration {
+            let text = std::fs::read_to_string(self.0.run_dir.join(format!("limit-{name}")));
+            text.ok().and_then(|text| text.trim().parse().ok()).map_or(limit, Duration::from_millis)
         }
 
         pub(crate) fn point(&self, name: &str) {

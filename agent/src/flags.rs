@@ -22,6 +22,8 @@ pub enum Command {
     Agent(Box<AgentOptions>),
     /// Record how the agent ended (`ExecStopPost=`).
     RecordExit(Places),
+    /// `kedge record-exit to-disk`, which `record-exit` starts.
+    CopyExitRecord(Places),
     /// Ask a running agent how it is.
     Status(Places, Output),
     /// The effective configuration.
@@ -260,6 +262,7 @@ impl Raw {
             ["help"] => Command::Help(HELP),
             ["agent"] => Command::Agent(Box::new(self.agent()?)),
             ["record-exit"] => Command::RecordExit(self.places()),
+            ["record-exit", "to-disk"] => Command::CopyExitRecord(self.places()),
             ["status"] => Command::Status(self.places(), output),
             ["version"] => Command::Version(output),
             ["config", "show"] => Command::ConfigShow(Box::new(self.service_agent()?), output),

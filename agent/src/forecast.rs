@@ -57,6 +57,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         node_name,
         bad_configs: None,
         health: Arc::new(DiskHealth::default()),
+        read_only: Some("a forecast changes nothing".into()),
     };
     let mut event = Event::Start;
     loop {

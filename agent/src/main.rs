@@ -15,6 +15,7 @@ fn main() -> ExitCode {
             return run::run(*options).unwrap_or_else(|error| fail(error.exit_code(), &error));
         }
         Command::RecordExit(places) => cli::record_exit_of_agent(&places),
+        Command::CopyExitRecord(places) => cli::copy_exit_record(&places),
         Command::Status(places, output) => cli::status(&places, output),
         Command::ConfigShow(options, output) => cli::config_show(&options, output),
         Command::ConfigStatus(options, output) => cli::config_status(&options, output),

@@ -14,7 +14,7 @@ use crate::{local_config, logging};
 use kedge_api::Timestamp;
 use kedge_core::kubelet::Effective;
 use kedge_core::{Action, Core, Event, Exit, Level, Now, Options, PreviousRun, Step};
-use kedge_platform::linux::{self, LinuxClocks, LinuxHost, NotifySocket, Program, Roots};
+use kedge_platform::linux::{self, Awaited, Claim, LinuxClocks, LinuxHost, NotifySocket, Program, Roots};
 use kedge_platform::{Clocks, HostFacts as _, PreviousExit, RunDirectory, Supervisor, Watchdog};
 use std::fmt;
 use std::fs::File;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 /// Events that wait for the main loop. It takes microseconds for each; a full queue makes the loops wait, not the memory
 /// grow.
@@ -200,8 +200,20 @@ struct Agent {
     exit: Option<Ordered>,
     /// When this image began.
     began: Duration,
-    /// Held while we run: two agents on the same records would undo each other's.
-    _claim: Option<File>,
+    /// The guard found that the disk does not answer.
+    disk_stalled: Arc<AtomicBool>,
+    /// Notified when the process has ended that had the records.
+    records_free: Arc<Notify>,
+    claim: Records,
+}
+
+/// Whose the records in `--root-dir` are.
+enum Records {
+    /// Ours while the file is open, if the directory could be claimed at all. Two agents on the same records would undo each
+    /// other's changes.
+    Ours { _claim: Option<File> },
+    /// Still those of a process that was killed: they are read, and not changed.
+    Awaited(Arc<Awaited>),
 }
 
 impl Agent {
@@ -212,7 +224,7 @@ impl Agent {
         let clocks = LinuxClocks::new(&roots);
         let began = clocks.monotonic();
         let layers = local_config::read(&options.local).map_err(AgentError::LocalConfig)?;
-        let claim = claim(&options.places.root_dir)?;
+        let claim = claim(&options.places.root_dir, &roots)?;
         let host = LinuxHost::new(roots.clone(), &options.places.root_dir);
         let node_name = match &options.node_name {
             Some(name) => name.clone(),
@@ -255,6 +267,7 @@ impl Agent {
             node_name: node_name.clone(),
             bad_configs: None,
             health: Arc::default(),
+            read_only: claim.read_only(),
         };
         let certificate_clock = {
             let (clocks, faults) = (clocks.clone(), faults.clone());
@@ -268,14 +281,28 @@ impl Agent {
             node_name,
             kubeconfig: options.kubeconfig,
             clock: certificate_clock,
-            events: event_sender,
+            events: event_sender.clone(),
             faults: faults.clone(),
             seed,
         };
         let loops = Loops::start(parts, &mut watchdog)
             .map_err(|error| AgentError::System("start a thread", error))?;
-        guard(watchdog, period, clocks.clone(), supervisor.clone(), marks.clone(), ready.clone())
-            .map_err(|error| AgentError::System("start a thread", error))?;
+        let (disk_stalled, records_free) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let guard = Guard {
+            watchdog,
+            period,
+            clocks: clocks.clone(),
+            supervisor: supervisor.clone(),
+            marks: marks.clone(),
+            ready: ready.clone(),
+            disk_stalled: disk_stalled.clone(),
+            awaited: claim.awaited(),
+            records_free: records_free.clone(),
+            events: event_sender,
+            stalled: Vec::new(),
+            told: false,
+        };
+        guard.start().map_err(|error| AgentError::System("start a thread", error))?;
         Ok(Self {
             node,
             loops,
@@ -293,7 +320,9 @@ impl Agent {
             stop_asked: false,
             exit: None,
             began,
-            _claim: claim,
+            disk_stalled,
+            records_free,
+            claim,
         })
     }
 
@@ -315,6 +344,7 @@ impl Agent {
             let happened = tokio::select! {
                 biased;
                 signal = signals.next() => signal,
+                () = self.records_free.notified() => Happened::RecordsFree,
                 event = self.events.recv() => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
                 call = self.calls.recv() => call.map_or(Happened::Time, Happened::Call),
                 () = sleep(wait) => Happened::Time,
@@ -331,7 +361,16 @@ impl Agent {
                         let why = "asked to stop again, not waiting for the disk".into();
                         self.exit = Some(Ordered { why, start_again: false });
                     }
+                    if self.disk_stalled.load(Ordering::Relaxed) {
+                        let why = format!("{why}, not waiting for a disk that does not answer");
+                        self.exit = Some(Ordered { why, start_again: false });
+                    }
                     self.handle(Event::Stop(why.into()));
+                }
+                Happened::RecordsFree => {
+                    // nothing was changed in this run, and that process may have finished a last change
+                    let why = "the run before has ended, reading its records anew".into();
+                    self.exit = Some(Ordered { why, start_again: true });
                 }
                 Happened::HangUp => {
                     log::info!("SIGHUP: a changed local config takes effect at the next start")
@@ -390,7 +429,11 @@ impl Agent {
 
     /// Opens the socket first: it also shows whether another agent runs with these paths.
     fn listen(&self) -> Result<(), AgentError> {
-        match local::Listener::unix(&self.socket) {
+        let listener = match self.claim {
+            Records::Ours { .. } => local::Listener::unix(&self.socket),
+            Records::Awaited(_) => local::Listener::unix_in_place(&self.socket),
+        };
+        match listener {
             Ok(listener) => drop(tokio::spawn(local::serve(listener, self.call_sender.clone()))),
             Err(error @ local::server::ListenError::InUse { .. }) => {
                 return Err(AgentError::AnotherAgent(error.to_string()));
@@ -473,6 +516,7 @@ impl Agent {
 enum Happened {
     Stop(&'static str),
     HangUp,
+    RecordsFree,
     Event(Box<Event>),
     Call(Call),
     Time,
@@ -500,18 +544,43 @@ fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
 }
 
 /// Claims `--root-dir` for this agent: the socket alone does not prove it, for it lies in another directory. A directory that cannot
-/// be claimed at all is the disk's matter, and no disk stops an agent.
-fn claim(root_dir: &Path) -> Result<Option<File>, AgentError> {
-    match linux::claim(root_dir) {
-        Ok(Some(claim)) => Ok(Some(claim)),
-        Ok(None) => Err(AgentError::AnotherAgent(format!(
-            "root directory {}: another agent keeps its state there",
-            root_dir.display()
+/// be claimed at all is the disk's matter, and no disk stops an agent: neither does one that holds the process before us.
+fn claim(root_dir: &Path, roots: &Roots) -> Result<Records, AgentError> {
+    let directory = root_dir.display();
+    match Claim::take(root_dir, roots) {
+        Ok(Claim::Held(file)) => Ok(Records::Ours { _claim: Some(file) }),
+        Ok(Claim::Taken) => Err(AgentError::AnotherAgent(format!(
+            "root directory {directory}: another agent keeps its state there"
         ))),
-        Err(error) => {
-            log::warn!("cannot claim root directory {}: {error}; running all the same", root_dir.display());
-            Ok(None)
+        Ok(Claim::Awaited(awaited)) => {
+            let holder = awaited.holder;
+            log::warn!(
+                "root directory {directory}: process {holder} was killed and cannot end, its disk does not answer; \
+                running without changing anything there"
+            );
+            Ok(Records::Awaited(Arc::new(awaited)))
         }
+        Err(error) => {
+            log::warn!("cannot claim root directory {directory}: {error}; running all the same");
+            Ok(Records::Ours { _claim: None })
+        }
+    }
+}
+
+impl Records {
+    fn awaited(&self) -> Option<Arc<Awaited>> {
+        match self {
+            Self::Ours { .. } => None,
+            Self::Awaited(awaited) => Some(awaited.clone()),
+        }
+    }
+
+    /// Why nothing may be changed, if so.
+    fn read_only(&self) -> Option<String> {
+        let holder = self.awaited()?.holder;
+        Some(format!(
+            "the disk does not answer, and process {holder}, which was killed, still has the records"
+        ))
     }
 }
 
@@ -547,35 +616,75 @@ pub(crate) fn previous_run(previous: &impl PreviousExit, runs: u64) -> PreviousR
 
 /// Checks the loops and feeds the supervisor's watchdog, on a thread that does nothing else, so that it sees a
 /// stalled main loop, too. The names of stalled loops are left for `kedge record-exit`.
-fn guard(
-    mut watchdog: Watchdog,
+///
+/// A disk that does not answer withholds no ping: a kill cannot end a process that waits for it, and would end a heartbeat that
+/// works. It is reported instead.
+struct Guard {
+    watchdog: Watchdog,
     period: Duration,
     clocks: LinuxClocks,
     supervisor: Arc<NotifySocket>,
     marks: RunDirectory,
     ready: Arc<AtomicBool>,
-) -> std::io::Result<()> {
-    let body = move || {
-        let mut stalled = Vec::new();
-        loop {
-            let names = watchdog.check(clocks.monotonic()).stalled_names();
-            if names.is_empty() && !ready.load(Ordering::Relaxed) {
-                // a start that goes on is given time; one that stands still is not
-                supervisor.extend_timeout(START_PATIENCE);
-            }
-            if names != stalled {
-                marks.mark_stalled(&names);
-                match names.as_slice() {
-                    [] => log::warn!("loops move again: {}", stalled.join(", ")),
-                    names => log::error!("stalled: {}; withholding the watchdog's ping", names.join(", ")),
-                }
-                stalled = names;
-            }
-            if stalled.is_empty() {
-                supervisor.watchdog_ping();
-            }
-            std::thread::sleep(period);
+    disk_stalled: Arc<AtomicBool>,
+    awaited: Option<Arc<Awaited>>,
+    records_free: Arc<Notify>,
+    events: mpsc::Sender<Event>,
+    /// As of the last check.
+    stalled: Vec<&'static str>,
+    /// What core knows about the disk.
+    told: bool,
+}
+
+impl Guard {
+    fn start(mut self) -> std::io::Result<()> {
+        let body = move || loop {
+            self.check();
+            std::thread::sleep(self.period);
+        };
+        std::thread::Builder::new().name("guard".into()).stack_size(64 * 1024).spawn(body).map(drop)
+    }
+
+    fn check(&mut self) {
+        let names = self.watchdog.check(self.clocks.monotonic()).stalled_names();
+        let is_alive = names.iter().all(|name| *name == kedge_core::DISK_LOOP);
+        if is_alive && !self.ready.load(Ordering::Relaxed) {
+            // a start that goes on, or waits for its disk, is given time; one that stands still is not
+            self.supervisor.extend_timeout(START_PATIENCE);
         }
-    };
-    std::thread::Builder::new().name("guard".into()).stack_size(64 * 1024).spawn(body).map(drop)
+        if names != self.stalled {
+            self.note(&names);
+            self.stalled = names;
+        }
+        if is_alive {
+            self.supervisor.watchdog_ping();
+        }
+        self.report_disk();
+    }
+
+    fn note(&self, names: &[&'static str]) {
+        self.marks.mark_stalled(names);
+        match names {
+            [] => log::warn!("loops move again: {}", self.stalled.join(", ")),
+            [kedge_core::DISK_LOOP] => {
+                log::error!("stalled: disk; the node goes on, and records nothing until the disk answers");
+            }
+            names => log::error!("stalled: {}; withholding the watchdog's ping", names.join(", ")),
+        }
+    }
+
+    fn report_disk(&mut self) {
+        if self.awaited.take_if(|awaited| awaited.is_ours()).is_some() {
+            self.records_free.notify_one();
+        }
+        let stalled = self.awaited.is_some() || self.stalled.contains(&kedge_core::DISK_LOOP);
+        self.disk_stalled.store(stalled, Ordering::Relaxed);
+        // a full queue: the main loop is late, and is told at the next check. Before a config is in use it takes no notice
+        if stalled != self.told
+            && self.ready.load(Ordering::Relaxed)
+            && self.events.try_send(Event::DiskStalled(stalled)).is_ok()
+        {
+            self.told = stalled;
+        }
+    }
 }

@@ -136,8 +136,10 @@ fn disk(disk: &Value) -> String {
     if let Some(problem) = disk["problem"].as_str() {
         parts.push(problem.to_owned());
     }
-    if let Some(secs) = number(disk, "/busySeconds").filter(|secs| *secs >= SLOW_DISK_SECS) {
-        parts.push(format!("does not answer since {}", duration(secs)));
+    let busy = number(disk, "/busySeconds").filter(|secs| *secs >= SLOW_DISK_SECS);
+    // an agent beside a process that the disk keeps from ending gives it no orders
+    if let Some(secs) = busy.or(number(disk, "/stalledSeconds")) {
+        parts.push(format!("does not answer since {}, nothing is recorded until it does", duration(secs)));
     }
     if let (Some(free), Some(all)) = (number(disk, "/availableBytes"), number(disk, "/bytes")) {
         parts.push(format!("{} of {} free", size(free), size(all)));

@@ -18,7 +18,7 @@ use crate::node::registration::{missing_labels, registration};
 use crate::node::status::{StatusKeeper, StatusPatch};
 use crate::options::Options;
 use crate::pace::Jitter;
-use crate::report::{ConfigReport, DiskReport, LeaseReport, Report, StorageReport};
+use crate::report::{ConfigReport, LeaseReport, Report, StorageReport};
 use crate::requests::{LONGEST_WAIT, RequestSlot, describe};
 use crate::writes::{Steps, Suspend};
 use kedge_api::{self as api, excerpt};
@@ -772,7 +772,7 @@ impl Running {
                 renewals: self.lease.renewed,
                 seconds_since_renewal: self.lease.last_renewed.map(since),
             },
-            disk: DiskReport { stalled_seconds: self.disk_stalled_since.map(since) },
+            disk_stalled_seconds: self.disk_stalled_since.map(since),
             storage: self.status.facts().map(|facts| StorageReport {
                 bytes: facts.storage_bytes,
                 available_bytes: facts.storage_available_bytes,

@@ -20,7 +20,9 @@ pub struct Report {
     pub version: String,
     pub config: ConfigReport,
     pub lease: LeaseReport,
-    pub disk: DiskReport,
+    /// Since the disk of the state was found not to answer; None while it does.
+    #[serde(skip)]
+    pub disk_stalled_seconds: Option<u64>,
     /// The file system below `--root-dir`, as last looked at.
     #[serde(skip)]
     pub storage: Option<StorageReport>,
@@ -135,14 +137,6 @@ pub struct StorageReport {
     pub bytes: u64,
     pub available_bytes: u64,
     pub available_inodes: u64,
-}
-
-/// Whether the disk of the state answers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DiskReport {
-    /// Seconds since the disk of the state was found not to answer; null while it does.
-    pub stalled_seconds: Option<u64>,
 }
 
 /// The Lease's part of a report.

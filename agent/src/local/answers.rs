@@ -51,6 +51,7 @@ fn status(report: &Report, around: &Surroundings) -> Value {
     if let (Some(storage), Some(disk)) = (json!(report.storage).as_object(), status["disk"].as_object_mut()) {
         disk.extend(storage.clone());
     }
+    status["disk"]["stalledSeconds"] = json!(report.disk_stalled_seconds);
     status
 }
 

@@ -105,11 +105,22 @@ impl Listener {
     /// # Errors
     /// If another agent listens there, or the file system does not let us.
     pub fn unix(path: &Path) -> Result<Self, ListenError> {
+        if is_answered(path)? {
+            return Err(ListenError::InUse { path: path.to_owned() });
+        }
+        Self::unix_in_place(path)
+    }
+
+    /// The same in place of whatever socket is there: a process that was killed and cannot end yet still seems to listen.
+    ///
+    /// # Errors
+    /// If the file system does not let us.
+    pub fn unix_in_place(path: &Path) -> Result<Self, ListenError> {
         let failed = |what: &str, at: &Path, source| ListenError::Failed {
             tried: format!("{what} {}", at.display()),
             source,
         };
-        check_place(path)?;
+        is_socket(path)?;
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(|source| failed("make directory", parent, source))?;
         }
@@ -160,15 +171,22 @@ impl Listener {
     }
 }
 
-/// Whether a new socket may stand at `path`.
-fn check_place(path: &Path) -> Result<(), ListenError> {
-    let Ok(there) = fs::symlink_metadata(path) else { return Ok(()) };
-    if !there.file_type().is_socket() {
-        return Err(ListenError::NotASocket { path: path.to_owned() });
+/// Whether there is a socket at `path`; nothing else may be there.
+fn is_socket(path: &Path) -> Result<bool, ListenError> {
+    match fs::symlink_metadata(path) {
+        Ok(there) if !there.file_type().is_socket() => Err(ListenError::NotASocket { path: path.to_owned() }),
+        there => Ok(there.is_ok()),
+    }
+}
+
+/// Whether a process listens on the socket at `path`.
+fn is_answered(path: &Path) -> Result<bool, ListenError> {
+    if !is_socket(path)? {
+        return Ok(false);
     }
     match std_unix::UnixStream::connect(path) {
-        Ok(_) => Err(ListenError::InUse { path: path.to_owned() }),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
         Err(source) => {
             Err(ListenError::Failed { tried: format!("ask who listens on {}", path.display()), source })
         }

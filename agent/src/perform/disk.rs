@@ -86,6 +86,8 @@ pub(crate) struct DiskLoop {
     pub(crate) node_name: String,
     pub(crate) bad_configs: Option<Vec<u8>>,
     pub(crate) health: Arc<DiskHealth>,
+    /// Why this run may change nothing on the disk, if so.
+    pub(crate) read_only: Option<String>,
 }
 
 impl DiskLoop {
@@ -99,6 +101,7 @@ impl DiskLoop {
     fn perform_order(&mut self, order: DiskOrder) -> Option<Event> {
         match order {
             DiskOrder::Step(step) => Some(Event::StepDone(self.step(step))),
+            DiskOrder::ConsumeEvidence | DiskOrder::Sweep(_) if self.read_only.is_some() => None,
             DiskOrder::ConsumeEvidence => {
                 if let Err(error) = self.previous.consume() {
                     log::warn!(
@@ -118,6 +121,13 @@ impl DiskLoop {
     }
 
     fn step(&mut self, step: Step) -> Outcome {
+        match (step, &self.read_only) {
+            (Step::Write(..) | Step::SetAside(_), Some(why)) => Outcome::Done(Err(why.clone())),
+            (step, _) => self.step_on_disk(step),
+        }
+    }
+
+    fn step_on_disk(&mut self, step: Step) -> Outcome {
         match step {
             Step::Read(file) => {
                 let read = self.read(&file);

@@ -66,7 +66,7 @@ impl Loops {
         let Parts { mut disk, node_name, kubeconfig, clock, events, faults, seed } = parts;
         let health = disk.health.clone();
         let (disk_orders, orders) = sync_channel(ORDERS);
-        let token = watchdog.watch(kedge_core::DISK_LOOP, DISK_TURN);
+        let token = watchdog.watch(kedge_core::DISK_LOOP, faults.limit(kedge_core::DISK_LOOP, DISK_TURN));
         let (to, hang) = (events.clone(), faults.clone());
         let disk_thread = spawn(kedge_core::DISK_LOOP, move || {
             run_orders(

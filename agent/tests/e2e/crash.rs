@@ -142,26 +142,6 @@ fn config_never_ready_is_rolled_back() {
     rolled_back_for_crashes(&setup, &uid, &good);
 }
 
-/// A stuck fsync is the disk's fault: no heartbeat is lost, and the kill that follows is not the config's.
-#[test]
-fn hanging_disk_keeps_renewing_and_is_not_counted() {
-    let setup = Setup::new("disk", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
-    setup.good("edge-good");
-    // the first write under it is the progress of its trial, after a quarter of it
-    let uid = setup.pin(
-        "edge-disk",
-        &payload(40, 0, "kedge:\n  faultInjection:\n    hangLoop: disk\n    hangAfter: 1s\n"),
-    );
-    setup.runs(&uid);
-    let start = std::time::Instant::now();
-    setup.ready_in_run(4);
-    setup.runs(&uid);
-    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Watchdog));
-    assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 1));
-    let silence = setup.cluster.view().look(|world| world.longest_silence(NODE, start));
-    assert!(silence < Duration::from_secs(12), "a Lease of 12 s was not renewed for {silence:?}");
-}
-
 #[test]
 fn stop_that_ends_in_a_kill_is_not_counted() {
     let options =

@@ -12,3 +12,4 @@ mod local;
 mod outage;
 mod replace;
 mod setup;
+mod stuck_disk;

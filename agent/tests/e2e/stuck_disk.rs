@@ -1,0 +1,216 @@
+//! A disk that does not answer silences no node: not while the agent runs, not after it was killed.
+//!
+//! The disk is a real ext4 in a file, frozen by `fsfreeze`: whoever writes there waits in the kernel and cannot be killed, not
+//! by SIGKILL either. A thread that only sleeps is easier on the agent, so it stands in only where nothing may be mounted.
+//! Needs root. The agent's limit for its disk is two seconds here instead of two minutes; with `KEDGE_CRASH_FULL=1` it is
+//! the real one, for ten minutes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use kedge_rig::agent::AgentOptions;
+use kedge_rig::babysitter::{Babysitter, ServiceResult, Signal};
+use kedge_rig::cluster::Cluster;
+use kedge_rig::power_cut::{is_full, print_past_test_runner};
+use kedge_rig::scratch::wait_until;
+
+use crate::setup::{NODE, PATIENCE, Setup, faulty, payload};
+
+/// The agent's own period, and then some: it renews every three seconds.
+const SCALED_RENEWALS: usize = 6;
+
+/// Ten minutes of them.
+const FULL_RENEWALS: usize = 200;
+
+/// A file system in a file, thawed and unmounted when dropped. It must be dropped before what runs on it.
+struct Disk(PathBuf);
+
+impl Disk {
+    /// None where nothing may be mounted, which only a developer's machine may say.
+    fn mount(at: &Path) -> Option<Self> {
+        std::fs::create_dir_all(at).unwrap();
+        let image = at.with_extension("ext4");
+        std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        let run = |program: &str, arguments: &[&str]| {
+            Command::new(program).args(arguments).status().is_ok_and(|status| status.success())
+        };
+        let (image, path) = (image.to_str().unwrap(), at.to_str().unwrap());
+        if run("mkfs.ext4", &["-q", image]) && run("mount", &["-t", "ext4", "-o", "loop", image, path]) {
+            return Some(Self(at.to_owned()));
+        }
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "no disk can be mounted at {path}");
+        print_past_test_runner("SKIPPED: a frozen disk needs mkfs.ext4 and root");
+        None
+    }
+
+    fn freeze(&self) {
+        assert!(Command::new("fsfreeze").arg("-f").arg(&self.0).status().unwrap().success());
+    }
+
+    fn thaw(&self) {
+        assert!(Command::new("fsfreeze").arg("-u").arg(&self.0).status().unwrap().success());
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let thaw =
+            Command::new("fsfreeze").arg("-u").arg(&self.0).stderr(std::process::Stdio::null()).status();
+        let unmount = Command::new("umount").arg("-l").arg(&self.0).status();
+        let _ = (thaw, unmount);
+    }
+}
+
+/// A node with a last-known-good, on a disk of its own.
+fn on_a_disk(purpose: &str) -> Option<(Setup, Disk, String)> {
+    let options = AgentOptions {
+        watchdog: Duration::from_secs(3),
+        stop: Duration::from_secs(1),
+        abort: Duration::from_secs(1),
+        ..faulty()
+    };
+    let mut cluster = Cluster::start(purpose).unwrap();
+    let agent = cluster.add(NODE, options).unwrap();
+    let disk = Disk::mount(&agent.root_dir())?;
+    if !is_full() {
+        std::fs::create_dir_all(agent.run_dir()).unwrap();
+        std::fs::write(agent.run_dir().join("limit-disk"), "2000").unwrap();
+    }
+    agent.start().unwrap();
+    let setup = Setup { cluster };
+    let good = setup.good("edge-good");
+    Some((setup, disk, good))
+}
+
+fn babysitter(setup: &Setup) -> &Babysitter {
+    setup.agent().babysitter()
+}
+
+/// Freezes the disk and pushes a configuration: writing its checkpoint is what hangs. Waits until the API shows the stall.
+#[track_caller]
+fn freeze(setup: &Setup, disk: &Disk) -> String {
+    disk.freeze();
+    let next = setup.pin("edge-next", &payload(300, 0, ""));
+    shows_stall(setup, "True");
+    next
+}
+
+#[track_caller]
+fn shows_stall(setup: &Setup, expect: &str) {
+    setup.shows(&format!("DiskStalled={expect}"), |world| {
+        world.condition(NODE, "DiskStalled").is_some_and(|(status, ..)| status == expect)
+    });
+}
+
+#[track_caller]
+fn renews(setup: &Setup, times: usize) {
+    let seen = setup.cluster.view().look(|world| world.renewal_count(NODE));
+    setup.shows("renewals", |world| world.renewal_count(NODE) > seen + times);
+}
+
+/// Processes of this program on this node's state, also those that record an end.
+fn processes(setup: &Setup) -> usize {
+    let root = setup.agent().root_dir();
+    let root = root.to_str().unwrap();
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    lines.filter(|line| String::from_utf8_lossy(line).split('\0').any(|word| word == root)).count()
+}
+
+#[test]
+fn frozen_disk_stops_neither_process_nor_lease() {
+    let Some((setup, disk, good)) = on_a_disk("frozen") else { return };
+    let before = babysitter(&setup).state();
+    let next = freeze(&setup, &disk);
+    // longer than the disk's limit, the watchdog's period and the time from its SIGABRT to SIGKILL together
+    renews(&setup, if is_full() { FULL_RENEWALS } else { SCALED_RENEWALS });
+    let state = babysitter(&setup).state();
+    assert_eq!(
+        (state.pid, state.ends.len()),
+        (before.pid, before.ends.len()),
+        "{}",
+        setup.agent().log_text()
+    );
+    assert!(state.pings > before.pings);
+    let status = setup.agent().kedge_json(&["status"]).unwrap();
+    assert!(status["disk"]["stalledSeconds"].is_u64(), "{status:#}");
+    setup.shows("what still runs", |world| world.config(NODE).active.as_deref() == Some(&good));
+    disk.thaw();
+    setup.runs(&next);
+    shows_stall(&setup, "False");
+    assert_eq!((processes(&setup), setup.unclean_ends(), setup.counted_startups()), (1, 0, 0));
+    let status = setup.agent().kedge_json(&["status"]).unwrap();
+    assert!(status["disk"]["stalledSeconds"].is_null(), "{status:#}");
+    drop(disk);
+}
+
+#[test]
+fn agent_killed_on_a_frozen_disk_is_followed_by_another() {
+    let Some((setup, disk, good)) = on_a_disk("frozen-kill") else { return };
+    let next = freeze(&setup, &disk);
+    let ends = setup.ends().len();
+    for kill in 1..=2 {
+        babysitter(&setup).signal(Signal::SIGKILL);
+        babysitter(&setup).wait_ends(ends + kill, PATIENCE).unwrap();
+        babysitter(&setup).wait_ready(PATIENCE).unwrap();
+        renews(&setup, 2);
+        // the push cannot be recorded, and is not forgotten either
+        setup.shows("what runs, and that the push waits", |world| {
+            world.config(NODE).active.as_deref() == Some(&good)
+                && world.condition(NODE, "ConfigOK").is_some_and(|(status, ..)| status == "Unknown")
+        });
+    }
+    // one that cannot end, one that runs, and one that waits to copy the record of an end to the disk: no more come
+    assert_eq!(babysitter(&setup).state().stuck, 1, "{}", setup.agent().log_text());
+    assert!(processes(&setup) <= 3, "{} processes", processes(&setup));
+    shows_stall(&setup, "True");
+    disk.thaw();
+    setup.runs(&next);
+    shows_stall(&setup, "False");
+    assert_eq!(babysitter(&setup).state().stuck, 0);
+    wait_until("the recorder to end", PATIENCE, || processes(&setup) == 1);
+    drop(disk);
+}
+
+#[test]
+fn stop_does_not_wait_for_a_frozen_disk() {
+    let Some((setup, disk, _)) = on_a_disk("frozen-stop") else { return };
+    freeze(&setup, &disk);
+    babysitter(&setup).stop();
+    wait_until("its last line", PATIENCE, || {
+        setup.agent().log_text().contains("exiting: asked to stop by SIGTERM, not waiting for a disk")
+    });
+    disk.thaw();
+    babysitter(&setup).stop_and_wait(PATIENCE).unwrap();
+    babysitter(&setup).start_again();
+    babysitter(&setup).wait_ready(PATIENCE).unwrap();
+    assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 0));
+    drop(disk);
+}
+
+/// Where nothing may be mounted, a thread that sleeps for ever: as on a disk, no ping is withheld and no process ended for it.
+#[test]
+fn hanging_disk_loop_keeps_the_process_and_its_lease() {
+    let setup = Setup::new("hanging", AgentOptions { watchdog: Duration::from_secs(3), ..faulty() });
+    std::fs::write(setup.agent().run_dir().join("limit-disk"), "2000").unwrap();
+    setup.good("edge-good");
+    let fields = "kedge:\n  faultInjection:\n    hangLoop: disk\n    hangAfter: 1s\n";
+    let uid = setup.pin("edge-disk", &payload(300, 0, fields));
+    setup.runs(&uid);
+    let before = babysitter(&setup).state();
+    shows_stall(&setup, "True");
+    renews(&setup, 4);
+    let state = babysitter(&setup).state();
+    assert_eq!(
+        (state.pid, state.ends.len()),
+        (before.pid, before.ends.len()),
+        "{}",
+        setup.agent().log_text()
+    );
+    // a kill is a kill, but a stop that cannot be recorded on the disk is not one
+    babysitter(&setup).signal(Signal::SIGTERM);
+    setup.ready_in_run(state.runs + 1);
+    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Success));
+    assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 0));
+}
