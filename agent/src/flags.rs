@@ -26,6 +26,8 @@ pub enum Command {
     CopyExitRecord(Places),
     /// Ask a running agent how it is.
     Status(Places, Output),
+    /// Look at everything between the node and its API server.
+    Doctor(Box<AgentOptions>, Output),
     /// The effective configuration.
     ConfigShow(Box<AgentOptions>, Output),
     /// What the configuration is about just now.
@@ -264,6 +266,7 @@ impl Raw {
             ["record-exit"] => Command::RecordExit(self.places()),
             ["record-exit", "to-disk"] => Command::CopyExitRecord(self.places()),
             ["status"] => Command::Status(self.places(), output),
+            ["doctor"] => Command::Doctor(Box::new(self.service_agent()?), output),
             ["version"] => Command::Version(output),
             ["config", "show"] => Command::ConfigShow(Box::new(self.service_agent()?), output),
             ["config", "status"] => Command::ConfigStatus(Box::new(self.service_agent()?), output),
@@ -443,7 +446,9 @@ Usage: kedge COMMAND [FLAGS]
 
 Commands:
   agent              run the agent (kedge agent --help: its flags)
-  status             show the state of a running agent
+  status             show the state of a running agent: server, contact, lease, watches, problems, disk, config
+  doctor             look at configuration, unit, disk, and each step of the way to the API server, and say what to
+                     do; exit code 1 if something fails
   config show        show the effective configuration, and which layer set each field
   config status      show assigned, active and last-known-good, and the rest of a trial
   config history     show bad configurations, and files that were set aside

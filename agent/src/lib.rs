@@ -4,6 +4,7 @@
 //! `local` to people and tools on the node itself; `cli` is every command that is not the agent.
 
 pub mod cli;
+pub mod doctor;
 mod errors;
 mod faults;
 pub mod flags;

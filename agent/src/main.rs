@@ -1,7 +1,7 @@
 //! `kedge`: reads the command line, runs one command, prints why it failed. Nothing else.
 
 use kedge::flags::{self, Command};
-use kedge::{cli, run};
+use kedge::{cli, doctor, run};
 use std::fmt::Display;
 use std::process::ExitCode;
 
@@ -17,6 +17,9 @@ fn main() -> ExitCode {
         Command::RecordExit(places) => cli::record_exit_of_agent(&places),
         Command::CopyExitRecord(places) => cli::copy_exit_record(&places),
         Command::Status(places, output) => cli::status(&places, output),
+        Command::Doctor(options, output) => {
+            return if doctor::run(&options, output) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        }
         Command::ConfigShow(options, output) => cli::config_show(&options, output),
         Command::ConfigStatus(options, output) => cli::config_status(&options, output),
         Command::ConfigHistory(places, output) => cli::config_history(&places, output),

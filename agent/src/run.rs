@@ -47,7 +47,7 @@ const START_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Certificates are judged as of here at the earliest: a board without a clock that says 1970 accepts those an API server was
 /// given before this release. Certificates of Kedge hubs are valid from 1970 on and need no floor. 2026-11-01T00:00:00Z.
-const CLOCK_FLOOR: Duration = Duration::from_secs(1_793_491_200);
+pub(crate) const CLOCK_FLOOR: Duration = Duration::from_secs(1_793_491_200);
 
 /// How long the end of a run waits for the disk's loop before it leaves the next start to the service manager. Core ordered the
 /// end after its last write, so only a look at the host can be under way.

@@ -870,7 +870,7 @@ fn parse_http_date(text: &str) -> Option<u64> {
 }
 
 /// Days from 1970-01-01 to a date of the Gregorian calendar (years counted from March, so that leap days come last).
-fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
+pub(crate) fn days_since_1970(year: u64, month: u64, day: u64) -> u64 {
     let year = if month <= 2 { year - 1 } else { year };
     let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     year * 365 + year / 4 - year / 100 + year / 400 + day_of_year - 719_468

@@ -121,7 +121,7 @@ impl Route {
     }
 }
 
-fn tls_config(kubeconfig: &Kubeconfig, clock: WallClock) -> Result<ClientConfig, rustls::Error> {
+pub(crate) fn tls_config(kubeconfig: &Kubeconfig, clock: WallClock) -> Result<ClientConfig, rustls::Error> {
     let mut roots = RootCertStore::empty();
     for root in &kubeconfig.roots {
         roots.add(root.clone())?;

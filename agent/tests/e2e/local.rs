@@ -10,7 +10,7 @@ use kedge_rig::cluster::HEADER;
 use kedge_rig::scratch::Scratch;
 use serde_json::{Value, json};
 
-use crate::setup::{Setup, plain};
+use crate::setup::{NODE, Setup, plain};
 
 const KEP_BASE: &str = "\
 authentication:
@@ -77,6 +77,18 @@ fn kep_3983_example_is_merged_as_specified() {
     for field in ["authentication", "clusterDNS"] {
         assert_eq!(configz["kubeletconfig"][field], expect[field], "{configz}");
     }
+    // the doctor finds nothing wrong with a node that works, but for systemd, which does not run it
+    let (kubeconfig, drop_ins) = (setup.agent().kubeconfig(), setup.agent().drop_in_dir());
+    let arguments = ["doctor", "--hostname-override", NODE, "--output", "json", "--kubeconfig"];
+    let places = [kubeconfig.to_str().unwrap(), "--config-dir", drop_ins.to_str().unwrap()];
+    let (_, found, complaint) = setup.agent().kedge(&[&arguments[..], &places[..]].concat()).unwrap();
+    let found: Vec<Value> =
+        serde_json::from_str(&found).unwrap_or_else(|error| panic!("{error}: {complaint}"));
+    let failed: Vec<&Value> =
+        found.iter().filter(|finding| finding["level"] == "FAIL" && finding["check"] != "unit").collect();
+    assert!(failed.is_empty(), "{failed:?}");
+    let rights = found.iter().find(|finding| finding["check"] == "rights").expect("rights are asked for");
+    assert!(rights["found"].as_str().unwrap().contains("9 of 9"), "{rights}");
     let (code, shown, complaint) = setup.agent().kedge(&["config", "show"]).unwrap();
     assert_eq!(code, 0, "{complaint}");
     let line =

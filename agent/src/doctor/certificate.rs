@@ -1,0 +1,82 @@
+//! Until when a certificate holds: the one field that the doctor reads of an X.509 certificate (RFC 5280 section 4.1).
+//!
+//! Always holds: no input panics; what is not understood is none. Leaves verification to rustls.
+
+use crate::net::client::days_since_1970;
+
+/// The end of the validity of a DER certificate, in seconds since 1970.
+pub(super) fn not_after(der: &[u8]) -> Option<u64> {
+    let (SEQUENCE, certificate, _) = value(der)? else { return None };
+    let (SEQUENCE, mut fields, _) = value(certificate)? else { return None };
+    if let (EXPLICIT_VERSION, _, rest) = value(fields)? {
+        fields = rest;
+    }
+    // serial number, signature algorithm, issuer
+    for _ in 0..3 {
+        fields = value(fields)?.2;
+    }
+    let (SEQUENCE, validity, _) = value(fields)? else { return None };
+    let (_, _, rest) = value(validity)?;
+    let (tag, text, _) = value(rest)?;
+    time(tag, core::str::from_utf8(text).ok()?)
+}
+
+const SEQUENCE: u8 = 0x30;
+const EXPLICIT_VERSION: u8 = 0xa0;
+const UTC_TIME: u8 = 0x17;
+const GENERALIZED_TIME: u8 = 0x18;
+
+/// Tag, content and what comes after.
+fn value(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (&[tag, first], rest) = der.split_first_chunk()?;
+    let (length, rest) = match first {
+        0..=0x7f => (usize::from(first), rest),
+        0x81..=0x84 => {
+            let (bytes, rest) = rest.split_at_checked(usize::from(first & 0x7f))?;
+            (bytes.iter().fold(0, |length, byte| length << 8 | usize::from(*byte)), rest)
+        }
+        _ => return None,
+    };
+    let (content, rest) = rest.split_at_checked(length)?;
+    Some((tag, content, rest))
+}
+
+/// `YYMMDDHHMMSSZ` with years from 1950 on, or `YYYYMMDDHHMMSSZ`.
+fn time(tag: u8, text: &str) -> Option<u64> {
+    let digits = text.strip_suffix('Z').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+    let number = |from: usize, to: usize| digits.get(from..to)?.parse::<u64>().ok();
+    let (year, rest) = match (tag, digits.len()) {
+        (UTC_TIME, 12) => (number(0, 2).map(|year| if year < 50 { 2000 + year } else { 1900 + year })?, 2),
+        (GENERALIZED_TIME, 14) => (number(0, 4)?, 4),
+        _ => return None,
+    };
+    let part = |index: usize| number(rest + 2 * index, rest + 2 * index + 2);
+    let (month, day) = (part(0)?, part(1)?);
+    if year < 1970 || !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        return None;
+    }
+    Some(days_since_1970(year, month, day) * 86_400 + part(2)? * 3600 + part(3)? * 60 + part(4)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_of_validity_is_read() {
+        let mut params = rcgen::CertificateParams::new(vec!["hub".into()]).unwrap();
+        let key = rcgen::KeyPair::generate().unwrap();
+        for (year, expect) in [(2031, 1_925_078_400), (2120, 4_733_596_800)] {
+            params.not_after = rcgen::date_time_ymd(year, 1, 2);
+            let der = params.self_signed(&key).unwrap().der().to_vec();
+            assert_eq!(not_after(&der), Some(expect), "{year}");
+            // cut or flipped anywhere, it does not panic
+            for at in 0..der.len() {
+                not_after(&der[..at]);
+                let mut flipped = der.clone();
+                flipped[at] ^= 0xff;
+                not_after(&flipped);
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! `kedge doctor`: looks at everything between this node and its API server, and says what to do about what is wrong.
+//!
+//! Always holds: each check has its own time limit, so one that hangs (a disk, a resolver) delays the others by that at most; what this
+//! user may not see is said, never taken for good or bad; nothing of the agent's state is changed, and its lock is never taken.
+//! Leaves to others: the node's own checks (`node`), those on the way to the server (`server`).
+
+mod certificate;
+mod node;
+mod server;
+
+use crate::flags::{AgentOptions, Output};
+use serde::Serialize;
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// How a check went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum Level {
+    Ok,
+    /// Works, or could not be seen; somebody should look.
+    Warn,
+    /// Keeps the node from working.
+    Fail,
+}
+
+/// One line of the answer.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Finding {
+    check: &'static str,
+    level: Level,
+    found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
+}
+
+impl Finding {
+    fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self { check, level: Level::Ok, found: found.into(), advice: None }
+    }
+
+    fn warn(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, level: Level::Warn, found: found.into(), advice: Some(advice.into()) }
+    }
+
+    fn fail(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { check, level: Level::Fail, found: found.into(), advice: Some(advice.into()) }
+    }
+}
+
+/// Looks at everything; prints it; says whether nothing failed.
+pub fn run(options: &AgentOptions, output: Output) -> bool {
+    let mut findings = Vec::new();
+    let mut tell = |found: Vec<Finding>| {
+        if output == Output::Text {
+            found.iter().for_each(|finding| crate::cli::print(text(finding)));
+        }
+        findings.extend(found);
+    };
+    for (name, check) in node::CHECKS {
+        let options = options.clone();
+        tell(limited(name, node::LIMIT, move || check(&options)));
+    }
+    server::look(options, &mut tell);
+    if output == Output::Json {
+        crate::cli::print(serde_json::to_string_pretty(&findings).expect("findings can be written"));
+    }
+    findings.iter().all(|finding| finding.level != Level::Fail)
+}
+
+fn text(finding: &Finding) -> String {
+    let level = match finding.level {
+        Level::Ok => "OK",
+        Level::Warn => "WARN",
+        Level::Fail => "FAIL",
+    };
+    let advice =
+        finding.advice.as_ref().map(|advice| format!("\n                  -> {advice}")).unwrap_or_default();
+    format!("{level:<5} {:<11} {}{advice}", finding.check, finding.found)
+}
+
+/// What the check finds, or that it took too long. Its thread ends with the process.
+fn limited(
+    name: &'static str,
+    limit: Duration,
+    check: impl FnOnce() -> Vec<Finding> + Send + 'static,
+) -> Vec<Finding> {
+    within(limit, check).unwrap_or_else(|| {
+        let found = format!("no answer within {} s", limit.as_secs());
+        vec![Finding::fail(name, found, "what it looks at hangs: see dmesg and the network's state")]
+    })
+}
+
+/// The value, unless it takes too long.
+fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (done, result) = mpsc::sync_channel(1);
+    std::thread::Builder::new()
+        .name("check".into())
+        .spawn(move || {
+            let _ = done.send(work());
+        })
+        .ok()?;
+    result.recv_timeout(limit).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hanging_check_fails_and_the_others_go_on() {
+        let (_never, hangs) = mpsc::channel::<()>();
+        let found = limited("dns", Duration::from_millis(10), move || {
+            let _ = hangs.recv();
+            Vec::new()
+        });
+        assert_eq!((found[0].check, found[0].level), ("dns", Level::Fail));
+        assert_eq!(limited("tcp", Duration::from_secs(60), || vec![Finding::ok("tcp", "fine")]).len(), 1);
+    }
+}

@@ -1,0 +1,296 @@
+//! The doctor's checks of the node itself: flags and local configuration, the running agent and its lock, unit, watchdog, disk.
+
+use super::Finding;
+use crate::flags::AgentOptions;
+use crate::local::client::{self, AskError};
+use crate::local_config;
+use crate::status::{duration, size};
+use kedge_core::kubelet;
+use kedge_platform::HostFacts as _;
+use kedge_platform::linux::{LinuxHost, Roots};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+type Check = fn(&AgentOptions) -> Vec<Finding>;
+
+/// In the order in which an operator would look.
+pub(super) const CHECKS: [(&str, Check); 6] = [
+    ("config", config),
+    ("agent", agent),
+    ("lock", lock),
+    ("unit", unit),
+    ("watchdog", watchdog),
+    ("disk", disk),
+];
+
+/// How long one may take: more than an agent gives itself for an answer.
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+
+/// Below this a checkpoint of usual size and the agent's records have no room.
+const LEAST_FREE_BYTES: u64 = 4 * 1024 * 1024;
+
+/// Fewer files than these are soon used up by logs.
+const FEW_INODES: u64 = 1000;
+
+/// An agent that started less than this ago may still be connecting.
+const CONNECTING_SECS: u64 = 30;
+
+/// A flush that takes longer is not healthy, even on flash that collects its garbage.
+const SLOW_FLUSH: Duration = Duration::from_secs(2);
+
+fn config(options: &AgentOptions) -> Vec<Finding> {
+    let of = match &options.service {
+        Some(file) => format!("with the service's flags in {}", file.display()),
+        None => "with the flags of this command line".to_owned(),
+    };
+    let advice = "correct it: the agent refuses to start until then; kedge config check shows all problems";
+    let judged = local_config::read(&options.local)
+        .map_err(|error| error.to_string())
+        .and_then(|layers| kubelet::effective(&layers, None).map_err(|error| error.to_string()));
+    vec![match judged {
+        Ok(_) => Finding::ok("config", format!("the local configuration is valid, {of}")),
+        Err(why) => Finding::fail("config", format!("{why}, {of}"), advice),
+    }]
+}
+
+fn agent(options: &AgentOptions) -> Vec<Finding> {
+    let answer = match client::get(&options.places.socket(), "/status") {
+        Ok(answer) if answer.status == 200 => answer,
+        Ok(answer) => {
+            let text = String::from_utf8_lossy(&answer.body).trim_end().to_owned();
+            return vec![Finding::warn("agent", text, "it is starting: ask again")];
+        }
+        Err(error @ AskError::NotRunning { .. }) => {
+            return vec![Finding::fail(
+                "agent",
+                error.to_string(),
+                "systemctl start kedge; then journalctl -u kedge",
+            )];
+        }
+        Err(error @ AskError::Denied { .. }) => {
+            return vec![Finding::warn("agent", format!("not seen: {error}"), "ask as root")];
+        }
+        Err(error) => {
+            let found = crate::errors::chain(&error);
+            return vec![Finding::fail("agent", found, "journalctl -u kedge; systemctl restart kedge")];
+        }
+    };
+    let status: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+    let mut findings = vec![contact(&status)];
+    let condition = &status["config"]["condition"];
+    if condition["status"] != "True" {
+        let found = format!(
+            "ConfigOK is {}: {}",
+            condition["status"].as_str().unwrap_or("unknown"),
+            condition["reason"].as_str().unwrap_or_default()
+        );
+        findings.push(Finding::warn("agent", found, "kedge config status; kedge config history"));
+    }
+    findings
+}
+
+fn contact(status: &Value) -> Finding {
+    let contact = &status["contact"];
+    let secs = contact["seconds"].as_u64().unwrap_or_default();
+    let since = duration(secs);
+    let why = contact["problem"].as_str().unwrap_or("no request failed yet");
+    let advice = "the lines below look at the way to the API server step by step";
+    match contact["state"].as_str() {
+        Some("made") => {
+            Finding::ok("agent", format!("runs, and has contact with its API server for {since}"))
+        }
+        Some("lost") => Finding::fail("agent", format!("runs, and lost contact {since} ago: {why}"), advice),
+        _ if secs < CONNECTING_SECS && contact["problem"].is_null() => {
+            Finding::warn("agent", format!("runs since {since}, and had no contact yet"), "ask again")
+        }
+        _ => {
+            Finding::fail("agent", format!("runs, had no contact for {since} since its start: {why}"), advice)
+        }
+    }
+}
+
+/// Who holds the root directory, by the kernel's list: taking the lock to see would keep a starting agent out.
+fn lock(options: &AgentOptions) -> Vec<Finding> {
+    let root = options.places.root_dir.display();
+    let seen = match fs::metadata(&options.places.root_dir) {
+        Ok(seen) => seen,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return vec![Finding::ok("lock", format!("{root} does not exist yet"))];
+        }
+        Err(error) => {
+            return vec![Finding::warn("lock", format!("not seen: {root}: {error}"), "ask as root")];
+        }
+    };
+    let Ok(locks) = fs::read_to_string("/proc/locks") else {
+        return vec![Finding::warn("lock", "not seen: /proc/locks cannot be read", "ask as root")];
+    };
+    let Some(holder) = holder(&locks, seen.ino()) else {
+        return vec![Finding::ok("lock", format!("nobody holds {root}"))];
+    };
+    let state = fs::read_to_string(format!("/proc/{holder}/status")).unwrap_or_default();
+    let field =
+        |name: &str| state.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned();
+    let who = format!("process {holder} ({}, state {}) holds {root}", field("Name:"), field("State:"));
+    vec![match client::get(&options.places.socket(), "/healthz") {
+        Ok(_) | Err(AskError::Denied { .. }) => Finding::ok("lock", who),
+        Err(_) => Finding::fail(
+            "lock",
+            format!("{who}, and does not answer on {}", options.places.socket().display()),
+            "state D: its disk hangs, see dmesg; else end that process, or name its --run-dir",
+        ),
+    }]
+}
+
+/// The process in a line such as `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
+fn holder(locks: &str, inode: u64) -> Option<u32> {
+    let suffix = format!(":{inode}");
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, "FLOCK", _, _, process, file, ..] = words.as_slice() else { return None };
+        file.ends_with(&suffix).then(|| process.parse().ok()).flatten()
+    })
+}
+
+fn unit(_: &AgentOptions) -> Vec<Finding> {
+    let properties = "LoadState,ActiveState,SubState,UnitFileState,NRestarts,WatchdogUSec";
+    let asked = Command::new("systemctl").args(["show", "kedge.service", "--property", properties]).output();
+    let Ok(output) = asked else {
+        let advice = "something else must start the agent again after every exit, and see crashes";
+        return vec![Finding::warn("unit", "there is no systemctl here", advice)];
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() || text.is_empty() {
+        let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return vec![Finding::warn(
+            "unit",
+            format!("not seen: systemctl: {why}"),
+            "does systemd run this machine?",
+        )];
+    }
+    let value = |name: &str| {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).unwrap_or_default()
+    };
+    if value("LoadState") != "loaded" {
+        let found = format!("kedge.service is {}", value("LoadState"));
+        return vec![Finding::fail("unit", found, "install agent/systemd/kedge.service")];
+    }
+    let state = format!("{} ({}), {} restarts", value("ActiveState"), value("SubState"), value("NRestarts"));
+    let mut findings = vec![match value("ActiveState") {
+        "active" | "activating" | "reloading" => Finding::ok("unit", state),
+        _ => Finding::fail("unit", state, "systemctl start kedge; then journalctl -u kedge"),
+    }];
+    if matches!(value("UnitFileState"), "disabled" | "masked") {
+        let found = format!("kedge.service is {}", value("UnitFileState"));
+        findings.push(Finding::warn(
+            "unit",
+            found,
+            "systemctl enable kedge, or it does not start at the next boot",
+        ));
+    }
+    if matches!(value("WatchdogUSec"), "0" | "infinity") {
+        let advice = "set WatchdogSec=30: a loop that hangs is not noticed without";
+        findings.push(Finding::warn("unit", "the unit has no watchdog", advice));
+    }
+    findings
+}
+
+/// The machine's own: the unit's cannot end a kernel that hangs.
+fn watchdog(_: &AgentOptions) -> Vec<Finding> {
+    let directory = Path::new("/sys/class/watchdog");
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut states = entries.map(|entry| {
+        let read =
+            |name: &str| fs::read_to_string(entry.path().join(name)).unwrap_or_default().trim().to_owned();
+        (entry.file_name().to_string_lossy().into_owned(), read("state"), read("timeout"))
+    });
+    let advice = "RuntimeWatchdogSec=30 in /etc/systemd/system.conf makes systemd feed it";
+    vec![match states.next() {
+        None => Finding::warn(
+            "watchdog",
+            "the machine has no hardware watchdog",
+            "a kernel that hangs stays hung",
+        ),
+        Some((name, state, timeout)) if state == "active" => {
+            Finding::ok("watchdog", format!("{name} is active, {timeout} s"))
+        }
+        Some((name, state, _)) => {
+            let state = if state.is_empty() { "in an unknown state".into() } else { state };
+            Finding::warn("watchdog", format!("{name} is {state}"), advice)
+        }
+    }]
+}
+
+fn disk(options: &AgentOptions) -> Vec<Finding> {
+    let root = &options.places.root_dir;
+    let host = LinuxHost::new(Roots::default(), root);
+    let (capacity, usage) = (host.capacity(), host.usage());
+    let room = format!(
+        "{} of {} free, {} inodes",
+        size(usage.root_available_bytes),
+        size(capacity.root_bytes),
+        usage.root_available_inodes
+    );
+    let advice = "free space: pushes and verdicts cannot be recorded without";
+    // file systems without a table of inodes have a capacity of none
+    let few = capacity.root_inodes > 0 && usage.root_available_inodes < FEW_INODES;
+    let mut findings = vec![match usage.root_available_bytes {
+        0..LEAST_FREE_BYTES => Finding::fail("disk", room, advice),
+        _ if few => Finding::fail("disk", room, advice),
+        _ => Finding::ok("disk", room),
+    }];
+    findings.push(flush(root));
+    findings
+}
+
+/// How long a durable write takes.
+fn flush(root: &Path) -> Finding {
+    let shown = root.display();
+    if !root.exists() {
+        return Finding::ok("disk", format!("{shown} does not exist yet; the agent makes it"));
+    }
+    let path = root.join(format!(".kedge-doctor-{}", std::process::id()));
+    let begun = Instant::now();
+    let written = File::create(&path).and_then(|mut file| {
+        file.write_all(&[0; 4096])?;
+        file.sync_all()
+    });
+    let took = begun.elapsed();
+    let _ = fs::remove_file(&path);
+    match written {
+        Ok(()) if took < SLOW_FLUSH => {
+            Finding::ok("disk", format!("a durable write to {shown} took {} ms", took.as_millis()))
+        }
+        Ok(()) => Finding::warn(
+            "disk",
+            format!("a durable write to {shown} took {} ms", took.as_millis()),
+            "the disk is slow or wearing out: see dmesg and its health report",
+        ),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Finding::warn("disk", format!("not seen: write to {shown}: {error}"), "ask as root")
+        }
+        Err(error) => Finding::fail(
+            "disk",
+            format!("write to {shown}: {error}"),
+            "no push can be recorded: is it mounted read-only, or full?",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holder_of_a_directory_is_found() {
+        let locks =
+            "1: POSIX  ADVISORY  WRITE 11 fe:00:77 0 EOF\n2: FLOCK  ADVISORY  WRITE 1234 fe:00:77 0 EOF\n";
+        assert_eq!(holder(locks, 77), Some(1234));
+        assert_eq!(holder(locks, 7), None);
+        assert_eq!(holder("nonsense\n", 7), None);
+    }
+}

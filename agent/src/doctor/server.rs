@@ -1,0 +1,521 @@
+//! The doctor's checks on the way to the API server, each on what the one before gave: kubeconfig, name, connection, TLS, clock,
+//! rights. The first that fails ends them: what comes after it would only fail for the same reason.
+
+use super::{Finding, certificate, within};
+use crate::errors::chain;
+use crate::flags::AgentOptions;
+use crate::net::client::{Api, ApiOptions, Client, MERGE_PATCH, NetError, Request};
+use crate::net::kubeconfig::{self, Kubeconfig};
+use crate::net::proxy::ProxyEnvironment;
+use crate::net::transport::{WallClock, plain, tls_config, tls_error_in};
+use crate::run::CLOCK_FLOOR;
+use crate::status::duration;
+use kedge_api as api;
+use kedge_platform::HostFacts as _;
+use kedge_platform::linux::{LinuxHost, Roots};
+use rustls::{CertificateError, ClientConnection};
+use serde_json::{Value, json};
+use std::fs;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// How long one step may take. Longer than a handshake over a link of 600 ms with losses.
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// A certificate that ends sooner is worth a warning: time enough to drive to a node.
+const SOON: u64 = 14 * 86_400;
+
+/// A clock further off than this makes logs and events hard to read, if nothing worse.
+const CLOCK_SLACK_SECS: u64 = 30;
+
+/// Hands findings on as they are made.
+type Tell<'a> = &'a mut dyn FnMut(Vec<Finding>);
+
+/// All steps.
+pub(super) fn look(options: &AgentOptions, tell: Tell<'_>) {
+    let Some(path) = options.kubeconfig.clone() else {
+        let advice = "the local configuration alone runs; kedge doctor --kubeconfig FILE looks at a server";
+        return tell(vec![Finding::warn("kubeconfig", "no --kubeconfig is given", advice)]);
+    };
+    let read = path.clone();
+    let Some(loaded) = within(LIMIT, move || kubeconfig::load(&read)) else {
+        let found =
+            format!("{}: it, or a file it names, was not read within {} s", path.display(), LIMIT.as_secs());
+        return tell(vec![Finding::fail("kubeconfig", found, "its disk hangs, or it is no file")]);
+    };
+    let kubeconfig = match loaded {
+        Ok(kubeconfig) => Arc::new(kubeconfig),
+        Err(error) => return tell(vec![unusable(&chain(&error))]),
+    };
+    tell(usable(&kubeconfig));
+    let proxies = ProxyEnvironment::of_process();
+    let (host, port) = (kubeconfig.server.host.clone(), kubeconfig.server.port);
+    let is_proxied = kubeconfig.proxy.is_some() || !matches!(proxies.proxy_for(&host, port), Ok(None));
+    if is_proxied {
+        let advice = "name, connection and certificate are the proxy's matter: see the lines below";
+        tell(vec![Finding::warn("proxy", "the server is reached through a proxy", advice)]);
+    } else if !direct(&kubeconfig, tell) {
+        return;
+    }
+    let opened = Api::open(ApiOptions { kubeconfig: path, clock: clock(), proxies });
+    let client = match opened {
+        Ok(api) => api.stream("doctor"),
+        Err(error) => return tell(vec![unusable(&chain(&error))]),
+    };
+    let Some(is_hub) = version(&client, tell) else { return };
+    let node = options.node_name.clone().unwrap_or_else(|| {
+        LinuxHost::new(Roots::default(), &options.places.root_dir).identity().hostname.to_lowercase()
+    });
+    rights(&client, &node, is_hub, tell);
+}
+
+/// As the agent judges certificates.
+fn clock() -> WallClock {
+    Arc::new(|| wall().max(CLOCK_FLOOR))
+}
+
+fn wall() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn unusable(why: &str) -> Finding {
+    let advice = match why.to_lowercase().contains("permission denied") {
+        true => "ask as root",
+        false => "correct it, or make it anew: kedge-hub node-kubeconfig NODE",
+    };
+    Finding::fail("kubeconfig", why, advice)
+}
+
+fn usable(kubeconfig: &Kubeconfig) -> Vec<Finding> {
+    let path = kubeconfig.path.display();
+    let mut findings = vec![Finding::ok("kubeconfig", format!("{path}: server {}", kubeconfig.server.url()))];
+    let mode = fs::metadata(&kubeconfig.path).map(|seen| seen.mode() & 0o077);
+    if mode.is_ok_and(|others| others != 0) {
+        let advice = format!("chmod 600 {path}: it holds the node's credentials");
+        findings.push(Finding::warn("kubeconfig", format!("{path} is readable by other users"), advice));
+    }
+    if let Some(identity) = &kubeconfig.client_certificate
+        && let Some(end) = identity.chain.first().and_then(|leaf| certificate::not_after(leaf))
+    {
+        findings.push(lifetime("kubeconfig", "the client certificate", end));
+    }
+    findings
+}
+
+fn lifetime(check: &'static str, what: &str, end: u64) -> Finding {
+    let now = wall().as_secs();
+    match end.checked_sub(now) {
+        None => Finding::fail(
+            check,
+            format!("{what} ended {} ago by this node's clock", duration(now - end)),
+            "renew it; or set this node's clock, if that is wrong",
+        ),
+        Some(left) if left < SOON => {
+            Finding::warn(check, format!("{what} ends in {}", duration(left)), "renew it before then")
+        }
+        Some(left) => Finding::ok(check, format!("{what} holds for {}", duration(left))),
+    }
+}
+
+/// Name, connection and TLS; false if one fails.
+fn direct(kubeconfig: &Arc<Kubeconfig>, tell: Tell<'_>) -> bool {
+    let (host, port) = (kubeconfig.server.host.clone(), kubeconfig.server.port);
+    let addresses = match look_up(&host, port) {
+        Ok(addresses) => addresses,
+        Err(finding) => {
+            tell(vec![finding]);
+            return false;
+        }
+    };
+    if host.parse::<IpAddr>().is_err() {
+        let shown: Vec<String> = addresses.iter().map(|address| address.ip().to_string()).collect();
+        tell(vec![Finding::ok("dns", format!("{host} is {}", shown.join(", ")))]);
+    }
+    let socket = match connect(&addresses) {
+        Ok((socket, finding)) => {
+            tell(vec![finding]);
+            socket
+        }
+        Err(finding) => {
+            tell(vec![finding]);
+            return false;
+        }
+    };
+    let findings = shake_hands(kubeconfig, socket);
+    let is_fine = findings.iter().all(|finding| finding.level != super::Level::Fail);
+    tell(findings);
+    is_fine
+}
+
+fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, Finding> {
+    let name = host.to_owned();
+    let advice = "check /etc/resolv.conf and the network; or write an address into the kubeconfig's server";
+    let failed = |why: String| Finding::fail("dns", format!("look up {host}: {why}"), advice);
+    match within(LIMIT, move || (name.as_str(), port).to_socket_addrs().map(Vec::from_iter)) {
+        None => Err(failed(format!("no answer within {} s", LIMIT.as_secs()))),
+        Some(Err(error)) => Err(failed(plain(&error))),
+        Some(Ok(found)) if found.is_empty() => Err(failed("it has no address".into())),
+        Some(Ok(found)) => Ok(found),
+    }
+}
+
+fn connect(addresses: &[SocketAddr]) -> Result<(TcpStream, Finding), Finding> {
+    let mut tried = Vec::new();
+    for address in addresses {
+        let begun = Instant::now();
+        match TcpStream::connect_timeout(address, LIMIT) {
+            Ok(socket) => {
+                let found = format!("connected to {address} in {} ms", begun.elapsed().as_millis());
+                return Ok((socket, Finding::ok("tcp", found)));
+            }
+            Err(error) => tried.push(format!("{address} {}", plain(&error))),
+        }
+    }
+    let advice = "refused: nothing listens there, is the hub running? No answer: a firewall, a route, or a wrong address";
+    Err(Finding::fail("tcp", format!("connect: {}", tried.join(", ")), advice))
+}
+
+fn shake_hands(kubeconfig: &Kubeconfig, mut socket: TcpStream) -> Vec<Finding> {
+    let config = match tls_config(kubeconfig, clock()) {
+        Ok(config) => config,
+        Err(error) => return vec![unusable(&format!("kubeconfig {}: {error}", kubeconfig.path.display()))],
+    };
+    let mut session = match ClientConnection::new(Arc::new(config), kubeconfig.server_name.clone()) {
+        Ok(session) => session,
+        Err(error) => return vec![unusable(&error.to_string())],
+    };
+    let end = Instant::now() + LIMIT;
+    while session.is_handshaking() {
+        let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let timed = socket.set_read_timeout(Some(left)).and_then(|()| socket.set_write_timeout(Some(left)));
+        let step = timed.and_then(|()| session.complete_io(&mut socket));
+        if Instant::now() >= end && session.is_handshaking() {
+            let advice =
+                "something listens there that does not speak TLS, or the link loses large packets (MTU)";
+            return vec![Finding::fail("tls", format!("no handshake within {} s", LIMIT.as_secs()), advice)];
+        }
+        if let Err(error) = step {
+            return vec![handshake_failed(kubeconfig, &error)];
+        }
+    }
+    let mut findings = vec![Finding::ok("tls", "the server's certificate verifies by chain, name and time")];
+    let leaf = session.peer_certificates().and_then(|chain| chain.first());
+    if let Some(end) = leaf.and_then(|leaf| certificate::not_after(leaf)) {
+        findings.push(lifetime("tls", "the server's certificate", end));
+    }
+    findings
+}
+
+fn handshake_failed(kubeconfig: &Kubeconfig, error: &std::io::Error) -> Finding {
+    let Some(tls) = tls_error_in(error) else {
+        let advice = "what listens there does not speak TLS, or ended the connection: is it the API server?";
+        return Finding::fail("tls", plain(error), advice);
+    };
+    let name = kubeconfig.server_name.to_str();
+    let (found, advice) = match &tls {
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => (
+            format!("the certificate is not for {name}: {tls}"),
+            "use one of its names in server, or set tls-server-name",
+        ),
+        rustls::Error::InvalidCertificate(
+            CertificateError::Expired | CertificateError::ExpiredContext { .. },
+        ) => (
+            format!("the certificate has ended: {tls}"),
+            "renew it on the server; or set this node's clock, if that is wrong",
+        ),
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+        ) => (format!("the certificate is not valid yet: {tls}"), "set this node's clock"),
+        rustls::Error::InvalidCertificate(_) => (
+            format!("the certificate does not verify: {tls}"),
+            "another server, or another CA: take the kubeconfig from this server anew",
+        ),
+        _ => (tls.to_string(), "is it an HTTPS API server, and does it accept this client's certificate?"),
+    };
+    Finding::fail("tls", found, advice)
+}
+
+/// The first request: whether the server knows us, its clock, and whether it is our hub.
+fn version(client: &Client, tell: Tell<'_>) -> Option<bool> {
+    match client.request(&Request::get("/version", LIMIT)) {
+        Ok(response) => {
+            let version: Value = response.json().unwrap_or_default();
+            let is_hub = kedge_core::is_hub_version(&version);
+            let name = version["gitVersion"].as_str().unwrap_or("unknown");
+            tell(vec![Finding::ok("request", format!("{} answers, version {name}", client.api().url()))]);
+            tell(vec![clock_of(response.date_unix_secs)]);
+            Some(is_hub)
+        }
+        Err(NetError::Refused { status: 403 | 404, .. }) => {
+            tell(vec![Finding::ok("request", format!("{} answers", client.api().url()))]);
+            Some(false)
+        }
+        Err(error @ NetError::Unauthorized { .. }) => {
+            let advice =
+                "the credentials were revoked, have ended, or are another server's: make the kubeconfig anew";
+            tell(vec![Finding::fail("request", error.to_string(), advice)]);
+            None
+        }
+        Err(error) => {
+            let advice =
+                "if it is about a certificate: the server refuses this client's, make the kubeconfig anew";
+            tell(vec![Finding::fail("request", error.to_string(), advice)]);
+            None
+        }
+    }
+}
+
+fn clock_of(server: Option<u64>) -> Finding {
+    let Some(server) = server else {
+        return Finding::warn(
+            "clock",
+            "the server does not say what time it is",
+            "compare it by hand: date -u",
+        );
+    };
+    let own = wall().as_secs();
+    let off = own.abs_diff(server);
+    match off {
+        0..=CLOCK_SLACK_SECS => Finding::ok("clock", "agrees with the server's"),
+        _ => {
+            let way = if own > server { "ahead of" } else { "behind" };
+            let found = format!("{} {way} the server's", duration(off));
+            Finding::warn("clock", found, "set it (NTP): certificates are judged by it, and stamps are wrong")
+        }
+    }
+}
+
+/// A request that the agent makes.
+struct Right {
+    verb: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    subresource: &'static str,
+    namespace: &'static str,
+    /// On the Node's name.
+    is_own: bool,
+    /// What is lost without it.
+    lost: &'static str,
+}
+
+const fn right(verb: &'static str, resource: &'static str, lost: &'static str) -> Right {
+    Right { verb, group: "", resource, subresource: "", namespace: "", is_own: true, lost }
+}
+
+const LEASES: Right = Right {
+    group: "coordination.k8s.io",
+    namespace: api::NODE_LEASE_NAMESPACE,
+    ..right("patch", "leases", "the node is taken for lost")
+};
+
+/// Everything that an agent asks of a server, but for its ConfigMap.
+const RIGHTS: [Right; 9] = [
+    right("list", "nodes", "nothing works: the agent does not find its Node"),
+    right("watch", "nodes", "nothing works: the agent does not see its Node change"),
+    Right { is_own: false, ..right("create", "nodes", "the Node must be created by somebody else") },
+    right("patch", "nodes", "labels and, on Kubernetes, the mirrored status are not written"),
+    Right {
+        subresource: "status",
+        ..right("patch", "nodes", "the node's status and conditions are not reported")
+    },
+    LEASES,
+    Right { verb: "get", ..LEASES },
+    Right { verb: "create", is_own: false, ..LEASES },
+    Right { namespace: "default", is_own: false, ..right("create", "events", "no events are posted") },
+];
+
+fn rights(client: &Client, node: &str, is_hub: bool, tell: Tell<'_>) {
+    let mut findings = Vec::new();
+    let mut allowed = 0;
+    for right in &RIGHTS {
+        match may(client, node, right) {
+            Ok(true) => allowed += 1,
+            Ok(false) => findings.push(missing(node, right)),
+            Err(error) if matches!(error.status(), Some(403..=405)) => {
+                return tell(tried(client, node));
+            }
+            Err(error) => {
+                findings.push(Finding::fail(
+                    "rights",
+                    error.to_string(),
+                    "ask again once the server answers",
+                ));
+                break;
+            }
+        }
+    }
+    findings
+        .push(Finding::ok("rights", format!("{allowed} of {} kinds of requests are allowed", RIGHTS.len())));
+    findings.extend(config_map(client, node, is_hub));
+    tell(findings);
+}
+
+fn missing(node: &str, right: &Right) -> Finding {
+    let what = match right.subresource {
+        "" => right.resource.to_owned(),
+        subresource => format!("{}/{subresource}", right.resource),
+    };
+    let name = if right.is_own { format!(" {node}") } else { String::new() };
+    let found = format!("may not {} {what}{name}: {}", right.verb, right.lost);
+    Finding::fail("rights", found, "docs/kubernetes.md has the roles; a node of a hub has them by its name")
+}
+
+/// Asks the server by a SelfSubjectAccessReview.
+fn may(client: &Client, node: &str, right: &Right) -> Result<bool, NetError> {
+    let mut attributes = json!({"verb": right.verb, "resource": right.resource, "group": right.group});
+    if !right.subresource.is_empty() {
+        attributes["subresource"] = right.subresource.into();
+    }
+    if !right.namespace.is_empty() {
+        attributes["namespace"] = right.namespace.into();
+    }
+    if right.is_own {
+        attributes["name"] = node.into();
+    }
+    review(client, attributes)
+}
+
+fn review(client: &Client, attributes: Value) -> Result<bool, NetError> {
+    let body = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": attributes},
+    });
+    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let body = serde_json::to_vec(&body).expect("a JSON value can be written");
+    let answer: Value = client.request(&Request::post(path, body, LIMIT))?.json()?;
+    Ok(answer["status"]["allowed"] == true)
+}
+
+/// Without reviews: the requests themselves, as dry runs where they change something.
+fn tried(client: &Client, node: &str) -> Vec<Finding> {
+    let own = format!("/api/v1/nodes/{node}");
+    let lease =
+        format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases/{node}", api::NODE_LEASE_NAMESPACE);
+    let patch =
+        |path: String| Request::patch(format!("{path}?dryRun=All"), MERGE_PATCH, b"{}".to_vec(), LIMIT);
+    let requests = [
+        Request::get(format!("/api/v1/nodes?fieldSelector=metadata.name%3D{node}&limit=1"), LIMIT),
+        patch(own.clone()),
+        patch(format!("{own}/status")),
+        patch(lease),
+    ];
+    let mut findings = Vec::new();
+    for request in &requests {
+        if let Err(error) = client.request(request)
+            && error.status() != Some(404)
+        {
+            findings.push(Finding::fail("rights", error.to_string(), "docs/kubernetes.md has the roles"));
+        }
+    }
+    if findings.is_empty() {
+        let found = "list and patch of the Node and its Lease are allowed, by trying";
+        findings.push(Finding::ok("rights", found));
+    }
+    findings
+}
+
+/// The assigned ConfigMap, if one is.
+fn config_map(client: &Client, node: &str, is_hub: bool) -> Vec<Finding> {
+    let path = format!("/api/v1/nodes?fieldSelector=metadata.name%3D{node}");
+    let listed: Value = match client.request(&Request::get(path, LIMIT)).and_then(|response| response.json())
+    {
+        Ok(listed) => listed,
+        Err(error) => {
+            return vec![Finding::fail("rights", error.to_string(), "docs/kubernetes.md has the roles")];
+        }
+    };
+    let Some(object) = listed["items"].get(0) else {
+        let advice = "the agent creates it if it may; else create it: docs/kubernetes.md";
+        return vec![Finding::warn("node", format!("there is no Node {node}"), advice)];
+    };
+    let annotation = object["metadata"]["annotations"][api::CONFIG_SOURCE_ANNOTATION].as_str();
+    let source = match annotation.filter(|_| !is_hub) {
+        Some(text) => serde_json::from_str(text).unwrap_or_default(),
+        None => object["spec"]["configSource"].clone(),
+    };
+    let map = &source["configMap"];
+    let (Some(namespace), Some(name)) = (map["namespace"].as_str(), map["name"].as_str()) else {
+        return vec![Finding::ok("node", format!("Node {node} asks for no ConfigMap"))];
+    };
+    let mut findings = Vec::new();
+    for verb in ["get", "list", "watch"] {
+        let attributes =
+            json!({"verb": verb, "resource": "configmaps", "namespace": namespace, "name": name});
+        if matches!(review(client, attributes), Ok(false)) {
+            let found = format!("may not {verb} ConfigMap {namespace}/{name}: a push does not arrive");
+            findings.push(Finding::fail("rights", found, "docs/kubernetes.md has the roles"));
+        }
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(
+            "node",
+            format!("Node {node} asks for ConfigMap {namespace}/{name}, and may read it"),
+        ));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_core::kubelet::yaml;
+
+    /// The YAML blocks of docs/kubernetes.md.
+    fn manifests() -> Vec<Value> {
+        let page = include_str!("../../../docs/kubernetes.md");
+        let blocks = page.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        let parsed = blocks.map(|block| match yaml::parse(block.as_bytes()) {
+            Ok(tree) => tree.to_json(),
+            Err(error) => panic!("{error}:\n{block}"),
+        });
+        parsed.collect()
+    }
+
+    /// Whether a rule of the page allows it.
+    fn is_allowed(right: &Right, resource: &str) -> bool {
+        let is_in =
+            |list: &Value, word: &str| list.as_array().is_some_and(|list| list.contains(&word.into()));
+        let subresource =
+            if right.subresource.is_empty() { String::new() } else { format!("/{}", right.subresource) };
+        manifests().iter().any(|role| {
+            let is_there = match role["kind"].as_str() {
+                Some("ClusterRole") => right.namespace.is_empty(),
+                Some("Role") => role["metadata"]["namespace"] == right.namespace,
+                _ => false,
+            };
+            let allows = |rule: &Value| {
+                is_in(&rule["apiGroups"], right.group)
+                    && is_in(&rule["resources"], &format!("{resource}{subresource}"))
+                    && is_in(&rule["verbs"], right.verb)
+                    && right.is_own == rule["resourceNames"].is_array()
+            };
+            is_there && role["rules"].as_array().is_some_and(|rules| rules.iter().any(allows))
+        })
+    }
+
+    #[test]
+    fn roles_of_the_page_allow_every_request_of_the_agent() {
+        for right in &RIGHTS {
+            let what = format!("{} {}/{}", right.verb, right.resource, right.subresource);
+            assert!(is_allowed(right, right.resource), "docs/kubernetes.md gives no right to {what}");
+        }
+        for verb in ["get", "list", "watch"] {
+            let read = Right { namespace: "kube-system", ..right(verb, "configmaps", "") };
+            assert!(
+                is_allowed(&read, "configmaps"),
+                "docs/kubernetes.md gives no right to {verb} the ConfigMap"
+            );
+        }
+        assert!(!is_allowed(&right("delete", "nodes", ""), "nodes"));
+        assert!(
+            manifests()
+                .iter()
+                .all(|manifest| manifest["apiVersion"].is_string() && manifest["kind"].is_string())
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! `kedge doctor` against real sockets: each thing that may be wrong is found, named and followed by what to do, and the steps after
+//! it are not taken. Every command is the real program.
+#![allow(clippy::unwrap_used, reason = "a test that cannot set itself up has failed")]
+
+mod net_server;
+
+use net_server::*;
+use serde_json::{Value, json};
+use std::io::Write as _;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+const NODE: &str = "edge-1";
+
+/// What a run of the doctor found.
+struct Found {
+    code: Option<i32>,
+    findings: Vec<Value>,
+}
+
+impl Found {
+    /// The findings of one check, as `LEVEL found`.
+    fn of(&self, check: &str) -> Vec<String> {
+        let of_check = self.findings.iter().filter(|finding| finding["check"] == check);
+        let line = |finding: &Value| {
+            format!("{} {}", finding["level"].as_str().unwrap(), finding["found"].as_str().unwrap())
+        };
+        of_check.map(line).collect()
+    }
+
+    #[track_caller]
+    fn has(&self, check: &str, begin: &str, part: &str) {
+        let found = self.of(check);
+        let is_there = found.iter().any(|line| line.starts_with(begin) && line.contains(part));
+        assert!(is_there, "{check}: expected {begin:?} with {part:?} in {:#?}", self.findings);
+    }
+}
+
+fn doctor(arguments: &[&str], path: Option<&str>) -> Found {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kedge"));
+    command.args(["doctor", "--environment-file", "", "--config-dir", "", "--hostname-override", NODE]);
+    command.args(["--output", "json"]).args(arguments).env_remove("HTTPS_PROXY").env_remove("https_proxy");
+    if let Some(path) = path {
+        command.env("PATH", path);
+    }
+    let output = command.output().unwrap();
+    let findings: Vec<Value> = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    for finding in &findings {
+        assert_eq!(
+            finding["level"] == "OK",
+            finding["advice"].is_null(),
+            "advice where something is wrong: {finding}"
+        );
+    }
+    Found { code: output.status.code(), findings }
+}
+
+/// On the way to this server, by the kubeconfig of a node.
+fn on_the_way(authority: &Authority, identity_of: &Authority, server: &str) -> Found {
+    let bench = Bench::with(authority, identity_of, server, "", kedge::net::transport::system_clock());
+    let kubeconfig = bench.folder.join("kubeconfig").display().to_string();
+    let root = bench.folder.join("root").display().to_string();
+    doctor(&["--kubeconfig", &kubeconfig, "--root-dir", &root, "--run-dir", &root], None)
+}
+
+fn to_server(authority: &Authority, script: impl Fn(&Heard) -> Reply + Send + Sync + 'static) -> Found {
+    let server = Server::start(authority, script);
+    on_the_way(authority, authority, &format!("https://{}", server.address))
+}
+
+/// Like a server that has reviews and allows all but what `forbidden` says.
+fn allowing(heard: &Heard, forbidden: &str) -> Reply {
+    if heard.path.starts_with("/version") {
+        return Reply::ok(r#"{"gitVersion":"v1.36.0"}"#);
+    }
+    if heard.path.contains("selfsubjectaccessreviews") {
+        let review: Value = serde_json::from_str(&heard.body).unwrap();
+        let attributes = &review["spec"]["resourceAttributes"];
+        let word = |name: &str| attributes[name].as_str().unwrap_or_default().to_owned();
+        let asked = format!("{} {} {}", word("verb"), word("resource"), word("subresource"));
+        return Reply::ok(&json!({"status": {"allowed": asked.trim() != forbidden}}).to_string());
+    }
+    let source = r#"{"configMap":{"namespace":"site","name":"edge","kubeletConfigKey":"kubelet"}}"#;
+    let metadata = json!({"name": NODE, "annotations": {"kedge.dev/config-source": source}});
+    Reply::ok(&json!({"items": [{"metadata": metadata, "spec": {}}]}).to_string())
+}
+
+#[test]
+fn whole_way_is_walked_and_rights_are_asked() {
+    let authority = Authority::new("ca");
+    let found = to_server(&authority, |heard| allowing(heard, ""));
+    found.has("kubeconfig", "OK", "https://127.0.0.1");
+    found.has("kubeconfig", "OK", "client certificate holds");
+    found.has("tcp", "OK", "connected to 127.0.0.1");
+    found.has("tls", "OK", "by chain, name and time");
+    found.has("tls", "OK", "server's certificate holds");
+    found.has("request", "OK", "version v1.36.0");
+    found.has("rights", "OK", "9 of 9");
+    found.has("node", "OK", "ConfigMap site/edge, and may read it");
+}
+
+#[test]
+fn missing_right_is_named_with_what_is_lost() {
+    let authority = Authority::new("ca");
+    for (forbidden, part) in [
+        ("patch nodes status", "may not patch nodes/status edge-1: the node's status"),
+        ("patch leases", "may not patch leases edge-1: the node is taken for lost"),
+        ("watch configmaps", "may not watch ConfigMap site/edge"),
+    ] {
+        let found = to_server(&authority, move |heard| allowing(heard, forbidden));
+        found.has("rights", "FAIL", part);
+        assert_eq!(found.code, Some(1));
+    }
+    let found = to_server(&authority, |heard| match heard.path.as_str() {
+        path if path.contains("selfsubjectaccessreviews") => Reply::status(404, "NotFound", "no such kind"),
+        path if path.contains("/leases/") => Reply::status(403, "Forbidden", "not yours"),
+        _ => allowing(heard, ""),
+    });
+    found.has("rights", "FAIL", "/leases/edge-1?dryRun=All: refused (403 Forbidden): not yours");
+}
+
+#[test]
+fn wrong_certificate_is_told_by_chain_name_and_time() {
+    let (authority, other) = (Authority::new("ca"), Authority::new("other"));
+    let listen = |identity: &Identity| {
+        let options = ServerOptions {
+            listen: "127.0.0.1:0",
+            identity,
+            clients: Some(&authority),
+            versions: rustls::ALL_VERSIONS,
+        };
+        Server::start_with(&options, |heard| allowing(heard, "")).address
+    };
+    let check = |address: SocketAddr, part: &str| {
+        let found = on_the_way(&authority, &authority, &format!("https://{address}"));
+        found.has("tls", "FAIL", part);
+        assert_eq!((found.of("request").len(), found.code), (0, Some(1)), "the steps after it are not taken");
+    };
+    check(listen(&other.identity(&["127.0.0.1"], NOW)), "does not verify");
+    check(listen(&authority.identity(&["hub.example"], NOW)), "not for 127.0.0.1");
+    check(listen(&authority.identity(&["127.0.0.1"], (2020, 2021))), "has ended");
+    check(listen(&authority.identity(&["127.0.0.1"], (2110, 2120))), "not valid yet");
+    let plain = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = plain.local_addr().unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut socket, _)) = plain.accept() {
+            let _ = socket.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    check(address, "");
+}
+
+#[test]
+fn unreachable_or_refusing_server_is_told() {
+    let (authority, other) = (Authority::new("ca"), Authority::new("other"));
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let found = on_the_way(&authority, &authority, &format!("https://{gone}"));
+    found.has("tcp", "FAIL", "refused");
+    assert_eq!(found.of("tls").len(), 0);
+    let server = Server::start(&authority, |heard| allowing(heard, ""));
+    let found = on_the_way(&authority, &other, &format!("https://{}", server.address));
+    found.has("request", "FAIL", "certificate");
+    let found = to_server(&authority, |_| Reply::status(401, "Unauthorized", "who are you"));
+    found.has("request", "FAIL", "does not accept our credentials");
+    let found = to_server(&authority, |heard| match heard.path.as_str() {
+        "/version" => Reply::AnswerWith(200, "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n", "{}".into()),
+        _ => allowing(heard, ""),
+    });
+    found.has("clock", "WARN", "ahead of the server's");
+}
+
+#[test]
+fn broken_kubeconfig_ends_the_way() {
+    let folder = Scratch::new("doctor").unwrap();
+    let missing = folder.join("missing").display().to_string();
+    let found = doctor(&["--kubeconfig", &missing], None);
+    found.has("kubeconfig", "FAIL", &missing);
+    let wrong = folder.write("wrong", "apiVersion: v1\nkind: Config\n").display().to_string();
+    doctor(&["--kubeconfig", &wrong], None).has("kubeconfig", "FAIL", "current-context");
+    doctor(&[], None).has("kubeconfig", "WARN", "no --kubeconfig");
+    assert_eq!(found.of("tcp").len(), 0);
+}
+
+#[test]
+fn node_itself_is_looked_at() {
+    let folder = Scratch::new("doctor").unwrap();
+    let at = |name: &str| folder.join(name).display().to_string();
+    let config = folder.write(
+        "config.yaml",
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: many\n",
+    );
+    // a unit that has failed, as systemctl shows it
+    let shown = "LoadState=loaded\nActiveState=failed\nSubState=failed\nUnitFileState=disabled\nNRestarts=7\nWatchdogUSec=0\n";
+    let systemctl = folder.write("bin/systemctl", format!("#!/bin/sh\necho '{shown}'\n"));
+    std::fs::set_permissions(&systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::create_dir_all(folder.join("root")).unwrap();
+    let held = std::fs::File::open(folder.join("root")).unwrap();
+    held.try_lock().unwrap();
+    let bin = format!("{}:/usr/bin:/bin", at("bin"));
+    let arguments =
+        ["--config", &config.display().to_string(), "--root-dir", &at("root"), "--run-dir", &at("run")];
+    let found = doctor(&arguments, Some(&bin));
+    found.has("config", "FAIL", "maxPods");
+    found.has("agent", "FAIL", "no agent runs here");
+    found.has("lock", "FAIL", &format!("process {} ", std::process::id()));
+    found.has("unit", "FAIL", "failed (failed), 7 restarts");
+    found.has("unit", "WARN", "disabled");
+    found.has("unit", "WARN", "no watchdog");
+    found.has("disk", "OK", "durable write");
+    assert_eq!(found.code, Some(1));
+    drop(held);
+    let left: Vec<_> = std::fs::read_dir(folder.join("root")).unwrap().collect();
+    assert!(left.is_empty(), "the doctor leaves nothing behind: {left:?}");
+    // nothing can be written below /proc, and it has no room
+    let found = doctor(&["--root-dir", "/proc", "--run-dir", &at("run")], Some("/none"));
+    found.has("disk", "FAIL", "free");
+    found.has("unit", "WARN", "no systemctl");
+    found.has("lock", "OK", "nobody holds /proc");
+}
