@@ -1,12 +1,15 @@
 //! The index behind locks, and watches as channels.
 //!
 //! Leases have a lock of their own: their renewals wait for no reader and no writer of other kinds. Always holds: the writer thread alone
-//! changes the other kinds, one batch under one write lock, so every reader sees whole batches in the order of revisions; whoever needs
-//! both locks takes the one of Leases last. Left to `kedge_hub_core::state`: the objects, and which watcher gets which change; to
-//! `server::limits`: how many watches clients may have.
+//! changes the other kinds, one batch under one write lock, so every reader sees whole batches in the order of revisions. A
+//! thread takes the locks in the order of [`Part`], each once, and holds none while the store works: a disk that stalls
+//! stops no reader and no renewal. Debug builds check both. Left to `kedge_hub_core::state`: the objects, and which watcher gets which
+//! change; to `server::limits`: how many watches clients may have.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -110,6 +113,73 @@ impl Sink for Sender {
     }
 }
 
+/// The parts of the state that have locks, in the order in which a thread takes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    /// All kinds but Leases.
+    Index,
+    Desired,
+    Leases,
+}
+
+thread_local! {
+    /// The parts that this thread has locked.
+    static LOCKED: Cell<Vec<Part>> = const { Cell::new(Vec::new()) };
+}
+
+/// Runs `change` on the parts that this thread has locked; in debug builds only.
+fn note_locks(change: impl FnOnce(&mut Vec<Part>)) {
+    if cfg!(debug_assertions) {
+        let mut locked = LOCKED.take();
+        change(&mut locked);
+        LOCKED.set(locked);
+    }
+}
+
+/// In debug builds: panics if this thread holds a lock. For those about to wait.
+pub(crate) fn assert_unlocked() {
+    note_locks(|locked| {
+        assert!(locked.is_empty(), "{locked:?} would be locked for as long as the disk takes")
+    });
+}
+
+/// A guard of the lock of one part.
+pub(crate) struct Locked<G> {
+    guard: G,
+    part: Part,
+}
+
+impl<G> Locked<G> {
+    /// `lock` waits for the lock.
+    fn new(part: Part, lock: impl FnOnce() -> G) -> Locked<G> {
+        note_locks(|locked| {
+            assert!(locked.iter().all(|other| *other < part), "{part:?} is locked after {locked:?}");
+            locked.push(part);
+        });
+        Locked { guard: lock(), part }
+    }
+}
+
+impl<G> Drop for Locked<G> {
+    fn drop(&mut self) {
+        note_locks(|locked| locked.retain(|part| *part != self.part));
+    }
+}
+
+impl<G: Deref> Deref for Locked<G> {
+    type Target = G::Target;
+
+    fn deref(&self) -> &G::Target {
+        &self.guard
+    }
+}
+
+impl<G: DerefMut> DerefMut for Locked<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.guard
+    }
+}
+
 #[derive(Debug)]
 pub struct Memory {
     /// All kinds but Leases.
@@ -143,22 +213,26 @@ impl Memory {
     }
 
     // a panic under the lock can only come from the writer, whose end stops the hub; readers go on until then
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Index<Sender>> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn read(&self) -> Locked<RwLockReadGuard<'_, Index<Sender>>> {
+        Locked::new(Part::Index, || self.index.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Index<Sender>> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> Locked<RwLockWriteGuard<'_, Index<Sender>>> {
+        Locked::new(Part::Index, || self.index.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Leases, to read. Never held for longer than a list takes.
-    pub(crate) fn leases(&self) -> RwLockReadGuard<'_, Leases<Sender>> {
-        self.leases.read().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn leases(&self) -> Locked<RwLockReadGuard<'_, Leases<Sender>>> {
+        Locked::new(Part::Leases, || self.leases.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Leases, to change. Never held while something waits.
-    pub(crate) fn leases_mut(&self) -> RwLockWriteGuard<'_, Leases<Sender>> {
-        self.leases.write().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn leases_mut(&self) -> Locked<RwLockWriteGuard<'_, Leases<Sender>>> {
+        Locked::new(Part::Leases, || self.leases.write().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn desired_mut(&self) -> Locked<RwLockWriteGuard<'_, Desired>> {
+        Locked::new(Part::Desired, || self.desired.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Looks at the part that has the objects of this kind.
@@ -278,7 +352,7 @@ impl Memory {
     pub fn publish(&self, changes: Vec<Changed>) {
         let mut index = self.write();
         for changed in &changes {
-            self.desired.write().unwrap_or_else(PoisonError::into_inner).note(changed);
+            self.desired_mut().note(changed);
             self.note_deny_list(changed);
         }
         index.publish(changes);
@@ -301,7 +375,8 @@ impl Memory {
     /// The latest revision that concerns a node: see [`Desired::of`]. A node that is answered it finds that revision, whatever it reads
     /// next: readers wait for the batch that it is in.
     pub fn desired(&self, node: &str) -> u64 {
-        self.desired.read().unwrap_or_else(PoisonError::into_inner).of(node)
+        let read = || self.desired.read().unwrap_or_else(PoisonError::into_inner);
+        Locked::new(Part::Desired, read).of(node)
     }
 
     /// Whether all watches were ended.
@@ -374,6 +449,24 @@ mod tests {
         let new = Object::new(&CONFIG_MAP, &map, revision);
         let event = Event { revision, old: None, new: new.map(Arc::new), last: None };
         memory.publish(vec![Changed { kind: &CONFIG_MAP, event: Arc::new(event), author: None }]);
+    }
+
+    #[test]
+    #[should_panic(expected = "Index is locked after [Leases]")]
+    fn locks_in_another_order_are_noticed() {
+        let memory = Memory::empty();
+        drop((memory.read(), memory.leases()));
+        let _leases = memory.leases();
+        drop(memory.read());
+    }
+
+    #[test]
+    #[should_panic(expected = "[Index, Leases] would be locked for as long as the disk takes")]
+    fn locks_while_the_store_works_are_noticed() {
+        let memory = Memory::empty();
+        assert_unlocked();
+        let _locked = (memory.read(), memory.leases_mut());
+        assert_unlocked();
     }
 
     #[test]

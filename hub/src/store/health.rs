@@ -12,6 +12,7 @@ use kedge_hub_core::state::{Condition, Effect, Failing, Refusal, Sort, WriteErro
 use kedge_platform::Progress;
 
 use super::StoreError;
+use crate::memory;
 
 /// A commit that takes longer than this is a stall: new changes are refused at once instead of waiting behind it. Memory cards pause for
 /// a second or two when they erase.
@@ -159,7 +160,9 @@ impl Health {
         self.condition().retry_at().map(|at| self.base + at)
     }
 
+    /// An operation of the store begins, which may take as long as the disk likes.
     pub(super) fn busy(&self) -> Busy<'_> {
+        memory::assert_unlocked();
         let millis = u64::try_from(self.now().as_millis()).unwrap_or(u64::MAX - 1);
         self.busy_since.store(millis + 1, Ordering::Release);
         // the disk takes as long as it takes

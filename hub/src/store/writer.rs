@@ -7,9 +7,10 @@
 //! succeeded ([`Health`]). Only if a small change can be made at once, one of them is at fault: the others are made. A flush that failed ends the thread, and with it the process: only another one can know what the disk has.
 //! Left to others: which revision a change gets, what a commit holds, how long to pause (`state`), the file (`sqlite`).
 
+use std::ops::DerefMut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use kedge_hub_core::kinds::{KINDS, Kind, LEASE};
@@ -173,7 +174,7 @@ impl Writer {
         }))
     }
 
-    fn leases_for_a_renewal(&self) -> RwLockWriteGuard<'_, Leases<Sender>> {
+    fn leases_for_a_renewal(&self) -> impl DerefMut<Target = Leases<Sender>> {
         let mut leases = self.memory.leases_mut();
         if leases.holds_renewals() && self.health.oldest_unfinished_commit() >= HOLD {
             leases.release();
@@ -1474,6 +1475,25 @@ mod tests {
         renew(&writer, "l", revision("l")).unwrap();
         disk.go_on();
         assert!(matches!(answered.recv().unwrap(), Err(WriteError::Mismatch)));
+    }
+
+    /// Otherwise one could be acknowledged after the last flush, with a revision above the mark of a clean close.
+    #[test]
+    fn nothing_is_renewed_once_the_end_is_counted() {
+        let mut worker = worker(&Fake::default());
+        worker.make(&LEASE, "l", Expect::Absent, object("l")).unwrap();
+        let revision = worker.renew("l", object("l"));
+        let mut leases = worker.memory.leases_mut();
+        assert_eq!(leases.end(), revision);
+        let (expect, namespace, name) = (Expect::Revision(revision), String::new(), "l".to_owned());
+        let (kind, new, requires) = (&LEASE, object("l"), Vec::new());
+        let renewal = Write { kind, namespace, name, expect, requires, new, volatile: true, author: None };
+        assert!(matches!(leases.renew(renewal), Err(WriteError::Closed)));
+        let body = br#"{"spec":{"renewTime":"2026-01-01T00:00:09.000000Z"}}"#;
+        let plain = Renewal::read("application/merge-patch+json", body).unwrap();
+        let renewed = leases.renew_plainly(&LEASE, "", "l", &plain);
+        assert!(!matches!(renewed, Some(Ok(_))), "{renewed:?}");
+        assert_eq!(leases.revision(), revision);
     }
 
     #[test]

@@ -353,7 +353,6 @@ impl<S: Sink> Leases<S> {
         }
         let start = start.min(MAX_REVISION);
         self.counter = Counter { revision: start, reserved: 2 * MAX_REVISION };
-        self.unsaved.revision = start;
         self.index.skip_to(start);
     }
 
