@@ -47,9 +47,11 @@ async fn settle(
             Decision::Answer(answer) => return Ok(answer),
             Decision::Write(write, pending) => (write, pending),
         };
+        // a renewal waits for no change that waits for the disk
+        let queues = turn.is_none() && !write.volatile;
         match hub.write(write).await {
             Ok(object) => return Ok(pending.answer(object)),
-            Err(WriteError::Mismatch) if turn.is_none() => turn = Some(hub.locks().lock(place).await),
+            Err(WriteError::Mismatch) if queues => turn = Some(hub.locks().lock(place).await),
             Err(WriteError::Mismatch) => {}
             Err(error) => return Err(write_failed(error, place.kind, place.name)),
         }
@@ -289,11 +291,52 @@ impl Hub {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use kedge_api::NODE_LEASE_NAMESPACE;
     use kedge_hub_core::apply::Manager;
-    use kedge_hub_core::kinds::CONFIG_MAP;
+    use kedge_hub_core::kinds::{CONFIG_MAP, LEASE};
+    use kedge_hub_core::state::{Expect, Write};
     use serde_json::json;
 
     use super::*;
+
+    /// A change of an object with the same hash may wait for a disk that stalls.
+    #[tokio::test]
+    async fn renewal_that_lost_a_race_waits_for_no_change() {
+        let data_dir = kedge_rig::Scratch::new("hub-requests-renewal").unwrap();
+        let hub = Hub::open(&data_dir).unwrap();
+        let place = Place { kind: &LEASE, namespace: NODE_LEASE_NAMESPACE, name: "n" };
+        let lease = json!({"metadata": {"namespace": place.namespace, "name": place.name},
+            "spec": {"holderIdentity": "n", "renewTime": "2026-01-01T00:00:00.000000Z"}});
+        hub.create(&LEASE, lease).await.unwrap();
+        let _waiting = hub.locks().lock(&place).await;
+        let mut tries = 0;
+        let renew = |old: &Object, mut lease: Value| {
+            tries += 1;
+            if tries == 1 {
+                let mut other = old.value();
+                other["spec"]["renewTime"] = "2026-01-01T00:00:01.000000Z".into();
+                let renewal = Write {
+                    kind: &LEASE,
+                    namespace: place.namespace.to_owned(),
+                    name: place.name.to_owned(),
+                    expect: Expect::Revision(old.revision),
+                    requires: Vec::new(),
+                    new: Some(other),
+                    volatile: true,
+                    author: None,
+                };
+                hub.writer().renew(renewal).unwrap();
+            }
+            lease["spec"]["renewTime"] = "2026-01-01T00:00:02.000000Z".into();
+            Ok(lease)
+        };
+        let options = WriteOptions::internal();
+        let renewed = edit(&hub, &place, Part::All, &options, renew);
+        // only so that a failure is no hang
+        let renewed = tokio::time::timeout(Duration::from_secs(60), renewed).await;
+        assert!(renewed.expect("it waits for a change").unwrap().object.is_some());
+        assert_eq!(tries, 2);
+    }
 
     const MAP: Place<'static> = Place { kind: &CONFIG_MAP, namespace: "default", name: "m" };
 
