@@ -519,6 +519,32 @@ mod tests {
         assert_eq!(stage.ready("n0"), "Unknown", "its grace period is that of a Lease that is gone");
     }
 
+    /// Renewals are no events: without a sweep the pass itself has to hear of them.
+    #[tokio::test]
+    async fn node_that_renews_is_not_lost_until_it_stops() {
+        let mut stage = Stage::with("renews", 1).await;
+        let lease = json!({
+            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
+            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
+        });
+        stage.hub.create(&LEASE, lease).await.unwrap();
+        stage.at(5).await;
+        let now = stage.runner.now(&Stalls::new(Instant::now()));
+        for second in (10..300).step_by(10) {
+            if second < 200 {
+                let renew = |lease: &mut Value| {
+                    lease["spec"]["renewTime"] =
+                        format!("2026-01-01T00:{:02}:{:02}.000000Z", second / 60, second % 60).into();
+                };
+                stage.hub.update(&LEASE, NODE_LEASE_NAMESPACE, "n0", renew).await.unwrap();
+            }
+            let running = Duration::from_secs(second);
+            stage.runner.step(Now { running, stalled: Duration::ZERO, ..now }).await;
+            let expect = if second <= 190 + MINIMUM_GRACE.as_secs() { "True" } else { "Unknown" };
+            assert_eq!(stage.ready("n0"), expect, "at {second}");
+        }
+    }
+
     #[tokio::test]
     async fn disk_that_keeps_pausing_does_not_hide_a_dead_node() {
         let mut stage = Stage::with("pausing", 2).await;

@@ -21,7 +21,12 @@ use server::{Client, Hub, Reply, scratch};
 
 const HUB: &str = env!("CARGO_BIN_EXE_kedge-hub");
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+const NODES: &str = "/api/v1/nodes";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
+/// Silence after which a node is lost, and a little more.
+const LOST: Duration = Duration::from_secs(53);
+/// A pass of the controller that marks nodes, and a little more.
+const PASS: Duration = Duration::from_secs(6);
 /// Longest wait for a hub to notice something: its own longest pause, several times.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -142,6 +147,27 @@ impl Nodes {
             assert!(matches!(code, 201 | 409 | 503), "{code}");
         }
         Nodes((0..Nodes::NODES).map(|_| client.another()).collect())
+    }
+
+    /// Makes their Node objects, ready.
+    fn register(hub: &Hub) {
+        let mut client = hub.admin();
+        let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        for node in 0..Nodes::NODES {
+            client.post(NODES, &json!({"metadata": {"name": format!("n{node}")}})).expect(201);
+            client.patch("merge", &format!("{NODES}/n{node}/status"), &ready).expect(200);
+        }
+    }
+
+    /// The states of their conditions Ready.
+    fn ready(client: &mut Client) -> Vec<String> {
+        let list = client.get(NODES).expect(200);
+        let state = |node: &Value| {
+            let conditions = node["status"]["conditions"].as_array().unwrap();
+            let ready = conditions.iter().find(|condition| condition["type"] == "Ready").unwrap();
+            ready["status"].as_str().unwrap().to_owned()
+        };
+        list["items"].as_array().unwrap().iter().map(state).collect()
     }
 
     /// A thousand renewals must be accepted whatever the disk does, with versions that rise.
@@ -617,4 +643,48 @@ fn stalled_disk_refuses_changes_and_loses_nothing() {
     assert_eq!(slow.join().unwrap(), 201);
     assert!(waiting.iter_mut().all(|node| node.read_reply().unwrap().code == 201));
     assert_eq!(unready(&mut client), "");
+}
+
+/// One hub is stopped for longer than the grace period of its nodes, and the disk of another stands still for as long. It takes a minute
+/// and no work: by its name it begins with the first.
+#[test]
+fn all_nodes_stay_ready_over_a_long_stall() {
+    let (frozen, slow) = (Board::new(), Board::new());
+    let (hub, other) = (frozen.start(), slow.start());
+    let nodes = [&hub, &other].map(|hub| {
+        let nodes = Nodes::new(hub);
+        Nodes::register(hub);
+        nodes
+    });
+    let [mut frozen_nodes, mut nodes] = nodes;
+    let [mut client, mut slow_client] = [&hub, &other].map(Hub::admin);
+    client.post(MAPS, &map("kept", 10)).expect(201);
+    slow.disk.hang_syncs(true);
+    let mut stuck = slow_client.another();
+    let stuck = thread::spawn(move || stuck.post(MAPS, &map("stuck", 10)).code);
+    wait_for("the stall", || (slow.disk.hanging() > 0).then_some(()));
+    hub.signal("STOP");
+    for _ in 0..2 {
+        nodes.renew();
+        thread::sleep(LOST / 2);
+        assert_eq!(Nodes::ready(&mut slow_client), ["True"; Nodes::NODES], "marked while they renew");
+    }
+    hub.signal("CONT");
+    slow.disk.hang_syncs(false);
+    // its nodes were not heard, because it could not hear
+    wait_for("the line about it", || frozen.log().contains("the hub stood still for ").then_some(()));
+    assert_eq!(Nodes::ready(&mut client), ["True"; Nodes::NODES], "marked by a hub that stood still");
+    frozen_nodes.renew();
+    nodes.renew();
+    thread::sleep(PASS);
+    for client in [&mut client, &mut slow_client] {
+        assert_eq!(Nodes::ready(client), ["True"; Nodes::NODES], "marked after the stall");
+    }
+    // given up on after 30 s, and made all the same
+    assert_eq!(stuck.join().unwrap(), 504);
+    assert_eq!(names(&mut slow_client), ["stuck"]);
+    hub.kill();
+    other.kill();
+    assert_eq!(names(&mut frozen.start().admin()), ["kept"]);
+    assert_eq!(names(&mut slow.start().admin()), ["stuck"]);
 }

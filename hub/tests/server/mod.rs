@@ -97,9 +97,14 @@ impl Hub {
         if let Some(status) = self.child.try_wait().unwrap() {
             return (status.code(), Duration::ZERO);
         }
-        Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()).status().unwrap();
+        self.signal(signal);
         let status = wait(&mut self.child);
         (status, asked.elapsed())
+    }
+
+    /// Sends a signal (`STOP`, `CONT`).
+    pub(crate) fn signal(&self, signal: &str) {
+        Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()).status().unwrap();
     }
 
     /// Waits until the hub has ended by itself; its exit status.

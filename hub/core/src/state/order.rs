@@ -430,6 +430,7 @@ fn first(marks: Marks, newest: u64) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::{LEASE, NODE};
     use crate::object::Event;
 
     struct NoSink;
@@ -438,6 +439,63 @@ mod tests {
         fn take(&self, _: &Arc<Event>) -> bool {
             true
         }
+    }
+
+    fn record(resource: &str, revision: u64) -> Record {
+        let json = br#"{"metadata": {"name": "a"}}"#.to_vec();
+        let (resource, name) = (resource.to_owned(), "a".to_owned());
+        Record { resource, namespace: String::new(), name, revision, json }
+    }
+
+    fn restored(marks: Marks, records: Vec<Record>) -> Result<Restored<NoSink>, String> {
+        restore(Spaces::both(marks), records)
+    }
+
+    /// Each space begins above all that it ever handed out, whatever tells of it.
+    #[test]
+    fn revisions_begin_above_marks_and_objects() {
+        let lease = LEASE.resource_name();
+        let check = |marks: Marks, found: [u64; 2], expect: [u64; 2]| {
+            let records = vec![record("nodes", found[0]), record(&lease, found[1])];
+            let restored = restored(marks, records).unwrap();
+            assert_eq!(
+                [restored.order.revision(), restored.leases.revision()],
+                expect,
+                "{marks:?} {found:?}"
+            );
+            let reserve = Spaces { common: expect[0] + RESERVE, leases: expect[1] + RESERVE };
+            assert_eq!(restored.reserve, reserve);
+        };
+        check(Marks { reserved: 900, clean: None }, [5, 7], [900, 900]);
+        check(Marks { reserved: 900, clean: Some(60) }, [5, 7], [60, 60]);
+        check(Marks { reserved: 900, clean: Some(60) }, [70, 7], [70, 60]);
+        check(Marks { reserved: 900, clean: None }, [5, 1000], [900, 1000]);
+        check(Marks::default(), [0, 0], [1, 1]);
+        assert!(restored(Marks { reserved: MAX_REVISION + 1, clean: None }, Vec::new()).is_err());
+        assert!(restored(Marks::default(), vec![record("nodes", MAX_REVISION + 1)]).is_err());
+    }
+
+    #[test]
+    fn nothing_is_handed_out_without_a_reservation() {
+        let mut found = restored(Marks { reserved: 900, clean: None }, vec![record("nodes", 5)]).unwrap();
+        found.order.not_reserved();
+        let write = || Write {
+            kind: &NODE,
+            namespace: String::new(),
+            name: "a".to_owned(),
+            expect: Expect::Revision(5),
+            requires: Vec::new(),
+            new: None,
+            volatile: false,
+            author: None,
+        };
+        let mut batch = Batch::default();
+        let refused = found.order.stage(&found.index, &mut batch, write());
+        assert!(matches!(refused, Err(WriteError::Failed(_))), "{refused:?}");
+        let commit = found.order.commit(&found.leases, batch, 0).unwrap();
+        found.order.committed(&mut found.leases, commit);
+        let gone = found.order.stage(&found.index, &mut Batch::default(), write()).unwrap();
+        assert_eq!(gone.revision, 901);
     }
 
     #[test]
