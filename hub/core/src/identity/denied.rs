@@ -436,6 +436,16 @@ mod tests {
     }
 
     #[test]
+    fn digest_entry_denies_the_node_of_its_digest_only() {
+        let key = format!("node-sha256.{}", digest("edge-1"));
+        let named = |node: &str| list(&json!({key.clone(): json!({"node": node}).to_string()}));
+        for node in ["edge-1", "edge-2", ""] {
+            assert!(named(node).is_revoked("edge-1") && !named(node).is_revoked("edge-2"), "{node}");
+        }
+        assert_eq!((named("edge-1").nodes().count(), named("edge-2").nodes().count()), (1, 0));
+    }
+
+    #[test]
     fn keys_are_readable_and_unknown_ones_are_reported() {
         for user in ["jane", "Jane Doe", "system:x_y", "k\u{e4}fer", ""] {
             let key = user_key(user);

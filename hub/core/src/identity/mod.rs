@@ -179,12 +179,20 @@ mod tests {
 
     #[test]
     fn administrator_may_do_everything() {
-        let admin = Identity::new("admin", &["system:masters"]);
+        for user in ["admin", "system:node:a"] {
+            administrator_may_do_all(&Identity::new(user, &["system:masters", "system:nodes"]));
+        }
+    }
+
+    fn administrator_may_do_all(admin: &Identity) {
         let all = Attributes { verb: "deletecollection", resource: "nodes", ..Attributes::default() };
-        assert_eq!(authorize(Some(&admin), &all, &Objects::default()), Ok(()));
-        assert_eq!(authorize(Some(&admin), &path("get", "/metrics"), &Objects::default()), Ok(()));
+        assert_eq!(authorize(Some(admin), &all, &Objects::default()), Ok(()));
+        assert_eq!(authorize(Some(admin), &path("get", "/metrics"), &Objects::default()), Ok(()));
         let node = serde_json::json!({"metadata": {"name": "x"}, "spec": {"configSource": {}}});
-        assert_eq!(admit(&admin, &all, None, &node, &Objects::default()), Ok(()));
+        assert_eq!(admit(admin, &all, None, &node, &Objects::default()), Ok(()));
+        let status = Attributes { subresource: "status", ..all };
+        let tainted = json!({"spec": {"taints": [{"key": "x"}]}});
+        assert_eq!(admit_requested(admin, &status, &node, &tainted), Ok(()));
     }
 
     #[test]

@@ -424,7 +424,7 @@ mod tests {
             "initContainers": [{"envFrom": [{"configMapRef": {"name": "from"}}]}],
             "containers": [{"name": "secret", "env": [{"name": "x", "valueFrom": {"secretKeyRef": {"name": "key", "key": "other"}}}]}]});
         let mirror = json!({"metadata": {"annotations": {pod::MIRROR_ANNOTATION: "x"}},
-            "spec": {"nodeName": "a", "volumes": [{"name": "v", "secret": {"secretName": "mirrored"}}]}});
+            "spec": {"nodeName": "a", "serviceAccountName": "mirrors", "volumes": [{"name": "v", "secret": {"secretName": "mirrored"}}]}});
         let view = Objects::default().with("pods", "default", "mine", json!({"spec": spec}));
         let view = view.with("pods", "default", "mirror", mirror).with(
             "pods",
@@ -489,10 +489,12 @@ mod tests {
             "configmaps default/key",
             "serviceaccounts default/other",
             "serviceaccounts other/runs",
+            "serviceaccounts default/mirrors",
         ] {
             check(&view, &format!("get {refused}"), unrelated);
         }
         check(&view, "create serviceaccounts/token default/other", unrelated);
+        check(&view, "create serviceaccounts/token default/mirrors", unrelated);
         check(&view, "list secrets default/-", Err("No Object name found"));
         check(&view, "update secrets default/key", Err("can only read resources of this type"));
     }

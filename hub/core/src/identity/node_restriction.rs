@@ -38,8 +38,6 @@ const OWN_LABELS: [&str; 11] = [
 ];
 /// Prefixes of further such labels.
 const OWN_LABEL_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
-/// The prefix of labels that nodes may not set.
-const RESTRICTED_LABEL_DOMAIN: &str = "node-restriction.kubernetes.io";
 
 /// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep their own state in them.
 const OWN_ANNOTATIONS: [&str; 2] = [CONFIG_STATUS_ANNOTATION, "kedge.dev/slot"];
@@ -204,9 +202,7 @@ fn may_set_label(key: &str) -> bool {
     let within = |parent: &str| {
         domain == parent || domain.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
     };
-    if within(RESTRICTED_LABEL_DOMAIN) {
-        return false;
-    }
+    // `node-restriction.kubernetes.io` among them
     let reserved = within("kubernetes.io") || within("k8s.io");
     !reserved || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.into_iter().any(within)
 }
