@@ -27,7 +27,10 @@ const PROOFS: &[(&str, &str)] = &[
     ("request body", "tests/limits.rs: objects_have_their_limits"),
     ("request body", "src/server/request.rs: body_that_stops_or_drips_ends_soon"),
     ("bodies above 4 KiB that one caller sends at a time", "tests/limits.rs: one_node_has_its_limits"),
-    ("bytes of bodies in work", "tests/limits.rs: one_node_has_its_limits"),
+    (
+        "bytes of bodies in work, and of answers above 16 KiB on their way, 64 KiB of each",
+        "tests/limits.rs: one_node_has_its_limits",
+    ),
     ("body of a refused request", "tests/api/objects.rs: large_body_is_drained_so_the_refusal_arrives"),
     ("store", "src/store/sqlite.rs: store_at_its_limit_takes_deletions_then_other_changes"),
     ("store", "src/store/sqlite.rs: limit_follows_memory"),

@@ -9,8 +9,8 @@ use std::future::Future;
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ use tokio::sync::watch as signal;
 use super::authentication::Seen;
 use super::detached_watch;
 use super::large::LARGE_BYTES;
-use super::limits::Slot;
+use super::limits::{Slot, Taken};
 use super::link::{IDLE, Link, Next, STRANGER_IDLE};
 use super::request::RequestBody;
 use super::respond::{self, Body, Sending};
@@ -196,6 +196,8 @@ struct Exchange {
     closes: AtomicBool,
     /// Some of the request may still arrive: the connection must not be closed before that.
     unread: AtomicBool,
+    /// What the answer holds of its caller's limits until it is sent.
+    held: OnceLock<Arc<Taken>>,
 }
 
 /// Answers one request through the HTTP library.
@@ -215,7 +217,11 @@ where
     let service = service_fn(|request: Request<Incoming>| async move {
         let chunks = request.version() == http::Version::HTTP_11;
         let closes = in_chunks || !keeps_alive(&request);
-        let (response, sent) = guarded(server, caller, request).await;
+        let (mut response, sent) = guarded(server, caller, request).await;
+        if let Some(held) = response.extensions_mut().remove() {
+            // it is the exchange's only answer
+            let _ = exchange.held.set(held);
+        }
         exchange.unread.store(sent == Sent::Unread, Ordering::Relaxed);
         let closes = closes || sent == Sent::Unread || response.headers().contains_key(header::CONNECTION);
         let Some(response) = exchange.watch.keep(response, detached_watch::Manner { chunks, closes }) else {
@@ -629,6 +635,36 @@ mod tests {
         let held: Vec<_> = std::iter::from_fn(|| slot.connect().ok()).collect();
         assert_eq!(held.len(), 256);
         check(&stage, None, &length(much.len()), &much, (429, true)).await;
+    }
+
+    #[tokio::test]
+    async fn answers_on_their_way_are_their_callers_bytes() {
+        let stage = Stage::new("unread");
+        let node = |name: &str| Some(Identity::new(&format!("system:node:{name}"), &["system:nodes"]));
+        let notes = json!({"a": "x".repeat(200_000)});
+        let object = json!({"metadata": {"name": "n", "annotations": notes}});
+        stage.server.hub.create(&kedge_hub_core::kinds::NODE, object).await.unwrap();
+        let get = head("GET", "/api/v1/nodes/n", "");
+        let mut unread = Vec::new();
+        for _ in 0..20 {
+            let mut client = stage.connect(node("n"));
+            client.write_all(&get).await.unwrap();
+            // its answer has begun
+            assert_eq!(client.read_u8().await.unwrap(), b'H');
+            unread.push(client);
+        }
+        let held = || stage.server.limits.level(Resource::BodyBytes).0;
+        assert_eq!(held(), 20 * 64 * 1024);
+        let mut client = stage.connect(node("n"));
+        let slot = stage.slot(node("n").as_ref());
+        let rest: Vec<_> = std::iter::from_fn(|| slot.take(Resource::BodyBytes, 64 * 1024).ok()).collect();
+        assert_eq!(20 + rest.len(), 8 * 16, "8 MiB");
+        client.write_all(&get).await.unwrap();
+        assert_eq!(answer(&mut client).await, (429, false));
+        drop((rest, unread));
+        while held() > 0 {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

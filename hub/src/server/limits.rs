@@ -4,7 +4,7 @@
 //! administrator, half of all) while half of the pool is free; then a 256th of the pool, and from its last quarter a 2048th or
 //! [`Resource::least`]. Always holds: a few callers hold half of a pool at most, and to take the rest from a caller that holds
 //! nothing needs more than 64 others (of the few long answers, as many as there are), in whatever order they come; hundreds of nodes
-//! together can do it. An eighth is left to administrators whatever all others do. Anonymous callers, whose addresses cost nothing,
+//! together can do it. An eighth, of long answers half, is left to administrators whatever all others do. Anonymous callers, whose addresses cost nothing,
 //! and identities that are no nodes share parts of the connections. A node's renewals take from no pool at all: only their own node
 //! can delay them.
 //!
@@ -83,8 +83,17 @@ impl Resource {
             Resource::Connections | Resource::Watches if class == CallerClass::Node => 8,
             Resource::Connections | Resource::Watches => 2,
             Resource::BodyBytes | Resource::BacklogBytes => 64 * 1024,
+            // the tables of a dashboard and of a person
+            Resource::LongAnswers if class == CallerClass::Admin => 4,
             Resource::Bodies | Resource::Requests | Resource::Renewals | Resource::LongAnswers => 1,
         }
+    }
+}
+
+impl Resource {
+    /// The part that only administrators get. A client may read a long answer for minutes, and others can do without.
+    fn reserved(self) -> usize {
+        if self == Resource::LongAnswers { 2 } else { RESERVED_PART }
     }
 }
 
@@ -174,11 +183,11 @@ impl Pool {
         Pool { size, held: AtomicUsize::new(0) }
     }
 
-    /// What callers of a class may take together.
-    fn room(&self, class: CallerClass) -> usize {
+    /// What callers of a class may take together, if such a part is reserved for administrators.
+    fn room(&self, class: CallerClass, reserved: usize) -> usize {
         match class {
             CallerClass::Hub | CallerClass::Admin => self.size,
-            _ => self.size - self.size / RESERVED_PART,
+            _ => self.size - self.size / reserved,
         }
     }
 
@@ -417,7 +426,7 @@ impl Slot {
             pool.held.fetch_add(amount, Ordering::Relaxed);
             return true;
         }
-        let room = pool.room(self.class);
+        let room = pool.room(self.class, resource.reserved());
         let share = pool.share(self.class, room, resource.least(self.class));
         if !add(held, amount, share.min(self.class.most(resource))) {
             return false;
@@ -643,8 +652,9 @@ mod tests {
         assert_eq!(limits.level(Resource::LongAnswers).1, 8);
         let nodes = (0..20).map(|number| limits.slot(Some(&node(&number.to_string())), HERE, now));
         let held: Vec<_> = nodes.filter_map(|slot| slot.take(Resource::LongAnswers, 1).ok()).collect();
-        assert_eq!(held.len(), 7, "one is for administrators");
-        limits.slot(Some(&admin()), HERE, now).take(Resource::LongAnswers, 1).unwrap();
+        assert_eq!(held.len(), 4, "half is for administrators");
+        let admin = limits.slot(Some(&admin()), HERE, now);
+        assert_eq!(greed(&[admin], Resource::LongAnswers, 1).len(), 4);
     }
 
     #[test]

@@ -36,6 +36,11 @@ const PIECES_AHEAD: usize = 2;
 const COMPRESSED_FROM: usize = 128 * 1024;
 const LEVEL: u32 = 1;
 
+/// Answers up to this size cost their caller no bytes: no more than its connection is reckoned to take.
+const FREE_BYTES: usize = 16 * 1024;
+/// Bytes of a longer answer that are in memory at a time on its way, or on the way of a part of it: of a list, a piece.
+const HELD_BYTES: usize = PIECE_BYTES;
+
 /// Appends an object, in the form of the answer.
 pub(super) type Render = Box<dyn FnMut(&Object, &mut Vec<u8>) + Send>;
 
@@ -148,12 +153,37 @@ pub(super) fn finish(
 ) -> Response<Body> {
     let asked =
         parts.method != Method::HEAD && accepts_gzip(request::header(&parts.headers, "accept-encoding"));
-    let (mut head, body) = response.into_parts();
+    let (head, body) = response.into_parts();
     let (bytes, renders) = match &body {
         Body::Items(items) => (items.bytes, items.render.is_some()),
         Body::Parts(parts) => (parts.iter().map(Bytes::len).sum(), false),
         Body::Made(_) | Body::Watch(_) => (0, false),
     };
+    let held = match bytes {
+        0..=FREE_BYTES => None,
+        _ => match slot.take(Resource::BodyBytes, bytes.min(HELD_BYTES)) {
+            Ok(held) => Some(held),
+            Err(refused) => return super::respond::error(&refused),
+        },
+    };
+    let mut response = formed(server, slot, Response::from_parts(head, body), bytes, renders, asked);
+    if let Some(held) = held {
+        // the connection keeps it until the answer is sent
+        response.extensions_mut().insert(Arc::new(held));
+    }
+    response
+}
+
+/// As a long answer, if it is one.
+fn formed(
+    server: &Server,
+    slot: &Arc<Slot>,
+    response: Response<Body>,
+    bytes: usize,
+    renders: bool,
+    asked: bool,
+) -> Response<Body> {
+    let (mut head, body) = response.into_parts();
     let compresses = asked && bytes >= COMPRESSED_FROM;
     let elsewhere = compresses || (renders && bytes >= LARGE_BYTES);
     slot.charge(
