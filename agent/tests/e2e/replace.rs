@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use kedge_rig::agent::AgentOptions;
-use kedge_rig::babysitter::{Babysitter, Ended, ServiceResult, Signal};
+use kedge_rig::babysitter::{Babysitter, Ended, Phase, ServiceResult, Signal, State};
 use kedge_rig::cluster::Source;
 use kedge_rig::scratch::wait_until;
 
@@ -132,6 +132,8 @@ fn stop_at_any_moment_of_a_replacement_is_obeyed() {
         let number = 10 + index as u64;
         push_and_hold(&setup, gate, number);
         babysitter(&setup).stop();
+        let is_asked = |state: &State| state.phase == Phase::Stopping;
+        babysitter(&setup).wait_until("the signal", PATIENCE, is_asked).unwrap();
         open(&setup, gate);
         babysitter(&setup).stop_and_wait(PATIENCE).unwrap();
         // it ended by itself, not by the signal's default action
@@ -149,10 +151,12 @@ fn kill_at_any_moment_of_a_replacement_loses_nothing() {
     for (index, gate) in GATES.iter().enumerate() {
         let number = 10 + index as u64;
         push_and_hold(&setup, gate, number);
-        let runs = babysitter(&setup).state().runs;
+        let before = babysitter(&setup).state();
         babysitter(&setup).signal(Signal::SIGKILL);
+        // not before it is dead, or it would go on for a moment
+        babysitter(&setup).wait_ends(before.ends.len() + 1, PATIENCE).unwrap();
         open(&setup, gate);
-        setup.ready_in_run(runs + 1);
+        setup.ready_in_run(before.runs + 1);
         runs_number(&setup, number);
         // the adoption was durable and closed before, and the next start was not recorded yet
         assert_eq!(setup.counted_startups(), 0, "{gate}:\n{}", setup.agent().log_text());
