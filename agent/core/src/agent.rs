@@ -256,7 +256,11 @@ impl Running {
                 warning("UncleanExit", format!("the previous run of the agent did not end cleanly: {how}")),
             );
         }
-        if let Some(message) = changed {
+        if let Some(mut message) = changed {
+            // its end is ConfigPromoted or ConfigRolledBack: kubectl sees the trial under way between them
+            if let Some(left) = running.configuration.trial_left(now).filter(|left| !left.is_zero()) {
+                message.push_str(&format!("; on trial for {} s", left.as_secs_f64().ceil()));
+            }
             let notice = Notice { warning: false, reason: "KubeletConfigChanged", message };
             running.publish(now, options, actions, notice);
         }

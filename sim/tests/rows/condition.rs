@@ -108,7 +108,7 @@ fn adoption_promotion_and_roll_back_are_events() {
         world.take_events(),
         [format!(
             "KubeletConfigChanged: kedge restarted to use /api/v1/namespaces/kube-system/configmaps/a, UID: {uid}, \
-             ResourceVersion: {version}, KubeletConfigKey: kubelet"
+             ResourceVersion: {version}, KubeletConfigKey: kubelet; on trial for 600 s"
         )]
     );
     world.run_for(TRIAL);

@@ -114,15 +114,12 @@ pub(crate) struct Started {
 
 /// Results of parsing, as what is proven or not, so that a program that runs again from its top parses once.
 #[derive(Debug, Default)]
-pub(crate) struct Parsed(Vec<((ConfigId, bool), Result<Rc<Effective>, ConfigError>)>);
+pub(crate) struct Parsed(Vec<((ConfigId, bool), ParseResult)>);
+
+type ParseResult = Result<Rc<Effective>, ConfigError>;
 
 impl Parsed {
-    fn effective(
-        &mut self,
-        content: &Content,
-        local: &LocalLayers,
-        is_proven: bool,
-    ) -> Result<Rc<Effective>, ConfigError> {
+    fn effective(&mut self, content: &Content, local: &LocalLayers, is_proven: bool) -> ParseResult {
         let key = (content.is.id, is_proven);
         if let Some((_, result)) = self.0.iter().find(|(parsed, _)| *parsed == key) {
             return result.clone();
