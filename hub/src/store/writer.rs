@@ -735,6 +735,9 @@ mod tests {
         room: Option<usize>,
         /// The name of an object that it does not take.
         odd: Option<&'static str>,
+        /// How often it tidied up after a commit, and why it cannot.
+        tidied: usize,
+        untidy: Option<StoreError>,
         /// Room for changes that free some.
         reserve: bool,
         /// The store's operations wait while this is set.
@@ -850,6 +853,12 @@ mod tests {
         ) -> Result<(), StoreError> {
             Fake::make(&mut *self.turn(true)?, changes, reserved);
             Ok(())
+        }
+
+        fn tidy(&mut self) -> Result<(), StoreError> {
+            let mut disk = self.disk();
+            disk.tidied += 1;
+            disk.untidy.clone().map_or(Ok(()), Err)
         }
 
         fn probe(&mut self) -> Result<(), StoreError> {
@@ -1134,6 +1143,52 @@ mod tests {
                 Write { kind, namespace, name, expect, requires, new, volatile: true, author: None };
             self.memory.leases_mut().renew(renewal).unwrap().revision
         }
+    }
+
+    #[test]
+    fn failure_after_a_commit_takes_nothing_back() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        worker.make(&NODE, "a", Expect::Absent, object("a")).unwrap();
+        assert_eq!(disk.disk().tidied, 1);
+        disk.disk().untidy = fault(Sort::Io);
+        worker.make(&NODE, "b", Expect::Absent, object("b")).unwrap();
+        assert_eq!(worker.memory.count(&NODE), 2);
+        let refused = worker.make(&NODE, "c", Expect::Absent, object("c"));
+        assert!(matches!(refused, Err(WriteError::Refused(_))), "{refused:?}");
+    }
+
+    #[test]
+    fn failed_probe_is_no_recovery() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        disk.fail(fault(Sort::ReadOnly));
+        worker.make(&NODE, "a", Expect::Absent, object("a")).unwrap_err();
+        worker.probe();
+        assert!(worker.health.is_failing());
+        disk.fail(None);
+        worker.probe();
+        assert!(!worker.health.is_failing());
+        worker.make(&NODE, "a", Expect::Absent, object("a")).unwrap();
+    }
+
+    #[test]
+    fn change_that_requires_a_silent_lease_is_judged_last() {
+        let mut worker = worker(&Fake::default());
+        let lease = worker.make(&LEASE, "l", Expect::Absent, object("l")).unwrap().revision;
+        let mark = |worker: &mut Worker, revision: Option<u64>| {
+            let ((mut write, reply), answer) = asked(&NODE, "n", Expect::Absent, object("n"));
+            let (namespace, name) = (String::new(), "l".to_owned());
+            write.requires = vec![Require::Unchanged { kind: &LEASE, namespace, name, revision }];
+            worker.process(vec![(write, reply)]);
+            answer.recv().unwrap()
+        };
+        let renewed = worker.renew("l", object("l"));
+        for stale in [Some(lease), None] {
+            let refused = mark(&mut worker, stale);
+            assert!(matches!(refused, Err(WriteError::Mismatch)), "{refused:?}");
+        }
+        mark(&mut worker, Some(renewed)).unwrap();
     }
 
     #[test]
