@@ -573,12 +573,16 @@ fn change_that_waits_behind_a_revocation_is_refused() {
             begin(&client, "PATCH", format!("{MAPS}/shared"), json!({"data": {"text": number.to_string()}}))
         })
         .collect();
-    wait_for("the changes", || in_progress(&mut client, 3 + WAITING as u64).then_some(()));
+    // a thief who revokes somebody else
+    let revokes = begin(&client, "POST", "/kedge/nodes/edge-1/revoke".to_owned(), json!({}));
+    wait_for("the changes", || in_progress(&mut client, 4 + WAITING as u64).then_some(()));
     board.disk.hang_syncs(false);
     assert_eq!((first.join().unwrap(), revocation.join().unwrap()), (201, 201));
     let codes: Vec<u16> = changes.into_iter().map(|change| change.join().unwrap()).collect();
     let of = |code: u16| codes.iter().filter(|found| **found == code).count();
     // 503: the machine is so slow that the stall was noticed first
+    let revokes = revokes.join().unwrap();
+    assert!(matches!(revokes, 401 | 503), "{revokes}");
     assert!(of(200) <= 1 && of(200) + of(401) + of(503) == WAITING, "{codes:?}");
 }
 
