@@ -4,9 +4,9 @@
 //! administrator, half of all) while half of the pool is free; then a 256th of the pool, and from its last quarter a 2048th or
 //! [`Resource::least`]. Always holds: a few callers hold half of a pool at most, and to take the rest from a caller that holds
 //! nothing needs more than 64 others (of the few long answers, as many as there are), in whatever order they come; hundreds of nodes
-//! together can do it. An eighth, of long answers half, is left to administrators whatever all others do. Anonymous callers, whose addresses cost nothing,
-//! and identities that are no nodes share parts of the connections. A node's renewals take from no pool at all: only their own node
-//! can delay them.
+//! together can do it. An eighth, of long answers half, is left to administrators whatever all others do. Anonymous callers, whose
+//! addresses cost nothing, and identities that are no nodes share parts of the connections. A node's renewals take from no pool at
+//! all: only their own node can delay them.
 //!
 //! A refusal is 429 (the caller's own excess) or 503 (the hub's), with Retry-After. Left to others: how large the pools are
 //! (`capacity`), and connections before they have an identity (`handshakes`).
