@@ -10,6 +10,8 @@ use std::time::Duration;
 const SECOND: Duration = Duration::from_secs(1);
 /// `configTrialDuration` unless a payload says otherwise.
 pub const TRIAL: Duration = Duration::from_secs(600);
+/// After that much a config that works is promoted: its trial is over, and a renewal, due every ten seconds, was accepted since.
+pub const TRIAL_AND_A_RENEWAL: Duration = Duration::from_secs(615);
 /// `maxPods` of the first config pushed.
 pub const A: u32 = 201;
 /// `maxPods` of the second.
@@ -53,7 +55,7 @@ impl World {
     #[track_caller]
     pub fn known_good() -> (Self, String) {
         let (mut world, uid) = Self::in_trial("a", &payload(A, ""));
-        world.run_for(TRIAL);
+        world.run_for(TRIAL_AND_A_RENEWAL);
         assert_eq!(world.state(), "known-good");
         world.disk.take_written();
         world.take_events();

@@ -324,7 +324,9 @@ impl Running {
             }
             Event::Answered(kind, answer) => self.answered(now, kind, answer, options, jitter, actions),
             Event::Renewed(answer) => {
-                self.contact_if(&answer);
+                if matches!(answer, Answer::Accepted(_)) {
+                    self.configuration.renewed(now);
+                }
                 if self.lease.is_claimed() && is_not_found(&answer) {
                     self.relist_node(now, actions);
                 }
@@ -332,7 +334,6 @@ impl Running {
                 self.note_renewal(now, &answer, options, actions);
             }
             Event::NodeSeen(node) if node.metadata.name != options.node_name => {
-                self.configuration.contact();
                 if !std::mem::replace(&mut self.wrong_node_logged, true) {
                     let line = format!(
                         "the API server answered with the Node of {:?}, expected {:?}; its config source is ignored",
@@ -343,7 +344,6 @@ impl Running {
                 }
             }
             Event::NodeSeen(node) => {
-                self.configuration.contact();
                 if !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid {
                     // perhaps a server that was set up again: a watch from a version of the old one would get no events
                     self.must_relist = true;
@@ -356,7 +356,6 @@ impl Running {
                 self.node = Some(node);
             }
             Event::NodeGone => {
-                self.configuration.contact();
                 self.lease.node(None, now);
                 self.status.node_gone();
                 (self.config_status_sent, self.config_status_doubted) = (None, None);
@@ -364,25 +363,20 @@ impl Running {
                 self.node = None;
             }
             Event::ConfigMapSeen { namespace, name, object } => {
-                self.configuration.contact();
                 self.configuration.object_seen(&namespace, &name, Object::Here(Rc::new(object)));
             }
             Event::ConfigMapUnchanged { namespace, name, uid, resource_version } => {
-                self.configuration.contact();
                 let object = Object::Unchanged { uid, resource_version };
                 self.configuration.object_seen(&namespace, &name, object);
             }
             Event::ConfigMapGone { namespace, name } => {
-                self.configuration.contact();
                 self.configuration.object_seen(&namespace, &name, Object::Missing);
             }
             Event::ConfigMapUnreadable { namespace, name, why } => {
                 self.configuration.object_seen(&namespace, &name, Object::Unreadable(why));
             }
-            Event::Contact => {
-                self.configuration.contact();
-                self.contact.watch_answered();
-            }
+            // an answer is not contact for a config: only what the API server accepts is
+            Event::Contact => self.contact.watch_answered(),
             Event::NoAnswer { line, why, is_first } => {
                 log_lines(self.contact.no_answer(line, &why, is_first), actions);
             }
@@ -438,12 +432,6 @@ impl Running {
         }
     }
 
-    fn contact_if(&mut self, answer: &Answer) {
-        if answer.is_contact() {
-            self.configuration.contact();
-        }
-    }
-
     fn answered(
         &mut self,
         now: Now,
@@ -457,8 +445,8 @@ impl Running {
         if slot.is_answered_by_another_server() {
             return;
         }
-        if answer.is_contact() {
-            self.configuration.contact();
+        if kind == RequestKind::PatchStatus && matches!(answer, Answer::Accepted(_)) {
+            self.configuration.contact(now);
         }
         let line = describe(kind, &options.node_name);
         if !matches!(answer, Answer::Failed(_)) {

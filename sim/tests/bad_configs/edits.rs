@@ -3,7 +3,7 @@
 //! Always holds: the node keeps its last-known-good, its records stay within their bounds, and a correction is taken.
 
 use crate::Operator;
-use crate::{BAD, DEFAULT, GOOD, MINUTE, TRIAL};
+use crate::{BAD, DEFAULT, GOOD, MINUTE, TRIAL, TRIAL_AND_A_RENEWAL};
 use kedge_core::config::records::{BAD_CONTENTS, BAD_UIDS, CHECKPOINT_BYTES};
 use kedge_sim::hub::{Hub, NAMESPACE};
 use kedge_sim::{World, payload};
@@ -21,7 +21,7 @@ fn settled() -> (World, String) {
     let uid = world.hub.push("good", &payload(GOOD, ""));
     world.hub.assign(world.hub.pinned("good"));
     world.settle("the good one");
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     world.take_events();
     (world, uid)
 }
@@ -33,7 +33,7 @@ fn following() -> (World, String) {
     let uid = world.hub.push(BAD, &payload(GOOD, ""));
     world.hub.assign(Hub::following(BAD));
     world.settle("the good one");
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     world.take_events();
     (world, uid)
 }
@@ -201,7 +201,7 @@ fn contradicting_drop_in_runs_local_until_removed() {
     world.hub.push("good", &payload(GOOD, "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60"));
     world.hub.assign(world.hub.pinned("good"));
     world.settle("the good one");
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     world.stop();
     world.drop_in("imageGCLowThresholdPercent: 75");
     world.start();

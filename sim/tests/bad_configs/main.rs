@@ -19,7 +19,7 @@ mod golden;
 mod objects;
 mod payloads;
 
-use kedge_sim::situations::TRIAL;
+use kedge_sim::situations::{TRIAL, TRIAL_AND_A_RENEWAL};
 use kedge_sim::{DEFAULT_PODS as DEFAULT, World};
 use serde_json::Value;
 use std::time::Duration;

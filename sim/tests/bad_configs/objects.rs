@@ -8,7 +8,7 @@
 use crate::Operator;
 use crate::corpus::{Corpus, OBJECTS};
 use crate::golden::Golden;
-use crate::{BAD, GOOD, TRIAL};
+use crate::{BAD, GOOD, TRIAL_AND_A_RENEWAL};
 use kedge_sim::{World, payload};
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ fn push(what: &str, case: &Value) -> String {
     let good = world.hub.push("good", &payload(GOOD, ""));
     world.hub.assign(world.hub.pinned("good"));
     world.settle("the good one");
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     world.take_events();
     let starts = world.starts;
 

@@ -5,7 +5,7 @@
 use crate::Operator;
 use crate::corpus::{Case, Corpus, PAYLOADS};
 use crate::golden::Golden;
-use crate::{BAD, DEFAULT, GOOD, Seen, TRIAL};
+use crate::{BAD, DEFAULT, GOOD, Seen, TRIAL_AND_A_RENEWAL};
 use kedge_core::kubelet::{ConfigError, Effective, ErrorKind, LayerText, LocalLayers, Origin, effective};
 use kedge_sim::hub::Hub;
 use kedge_sim::{World, payload};
@@ -149,7 +149,7 @@ fn prepare(world: &mut World, form: Form) -> String {
     let source = if form == Form::Pinned { world.hub.pinned(name) } else { Hub::following(name) };
     world.hub.assign(source);
     world.settle("the good one");
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     assert_eq!(world.report().config.state, "known-good");
     uid
 }

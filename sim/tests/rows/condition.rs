@@ -1,7 +1,7 @@
 //! How the configuration is reported: the times of `ConfigOK`, `status.config`, and the Events. The words of the condition:
 //! `condition.txt` and the file of each rule.
 
-use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload};
+use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
 use kedge_core::{Action, Request};
 use kedge_sim::{Seen, World};
 use serde_json::{Value, json};
@@ -111,7 +111,7 @@ fn adoption_promotion_and_roll_back_are_events() {
              ResourceVersion: {version}, KubeletConfigKey: kubelet; on trial for 600 s"
         )]
     );
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     assert_eq!(
         world.take_events(),
         [format!(

@@ -1,6 +1,6 @@
 //! Heartbeats: the Lease and the status keep their own periods whatever else fails.
 
-use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, payload};
+use crate::{A, B, HOUR, MINUTE, SECOND, TRIAL, TRIAL_AND_A_RENEWAL, payload};
 use kedge_core::{Action, Answer, Event, LeaseRequest, Request, RequestKind};
 use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World};
@@ -26,7 +26,7 @@ fn requests(world: &World) -> Vec<&Request> {
 /// A node that has run for a while, with an empty record of what it did.
 fn settled() -> World {
     let (mut world, _) = World::known_good();
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     world.seen.clear();
     world.hub.status_patches.clear();
     world
@@ -185,7 +185,7 @@ fn start_within_a_wall_second_sends_no_extra_status() {
     let mut world = World::new();
     world.board.set_wall(world.board.wall_micros() + 123_456);
     world.start();
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     world.hub.status_patches.clear();
     world.run_for(HOUR);
     assert!(world.hub.status_patches.len() <= 13, "{}", world.hub.status_patches.len());
@@ -274,7 +274,7 @@ fn wall_clock_jump_of_twenty_years_changes_no_timing() {
         for world in [&mut world, &mut stepped] {
             world.run_for(TRIAL - MINUTE - SECOND);
             assert_eq!(world.state(), "trial");
-            world.run_for(SECOND);
+            world.run_for(TRIAL_AND_A_RENEWAL - TRIAL);
             assert_eq!(world.state(), "known-good");
             world.run_for(HOUR);
         }

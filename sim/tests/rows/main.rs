@@ -16,7 +16,7 @@ mod writes;
 
 use kedge_sim::DEFAULT_PODS as DEFAULT;
 use kedge_sim::payload;
-use kedge_sim::situations::{A, B, TRIAL};
+use kedge_sim::situations::{A, B, TRIAL, TRIAL_AND_A_RENEWAL};
 use std::time::Duration;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -3,7 +3,7 @@
 //!
 //! Always holds, for the world asserts it: one request of a kind at a time.
 
-use crate::{A, HOUR, MINUTE, SECOND, TRIAL, payload};
+use crate::{A, HOUR, MINUTE, SECOND, TRIAL_AND_A_RENEWAL, payload};
 use kedge_api::CONFIG_STATUS_ANNOTATION;
 use kedge_core::{Action, Answer, Event, Request, RequestKind};
 use kedge_sim::hub::{Flavour, Hub, refused};
@@ -279,7 +279,7 @@ fn config_parts(world: &mut World) -> Vec<Value> {
 fn status_config_patch_has_only_what_changed() {
     let (mut world, _) = World::in_trial("a", &payload(A, ""));
     config_parts(&mut world);
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     let parts = config_parts(&mut world);
     assert_eq!(parts.len(), 1, "{parts:?}");
     let names: Vec<&String> = parts[0].as_object().into_iter().flat_map(|fields| fields.keys()).collect();
@@ -355,7 +355,7 @@ fn mirror_is_not_sent_on_restart_or_after_it_was_dropped() {
 }
 
 #[test]
-fn node_of_another_name_is_contact_and_logged_once() {
+fn node_of_another_name_is_logged_once() {
     let mut world = World::new();
     world.link = false;
     world.start();
@@ -366,7 +366,7 @@ fn node_of_another_name_is_contact_and_logged_once() {
         world.handle(node_event(&other));
     }
     let report = world.report();
-    assert!(report.config.contact && !report.registered);
+    assert!(!report.config.contact && !report.registered);
     let said = "W the API server answered with the Node of \"edge-2\", expected \"edge-1\"; its config source is ignored";
     assert_eq!(world.log, [said]);
 }
@@ -419,16 +419,31 @@ fn unauthorized_answer_is_not_contact() {
 }
 
 #[test]
-fn any_other_answer_is_contact() {
-    for status in [403, 404, 409, 429, 500, 503] {
+fn only_an_accepted_renewal_or_status_is_contact() {
+    let heard = |answer: fn(&mut World) -> bool| {
         let mut world = World::silent_trial();
-        while world.process.as_ref().is_some_and(|process| process.requests.is_empty()) {
+        let waits = |world: &World| world.process.as_ref().is_some_and(|process| process.requests.is_empty());
+        while waits(&world) {
             world.advance(SECOND);
             world.handle(Event::Tick);
             while world.do_step() || world.do_facts() {}
         }
-        let answer = kedge_sim::hub::refused(status, "", "");
-        assert!(world.do_request(Some(answer)), "GET /version");
-        assert!(world.report().config.contact, "{status}");
-    }
+        assert!(answer(&mut world), "GET /version");
+        world.report().config.contact
+    };
+    assert!(!heard(|world| world.do_request(Some(Answer::Accepted(Some(json!({"gitVersion": "v1.36.0"})))))));
+    assert!(!heard(|world| world.do_request(Some(kedge_sim::hub::refused(403, "", "")))));
+    assert!(!heard(|world| {
+        world.handle(Event::Renewed(kedge_sim::hub::refused(503, "", "")));
+        world.handle(Event::Contact);
+        world.do_watch_node()
+    }));
+    assert!(heard(|world| {
+        world.handle(Event::Renewed(Answer::Accepted(None)));
+        true
+    }));
+    assert!(heard(|world| {
+        world.handle(Event::Answered(RequestKind::PatchStatus, Answer::Accepted(None)));
+        true
+    }));
 }

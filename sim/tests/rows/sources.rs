@@ -1,7 +1,7 @@
 //! Sources (ARCHITECTURE.md) on an API server that is not a hub, and which ConfigMaps are listed and downloaded. What else a
 //! running agent does about a source: `source.txt`.
 
-use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL, payload};
+use crate::{A, B, DEFAULT, HOUR, MINUTE, TRIAL_AND_A_RENEWAL, payload};
 use kedge_api::{CONFIG_SOURCE_ANNOTATION, CONFIG_STATUS_ANNOTATION};
 use kedge_core::config::records::CHECKPOINT_BYTES;
 use kedge_core::{Action, Event, Request};
@@ -17,7 +17,7 @@ fn kubernetes_annotations_are_source_and_mirror() {
     world.turn();
     world.restart();
     assert_eq!(world.used(), A);
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     assert_eq!(world.state(), "known-good");
     world.check_config_ok("True", &format!("using current (UID: {uid})"), "all checks passed");
     let annotations = &world.hub.node().expect("registered")["metadata"]["annotations"];

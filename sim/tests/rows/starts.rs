@@ -1,6 +1,6 @@
 //! What a start reads and in which order it acts. What it decides: `start.txt` and `previous-run.txt`.
 
-use crate::{A, B, HOUR, TRIAL, payload};
+use crate::{A, B, HOUR, TRIAL_AND_A_RENEWAL, payload};
 use kedge_core::config::records::StateFile;
 use kedge_core::{Action, Step};
 use kedge_sim::{Seen, World};
@@ -60,7 +60,7 @@ fn proven_config_beyond_the_bounds_comes_back() {
     world.drop_in("nodeLeaseDurationSeconds: 40");
     world.start();
     world.adopt("a", &payload(A, "nodeLeaseDurationSeconds: 2147483647"));
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     assert_eq!(world.state(), "known-good");
     world.stop();
     world.drop_in("");

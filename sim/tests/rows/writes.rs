@@ -1,6 +1,6 @@
 //! Transitions under way, and when a refused write is repeated. What is written: `adoption-writes.txt`, `failed-writes.txt`.
 
-use crate::{A, B, MINUTE, SECOND, TRIAL, payload, short};
+use crate::{A, B, MINUTE, SECOND, TRIAL, TRIAL_AND_A_RENEWAL, payload, short};
 use kedge_sim::World;
 use kedge_sim::disk::WriteFault;
 
@@ -21,7 +21,7 @@ fn settled() -> World {
     let mut world = World::new();
     world.start();
     world.adopt("a", &payload(A, ""));
-    world.run_for(TRIAL);
+    world.run_for(TRIAL_AND_A_RENEWAL);
     world
 }
 

@@ -6,10 +6,10 @@
 //! what it led to, `repeat N` shows the first and the last of rounds that are alike, `$a` is the UID of ConfigMap `a`.
 
 use crate::output::{Observer, shortened_rounds};
-use kedge_core::{Event, Exit, Step};
+use kedge_core::{Answer, Event, Exit, Step};
 use kedge_sim::disk::{WriteFault, name};
 use kedge_sim::hub::{Flavour, Hub, NAMESPACE};
-use kedge_sim::situations::TRIAL;
+use kedge_sim::situations::TRIAL_AND_A_RENEWAL;
 use kedge_sim::{NODE, Seen, World, map_event, payload};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -77,7 +77,7 @@ impl Stage {
                 self.observer.config_maps.insert("a".into());
                 world.start();
                 world.adopt("a", &text_of("maxPods=201"));
-                world.run_for(TRIAL);
+                world.run_for(TRIAL_AND_A_RENEWAL);
                 assert_eq!(world.state(), "known-good");
             }
             "start" => {
@@ -265,7 +265,7 @@ impl Stage {
                 world.handle(map_event(NAMESPACE, name, object));
             }
             "lists-again" => world.list_again(),
-            "contact" => world.handle(Event::Contact),
+            "contact" => world.handle(Event::Renewed(Answer::Accepted(None))),
             "tick" => world.handle(Event::Tick),
             "start-event" => world.handle(Event::Start),
             _ => return false,

@@ -25,8 +25,8 @@ pub(crate) struct Config {
 pub(crate) struct Past {
     /// Running time since the last crash.
     pub(crate) ran: Duration,
-    /// An answer arrived while it ran.
-    pub(crate) contact: bool,
+    /// How long it had run when the API server last accepted a renewal.
+    pub(crate) renewed: Option<Duration>,
     /// Crashes of recorded runs since it last ran for a whole trial.
     pub(crate) crashes: u32,
     /// Running time last written durably, if nothing allows to forget it.
@@ -114,9 +114,12 @@ impl Model {
         }
     }
 
-    pub(crate) fn contact(&mut self) {
+    /// The API server accepted a renewal.
+    pub(crate) fn renewed(&mut self, now: Duration, designs: &[Design]) {
+        self.ran(now, designs);
         if let Some(config) = self.run.as_ref().and_then(|run| run.config) {
-            self.past.entry(config.id).or_default().contact = true;
+            let past = self.past.entry(config.id).or_default();
+            past.renewed = Some(past.ran);
         }
     }
 
@@ -159,6 +162,7 @@ impl Model {
         if crashed && open {
             self.last_crash = Some((config.id, past.clone()));
             past.ran = Duration::ZERO;
+            past.renewed = None;
             past.saved_ms = None;
             past.crashes += u32::from(counts);
         }
@@ -251,6 +255,17 @@ impl Model {
         self.past = self.elsewhere.remove(to).unwrap_or_default();
     }
 
+    /// The configs that these verdicts allow to be tried again have no counts.
+    pub(crate) fn begins_anew(&mut self, bad: &Value) {
+        let contents = bad.as_object().into_iter().flatten();
+        let contents = contents.filter_map(|(_, entry)| entry["contents"].as_object()).flatten();
+        for (id, _) in contents.filter(|(_, verdict)| verdict["retry"] == true) {
+            if let Some(past) = ConfigId::parse(id).and_then(|id| self.past.get_mut(&id)) {
+                (past.crashes, past.saved_ms) = (0, None);
+            }
+        }
+    }
+
     /// Somebody did something after which earlier crashes need not be remembered.
     pub(crate) fn forget_crashes(&mut self) {
         let doubted = self.last_crash.iter_mut().map(|(_, past)| past).chain(self.judged.values_mut());
@@ -275,9 +290,9 @@ pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Final verdicts in a `bad-configs.json`: not to be tried again, and not merely suspected of having lost contact once.
+/// Final verdicts in a `bad-configs.json`: not to be tried again, and not merely suspected of having lost contact.
 pub(crate) fn final_verdicts(bad: &Value) -> Vec<Judged> {
-    verdicts(bad, |verdict| verdict["kind"] != "contact" || verdict["lost"].as_u64() >= Some(2))
+    verdicts(bad, |verdict| verdict["kind"] != "contact")
 }
 
 /// Contents that are banned now, suspicions included.

@@ -15,8 +15,30 @@ pub(crate) const CUTS: u32 = 28;
 /// be condemned for a lack of contact before there was time for any.
 pub(crate) const SHORTEST_TRIAL_MS: u64 = 60_000;
 
-/// Trials without contact that make a verdict final: one outage, however long, must not.
-pub(crate) const SILENT_TRIALS: u8 = 2;
+/// Where waits and patience end: a config is tried again once a day at least, whatever happened to it.
+pub(crate) const LONGEST_WAIT_MS: u64 = 24 * 3600 * 1000;
+
+/// How long a fallback must run well before a config that lost contact that many times is tried again: after the first time not
+/// at all, then for the fallback's trial, and twice as long after each further time.
+pub(crate) fn wait_ms(lost: u8, terms: Terms) -> u64 {
+    match lost {
+        0 | 1 => 0,
+        _ => {
+            let times = 1_u64.checked_shl(u32::from(lost) - 2).unwrap_or(u64::MAX);
+            terms.settled_after_ms().saturating_mul(times).min(LONGEST_WAIT_MS)
+        }
+    }
+}
+
+/// How long a config in its trial may be silent: its trial; a suspected one, longer than the outage that its fallback went through.
+pub(crate) fn patience_ms(terms: Terms, entry: Option<&Verdict>) -> u64 {
+    terms.settled_after_ms().max(entry.map_or(0, |entry| entry.patience_ms))
+}
+
+/// The patience with a config that is tried again after its fallback's longest silence.
+pub(crate) fn patience_after_ms(terms: Terms, worst_silence_ms: u64) -> u64 {
+    terms.settled_after_ms().saturating_add(worst_silence_ms.saturating_mul(2)).min(LONGEST_WAIT_MS)
+}
 
 /// What a config says about its own trial.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -213,13 +235,9 @@ pub(crate) struct Role {
     pub last_known_good: bool,
 }
 
-/// rule f: contact. A whole trial of running without any; a running agent then exits, and the start gives the verdict.
-pub(crate) fn lost_contact(startups: &Startups, terms: Terms, role: Role) -> bool {
-    role.assigned
-        && role.downloaded
-        && !role.last_known_good
-        && !startups.contact
-        && startups.ran_ms >= terms.settled_after_ms()
+/// rule f: contact. Silent for a whole trial of running; a running agent then exits, and the start gives the verdict.
+pub(crate) fn lost_contact(startups: &Startups, patience_ms: u64, role: Role) -> bool {
+    role.assigned && role.downloaded && !role.last_known_good && startups.silent_ms >= patience_ms
 }
 
 /// The verdict for a kind, with the reason the condition will show. `before` is the entry there was.
@@ -238,6 +256,7 @@ pub(crate) fn verdict(
         detail: String::new(),
         lost: if kind == BadKind::Contact { lost.saturating_add(1) } else { lost },
         retry: false,
+        patience_ms: before.map_or(0, |entry| entry.patience_ms),
     }
 }
 
@@ -477,27 +496,43 @@ mod tests {
     fn rule_f_needs_an_assigned_and_downloaded_config() {
         let terms = Terms::default();
         let role = Role { assigned: true, downloaded: true, last_known_good: false };
-        let silent = with(0, 0, 600_000);
-        assert!(lost_contact(&silent, terms, role));
-        assert!(!lost_contact(&with(0, 0, 599_999), terms, role));
-        assert!(!lost_contact(&Startups { contact: true, ..silent.clone() }, terms, role));
-        assert!(!lost_contact(&silent, terms, Role { assigned: false, ..role }));
-        assert!(!lost_contact(&silent, terms, Role { downloaded: false, ..role }));
-        assert!(!lost_contact(&silent, terms, Role { last_known_good: true, ..role }));
-        let none = Terms { trial_ms: 0, ..terms };
-        assert!(
-            !lost_contact(&with(0, 0, 0), none, role),
-            "a trial of 0 leaves a minute for the first contact"
-        );
-        assert!(lost_contact(&with(0, 0, 60_000), none, role));
+        let silent = silent_for(600_000);
+        let patience = patience_ms(terms, None);
+        assert!(lost_contact(&silent, patience, role));
+        assert!(!lost_contact(&silent_for(599_999), patience, role));
+        assert!(!lost_contact(&silent, patience, Role { assigned: false, ..role }));
+        assert!(!lost_contact(&silent, patience, Role { downloaded: false, ..role }));
+        assert!(!lost_contact(&silent, patience, Role { last_known_good: true, ..role }));
+        let patience = patience_ms(Terms { trial_ms: 0, ..terms }, None);
+        assert!(!lost_contact(&silent_for(59_999), patience, role), "a minute for the first contact");
+        assert!(lost_contact(&silent_for(60_000), patience, role));
+    }
+
+    fn silent_for(silent_ms: u64) -> Startups {
+        Startups { silent_ms, ..with(0, 0, silent_ms) }
     }
 
     #[test]
-    fn second_silent_trial_is_counted() {
+    fn each_silent_trial_doubles_the_wait_up_to_a_day() {
         let wall = Timestamp::default();
         let first = verdict(BadKind::Contact, "current", "u", wall, None);
         let second = verdict(BadKind::Contact, "current", "u", wall, Some(&first));
-        assert_eq!((first.lost, second.lost, second.retry), (1, SILENT_TRIALS, false));
+        assert_eq!((first.lost, second.lost, second.retry), (1, 2, false));
+        let waits = [1, 2, 3, 4, 9, 10, 255].map(|lost| wait_ms(lost, Terms::default()) / 60_000);
+        assert_eq!(waits, [0, 10, 20, 40, 1280, 1440, 1440], "minutes");
+    }
+
+    #[test]
+    fn patience_outlasts_the_outage_of_the_fallback() {
+        let terms = Terms::default();
+        let minutes = |silence: u64| patience_after_ms(terms, silence * 60_000) / 60_000;
+        assert_eq!([0, 5, 60, 1000, u64::MAX / 60_000].map(minutes), [10, 20, 130, 1440, 1440]);
+        let entry = Verdict {
+            patience_ms: 1_200_000,
+            ..verdict(BadKind::Contact, "current", "u", Timestamp::default(), None)
+        };
+        assert_eq!(patience_ms(terms, Some(&entry)), 1_200_000);
+        assert_eq!(patience_ms(Terms { trial_ms: 3_600_000, ..terms }, Some(&entry)), 3_600_000);
     }
 
     #[test]

@@ -211,8 +211,12 @@ pub struct Startups {
     pub ran_as: RanAs,
     /// Running time since the last counted startup, up to the end of the trial.
     pub ran_ms: u64,
-    /// It had contact with an API server.
+    /// It had contact with an API server: an accepted renewal or status.
     pub contact: bool,
+    /// Running time since then, or since it began, as last saved.
+    pub silent_ms: u64,
+    /// The longest such silence while a suspected config waits for it.
+    pub worst_silence_ms: u64,
     /// Counted startups since it last ran for a whole trial, by wall time.
     pub startups: heapless::Vec<Timestamp, STARTUPS>,
     /// Power cuts since the last save of `ran_ms`.
@@ -234,6 +238,8 @@ impl Startups {
             ran_as,
             ran_ms: 0,
             contact: false,
+            silent_ms: 0,
+            worst_silence_ms: 0,
             startups: heapless::Vec::new(),
             cuts: 0,
             open: None,
@@ -256,7 +262,7 @@ pub enum BadKind {
     CrashLoop,
     /// Too many power cuts in its trial.
     Cuts,
-    /// No contact with the API server in a whole trial; a suspicion until it happened twice.
+    /// No contact with the API server for a whole trial: a suspicion, for the network may have been away.
     Contact,
     /// Verdicts were lost while it was assigned.
     Unknown,
@@ -280,6 +286,9 @@ pub struct Verdict {
     /// It may be tried once more.
     #[serde(default)]
     pub retry: bool,
+    /// How long it may be silent then: longer than the outage that its fallback went through.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub patience_ms: u64,
 }
 
 /// Everything known against one ConfigMap.
@@ -307,6 +316,7 @@ impl BadConfigs {
                 detail: String::new(),
                 lost: 0,
                 retry: false,
+                patience_ms: 0,
             }),
             (Some(contents), Some(id)) => contents.get(&id).cloned(),
             (Some(_), None) => None,
@@ -562,6 +572,10 @@ struct StartupsJson {
     id: String,
     ran_ms: u64,
     contact: bool,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    silent_ms: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    worst_silence_ms: u64,
     startups: heapless::Vec<Timestamp, STARTUPS>,
     cuts: u32,
     open: Option<String>,
@@ -603,6 +617,8 @@ impl Startups {
                 ran_as,
                 ran_ms: json.ran_ms,
                 contact: json.contact,
+                silent_ms: json.silent_ms,
+                worst_silence_ms: json.worst_silence_ms,
                 startups: json.startups,
                 cuts: json.cuts,
                 open: json.open,
@@ -622,6 +638,8 @@ impl Startups {
             },
             ran_ms: self.ran_ms,
             contact: self.contact,
+            silent_ms: self.silent_ms,
+            worst_silence_ms: self.worst_silence_ms,
             startups: self.startups.clone(),
             cuts: self.cuts,
             open: self.open.clone(),
@@ -875,6 +893,7 @@ mod tests {
             detail: String::new(),
             lost: 0,
             retry: false,
+            patience_ms: 0,
         }
     }
 

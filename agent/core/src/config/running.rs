@@ -8,7 +8,7 @@
 
 use crate::config::digest::ConfigId;
 use crate::config::disk::{AssignedNow, Disk, Identity, payload};
-use crate::config::judge::{self, Role, SILENT_TRIALS};
+use crate::config::judge::{self, Role};
 use crate::config::records::{
     Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known, RanAs,
     Recorded, Startups, StateFile, Verdict, shortened,
@@ -111,10 +111,9 @@ enum Transition {
     NoteSource { current: Current },
     Unassign { node_uid: String, why: String },
     TrialProgress { startups: Startups },
-    Promote { startups: Startups, config: ConfigRecord },
-    TrialWithoutContact { startups: Startups },
-    ContactUnderFallback { bad: BadConfigs, progress: Option<Startups> },
-    ContactUnderRetry { startups: Startups, bad: BadConfigs },
+    Promote { startups: Startups, config: ConfigRecord, bad: Option<BadConfigs> },
+    SilentTrial { startups: Startups },
+    WaitOver { bad: BadConfigs, progress: Option<Startups> },
     TryAssigned { startups: Startups },
     RecordVerdict { bad: BadConfigs },
     Forgive { uid: String, bad: BadConfigs, counts: Option<Startups> },
@@ -130,9 +129,8 @@ impl Transition {
             Self::Unassign { .. } => "unassign",
             Self::TrialProgress { .. } => "trial-progress",
             Self::Promote { .. } => "promote",
-            Self::TrialWithoutContact { .. } => "trial-over-without-contact",
-            Self::ContactUnderFallback { .. } => "contact-under-fallback",
-            Self::ContactUnderRetry { .. } => "contact-under-retry",
+            Self::SilentTrial { .. } => "silent-trial",
+            Self::WaitOver { .. } => "wait-over",
             Self::TryAssigned { .. } => "try-assigned",
             Self::RecordVerdict { .. } => "record-verdict",
             Self::Forgive { .. } => "forgive",
@@ -146,8 +144,8 @@ impl Transition {
             self,
             Self::Adopt { .. }
                 | Self::Unassign { .. }
-                | Self::TrialWithoutContact { .. }
-                | Self::ContactUnderFallback { .. }
+                | Self::SilentTrial { .. }
+                | Self::WaitOver { .. }
                 | Self::TryAssigned { .. }
                 | Self::CleanExit { .. }
         )
@@ -220,6 +218,10 @@ pub(crate) struct Configuration {
     run_began: Duration,
     /// Running time of the config at the last save of progress.
     saved_ran_ms: u64,
+    /// When an API server last accepted a renewal or a status, or when this run began.
+    silent_since: Duration,
+    /// A renewal was accepted when the trial was over.
+    is_promotable: bool,
     assigned: Option<Identity>,
     last_known_good: Option<Identity>,
     obstacle: Option<Obstacle>,
@@ -245,8 +247,6 @@ pub(crate) struct Configuration {
     must_sweep: bool,
     /// An edit of the list of bad configs that came while a transition was under way.
     edited_bad: Option<Known<BadConfigs>>,
-    /// Contact in this run. `in_use.startups.contact`: at any time since the config was adopted.
-    contact_in_this_run: bool,
     stop: Option<String>,
     forgive: Vec<String>,
     reset: bool,
@@ -291,6 +291,8 @@ impl Configuration {
             in_use: started.in_use,
             run_began: now.mono,
             saved_ran_ms,
+            silent_since: now.mono,
+            is_promotable: false,
             assigned: started.assigned,
             last_known_good: started.last_known_good,
             obstacle: started.obstacle,
@@ -306,7 +308,6 @@ impl Configuration {
             unnamed: None,
             must_sweep: false,
             edited_bad: None,
-            contact_in_this_run: false,
             stop: None,
             forgive: Vec::new(),
             reset: false,
@@ -388,10 +389,30 @@ impl Configuration {
         }
     }
 
-    /// The API server answered.
-    pub(crate) fn contact(&mut self) {
-        self.contact_in_this_run = true;
-        self.in_use.startups.contact = true;
+    /// An API server accepted a renewal or a status under the config in use: contact.
+    pub(crate) fn contact(&mut self, now: Now) {
+        let silence = self.silent_ms(now);
+        let startups = &mut self.in_use.startups;
+        startups.worst_silence_ms = startups.worst_silence_ms.max(silence);
+        (startups.contact, startups.silent_ms) = (true, 0);
+        self.silent_since = now.mono;
+    }
+
+    /// An API server accepted a renewal. One that comes just after the process began may be the last before the config cuts the
+    /// node off: it proves nothing about the trial.
+    pub(crate) fn renewed(&mut self, now: Now) {
+        self.contact(now);
+        let trial_ms = self.in_use.terms.trial_ms;
+        let lease_secs = u64::from(self.in_use.effective.config.node_lease_duration_secs);
+        let two_periods = Duration::from_millis(lease_secs * 1000 / 2).min(Duration::from_millis(trial_ms));
+        let is_old = now.mono.saturating_sub(self.run_began) >= two_periods;
+        self.is_promotable |= self.in_trial() && is_old && self.ran_ms(now) >= trial_ms;
+    }
+
+    /// Running time since the last contact, or since the config began.
+    fn silent_ms(&self, now: Now) -> u64 {
+        let since = now.mono.saturating_sub(self.silent_since).as_millis();
+        self.in_use.startups.silent_ms.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
     /// The agent was asked to stop.
@@ -583,8 +604,14 @@ impl Configuration {
                 deadlines.push(at(self.save_due_ms()));
                 deadlines.push(at(terms.settled_after_ms()));
             }
-            if self.in_trial() && self.in_use.startups.contact {
-                deadlines.push(at(terms.trial_ms));
+            if self.in_trial() {
+                deadlines.push(at(self.save_due_ms()));
+                let left = self.patience_ms().saturating_sub(self.in_use.startups.silent_ms);
+                deadlines.push(self.silent_since + Duration::from_millis(left));
+            }
+            if let Some(wait_ms) = self.wait_ms() {
+                deadlines.push(at(wait_ms));
+                deadlines.push(at(self.save_due_ms()));
             }
         }
         if self.waits_for_disk() {
@@ -642,27 +669,25 @@ impl Configuration {
                 Transition::TrialProgress { startups } => {
                     durable!(disk.put_startups(steps, startups.clone()))
                 }
-                Transition::Promote { startups, config } => {
+                Transition::Promote { startups, config, bad } => {
                     durable!(disk.put_startups(steps, startups.clone()));
                     durable!(disk.put_last_known_good(steps, Some(config.clone())));
+                    if let Some(bad) = bad {
+                        durable!(disk.put_bad_configs(steps, bad.clone()));
+                    }
                 }
-                Transition::TrialWithoutContact { startups } => {
+                Transition::SilentTrial { startups } => {
                     durable!(disk.put_startups(steps, startups.clone()));
                     exit = Some(
-                        "no contact with the API server during the whole trial, restarting for the verdict"
-                            .into(),
+                        "no contact with the API server for a whole trial, restarting for the verdict".into(),
                     );
                 }
-                Transition::ContactUnderFallback { bad, progress } => {
+                Transition::WaitOver { bad, progress } => {
                     durable!(disk.put_bad_configs(steps, bad.clone()));
                     self.close(progress.as_ref(), &mut disk, steps)?;
                     exit = Some(
                         "the network works again, restarting to try the assigned config once more".into(),
                     );
-                }
-                Transition::ContactUnderRetry { startups, bad } => {
-                    durable!(disk.put_startups(steps, startups.clone()));
-                    durable!(disk.put_bad_configs(steps, bad.clone()));
                 }
                 Transition::TryAssigned { startups } => {
                     // written even if it is there already: only a write that succeeds says that the disk works
@@ -730,7 +755,7 @@ impl Configuration {
             return self.failed(now, &kind, why);
         }
         self.write_failed = false;
-        if let Some(notice) = self.succeeded(&kind, &before) {
+        if let Some(notice) = self.succeeded(now, &kind, &before) {
             self.notices.push(notice);
         }
         match ended.exit {
@@ -751,19 +776,18 @@ impl Configuration {
     }
 
     /// Updates everything but the disk after a finished transition; returns what to report.
-    fn succeeded(&mut self, kind: &Transition, before: &Disk) -> Option<Notice> {
+    fn succeeded(&mut self, now: Now, kind: &Transition, before: &Disk) -> Option<Notice> {
         if matches!(
             kind,
-            Transition::TrialProgress { .. }
-                | Transition::Promote { .. }
-                | Transition::ContactUnderRetry { .. }
-                | Transition::RecordVerdict { .. }
+            Transition::TrialProgress { .. } | Transition::Promote { .. } | Transition::RecordVerdict { .. }
         ) {
             self.evidence_unrecorded = false;
         }
         let normal = |reason, message| Some(Notice { warning: false, reason, message });
         match kind {
-            Transition::Promote { startups, config } => {
+            Transition::Promote { startups, config, .. } => {
+                self.is_promotable = false;
+                self.saved_ran_ms = startups.ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
                 self.last_known_good = self.in_use.config.as_ref().map(|(_, is)| *is);
                 self.must_sweep = true;
@@ -779,10 +803,7 @@ impl Configuration {
                 )
             }
             Transition::TrialProgress { startups } => {
-                self.saved(startups);
-                None
-            }
-            Transition::ContactUnderRetry { startups, .. } => {
+                self.saved_ran_ms = startups.ran_ms.max(self.ran_ms(now));
                 self.saved(startups);
                 None
             }
@@ -863,13 +884,16 @@ impl Configuration {
         }
     }
 
-    /// Takes over the saved counts. Running time is still counted from the start of this run, and contact made meanwhile is kept.
+    /// Takes over the saved counts. Running time and silence are still counted from the start of this run, and contact made
+    /// meanwhile is kept.
     fn saved(&mut self, startups: &Startups) {
-        self.saved_ran_ms = startups.ran_ms;
         let InUse { startups: ours, .. } = &mut self.in_use;
+        let heard = ours.contact;
         *ours = Startups {
             ran_ms: ours.ran_ms,
-            contact: startups.contact || self.contact_in_this_run,
+            silent_ms: ours.silent_ms,
+            worst_silence_ms: ours.worst_silence_ms,
+            contact: startups.contact || heard,
             ..startups.clone()
         };
     }
@@ -919,9 +943,8 @@ impl Configuration {
             return None;
         }
         from_source
-            .or_else(|| self.contact_under_retry(now))
             .or_else(|| self.promotion(now))
-            .or_else(|| self.trial_without_contact(now))
+            .or_else(|| self.silent_trial(now))
             .or_else(|| self.progress(now))
             .or_else(|| self.retry_assigned(now))
     }
@@ -1208,35 +1231,63 @@ impl Configuration {
         self.facts.dynamic && self.in_use.config.is_some() && !proof
     }
 
-    /// The counts as of now: running time, and after a whole trial no startups.
+    /// The counts as of now: running time, silence where it matters, and after a whole trial no startups.
     fn progressed(&self, now: Now) -> Startups {
         let settled = self.in_use.terms.settled_after_ms();
-        let ran_ms = self.ran_ms(now).min(settled.max(self.in_use.terms.trial_ms));
-        let mut startups = Startups { ran_ms, cuts: 0, ..self.in_use.startups.clone() };
+        let ran_ms = self.ran_ms(now).min(self.counts_up_to_ms());
+        let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
+        let (in_trial, waited_for) = (self.in_trial() && downloaded, self.suspected().is_some());
+        let silent_ms = if in_trial || waited_for { self.silent_ms(now) } else { 0 };
+        // less than the time between two saves is worth no write of its own
+        let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.saved_ran_ms);
+        let silent_ms = if is_long { silent_ms } else { 0 };
+        let worst_silence_ms = if waited_for { self.in_use.startups.worst_silence_ms } else { 0 };
+        let silent_ms = silent_ms.min(judge::LONGEST_WAIT_MS);
+        let mut startups =
+            Startups { ran_ms, silent_ms, worst_silence_ms, cuts: 0, ..self.in_use.startups.clone() };
         if ran_ms >= settled {
             startups.startups.clear();
         }
         startups
     }
 
+    /// The running time that is recorded at most: nothing asks for more.
+    fn counts_up_to_ms(&self) -> u64 {
+        let terms = self.in_use.terms;
+        terms.settled_after_ms().max(terms.trial_ms).max(self.wait_ms().unwrap_or_default())
+    }
+
     fn save_due_ms(&self) -> u64 {
         let every = self.in_use.terms.save_every_ms(self.saved_ran_ms);
+        // a long wait is saved in eighths: a cut may cost that much of it
+        let every = every.max(self.wait_ms().unwrap_or_default() / 8);
         let due = self.saved_ran_ms.saturating_add(every);
         // a save exactly at the end of the trial, not a little after it
-        let trial = self.in_use.terms.trial_ms;
-        if self.saved_ran_ms < trial { due.min(trial) } else { due.min(self.in_use.terms.settled_after_ms()) }
+        let ends = [self.in_use.terms.trial_ms, self.in_use.terms.settled_after_ms(), self.counts_up_to_ms()];
+        ends.into_iter().filter(|end| self.saved_ran_ms < *end).fold(due, u64::min)
     }
 
-    fn promotion(&mut self, now: Now) -> Option<Transition> {
-        let due = self.counts_running()
-            && self.in_trial()
-            && self.in_use.startups.contact
-            && self.ran_ms(now) >= self.in_use.terms.trial_ms;
-        let (config, _) = self.in_use.config.as_ref().filter(|_| due)?;
-        Some(Transition::Promote { startups: self.progressed(now), config: config.clone() })
+    fn promotion(&self, now: Now) -> Option<Transition> {
+        let due = self.counts_running() && self.in_trial() && self.is_promotable;
+        let (config, is) = self.in_use.config.as_ref().filter(|_| due)?;
+        // it was tried again, and was heard: the suspicion is over
+        let bad = self.disk.bad_configs.known().and_then(|bad| {
+            bad.verdict(&config.uid, Some(is.id)).filter(|verdict| verdict.retry)?;
+            let mut bad = bad.clone();
+            bad.clear(&config.uid, is.id).then_some(bad)
+        });
+        Some(Transition::Promote { startups: self.progressed(now), config: config.clone(), bad })
     }
 
-    fn trial_without_contact(&self, now: Now) -> Option<Transition> {
+    /// How long the config in use may be silent in its trial.
+    fn patience_ms(&self) -> u64 {
+        let entry = self.in_use.config.as_ref().and_then(|(config, is)| {
+            self.disk.bad_configs.known()?.verdict(&config.uid, Some(is.id)).filter(|verdict| verdict.retry)
+        });
+        judge::patience_ms(self.in_use.terms, entry.as_ref())
+    }
+
+    fn silent_trial(&self, now: Now) -> Option<Transition> {
         let downloaded = matches!(self.disk.assigned(), AssignedNow::Config(_, true));
         let role = Role {
             assigned: self.in_use.active == Active::Assigned,
@@ -1244,27 +1295,23 @@ impl Configuration {
             last_known_good: !self.in_trial(),
         };
         let startups = self.progressed(now);
-        let due = self.counts_running() && judge::lost_contact(&startups, self.in_use.terms, role);
-        due.then_some(Transition::TrialWithoutContact { startups: Startups { open: None, ..startups } })
+        let due = self.counts_running() && judge::lost_contact(&startups, self.patience_ms(), role);
+        due.then_some(Transition::SilentTrial { startups: Startups { open: None, ..startups } })
     }
 
     fn progress(&mut self, now: Now) -> Option<Transition> {
-        let settled =
-            self.saved_ran_ms >= self.in_use.terms.settled_after_ms().max(self.in_use.terms.trial_ms);
-        let due = self.counts_running() && !settled && self.ran_ms(now) >= self.save_due_ms();
-        due.then(|| Transition::TrialProgress { startups: self.progressed(now) })
-    }
-
-    fn contact_under_retry(&self, now: Now) -> Option<Transition> {
-        if !self.contact_in_this_run || self.in_use.active != Active::Assigned || !self.counts_running() {
+        let is_settled = self.saved_ran_ms >= self.counts_up_to_ms() && !self.in_trial();
+        let due = self.counts_running() && !is_settled && self.ran_ms(now) >= self.save_due_ms();
+        if !due {
             return None;
         }
-        let (config, is) = self.in_use.config.as_ref()?;
-        let bad = self.disk.bad_configs.known()?;
-        bad.verdict(&config.uid, Some(is.id)).filter(|verdict| verdict.retry)?;
-        let mut bad = bad.clone();
-        bad.clear(&config.uid, is.id);
-        Some(Transition::ContactUnderRetry { startups: self.progressed(now), bad })
+        let startups = self.progressed(now);
+        if self.disk.startups.known() == Some(&startups) {
+            // the trial is over and waits for a renewal
+            self.saved_ran_ms = self.ran_ms(now);
+            return None;
+        }
+        Some(Transition::TrialProgress { startups })
     }
 
     // ------------------------------------------------------------------------------------------ while a fallback runs
@@ -1277,8 +1324,8 @@ impl Configuration {
         let AssignedNow::Config(config, _) = self.disk.assigned() else { return None };
         let content = self.assigned.as_ref();
         match (&self.obstacle, content) {
-            (Some(Obstacle::Marked { verdict, recorded: true }), Some(content)) => {
-                self.contact_under_fallback(now, &config, content.id, verdict)
+            (Some(Obstacle::Marked { recorded: true, .. }), Some(content)) => {
+                self.wait_over(now, &config, content.id)
             }
             (Some(Obstacle::Marked { recorded: false, .. }), _) => {
                 self.unrecorded_verdict().map(|bad| Transition::RecordVerdict { bad })
@@ -1311,19 +1358,34 @@ impl Configuration {
         Some(bad)
     }
 
-    fn contact_under_fallback(
-        &self,
-        now: Now,
-        config: &ConfigRecord,
-        id: ConfigId,
-        verdict: &Verdict,
-    ) -> Option<Transition> {
-        if !self.contact_in_this_run || verdict.kind != BadKind::Contact || verdict.lost >= SILENT_TRIALS {
+    /// The assigned config lost contact, and another one runs until the network has shown itself.
+    fn suspected(&self) -> Option<&Verdict> {
+        match &self.obstacle {
+            Some(Obstacle::Marked { verdict, recorded: true })
+                if verdict.kind == BadKind::Contact && self.in_use.active != Active::Assigned =>
+            {
+                Some(verdict)
+            }
+            _ => None,
+        }
+    }
+
+    /// How long what runs must run well before the suspected config is tried again.
+    fn wait_ms(&self) -> Option<u64> {
+        Some(judge::wait_ms(self.suspected()?.lost, self.in_use.terms))
+    }
+
+    fn wait_over(&self, now: Now, config: &ConfigRecord, id: ConfigId) -> Option<Transition> {
+        let verdict = self.suspected()?;
+        if !self.in_use.startups.contact || self.ran_ms(now) < self.wait_ms()? {
             return None;
         }
         let mut bad = self.disk.bad_configs.known()?.clone();
-        bad.mark(&config.uid, id, Verdict { retry: true, ..verdict.clone() }, &[&config.uid]);
-        Some(Transition::ContactUnderFallback { bad, progress: self.progress_at_exit(now) })
+        let worst = self.in_use.startups.worst_silence_ms;
+        // the terms of the config that waits are known again when it is parsed; until then those of what runs
+        let patience_ms = judge::patience_after_ms(self.in_use.terms, worst);
+        bad.mark(&config.uid, id, Verdict { retry: true, patience_ms, ..verdict.clone() }, &[&config.uid]);
+        Some(Transition::WaitOver { bad, progress: self.progress_at_exit(now) })
     }
 
     /// Judges the assigned config again by what may have changed: verdicts and content.

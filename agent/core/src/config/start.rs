@@ -410,7 +410,8 @@ fn try_to_run(
         threshold: trial.crash_loop_threshold,
     };
     // rules c and d again, with the terms it sets itself; rule f: contact
-    let lost = || judge::lost_contact(&startups, terms, role).then_some(BadKind::Contact);
+    let patience_ms = judge::patience_ms(terms, start_verdict.entry.as_ref());
+    let lost = || judge::lost_contact(&startups, patience_ms, role).then_some(BadKind::Contact);
     if let Some(kind) = judge::condemned_by_counts(&startups, terms).or_else(lost) {
         return start_verdict.condemn(steps, started, kind).map(Err);
     }

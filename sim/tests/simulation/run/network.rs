@@ -59,11 +59,11 @@ impl Simulation {
         Some(answer)
     }
 
-    pub(super) fn note_contact(&mut self, answer: &Answer) {
-        if answer.is_contact() {
-            self.model.contact();
-        } else if self.mutant == Some(Mutant::ContactWithoutAnswer) {
-            self.world.handle(Event::Contact);
+    /// A renewal was answered.
+    fn note_renewal(&mut self, answer: &Answer) {
+        if matches!(answer, Answer::Accepted(_)) {
+            let now = self.world.mono();
+            self.model.renewed(now, &self.designs);
         }
     }
 
@@ -91,8 +91,7 @@ impl Simulation {
         self.trace(|| format!("  {:?}: {answer}", request.kind()));
         self.hit("event", "Answered");
         self.events += 1;
-        self.world.do_request(Some(answer.clone()));
-        self.note_contact(&answer);
+        self.world.do_request(Some(answer));
         self.observe()
     }
 
@@ -112,8 +111,9 @@ impl Simulation {
         self.trace(|| format!("  renewal: {answer}"));
         self.hit("event", "Renewed");
         self.events += 1;
-        self.world.do_renewal(Some(answer.clone()));
-        self.note_contact(&answer);
+        self.note_renewal(&answer);
+        let is_believed = self.mutant == Some(Mutant::ContactWithoutAnswer);
+        self.world.do_renewal(Some(if is_believed { Answer::Accepted(None) } else { answer }));
         self.observe()
     }
 
@@ -126,7 +126,6 @@ impl Simulation {
             self.events += 1;
             self.trace(|| format!("  sees its Node: source {}", source_of(&node)));
             self.remember_node(node);
-            self.model.contact();
             self.observe()?;
         }
         let name = self.world.process.as_ref().and_then(|process| process.watched.clone());
@@ -147,7 +146,6 @@ impl Simulation {
             if let (Some((_, name)), false) = (name, map.is_null()) {
                 self.old_maps.push((name, map));
             }
-            self.model.contact();
         }
         self.observe()
     }
@@ -193,7 +191,7 @@ impl Simulation {
         if !self.link() {
             return Ok(());
         }
-        let contact = match self.random.below(13) {
+        match self.random.below(13) {
             0 | 1 if !self.old_nodes.is_empty() => {
                 let node = self.random.pick(&self.old_nodes).clone();
                 self.hit("fault", "stale node");
@@ -201,15 +199,12 @@ impl Simulation {
                 self.model.forget_crashes();
                 self.handle("NodeSeen", node_event(&node));
                 self.world.list_again();
-                true
             }
             2 | 3 if !self.old_maps.is_empty() => {
                 self.show_stale_config_map();
-                true
             }
             4 if !self.old_maps.is_empty() => {
                 self.show_wrong_uid();
-                true
             }
             5 => {
                 let name = *self.random.pick(&MAPS);
@@ -217,41 +212,31 @@ impl Simulation {
                 let why = "403 forbidden".to_owned();
                 self.handle("ConfigMapUnreadable", Event::ConfigMapUnreadable { namespace, name, why });
                 self.world.list_again();
-                false
             }
             6 => {
                 self.handle("Contact", Event::Contact);
-                true
             }
             7 => {
                 self.change_server();
-                false
             }
             8 => {
                 let read = self.world.read_bad_configs();
                 self.handle("BadConfigsRead", Event::BadConfigsRead(read));
-                false
             }
             9 | 10 if !self.orphans.is_empty() => {
                 let request = self.orphans.remove(0);
                 self.hit("fault", "executed after a restart");
                 self.trace(|| format!("  a request of a dead agent ARRIVES: {:?}", request.kind()));
                 self.world.hub.answer(NODE, &request);
-                false
             }
             11 if !self.old_nodes.is_empty() => {
                 self.show_another_nodes_node();
-                true
             }
             _ => {
                 self.hit("fault", "watch expired");
                 self.trace(|| "  lost its watches".into());
                 self.world.list_again();
-                false
             }
-        };
-        if contact {
-            self.model.contact();
         }
         self.observe()
     }

@@ -226,6 +226,10 @@ impl Simulation {
         match file {
             StateFile::BadConfigs => {
                 self.model.proven_by_verdict();
+                if self.under_way == Some("wait-over") {
+                    // a config that is tried again begins anew
+                    self.model.begins_anew(&record);
+                }
                 self.verdict_now = true;
                 self.invariant_a_forgiven_config_is_tried(&record)?;
                 self.note_verdicts(&record);
