@@ -279,7 +279,7 @@ fn plain_restart_loop_survives_a_crashing_config() {
 #[test]
 fn kill_during_a_stop_is_not_counted() {
     let setup = Setup::new("kill-in-stop", faulty());
-    let uid = setup.pin("edge-next", &payload(300, 0, ""));
+    let uid = setup.pin("edge-next", &payload(300, 2, ""));
     setup.runs(&uid);
     // the stop waits for a disk that is held
     let gate = setup.agent().run_dir().join("gate-disk");
