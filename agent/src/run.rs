@@ -283,7 +283,6 @@ impl Agent {
             clock: certificate_clock,
             events: event_sender.clone(),
             faults: faults.clone(),
-            seed,
         };
         let loops = Loops::start(parts, &mut watchdog)
             .map_err(|error| AgentError::System("start a thread", error))?;
@@ -471,12 +470,13 @@ impl Agent {
                 self.loops.disk(DiskOrder::ReadHostFacts);
                 self.loops.disk_if_free(DiskOrder::CheckBadConfigs);
             }
-            Action::Request(request) => self.loops.request(request),
-            Action::Renew { request, deadline } => self.loops.renew(request, deadline),
-            Action::WatchNode => self.loops.watch_node(),
-            Action::WatchConfigMap(which) => {
-                self.loops.watch_config_map(which, self.node.held_config_map());
+            Action::Request(request) => self.loops.request(self.node.server(), request),
+            Action::Renew { request, deadline } => self.loops.renew(self.node.server(), request, deadline),
+            Action::WatchNode(order) => self.loops.watch_node(self.node.server(), order),
+            Action::WatchConfigMap { namespace, name, order } => {
+                self.loops.watch_config_map(self.node.server(), Some(((namespace, name), order)));
             }
+            Action::EndConfigMapWatch => self.loops.watch_config_map(self.node.server(), None),
             Action::Exit { why, start_again } => self.exit = Some(Ordered { why, start_again }),
             Action::Log(Level::Warn, text) => log::warn!("{text}"),
             Action::Log(Level::Info, text) => log::info!("{text}"),

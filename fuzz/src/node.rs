@@ -132,8 +132,8 @@ fn act(world: &mut World, own: &str, input: &mut Input<'_>) {
             1 => world.lose_news(),
             2 => drop(world.hub.delete_config_map(input.one_of(&MAPS))),
             _ => {
-                let (namespace, name) = (NAMESPACE.into(), input.one_of(&MAPS).into());
-                world.handle(Event::ConfigMapUnreadable { namespace, name, why: system_text(input) });
+                let why = system_text(input);
+                world.refuse_map(&why);
             }
         },
         14 => world.handle(Event::Contact),
@@ -151,7 +151,7 @@ fn act(world: &mut World, own: &str, input: &mut Input<'_>) {
         }
         17 => match input.choice(4) {
             0 => world.handle(Event::Reset),
-            1 => world.handle(Event::ServerChanged),
+            1 => world.change_server(),
             2 => world.handle(Event::Stop("asked to stop by SIGTERM".into())),
             _ => world.board.set_wall(i64::from(input.byte()) * 100_000_000_000_000),
         },

@@ -342,6 +342,9 @@ fn ask_for_a_watch(api: &Arc<Api>, from: WatchFrom) {
             assert_ne!(resume.as_deref(), Some(""), "an empty version to resume from");
         }
         WatchEnd::Stopped { .. } => assert_eq!(events, EVENTS),
+        WatchEnd::Ended { resume } => {
+            assert_ne!(resume.as_deref(), Some(""), "an empty version to resume from");
+        }
         WatchEnd::Expired => {}
         WatchEnd::Cancelled => panic!("nobody cancelled it"),
     }

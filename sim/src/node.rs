@@ -15,7 +15,7 @@ use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
 use kedge_core::{
     Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, Report,
-    Request, Step,
+    Request, Step, WatchEnd, WatchFailure, Watched,
 };
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_platform::fake::{Loss, Losses};
@@ -47,6 +47,8 @@ pub struct Process {
     /// Namespace and name of the ConfigMap that is watched.
     pub watched: Option<(String, String)>,
     map_watch: Option<Watch>,
+    node_round: u64,
+    map_round: u64,
     pub exit: Option<String>,
     /// `maxPods` of the configuration in use.
     pub used: Option<u32>,
@@ -179,6 +181,8 @@ impl Node {
             node_watch: None,
             watched: None,
             map_watch: None,
+            node_round: 0,
+            map_round: 0,
             exit: None,
             used: None,
             stop_asked: false,
@@ -190,7 +194,7 @@ impl Node {
     pub fn handle(&mut self, event: Event) {
         let now = self.now();
         let Some(process) = &mut self.process else { return };
-        if matches!(event, Event::ServerChanged) {
+        if matches!(event, Event::Heard { server, .. } if server > process.node.server()) {
             process.asked.clear();
         }
         process.stop_asked |= matches!(event, Event::Stop(_));
@@ -255,12 +259,18 @@ impl Node {
                 }
                 process.renewal = Some((request, deadline));
             }
-            Action::WatchNode => process.node_watch = Some(Watch::new(&NODE, "", &self.name)),
-            Action::WatchConfigMap(wanted) => {
-                process.map_watch =
-                    wanted.as_ref().map(|(namespace, name)| Watch::new(&CONFIG_MAP, namespace, name));
-                process.watched = wanted;
+            Action::WatchNode(order) => {
+                assert!(order.round > process.node_round, "a round twice");
+                process.node_round = order.round;
+                process.node_watch = Some(Watch::new(&NODE, "", &self.name));
             }
+            Action::WatchConfigMap { namespace, name, order } => {
+                assert!(order.round > process.map_round, "a round twice");
+                process.map_round = order.round;
+                process.map_watch = Some(Watch::new(&CONFIG_MAP, &namespace, &name));
+                process.watched = Some((namespace, name));
+            }
+            Action::EndConfigMapWatch => (process.map_watch, process.watched) = (None, None),
             Action::Exit { why, start_again } => {
                 assert_eq!(start_again, !process.stop_asked, "another kind of end: {why:?}");
                 assert!(!why.is_empty() && process.step.is_none(), "it exits within a step: {why:?}");
@@ -395,6 +405,32 @@ impl Node {
     pub fn has_news(&self) -> bool {
         let Some(process) = &self.process else { return false };
         [&process.node_watch, &process.map_watch].into_iter().flatten().any(Watch::has_news)
+    }
+
+    /// The kubeconfig names another server: the agent hears of it on some stream, and nothing of that server yet.
+    pub fn change_server(&mut self) {
+        let Some(server) = self.process.as_ref().map(|process| process.node.server() + 1) else { return };
+        self.handle(Event::Heard { server, event: Box::new(Event::Tick) });
+    }
+
+    /// The round of this watch that is under way ends. Says whether there was one.
+    pub fn end_watch(&mut self, watched: Watched, end: WatchEnd) -> bool {
+        let Some(process) = &mut self.process else { return false };
+        let (watch, round) = match watched {
+            Watched::Node => (&mut process.node_watch, process.node_round),
+            Watched::ConfigMap => (&mut process.map_watch, process.map_round),
+        };
+        if watch.take().is_none() {
+            return false;
+        }
+        self.handle(Event::WatchEnded { watched, round, end });
+        true
+    }
+
+    /// The server refuses to show the ConfigMap that is watched.
+    pub fn refuse_map(&mut self, why: &str) -> bool {
+        let failure = Some((WatchFailure::Answered, why.to_owned()));
+        self.end_watch(Watched::ConfigMap, WatchEnd { failure, ..WatchEnd::default() })
     }
 
     /// The watches begin anew with a list, as after a broken connection of which nothing is known.

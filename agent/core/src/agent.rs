@@ -10,7 +10,7 @@ use crate::config::records::BadConfigs;
 use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
 use crate::config::source::requested_source;
 use crate::config::start::{self, Facts, Parsed, Started};
-use crate::contact::Contact;
+use crate::contact::{Contact, KUBECONFIG_LINE};
 use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
 use crate::kubelet::{self, ConfigError, Effective};
 use crate::node::lease::LeaseKeeper;
@@ -20,6 +20,7 @@ use crate::options::Options;
 use crate::pace::Jitter;
 use crate::report::{ConfigReport, LeaseReport, Report, StorageReport};
 use crate::requests::{LONGEST_WAIT, RequestSlot, describe};
+use crate::watching::{WatchEnd, WatchFailure, Watched, Watching};
 use crate::writes::{Steps, Suspend};
 use kedge_api::{self as api, excerpt};
 use serde_json::{Value, json};
@@ -50,6 +51,15 @@ struct Running {
     node: Option<Box<api::Node>>,
     node_known_missing: bool,
     server_is_hub: Option<bool>,
+    /// Which of the servers that the kubeconfig has named is asked now.
+    server: u64,
+    /// The source that the configuration knows is the one that this server's Node names. Until then no ConfigMap of this server
+    /// is read: another server may have another object under the name that was watched there.
+    is_source_of_this_server: bool,
+    /// A stream had no network, and none has had contact since.
+    is_out: bool,
+    node_watch: Watching,
+    map_watch: Watching,
     watched: Option<(String, String)>,
     /// The watched ConfigMap must be listed again.
     must_relist: bool,
@@ -150,12 +160,19 @@ impl Core {
         }
     }
 
+    /// Which of the servers that the kubeconfig has named is asked now: an action is for this one, see [`Event::Heard`].
+    pub fn server(&self) -> u64 {
+        match &self.phase {
+            Phase::Running(running) => running.server,
+            _ => 0,
+        }
+    }
+
     /// UID and resourceVersion of the ConfigMap that is to be watched, if a whole copy of that is on disk: an object that still
     /// has both need not be downloaded, and [`Event::ConfigMapUnchanged`] says so.
     pub fn held_config_map(&self) -> Option<(String, String)> {
         let Phase::Running(running) = &self.phase else { return None };
-        let (uid, resource_version) = running.configuration.held()?;
-        Some((uid.to_owned(), resource_version.to_owned()))
+        running.held()
     }
 
     /// The configuration in use, once there is one.
@@ -226,6 +243,11 @@ impl Running {
             node: None,
             node_known_missing: false,
             server_is_hub: None,
+            server: 0,
+            is_source_of_this_server: true,
+            is_out: false,
+            node_watch: Watching::new(Watched::Node),
+            map_watch: Watching::new(Watched::ConfigMap),
             watched: None,
             must_relist: false,
             seen_uid: String::new(),
@@ -287,7 +309,7 @@ impl Running {
         actions.push(Action::Use(Box::new(running.configuration.effective().as_ref().clone())));
         running.consume_evidence(actions);
         actions.push(Action::Sweep { keep: running.configuration.checkpoints_to_keep() });
-        actions.push(Action::WatchNode);
+        actions.push(Action::WatchNode(running.node_watch.list(None)));
         running
     }
 
@@ -323,7 +345,9 @@ impl Running {
                 }
             }
             Event::Answered(kind, answer) => self.answered(now, kind, answer, options, jitter, actions),
+            Event::Renewed(_) if self.lease.is_answered_by_another_server() => {}
             Event::Renewed(answer) => {
+                self.heard(now, &answer, jitter);
                 if matches!(answer, Answer::Accepted(_)) {
                     self.configuration.renewed(now);
                 }
@@ -334,6 +358,7 @@ impl Running {
                 self.note_renewal(now, &answer, options, actions);
             }
             Event::NodeSeen(node) if node.metadata.name != options.node_name => {
+                self.reached(now, jitter);
                 if !std::mem::replace(&mut self.wrong_node_logged, true) {
                     let line = format!(
                         "the API server answered with the Node of {:?}, expected {:?}; its config source is ignored",
@@ -344,6 +369,7 @@ impl Running {
                 }
             }
             Event::NodeSeen(node) => {
+                self.reached(now, jitter);
                 if !self.seen_uid.is_empty() && self.seen_uid != node.metadata.uid {
                     // perhaps a server that was set up again: a watch from a version of the old one would get no events
                     self.must_relist = true;
@@ -356,6 +382,7 @@ impl Running {
                 self.node = Some(node);
             }
             Event::NodeGone => {
+                self.reached(now, jitter);
                 self.lease.node(None, now);
                 self.status.node_gone();
                 (self.config_status_sent, self.config_status_doubted) = (None, None);
@@ -363,22 +390,28 @@ impl Running {
                 self.node = None;
             }
             Event::ConfigMapSeen { namespace, name, object } => {
+                self.reached(now, jitter);
                 self.configuration.object_seen(&namespace, &name, Object::Here(Rc::new(object)));
             }
             Event::ConfigMapUnchanged { namespace, name, uid, resource_version } => {
+                self.reached(now, jitter);
                 let object = Object::Unchanged { uid, resource_version };
                 self.configuration.object_seen(&namespace, &name, object);
             }
             Event::ConfigMapGone { namespace, name } => {
+                self.reached(now, jitter);
                 self.configuration.object_seen(&namespace, &name, Object::Missing);
             }
-            Event::ConfigMapUnreadable { namespace, name, why } => {
-                self.configuration.object_seen(&namespace, &name, Object::Unreadable(why));
+            Event::WatchEnded { watched, round, end } => {
+                self.watch_ended(now, watched, round, end, jitter, actions)
             }
             // an answer is not contact for a config: only what the API server accepts is
-            Event::Contact => self.contact.watch_answered(),
-            Event::NoAnswer { line, why, is_first } => {
-                log_lines(self.contact.no_answer(line, &why, is_first), actions);
+            Event::Contact => {
+                self.reached(now, jitter);
+                self.contact.watch_answered();
+            }
+            Event::NoKubeconfig(why) => {
+                log_lines(self.contact.no_answer(KUBECONFIG_LINE, &why, true), actions);
             }
             Event::BadConfigsRead(read) => self.configuration.bad_configs_edited(BadConfigs::read(&read)),
             Event::Forgive(uid) => {
@@ -394,20 +427,80 @@ impl Running {
                 self.status.disk_stalled(stalled);
             }
             Event::Reset => self.configuration.reset(),
-            Event::ServerChanged => {
-                // Nothing about the other server's Node may be compared with, or sent to, this one: under another server's
-                // rules its annotation could even read as "nothing is assigned".
-                self.server_is_hub = None;
-                self.configuration.server_changed();
-                self.contact.server_changed(now);
-                self.slots.values_mut().for_each(RequestSlot::server_changed);
-                self.lease.node(None, now);
-                self.status.node_gone();
-                (self.config_status_sent, self.config_status_doubted) = (None, None);
-                self.status_in_flight = None;
-                (self.node, self.node_known_missing) = (None, false);
+            Event::Heard { server, event } => {
+                if server > self.server {
+                    self.server_changed(now, server, actions);
+                }
+                if server == self.server {
+                    self.handle(now, *event, options, jitter, actions);
+                } else {
+                    self.answered_by_another_server(&event);
+                }
             }
             Event::Stop(why) => self.configuration.stop(&why),
+        }
+    }
+
+    /// Nothing about the other server's objects may be compared with, or sent to, this one: under another server's rules the Node's
+    /// annotation could even read as "nothing is assigned", and a ConfigMap of the same name is another object.
+    fn server_changed(&mut self, now: Now, server: u64, actions: &mut Vec<Action>) {
+        self.server = server;
+        self.server_is_hub = None;
+        self.slots.values_mut().for_each(RequestSlot::server_changed);
+        self.configuration.server_changed();
+        self.contact.server_changed(now);
+        self.lease.server_changed(now);
+        self.status.node_gone();
+        (self.config_status_sent, self.config_status_doubted) = (None, None);
+        self.status_in_flight = None;
+        (self.node, self.node_known_missing, self.is_out) = (None, false, false);
+        self.next_relist = now.mono;
+        self.is_source_of_this_server = false;
+        self.map_watch.stop();
+        if self.watched.take().is_some() {
+            actions.push(Action::EndConfigMapWatch);
+        }
+        let line = "the kubeconfig names another API server: what was read from the one before is forgotten";
+        actions.push(Action::Log(Level::Info, line.into()));
+        actions.push(Action::WatchNode(self.node_watch.list_another(None)));
+    }
+
+    /// News of a server that is not asked any more: only frees the way that the request took.
+    fn answered_by_another_server(&mut self, event: &Event) {
+        match event {
+            Event::Answered(kind, _) => drop(self.slot(*kind).is_answered_by_another_server()),
+            Event::Renewed(_) => drop(self.lease.is_answered_by_another_server()),
+            _ => {}
+        }
+    }
+
+    fn watch_ended(
+        &mut self,
+        now: Now,
+        watched: Watched,
+        round: u64,
+        end: WatchEnd,
+        jitter: &mut Jitter,
+        actions: &mut Vec<Action>,
+    ) {
+        let (watching, line) = match watched {
+            Watched::Node => (&mut self.node_watch, "watch-node"),
+            Watched::ConfigMap => (&mut self.map_watch, "watch-configmap"),
+        };
+        let report = watching.ended(now, round, end, jitter);
+        self.is_out |= report.is_unreachable;
+        let Some((failure, why)) = report.failure else { return };
+        match failure {
+            WatchFailure::Unreachable => {
+                log_lines(self.contact.no_answer(line, &why, report.is_first), actions);
+            }
+            WatchFailure::Answered if report.is_first => {
+                actions.push(Action::Log(Level::Warn, format!("{line}: {why}; retrying")));
+            }
+            WatchFailure::Answered => {}
+        }
+        if let Some((namespace, name)) = self.watched.as_ref().filter(|_| report.is_unreadable) {
+            self.configuration.object_seen(namespace, name, Object::Unreadable(why));
         }
     }
 
@@ -432,6 +525,29 @@ impl Running {
         }
     }
 
+    fn heard(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) {
+        self.is_out |= matches!(answer, Answer::Failed(_));
+        if answer.is_contact() {
+            self.reached(now, jitter);
+        }
+    }
+
+    /// The server answers: what waits for the network on another stream does not wait any longer.
+    fn reached(&mut self, now: Now, jitter: &mut Jitter) {
+        if std::mem::take(&mut self.is_out) {
+            self.node_watch.hurry(now, jitter);
+            self.map_watch.hurry(now, jitter);
+            self.lease.hurry(now, jitter);
+            self.slots.values_mut().for_each(|slot| slot.hurry(now, jitter));
+        }
+    }
+
+    /// The version of the watched ConfigMap of which a whole copy is on disk.
+    fn held(&self) -> Option<(String, String)> {
+        let (uid, resource_version) = self.configuration.held()?;
+        Some((uid.to_owned(), resource_version.to_owned()))
+    }
+
     fn answered(
         &mut self,
         now: Now,
@@ -445,6 +561,7 @@ impl Running {
         if slot.is_answered_by_another_server() {
             return;
         }
+        self.heard(now, &answer, jitter);
         if kind == RequestKind::PatchStatus && matches!(answer, Answer::Accepted(_)) {
             self.configuration.contact(now);
         }
@@ -452,6 +569,7 @@ impl Running {
         if !matches!(answer, Answer::Failed(_)) {
             self.contact.answered(&line);
         }
+        let slot = self.slots.entry(kind).or_default();
         let refused = match &answer {
             Answer::Accepted(_) => None,
             Answer::Refused { status, .. } => Some(*status),
@@ -534,7 +652,7 @@ impl Running {
         self.next_relist = now.mono + LONGEST_PATIENCE;
         actions
             .push(Action::Log(Level::Info, "the API server does not find the Node, reading it anew".into()));
-        actions.push(Action::WatchNode);
+        actions.push(Action::WatchNode(self.node_watch.list(None)));
     }
 
     // ------------------------------------------------------------------------------------------ due actions
@@ -560,7 +678,7 @@ impl Running {
         }
         self.consume_evidence(actions);
         self.note_condition(actions);
-        self.update_config_map_watch(actions);
+        self.update_watches(now, actions);
         self.refresh_host_facts(now, jitter, actions);
         self.send_due_requests(now, options, actions);
         if let Some(request) = self.lease.poll(now) {
@@ -592,6 +710,7 @@ impl Running {
         let annotation = node.metadata.annotations.get(api::CONFIG_SOURCE_ANNOTATION).map(String::as_str);
         let requested = requested_source(node.spec.config_source.as_ref(), annotation, is_hub);
         self.configuration.node_seen(&node.metadata.uid, requested);
+        self.is_source_of_this_server = true;
     }
 
     fn note_condition(&mut self, actions: &mut Vec<Action>) {
@@ -603,7 +722,16 @@ impl Running {
         }
     }
 
-    fn update_config_map_watch(&mut self, actions: &mut Vec<Action>) {
+    fn update_watches(&mut self, now: Now, actions: &mut Vec<Action>) {
+        if let Some(order) = self.node_watch.poll(now, None) {
+            actions.push(Action::WatchNode(order));
+        }
+        if self.is_source_of_this_server {
+            self.update_config_map_watch(now, actions);
+        }
+    }
+
+    fn update_config_map_watch(&mut self, now: Now, actions: &mut Vec<Action>) {
         // while the Node is unknown, the ConfigMap stays watched
         let wanted = match (self.configuration.requested_object(), &self.node) {
             (Some((namespace, name)), _) => Some((namespace.to_owned(), name.to_owned())),
@@ -611,9 +739,23 @@ impl Running {
             (None, None) => return,
         };
         let anew = self.configuration.take_must_read() | std::mem::take(&mut self.must_relist);
-        if wanted != self.watched || (anew && wanted.is_some()) {
-            actions.push(Action::WatchConfigMap(wanted.clone()));
-            self.watched = wanted;
+        let is_another = wanted != self.watched;
+        self.watched = wanted;
+        let Some((namespace, name)) = self.watched.clone() else {
+            if is_another {
+                self.map_watch.stop();
+                actions.push(Action::EndConfigMapWatch);
+            }
+            return;
+        };
+        let held = self.held();
+        let order = match (is_another, anew) {
+            (true, _) => Some(self.map_watch.list_another(held)),
+            (false, true) => Some(self.map_watch.list(held)),
+            (false, false) => self.map_watch.poll(now, held),
+        };
+        if let Some(order) = order {
+            actions.push(Action::WatchConfigMap { namespace, name, order });
         }
     }
 
@@ -744,6 +886,8 @@ impl Running {
         [
             self.configuration.next_deadline(now),
             self.lease.next_deadline(),
+            self.node_watch.next_deadline(),
+            self.map_watch.next_deadline(),
             (!self.awaits_host_facts).then_some(self.next_host_facts),
             report.filter(|at| self.node.is_some() && self.status_in_flight.is_none() && *at > now.mono),
             register.and_then(RequestSlot::free_at).filter(|at| *at > now.mono),

@@ -14,7 +14,7 @@ use std::time::Duration;
 const MORE_THAN_A_HICCUP: u64 = 2;
 
 /// The line of work of a kubeconfig that cannot be used. Each other problem of it is logged: it may be half corrected.
-pub const KUBECONFIG_LINE: &str = "kubeconfig";
+pub(crate) const KUBECONFIG_LINE: &str = "kubeconfig";
 
 /// A log line.
 type Line = (Level, String);

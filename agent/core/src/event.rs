@@ -5,6 +5,7 @@
 
 use crate::config::records::{CheckpointName, Read, StateFile};
 use crate::kubelet::Effective;
+use crate::watching::{WatchEnd, WatchOrder, Watched};
 use kedge_api as api;
 use kedge_api::Timestamp;
 use serde_json::Value;
@@ -48,13 +49,12 @@ pub enum Event {
     ConfigMapUnchanged { namespace: String, name: String, uid: String, resource_version: String },
     /// The ConfigMap does not exist.
     ConfigMapGone { namespace: String, name: String },
-    /// The ConfigMap could not be read.
-    ConfigMapUnreadable { namespace: String, name: String, why: String },
+    /// A round of a watch ended: which round of which object, and how.
+    WatchEnded { watched: Watched, round: u64, end: WatchEnd },
     /// A watch had an answer other than 401: contact.
     Contact,
-    /// A line of work of the shell, a watch, got no answer: its name, why, and whether it is the first time since its last
-    /// success.
-    NoAnswer { line: &'static str, why: String, is_first: bool },
+    /// The kubeconfig, which the shell reads, cannot be used: why.
+    NoKubeconfig(String),
     /// `bad-configs.json` changed on disk.
     BadConfigsRead(Read),
     /// The disk of the state has stopped answering, or answers again.
@@ -63,8 +63,9 @@ pub enum Event {
     Forgive(String),
     /// `kedge config reset`.
     Reset,
-    /// The kubeconfig now names another server, or another identity.
-    ServerChanged,
+    /// This came from the API server of that number: the servers that the kubeconfig has named are counted. News of an earlier
+    /// one is dropped; with the first of a later one, everything that was read from the earlier is forgotten.
+    Heard { server: u64, event: Box<Event> },
     /// The agent was asked to stop: by whom.
     Stop(String),
 }
@@ -90,11 +91,12 @@ pub enum Action {
     Request(Request),
     /// Ask the API server on the stream of renewals, then report `Renewed`.
     Renew { request: LeaseRequest, deadline: Duration },
-    /// List and watch the own Node from now on; if it is watched already, from a new list on.
-    WatchNode,
-    /// List and watch this ConfigMap from now on, and no other; None: none. If it is watched already, from a new list on. What
-    /// [`crate::Core::held_config_map`] names need not be read again.
-    WatchConfigMap(Option<(String, String)>),
+    /// Watch the own Node for one round, in place of the one under way, then report `WatchEnded`.
+    WatchNode(WatchOrder),
+    /// The same for this ConfigMap, and no other.
+    WatchConfigMap { namespace: String, name: String, order: WatchOrder },
+    /// Watch no ConfigMap any more.
+    EndConfigMapWatch,
     /// End this run. Only log lines follow.
     Exit {
         why: String,

@@ -23,11 +23,11 @@ pub use config::digest::{ConfigId, Digest};
 pub use config::judge::{DISK_LOOP, Exit, PreviousRun};
 pub use config::running::Forgiveness;
 pub use config::start::Active;
-pub use contact::{ContactReport, KUBECONFIG_LINE};
+pub use contact::ContactReport;
 pub use event::{
     Action, Answer, Event, HostFacts, LeaseRequest, Level, Now, Outcome, Request, RequestKind, Step,
 };
 pub use node::status::kubelet_version;
 pub use options::Options;
 pub use report::{BadReport, ConditionReport, ConfigReport, LeaseReport, Report, StorageReport};
-pub use watching::{FailureReport, ObjectVersion, WatchFailure, WatchState, Watching};
+pub use watching::{ObjectVersion, WatchEnd, WatchFailure, WatchOrder, Watched};

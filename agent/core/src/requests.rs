@@ -10,6 +10,9 @@ use std::time::Duration;
 /// Longest wait between tries of a request, whatever fails: a link that comes back is used within this time.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
+/// Within this time after the network is back, what waited for it is tried: a fleet behind one link does not ask in one moment.
+pub(crate) const HURRY: Duration = Duration::from_secs(3);
+
 /// One request that is repeated until it is answered well.
 #[derive(Debug, Default)]
 pub(crate) struct RequestSlot {
@@ -18,6 +21,8 @@ pub(crate) struct RequestSlot {
     is_stale: bool,
     not_before: Duration,
     backoff: Backoff,
+    /// The last try got no answer, and its pause waits for nothing else.
+    waits_for_network: bool,
 }
 
 impl RequestSlot {
@@ -71,12 +76,21 @@ impl RequestSlot {
 
     pub(crate) fn succeeded(&mut self) {
         self.in_flight = false;
+        self.waits_for_network = false;
         self.backoff.succeeded();
+    }
+
+    /// The network is back: a request that waits for it is sent within [`HURRY`].
+    pub(crate) fn hurry(&mut self, now: Now, jitter: &mut Jitter) {
+        if self.waits_for_network {
+            self.not_before = self.not_before.min(now.mono + jitter.within(HURRY));
+        }
     }
 
     /// Returns whether this is the first failure after a success: worth a log line.
     pub(crate) fn failed(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> bool {
         self.in_flight = false;
+        self.waits_for_network = matches!(answer, Answer::Failed(_));
         let wait = self.backoff.failed(LONGEST_WAIT, jitter).max(answer.retry_after());
         self.not_before = now.mono + wait;
         self.backoff.failures() == 1

@@ -1,11 +1,14 @@
-//! How the watch of one object is kept up: when it is listed, where a watch goes on, and how long to pause after a failure.
+//! How the watch of one object is kept up: when it is listed, where a watch goes on, and how long to pause after an end.
 //!
-//! Always holds: a list costs as much as all that happens in an hour, so a watch that broke off goes on where it was, unless
-//! something may have been missed; with each failure in a row the pause and the time for a download double; an outage is
-//! logged once. Leaves to others: the requests (`perform::watches`), and what an object means (`agent`).
+//! A round is one order: a list, unless the watch goes on after a version, then the watch until it ends. Always holds: one
+//! round of an object at a time, and the end of any other is ignored; a list costs as much as all that happens in an hour, so a
+//! watch that broke off goes on where it was, unless something may have been missed. Only what a watch *did* ends the back-off,
+//! living a minute or bringing news: a server that opens each watch and ends it at once is asked as rarely as one that is down.
+//! A state is logged once, not each try. Leaves to others: the requests (`perform::watches`), and what an object means (`agent`).
 
+use crate::event::Now;
 use crate::pace::{Backoff, Jitter};
-use crate::requests::LONGEST_WAIT;
+use crate::requests::{HURRY, LONGEST_WAIT};
 use std::time::Duration;
 
 /// How long a list may take at first, lookup and connection included.
@@ -15,26 +18,45 @@ const LIST_DEADLINE: Duration = Duration::from_secs(20);
 /// link is found out soon, and a slow one gets its time.
 const LONGEST_DOWNLOAD: Duration = Duration::from_secs(5 * 60);
 
+/// A watch that lived this long did what it is for: servers send a bookmark about every minute.
+const LIVED_WELL: Duration = Duration::from_secs(60);
+
 /// UID and resourceVersion of an object: two that have both in common are one and the same.
 pub type ObjectVersion = (String, String);
 
-/// What a watch awaits.
+/// The objects that are watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watched {
+    /// The own Node.
+    Node,
+    /// The ConfigMap that the Node names.
+    ConfigMap,
+}
+
+/// One round of a watch, as it is ordered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WatchState {
-    /// The answer to a list: then `Open`, or `Waiting` if it fails.
-    Listing,
-    /// What happens after this version, until the watch ends; then `Waiting`.
-    Open {
-        /// resourceVersion of the list, or of the last event.
-        version: String,
-    },
-    /// The end of a pause; then `Open` at `resume`, or `Listing`.
-    Waiting {
-        /// How long.
-        pause: Duration,
-        /// Where the last watch broke off, if it can go on there.
-        resume: Option<String>,
-    },
+pub struct WatchOrder {
+    /// Which round: its end carries it.
+    pub round: u64,
+    /// Watch what happens after this version; None: list first.
+    pub after: Option<String>,
+    /// The version that need not be read again.
+    pub held: Option<ObjectVersion>,
+    /// How long the list may take.
+    pub list_deadline: Duration,
+}
+
+/// How a round ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WatchEnd {
+    /// How long the watch was open; zero: it was not opened.
+    pub lived: Duration,
+    /// It brought something newer than it began with.
+    pub brought: bool,
+    /// After which version a watch may go on and miss nothing.
+    pub resume: Option<String>,
+    /// Why it failed, if the server did not end it in good order.
+    pub failure: Option<(WatchFailure, String)>,
 }
 
 /// Why a list or a watch failed, by what happens next.
@@ -46,131 +68,130 @@ pub enum WatchFailure {
     Answered,
 }
 
-/// What a failure is reported as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct FailureReport {
-    /// As [`crate::Event::ConfigMapUnreadable`].
-    pub is_unreadable: bool,
-    /// In the log.
-    pub is_logged: bool,
+/// What the end of a round is reported as.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct EndReport {
+    /// Why it failed.
+    pub(crate) failure: Option<(WatchFailure, String)>,
+    /// It is of another sort than the failure before, or the first after a success: worth a line in the log.
+    pub(crate) is_first: bool,
+    /// The object could not be read.
+    pub(crate) is_unreadable: bool,
+    /// The network was not there.
+    pub(crate) is_unreachable: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing is ordered.
+    Off,
+    /// A round is.
+    UnderWay,
+    /// The next is ordered then.
+    Waiting { due: Duration },
 }
 
 /// The watch of one object.
 #[derive(Debug)]
-pub struct Watching {
-    state: WatchState,
-    /// The version that core has, or can read on its own disk.
-    held: Option<ObjectVersion>,
-    /// Whether the object is a ConfigMap: may be large, and its user wants to know why it cannot be read.
-    is_config_map: bool,
-    /// Which loading of the kubeconfig the last round was under.
-    kubeconfig: u64,
-    /// The last try failed.
-    is_failing: bool,
+pub(crate) struct Watching {
+    object: Watched,
+    state: State,
+    round: u64,
+    /// Where the last round broke off, if a watch can go on there.
+    resume: Option<String>,
+    /// How the last round failed; None: it did not, or what it did ended the outage.
+    failing: Option<WatchFailure>,
     backoff: Backoff,
-    jitter: Jitter,
 }
 
 impl Watching {
-    /// A watch of the own Node: small, and always read whole.
-    pub fn node(seed: u64) -> Self {
-        Self {
-            state: WatchState::Listing,
-            held: None,
-            is_config_map: false,
-            kubeconfig: 0,
-            is_failing: false,
-            backoff: Backoff::default(),
-            jitter: Jitter::new(seed),
+    pub(crate) fn new(object: Watched) -> Self {
+        let backoff = Backoff::default();
+        Self { object, state: State::Off, round: 0, resume: None, failing: None, backoff }
+    }
+
+    /// A round that begins with a list, in place of the one under way. Versions of one server or object mean nothing to another.
+    pub(crate) fn list(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
+        self.resume = None;
+        self.order(held)
+    }
+
+    /// Another object or server: what failed before has nothing to do with it.
+    pub(crate) fn list_another(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
+        *self = Self { round: self.round, ..Self::new(self.object) };
+        self.order(held)
+    }
+
+    /// Nothing is watched any more.
+    pub(crate) fn stop(&mut self) {
+        *self = Self { round: self.round, ..Self::new(self.object) };
+    }
+
+    /// The round that is due, if one is.
+    pub(crate) fn poll(&mut self, now: Now, held: Option<ObjectVersion>) -> Option<WatchOrder> {
+        let is_due = matches!(self.state, State::Waiting { due } if due <= now.mono);
+        is_due.then(|| self.order(held))
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        match self.state {
+            State::Waiting { due } => Some(due),
+            State::Off | State::UnderWay => None,
         }
     }
 
-    /// A watch of a ConfigMap of which this version is on disk.
-    pub fn config_map(seed: u64, held: Option<ObjectVersion>) -> Self {
-        Self { held, is_config_map: true, ..Self::node(seed) }
+    fn order(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
+        self.state = State::UnderWay;
+        self.round += 1;
+        let after = self.resume.take();
+        WatchOrder { round: self.round, after, held, list_deadline: self.list_deadline() }
     }
 
-    /// What is awaited now.
-    pub fn state(&self) -> &WatchState {
-        &self.state
-    }
-
-    /// The version that need not be read again.
-    pub fn held(&self) -> Option<&ObjectVersion> {
-        self.held.as_ref()
-    }
-
-    /// How long the list may take. Only a ConfigMap is large enough to need more than the least.
-    pub fn list_deadline(&self) -> Duration {
-        if !self.is_config_map {
-            return LIST_DEADLINE;
-        }
-        (LIST_DEADLINE * (1 << self.backoff.failures().min(8))).min(LONGEST_DOWNLOAD)
-    }
-
-    /// Begins a round after the pause, under this loading of the kubeconfig.
-    pub fn begin(&mut self, kubeconfig: u64) {
-        let resume = match std::mem::replace(&mut self.state, WatchState::Listing) {
-            WatchState::Waiting { resume, .. } => resume,
-            WatchState::Listing | WatchState::Open { .. } => None,
-        };
-        // versions of one server mean nothing to another, and behind one URL there may be another now
-        let is_same_server = std::mem::replace(&mut self.kubeconfig, kubeconfig) == kubeconfig;
-        if let Some(version) = resume.filter(|_| is_same_server) {
-            self.state = WatchState::Open { version };
+    /// Only a ConfigMap is large enough to need more than the least.
+    fn list_deadline(&self) -> Duration {
+        match self.object {
+            Watched::Node => LIST_DEADLINE,
+            Watched::ConfigMap => {
+                (LIST_DEADLINE * (1 << self.backoff.failures().min(8))).min(LONGEST_DOWNLOAD)
+            }
         }
     }
 
-    /// The list came: it is of `version`, and holds this version of the object.
-    pub fn listed(&mut self, version: String, held: Option<ObjectVersion>) {
-        self.succeeded();
-        self.held = held;
-        self.state = WatchState::Open { version };
-    }
-
-    /// The list failed.
-    pub fn list_failed(&mut self, failure: WatchFailure) -> FailureReport {
-        let was_failing = self.is_failing;
-        self.pause(None);
-        self.report(failure, was_failing)
-    }
-
-    /// The watch delivered another version of the object; None: it is gone.
-    pub fn object_changed(&mut self, held: Option<ObjectVersion>) {
-        self.held = held;
-    }
-
-    /// The watch ended; `was_opened`: after the server had begun to answer it.
-    pub fn watch_ended(
-        &mut self,
-        was_opened: bool,
-        resume: Option<String>,
-        failure: Option<WatchFailure>,
-    ) -> FailureReport {
-        if was_opened {
-            self.succeeded();
+    /// A round ended.
+    pub(crate) fn ended(&mut self, now: Now, round: u64, end: WatchEnd, jitter: &mut Jitter) -> EndReport {
+        if (self.state, round) != (State::UnderWay, self.round) {
+            return EndReport::default();
         }
+        let was_failing = self.failing;
+        if end.lived >= LIVED_WELL || end.brought {
+            self.backoff.succeeded();
+            self.failing = None;
+        }
+        let failure = end.failure.as_ref().map(|(failure, _)| *failure);
         // A version that was refused may be refused for ever: a hub restored from a backup is behind it. And an object that was
         // reported as unreadable counts as readable only after a list.
-        self.pause(resume.filter(|_| failure != Some(WatchFailure::Answered)));
-        failure.map_or_else(FailureReport::default, |failure| self.report(failure, false))
-    }
-
-    fn succeeded(&mut self) {
-        self.is_failing = false;
-        self.backoff.succeeded();
-    }
-
-    fn pause(&mut self, resume: Option<String>) {
-        let pause = self.backoff.failed(LONGEST_WAIT, &mut self.jitter);
-        self.state = WatchState::Waiting { pause, resume };
-    }
-
-    /// One try that fails for lack of a network is not worth a condition; a download that goes on failing is.
-    fn report(&mut self, failure: WatchFailure, is_list_again: bool) -> FailureReport {
+        self.resume = end.resume.filter(|_| failure != Some(WatchFailure::Answered));
+        self.state = State::Waiting { due: now.mono + self.backoff.failed(LONGEST_WAIT, jitter) };
+        let Some((failure, why)) = end.failure else { return EndReport::default() };
+        let before = self.failing.replace(failure);
+        // one try that fails for lack of a network is not worth a condition; a download that goes on failing is
+        let is_list_again = end.lived.is_zero() && self.resume.is_none() && was_failing.is_some();
         let is_unreadable = failure == WatchFailure::Answered || is_list_again;
-        let is_logged = !std::mem::replace(&mut self.is_failing, true);
-        FailureReport { is_unreadable: self.is_config_map && is_unreadable, is_logged }
+        EndReport {
+            failure: Some((failure, why)),
+            is_first: before != Some(failure),
+            is_unreadable: self.object == Watched::ConfigMap && is_unreadable,
+            is_unreachable: failure == WatchFailure::Unreachable && end.lived.is_zero(),
+        }
+    }
+
+    /// The network is back: a round that failed for lack of it is not waited for any longer.
+    pub(crate) fn hurry(&mut self, now: Now, jitter: &mut Jitter) {
+        if let State::Waiting { due } = &mut self.state
+            && self.failing == Some(WatchFailure::Unreachable)
+        {
+            *due = (*due).min(now.mono + jitter.within(HURRY));
+        }
     }
 }
 
@@ -178,141 +199,204 @@ impl Watching {
 mod tests {
     use super::*;
     use WatchFailure::{Answered, Unreachable};
+    use kedge_api::Timestamp;
 
-    fn config_map() -> Watching {
-        Watching::config_map(7, Some(("u".into(), "5".into())))
+    fn at(due: Duration) -> Now {
+        Now { mono: due, wall: Timestamp::default() }
     }
 
-    /// Opened by a list at version 9.
-    fn open() -> Watching {
-        let mut watching = config_map();
-        watching.begin(1);
-        watching.listed("9".into(), Some(("u".into(), "6".into())));
-        watching
+    /// A watch and the time.
+    struct Bench {
+        watching: Watching,
+        jitter: Jitter,
+        now: Duration,
+        order: WatchOrder,
     }
 
-    fn resume(watching: &Watching) -> Option<&str> {
-        let WatchState::Waiting { resume, .. } = watching.state() else { panic!("{watching:?}") };
-        resume.as_deref()
-    }
+    impl Bench {
+        fn of(object: Watched) -> Self {
+            let mut watching = Watching::new(object);
+            let order = watching.list(None);
+            Self { watching, jitter: Jitter::new(7), now: Duration::from_secs(100), order }
+        }
 
-    fn pause(watching: &Watching) -> Duration {
-        let WatchState::Waiting { pause, .. } = watching.state() else { panic!("{watching:?}") };
-        *pause
-    }
+        fn end(&mut self, end: WatchEnd) -> EndReport {
+            self.watching.ended(at(self.now), self.order.round, end, &mut self.jitter)
+        }
 
-    #[test]
-    fn list_opens_watch_at_its_version() {
-        let watching = open();
-        assert_eq!(*watching.state(), WatchState::Open { version: "9".into() });
-        assert_eq!(watching.held(), Some(&("u".into(), "6".into())));
-    }
+        /// The pause after the round that ended; then the next begins.
+        fn pause(&mut self) -> Duration {
+            let due = self.watching.next_deadline().expect("it goes on");
+            let before = due - Duration::from_nanos(1);
+            assert_eq!(self.watching.poll(at(before), None), None, "too early");
+            self.order = self.watching.poll(at(due), None).expect("it is due");
+            let pause = due - self.now;
+            self.now = due;
+            pause
+        }
 
-    #[test]
-    fn broken_watch_resumes_where_it_was() {
-        for failure in [None, Some(Unreachable)] {
-            let mut watching = open();
-            watching.watch_ended(true, Some("12".into()), failure);
-            assert_eq!(resume(&watching), Some("12"), "{failure:?}");
-            watching.begin(1);
-            assert_eq!(*watching.state(), WatchState::Open { version: "12".into() });
+        #[track_caller]
+        fn check_pause(&mut self, secs: u64) {
+            let (pause, expect) = (self.pause(), Duration::from_secs(secs));
+            assert!(pause >= expect && pause <= expect.mul_f64(1.25), "{pause:?}, expected about {secs} s");
         }
     }
 
-    #[test]
-    fn another_server_is_listed() {
-        let mut watching = open();
-        watching.watch_ended(true, Some("12".into()), None);
-        watching.begin(2);
-        assert_eq!(*watching.state(), WatchState::Listing);
+    fn failed(failure: WatchFailure) -> WatchEnd {
+        WatchEnd { failure: Some((failure, "no".into())), ..WatchEnd::default() }
+    }
+
+    /// It was open for so long, and then broke off at version 9.
+    fn lived(secs: u64) -> WatchEnd {
+        WatchEnd { lived: Duration::from_secs(secs), resume: Some("9".into()), ..failed(Unreachable) }
     }
 
     #[test]
-    fn refused_or_expired_watch_is_listed() {
-        for (resume_at, failure) in [(Some("12".to_owned()), Some(Answered)), (None, None)] {
-            let mut watching = open();
-            watching.watch_ended(false, resume_at, failure);
-            assert_eq!(resume(&watching), None, "{failure:?}");
-            watching.begin(1);
-            assert_eq!(*watching.state(), WatchState::Listing);
-        }
-    }
-
-    #[test]
-    fn pause_and_download_time_double_until_a_success() {
-        let mut watching = config_map();
+    fn pauses_and_download_time_double_until_a_success() {
+        let mut bench = Bench::of(Watched::ConfigMap);
         let mut deadlines = Vec::new();
         for expect in [1, 2, 4, 8, 16, 30, 30] {
-            watching.begin(1);
-            deadlines.push(watching.list_deadline().as_secs());
-            watching.list_failed(Unreachable);
-            let expect = Duration::from_secs(expect);
-            assert!(pause(&watching) >= expect && pause(&watching) <= expect.mul_f64(1.25), "{watching:?}");
+            deadlines.push(bench.order.list_deadline.as_secs());
+            bench.end(failed(Unreachable));
+            bench.check_pause(expect);
         }
         assert_eq!(deadlines, [20, 40, 80, 160, 300, 300, 300]);
-        watching.begin(1);
-        watching.listed("9".into(), None);
-        assert_eq!(watching.list_deadline(), LIST_DEADLINE);
-        // a watch refused at once does not count as success, and is not repeated in a loop
-        watching.watch_ended(false, None, Some(Answered));
-        watching.begin(1);
-        watching.list_failed(Unreachable);
-        assert!(pause(&watching) >= Duration::from_secs(2));
-        watching.begin(1);
-        watching.listed("9".into(), None);
-        watching.watch_ended(true, Some("9".into()), Some(Unreachable));
-        assert!(pause(&watching) < Duration::from_secs(2));
-    }
-
-    #[test]
-    fn node_is_always_listed_within_the_least_time() {
-        let mut watching = Watching::node(7);
+        bench.end(lived(60));
+        bench.check_pause(1);
+        assert_eq!(bench.order.list_deadline, 2 * LIST_DEADLINE);
+        let mut node = Bench::of(Watched::Node);
         for _ in 0..40 {
-            watching.begin(1);
-            watching.list_failed(Unreachable);
+            node.end(failed(Unreachable));
+            node.pause();
         }
-        assert_eq!(watching.list_deadline(), LIST_DEADLINE);
+        assert_eq!(node.order.list_deadline, LIST_DEADLINE);
     }
 
     #[test]
-    fn outage_is_logged_once_and_reported_from_the_second_failure() {
-        let mut watching = config_map();
-        let first = watching.list_failed(Unreachable);
-        assert_eq!(first, FailureReport { is_unreadable: false, is_logged: true });
-        let second = watching.list_failed(Unreachable);
-        assert_eq!(second, FailureReport { is_unreadable: true, is_logged: false });
-        watching.listed("9".into(), None);
-        let after_success = watching.list_failed(Unreachable);
-        assert_eq!(after_success, FailureReport { is_unreadable: false, is_logged: true });
+    fn only_life_or_news_ends_the_back_off() {
+        for (end, is_reset) in [
+            (WatchEnd { lived: Duration::from_secs(59), ..WatchEnd::default() }, false),
+            (WatchEnd { lived: Duration::from_secs(60), ..WatchEnd::default() }, true),
+            (WatchEnd { lived: Duration::from_millis(1), brought: true, ..failed(Answered) }, true),
+            (WatchEnd { lived: Duration::from_millis(1), ..failed(Answered) }, false),
+            (lived(59), false),
+            (lived(60), true),
+        ] {
+            let mut bench = Bench::of(Watched::Node);
+            for expect in [1, 2, 4] {
+                bench.end(failed(Unreachable));
+                bench.check_pause(expect);
+            }
+            bench.end(end);
+            bench.check_pause(if is_reset { 1 } else { 8 });
+        }
     }
 
     #[test]
-    fn refusal_is_reported_at_once() {
-        let report = FailureReport { is_unreadable: true, is_logged: true };
-        assert_eq!(config_map().list_failed(Answered), report);
-        assert_eq!(open().watch_ended(true, None, Some(Answered)), report);
-        let of_node = FailureReport { is_unreadable: false, is_logged: true };
-        assert_eq!(Watching::node(7).list_failed(Answered), of_node);
+    fn broken_watch_resumes_and_a_refused_one_is_listed() {
+        for (end, expect) in [
+            (lived(5), Some("9")),
+            (WatchEnd { resume: Some("9".into()), ..WatchEnd::default() }, Some("9")),
+            (WatchEnd { resume: Some("9".into()), ..failed(Answered) }, None),
+            (WatchEnd::default(), None),
+        ] {
+            let mut bench = Bench::of(Watched::ConfigMap);
+            bench.end(end);
+            bench.pause();
+            assert_eq!(bench.order.after.as_deref(), expect);
+        }
+        let mut bench = Bench::of(Watched::Node);
+        bench.end(lived(5));
+        assert_eq!(bench.watching.list_another(None).after, None, "another server");
+        assert_eq!(bench.watching.list(None).after, None);
     }
 
     #[test]
-    fn broken_watch_does_not_make_the_object_unreadable() {
-        let mut watching = open();
-        watching.watch_ended(true, None, Some(Unreachable));
-        watching.begin(1);
-        let again = watching.watch_ended(false, None, Some(Unreachable));
-        assert_eq!(again, FailureReport::default());
-        let mut watching = open();
-        assert_eq!(watching.watch_ended(true, None, None), FailureReport::default());
+    fn end_of_another_round_is_ignored() {
+        let mut bench = Bench::of(Watched::Node);
+        let old = bench.order.round;
+        bench.order = bench.watching.list_another(None);
+        assert_eq!(
+            bench.watching.ended(at(bench.now), old, failed(Answered), &mut bench.jitter),
+            EndReport::default()
+        );
+        assert_eq!(bench.watching.next_deadline(), None, "the new one is under way");
+        bench.end(failed(Answered));
+        let due = bench.watching.next_deadline();
+        bench.end(failed(Answered));
+        assert_eq!(bench.watching.next_deadline(), due, "told twice");
+        bench.watching.stop();
+        assert_eq!(bench.watching.next_deadline(), None);
     }
 
     #[test]
-    fn version_held_follows_the_object() {
-        let mut watching = open();
-        watching.object_changed(Some(("u".into(), "7".into())));
-        assert_eq!(watching.held(), Some(&("u".into(), "7".into())));
-        watching.object_changed(None);
-        watching.watch_ended(true, Some("12".into()), None);
-        assert_eq!(watching.held(), None);
+    fn state_is_logged_once() {
+        let mut bench = Bench::of(Watched::Node);
+        let mut logged = Vec::new();
+        for end in [
+            failed(Unreachable),
+            failed(Unreachable),
+            WatchEnd { lived: Duration::from_secs(2), ..failed(Unreachable) },
+            failed(Answered),
+            failed(Answered),
+            lived(90),
+            failed(Unreachable),
+        ] {
+            logged.push(bench.end(end).is_first);
+            bench.pause();
+        }
+        assert_eq!(logged, [true, false, false, true, false, true, false]);
+    }
+
+    #[test]
+    fn object_is_unreadable_when_refused_or_failing_again() {
+        let unreadable = |bench: &mut Bench, end: WatchEnd| {
+            let report = bench.end(end);
+            bench.pause();
+            report.is_unreadable
+        };
+        let mut bench = Bench::of(Watched::ConfigMap);
+        assert!(!unreadable(&mut bench, failed(Unreachable)));
+        assert!(unreadable(&mut bench, failed(Unreachable)));
+        // a watch that broke off says nothing about the object
+        assert!(!unreadable(&mut bench, lived(90)));
+        assert!(!unreadable(&mut bench, WatchEnd { lived: Duration::ZERO, ..lived(0) }));
+        assert!(unreadable(&mut bench, failed(Answered)));
+        assert!(!unreadable(&mut Bench::of(Watched::Node), failed(Answered)));
+    }
+
+    #[test]
+    fn network_that_is_back_ends_only_the_waits_for_it() {
+        for (failure, is_hurried) in [(Unreachable, true), (Answered, false)] {
+            let mut bench = Bench::of(Watched::Node);
+            for _ in 0..8 {
+                bench.end(failed(failure));
+                bench.pause();
+            }
+            bench.end(failed(failure));
+            let before = bench.watching.next_deadline();
+            bench.watching.hurry(at(bench.now), &mut bench.jitter);
+            let due = bench.watching.next_deadline();
+            assert_eq!(due != before, is_hurried, "{failure:?}");
+            assert!(!is_hurried || due <= Some(bench.now + HURRY));
+        }
+    }
+
+    #[test]
+    fn fleet_that_gets_its_network_back_spreads_out() {
+        let due = |seed| {
+            let mut bench = Bench { jitter: Jitter::new(seed), ..Bench::of(Watched::Node) };
+            for _ in 0..6 {
+                bench.end(failed(Unreachable));
+                bench.pause();
+            }
+            bench.end(failed(Unreachable));
+            bench.watching.hurry(at(bench.now), &mut bench.jitter);
+            bench.watching.next_deadline().expect("due") - bench.now
+        };
+        let spread: Vec<Duration> =
+            (0..50).map(|seed| due(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed))).collect();
+        let (first, last) = (spread.iter().min().expect("some"), spread.iter().max().expect("some"));
+        assert!(*last - *first > HURRY / 2, "{first:?} to {last:?}");
     }
 }

@@ -390,13 +390,14 @@ impl Api {
     /// A new stream: its own connection, its own [`Cancel`].
     #[must_use]
     pub fn stream(self: &Arc<Self>, name: &'static str) -> Client {
-        Client(Arc::new(Stream {
+        let stream = Stream {
             api: Arc::clone(self),
             name,
             cancel: Cancel::new(),
             dialled: Arc::default(),
             agent: Mutex::new(None),
-        }))
+        };
+        Client(Arc::new(stream), None)
     }
 
     /// The server's URL, for messages.
@@ -416,11 +417,17 @@ impl Api {
     pub fn refresh(&self) -> u64 {
         self.credentials.latest().generation
     }
+
+    /// The number of the server that is in use, without a look at the files: the servers that the kubeconfig has named are counted
+    /// from 0. A new certificate or token for the same server is not another server.
+    pub fn server(&self) -> u64 {
+        self.credentials.loaded().server
+    }
 }
 
 /// One stream of requests to the server. A clone is the same stream.
 #[derive(Clone)]
-pub struct Client(Arc<Stream>);
+pub struct Client(Arc<Stream>, Option<u64>);
 
 struct Stream {
     api: Arc<Api>,
@@ -452,6 +459,23 @@ impl Client {
         self.0.api.stream(name)
     }
 
+    /// The same stream, for the server of this number: to another nothing is sent, for it was composed for that one.
+    #[must_use]
+    pub fn for_server(&self, number: u64) -> Self {
+        Self(Arc::clone(&self.0), Some(number))
+    }
+
+    /// What a request is sent with, unless it is meant for another server.
+    fn access(&self, method: &http::Method, path_and_query: &str) -> Result<(Arc<Access>, String), NetError> {
+        let access = self.0.api.credentials.latest();
+        let asked = format!("{method} {}{path_and_query}", access.url);
+        if self.1.is_some_and(|number| number != access.server) {
+            let why = "not sent: the kubeconfig names another API server now".to_owned();
+            return Err(NetError::Unreachable { request: asked, why });
+        }
+        Ok((access, asked))
+    }
+
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.0.name
@@ -479,15 +503,14 @@ impl Client {
     /// # Errors
     /// Everything but a whole answer with a status below 300; see [`NetError`].
     pub fn request(&self, request: &Request) -> Result<Response, NetError> {
-        let access = self.0.api.credentials.latest();
-        let outcome = self.exchange(&access, request);
+        let (access, asked) = self.access(&request.method.http(), &request.path_and_query)?;
+        let outcome = self.exchange(&access, request, asked);
         let key = outcomes::key(self.0.name, request.method.http().as_str(), &request.path_and_query);
         self.0.api.outcomes.note(&access.url, key, &outcome);
         outcome
     }
 
-    fn exchange(&self, access: &Access, request: &Request) -> Result<Response, NetError> {
-        let asked = format!("{} {}{}", request.method.http(), access.url, request.path_and_query);
+    fn exchange(&self, access: &Access, request: &Request, asked: String) -> Result<Response, NetError> {
         let begun = Instant::now();
         let limits = Limits { global: Some(request.deadline), open: None, idle: None };
         let mut outcome = self.send(access, request, &asked, limits);
@@ -509,10 +532,10 @@ impl Client {
         path_and_query: &str,
         limits: StreamLimits,
     ) -> Result<StreamedBody, NetError> {
-        let access = self.0.api.credentials.latest();
+        let (access, asked) = self.access(&http::Method::GET, path_and_query)?;
         let key = outcomes::watch_key(self.0.name, path_and_query);
         let (api, url) = (&self.0.api, &access.url);
-        match self.open_body(&access, path_and_query, limits) {
+        match self.open_body(&access, path_and_query, asked, limits) {
             Ok((reader, asked, date_unix_secs)) => {
                 let open = api.outcomes.opened(url, key.clone());
                 let (api, server, cancel) = (Arc::clone(api), url.clone(), self.0.cancel.clone());
@@ -531,10 +554,10 @@ impl Client {
         &self,
         access: &Access,
         path_and_query: &str,
+        asked: String,
         limits: StreamLimits,
     ) -> Result<(ureq::BodyReader<'static>, String, Option<u64>), NetError> {
         let request = Request::get(path_and_query, limits.open);
-        let asked = format!("GET {}{path_and_query}", access.url);
         let at_once = Limits { global: None, open: Some(limits.open), idle: Some(limits.idle) };
         let mut outcome = self.send(access, &request, &asked, at_once);
         if outcome.as_ref().is_err_and(|failure| failure.is_dead_connection) && !self.0.cancel.is_cancelled()

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ureq::http::HeaderValue;
 
 use super::client::{ApiOptions, OpenError};
-use super::kubeconfig::{self, FileRead, MAX_TOKEN_BYTES, Stamp, TokenSource};
+use super::kubeconfig::{self, FileRead, Kubeconfig, MAX_TOKEN_BYTES, Stamp, TokenSource};
 use super::transport::{Route, locked};
 use super::watch::STACK_BYTES;
 use crate::errors::chain;
@@ -50,7 +50,7 @@ impl Credentials {
     /// # Errors
     /// If something in them cannot be used, or there is no thread to read them on later.
     pub(super) fn load(options: ApiOptions) -> Result<Self, OpenError> {
-        let (access, files) = load(&options, 0)?;
+        let (access, files) = load(&options, None)?;
         let latest = Arc::new(Mutex::new(Arc::new(access)));
         let is_stuck = Arc::new(AtomicBool::new(false));
         let kubeconfig = options.kubeconfig.clone();
@@ -121,9 +121,13 @@ impl Keeper {
         if self.failed.as_ref().is_some_and(|(_, next)| begun < *next) {
             return access.look_at_token();
         }
-        match load(&self.options, access.generation + 1) {
-            Ok((access, files)) => {
+        match load(&self.options, Some(&access)) {
+            Ok((loaded, files)) => {
                 log::info!("kubeconfig {} loaded anew", self.options.kubeconfig.display());
+                if loaded.server != access.server {
+                    log::info!("it names another API server: {}", loaded.url);
+                }
+                let access = loaded;
                 (self.files, self.failed) = (files, None);
                 *locked(&self.latest) = Arc::new(access);
             }
@@ -143,7 +147,12 @@ impl Keeper {
 
 /// One loading of the kubeconfig: a way to the server, and who we are there.
 pub(super) struct Access {
+    /// Counts the loadings.
     pub(super) generation: u64,
+    /// Counts the servers that they named: what was read from one says nothing about another.
+    pub(super) server: u64,
+    /// Whom we talk to: another address, name or authority is another server.
+    peer: u64,
     pub(super) route: Arc<Route>,
     pub(super) url: String,
     token: TokenSource,
@@ -161,8 +170,21 @@ struct TokenRead {
     at: Option<Instant>,
 }
 
-fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<FileRead>), OpenError> {
+/// What tells one server from another, as one number. A hub that was set up again has another authority, at the same address too.
+fn peer_of(kubeconfig: &Kubeconfig) -> u64 {
+    use std::hash::{DefaultHasher, Hash, Hasher};
+    let mut hasher = DefaultHasher::new();
+    kubeconfig.server.url().hash(&mut hasher);
+    kubeconfig.server_name.to_str().hash(&mut hasher);
+    for root in &kubeconfig.roots {
+        root.as_ref().hash(&mut hasher);
+    }
+    hasher.finish()
+}
+
+fn load(options: &ApiOptions, before: Option<&Access>) -> Result<(Access, Vec<FileRead>), OpenError> {
     let kubeconfig = kubeconfig::load(&options.kubeconfig).map_err(OpenError::Kubeconfig)?;
+    let peer = peer_of(&kubeconfig);
     let proxy = match kubeconfig.proxy {
         Some(_) => None,
         None => {
@@ -173,7 +195,9 @@ fn load(options: &ApiOptions, generation: u64) -> Result<(Access, Vec<FileRead>)
     let route = Route::new(&kubeconfig, proxy, Arc::clone(&options.clock))
         .map_err(|source| OpenError::Identity { path: options.kubeconfig.clone(), source })?;
     let access = Access {
-        generation,
+        generation: before.map_or(0, |before| before.generation + 1),
+        server: before.map_or(0, |before| before.server + u64::from(before.peer != peer)),
+        peer,
         route: Arc::new(route),
         url: kubeconfig.server.url(),
         token: kubeconfig.token,

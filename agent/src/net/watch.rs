@@ -1,8 +1,8 @@
 //! Lists and watches: the present state of a set of objects, then every change of it.
 //!
 //! Owns the wire form of a watch (one JSON object a line, in chunks), the resourceVersion from which it goes on, and
-//! the line's size limit. Always holds: a watch goes on by itself only where nothing can have been missed; in every
-//! other case it ends and says whether to resume, to list again, or to wait. A silent connection is a dead one: the
+//! the line's size limit. Always holds: a watch is one request, and its end says whether another may go on where it was
+//! and miss nothing, or the objects must be listed again. A silent connection is a dead one: the
 //! server's bookmarks come every minute.
 //! Works on any Kubernetes since 1.20: plain list and watch, no `sendInitialEvents`. It keeps no copy of the objects
 //! and does not back off between attempts; both are the caller's. It blocks, on a thread of its own with a stack of
@@ -34,10 +34,6 @@ pub const LIST_PAGE: u32 = 50;
 
 /// Most objects of one list, over all pages. A node has at most a few hundred Pods.
 pub const MAX_LISTED: usize = 5_000;
-
-/// A watch that ends in good order within this time and brought nothing would only be reopened for the same: it ends,
-/// so that the caller's back-off applies.
-const HOT_LOOP: Duration = Duration::from_secs(5);
 
 /// Room for bytes of a line that is kept between lines.
 const KEPT_LINE_BYTES: usize = 16 * 1024;
@@ -136,7 +132,7 @@ pub enum WatchFrom {
 /// What happened to a watch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchEvent {
-    /// The server took the watch; comes again whenever it is reopened. This is contact.
+    /// The server took the watch. This is contact.
     Opened {
         /// The server's `Date`, in seconds since 1970.
         date_unix_secs: Option<u64>,
@@ -159,10 +155,14 @@ pub enum WatchEnd {
         /// From which to go on.
         resume: Option<String>,
     },
+    /// The server ended it in good order: all do that in half an hour or so.
+    Ended {
+        /// From which to go on without missing anything.
+        resume: Option<String>,
+    },
     /// The resourceVersion is too old for the server (410): list again.
     Expired,
-    /// The connection was lost or refused, or the server ended one watch right after the other. Back off, then go on
-    /// from `resume`; without it, list again.
+    /// The connection was lost or refused. Back off, then go on from `resume`; without it, list again.
     Failed {
         error: NetError,
         /// From which to go on without missing anything.
@@ -202,11 +202,9 @@ impl Default for WatchLimits {
     }
 }
 
-/// Watches a collection until something needs the caller. `path` and `params` are as for [`list()`], without `watch`,
-/// `allowWatchBookmarks` and `resourceVersion`; a `timeoutSeconds` may be among them.
-///
-/// After an orderly end (servers end every watch in half an hour or so) the watch is reopened where it was. Call it on
-/// a stream of its own, whose [`Client::cancel_handle`] ends it.
+/// Watches a collection until the watch ends. `path` and `params` are as for [`list()`], without `watch`,
+/// `allowWatchBookmarks` and `resourceVersion`; a `timeoutSeconds` may be among them. Call it on a stream of its own, whose
+/// [`Client::cancel_handle`] ends it.
 pub fn watch(
     client: &Client,
     path: &str,
@@ -216,30 +214,14 @@ pub fn watch(
     mut on_event: impl FnMut(WatchEvent) -> ControlFlow<()>,
 ) -> WatchEnd {
     let mut position = Position { from: from.clone(), is_resumable: matches!(from, WatchFrom::Version(_)) };
-    loop {
-        let opened = Instant::now();
-        let mut is_idle = true;
-        let outcome = watch_once(client, path, params, &mut position, limits, &mut |event| {
-            is_idle &= matches!(event, WatchEvent::Opened { .. });
-            on_event(event)
-        });
-        let error = match outcome {
-            Ok(Ended { .. }) if !is_idle || opened.elapsed() >= HOT_LOOP => {
-                if position.is_resumable {
-                    continue;
-                }
-                return WatchEnd::Expired;
-            }
-            Ok(Ended { asked }) => NetError::Unreachable {
-                request: asked,
-                why: "the server ended the watch at once, without an event".to_owned(),
-            },
-            Err(Stop::Expired) => return WatchEnd::Expired,
-            Err(Stop::ByCallback) => return WatchEnd::Stopped { resume: position.resume() },
-            Err(Stop::Failed(NetError::Cancelled)) => return WatchEnd::Cancelled,
-            Err(Stop::Failed(error)) => error,
-        };
-        return WatchEnd::Failed { error, resume: position.resume() };
+    let outcome = watch_once(client, path, params, &mut position, limits, &mut on_event);
+    let resume = position.resume();
+    match outcome {
+        Ok(()) => WatchEnd::Ended { resume },
+        Err(Stop::Expired) => WatchEnd::Expired,
+        Err(Stop::ByCallback) => WatchEnd::Stopped { resume },
+        Err(Stop::Failed(NetError::Cancelled)) => WatchEnd::Cancelled,
+        Err(Stop::Failed(error)) => WatchEnd::Failed { error, resume },
     }
 }
 
@@ -276,11 +258,6 @@ impl Position {
     }
 }
 
-/// The server ended the watch in good order.
-struct Ended {
-    asked: String,
-}
-
 enum Stop {
     ByCallback,
     Expired,
@@ -301,7 +278,7 @@ fn watch_once(
     position: &mut Position,
     limits: WatchLimits,
     on_event: &mut dyn FnMut(WatchEvent) -> ControlFlow<()>,
-) -> Result<Ended, Stop> {
+) -> Result<(), Stop> {
     let query = joined(&["watch=true&allowWatchBookmarks=true", params, &position.param()]);
     let stream_limits = StreamLimits { open: limits.open, idle: limits.idle };
     let body = client.open_stream(&format!("{path}?{query}"), stream_limits)?;
@@ -316,7 +293,7 @@ fn watch_once(
         position.advance(&version, is_bookmark);
         delivered?;
     }
-    Ok(Ended { asked: lines.body.asked().to_owned() })
+    Ok(())
 }
 
 fn deliver(on_event: &mut dyn FnMut(WatchEvent) -> ControlFlow<()>, event: WatchEvent) -> Result<(), Stop> {

@@ -11,7 +11,7 @@ use crate::faults::Faults;
 use crate::net::transport::WallClock;
 use crate::net::watch;
 use disk::{DiskHealth, DiskLoop, DiskOrder};
-use kedge_core::{Event, LeaseRequest, ObjectVersion, Request};
+use kedge_core::{Event, LeaseRequest, Request, WatchOrder};
 use kedge_platform::{Progress, Watchdog};
 use requests::ApiServer;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender as EventSender;
-use watches::{ConfigMapWatch, LatestOrder};
+use watches::{LatestRound, Round};
 
 /// Orders that wait for a loop. Core has at most a handful under way; a full queue makes the main loop wait, and the
 /// watchdog see it.
@@ -33,17 +33,17 @@ const NETWORK_TURN: Duration = Duration::from_secs(60);
 /// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
 const DISK_TURN: Duration = Duration::from_secs(120);
 
-/// An order for the loop of renewals.
-type LeaseOrder = (LeaseRequest, Duration);
+/// An order for the loop of renewals, and for which server.
+type LeaseOrder = (LeaseRequest, Duration, u64);
 
 /// Ways to the loops.
 pub(crate) struct Loops {
     disk: SyncSender<DiskOrder>,
     disk_thread: JoinHandle<()>,
     renew: SyncSender<LeaseOrder>,
-    transfer: SyncSender<Request>,
-    config_map: Arc<LatestOrder<ConfigMapWatch>>,
-    node: Arc<LatestOrder<()>>,
+    transfer: SyncSender<(Request, u64)>,
+    config_map: Arc<LatestRound>,
+    node: Arc<LatestRound>,
     server: ApiServer,
     health: Arc<DiskHealth>,
 }
@@ -56,14 +56,12 @@ pub(crate) struct Parts {
     pub(crate) clock: WallClock,
     pub(crate) events: EventSender<Event>,
     pub(crate) faults: Faults,
-    /// Spreads the first retries of a fleet that starts together.
-    pub(crate) seed: u64,
 }
 
 impl Loops {
     /// Starts the loops; they wait for orders.
     pub(crate) fn start(parts: Parts, watchdog: &mut Watchdog) -> std::io::Result<Self> {
-        let Parts { mut disk, node_name, kubeconfig, clock, events, faults, seed } = parts;
+        let Parts { mut disk, node_name, kubeconfig, clock, events, faults } = parts;
         let health = disk.health.clone();
         let (disk_orders, orders) = sync_channel(ORDERS);
         let token = watchdog.watch(kedge_core::DISK_LOOP, faults.limit(kedge_core::DISK_LOOP, DISK_TURN));
@@ -86,23 +84,29 @@ impl Loops {
 
         let server = ApiServer::new(node_name, kubeconfig, clock, events, faults);
         let (renew, orders) = sync_channel(ORDERS);
-        server.run("renew", watchdog, orders, |server, client, (request, deadline): LeaseOrder| {
-            Event::Renewed(server.renew(client, request, deadline))
-        })?;
+        server.run(
+            "renew",
+            watchdog,
+            orders,
+            |server, client, (request, deadline, number): LeaseOrder| {
+                let client = client.map(|client| client.for_server(number));
+                let answer = server.renew(client.as_ref().map_err(Clone::clone), request, deadline);
+                (number, Event::Renewed(answer))
+            },
+        )?;
         let (transfer, orders) = sync_channel(ORDERS);
-        server.run("transfer", watchdog, orders, |server, client, request: Request| {
-            Event::Answered(request.kind(), server.transfer(client, &request))
+        server.run("transfer", watchdog, orders, |server, client, (request, number): (Request, u64)| {
+            let client = client.map(|client| client.for_server(number));
+            let answer = server.transfer(client.as_ref().map_err(Clone::clone), &request);
+            (number, Event::Answered(request.kind(), answer))
         })?;
-        let node = Arc::new(LatestOrder::default());
-        let token = watchdog.watch("watch-node", NETWORK_TURN);
-        let (wanted, node_server) = (node.clone(), server.clone());
-        spawn("watch-node", move || node_server.watch_node(&wanted, &token, seed))?;
-
-        let config_map = Arc::new(LatestOrder::default());
-        let token = watchdog.watch("watch-configmap", NETWORK_TURN);
-        let wanted = config_map.clone();
-        let map_server = server.clone();
-        spawn("watch-configmap", move || map_server.watch_config_map(&wanted, &token, seed))?;
+        let [node, config_map] = ["watch-node", "watch-configmap"].map(|name| {
+            let rounds = Arc::new(LatestRound::default());
+            let token = watchdog.watch(name, NETWORK_TURN);
+            let (wanted, server) = (rounds.clone(), server.clone());
+            spawn(name, move || server.watch(name, &wanted, &token)).map(|_| rounds)
+        });
+        let (node, config_map) = (node?, config_map?);
         Ok(Self { disk: disk_orders, disk_thread, renew, transfer, config_map, node, server, health })
     }
 
@@ -133,20 +137,21 @@ impl Loops {
         let _ = self.disk.try_send(order);
     }
 
-    pub(crate) fn renew(&self, request: LeaseRequest, deadline: Duration) {
-        let _ = self.renew.send((request, deadline));
+    pub(crate) fn renew(&self, server: u64, request: LeaseRequest, deadline: Duration) {
+        let _ = self.renew.send((request, deadline, server));
     }
 
-    pub(crate) fn request(&self, request: Request) {
-        let _ = self.transfer.send(request);
+    pub(crate) fn request(&self, server: u64, request: Request) {
+        let _ = self.transfer.send((request, server));
     }
 
-    pub(crate) fn watch_node(&self) {
-        self.node.set(Some(()));
+    pub(crate) fn watch_node(&self, server: u64, order: WatchOrder) {
+        self.node.set(Some(Round { config_map: None, order, server }));
     }
 
-    pub(crate) fn watch_config_map(&self, which: Option<(String, String)>, held: Option<ObjectVersion>) {
-        self.config_map.set(which.map(|(namespace, name)| ConfigMapWatch { namespace, name, held }));
+    /// Namespace and name, and the order; None: no ConfigMap any more.
+    pub(crate) fn watch_config_map(&self, server: u64, which: Option<((String, String), WatchOrder)>) {
+        self.config_map.set(which.map(|(name, order)| Round { config_map: Some(name), order, server }));
     }
 }
 

@@ -15,7 +15,7 @@ use kedge_core::{Answer, Event, LeaseRequest, Request};
 use kedge_platform::Watchdog;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -56,8 +56,8 @@ pub(crate) struct ApiServer {
     api: Arc<Mutex<Opening>>,
     /// What the local endpoint shows: never locked while anything is waited for.
     shown: Arc<Mutex<Shown>>,
-    /// Whether the last `/version` was our hub's.
-    pub(crate) is_hub: Arc<AtomicBool>,
+    /// The number of the server that is known to be our hub, plus one; 0: none is.
+    hub: Arc<AtomicU64>,
     pub(crate) events: EventSender<Event>,
     pub(crate) faults: Faults,
 }
@@ -76,7 +76,7 @@ impl ApiServer {
             clock,
             api: Arc::default(),
             shown: Arc::default(),
-            is_hub: Arc::default(),
+            hub: Arc::default(),
             events,
             faults,
         }
@@ -152,7 +152,7 @@ impl ApiServer {
         name: &'static str,
         watchdog: &mut Watchdog,
         orders: Receiver<T>,
-        perform: impl Fn(&Self, Result<&Client, String>, T) -> Event + Send + 'static,
+        perform: impl Fn(&Self, Result<&Client, String>, T) -> (u64, Event) + Send + 'static,
     ) -> std::io::Result<()> {
         let token = watchdog.watch(name, NETWORK_TURN);
         let server = self.clone();
@@ -166,7 +166,7 @@ impl ApiServer {
                     if client.is_none() {
                         client = Some(server.api().map(|api| api.stream(name)));
                     }
-                    let event = match client.as_ref() {
+                    let (number, event) = match client.as_ref() {
                         Some(Ok(client)) => perform(&server, Ok(client), order),
                         Some(Err(why)) => perform(&server, Err(why.clone()), order),
                         None => return,
@@ -174,11 +174,19 @@ impl ApiServer {
                     if matches!(client, Some(Err(_))) {
                         client = None;
                     }
-                    let _ = server.events.blocking_send(event);
+                    // the stream that notices another server first makes it known
+                    let now = client.as_ref().and_then(|client| client.as_ref().ok());
+                    let now = now.map_or(number, |client| client.api().server());
+                    server.heard(now.max(number), event);
                 },
             );
         })
         .map(drop)
+    }
+
+    /// News, and the number of the server that it came from.
+    pub(crate) fn heard(&self, server: u64, event: Event) {
+        let _ = self.events.blocking_send(Event::Heard { server, event: Box::new(event) });
     }
 
     pub(crate) fn renew(
@@ -197,7 +205,8 @@ impl ApiServer {
             ),
             LeaseRequest::Create(body) => HttpRequest::post(leases, json_bytes(&body), deadline),
         };
-        send(client, &self.small(request), false)
+        let request = self.small(client.as_ref().ok().copied(), request);
+        send(client, &request, false)
     }
 
     pub(crate) fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
@@ -224,16 +233,19 @@ impl ApiServer {
                     .with_smallest_answer()
             }
         };
+        let number = client.as_ref().map_or(0, |client| client.api().server());
         let answer = send(client, &http, wants_object);
         if let (Request::Version, Answer::Accepted(Some(version))) = (request, &answer) {
-            self.is_hub.store(kedge_core::is_hub_version(version), Ordering::Relaxed);
+            let hub = if kedge_core::is_hub_version(version) { number + 1 } else { 0 };
+            self.hub.store(hub, Ordering::Relaxed);
         }
         answer
     }
 
     /// The smallest answer a server gives: our hub understands one short header, others need a long one.
-    fn small(&self, mut request: HttpRequest) -> HttpRequest {
-        if self.is_hub.load(Ordering::Relaxed) {
+    fn small(&self, client: Option<&Client>, mut request: HttpRequest) -> HttpRequest {
+        let number = client.map(|client| client.api().server() + 1);
+        if number == Some(self.hub.load(Ordering::Relaxed)) {
             request.prefer_minimal = true;
             return request;
         }

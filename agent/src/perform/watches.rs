@@ -1,21 +1,21 @@
-//! The watches of the own Node and of the assigned ConfigMap: their content and its changes, as events.
+//! The watches of the own Node and of the assigned ConfigMap: rounds as core orders them, what they bring, and how they end.
 //!
-//! Always holds: the latest order counts, and ends the watch before. Leaves to others: what is watched, when it is listed, where
-//! a watch goes on and how long to pause (core), the bytes of a watch (`net::watch`).
+//! Always holds: one round at a time for each object, the latest order counts and ends the round before; a round asks the
+//! server it was ordered for, or none, and everything it brings carries that server's number. Leaves to others:
+//! what is watched, from where, and when the next round begins (core), the bytes of a watch (`net::watch`).
 
 use super::lock;
 use super::requests::{ApiServer, REQUEST_DEADLINE};
 use crate::net::client::{Client, NetError};
 use crate::net::transport::Cancel;
-use crate::net::watch::{self, WatchEnd, WatchEvent, WatchFrom, WatchLimits};
+use crate::net::watch::{self, WatchEvent, WatchFrom, WatchLimits};
 use kedge_api as api;
-use kedge_core::{Event, FailureReport, KUBECONFIG_LINE, ObjectVersion, WatchFailure, WatchState, Watching};
+use kedge_core::{Event, ObjectVersion, WatchEnd, WatchFailure, WatchOrder, Watched};
 use kedge_platform::Progress;
 use serde_json::Value;
 use std::ops::ControlFlow;
-use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between two tries to read a kubeconfig, which costs nothing but a look at the disk.
 const KUBECONFIG_PAUSE: Duration = Duration::from_secs(5);
@@ -23,40 +23,40 @@ const KUBECONFIG_PAUSE: Duration = Duration::from_secs(5);
 /// Largest ConfigMap read: Kubernetes' own limit of 1 MiB for its data, with room for metadata and escapes.
 const CONFIG_MAP_BYTES: usize = 3 * 1024 * 1024;
 
-/// A ConfigMap to be watched.
+/// A watch that ends in good order within this time and brought nothing was not worth opening: worth a line in the log.
+const ENDED_AT_ONCE: Duration = Duration::from_secs(5);
+
+/// A round to perform.
 #[derive(Clone)]
-pub(crate) struct ConfigMapWatch {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    /// What of it is on disk.
-    pub(crate) held: Option<ObjectVersion>,
+pub(crate) struct Round {
+    /// Namespace and name of the ConfigMap; None: the own Node.
+    pub(crate) config_map: Option<(String, String)>,
+    pub(crate) order: WatchOrder,
+    /// The server it was ordered for.
+    pub(crate) server: u64,
 }
 
-/// What to watch: the latest order counts, and ends the watch before.
-pub(crate) struct LatestOrder<T> {
-    state: Mutex<OrderState<T>>,
+/// The round to perform: the latest order counts, and ends the round before.
+#[derive(Default)]
+pub(crate) struct LatestRound {
+    state: Mutex<RoundState>,
     changed: Condvar,
 }
 
-struct OrderState<T> {
-    which: Option<T>,
-    /// Counts the changes.
+#[derive(Default)]
+struct RoundState {
+    /// Ordered, and not taken up yet.
+    next: Option<Round>,
+    /// Counts the orders.
     change: u64,
-    /// Ends the watch under way.
+    /// Ends the round under way.
     cancel: Option<Cancel>,
 }
 
-impl<T> Default for LatestOrder<T> {
-    fn default() -> Self {
-        let state = OrderState { which: None, change: 0, cancel: None };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
-    }
-}
-
-impl<T: Clone> LatestOrder<T> {
-    pub(crate) fn set(&self, which: Option<T>) {
+impl LatestRound {
+    pub(crate) fn set(&self, round: Option<Round>) {
         let mut state = lock(&self.state);
-        state.which = which;
+        state.next = round;
         state.change += 1;
         if let Some(cancel) = state.cancel.take() {
             cancel.cancel();
@@ -64,97 +64,71 @@ impl<T: Clone> LatestOrder<T> {
         self.changed.notify_all();
     }
 
-    /// Waits for something to watch; gives it with the change that named it.
-    fn next(&self) -> (u64, T) {
+    /// Waits for an order; gives it with its number.
+    fn next(&self) -> (u64, Round) {
         let mut state = lock(&self.state);
         loop {
-            if let Some(which) = &state.which {
-                return (state.change, which.clone());
+            if let Some(round) = state.next.take() {
+                return (state.change, round);
             }
             state = self.changed.wait(state).unwrap_or_else(std::sync::PoisonError::into_inner);
         }
     }
 
-    /// Whether a later change came; if not, `cancel` is what the next one ends.
-    fn superseded(&self, change: u64, cancel: Option<Cancel>) -> bool {
+    /// From now on a later order ends what `cancel` ends. Says whether there is none yet.
+    fn begin(&self, change: u64, cancel: Cancel) -> bool {
         let mut state = lock(&self.state);
-        let superseded = state.change != change;
-        if let (false, Some(cancel)) = (superseded, cancel) {
-            state.cancel = Some(cancel);
-        }
-        superseded
+        let is_latest = state.change == change;
+        state.cancel = is_latest.then_some(cancel);
+        is_latest
+    }
+
+    /// The round is over. Says whether there was no later order: then its end counts.
+    fn end(&self, change: u64) -> bool {
+        let mut state = lock(&self.state);
+        state.cancel = None;
+        state.change == change
+    }
+
+    fn is_latest(&self, change: u64) -> bool {
+        lock(&self.state).change == change
     }
 }
 
 impl ApiServer {
-    pub(crate) fn watch_node(&self, wanted: &LatestOrder<()>, token: &Progress, seed: u64) {
-        // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the parameter
-        let selector = format!(
-            "fieldSelector=metadata.name%3D{}&omitHeartbeats=true",
-            api::percent_encoded(&self.node_name)
-        );
-        let mut url = None;
+    /// Performs rounds as they are ordered; ends with the process.
+    pub(crate) fn watch(&self, name: &'static str, rounds: &LatestRound, token: &Progress) {
+        let mut kept = None;
+        let mut watched = None;
         loop {
             token.idle();
-            let (change, ()) = wanted.next();
+            let (change, round) = rounds.next();
             token.busy();
-            let client = self.client("watch-node", token);
-            let mut watching = Watching::node(seed);
-            while !wanted.superseded(change, Some(client.cancel_handle())) {
-                client.api().refresh();
-                let now = client.api().url();
-                if url.as_ref().is_some_and(|url| *url != now) {
-                    log::info!("the kubeconfig names another API server now: {now}");
-                    self.is_hub.store(false, Ordering::Relaxed);
-                    let _ = self.events.blocking_send(Event::ServerChanged);
-                }
-                url = Some(now);
-                let target = WatchTarget { path: "/api/v1/nodes", params: &selector, config_map: None };
-                let ended = || wanted.superseded(change, None);
-                self.follow(&client, token, &target, &mut watching, &ended, &mut |object| {
-                    self.node_event(object)
-                });
+            self.faults.point(name);
+            // a later order cancels for ever, so a stream serves until then
+            let client = kept.take().unwrap_or_else(|| self.client(name, token));
+            if watched.replace(round.config_map.clone()) != Some(round.config_map.clone()) {
+                // another object: how the one before fared is no news any more
+                client.api().outcomes().forget(client.name());
             }
-        }
-    }
-
-    fn node_event(&self, object: Option<Value>) -> Option<Event> {
-        let Some(object) = object else { return Some(Event::NodeGone) };
-        match serde_json::from_value::<api::Node>(object) {
-            Ok(node) => Some(Event::NodeSeen(Box::new(node))),
-            Err(error) => {
-                log::warn!("Node {} cannot be read: {error}; keeping what is known", self.node_name);
-                None
+            if !rounds.begin(change, client.cancel_handle()) {
+                continue;
             }
-        }
-    }
-
-    pub(crate) fn watch_config_map(&self, wanted: &LatestOrder<ConfigMapWatch>, token: &Progress, seed: u64) {
-        loop {
-            token.idle();
-            let (change, ConfigMapWatch { namespace, name, held }) = wanted.next();
-            token.busy();
-            let client = self.client("watch-configmap", token);
-            client.api().outcomes().forget(client.name());
-            let path = format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(&namespace));
-            let selector = format!("fieldSelector=metadata.name%3D{}", api::percent_encoded(&name));
-            let target =
-                WatchTarget { path: &path, params: &selector, config_map: Some((&namespace, &name)) };
-            let mut watching = Watching::config_map(seed, held);
-            while !wanted.superseded(change, Some(client.cancel_handle())) {
-                let ended = || wanted.superseded(change, None);
-                self.follow(&client, token, &target, &mut watching, &ended, &mut |object| {
-                    let (namespace, name) = (namespace.clone(), name.clone());
-                    Some(match object {
-                        Some(mut object) => {
-                            // items of a list lack what stands on the list; a checkpoint is a whole object
-                            object["apiVersion"] = "v1".into();
-                            object["kind"] = "ConfigMap".into();
-                            Event::ConfigMapSeen { namespace, name, object }
-                        }
-                        None => Event::ConfigMapGone { namespace, name },
-                    })
-                });
+            let listener = Listener {
+                server: self,
+                client: &client.for_server(round.server),
+                token,
+                target: Target::of(&self.node_name, round.config_map.as_ref()),
+                number: round.server,
+                is_wanted: &|| rounds.is_latest(change),
+            };
+            let end = listener.perform(&round.order);
+            if rounds.end(change) {
+                let (watched, number) = (listener.target.watched(), round.order.round);
+                // the stream that notices another server first makes it known
+                let server = client.api().server().max(round.server);
+                self.heard(server, Event::WatchEnded { watched, round: number, end });
+                kept = Some(client);
             }
         }
     }
@@ -167,7 +141,7 @@ impl ApiServer {
                 // another problem is logged again: the kubeconfig may be half corrected
                 Err(why) if logged != why => {
                     logged.clone_from(&why);
-                    self.send(Some(Event::NoAnswer { line: KUBECONFIG_LINE, why, is_first: true }));
+                    let _ = self.events.blocking_send(Event::NoKubeconfig(why));
                 }
                 Err(_) => {}
             }
@@ -175,103 +149,94 @@ impl ApiServer {
             std::thread::sleep(KUBECONFIG_PAUSE);
         }
     }
+}
 
-    /// One round of a watch of one object: list it if that is due, watch it until it fails or `ended` says so, then pause.
-    /// `Watching` decides what is due; once `ended` is true, nothing is sent any more.
-    fn follow(
-        &self,
-        client: &Client,
-        token: &Progress,
-        target: &WatchTarget,
-        watching: &mut Watching,
-        ended: &dyn Fn() -> bool,
-        event: &mut dyn FnMut(Option<Value>) -> Option<Event>,
-    ) {
-        token.busy();
-        self.faults.point(client.name());
-        watching.begin(client.api().refresh());
-        if *watching.state() == WatchState::Listing {
-            let listed = self.list(client, token, target, watching);
-            if ended() {
-                return;
+/// What is listed and watched.
+struct Target<'a> {
+    path: String,
+    params: String,
+    config_map: Option<&'a (String, String)>,
+}
+
+impl<'a> Target<'a> {
+    fn of(node_name: &str, config_map: Option<&'a (String, String)>) -> Self {
+        let named = |name: &str| format!("fieldSelector=metadata.name%3D{}", api::percent_encoded(name));
+        let (path, params) = match config_map {
+            // our hub then keeps our own reports to itself: 2 kB each five minutes; other servers ignore the parameter
+            None => ("/api/v1/nodes".to_owned(), format!("{}&omitHeartbeats=true", named(node_name))),
+            Some((namespace, name)) => {
+                (format!("/api/v1/namespaces/{}/configmaps", api::percent_encoded(namespace)), named(name))
             }
-            match listed {
+        };
+        Self { path, params, config_map }
+    }
+
+    fn watched(&self) -> Watched {
+        if self.config_map.is_some() { Watched::ConfigMap } else { Watched::Node }
+    }
+}
+
+/// One round under way.
+struct Listener<'a> {
+    server: &'a ApiServer,
+    client: &'a Client,
+    token: &'a Progress,
+    target: Target<'a>,
+    /// Of the server it was ordered for.
+    number: u64,
+    /// No later order has come.
+    is_wanted: &'a dyn Fn() -> bool,
+}
+
+impl Listener<'_> {
+    /// Lists, if that is ordered, and watches until the end.
+    fn perform(&self, order: &WatchOrder) -> WatchEnd {
+        let from = match &order.after {
+            Some(version) => version.clone(),
+            None => match self.list(order) {
                 Ok((found, version)) => {
-                    let held = found.version(target);
-                    self.send(found.event(target, event));
-                    watching.listed(version, held);
+                    self.send(found);
+                    version
                 }
-                Err(error) => {
-                    let report = watching.list_failed(failure(&error));
-                    self.report(client, target, &error, report);
-                }
-            }
-        }
-        if let WatchState::Open { version } = watching.state() {
-            let version = version.clone();
-            let mut opened = false;
-            let (error, resume) =
-                self.watch_from(client, token, target, version, &mut opened, &mut |object| {
-                    watching.object_changed(object.as_ref().and_then(|object| version_of(target, object)));
-                    self.send(event(object));
-                });
-            if ended() {
-                return;
-            }
-            let report = watching.watch_ended(opened, resume, error.as_ref().map(failure));
-            if let Some(error) = error {
-                self.report(client, target, &error, report);
-            }
-        }
-        if let WatchState::Waiting { pause, .. } = watching.state() {
-            sleep(*pause, token, ended);
+                Err(error) => return self.failed(error, None),
+            },
+        };
+        self.watch_from(from)
+    }
+
+    /// News of the server that the round was ordered for, and only while the round is wanted.
+    fn send(&self, event: Event) {
+        if (self.is_wanted)() {
+            self.server.heard(self.number, event);
         }
     }
 
-    fn send(&self, event: Option<Event>) {
-        if let Some(event) = event {
-            let _ = self.events.blocking_send(event);
-        }
-    }
-
-    fn report(&self, client: &Client, target: &WatchTarget, error: &NetError, report: FailureReport) {
+    fn failed(&self, error: NetError, resume: Option<String>) -> WatchEnd {
         if error.is_contact() {
-            self.send(Some(Event::Contact));
+            self.send(Event::Contact);
         }
-        if let Some((namespace, name)) = target.config_map.filter(|_| report.is_unreadable) {
-            let (namespace, name, why) = (namespace.to_owned(), name.to_owned(), error.to_string());
-            self.send(Some(Event::ConfigMapUnreadable { namespace, name, why }));
-        }
-        match failure(error) {
-            WatchFailure::Unreachable => self.send(Some(Event::NoAnswer {
-                line: client.name(),
-                why: error.to_string(),
-                is_first: report.is_logged,
-            })),
-            WatchFailure::Answered if report.is_logged => {
-                log::warn!("{}: {error}; retrying", client.name());
-            }
-            WatchFailure::Answered => {}
-        }
+        let failure = match &error {
+            NetError::Refused { .. } | NetError::Garbled { .. } => WatchFailure::Answered,
+            _ => WatchFailure::Unreachable,
+        };
+        WatchEnd { resume, failure: Some((failure, error.to_string())), ..WatchEnd::default() }
     }
 
-    /// The object, and the version from which a watch goes on. A held version is compared by its metadata first.
-    fn list(
-        &self,
-        client: &Client,
-        token: &Progress,
-        target: &WatchTarget,
-        watching: &Watching,
-    ) -> Result<(ListResult, String), NetError> {
-        if let Some(held) = watching.held() {
-            token.idle_for(REQUEST_DEADLINE);
-            let listed = watch::list_metadata(client, target.path, target.params, REQUEST_DEADLINE);
-            token.busy();
+    /// What a list shows, and the version from which a watch goes on. A held version is compared by its metadata first.
+    fn list(&self, order: &WatchOrder) -> Result<(Event, String), NetError> {
+        let (path, params) = (self.target.path.as_str(), self.target.params.as_str());
+        if let (Some(held), Some((namespace, name))) = (&order.held, self.target.config_map) {
+            self.token.idle_for(REQUEST_DEADLINE);
+            let listed = watch::list_metadata(self.client, path, params, REQUEST_DEADLINE);
+            self.token.busy();
             match listed {
                 Ok(listed) => match listed.items.first() {
-                    None => return Ok((ListResult::Object(None), listed.resource_version)),
-                    Some(item) if version_of(target, item).as_ref() == Some(held) => {
-                        return Ok((ListResult::Held(held.clone()), listed.resource_version));
+                    None => return Ok((self.event(None), listed.resource_version)),
+                    Some(item) if version_of(item).as_ref() == Some(held) => {
+                        let (namespace, name) = (namespace.clone(), name.clone());
+                        let (uid, resource_version) = held.clone();
+                        let event = Event::ConfigMapUnchanged { namespace, name, uid, resource_version };
+                        return Ok((event, listed.resource_version));
                     }
                     Some(_) => {}
                 },
@@ -280,119 +245,93 @@ impl ApiServer {
                 Err(error) => return Err(error),
             }
         }
-        let deadline = watching.list_deadline();
-        token.idle_for(deadline);
-        let listed = watch::list(client, target.path, target.params, deadline);
-        token.busy();
+        self.token.idle_for(order.list_deadline);
+        let listed = watch::list(self.client, path, params, order.list_deadline);
+        self.token.busy();
         let listed = listed?;
-        Ok((ListResult::Object(listed.items.into_iter().next()), listed.resource_version))
+        Ok((self.event(listed.items.into_iter().next()), listed.resource_version))
     }
 
-    fn watch_from(
-        &self,
-        client: &Client,
-        token: &Progress,
-        target: &WatchTarget,
-        resource_version: String,
-        opened: &mut bool,
-        seen: &mut dyn FnMut(Option<Value>),
-    ) -> (Option<NetError>, Option<String>) {
-        let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
-        let loaded = client.api().refresh();
-        token.idle_for(limits.longest_silence());
-        let end = watch::watch(
-            client,
-            target.path,
-            target.params,
-            WatchFrom::Version(resource_version),
-            limits,
-            |happened| {
-                token.busy();
-                self.faults.point(client.name());
-                if client.api().refresh() != loaded {
-                    // The kubeconfig changed, and the other streams use it already: events of this connection may be those
-                    // of another server. Bookmarks bring us here every minute.
-                    return ControlFlow::Break(());
+    /// The object as an event; None: it is not there.
+    fn event(&self, object: Option<Value>) -> Event {
+        match (self.target.config_map, object) {
+            (None, None) => Event::NodeGone,
+            (None, Some(object)) => match serde_json::from_value::<api::Node>(object) {
+                Ok(node) => Event::NodeSeen(Box::new(node)),
+                Err(error) => {
+                    let node = &self.server.node_name;
+                    log::warn!("Node {node} cannot be read: {error}; keeping what is known");
+                    Event::Contact
                 }
-                match happened {
-                    WatchEvent::Added(object) | WatchEvent::Modified(object) => seen(Some(object)),
-                    WatchEvent::Deleted(_) => seen(None),
-                    WatchEvent::Opened { .. } | WatchEvent::Bookmark(_) => {
-                        *opened = true;
-                        let _ = self.events.blocking_send(Event::Contact);
-                    }
-                }
-                token.idle_for(limits.longest_silence());
-                ControlFlow::Continue(())
             },
-        );
-        token.busy();
-        match end {
-            WatchEnd::Failed { error, resume } => (Some(error), resume),
-            WatchEnd::Stopped { .. } | WatchEnd::Expired | WatchEnd::Cancelled => (None, None),
-        }
-    }
-}
-
-/// What is listed and watched; namespace and name if it is a ConfigMap.
-struct WatchTarget<'a> {
-    path: &'a str,
-    params: &'a str,
-    config_map: Option<(&'a str, &'a str)>,
-}
-
-/// What a list found.
-enum ListResult {
-    /// The version that is held already.
-    Held(ObjectVersion),
-    /// The object, if there is one.
-    Object(Option<Value>),
-}
-
-impl ListResult {
-    fn version(&self, target: &WatchTarget) -> Option<ObjectVersion> {
-        match self {
-            Self::Held(version) => Some(version.clone()),
-            Self::Object(object) => object.as_ref().and_then(|object| version_of(target, object)),
+            (Some((namespace, name)), None) => {
+                Event::ConfigMapGone { namespace: namespace.clone(), name: name.clone() }
+            }
+            (Some((namespace, name)), Some(mut object)) => {
+                // items of a list lack what stands on the list; a checkpoint is a whole object
+                object["apiVersion"] = "v1".into();
+                object["kind"] = "ConfigMap".into();
+                Event::ConfigMapSeen { namespace: namespace.clone(), name: name.clone(), object }
+            }
         }
     }
 
-    fn event(
-        self,
-        target: &WatchTarget,
-        event: &mut dyn FnMut(Option<Value>) -> Option<Event>,
-    ) -> Option<Event> {
-        match self {
-            Self::Object(object) => event(object),
-            Self::Held((uid, resource_version)) => target.config_map.map(|(namespace, name)| {
-                let (namespace, name) = (namespace.to_owned(), name.to_owned());
-                Event::ConfigMapUnchanged { namespace, name, uid, resource_version }
-            }),
-        }
+    fn watch_from(&self, from: String) -> WatchEnd {
+        let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
+        let loaded = self.client.api().refresh();
+        let mut opened = None;
+        let mut brought = false;
+        self.token.idle_for(limits.longest_silence());
+        let position = WatchFrom::Version(from.clone());
+        let (path, params) = (self.target.path.as_str(), self.target.params.as_str());
+        let end = watch::watch(self.client, path, params, position, limits, |happened| {
+            self.token.busy();
+            self.server.faults.point(self.client.name());
+            if self.client.api().refresh() != loaded {
+                // The kubeconfig changed, and the other streams use it already. Bookmarks bring us here every minute.
+                return ControlFlow::Break(());
+            }
+            match happened {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    brought = true;
+                    self.send(self.event(Some(object)));
+                }
+                WatchEvent::Deleted(_) => {
+                    brought = true;
+                    self.send(self.event(None));
+                }
+                WatchEvent::Opened { .. } => {
+                    opened = Some(Instant::now());
+                    self.send(Event::Contact);
+                }
+                WatchEvent::Bookmark(version) => {
+                    brought |= version != from;
+                    self.send(Event::Contact);
+                }
+            }
+            self.token.idle_for(limits.longest_silence());
+            ControlFlow::Continue(())
+        });
+        self.token.busy();
+        let lived = opened.map_or(Duration::ZERO, |at: Instant| at.elapsed().max(Duration::from_millis(1)));
+        let end = match end {
+            watch::WatchEnd::Ended { resume } if !brought && lived < ENDED_AT_ONCE => {
+                let why = "the server ended the watch at once, without an event".to_owned();
+                WatchEnd { resume, failure: Some((WatchFailure::Unreachable, why)), ..WatchEnd::default() }
+            }
+            watch::WatchEnd::Ended { resume } => WatchEnd { resume, ..WatchEnd::default() },
+            watch::WatchEnd::Failed { error, resume } => self.failed(error, resume),
+            // versions of one server mean nothing to another, and behind one URL there may be another now
+            watch::WatchEnd::Stopped { .. } | watch::WatchEnd::Expired | watch::WatchEnd::Cancelled => {
+                WatchEnd::default()
+            }
+        };
+        WatchEnd { lived, brought, ..end }
     }
 }
 
-/// Which version of a ConfigMap this is; the Node is small, and read whole always.
-fn version_of(target: &WatchTarget, object: &Value) -> Option<ObjectVersion> {
-    target.config_map?;
+/// Which version of an object this is.
+fn version_of(object: &Value) -> Option<ObjectVersion> {
     let part = |name: &str| object["metadata"][name].as_str().map(str::to_owned);
     Some((part("uid")?, part("resourceVersion")?))
-}
-
-fn failure(error: &NetError) -> WatchFailure {
-    match error {
-        NetError::Refused { .. } | NetError::Garbled { .. } => WatchFailure::Answered,
-        _ => WatchFailure::Unreachable,
-    }
-}
-
-/// Sleeps in short pieces, so that a new order ends it.
-fn sleep(mut left: Duration, token: &Progress, ended: &dyn Fn() -> bool) {
-    while !left.is_zero() && !ended() {
-        let piece = left.min(Duration::from_millis(250));
-        token.idle_for(piece);
-        std::thread::sleep(piece);
-        left -= piece;
-    }
-    token.busy();
 }

@@ -334,23 +334,32 @@ fn check_patience(asked: Duration, given: Duration) {
     assert_eq!(renewals(&world).len(), 1);
 }
 
+/// A settled node of which nothing was ever asked: whatever an API server says about sources changes nothing.
+fn local() -> World {
+    let mut world = World::new();
+    world.start();
+    world.run_for(MINUTE);
+    world.seen.clear();
+    world
+}
+
 #[test]
 fn new_server_is_asked_for_its_version() {
-    let mut world = settled();
+    let mut world = local();
     world.hub.flavour = Flavour::Kubernetes;
-    world.handle(Event::ServerChanged);
+    world.change_server();
     world.turn();
     assert_eq!(world.report().server_is_hub, Some(false));
 }
 
 #[test]
 fn late_answer_of_the_previous_server_is_ignored() {
-    let mut world = settled();
-    world.handle(Event::ServerChanged);
+    let mut world = local();
+    world.change_server();
     assert_eq!(requests(&world), [&Request::Version]);
     // replaced before it has answered
     world.hub.flavour = Flavour::Kubernetes;
-    world.handle(Event::ServerChanged);
+    world.change_server();
     assert_eq!(requests(&world), [&Request::Version], "one request of a kind at a time");
     world.do_request(Some(Answer::Accepted(Some(json!({"gitVersion": "v1.34.0+kedge-0.1.0"})))));
     assert_eq!(world.report().server_is_hub, None);
@@ -413,7 +422,7 @@ fn wiped_unheard() -> World {
 }
 
 fn searches(world: &World) -> usize {
-    world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::WatchNode))).count()
+    world.seen.iter().filter(|seen| matches!(seen, Seen::Asked(Action::WatchNode(_)))).count()
 }
 
 #[test]

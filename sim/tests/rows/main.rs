@@ -12,6 +12,7 @@ mod sources;
 mod starts;
 mod status;
 mod takeover;
+mod watches;
 mod writes;
 
 use kedge_sim::DEFAULT_PODS as DEFAULT;

@@ -127,7 +127,7 @@ fn new_source_form_downloads_the_config_map() {
 
 /// How often a ConfigMap was listed since `seen` was emptied.
 fn lists(world: &World) -> usize {
-    let list = |seen: &&Seen| matches!(seen, Seen::Asked(Action::WatchConfigMap(Some(_))));
+    let list = |seen: &&Seen| matches!(seen, Seen::Asked(Action::WatchConfigMap { .. }));
     world.seen.iter().filter(list).count()
 }
 

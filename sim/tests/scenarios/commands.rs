@@ -255,8 +255,9 @@ impl Stage {
                 _ => panic!("hub wiped"),
             },
             "unreadable" => {
-                let (namespace, name) = (NAMESPACE.to_owned(), name.to_owned());
-                world.handle(Event::ConfigMapUnreadable { namespace, name, why: content.to_owned() });
+                let watched = world.process.as_ref().and_then(|process| process.watched.clone());
+                assert_eq!(watched, Some((NAMESPACE.to_owned(), name.to_owned())), "it is not watched");
+                world.refuse_map(content);
             }
             "object" => {
                 let metadata =

@@ -5,6 +5,7 @@
 
 use crate::event::{Answer, LeaseRequest, Now};
 use crate::pace::{Backoff, Jitter};
+use crate::requests::HURRY;
 use serde_json::json;
 use std::time::Duration;
 
@@ -32,6 +33,10 @@ pub(crate) struct LeaseKeeper {
     claimed: bool,
     missing: bool,
     in_flight: bool,
+    /// The renewal in flight is another server's: its answer says nothing about this one.
+    is_stale: bool,
+    /// The last try got no answer.
+    waits_for_network: bool,
     /// UID of the Node for which the last request was.
     asked_for: String,
     due: Duration,
@@ -49,6 +54,8 @@ impl LeaseKeeper {
             claimed: false,
             missing: false,
             in_flight: false,
+            is_stale: false,
+            waits_for_network: false,
             asked_for: String::new(),
             due: now.mono,
             backoff: Backoff::default(),
@@ -72,6 +79,27 @@ impl LeaseKeeper {
             self.node_uid = uid.map(str::to_owned);
             self.claimed = false;
             self.due = now.mono;
+        }
+    }
+
+    /// Another server: its Node is not known yet, and no Lease there is ours.
+    pub(crate) fn server_changed(&mut self, now: Now) {
+        self.node(None, now);
+        (self.missing, self.is_stale, self.waits_for_network) = (false, self.in_flight, false);
+        self.backoff.succeeded();
+    }
+
+    /// Whether this answer is another server's; if so, the way is free again.
+    pub(crate) fn is_answered_by_another_server(&mut self) -> bool {
+        let is_stale = std::mem::take(&mut self.is_stale);
+        self.in_flight &= !is_stale;
+        is_stale
+    }
+
+    /// The network is back: a renewal that waits for it is not put off any longer.
+    pub(crate) fn hurry(&mut self, now: Now, jitter: &mut Jitter) {
+        if self.waits_for_network {
+            self.due = self.due.min(now.mono + jitter.within(HURRY));
         }
     }
 
@@ -121,6 +149,7 @@ impl LeaseKeeper {
     /// The answer to the last request.
     pub(crate) fn answered(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) {
         self.in_flight = false;
+        self.waits_for_network = matches!(answer, Answer::Failed(_));
         match answer {
             Answer::Accepted(_) => {
                 self.backoff.succeeded();

@@ -207,10 +207,13 @@ impl Simulation {
                 self.show_wrong_uid();
             }
             5 => {
+                self.hit("event", "WatchEnded");
+                self.trace(|| "  may not read the ConfigMap".into());
                 let name = *self.random.pick(&MAPS);
-                let (namespace, name) = (NAMESPACE.to_owned(), name.to_owned());
-                let why = "403 forbidden".to_owned();
-                self.handle("ConfigMapUnreadable", Event::ConfigMapUnreadable { namespace, name, why });
+                let watched = self.world.process.as_ref().and_then(|process| process.watched.as_ref());
+                if watched.is_some_and(|(_, watched)| watched == name) {
+                    self.world.refuse_map("403 forbidden");
+                }
                 self.world.list_again();
             }
             6 => {
@@ -263,7 +266,8 @@ impl Simulation {
     fn change_server(&mut self) {
         self.trace(|| "  ANOTHER SERVER".into());
         let on_their_way = self.world.process.as_ref().map_or(0, |process| process.requests.len());
-        self.handle("ServerChanged", Event::ServerChanged);
+        self.hit("event", "Heard");
+        self.world.change_server();
         // requests to the old server end, and say so late
         for _ in 0..on_their_way {
             self.world.do_request(Some(Answer::Failed("the old server is gone".into())));

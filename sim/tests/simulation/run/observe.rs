@@ -40,8 +40,9 @@ impl Simulation {
             Action::Request(Request::PatchNode(_)) => "PatchNode",
             Action::Request(Request::PostEvent(_)) => "PostEvent",
             Action::Renew { .. } => "Renew",
-            Action::WatchNode => "WatchNode",
-            Action::WatchConfigMap(_) => "WatchConfigMap",
+            Action::WatchNode(_) => "WatchNode",
+            Action::WatchConfigMap { .. } => "WatchConfigMap",
+            Action::EndConfigMapWatch => "EndConfigMapWatch",
             Action::Exit { .. } => "Exit",
             Action::Log(..) => "Log",
         };
@@ -49,7 +50,7 @@ impl Simulation {
         match action {
             Action::Use(_) => self.used(),
             Action::Step(Step::SetAside(file)) => self.invariant_no_record_is_torn(file),
-            Action::WatchConfigMap(Some((_, name))) if name == ANOTHERS_MAP => {
+            Action::WatchConfigMap { name, .. } if name == ANOTHERS_MAP => {
                 Err("invariant_only_its_own_node_is_obeyed: it watches what another node's Node names".into())
             }
             Action::Request(Request::PatchStatus(body)) => {

@@ -1,0 +1,157 @@
+//! Watches that end, outages, and another server: when the next round begins, what is logged, and what is forgotten.
+
+use crate::{A, B, HOUR, MINUTE, SECOND, payload};
+use kedge_core::{Action, Answer, Event, Request, WatchEnd, WatchFailure, Watched};
+use kedge_sim::hub::{Flavour, Hub};
+use kedge_sim::{Seen, World, node_event};
+use serde_json::json;
+use std::time::Duration;
+
+fn failed(failure: WatchFailure, why: &str) -> WatchEnd {
+    WatchEnd { failure: Some((failure, why.to_owned())), ..WatchEnd::default() }
+}
+
+fn orders(world: &World, watched: Watched) -> usize {
+    let is_one = |seen: &&Seen| match seen {
+        Seen::Asked(Action::WatchNode(_)) => watched == Watched::Node,
+        Seen::Asked(Action::WatchConfigMap { .. }) => watched == Watched::ConfigMap,
+        _ => false,
+    };
+    world.seen.iter().filter(is_one).count()
+}
+
+fn warnings(world: &World) -> Vec<&String> {
+    world.log.iter().filter(|line| line.starts_with("W ")).collect()
+}
+
+#[test]
+fn watches_that_end_at_once_are_ordered_rarely() {
+    for lived in [Duration::from_millis(5), 2 * SECOND] {
+        let (mut world, _) = World::known_good();
+        world.seen.clear();
+        world.log.clear();
+        let end = WatchEnd { lived, ..failed(WatchFailure::Answered, "etcdserver: no leader") };
+        for _ in 0..3600 {
+            for watched in [Watched::Node, Watched::ConfigMap] {
+                world.end_watch(watched, end.clone());
+            }
+            world.run_for(SECOND);
+        }
+        for watched in [Watched::Node, Watched::ConfigMap] {
+            let orders = orders(&world, watched);
+            // every 30 s, stretched by up to a quarter, after a few quick ones
+            assert!((90..=130).contains(&orders), "{orders} of {watched:?} in an hour");
+        }
+        assert_eq!(
+            warnings(&world),
+            [
+                "W watch-node: etcdserver: no leader; retrying",
+                "W watch-configmap: etcdserver: no leader; retrying"
+            ]
+        );
+    }
+}
+
+#[test]
+fn watches_go_on_once_the_network_is_back() {
+    for seed in 0..8 {
+        let (mut world, _) = World::known_good();
+        world.run_for(seed * SECOND);
+        world.link = false;
+        for _ in 0..600 {
+            world.end_watch(Watched::Node, failed(WatchFailure::Unreachable, "no route to host"));
+            world.run_for(SECOND);
+        }
+        // the round that is under way, or the next, fails just before the network is back
+        while !world.end_watch(Watched::Node, failed(WatchFailure::Unreachable, "no route to host")) {
+            world.run_for(SECOND);
+        }
+        world.link = true;
+        let renewals = world.hub.renewals;
+        world.seen.clear();
+        while world.hub.renewals == renewals {
+            world.run_for(SECOND / 4);
+        }
+        world.run_for(4 * SECOND);
+        assert!(orders(&world, Watched::Node) > 0, "{seed}: the node waits on");
+    }
+}
+
+#[test]
+fn another_server_is_read_from_its_node_on() {
+    let (mut world, _) = World::known_good();
+    world.seen.clear();
+    world.change_server();
+    let asked: Vec<&Action> = world
+        .seen
+        .iter()
+        .filter_map(|seen| match seen {
+            Seen::Asked(action) if !matches!(action, Action::Log(..)) => Some(action),
+            _ => None,
+        })
+        .collect();
+    // no renewal, no status, no ConfigMap: nothing that this server was told by nobody
+    let [Action::EndConfigMapWatch, Action::WatchNode(order), Action::Request(Request::Version)] = asked[..]
+    else {
+        panic!("{asked:?}");
+    };
+    assert_eq!(order.after, None, "the versions of one server mean nothing to another");
+    let report = world.report();
+    assert_eq!((report.registered, report.server_is_hub), (false, None));
+    world.run_for(MINUTE);
+    assert!(orders(&world, Watched::ConfigMap) > 0, "its Node names one");
+}
+
+#[test]
+fn rebuilt_hub_with_same_names_changes_nothing_unasked() {
+    for is_map_first in [true, false] {
+        let (mut world, _) = World::known_good();
+        world.run_for(MINUTE);
+        world.hub = Hub::new(Flavour::Kedge);
+        world.hub.wiped(1_000_000);
+        world.hub.push("a", &payload(B, ""));
+        world.change_server();
+        if is_map_first {
+            assert!(!world.do_watch_map(), "the ConfigMap of another server is not read before its Node");
+        }
+        world.run_for(HOUR);
+        assert!(!world.exited(), "restarted for what nobody assigned");
+        assert_eq!(world.used(), A);
+        world.crash_and_start();
+        assert_eq!(world.used(), A);
+    }
+}
+
+#[test]
+fn news_of_an_earlier_server_is_dropped() {
+    let (mut world, _) = World::known_good();
+    let node = world.hub.node().expect("there");
+    let heard = |server, event| Event::Heard { server, event: Box::new(event) };
+    world.change_server();
+    world.handle(heard(0, node_event(&node)));
+    world.handle(heard(
+        0,
+        Event::Answered(kedge_core::RequestKind::Version, Answer::Accepted(Some(json!({})))),
+    ));
+    let renewals = world.report().lease.renewals;
+    world.handle(heard(0, Event::Renewed(Answer::Accepted(None))));
+    let report = world.report();
+    assert_eq!((report.registered, report.server_is_hub, report.lease.renewals), (false, None, renewals));
+    world.handle(heard(1, node_event(&node)));
+    assert!(world.report().registered);
+}
+
+#[test]
+fn renewal_on_its_way_to_the_old_server_does_not_count() {
+    let (mut world, _) = World::known_good();
+    while world.process.as_ref().is_some_and(|process| process.renewal.is_none()) {
+        world.advance(SECOND);
+        world.handle(Event::Tick);
+    }
+    let renewals = world.report().lease.renewals;
+    world.change_server();
+    world.do_renewal(Some(Answer::Accepted(None)));
+    assert_eq!(world.report().lease.renewals, renewals);
+    world.run_for(MINUTE);
+    assert!(world.report().lease.renewals > renewals, "the way is free again");
+}
