@@ -130,10 +130,19 @@ impl Agent {
         }
     }
 
-    /// Waits until the agent ended by itself.
-    fn wait_for_exit(&mut self) {
-        let mut child = self.child.take().unwrap();
-        wait_until("the agent to adopt", PATIENCE, || child.try_wait().unwrap().is_some());
+    /// Starts of the program so far, those by which it took its own place among them.
+    fn runs(&self) -> u64 {
+        let run = std::fs::read_to_string(self.directory.join("run/run"));
+        run.ok().and_then(|run| run.parse().ok()).unwrap_or(0)
+    }
+
+    /// Waits until another config runs: the program took its own place after its start number `run`, as the same process.
+    fn wait_for_adoption(&mut self, run: u64) {
+        wait_until("the agent to adopt", PATIENCE, || {
+            let ended = self.child.as_mut().unwrap().try_wait().unwrap();
+            assert!(ended.is_none(), "the process ended: {ended:?}");
+            self.runs() == run + 1
+        });
     }
 }
 
@@ -222,7 +231,8 @@ fn restart_does_not_download_an_unchanged_config() {
     const PAYLOAD_BYTES: usize = 300_000;
     let mut scripted = OfScript::new(State::new(PAYLOAD_BYTES));
     scripted.agent.start();
-    scripted.agent.wait_for_exit();
+    scripted.agent.wait_for_adoption(1);
+    scripted.agent.stop();
     let (_, adopted) = scripted.server.counts.bytes();
     assert!(adopted > PAYLOAD_BYTES as u64);
 
@@ -241,7 +251,7 @@ fn restart_does_not_download_an_unchanged_config() {
     scripted.state.lock().unwrap().config_map["data"]["kubelet"] =
         json!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 7\n");
     scripted.agent.start();
-    scripted.agent.wait_for_exit();
+    scripted.agent.wait_for_adoption(4);
 }
 
 #[test]
@@ -265,8 +275,7 @@ fn blocked_log_pipe_does_not_stop_renewals() {
     let source = json!({"namespace": "default", "name": "edge", "kubeletConfigKey": "kubelet"});
     let patch = json!({"spec": {"configSource": {"configMap": source}}}).to_string();
     node.hub.kubectl().run(&["patch", "node", NODE, "--type=merge", "-p", &patch]).unwrap();
-    node.agent.wait_for_exit();
-    node.agent.start();
+    node.agent.wait_for_adoption(1);
     node.wait_renewals(2);
     node.agent.stop();
 }
