@@ -250,7 +250,7 @@ fn payload_of(bytes: &[u8], config: &ConfigRecord) -> Result<String, String> {
         Recorded::Whole(digest) if Digest::of(bytes) != digest => Err(damaged()),
         Recorded::Whole(_) => payload(config_map(bytes)?, &config.source),
         Recorded::Payload(digest) => {
-            let object = config_map(bytes)?;
+            let object = config_map(bytes).map_err(|why| format!("its checkpoint is damaged: {why}"))?;
             let mut texts = object.data.into_values();
             texts.find(|text| Digest::of(text.as_bytes()) == digest).ok_or_else(damaged)
         }
@@ -366,6 +366,8 @@ mod tests {
             assert!(found.is_err_and(|why| why.contains("is damaged")), "{object}");
         }
         let found = payload_of(b"[", &record(b"y"));
-        assert!(found.is_err_and(|why| why.starts_with("it is not a ConfigMap: EOF while parsing")));
+        assert!(
+            found.is_err_and(|why| why.starts_with("its checkpoint is damaged: it is not a ConfigMap: EOF"))
+        );
     }
 }
