@@ -302,9 +302,7 @@ impl Running {
             actions.push(Action::Log(Level::Info, line));
         }
         for held in &running.configuration.effective().held {
-            let line =
-                format!("{held}; the nearest value within the bounds is used, because the config is proven");
-            actions.push(Action::Log(Level::Warn, line));
+            actions.push(Action::Log(Level::Warn, held.to_string()));
         }
         actions.push(Action::Use(Box::new(running.configuration.effective().as_ref().clone())));
         running.consume_evidence(actions);

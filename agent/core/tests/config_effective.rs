@@ -507,10 +507,6 @@ fn invalid_value_names_the_layer_that_wrote_it() {
         "healthzBindAddress: localhost",
         &["healthzBindAddress is \"localhost\", expected a loopback address such as \"127.0.0.1\" (line 3)"],
     );
-    check(
-        "healthzBindAddress: 0.0.0.0",
-        &["healthzBindAddress is \"0.0.0.0\", expected a loopback address such as \"127.0.0.1\" (line 3)"],
-    );
     check("maxPods: -1", &["maxPods is -1, expected 0 to 10000 (line 3)"]);
     check(
         "systemReserved:\n  cpu: -1m",
@@ -585,7 +581,8 @@ fn values_and_pairs_are_valid_up_to_their_limits() {
         ("imageMinimumGCAge: 2m\nimageMaximumGCAge: 0s", true),
         ("imageMaximumGCAge: 1s", true),
     ] {
-        let found = effective(&layers(fields, &[]), None).map(drop).map_err(|error| error.kind);
+        let pushed = payload(fields);
+        let found = effective(&LocalLayers::default(), Some(&pushed)).map(drop).map_err(|error| error.kind);
         assert_eq!(found, if is_right { Ok(()) } else { Err(ErrorKind::Validate) }, "{fields}");
     }
 }
@@ -602,15 +599,73 @@ fn proven_payload_beyond_its_bounds_is_held_at_them() {
     assert!(found.config.healthz.is_some_and(|address| address.ip().is_loopback()));
     assert_eq!(found.config.max_pods, 7);
     assert_eq!(
-        found.held,
+        found.held.iter().map(ToString::to_string).collect::<Vec<_>>(),
         [
-            "nodeLeaseDurationSeconds is 2147483647, expected 4 to 160",
-            "nodeStatusReportFrequency is \"2000000h0m0s\", expected 10s to 5m0s",
-            "healthzBindAddress is \"0.0.0.0\", expected a loopback address such as \"127.0.0.1\"",
+            "config edge-settings (uid 7f3c): nodeLeaseDurationSeconds is 2147483647, expected 4 to 160 (line 3); using 160",
+            "config edge-settings (uid 7f3c): nodeStatusReportFrequency is \"2000000h0m0s\", expected 10s to 5m0s (line 4); using \"5m0s\"",
+            "config edge-settings (uid 7f3c): healthzBindAddress is \"0.0.0.0\", expected a loopback address such as \"127.0.0.1\" (line 5); using \"127.0.0.1\"",
         ]
     );
     // what no release took is refused all the same
     assert!(effective_of_proven(&local, &payload("healthzBindAddress: here")).is_err());
+}
+
+#[test]
+fn local_value_that_the_first_release_took_is_held() {
+    for (fields, used) in [
+        ("configTrialDuration: 300h", "\"168h0m0s\""),
+        ("nodeStatusUpdateFrequency: 10m", "\"5m0s\""),
+        ("nodeStatusReportFrequency: 10m", "\"5m0s\""),
+        ("nodeStatusReportFrequency: 1s", "\"10s\""),
+        ("nodeLeaseDurationSeconds: 300", "160"),
+        ("nodeLeaseDurationSeconds: 1", "4"),
+        ("evictionPressureTransitionPeriod: 25h", "\"24h0m0s\""),
+        ("maxPods: 2147483647", "10000"),
+        ("healthzBindAddress: 0.0.0.0", "\"127.0.0.1\""),
+        ("maxParallelImagePulls: 0", "1"),
+        ("oomScoreAdj: -2147483648", "-1000"),
+        ("maxOpenFiles: -9223372036854775808", "0"),
+        ("tracing: {samplingRatePerMillion: -1}", "0"),
+    ] {
+        let pushed = payload("providerID: pushed");
+        for (layers, payload) in [
+            (layers(fields, &[]), None),
+            (layers("", &[fields]), None),
+            (layers("", &[fields]), Some(&pushed)),
+        ] {
+            let found = effective(&layers, payload).unwrap_or_else(|error| panic!("{fields}: {error}"));
+            let held: Vec<&str> = found.held.iter().map(|held| held.used.as_str()).collect();
+            assert_eq!(held, [used], "{fields}");
+        }
+        let error =
+            effective(&LocalLayers::default(), Some(&payload(fields))).expect_err("nobody has run it");
+        assert_eq!(error.kind, ErrorKind::Validate, "{fields}");
+    }
+    let line = local("nodeLeaseDurationSeconds: 300").held[0].to_string();
+    let expect = "config file /etc/kedge/config.yaml: nodeLeaseDurationSeconds is 300, expected 4 to 160 (line 3); using 160";
+    assert_eq!(line, expect);
+}
+
+#[test]
+fn local_value_that_no_release_took_is_refused() {
+    for fields in [
+        "configTrialDuration: -1s",
+        "nodeStatusUpdateFrequency: 999ms",
+        "nodeStatusReportFrequency: 0s",
+        "nodeLeaseDurationSeconds: 0",
+        "crashLoopThreshold: 11",
+        "maxPods: -1",
+        "maxPods: 2147483648",
+        "healthzPort: 65536",
+        "healthzBindAddress: here",
+        "logging: {verbosity: 11}",
+        "maxParallelImagePulls: 2147483648",
+    ] {
+        for layers in [layers(fields, &[]), layers("", &[fields])] {
+            let error = effective(&layers, None).expect_err(fields);
+            assert_eq!((error.kind, error.problems.len()), (ErrorKind::Validate, 1), "{fields}");
+        }
+    }
 }
 
 #[test]

@@ -38,6 +38,13 @@ pub enum Origin {
     Flag(&'static str),
 }
 
+impl Origin {
+    /// Whether it is a payload, not one of this machine's own layers.
+    pub(super) fn is_pushed(&self) -> bool {
+        matches!(self, Self::ConfigMap { .. } | Self::Pushed(_))
+    }
+}
+
 impl fmt::Display for Origin {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

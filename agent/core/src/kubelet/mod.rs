@@ -26,6 +26,7 @@ pub use settings::FaultInjection;
 pub use settings::{Config, EvictionHard, MAX_TAINTS, Reserved, Taint, Trial};
 
 use layers::{Problems, Stack};
+use schema::Beyond;
 
 /// What a node runs with.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,11 +39,35 @@ pub struct Effective {
     pub provenance: Provenance,
     /// Paths of fields that are set and do nothing here.
     pub without_effect: Vec<String>,
-    /// Values that lie beyond their bounds, and the bound that counts instead. Only a proven configuration has any.
-    pub held: Vec<String>,
+    /// Values beyond their bounds that an earlier release took.
+    pub held: Vec<Held>,
 }
 
-/// The configuration that these layers give; `payload`, if there is one, takes the place of the base.
+/// A value beyond its bounds that does not count, and the nearest within, which does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    pub problem: Problem,
+    /// The value in use.
+    pub used: String,
+}
+
+impl Held {
+    /// Whether this machine's own files or flags have it, not a payload.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        !self.problem.origin.is_pushed()
+    }
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}; using {}", self.problem, self.used)
+    }
+}
+
+/// The configuration that these layers give; `payload`, if there is one, takes the place of the base. A value of the local
+/// layers that the first release took and that lies beyond today's bounds counts as the nearest within, and
+/// [`Effective::held`] says so: an upgrade must not keep a node from starting.
 ///
 /// # Errors
 /// [`ErrorKind::Parse`] if a layer cannot be read or has a field that is unknown or of the wrong type;
@@ -77,18 +102,12 @@ fn effective_as(
     schema::apply_defaults(&mut object, &mut |path| provenance.set_default(path));
     schema::normalize(&mut object);
 
-    let mut held = Vec::new();
     let mut problems = Problems::default();
+    let held = hold(&mut object, &provenance, is_proven, &mut problems);
     let mut report = |path: &str, message: String| {
         let Source { origin, position } = provenance.nearest(path);
         problems.push(Problem::new(origin, position, path, message));
     };
-    if is_proven {
-        schema::hold_in_bounds(&mut object, &mut |_, message| held.push(message));
-        settings::hold_on_loopback(&mut object, &mut held);
-    } else {
-        schema::check_ranges(&object, &mut |path, message| report(&path, message));
-    }
     let config = Config::read(&object, &mut report);
     combinations::check(&object, &|path| provenance.nearest(path).to_string(), &mut report);
     problems.into_result(ErrorKind::Validate)?;
@@ -97,6 +116,29 @@ fn effective_as(
     object.insert("apiVersion".to_owned(), Value::from(schema::API_VERSION));
     object.insert("kind".to_owned(), Value::from(schema::KIND));
     Ok(Effective { config, object: Value::Object(object), provenance, without_effect, held })
+}
+
+/// Moves values into their bounds. A pushed one beyond them is a problem, unless the push is proven; one of this machine's own
+/// layers is a problem only if no release took it.
+fn hold(
+    object: &mut serde_json::Map<String, Value>,
+    provenance: &Provenance,
+    is_proven: bool,
+    problems: &mut Problems,
+) -> Vec<Held> {
+    let mut held = Vec::new();
+    let mut judge = |beyond: Beyond| {
+        let Source { origin, position } = provenance.nearest(&beyond.field);
+        let is_held = if origin.is_pushed() { is_proven } else { beyond.was_taken };
+        let problem = Problem::new(origin, position, &beyond.field, beyond.message);
+        match is_held {
+            true => held.push(Held { problem, used: beyond.nearest }),
+            false => problems.push(problem),
+        }
+    };
+    schema::hold_in_bounds(object, &mut judge);
+    settings::hold_on_loopback(object, &mut judge);
+    held
 }
 
 /// Upstream's rule: nodeStatusUpdateFrequency set alone counts for reports, too, within their bounds.

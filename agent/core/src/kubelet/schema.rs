@@ -107,9 +107,16 @@ pub struct Field {
     pub default: Default,
     /// Why no value beyond its bounds is taken; empty if its type is the only bound.
     pub why: &'static str,
+    /// What the first release took, if that was more: this machine's own files may still have it.
+    took: Option<Kind>,
 }
 
 impl Field {
+    const fn took(mut self, kind: Kind) -> Self {
+        self.took = Some(kind);
+        self
+    }
+
     /// Its bounds as people read them, with their reason.
     #[must_use]
     pub fn bounds(&self) -> String {
@@ -132,20 +139,20 @@ impl Kind {
 }
 
 const fn honoured(name: &'static str, kind: Kind, default: Default) -> Field {
-    Field { name, kind, effect: Effect::Honoured, default, why: "" }
+    Field { name, kind, effect: Effect::Honoured, default, why: "", took: None }
 }
 
 /// A field with bounds of its own, and their reason.
 const fn bounded(name: &'static str, kind: Kind, default: Default, why: &'static str) -> Field {
-    Field { name, kind, effect: Effect::Honoured, default, why }
+    Field { name, kind, effect: Effect::Honoured, default, why, took: None }
 }
 
 const fn with_pods(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, effect: Effect::WithPods, default: Default::None, why: "" }
+    Field { name, kind, effect: Effect::WithPods, default: Default::None, why: "", took: None }
 }
 
 const fn no_effect(name: &'static str, kind: Kind) -> Field {
-    Field { name, kind, effect: Effect::NoEffect, default: Default::None, why: "" }
+    Field { name, kind, effect: Effect::NoEffect, default: Default::None, why: "", took: None }
 }
 
 const SECOND: i64 = 1_000_000_000;
@@ -171,6 +178,10 @@ const PORT: Kind = Kind::Int { low: 0, high: 65_535 };
 /// A bit of a packet's mark.
 const MARK_BIT: Kind = Kind::Int { low: 0, high: 31 };
 const I64: Kind = Kind::Int { low: i64::MIN, high: i64::MAX };
+/// A duration of any length from `low` nanoseconds on.
+const fn at_least(low: i64) -> Kind {
+    Kind::DurationIn { low, high: i64::MAX }
+}
 const U32: Kind = Kind::Int { low: 0, high: u32::MAX as i64 };
 const LIST_OF_TEXT: Kind = Kind::List(&Kind::Text);
 const MAP_OF_TEXT: Kind = Kind::Map(&Kind::Text);
@@ -183,7 +194,8 @@ pub static FIELDS: &[Field] = &[
         Kind::DurationIn { low: 0, high: 7 * DAY },
         Default::Text("10m0s"),
         "a longer trial would write its progress to flash for years, and end for no board that is switched off at times",
-    ),
+    )
+    .took(at_least(0)),
     bounded(
         "crashLoopThreshold",
         Kind::Int { low: 0, high: 10 },
@@ -196,21 +208,24 @@ pub static FIELDS: &[Field] = &[
         Kind::DurationIn { low: SECOND, high: 5 * MINUTE },
         Default::Text("10s"),
         "shorter keeps a small board busy; longer leaves a full disk and an edit of bad-configs.json unnoticed",
-    ),
+    )
+    .took(at_least(SECOND)),
     // follows nodeStatusUpdateFrequency when only that one is set: see `settings`
     bounded(
         "nodeStatusReportFrequency",
         Kind::DurationIn { low: SHORTEST_REPORT, high: LONGEST_REPORT },
         Default::Text("5m0s"),
         "shorter is traffic without news; after 5 minutes pods of a node that is not heard of are evicted",
-    ),
+    )
+    .took(at_least(SECOND)),
     bounded(
         "nodeLeaseDurationSeconds",
         Kind::Int { low: 4, high: 160 },
         Default::Int(40),
         "renewed every 1 to 40 s: a control plane gives a node up after 50 s, and a slow link answers no faster",
-    ),
-    no_effect("nodeStatusMaxImages", from(-1)),
+    )
+    .took(from(1)),
+    no_effect("nodeStatusMaxImages", from(-1)).took(I32),
     honoured("registerNode", Kind::Bool, Default::Bool(true)),
     bounded(
         "registerWithTaints",
@@ -234,7 +249,8 @@ pub static FIELDS: &[Field] = &[
         Kind::Int { low: 0, high: 10_000 },
         Default::Int(110),
         "more is a typing error: no node runs so many",
-    ),
+    )
+    .took(COUNT),
     honoured("systemReserved", Kind::Object(RESERVED), Default::None),
     honoured("kubeReserved", Kind::Object(RESERVED), Default::None),
     honoured("evictionHard", Kind::Object(EVICTION_HARD), Default::None),
@@ -243,14 +259,15 @@ pub static FIELDS: &[Field] = &[
         Kind::DurationIn { low: 0, high: DAY },
         Default::Text("5m0s"),
         "longer and one moment of pressure keeps pods away for good",
-    ),
+    )
+    .took(at_least(0)),
     with_pods("evictionSoft", MAP_OF_TEXT),
     with_pods("evictionSoftGracePeriod", MAP_OF_TEXT),
     with_pods("evictionMaxPodGracePeriod", I32),
     with_pods("evictionMinimumReclaim", MAP_OF_TEXT),
     // thresholds always merge with their defaults here
     no_effect("mergeDefaultEvictionSettings", Kind::Bool),
-    with_pods("podsPerCore", COUNT),
+    with_pods("podsPerCore", COUNT).took(I32),
     with_pods("enforceNodeAllocatable", LIST_OF_TEXT),
     with_pods("systemReservedCgroup", Kind::Text),
     with_pods("kubeReservedCgroup", Kind::Text),
@@ -283,7 +300,7 @@ pub static FIELDS: &[Field] = &[
     with_pods("crashLoopBackOff", Kind::Object(&[with_pods("maxContainerRestartPeriod", Kind::Duration)])),
     with_pods("containerLogMaxSize", Kind::QuantityText),
     with_pods("containerLogMaxFiles", I32),
-    with_pods("containerLogMaxWorkers", from(1)),
+    with_pods("containerLogMaxWorkers", from(1)).took(I32),
     with_pods("containerLogMonitorInterval", Kind::Duration),
     with_pods("configMapAndSecretChangeDetectionStrategy", Kind::Text),
     with_pods("volumeStatsAggPeriod", Kind::Duration),
@@ -291,10 +308,10 @@ pub static FIELDS: &[Field] = &[
     with_pods("shutdownGracePeriodCriticalPods", Kind::Duration),
     with_pods("shutdownGracePeriodByPodPriority", Kind::List(&Kind::Object(PRIORITY_GRACE_PERIOD))),
     // images
-    with_pods("registryPullQPS", COUNT),
-    with_pods("registryBurst", COUNT),
+    with_pods("registryPullQPS", COUNT).took(I32),
+    with_pods("registryBurst", COUNT).took(I32),
     with_pods("serializeImagePulls", Kind::Bool),
-    with_pods("maxParallelImagePulls", from(1)),
+    with_pods("maxParallelImagePulls", from(1)).took(I32),
     with_pods("imagePullCredentialsVerificationPolicy", Kind::Text),
     with_pods("preloadedImagesVerificationAllowlist", LIST_OF_TEXT),
     with_pods("imageMinimumGCAge", Kind::Duration),
@@ -304,8 +321,8 @@ pub static FIELDS: &[Field] = &[
     // the kubelet's own server, which this agent does not have
     no_effect("enableServer", Kind::Bool),
     no_effect("address", Kind::Text),
-    no_effect("port", PORT),
-    no_effect("readOnlyPort", PORT),
+    no_effect("port", PORT).took(I32),
+    no_effect("readOnlyPort", PORT).took(I32),
     no_effect("tlsCertFile", Kind::Text),
     no_effect("tlsPrivateKeyFile", Kind::Text),
     no_effect("tlsCipherSuites", LIST_OF_TEXT),
@@ -324,19 +341,19 @@ pub static FIELDS: &[Field] = &[
     no_effect("enableSystemLogQuery", Kind::Bool),
     no_effect("showHiddenMetricsForVersion", Kind::Text),
     // the kubelet's client, process, and machine
-    no_effect("eventRecordQPS", COUNT),
-    no_effect("eventBurst", COUNT),
-    no_effect("kubeAPIQPS", COUNT),
-    no_effect("kubeAPIBurst", COUNT),
+    no_effect("eventRecordQPS", COUNT).took(I32),
+    no_effect("eventBurst", COUNT).took(I32),
+    no_effect("kubeAPIQPS", COUNT).took(I32),
+    no_effect("kubeAPIBurst", COUNT).took(I32),
     no_effect("contentType", Kind::Text),
-    no_effect("oomScoreAdj", Kind::Int { low: -1000, high: 1000 }),
-    no_effect("maxOpenFiles", Kind::Int { low: 0, high: i64::MAX }),
+    no_effect("oomScoreAdj", Kind::Int { low: -1000, high: 1000 }).took(I32),
+    no_effect("maxOpenFiles", Kind::Int { low: 0, high: i64::MAX }).took(I64),
     no_effect("runOnce", Kind::Bool),
     no_effect("protectKernelDefaults", Kind::Bool),
     no_effect("kernelMemcgNotification", Kind::Bool),
     no_effect("makeIPTablesUtilChains", Kind::Bool),
-    no_effect("iptablesMasqueradeBit", MARK_BIT),
-    no_effect("iptablesDropBit", MARK_BIT),
+    no_effect("iptablesMasqueradeBit", MARK_BIT).took(I32),
+    no_effect("iptablesDropBit", MARK_BIT).took(I32),
     no_effect("hairpinMode", Kind::Text),
     no_effect("volumePluginDir", Kind::Text),
     no_effect("enableControllerAttachDetach", Kind::Bool),
@@ -465,7 +482,8 @@ const SYSTEM_PARTITION: &[Field] = &[
     no_effect("namespaces", LIST_OF_TEXT),
 ];
 
-const TRACING: &[Field] = &[no_effect("endpoint", Kind::Text), no_effect("samplingRatePerMillion", COUNT)];
+const TRACING: &[Field] =
+    &[no_effect("endpoint", Kind::Text), no_effect("samplingRatePerMillion", COUNT).took(I32)];
 
 /// Ours. Empty in a release: there is nothing yet that upstream has no field for.
 const KEDGE: &[Field] = &[
@@ -582,17 +600,21 @@ fn has_type(kind: &Kind, content: &Content) -> bool {
     }
 }
 
-/// Finds the values of a complete configuration that lie outside their field's bounds. Durations are in Go's form.
-pub(super) fn check_ranges(object: &serde_json::Map<String, Value>, report: &mut dyn FnMut(String, String)) {
-    let mut object = object.clone();
-    hold_in_bounds(&mut object, report);
+/// A value that lies outside its field's bounds.
+#[derive(Debug)]
+pub(super) struct Beyond {
+    pub(super) field: String,
+    /// The value found and those expected.
+    pub(super) message: String,
+    /// What counts instead, if anything may.
+    pub(super) nearest: String,
+    /// The first release took it.
+    pub(super) was_taken: bool,
 }
 
-/// Moves each value that lies outside its field's bounds to the nearest within, and reports it as [`check_ranges`] does.
-pub(super) fn hold_in_bounds(
-    object: &mut serde_json::Map<String, Value>,
-    report: &mut dyn FnMut(String, String),
-) {
+/// Moves each value of a complete configuration that lies outside its field's bounds to the nearest within, and reports it.
+/// Durations are in Go's form.
+pub(super) fn hold_in_bounds(object: &mut serde_json::Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
     hold_fields(FIELDS, object, &mut String::new(), report);
 }
 
@@ -600,37 +622,48 @@ fn hold_fields(
     fields: &[Field],
     object: &mut serde_json::Map<String, Value>,
     path: &mut String,
-    report: &mut dyn FnMut(String, String),
+    report: &mut dyn FnMut(Beyond),
 ) {
     for (key, value) in object {
         if let Some(field) = fields.iter().find(|field| field.name == key) {
             let length = path::enter(path, key);
-            hold_value(&field.kind, value, path, report);
+            hold_value(&field.kind, field.took, value, path, report);
             path.truncate(length);
         }
     }
 }
 
-fn hold_value(kind: &Kind, value: &mut Value, path: &mut String, report: &mut dyn FnMut(String, String)) {
+fn hold_value(
+    kind: &Kind,
+    took: Option<Kind>,
+    value: &mut Value,
+    path: &mut String,
+    report: &mut dyn FnMut(Beyond),
+) {
     match (kind, &mut *value) {
         (Kind::Object(fields), Value::Object(object)) => hold_fields(fields, object, path, report),
         (Kind::Map(values), Value::Object(object)) => {
             for (key, value) in object {
                 let length = path::enter(path, key);
-                hold_value(values, value, path, report);
+                hold_value(values, None, value, path, report);
                 path.truncate(length);
             }
         }
         (Kind::List(items), Value::Array(list)) => {
             for (index, item) in list.iter_mut().enumerate() {
                 let length = path::enter_index(path, index);
-                hold_value(items, item, path, report);
+                hold_value(items, None, item, path, report);
                 path.truncate(length);
             }
         }
         _ => {
             if let (Some(within), Some((low, high))) = (nearest_within(kind, value), kind.bounds()) {
-                report(path.clone(), format!("{} is {value}, expected {low} to {high}", excerpt(path)));
+                report(Beyond {
+                    field: path.clone(),
+                    message: format!("{} is {value}, expected {low} to {high}", excerpt(path)),
+                    nearest: within.to_string(),
+                    was_taken: took.is_some_and(|kind| nearest_within(&kind, value).is_none()),
+                });
                 *value = within;
             }
         }
@@ -972,7 +1005,7 @@ mod tests {
         let check = |text: &str, expect: &[&str]| {
             let value = yaml::parse(text.as_bytes()).unwrap().to_json();
             let mut found = Vec::new();
-            check_ranges(value.as_object().unwrap(), &mut |_, message| found.push(message));
+            hold_in_bounds(&mut value.as_object().unwrap().clone(), &mut |beyond| found.push(beyond.message));
             assert_eq!(found, expect, "{text}");
         };
         check("crashLoopThreshold: 10", &[]);
@@ -1014,10 +1047,10 @@ mod tests {
             let value = yaml::parse(written.as_bytes()).unwrap().to_json();
             let mut object = value.as_object().unwrap().clone();
             let mut reports = 0;
-            hold_in_bounds(&mut object, &mut |_, _| reports += 1);
+            hold_in_bounds(&mut object, &mut |_| reports += 1);
             assert_eq!(serde_json::to_string(&object).unwrap(), held);
             assert_eq!(reports, usize::from(held != r#"{"maxPods":7}"#));
-            check_ranges(&object, &mut |_, message| panic!("{message}"));
+            hold_in_bounds(&mut object, &mut |beyond| panic!("{beyond:?}"));
         }
     }
 

@@ -11,6 +11,7 @@ use kedge_api::{excerpt, names};
 use serde_json::{Map, Value};
 
 use super::quantity::{Quantity, Threshold};
+use super::schema::Beyond;
 use super::{duration, path};
 
 /// The bound of `healthzBindAddress`, as messages have it.
@@ -143,18 +144,23 @@ impl Config {
     }
 }
 
-/// Binds the local endpoint of a proven configuration to loopback, where an earlier release took any address and then opened
-/// none.
-pub(super) fn hold_on_loopback(object: &mut Map<String, Value>, held: &mut Vec<String>) {
-    let Some(Value::String(text)) = object.get_mut("healthzBindAddress") else { return };
+/// Binds the local endpoint to loopback and reports another address: an earlier release took any, and then opened none.
+pub(super) fn hold_on_loopback(object: &mut Map<String, Value>, report: &mut dyn FnMut(Beyond)) {
+    const FIELD: &str = "healthzBindAddress";
+    let Some(Value::String(text)) = object.get_mut(FIELD) else { return };
     if text.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback()) {
-        held.push(format!("healthzBindAddress is {text:?}, expected {LOOPBACK_EXPECTED}"));
-        *text = Ipv4Addr::LOCALHOST.to_string();
+        let nearest = Ipv4Addr::LOCALHOST.to_string();
+        report(Beyond {
+            field: FIELD.to_owned(),
+            message: format!("{FIELD} is {text:?}, expected {LOOPBACK_EXPECTED}"),
+            nearest: format!("{nearest:?}"),
+            was_taken: true,
+        });
+        *text = nearest;
     }
 }
 
-/// Reads the fields of one object. Numbers and durations beyond the schema's bounds have been reported by the schema already; here
-/// they read as zero, and no `Config` comes of it.
+/// Reads the fields of one object, whose values have been moved into their bounds.
 struct Reader<'a> {
     object: Option<&'a Map<String, Value>>,
     prefix: &'static str,

@@ -28,14 +28,17 @@ impl Effective {
         object
     }
 
-    /// The object, who set each field, and which fields do nothing here.
+    /// The object, who set each field, which fields do nothing here, and which values lie beyond their bounds.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let mut sources = Map::new();
         for (path, source) in self.provenance.iter() {
             sources.insert(path.to_owned(), Value::from(source.to_string()));
         }
-        json!({ "config": self.object, "provenance": sources, "withoutEffect": self.without_effect })
+        let held: Vec<String> = self.held.iter().map(ToString::to_string).collect();
+        json!({
+            "config": self.object, "provenance": sources, "withoutEffect": self.without_effect, "held": held
+        })
     }
 
     /// YAML, with `# from ...` behind each field and `, without effect` where that is so.
