@@ -1242,7 +1242,8 @@ impl Configuration {
         let is_long = silent_ms >= self.in_use.terms.save_every_ms(self.saved_ran_ms);
         let silent_ms = if is_long { silent_ms } else { 0 };
         let worst_silence_ms = if waited_for { self.in_use.startups.worst_silence_ms } else { 0 };
-        let silent_ms = silent_ms.min(judge::LONGEST_WAIT_MS);
+        // no judgement asks for more
+        let silent_ms = silent_ms.min(self.patience_ms().max(judge::LONGEST_WAIT_MS));
         let mut startups =
             Startups { ran_ms, silent_ms, worst_silence_ms, cuts: 0, ..self.in_use.startups.clone() };
         if ran_ms >= settled {
