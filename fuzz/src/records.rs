@@ -16,6 +16,7 @@ pub(crate) const TARGET: Target =
 const WORDS: &[&str] = &[
     "\"apiVersion\":\"kedge.dev/v1\"",
     "\"kedge.dev/v2\"",
+    "\"kedge.dev/v3\"",
     "\"local\":true",
     "\"source\":",
     "\"uid\":",

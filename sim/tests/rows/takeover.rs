@@ -1,11 +1,13 @@
-//! State directories that the first release wrote, taken over: `first-release/*.json` hold their files by path.
+//! State directories that the first release wrote, run on as they are until a push takes their place: `first-release/*.json`
+//! hold their files by path.
 //!
 //! `trial`: `b` is in its trial, with 5 min of running, one crash and one cut; `a` is last-known-good; `c` is banned.
 //! `suspected`: `b` is suspected of having lost contact, and `a` runs.
 
-use crate::{A, B, MINUTE};
-use kedge_sim::World;
+use crate::{A, B, MINUTE, SECOND, payload};
+use kedge_core::{Event, Step};
 use kedge_sim::disk::WriteFault;
+use kedge_sim::{NODE, World};
 use serde_json::{Value, json};
 
 const TRIAL: &str = include_str!("first-release/trial.json");
@@ -19,6 +21,10 @@ fn board(files: &str) -> World {
         world.disk.put(path, text.as_str().expect("a text").as_bytes());
     }
     world.link = false;
+    // it has the UIDs of another Node and of other ConfigMaps
+    world.hub.wiped(1000);
+    world.hub.delete_node();
+    world.hub.create_node(NODE);
     world
 }
 
@@ -26,30 +32,47 @@ fn checkpoints(world: &World) -> Vec<String> {
     world.disk.paths().into_iter().filter(|path| path.starts_with("checkpoints/")).collect()
 }
 
-/// `current` and `last-known-good` name checkpoints by the digest of their payload, and there are no others.
+/// What the records name, in whichever form.
+fn named(world: &World) -> Vec<String> {
+    let records = ["current", "last-known-good"].map(|path| world.file(path).expect("a record"));
+    let names = records.iter().filter(|record| record["local"] != true).map(|record| {
+        let text = |field: &str| record[field].as_str();
+        let file = match text("checkpoint") {
+            Some(name) if name.contains('/') => name.to_owned(),
+            Some(uid) => format!("{uid}/{}", text("sha256").expect("a text")),
+            None => format!("{}/{}", text("uid").expect("a text"), text("resourceVersion").expect("a text")),
+        };
+        format!("checkpoints/{file}")
+    });
+    names.collect()
+}
+
+/// Every checkpoint that a record names is there.
 #[track_caller]
-fn check_names(world: &World) {
-    let mut named: Vec<String> = ["current", "last-known-good"]
-        .map(|path| {
-            let record = world.file(path).expect("a record");
-            let text = |field: &str| record[field].as_str().expect("a text").to_owned();
-            format!("checkpoints/{}/{}", text("checkpoint"), text("sha256"))
-        })
-        .to_vec();
-    named.sort();
-    assert_eq!(checkpoints(world), named);
+fn check_names(world: &World, when: &str) {
+    let there = checkpoints(world);
+    for name in named(world) {
+        assert!(there.contains(&name), "{when}: {name} is named, there are {there:?}");
+    }
+}
+
+/// Of a board of the first release, what an agent of that release needs to run what it ran.
+fn needed(world: &World) -> Vec<(String, Vec<u8>)> {
+    let contents = world.disk.contents();
+    contents.into_iter().filter(|(path, _)| !path.starts_with("0.1.0/")).collect()
 }
 
 #[test]
-fn counts_and_checkpoints_of_a_trial_are_taken_over() {
+fn upgrade_runs_a_trial_on_and_rewrites_no_record() {
     let mut world = board(TRIAL);
+    let before = needed(&world);
     world.start();
     assert_eq!((world.used(), world.state()), (B, "trial"));
     let report = world.report().config;
     // the record was left open by another boot
     assert_eq!((report.startups, report.cuts, report.ran_seconds), (1, 2, 300));
-    check_names(&world);
-    // written once
+    world.check_written(&["startups"]);
+    assert_eq!(needed(&world), before, "the older agent can run it again");
     world.stop();
     world.disk.take_written();
     world.start();
@@ -65,38 +88,99 @@ fn verdict_is_found_under_its_present_id() {
     world.start();
     assert_eq!(world.used(), B, "it is about another payload");
     let mut world = board(SUSPECTED);
+    let before = needed(&world);
     world.start();
     assert_eq!((world.used(), world.state()), (A, "fallback"));
-    check_names(&world);
+    assert_eq!(needed(&world), before);
+    // an edit by hand keeps the ids that are there
+    let mut edited = world.bad_configs();
+    edited["by-hand"] = json!({"time": "2026-01-01T00:00:00Z", "reason": "by hand"});
+    world.disk.put("0.1.0/bad-configs.json", edited.to_string().as_bytes());
+    world.handle(Event::BadConfigsRead(world.read_bad_configs()));
+    world.run_for(2 * MINUTE);
+    assert_eq!((world.exited(), world.state()), (false, "fallback"));
+}
+
+/// Pushes what is promoted at the first renewal: the first release's checkpoints go when no record on disk names them.
+fn push(world: &mut World) {
+    world.assign("c", &payload(A + 2, "configTrialDuration: 0s"));
+}
+
+#[track_caller]
+fn check_pushed(world: &mut World, when: &str) {
+    world.supervise_for(10 * MINUTE);
+    assert_eq!((world.used(), world.state()), (A + 2, "known-good"), "{when}");
+    check_names(world, when);
+    let versions = ["current", "last-known-good"].map(|path| world.file(path).expect("a record"));
+    assert!(versions.iter().all(|record| record["apiVersion"] == "kedge.dev/v2"), "{when}: {versions:?}");
+    assert_eq!(checkpoints(world).len(), 1, "{when}");
 }
 
 #[test]
-fn takeover_goes_on_after_a_cut_at_any_write() {
-    for writes in 0.. {
+fn failed_write_loses_no_older_checkpoint() {
+    for writes in 0..8 {
         let mut world = board(TRIAL);
-        world.launch();
-        let mut done = 0;
-        let mut cut = false;
-        while world.process.as_ref().is_some_and(|process| process.step.is_some()) {
-            let step = world.process.as_ref().and_then(|process| process.step.clone());
-            if matches!(step, Some(kedge_core::Step::Write(..))) {
-                if done == writes {
-                    cut = true;
-                    break;
-                }
-                done += 1;
-            }
-            world.do_step();
-        }
-        if !cut {
-            assert!(done >= 5, "{done} writes");
-            return;
-        }
+        world.disk.fault = WriteFault::Once(writes);
+        world.link = true;
+        world.supervise_for(MINUTE);
+        push(&mut world);
+        world.supervise_for(MINUTE);
+        let when = format!("write {writes} fails");
+        check_names(&world, &when);
         world.power_cut();
-        world.start();
-        assert_eq!((world.used(), world.state()), (B, "trial"), "cut at write {writes}");
-        check_names(&world);
+        check_pushed(&mut world, &when);
     }
+}
+
+#[test]
+fn cut_at_any_write_loses_no_older_checkpoint() {
+    // the start, three of the adoption, the start, two of the promotion
+    for writes in 0..7 {
+        let mut world = board(TRIAL);
+        world.link = true;
+        world.launch();
+        let is_pushed = run_up_to_write(&mut world, writes);
+        world.power_cut();
+        let when = format!("cut at write {writes}");
+        check_names(&world, &when);
+        world.supervise_for(MINUTE);
+        check_names(&world, &when);
+        if !is_pushed {
+            push(&mut world);
+        }
+        check_pushed(&mut world, &when);
+    }
+}
+
+/// Acts one by one, with a push once nothing is left to do, until the write after this many is about to be made. Says whether
+/// the push came before it.
+fn run_up_to_write(world: &mut World, writes: usize) -> bool {
+    let (mut done, mut is_pushed) = (0, false);
+    for _ in 0..5000 {
+        let step = world.process.as_ref().and_then(|process| process.step.clone());
+        if matches!(step, Some(Step::Write(..))) {
+            if done == writes {
+                return is_pushed;
+            }
+            done += 1;
+        }
+        let acted = world.do_step()
+            || world.do_watch_node()
+            || world.do_watch_map()
+            || world.do_request(None)
+            || world.do_renewal(None)
+            || world.do_facts();
+        if world.exited() {
+            world.supervise();
+        } else if !acted && !is_pushed {
+            push(world);
+            is_pushed = true;
+        } else if !acted {
+            world.advance(SECOND);
+            world.handle(Event::Tick);
+        }
+    }
+    panic!("{done} writes, expected more than {writes}");
 }
 
 #[test]
@@ -113,5 +197,25 @@ fn full_disk_keeps_the_older_checkpoints_in_use() {
     assert!(world.exited(), "the disk works");
     world.restart();
     assert_eq!((world.used(), world.state()), (B, "trial"));
-    check_names(&world);
+    check_names(&world, "the disk works");
+}
+
+/// The same payload under another key of another object: the record names that, and the checkpoint by its older name.
+#[test]
+fn older_checkpoint_serves_another_object_with_its_payload() {
+    let mut world = board(TRIAL);
+    let before = checkpoints(&world);
+    let object: Value = world.file("checkpoints/uid-b-109/120").expect("there");
+    let text = object["data"]["kubelet"].as_str().expect("a text").to_owned();
+    world.link = true;
+    world.start();
+    let uid = world.assign("other", &text);
+    world.turn();
+    assert!(!world.exited(), "the same payload");
+    let current = world.file("current").expect("there");
+    assert_eq!((&current["uid"], &current["checkpoint"]), (&json!(uid), &json!("uid-b-109/120")));
+    check_names(&world, "another object");
+    world.stop();
+    world.start();
+    assert_eq!((world.used(), world.state(), checkpoints(&world)), (B, "trial", before));
 }

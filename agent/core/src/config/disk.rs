@@ -5,8 +5,8 @@
 
 use crate::config::digest::{ConfigId, Digest};
 use crate::config::records::{
-    BadConfigs, CheckpointName, ConfigRecord, Current, Known, LastKnownGood, RanAs, Read, Recorded, Startups,
-    StateFile, last_known_good_bytes, read_last_known_good, shortened,
+    BadConfigs, ConfigRecord, Current, Known, LastKnownGood, RanAs, Read, Recorded, Startups, StateFile,
+    last_known_good_bytes, read_last_known_good, shortened,
 };
 use crate::config::source::Source;
 use crate::kubelet::{LayerText, Origin};
@@ -270,31 +270,9 @@ pub(crate) fn payload(mut object: ConfigMap, source: &Source) -> Result<String, 
     text.ok_or_else(|| format!("it has no text under key {key:?}, {}", keys_of(&object)))
 }
 
-// ---------------------------------------------------------------------------------------------- the first release's forms
+// ---------------------------------------------------------------------------------------------- the first release's ids
 
 impl Disk {
-    /// Takes over records that the first release wrote: each checkpoint gets the name of its payload's digest, then its
-    /// record names that. One that cannot be written goes on under its old name, and the next start tries again.
-    pub(crate) fn take_over(&mut self, steps: &mut Steps) -> Suspendable<()> {
-        if let Known::Is(current) = self.current.clone()
-            && let Some(mut assigned) = current.assigned.clone()
-            && let Some((config, durable)) = renamed(steps, &assigned.config)?
-        {
-            assigned.config = config;
-            let current = Current { assigned: Some(assigned), ..current };
-            if !durable || self.put_current(steps, current.clone())?.is_err() {
-                self.current = Known::Is(current);
-            }
-        }
-        if let Some(good) = self.fallback().cloned()
-            && let Some((config, durable)) = renamed(steps, &good)?
-            && (!durable || self.put_last_known_good(steps, Some(config.clone()))?.is_err())
-        {
-            self.last_known_good = Known::Is(Some(config));
-        }
-        Ok(())
-    }
-
     /// What the first release recorded about this content belongs to it under its present id.
     pub(crate) fn take_over_ids(&mut self, uid: &str, is: &Identity) {
         if let Known::Is(startups) = &mut self.startups
@@ -308,22 +286,10 @@ impl Disk {
     }
 }
 
-/// A record in the present form, and whether the file that it names is durable; None if there is nothing to take over.
-fn renamed(steps: &mut Steps, config: &ConfigRecord) -> Suspendable<Option<(ConfigRecord, bool)>> {
-    let Recorded::Whole(_) = config.digest else { return Ok(None) };
-    let Ok(bytes) = read_checkpoint(steps, config)? else { return Ok(None) };
-    let Ok(text) = payload_of(&bytes, config) else { return Ok(None) };
-    let payload = Digest::of(text.as_bytes());
-    let config = ConfigRecord { digest: Recorded::Payload(payload), ..config.clone() };
-    let Some(checkpoint) = CheckpointName::of(&config.uid, payload) else { return Ok(None) };
-    let durable = steps.write(StateFile::Checkpoint(checkpoint.clone()), bytes)?.is_ok();
-    let checkpoint = if durable { checkpoint } else { config.checkpoint.clone() };
-    Ok(Some((ConfigRecord { checkpoint, ..config }, durable)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::records::CheckpointName;
     use serde_json::{Value, json};
 
     /// The payload under key `kubelet`, or the error.

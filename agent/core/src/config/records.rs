@@ -11,8 +11,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Version of the two records that every agent version shares.
-const API_VERSION: &str = "kedge.dev/v1";
+/// Version of the two records that every agent version shares. An agent that does not know it leaves the record and all
+/// checkpoints alone.
+const API_VERSION: &str = "kedge.dev/v2";
+
+/// Of records that the first release reads, too: they name no checkpoint, or name it in its form.
+const FIRST_API_VERSION: &str = "kedge.dev/v1";
 
 /// `crashLoopThreshold` is at most 10, so an eleventh startup condemns: there is no twelfth.
 pub const STARTUPS: usize = 11;
@@ -143,7 +147,8 @@ pub struct ConfigRecord {
 pub enum Recorded {
     /// The payload.
     Payload(Digest),
-    /// The whole checkpoint: the older form, until a start takes it over.
+    /// The whole checkpoint: the first release's form. Such a record and its checkpoint stay as they are until another
+    /// config takes its place, so that an upgrade writes nothing and can be taken back.
     Whole(Digest),
 }
 
@@ -435,8 +440,12 @@ struct RecordJson {
 
 impl RecordJson {
     fn of(config: Option<&ConfigRecord>) -> Self {
+        let api_version = match config.map(|config| config.digest) {
+            Some(Recorded::Payload(_)) => API_VERSION,
+            Some(Recorded::Whole(_)) | None => FIRST_API_VERSION,
+        };
         Self {
-            api_version: API_VERSION.into(),
+            api_version: api_version.into(),
             local: config.is_none(),
             source: config.map(|c| c.source.to_value()),
             uid: config.map(|c| c.uid.clone()).unwrap_or_default(),
@@ -514,7 +523,7 @@ fn shared_record<T>(read: &Read, local: T, of: impl FnOnce(RecordJson) -> Result
     };
     match json.get("apiVersion").and_then(Value::as_str) {
         // the proposal's files have no version; ours from the image builder may leave it out too
-        None | Some(API_VERSION) => {}
+        None | Some(API_VERSION | FIRST_API_VERSION) => {}
         Some(newer) => {
             let why = format!("written by another agent ({})", excerpt(newer).escape_debug());
             return Known::Unknown { why, set_aside: false };
@@ -767,6 +776,21 @@ mod tests {
         }
     }
 
+    /// The first release reads v1 alone, and takes the uid and resourceVersion in it for the name of the checkpoint.
+    #[test]
+    fn record_has_the_version_of_the_release_that_can_read_it() {
+        let version = |good: LastKnownGood| {
+            let json: Value = serde_json::from_slice(&last_known_good_bytes(&good)).expect("JSON");
+            json["apiVersion"].as_str().expect("a text").to_owned()
+        };
+        assert_eq!([None, Some(older())].map(version), ["kedge.dev/v1"; 2]);
+        assert_eq!([record(), elsewhere("u-1", "7")].map(|new| version(Some(new))), ["kedge.dev/v2"; 2]);
+        // what was written between the two, in the present form
+        let text = String::from_utf8(last_known_good_bytes(&Some(record()))).expect("JSON");
+        let v1 = content(text.replace("kedge.dev/v2", "kedge.dev/v1").as_bytes());
+        assert_eq!(read_last_known_good(&v1), Known::Is(Some(record())));
+    }
+
     #[test]
     fn checkpoint_name_needs_two_file_names() {
         let longest = "x".repeat(64);
@@ -829,8 +853,8 @@ mod tests {
 
     #[test]
     fn record_of_a_newer_agent_is_unknown_and_left_alone() {
-        let newer = content(br#"{"apiVersion":"kedge.dev/v2","anything":true}"#);
-        let expect_why = "written by another agent (kedge.dev/v2)".to_owned();
+        let newer = content(br#"{"apiVersion":"kedge.dev/v3","anything":true}"#);
+        let expect_why = "written by another agent (kedge.dev/v3)".to_owned();
         assert_eq!(Current::read(&newer), Known::Unknown { why: expect_why, set_aside: false });
     }
 

@@ -491,7 +491,18 @@ impl Configuration {
             self.edited_bad = Some(bad);
             return;
         }
+        self.take_bad_configs(bad);
+    }
+
+    /// The list is on disk as somebody else wrote it.
+    fn take_bad_configs(&mut self, bad: Known<BadConfigs>) {
         self.disk.bad_configs = bad;
+        if let (AssignedNow::Config(config, _), Some(is)) = (self.disk.assigned(), self.assigned) {
+            self.disk.take_over_ids(&config.uid, &is);
+        }
+        if let (Some(config), Some(is)) = (self.disk.fallback().cloned(), self.last_known_good) {
+            self.disk.take_over_ids(&config.uid, &is);
+        }
         self.rejudge();
     }
 
@@ -746,8 +757,7 @@ impl Configuration {
         let before = std::mem::replace(&mut self.disk, ended.disk);
         // an edit that this transition wrote over is gone from the disk, too
         if let Some(bad) = self.edited_bad.take().filter(|_| !rewritten) {
-            self.disk.bad_configs = bad;
-            self.rejudge();
+            self.take_bad_configs(bad);
         }
         if let Some(why) = ended.failed {
             self.not_before = now.mono + RETRY_WRITE;
@@ -1151,10 +1161,16 @@ impl Configuration {
         let same_object = old.config.uid == uid && old.config.source == *source;
         let version =
             if same_object { old.config.resource_version.clone() } else { resource_version.clone() };
+        // in the first release's form the object's name is the checkpoint's, too
+        let digest = match &self.assigned {
+            Some(is) if !same_object => Recorded::Payload(is.payload),
+            _ => old.config.digest,
+        };
         let config = ConfigRecord {
             source: source.clone(),
             uid: uid.clone(),
             resource_version: version,
+            digest,
             ..old.config
         };
         let due = self.source_is_current(Assigned { config, ..old });

@@ -140,10 +140,7 @@ impl Parsed {
 pub(crate) fn start(steps: &mut Steps, facts: &Facts, parsed: &mut Parsed) -> Suspendable<Started> {
     let mut findings = Vec::new();
     // off means untouched: not even a damaged record is set aside
-    let mut disk = if facts.dynamic { Disk::read(steps, &mut findings)? } else { Disk::empty() };
-    if facts.dynamic {
-        disk.take_over(steps)?;
-    }
+    let disk = if facts.dynamic { Disk::read(steps, &mut findings)? } else { Disk::empty() };
     let local = InUse {
         active: Active::Local,
         effective: facts.local_effective.clone(),
@@ -257,7 +254,10 @@ fn load_fallback(
 ) -> Suspendable<Option<Fallback>> {
     let Some(config) = started.disk.fallback().cloned() else { return Ok(None) };
     // by payload: one object may hold several configs, each under a key of its own, and several objects the same one
-    let same = config.payload().is_some() && config.payload() == assigned.payload();
+    let same = match (config.payload(), assigned.payload()) {
+        (Some(good), Some(assigned)) => good == assigned,
+        _ => config == *assigned,
+    };
     let loaded = match content {
         Some(content) if same => Ok(content.clone()),
         _ => load(steps, &config, &facts.overrides)?,
