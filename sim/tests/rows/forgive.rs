@@ -5,6 +5,8 @@ use kedge_core::{Core, Event, Forgiveness};
 use kedge_sim::World;
 use serde_json::{Value, json};
 
+const ASKED: &str = "the Node still asks for a config; clear spec.configSource first";
+
 #[test]
 fn at_most_eight_forgive_requests_wait() {
     let mut world = World::new();
@@ -41,7 +43,7 @@ fn forgive_and_reset_are_refused_while_exiting() {
     let answers = |world: &World| [node(world).forgiveness(&uid), node(world).forgiveness("nobody")];
     let reset_refusal = |world: &World| node(world).reset_refusal();
     assert_eq!(answers(&world), [Forgiveness::Taken, Forgiveness::NothingKnown]);
-    assert_eq!(reset_refusal(&world), None);
+    assert_eq!(reset_refusal(&world), Some(ASKED));
     world.assign("c", &payload(A + 2, ""));
     while world.report().config.transition != Some("adopt") {
         assert!(world.do_watch_node() || world.do_watch_map() || world.do_step());
@@ -61,6 +63,30 @@ fn forgive_and_reset_are_refused_while_exiting() {
 }
 
 #[test]
+fn reset_is_refused_while_the_node_asks_for_a_config() {
+    let (mut world, _) = World::known_good();
+    fn refusal(world: &World) -> Option<&'static str> {
+        world.process.as_ref().expect("it runs").node.reset_refusal()
+    }
+    assert_eq!(refusal(&world), Some(ASKED));
+    // not known yet
+    world.stop();
+    world.link = false;
+    world.start();
+    assert_eq!(refusal(&world), None);
+    world.disk.fault = WriteFault::All;
+    world.handle(Event::Reset);
+    world.turn();
+    assert_eq!(refusal(&world), None, "a second request is not refused");
+    // a Node made anew asks for nothing
+    let (mut world, _) = World::known_good();
+    world.hub.delete_node();
+    world.hub.create_node("board-1");
+    world.run_for(MINUTE);
+    assert_eq!((world.state(), refusal(&world)), ("known-good", None));
+}
+
+#[test]
 fn reset_waits_for_pending_forgive_requests() {
     let mut world = World::new();
     let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
@@ -76,7 +102,6 @@ fn reset_waits_for_pending_forgive_requests() {
     world.handle(Event::Reset);
     let node = &world.process.as_ref().expect("it runs").node;
     assert_eq!(node.forgiveness("three"), Forgiveness::Taken);
-    assert_eq!(node.reset_refusal(), None, "a second request is not refused");
     world.handle(Event::Forgive("three".into()));
     assert_eq!(world.file("current").expect("there")["uid"], json!(uid));
     world.turn();

@@ -474,7 +474,12 @@ impl Configuration {
         if !self.facts.dynamic {
             return Some("dynamic configuration is off (--dynamic-config=false) and the local config runs");
         }
-        self.is_exiting().then_some("the agent is about to restart; ask again then")
+        if self.is_exiting() {
+            return Some("the agent is about to restart; ask again then");
+        }
+        // it would be adopted again at once, and last-known-good would be gone for nothing
+        let is_asked = self.requested.as_ref().is_some_and(|requested| *requested != RequestedSource::Nil);
+        is_asked.then_some("the Node still asks for a config; clear spec.configSource first")
     }
 
     /// The list of bad configs was edited by hand, which is a supported repair.
