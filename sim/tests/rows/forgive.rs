@@ -2,7 +2,8 @@
 
 use crate::{A, MINUTE, payload};
 use kedge_core::{Core, Event, Forgiveness};
-use kedge_sim::World;
+use kedge_sim::disk::WriteFault;
+use kedge_sim::{NODE, World};
 use serde_json::{Value, json};
 
 const ASKED: &str = "the Node still asks for a config; clear spec.configSource first";
@@ -81,9 +82,30 @@ fn reset_is_refused_while_the_node_asks_for_a_config() {
     // a Node made anew asks for nothing
     let (mut world, _) = World::known_good();
     world.hub.delete_node();
-    world.hub.create_node("board-1");
+    world.hub.create_node(NODE);
     world.run_for(MINUTE);
     assert_eq!((world.state(), refusal(&world)), ("known-good", None));
+}
+
+/// A verdict that the disk does not take stays when another UID is forgiven.
+#[test]
+fn forgiving_another_uid_keeps_an_unrecorded_verdict() {
+    let (mut world, _) = World::in_trial("a", &payload(A, "crashLoopThreshold: 0"));
+    let entry = json!({"time": "2026-01-01T00:00:00Z", "reason": "tried by hand"});
+    world.disk.put("0.1.0/bad-configs.json", json!({"other": entry}).to_string().as_bytes());
+    world.crash();
+    // the start, then the verdict
+    world.disk.fault = WriteFault::Once(1);
+    world.start();
+    assert!(world.report().config.condition.reason.contains("crash loop"), "{:#?}", world.report().config);
+    assert!(world.entry("a").is_null(), "not recorded");
+    world.handle(Event::Forgive("other".into()));
+    world.turn();
+    assert!(world.bad_configs().get("other").is_none());
+    assert!(!world.exited(), "a was not forgiven");
+    world.run_for(2 * MINUTE);
+    assert_eq!((world.exited(), world.state()), (false, "fallback"));
+    assert_eq!(world.entry("a")["kind"], "crashLoop", "recorded when the disk works");
 }
 
 #[test]

@@ -837,8 +837,13 @@ impl Configuration {
             }
             Transition::Forgive { uid, .. } => {
                 self.forgive.retain(|other| other != uid);
-                if matches!(self.obstacle, Some(Obstacle::Marked { .. } | Obstacle::VerdictsUnknown(_))) {
-                    self.drop_verdict();
+                let is_assigned =
+                    matches!(self.disk.assigned(), AssignedNow::Config(config, _) if config.uid == *uid);
+                match &self.obstacle {
+                    Some(Obstacle::Marked { .. }) if is_assigned => self.drop_verdict(),
+                    // the list that could not be read is gone
+                    Some(Obstacle::VerdictsUnknown(_)) => self.drop_verdict(),
+                    _ => {}
                 }
                 self.rejudge();
                 normal("ConfigForgiven", format!("the verdicts on UID {uid} were removed on request"))
