@@ -196,12 +196,15 @@ struct Agent {
     ready: Arc<AtomicBool>,
     /// When core last handled an event: anything due by then is done.
     handled: Now,
-    stop_asked: bool,
+    /// What asked for a stop, if anything has.
+    stop_asked: Option<&'static str>,
     exit: Option<Ordered>,
     /// When this image began.
     began: Duration,
     /// The guard found that the disk does not answer.
     disk_stalled: Arc<AtomicBool>,
+    /// Notified when the guard finds that it does not, or does again.
+    disk_changed: Arc<Notify>,
     /// Notified when the process has ended that had the records.
     records_free: Arc<Notify>,
     claim: Records,
@@ -286,7 +289,8 @@ impl Agent {
         };
         let loops = Loops::start(parts, &mut watchdog)
             .map_err(|error| AgentError::System("start a thread", error))?;
-        let (disk_stalled, records_free) = (Arc::new(AtomicBool::new(false)), Arc::new(Notify::new()));
+        let disk_stalled = Arc::new(AtomicBool::new(false));
+        let (disk_changed, records_free) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let guard = Guard {
             watchdog,
             period,
@@ -295,6 +299,7 @@ impl Agent {
             marks: marks.clone(),
             ready: ready.clone(),
             disk_stalled: disk_stalled.clone(),
+            disk_changed: disk_changed.clone(),
             awaited: claim.awaited(),
             records_free: records_free.clone(),
             events: event_sender,
@@ -316,10 +321,11 @@ impl Agent {
             main_token,
             handled,
             ready,
-            stop_asked: false,
+            stop_asked: None,
             exit: None,
             began,
             disk_stalled,
+            disk_changed,
             records_free,
             claim,
         })
@@ -344,6 +350,7 @@ impl Agent {
                 biased;
                 signal = signals.next() => signal,
                 () = self.records_free.notified() => Happened::RecordsFree,
+                () = self.disk_changed.notified() => Happened::Time,
                 event = self.events.recv() => event.map_or(Happened::Time, |event| Happened::Event(Box::new(event))),
                 call = self.calls.recv() => call.map_or(Happened::Time, Happened::Call),
                 () = sleep(wait) => Happened::Time,
@@ -351,21 +358,7 @@ impl Agent {
             self.main_token.busy();
             self.faults.point(MAIN_LOOP);
             match happened {
-                Happened::Stop(why) => {
-                    // first of all, and not on the disk, which may be what hangs: if we are killed, the record shows that we
-                    // were asked to stop
-                    self.marks.mark_stopping();
-                    self.supervisor.stopping();
-                    if std::mem::replace(&mut self.stop_asked, true) {
-                        let why = "asked to stop again, not waiting for the disk".into();
-                        self.exit = Some(Ordered { why, start_again: false });
-                    }
-                    if self.disk_stalled.load(Ordering::Relaxed) {
-                        let why = format!("{why}, not waiting for a disk that does not answer");
-                        self.exit = Some(Ordered { why, start_again: false });
-                    }
-                    self.handle(Event::Stop(why.into()));
-                }
+                Happened::Stop(why) => self.stop(why),
                 Happened::RecordsFree => {
                     // nothing was changed in this run, and that process may have finished a last change
                     let why = "the run before has ended, reading its records anew".into();
@@ -378,8 +371,31 @@ impl Agent {
                 Happened::Call(call) => self.answer(call),
                 Happened::Time => self.handle(Event::Tick),
             }
+            self.leave_a_stalled_disk();
         }
         Ok(self.end(signals).await)
+    }
+
+    fn stop(&mut self, why: &'static str) {
+        // first of all, and not on the disk, which may be what hangs: if we are killed, the record shows that we were asked to stop
+        self.marks.mark_stopping();
+        self.supervisor.stopping();
+        if self.stop_asked.replace(why).is_some() {
+            let why = "asked to stop again, not waiting for the disk".into();
+            self.exit = Some(Ordered { why, start_again: false });
+        }
+        self.handle(Event::Stop(why.into()));
+    }
+
+    /// A stop does not wait for a disk that does not answer, whichever of the two came first.
+    fn leave_a_stalled_disk(&mut self) {
+        if let Some(why) = self.stop_asked
+            && self.exit.is_none()
+            && self.disk_stalled.load(Ordering::Relaxed)
+        {
+            let why = format!("{why}, not waiting for a disk that does not answer");
+            self.exit = Some(Ordered { why, start_again: false });
+        }
     }
 
     /// Ends this run: by replacing the program in place if another config is to run and that is possible, else by an exit that
@@ -389,6 +405,7 @@ impl Agent {
         log::info!("exiting: {why}");
         self.supervisor.status(&why);
         let (marks, supervisor) = (self.marks.clone(), self.supervisor.clone());
+        let boot_id = self.clocks.boot_id().to_owned();
         if start_again {
             match self.replacement(&mut signals).await {
                 Ok(program) => return Ended::Replace(program, supervisor),
@@ -398,6 +415,8 @@ impl Agent {
             }
         }
         marks.mark_stopping();
+        // where nothing records the end of a process, one that could not write to its disk would count as a crash
+        marks.record_clean_end(&boot_id);
         supervisor.stopping();
         Ended::Exit
     }
@@ -420,7 +439,7 @@ impl Agent {
             return Err("there were too many replacements in the last minute".into());
         }
         self.marks.mark_stopping();
-        self.marks.record_replacement(self.clocks.boot_id());
+        self.marks.record_clean_end(self.clocks.boot_id());
         self.supervisor.reloading(now);
         self.faults.gate("exec-recorded");
         Ok(program)
@@ -627,6 +646,7 @@ struct Guard {
     marks: RunDirectory,
     ready: Arc<AtomicBool>,
     disk_stalled: Arc<AtomicBool>,
+    disk_changed: Arc<Notify>,
     awaited: Option<Arc<Awaited>>,
     records_free: Arc<Notify>,
     events: mpsc::Sender<Event>,
@@ -678,7 +698,9 @@ impl Guard {
             self.records_free.notify_one();
         }
         let stalled = self.awaited.is_some() || self.stalled.contains(&kedge_core::DISK_LOOP);
-        self.disk_stalled.store(stalled, Ordering::Relaxed);
+        if self.disk_stalled.swap(stalled, Ordering::Relaxed) != stalled {
+            self.disk_changed.notify_one();
+        }
         // a full queue: the main loop is late, and is told at the next check. Before a config is in use it takes no notice
         if stalled != self.told
             && self.ready.load(Ordering::Relaxed)

@@ -428,9 +428,10 @@ impl RunDirectory {
         self.write_new(Self::REPLACED, text.as_bytes()).is_ok()
     }
 
-    /// Records that this run ends by replacing itself: as clean an end as an exit with code 0. An older record that no start
-    /// has consumed yet stays, because it still proves something.
-    pub fn record_replacement(&self, boot_id: &str) {
+    /// Records that this run ends by its own choice, by an exit with code 0 or by replacing itself: where no program runs at its
+    /// end (a container's restart policy), nothing else does. Under systemd `record-exit` replaces the record of an exit. An
+    /// older record that no start has consumed yet stays, because it still proves something.
+    pub fn record_clean_end(&self, boot_id: &str) {
         if self.recorded().is_some() {
             return;
         }

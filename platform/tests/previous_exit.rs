@@ -436,16 +436,16 @@ fn fourth_replacement_in_a_minute_is_not_allowed() {
     assert!(!at(500));
 }
 
-/// A run that replaced itself has ended as cleanly as one that exited, and its record does not hide one that proves something.
+/// A run that ended by its own choice ended cleanly, and its record does not hide one that proves something.
 #[test]
-fn replacement_is_recorded_as_a_clean_end() {
+fn clean_end_is_recorded_and_hides_no_other() {
     let scratch = scratch();
     let run = RunDirectory::new(scratch.join("run"));
     let disk = FakeDisk::new();
     let previous = || previous_exit_beside(&disk, &run);
     run.begin();
     run.mark_ready();
-    run.record_replacement(BOOT);
+    run.record_clean_end(BOOT);
     let record = previous().read().exit_record.unwrap();
     assert_eq!((record.run, record.result.as_str(), record.exit_status.as_str()), (1, "success", "0"));
     assert!(record.was_ready && record.stop_asked);
@@ -456,7 +456,7 @@ fn replacement_is_recorded_as_a_clean_end() {
     let environment = |name: &str| (name == "SERVICE_RESULT").then(|| "signal".to_owned());
     assert!(run.record_exit(BOOT, &environment).1.is_ok());
     run.begin();
-    run.record_replacement(BOOT);
+    run.record_clean_end(BOOT);
     let record = previous().read().exit_record.unwrap();
     assert_eq!((record.run, record.result.as_str()), (2, "signal"), "still unconsumed");
 }

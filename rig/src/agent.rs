@@ -46,6 +46,8 @@ pub struct AgentOptions {
     pub abort: Duration,
     /// `RestartSec=`
     pub restart_after: Duration,
+    /// `ExecStopPost=` records each end, as under systemd; a container's restart policy has nothing of the kind.
+    pub records_ends: bool,
 }
 
 impl AgentOptions {
@@ -59,6 +61,7 @@ impl AgentOptions {
             stop: Duration::from_secs(30),
             abort: Duration::from_secs(20),
             restart_after: Duration::from_secs(2),
+            records_ends: true,
         }
     }
 }
@@ -152,7 +155,7 @@ impl Agent {
     /// Starts it, and waits for nothing.
     pub fn launch(&mut self) -> Result<(), RigError> {
         let mut unit = Unit::new(&self.name, self.command());
-        unit.record_command = Some(self.record_command());
+        unit.record_command = self.options.records_ends.then(|| self.record_command());
         unit.run_dir = Some(self.run_dir());
         unit.log = Some(self.log());
         unit.limits.start = self.options.start;

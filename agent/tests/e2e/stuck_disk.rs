@@ -189,6 +189,28 @@ fn stop_does_not_wait_for_a_frozen_disk() {
     drop(disk);
 }
 
+/// As under Docker, where nothing records the end of a process; and the stop comes before the guard finds the stall.
+#[test]
+fn stop_during_a_stall_is_no_crash_without_a_record() {
+    let setup = Setup::new("stall-stop", AgentOptions { records_ends: false, ..faulty() });
+    std::fs::write(setup.agent().run_dir().join("limit-disk"), "2000").unwrap();
+    setup.good("edge-good");
+    let tried = setup.pin("edge-tried", &payload(300, 0, ""));
+    setup.runs(&tried);
+    let gate = setup.agent().run_dir().join("gate-disk");
+    std::fs::write(&gate, "").unwrap();
+    let next = setup.pin("edge-next", &payload(300, 0, "maxPods: 7\n"));
+    wait_until("the disk's thread at its gate", PATIENCE, || gate.with_file_name("at-disk").exists());
+    babysitter(&setup).stop_and_wait(PATIENCE).unwrap();
+    assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Success));
+    assert!(setup.agent().log_text().contains("not waiting for a disk"), "{}", setup.agent().log_text());
+    std::fs::remove_file(&gate).unwrap();
+    babysitter(&setup).start_again();
+    babysitter(&setup).wait_ready(PATIENCE).unwrap();
+    assert_eq!((setup.counted_startups(), setup.counted_cuts()), (0, 0));
+    setup.runs(&next);
+}
+
 /// Where nothing may be mounted, a thread that sleeps for ever: as on a disk, no ping is withheld and no process ended for it.
 #[test]
 fn hanging_disk_loop_keeps_the_process_and_its_lease() {
