@@ -7,11 +7,10 @@ use crate::local_config;
 use crate::status::{duration, size};
 use kedge_core::kubelet;
 use kedge_platform::HostFacts as _;
-use kedge_platform::linux::{LinuxHost, Roots};
+use kedge_platform::linux::{self, Holder, LinuxHost, Roots};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -117,8 +116,8 @@ fn contact(status: &Value) -> Finding {
 /// Who holds the root directory, by the kernel's list: taking the lock to see would keep a starting agent out.
 fn lock(options: &AgentOptions) -> Vec<Finding> {
     let root = options.places.root_dir.display();
-    let seen = match fs::metadata(&options.places.root_dir) {
-        Ok(seen) => seen,
+    let found = match linux::holders(&options.places.root_dir, &Roots::default()) {
+        Ok(found) => found,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return vec![Finding::ok("lock", format!("{root} does not exist yet"))];
         }
@@ -126,34 +125,37 @@ fn lock(options: &AgentOptions) -> Vec<Finding> {
             return vec![Finding::warn("lock", format!("not seen: {root}: {error}"), "ask as root")];
         }
     };
-    let Ok(locks) = fs::read_to_string("/proc/locks") else {
-        return vec![Finding::warn("lock", "not seen: /proc/locks cannot be read", "ask as root")];
-    };
-    let Some(holder) = holder(&locks, seen.ino()) else {
+    if found.is_empty() {
         return vec![Finding::ok("lock", format!("nobody holds {root}"))];
-    };
-    let state = fs::read_to_string(format!("/proc/{holder}/status")).unwrap_or_default();
-    let field =
-        |name: &str| state.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned();
-    let who = format!("process {holder} ({}, state {}) holds {root}", field("Name:"), field("State:"));
+    }
+    let is_certain = found.iter().any(|holder| holder.is_certain);
+    let who: Vec<String> = found.iter().map(holder).collect();
+    let perhaps = if is_certain { "" } else { "perhaps " };
+    let who = format!("{perhaps}{} holds {root}", who.join(" or "));
     vec![match client::get(&options.places.socket(), "/healthz") {
         Ok(_) | Err(AskError::Denied { .. }) => Finding::ok("lock", who),
-        Err(_) => Finding::fail(
-            "lock",
-            format!("{who}, and does not answer on {}", options.places.socket().display()),
-            "state D: its disk hangs, see dmesg; else end that process, or name its --run-dir",
-        ),
+        Err(_) => {
+            let found = format!("{who}, and does not answer on {}", options.places.socket().display());
+            let advice =
+                "state D or Z: its disk hangs, see dmesg; else end that process, or name its --run-dir";
+            if is_certain {
+                Finding::fail("lock", found, advice)
+            } else {
+                Finding::warn("lock", found, advice)
+            }
+        }
     }]
 }
 
-/// The process in a line such as `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
-fn holder(locks: &str, inode: u64) -> Option<u32> {
-    let suffix = format!(":{inode}");
-    locks.lines().find_map(|line| {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let [_, "FLOCK", _, _, process, file, ..] = words.as_slice() else { return None };
-        file.ends_with(&suffix).then(|| process.parse().ok()).flatten()
-    })
+fn holder(holder: &Holder) -> String {
+    let pid = holder.pid;
+    if pid == 0 {
+        return "a process of another PID namespace".into();
+    }
+    let state = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let field =
+        |name: &str| state.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("?").trim().to_owned();
+    format!("process {pid} ({}, state {})", field("Name:"), field("State:"))
 }
 
 fn unit(_: &AgentOptions) -> Vec<Finding> {
@@ -278,19 +280,5 @@ fn flush(root: &Path) -> Finding {
             format!("write to {shown}: {error}"),
             "no push can be recorded: is it mounted read-only, or full?",
         ),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn holder_of_a_directory_is_found() {
-        let locks =
-            "1: POSIX  ADVISORY  WRITE 11 fe:00:77 0 EOF\n2: FLOCK  ADVISORY  WRITE 1234 fe:00:77 0 EOF\n";
-        assert_eq!(holder(locks, 77), Some(1234));
-        assert_eq!(holder(locks, 7), None);
-        assert_eq!(holder("nonsense\n", 7), None);
     }
 }

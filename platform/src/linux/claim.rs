@@ -1,12 +1,13 @@
 //! A process's claim on a directory: two programs on the same records would undo each other's changes.
 //!
 //! What always holds: a claim ends with its process, however that ends; nothing is written, so it works on a full or read-only
-//! disk. A holder that lives is respected. One that was killed and waits in the kernel for its disk cannot be: it will do
-//! nothing more than the one call it is in, but it may hold the lock for hours.
+//! disk. A holder that lives is respected, also where the kernel's list does not tell for certain which lock is ours. One that
+//! is ending and waits in the kernel for its disk cannot be: it will do nothing more than the one call it is in, but it may hold
+//! the lock for hours.
 //!
 //! Leaves to others: what may be done without the claim. Nothing may be changed.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -39,11 +40,11 @@ pub enum Claim {
     Held(File),
     /// A process that lives has it.
     Taken,
-    /// A process that was killed has it until the kernel lets it end.
+    /// A process that is ending has it until the kernel lets it.
     Awaited(Awaited),
 }
 
-/// A claim that becomes free when a process that was killed has ended.
+/// A claim that becomes free when a process that is ending has ended.
 #[derive(Debug)]
 pub struct Awaited {
     file: File,
@@ -61,15 +62,38 @@ impl Claim {
         if lock(&file)? {
             return Ok(Self::Held(file));
         }
-        let metadata = file.metadata()?;
-        let locks = read_text(&roots.proc.join("locks"), LOCKS_BYTES);
-        let holder = holder(&locks, metadata.dev(), metadata.ino()).filter(|pid| is_ending(*pid, roots));
-        if let Some(holder) = holder {
-            return Ok(Self::Awaited(Awaited { file, holder }));
+        let found = holders(directory, roots).unwrap_or_default();
+        if let Some(first) = found.first()
+            && found.iter().all(|holder| is_ending(holder.pid, roots))
+        {
+            return Ok(Self::Awaited(Awaited { file, holder: first.pid }));
         }
         // it may have ended between the two looks
         Ok(if lock(&file)? { Self::Held(file) } else { Self::Taken })
     }
+}
+
+/// A process that holds a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// 0: it is in another PID namespace.
+    pub pid: u32,
+    /// The kernel's list names the directory's device. It does not for a subvolume of btrfs: then every lock on an inode of this
+    /// number, on whatever device, may be the one.
+    pub is_certain: bool,
+}
+
+/// Who holds a directory, by the kernel's list: no lock is taken, so no program that starts meanwhile is kept out.
+///
+/// # Errors
+/// The directory, or the list, cannot be read.
+pub fn holders(directory: &Path, roots: &Roots) -> io::Result<Vec<Holder>> {
+    let found = fs::metadata(directory)?;
+    let path = roots.proc.join("locks");
+    let locks = File::open(&path)
+        .and_then(|file| disk::read_up_to(file, LOCKS_BYTES))
+        .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))?;
+    Ok(holders_in(&String::from_utf8_lossy(&locks), found.dev(), found.ino()))
 }
 
 impl Awaited {
@@ -100,20 +124,28 @@ fn read_text(path: &Path, limit: usize) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The process that holds a lock on this inode, from the lines of `/proc/locks`:
-/// `1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF`. None if it is in another PID namespace.
-fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
+/// The processes that hold a lock on this inode, from the lines of `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF`.
+/// Those on other devices only if there is none on this one.
+fn holders_in(locks: &str, device: u64, inode: u64) -> Vec<Holder> {
     let place = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
-    locks.lines().find_map(|line| {
+    let any_device = format!(":{inode}");
+    let of_line = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
-            [_, "FLOCK", _, _, pid, at, ..] if *at == place => pid.parse().ok().filter(|pid| *pid > 0),
+            [_, "FLOCK", _, _, pid, at, ..] if at.ends_with(&any_device) => {
+                Some(Holder { pid: pid.parse().unwrap_or(0), is_certain: *at == place })
+            }
             _ => None,
         }
-    })
+    };
+    let mut found: Vec<Holder> = locks.lines().filter_map(of_line).collect();
+    if found.iter().any(|holder| holder.is_certain) {
+        found.retain(|holder| holder.is_certain);
+    }
+    found
 }
 
-/// Whether the process was killed and only waits for the kernel: its main thread has ended, or has SIGKILL before it.
+/// Whether the process only waits for the kernel to let it end: its main thread has ended, or has SIGKILL before it.
 fn is_ending(pid: u32, roots: &Roots) -> bool {
     let status = read_text(&roots.proc.join(pid.to_string()).join("status"), LOCKS_BYTES);
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -134,16 +166,55 @@ mod tests {
 2: FLOCK  ADVISORY  WRITE 90 fe:00:4242 0 EOF
 2: -> FLOCK  ADVISORY  WRITE 91 fe:00:42 0 EOF
 3: FLOCK  ADVISORY  WRITE 92 fe:00:42 0 EOF
+3: FLOCK  ADVISORY  WRITE 93 fe:02:42 0 EOF
 4: FLOCK  ADVISORY  WRITE 0 fe:00:43 0 EOF
 ";
 
     #[test]
-    fn holder_is_found_by_device_and_inode() {
-        let device = nix::sys::stat::makedev(0xfe, 0);
-        assert_eq!(holder(LOCKS, device, 42), Some(92));
-        assert_eq!(holder(LOCKS, device, 43), None, "in another PID namespace");
-        assert_eq!(holder(LOCKS, nix::sys::stat::makedev(0xfe, 1), 42), None);
-        assert_eq!(holder("", device, 42), None);
+    fn holders_are_found_by_inode_and_device_if_possible() {
+        let check = |minor: u64, inode: u64, expect: &[(u32, bool)]| {
+            let found = holders_in(LOCKS, nix::sys::stat::makedev(0xfe, minor), inode);
+            let found: Vec<_> = found.iter().map(|holder| (holder.pid, holder.is_certain)).collect();
+            assert_eq!(found, expect, "fe:{minor:02}:{inode}");
+        };
+        check(0, 42, &[(92, true)]);
+        // as on btrfs, whose files have another device than its locks
+        check(1, 42, &[(92, false), (93, false)]);
+        check(0, 43, &[(0, true)]);
+        check(0, 2, &[]);
+        assert_eq!(holders_in("nonsense\n", 0, 42), []);
+    }
+
+    #[test]
+    fn one_holder_that_lives_is_respected_beside_one_that_ends() {
+        let scratch = std::env::temp_dir().join(format!("kedge-holders-{}", std::process::id()));
+        let (roots, directory) = (Roots::under(&scratch), scratch.join("state"));
+        let held = claim(&directory).unwrap().expect("nobody else knows this directory");
+        let inode = held.metadata().unwrap().ino();
+        let write = |path: &str, text: String| {
+            let path = roots.proc.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let lock = |pid: u32| format!("1: FLOCK  ADVISORY  WRITE {pid} 00:00:{inode} 0 EOF\n");
+        write("8/status", "State:\tZ (zombie)\n".into());
+        write("9/status", "State:\tS (sleeping)\n".into());
+        let check = |pids: &[u32], expect: Option<u32>| {
+            write("locks", pids.iter().copied().map(lock).collect());
+            let awaited = match Claim::take(&directory, &roots).unwrap() {
+                Claim::Awaited(awaited) => Some(awaited.holder),
+                Claim::Taken => None,
+                Claim::Held(_) => panic!("it is held here"),
+            };
+            assert_eq!(awaited, expect, "{pids:?}");
+        };
+        check(&[8], Some(8));
+        check(&[8, 9], None);
+        check(&[9, 8], None);
+        // one of another PID namespace, of which nothing is known
+        check(&[8, 0], None);
+        check(&[], None);
+        std::fs::remove_dir_all(scratch).unwrap();
     }
 
     #[test]
@@ -151,8 +222,8 @@ mod tests {
         let directory = std::env::temp_dir().join(format!("kedge-claim-{}", std::process::id()));
         let held = claim(&directory).unwrap().expect("nobody else knows this directory");
         let found = held.metadata().unwrap();
-        let locks = read_text(Path::new("/proc/locks"), LOCKS_BYTES);
-        assert_eq!(holder(&locks, found.dev(), found.ino()), Some(std::process::id()), "{locks}");
+        let listed = holders(&directory, &Roots::default()).unwrap();
+        assert!(listed.iter().any(|holder| holder.pid == std::process::id()), "{listed:?}, {found:?}");
         assert!(matches!(Claim::take(&directory, &Roots::default()), Ok(Claim::Taken)), "its holder lives");
         std::fs::remove_dir(&directory).unwrap();
     }

@@ -26,7 +26,7 @@ use nix::fcntl::OFlag;
 use crate::exit::RecordedExit;
 use crate::files::{DurableFiles, Files, Kind, ReadError};
 
-pub use claim::{Awaited, Claim, claim};
+pub use claim::{Awaited, Claim, Holder, claim, holders};
 pub use clocks::LinuxClocks;
 pub use disk::{LinuxDisk, allocate};
 pub use evidence::LinuxTraces;
