@@ -58,6 +58,8 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         bad_configs: None,
         health: Arc::new(DiskHealth::default()),
         read_only: Some("a forecast changes nothing".into()),
+        // it changes nothing
+        _claim: None,
     };
     let mut event = Event::Start;
     loop {

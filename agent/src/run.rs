@@ -213,9 +213,9 @@ struct Agent {
 /// Whose the records in `--root-dir` are.
 enum Records {
     /// Ours while the file is open, if the directory could be claimed at all. Two agents on the same records would undo each
-    /// other's changes.
-    Ours { _claim: Option<File> },
-    /// Still those of a process that was killed: they are read, and not changed.
+    /// other's changes. The disk's loop shares it: a write that hangs may outlast the main thread.
+    Ours { claim: Option<Arc<File>> },
+    /// Still those of a process that is ending: they are read, and not changed.
     Awaited(Arc<Awaited>),
 }
 
@@ -271,6 +271,7 @@ impl Agent {
             bad_configs: None,
             health: Arc::default(),
             read_only: claim.read_only(),
+            _claim: claim.ours(),
         };
         let certificate_clock = {
             let (clocks, faults) = (clocks.clone(), faults.clone());
@@ -567,26 +568,33 @@ fn now(clocks: &impl Clocks, faults: &Faults) -> Now {
 fn claim(root_dir: &Path, roots: &Roots) -> Result<Records, AgentError> {
     let directory = root_dir.display();
     match Claim::take(root_dir, roots) {
-        Ok(Claim::Held(file)) => Ok(Records::Ours { _claim: Some(file) }),
+        Ok(Claim::Held(file)) => Ok(Records::Ours { claim: Some(Arc::new(file)) }),
         Ok(Claim::Taken) => Err(AgentError::AnotherAgent(format!(
             "root directory {directory}: another agent keeps its state there"
         ))),
         Ok(Claim::Awaited(awaited)) => {
             let holder = awaited.holder;
             log::warn!(
-                "root directory {directory}: process {holder} was killed and cannot end, its disk does not answer; \
+                "root directory {directory}: process {holder} is ending and cannot, its disk does not answer; \
                 running without changing anything there"
             );
             Ok(Records::Awaited(Arc::new(awaited)))
         }
         Err(error) => {
             log::warn!("cannot claim root directory {directory}: {error}; running all the same");
-            Ok(Records::Ours { _claim: None })
+            Ok(Records::Ours { claim: None })
         }
     }
 }
 
 impl Records {
+    fn ours(&self) -> Option<Arc<File>> {
+        match self {
+            Self::Ours { claim } => claim.clone(),
+            Self::Awaited(_) => None,
+        }
+    }
+
     fn awaited(&self) -> Option<Arc<Awaited>> {
         match self {
             Self::Ours { .. } => None,
@@ -598,7 +606,7 @@ impl Records {
     fn read_only(&self) -> Option<String> {
         let holder = self.awaited()?.holder;
         Some(format!(
-            "the disk does not answer, and process {holder}, which was killed, still has the records"
+            "the disk does not answer, and process {holder}, which is ending, still has the records"
         ))
     }
 }

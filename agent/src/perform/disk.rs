@@ -9,6 +9,7 @@ use kedge_core::{Event, HostFacts, Outcome, Step};
 use kedge_platform::files::Kind;
 use kedge_platform::{Files, PreviousExit, ReadError, SweepReport, files};
 use serde_json::{Value, json};
+use std::fs::File;
 use std::net::IpAddr;
 use std::path::{Component, Path};
 use std::sync::{Arc, Mutex};
@@ -88,6 +89,8 @@ pub(crate) struct DiskLoop {
     pub(crate) health: Arc<DiskHealth>,
     /// Why this run may change nothing on the disk, if so.
     pub(crate) read_only: Option<String>,
+    /// `--root-dir` is this process's while it may still write there: longer than the main thread lives, if the disk hangs.
+    pub(crate) _claim: Option<Arc<File>>,
 }
 
 impl DiskLoop {
