@@ -517,8 +517,19 @@ impl Agent {
             }
         }
         self.marks.mark_ready();
+        // what an earlier image of this process said stays with the service manager until it is replaced
+        self.supervisor.status(&self.what_runs());
         self.supervisor.ready();
         self.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// One line for `systemctl status`.
+    fn what_runs(&self) -> String {
+        let active = self.node.report(self.handled).and_then(|report| report.config.status.active);
+        match active.and_then(|source| source.config_map) {
+            Some(map) => format!("runs ConfigMap {}/{} (UID: {})", map.namespace, map.name, map.uid),
+            None => "runs the local configuration".into(),
+        }
     }
 
     fn answer(&mut self, call: Call) {

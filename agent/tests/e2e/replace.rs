@@ -95,6 +95,7 @@ fn push_keeps_the_process_and_has_no_pause() {
     runs_number(&setup, 2);
     let state = babysitter(&setup).state();
     assert_eq!(state.pid, pid);
+    assert!(state.status.starts_with("runs ConfigMap "), "what systemctl status shows: {:?}", state.status);
     assert!(state.ends.len() == 2 && state.ends.iter().all(|ended| ended.is_replaced), "{:?}", state.ends);
     assert_eq!(setup.counted_startups(), 0);
     // each image counts as a run of its own, and the last one takes signals and its own end
