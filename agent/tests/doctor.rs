@@ -102,6 +102,29 @@ fn whole_way_is_walked_and_rights_are_asked() {
 }
 
 #[test]
+fn source_is_judged_as_the_agent_does() {
+    let authority = Authority::new("ca");
+    let check = |source: Value, level: &str, part: &str| {
+        let found = to_server(&authority, move |heard| match heard.path.contains("/nodes?") {
+            true => Reply::ok(
+                &json!({"items": [{"metadata": {"name": NODE}, "spec": {"configSource": source}}]})
+                    .to_string(),
+            ),
+            false => allowing(heard, ""),
+        });
+        found.has("node", level, part);
+    };
+    let pinned = json!({"configMapRef": {"namespace": "site", "name": "pinned", "uid": "u-1"}});
+    check(pinned, "OK", "ConfigMap site/pinned, and may read it");
+    let following =
+        json!({"configMap": {"namespace": "site", "name": "edge", "kubeletConfigKey": "kubelet"}});
+    check(following, "OK", "ConfigMap site/edge, and may read it");
+    check(Value::Null, "OK", "asks for no ConfigMap");
+    let without_uid = json!({"configMapRef": {"namespace": "site", "name": "pinned"}});
+    check(without_uid, "FAIL", "invalid ObjectReference, all of UID, Name, and Namespace must be specified");
+}
+
+#[test]
 fn missing_right_is_named_with_what_is_lost() {
     let authority = Authority::new("ca");
     for (forbidden, part) in [

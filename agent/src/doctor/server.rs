@@ -11,6 +11,7 @@ use crate::net::transport::{WallClock, plain, tls_config, tls_error_in};
 use crate::run::CLOCK_FLOOR;
 use crate::status::duration;
 use kedge_api as api;
+use kedge_core::config::source::{RequestedSource, requested_source};
 use kedge_platform::HostFacts as _;
 use kedge_platform::linux::{LinuxHost, Roots};
 use rustls::{CertificateError, ClientConnection};
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -41,9 +43,7 @@ pub(super) fn look(options: &AgentOptions, tell: Tell<'_>) {
     };
     let read = path.clone();
     let Some(loaded) = within(LIMIT, move || kubeconfig::load(&read)) else {
-        let found =
-            format!("{}: it, or a file it names, was not read within {} s", path.display(), LIMIT.as_secs());
-        return tell(vec![Finding::fail("kubeconfig", found, "its disk hangs, or it is no file")]);
+        return tell(vec![not_read(&path)]);
     };
     let kubeconfig = match loaded {
         Ok(kubeconfig) => Arc::new(kubeconfig),
@@ -59,11 +59,13 @@ pub(super) fn look(options: &AgentOptions, tell: Tell<'_>) {
     } else if !direct(&kubeconfig, tell) {
         return;
     }
-    let opened = Api::open(ApiOptions { kubeconfig: path, clock: clock(), proxies });
-    let client = match opened {
-        Ok(api) => api.stream("doctor"),
-        Err(error) => return tell(vec![unusable(&chain(&error))]),
-    };
+    let found = not_read(&path);
+    let client =
+        match within(LIMIT, move || Api::open(ApiOptions { kubeconfig: path, clock: clock(), proxies })) {
+            Some(Ok(api)) => api.stream("doctor"),
+            Some(Err(error)) => return tell(vec![unusable(&chain(&error))]),
+            None => return tell(vec![found]),
+        };
     let Some(is_hub) = version(&client, tell) else { return };
     let node = options.node_name.clone().unwrap_or_else(|| {
         LinuxHost::new(Roots::default(), &options.places.root_dir).identity().hostname.to_lowercase()
@@ -78,6 +80,12 @@ fn clock() -> WallClock {
 
 fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn not_read(path: &Path) -> Finding {
+    let found =
+        format!("{}: it, or a file it names, was not read within {} s", path.display(), LIMIT.as_secs());
+    Finding::fail("kubeconfig", found, "its disk hangs, or it is no file")
 }
 
 fn unusable(why: &str) -> Finding {
@@ -434,14 +442,21 @@ fn config_map(client: &Client, node: &str, is_hub: bool) -> Vec<Finding> {
         return vec![Finding::warn("node", format!("there is no Node {node}"), advice)];
     };
     let annotation = object["metadata"]["annotations"][api::CONFIG_SOURCE_ANNOTATION].as_str();
-    let source = match annotation.filter(|_| !is_hub) {
-        Some(text) => serde_json::from_str(text).unwrap_or_default(),
-        None => object["spec"]["configSource"].clone(),
+    let source = match requested_source(object["spec"].get("configSource"), annotation, is_hub) {
+        RequestedSource::Correct(source) => source,
+        RequestedSource::Nil => {
+            return vec![Finding::ok("node", format!("Node {node} asks for no ConfigMap"))];
+        }
+        RequestedSource::Invalid(why) => {
+            let advice = "correct it on the Node: until then the node keeps the configuration it has";
+            return vec![Finding::fail(
+                "node",
+                format!("Node {node} asks for an invalid source: {why}"),
+                advice,
+            )];
+        }
     };
-    let map = &source["configMap"];
-    let (Some(namespace), Some(name)) = (map["namespace"].as_str(), map["name"].as_str()) else {
-        return vec![Finding::ok("node", format!("Node {node} asks for no ConfigMap"))];
-    };
+    let (namespace, name) = source.object();
     let mut findings = Vec::new();
     for verb in ["get", "list", "watch"] {
         let attributes =
