@@ -28,6 +28,8 @@ pub enum Command {
     Status(Places, Output),
     /// Look at everything between the node and its API server.
     Doctor(Box<AgentOptions>, Output),
+    /// `kedge doctor write`, which `doctor` starts.
+    DoctorWrite(Places),
     /// The effective configuration.
     ConfigShow(Box<AgentOptions>, Output),
     /// What the configuration is about just now.
@@ -266,6 +268,7 @@ impl Raw {
             ["record-exit"] => Command::RecordExit(self.places()),
             ["record-exit", "to-disk"] => Command::CopyExitRecord(self.places()),
             ["status"] => Command::Status(self.places(), output),
+            ["doctor", "write"] => Command::DoctorWrite(self.places()),
             ["doctor"] => Command::Doctor(Box::new(self.service_agent()?), output),
             ["version"] => Command::Version(output),
             ["config", "show"] => Command::ConfigShow(Box::new(self.service_agent()?), output),

@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         Command::Doctor(options, output) => {
             return if doctor::run(&options, output) { ExitCode::SUCCESS } else { ExitCode::FAILURE };
         }
+        Command::DoctorWrite(places) => return doctor::write_to_disk(&places),
         Command::ConfigShow(options, output) => cli::config_show(&options, output),
         Command::ConfigStatus(options, output) => cli::config_status(&options, output),
         Command::ConfigHistory(places, output) => cli::config_history(&places, output),

@@ -207,6 +207,33 @@ fn broken_kubeconfig_ends_the_way() {
 }
 
 #[test]
+fn disk_that_hangs_gathers_no_processes() {
+    let folder = Scratch::new("doctor").unwrap();
+    let (root, run) = (folder.join("root"), folder.join("run"));
+    std::fs::create_dir_all(&root).unwrap();
+    std::fs::create_dir_all(run.join("doctor")).unwrap();
+    let arguments = ["--root-dir", root.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
+    // as an earlier write that waits does
+    let held = std::fs::File::open(run.join("doctor")).unwrap();
+    held.try_lock().unwrap();
+    doctor(&arguments, None).has("disk", "FAIL", "earlier kedge doctor still waits");
+    drop(held);
+    doctor(&arguments, None).has("disk", "OK", "durable write");
+    // an agent that waits for its disk: nothing is written there, however long the disk would take
+    let socket = std::os::unix::net::UnixListener::bind(run.join("kedge.sock")).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = socket.accept() {
+            let _ = std::io::Read::read(&mut stream, &mut [0; 4096]);
+            let body = json!({"disk": {"stalledSeconds": 200}}).to_string();
+            let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    let found = doctor(&arguments, None);
+    found.has("disk", "FAIL", "has waited for its disk for 3 min");
+    assert_eq!(found.of("disk").len(), 1, "{:?}", found.of("disk"));
+}
+
+#[test]
 fn node_itself_is_looked_at() {
     let folder = Scratch::new("doctor").unwrap();
     let at = |name: &str| folder.join(name).display().to_string();

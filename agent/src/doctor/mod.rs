@@ -1,10 +1,12 @@
 //! `kedge doctor`: looks at everything between this node and its API server, and says what to do about what is wrong.
 //!
-//! Always holds: each check has its own time limit, so one that hangs (a disk, a resolver) delays the others by that at most; what this
-//! user may not see is said, never taken for good or bad; nothing of the agent's state is changed, and its lock is never taken.
+//! Always holds: each check has its own time limit, so one that hangs (a disk, a resolver) delays the others by that at most; a
+//! process that waits for a disk cannot be ended, so another process makes the write that may have to wait; what this user may not
+//! see is said, never taken for good or bad; nothing of the agent's state is changed, and its lock is never taken.
 //! Leaves to others: the node's own checks (`node`), those on the way to the server (`server`).
 
 mod certificate;
+mod flush;
 mod node;
 mod server;
 
@@ -12,6 +14,11 @@ use crate::flags::{AgentOptions, Output};
 use serde::Serialize;
 use std::sync::mpsc;
 use std::time::Duration;
+
+pub use flush::write as write_to_disk;
+
+/// What to do about a disk that does not answer.
+const HANGS: &str = "nothing can be recorded until the disk answers: see dmesg";
 
 /// How a check went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -1,6 +1,6 @@
 //! The doctor's checks of the node itself: flags and local configuration, the running agent and its lock, unit, watchdog, disk.
 
-use super::Finding;
+use super::{Finding, HANGS, flush};
 use crate::flags::AgentOptions;
 use crate::local::client::{self, AskError};
 use crate::local_config;
@@ -9,11 +9,11 @@ use kedge_core::kubelet;
 use kedge_platform::HostFacts as _;
 use kedge_platform::linux::{self, Holder, LinuxHost, Roots};
 use serde_json::Value;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::fs;
+use std::io;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 type Check = fn(&AgentOptions) -> Vec<Finding>;
 
@@ -38,9 +38,6 @@ const FEW_INODES: u64 = 1000;
 
 /// An agent that started less than this ago may still be connecting.
 const CONNECTING_SECS: u64 = 30;
-
-/// A flush that takes longer is not healthy, even on flash that collects its garbage.
-const SLOW_FLUSH: Duration = Duration::from_secs(2);
 
 fn config(options: &AgentOptions) -> Vec<Finding> {
     let of = match &options.service {
@@ -228,6 +225,10 @@ fn watchdog(_: &AgentOptions) -> Vec<Finding> {
 }
 
 fn disk(options: &AgentOptions) -> Vec<Finding> {
+    if let Some(stalled) = stalled_seconds(options) {
+        let found = format!("the running agent has waited for its disk for {}", duration(stalled));
+        return vec![Finding::fail("disk", found, HANGS)];
+    }
     let root = &options.places.root_dir;
     let host = LinuxHost::new(Roots::default(), root);
     let (capacity, usage) = (host.capacity(), host.usage());
@@ -245,40 +246,13 @@ fn disk(options: &AgentOptions) -> Vec<Finding> {
         _ if few => Finding::fail("disk", room, advice),
         _ => Finding::ok("disk", room),
     }];
-    findings.push(flush(root));
+    findings.push(flush::look(&options.places));
     findings
 }
 
-/// How long a durable write takes.
-fn flush(root: &Path) -> Finding {
-    let shown = root.display();
-    if !root.exists() {
-        return Finding::ok("disk", format!("{shown} does not exist yet; the agent makes it"));
-    }
-    let path = root.join(format!(".kedge-doctor-{}", std::process::id()));
-    let begun = Instant::now();
-    let written = File::create(&path).and_then(|mut file| {
-        file.write_all(&[0; 4096])?;
-        file.sync_all()
-    });
-    let took = begun.elapsed();
-    let _ = fs::remove_file(&path);
-    match written {
-        Ok(()) if took < SLOW_FLUSH => {
-            Finding::ok("disk", format!("a durable write to {shown} took {} ms", took.as_millis()))
-        }
-        Ok(()) => Finding::warn(
-            "disk",
-            format!("a durable write to {shown} took {} ms", took.as_millis()),
-            "the disk is slow or wearing out: see dmesg and its health report",
-        ),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            Finding::warn("disk", format!("not seen: write to {shown}: {error}"), "ask as root")
-        }
-        Err(error) => Finding::fail(
-            "disk",
-            format!("write to {shown}: {error}"),
-            "no push can be recorded: is it mounted read-only, or full?",
-        ),
-    }
+/// How long the running agent has waited for its disk, if it does.
+fn stalled_seconds(options: &AgentOptions) -> Option<u64> {
+    let answer = client::get(&options.places.socket(), "/status").ok()?;
+    let status: Value = serde_json::from_slice(&answer.body).ok()?;
+    status["disk"]["stalledSeconds"].as_u64()
 }
