@@ -348,8 +348,10 @@ impl Raw {
         else {
             return Err(UsageError(format!("{file}: KEDGE_FLAGS asks for help or the version")));
         };
-        // what the command line says about places wins
+        // what the command line says wins
         raw.texts.extend(self.texts);
+        raw.node_labels.extend(self.node_labels);
+        raw.dynamic_config = self.dynamic_config.or(raw.dynamic_config);
         Ok(AgentOptions { service: Some(file.into()), ..raw.agent()? })
     }
 
@@ -605,6 +607,9 @@ mod tests {
         assert_eq!(options.kubeconfig, Some(PathBuf::from(service::KUBECONFIG)));
         let there = show("--root-dir /elsewhere");
         assert_eq!((there.places.root_dir, there.local.config), ("/elsewhere".into(), options.local.config));
+        assert!(options.dynamic_config && options.node_labels.is_empty());
+        let more = show("--dynamic-config=false --node-labels site=quarry");
+        assert!(!more.dynamic_config && more.node_labels["site"] == "quarry" && more.service.is_some());
         let named = show("--config /y.yaml");
         assert_eq!((named.service, named.local.config), (None, Some("/y.yaml".into())));
         std::fs::write(&file, "KEDGE_FLAGS=--confg=x\n").unwrap();

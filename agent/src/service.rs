@@ -4,13 +4,18 @@
 //! "Command lines": a variable that is a word of its own is split at blanks, quotes respected). Always holds: what systemd would take
 //! is what is taken. Leaves to others: what the flags mean (`flags`); an edited unit, which only systemd knows (`doctor` asks).
 
+use std::iter::Peekable;
 use std::path::Path;
+use std::str::Chars;
 
 /// `EnvironmentFile=` of the unit.
 pub const ENVIRONMENT_FILE: &str = "/etc/default/kedge";
 
 /// `--kubeconfig` of the unit.
 pub const KUBECONFIG: &str = "/etc/kedge/kubeconfig";
+
+/// The unit as it is shipped.
+const UNIT: &str = include_str!("../systemd/kedge.service");
 
 /// The variable that the unit adds to the agent's command line.
 const VARIABLE: &str = "KEDGE_FLAGS";
@@ -35,49 +40,122 @@ pub(crate) fn flags(file: &Path) -> Result<Option<Vec<String>>, String> {
 
 /// The last assignment of the variable.
 fn value(text: &str) -> Option<String> {
-    let joined = text.replace("\\\n", "");
-    let lines = joined.lines().map(str::trim_start).filter(|line| !line.starts_with(['#', ';']));
-    let assigned = lines.filter_map(|line| line.split_once('=')).filter(|(name, _)| name.trim() == VARIABLE);
-    assigned.fold(None, |_, (_, value)| Some(unquoted(value.trim())))
-}
-
-/// Takes off the quotes of a value; within double quotes a backslash keeps `"`, `\`, `$` and a back quote.
-fn unquoted(value: &str) -> String {
-    let mut out = String::new();
-    let mut quote = None;
-    let mut characters = value.chars().peekable();
-    while let Some(character) = characters.next() {
-        match (quote, character) {
-            (None, '"' | '\'') => quote = Some(character),
-            (Some(open), _) if character == open => quote = None,
-            (None, '\\') => out.extend(characters.next()),
-            (Some('"'), '\\') if matches!(characters.peek(), Some('"' | '\\' | '$' | '`')) => {
-                out.extend(characters.next());
+    let mut found = None;
+    let mut rest = text.chars().peekable();
+    while rest.peek().is_some() {
+        let line_end = |character: &char| matches!(character, '\n' | '\r');
+        while rest.next_if(|character| character.is_ascii_whitespace()).is_some() {}
+        let is_comment = matches!(rest.peek(), Some('#' | ';'));
+        let mut name = String::new();
+        while let Some(character) =
+            rest.next_if(|character| !line_end(character) && (is_comment || *character != '='))
+        {
+            name.push(character);
+        }
+        // a line without "=" assigns nothing, and a comment is one
+        if rest.next_if_eq(&'=').is_some() {
+            let value = assigned(&mut rest);
+            if name.trim_ascii_end() == VARIABLE {
+                found = Some(value);
             }
-            _ => out.push(character),
         }
     }
+    found
+}
+
+/// Takes a value and the end of its line: pieces in quotes, which may go over several lines, and then plain text, in which quotes
+/// are ordinary characters. A backslash keeps the next character, or joins two lines; within double quotes it does so before `"`, `\`,
+/// `$`, a back quote and the end of a line, and nothing within single ones.
+fn assigned(rest: &mut Peekable<Chars<'_>>) -> String {
+    let mut out = String::new();
+    // the length up to the last character that is not a blank, or that a backslash keeps
+    let mut kept = 0;
+    let mut is_plain = false;
+    while let Some(character) = rest.next() {
+        match character {
+            '\n' | '\r' => break,
+            '\'' | '"' if !is_plain => {
+                quoted(character, rest, &mut out);
+                kept = out.len();
+            }
+            '\\' => {
+                is_plain = true;
+                out.extend(rest.next().filter(|next| !matches!(next, '\n' | '\r')));
+                kept = out.len();
+            }
+            _ if character.is_ascii_whitespace() && !is_plain => {}
+            _ => {
+                is_plain = true;
+                out.push(character);
+                if !character.is_ascii_whitespace() {
+                    kept = out.len();
+                }
+            }
+        }
+    }
+    out.truncate(kept);
     out
 }
 
-/// Splits at blanks outside of quotes, which are taken off.
+/// Takes the rest of a quoted piece and its closing quote.
+fn quoted(quote: char, rest: &mut Peekable<Chars<'_>>, out: &mut String) {
+    while let Some(character) = rest.next() {
+        match character {
+            _ if character == quote => return,
+            '\\' if quote == '"' => match rest.next() {
+                Some(next @ ('"' | '\\' | '$' | '`')) => out.push(next),
+                Some('\n') | None => {}
+                Some(next) => out.extend(['\\', next]),
+            },
+            _ => out.push(character),
+        }
+    }
+}
+
+/// Splits at blanks outside of quotes, which are taken off; a backslash keeps the next character, whatever quotes are around it.
 fn words(value: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut quote = None;
-    for character in value.chars() {
+    let mut rest = value.chars();
+    while let Some(character) = rest.next() {
         match (quote, character) {
+            (_, '\\') => word.get_or_insert_default().extend(rest.next()),
             (None, '"' | '\'') => {
                 quote = Some(character);
                 word.get_or_insert_default();
             }
             (Some(open), _) if character == open => quote = None,
-            (None, _) if character.is_whitespace() => words.extend(word.take()),
+            (None, ' ' | '\t' | '\n' | '\r') => words.extend(word.take()),
             _ => word.get_or_insert_default().push(character),
         }
     }
     words.extend(word);
     words
+}
+
+/// What systemd shows of the service (`systemctl show`) and the shipped unit does not have: then its flags are not those that are
+/// judged here.
+pub(crate) fn edits(shown: &str) -> Vec<String> {
+    let values = |name: &str| {
+        let of_name = shown.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        of_name.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut edits = Vec::new();
+    let shipped =
+        UNIT.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("the unit starts something");
+    for command in values("ExecStart") {
+        let argv =
+            command.split_once("argv[]=").and_then(|(_, rest)| rest.split_once(" ;")).map(|(argv, _)| argv);
+        edits.extend(argv.filter(|argv| *argv != shipped).map(|argv| format!("ExecStart={argv}")));
+    }
+    for file in values("EnvironmentFiles") {
+        let path = file.split_once(" (").map_or(file.as_str(), |(path, _)| path);
+        if path != ENVIRONMENT_FILE {
+            edits.push(format!("EnvironmentFile={path}"));
+        }
+    }
+    edits
 }
 
 #[cfg(test)]
@@ -101,6 +179,41 @@ mod tests {
             "KEDGE_FLAGS=\"--config-dir '' --config \\\"/a b\\\"\"\n",
             &["--config-dir", "", "--config", "/a b"],
         );
+        // over several lines, by quotes and by backslashes
+        check("KEDGE_FLAGS=\"--v 5\n  --config /a\"\nOTHER=1\n", &["--v", "5", "--config", "/a"]);
+        check("KEDGE_FLAGS='--v\n5'", &["--v", "5"]);
+        check("KEDGE_FLAGS=--v \\\n 5 \nOTHER=1\n", &["--v", "5"]);
+        check("OTHER=\"\nKEDGE_FLAGS=--a\n\"\nKEDGE_FLAGS = --b\n", &["--b"]);
+        check("# \\\nKEDGE_FLAGS=--a\n", &["--a"]);
+        // quotes are characters of plain text, and quote when the words are split
+        check("KEDGE_FLAGS=--config '/a b' \"c d\"\n", &["--config", "/a b", "c d"]);
+        check("KEDGE_FLAGS=\"--config\" '/a'\n", &["--config/a"]);
+        // each of the two steps takes its backslashes
+        check("KEDGE_FLAGS=--config /a\\\\ b\n", &["--config", "/a b"]);
+        check("KEDGE_FLAGS='--config /a\\ b'\n", &["--config", "/a b"]);
+        check("KEDGE_FLAGS=\"--config '/a\\n'\"\n", &["--config", "/an"]);
+        check("KEDGE_FLAGS=\"--a \\\n--b\"", &["--a", "--b"]);
+        // open to the end
+        check("KEDGE_FLAGS=\"--v '5", &["--v", "5"]);
+        check("KEDGE_FLAGS=--v\\", &["--v"]);
+        check("KEDGE_FLAGS\n", &[]);
         check("KEDGE_FLAGS=\"--v \\\n5\"\n", &["--v", "5"]);
+    }
+
+    #[test]
+    fn edited_unit_is_told_from_the_shipped_one() {
+        let start = "/usr/bin/kedge agent --kubeconfig /etc/kedge/kubeconfig $KEDGE_FLAGS";
+        let shown = |argv: &str, files: &str| {
+            format!(
+                "LoadState=loaded\nExecStart={{ path=/usr/bin/kedge ; argv[]={argv} ; ignore_errors=no ; }}\n{files}"
+            )
+        };
+        let shipped = "EnvironmentFiles=/etc/default/kedge (ignore_errors=yes)\n";
+        assert_eq!(edits(&shown(start, shipped)), [""; 0]);
+        assert_eq!(edits("LoadState=loaded\n"), [""; 0], "not shown");
+        let other = "/usr/bin/kedge agent --config /x.yaml";
+        assert_eq!(edits(&shown(other, shipped)), [format!("ExecStart={other}")]);
+        let more = format!("{shipped}EnvironmentFiles=/etc/kedge/more (ignore_errors=no)\n");
+        assert_eq!(edits(&shown(start, &more)), ["EnvironmentFile=/etc/kedge/more"]);
     }
 }

@@ -242,7 +242,8 @@ fn node_itself_is_looked_at() {
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: many\n",
     );
     // a unit that has failed, as systemctl shows it
-    let shown = "LoadState=loaded\nActiveState=failed\nSubState=failed\nUnitFileState=disabled\nNRestarts=7\nWatchdogUSec=0\n";
+    let shown = "LoadState=loaded\nActiveState=failed\nSubState=failed\nUnitFileState=disabled\nNRestarts=7\nWatchdogUSec=0\n\
+        ExecStart={ path=/usr/bin/kedge ; argv[]=/usr/bin/kedge agent --v 4 ; ignore_errors=no ; }";
     let systemctl = folder.write("bin/systemctl", format!("#!/bin/sh\necho '{shown}'\n"));
     std::fs::set_permissions(&systemctl, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::create_dir_all(folder.join("root")).unwrap();
@@ -258,6 +259,7 @@ fn node_itself_is_looked_at() {
     found.has("unit", "FAIL", "failed (failed), 7 restarts");
     found.has("unit", "WARN", "disabled");
     found.has("unit", "WARN", "no watchdog");
+    found.has("unit", "WARN", "ExecStart=/usr/bin/kedge agent --v 4");
     found.has("disk", "OK", "durable write");
     assert_eq!(found.code, Some(1));
     drop(held);

@@ -4,6 +4,7 @@ use super::{Finding, HANGS, flush};
 use crate::flags::AgentOptions;
 use crate::local::client::{self, AskError};
 use crate::local_config;
+use crate::service;
 use crate::status::{duration, size};
 use kedge_core::kubelet;
 use kedge_platform::HostFacts as _;
@@ -156,7 +157,8 @@ fn holder(holder: &Holder) -> String {
 }
 
 fn unit(_: &AgentOptions) -> Vec<Finding> {
-    let properties = "LoadState,ActiveState,SubState,UnitFileState,NRestarts,WatchdogUSec";
+    let properties =
+        "LoadState,ActiveState,SubState,UnitFileState,NRestarts,WatchdogUSec,ExecStart,EnvironmentFiles";
     let asked = Command::new("systemctl").args(["show", "kedge.service", "--property", properties]).output();
     let Ok(output) = asked else {
         let advice = "something else must start the agent again after every exit, and see crashes";
@@ -194,6 +196,10 @@ fn unit(_: &AgentOptions) -> Vec<Finding> {
     if matches!(value("WatchdogUSec"), "0" | "infinity") {
         let advice = "set WatchdogSec=30: a loop that hangs is not noticed without";
         findings.push(Finding::warn("unit", "the unit has no watchdog", advice));
+    }
+    for edit in service::edits(&text) {
+        let advice = "this command judges the shipped unit with /etc/default/kedge: repeat it with the unit's own flags";
+        findings.push(Finding::warn("unit", format!("the unit was edited: {edit}"), advice));
     }
     findings
 }
