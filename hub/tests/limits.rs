@@ -31,6 +31,14 @@ const PROOFS: &[(&str, &str)] = &[
         "bytes of bodies in work, and of answers above 16 KiB on their way, 64 KiB of each",
         "tests/limits.rs: one_node_has_its_limits",
     ),
+    (
+        "bytes of bodies in work, and of answers above 16 KiB on their way, 64 KiB of each",
+        "src/server/connection.rs: answers_on_their_way_are_their_callers_bytes",
+    ),
+    (
+        "bytes of bodies in work, and of answers above 16 KiB on their way, 64 KiB of each",
+        "src/server/connection.rs: answer_to_a_change_is_never_refused",
+    ),
     ("body of a refused request", "tests/api/objects.rs: large_body_is_drained_so_the_refusal_arrives"),
     ("store", "src/store/sqlite.rs: store_at_its_limit_takes_deletions_then_other_changes"),
     ("store", "src/store/sqlite.rs: limit_follows_memory"),

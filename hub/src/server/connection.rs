@@ -667,6 +667,39 @@ mod tests {
         }
     }
 
+    /// A refused client repeats its change, which has been made.
+    #[tokio::test]
+    async fn answer_to_a_change_is_never_refused() {
+        let stage = Stage::new("changed");
+        let hub = Arc::clone(&stage.server.hub);
+        let notes = json!({"a": "x".repeat(20_000)});
+        let node = json!({"metadata": {"name": "n", "annotations": notes}});
+        hub.create(&kedge_hub_core::kinds::NODE, node).await.unwrap();
+        let admins = (0..50).map(|number| Identity::new(&number.to_string(), &["system:masters"]));
+        let take_all = |amount| {
+            let slots = admins.clone().map(|admin| stage.slot(Some(&admin)));
+            let all =
+                |slot: Arc<Slot>| std::iter::from_fn(move || slot.take(Resource::BodyBytes, amount).ok());
+            slots.flat_map(all).collect::<Vec<_>>()
+        };
+        let held = [take_all(64 * 1024), take_all(8 * 1024)];
+        let mut client = stage.connect(Some(Identity::new("system:node:n", &["system:nodes"])));
+        let get = head("GET", "/api/v1/nodes/n", "");
+        client.write_all(&get).await.unwrap();
+        assert_eq!(answer(&mut client).await, (503, false), "others hold all bytes");
+        let before = hub.get(&kedge_hub_core::kinds::NODE, "", "n").unwrap().revision;
+        let body = r#"{"metadata":{"labels":{"l":"v"}}}"#;
+        let fields =
+            format!("content-type: application/merge-patch+json\r\ncontent-length: {}\r\n", body.len());
+        client.write_all(&head("PATCH", "/api/v1/nodes/n", &fields)).await.unwrap();
+        client.write_all(body.as_bytes()).await.unwrap();
+        assert_eq!(answer(&mut client).await, (200, false));
+        assert_eq!(hub.get(&kedge_hub_core::kinds::NODE, "", "n").unwrap().revision, before + 1);
+        drop(held);
+        client.write_all(&get).await.unwrap();
+        assert_eq!(answer(&mut client).await, (200, false));
+    }
+
     #[tokio::test]
     async fn work_for_an_answer_is_paid_for_by_its_caller() {
         let stage = Stage::new("work");

@@ -143,8 +143,18 @@ impl Made {
     }
 }
 
+/// What of a request and its answer decides how the answer is sent.
+struct Sending {
+    /// The client takes gzip.
+    asked: bool,
+    /// It changed nothing, so a client may well repeat it.
+    only_reads: bool,
+    bytes: usize,
+    renders: bool,
+}
+
 /// Gives an answer the form in which it is sent: compressed if the client asked for it and it is long, rendered elsewhere if that takes
-/// long.
+/// long. Only the answer to a request that reads may be refused for want of bytes or places: a client that is refused repeats its change.
 pub(super) fn finish(
     server: &Server,
     slot: &Arc<Slot>,
@@ -153,6 +163,7 @@ pub(super) fn finish(
 ) -> Response<Body> {
     let asked =
         parts.method != Method::HEAD && accepts_gzip(request::header(&parts.headers, "accept-encoding"));
+    let only_reads = matches!(parts.method, Method::GET | Method::HEAD);
     let (head, body) = response.into_parts();
     let (bytes, renders) = match &body {
         Body::Items(items) => (items.bytes, items.render.is_some()),
@@ -163,10 +174,13 @@ pub(super) fn finish(
         0..=FREE_BYTES => None,
         _ => match slot.take(Resource::BodyBytes, bytes.min(HELD_BYTES)) {
             Ok(held) => Some(held),
-            Err(refused) => return super::respond::error(&refused),
+            Err(refused) if only_reads => return super::respond::error(&refused),
+            // its text is that of the stored object
+            Err(_) => None,
         },
     };
-    let mut response = formed(server, slot, Response::from_parts(head, body), bytes, renders, asked);
+    let sending = Sending { asked, only_reads, bytes, renders };
+    let mut response = formed(server, slot, Response::from_parts(head, body), &sending);
     if let Some(held) = held {
         // the connection keeps it until the answer is sent
         response.extensions_mut().insert(Arc::new(held));
@@ -175,14 +189,8 @@ pub(super) fn finish(
 }
 
 /// As a long answer, if it is one.
-fn formed(
-    server: &Server,
-    slot: &Arc<Slot>,
-    response: Response<Body>,
-    bytes: usize,
-    renders: bool,
-    asked: bool,
-) -> Response<Body> {
+fn formed(server: &Server, slot: &Arc<Slot>, response: Response<Body>, sending: &Sending) -> Response<Body> {
+    let Sending { asked, only_reads, bytes, renders } = *sending;
     let (mut head, body) = response.into_parts();
     let compresses = asked && bytes >= COMPRESSED_FROM;
     let elsewhere = compresses || (renders && bytes >= LARGE_BYTES);
@@ -193,12 +201,12 @@ fn formed(
     if !elsewhere {
         return if renders { whole(head, body) } else { Response::from_parts(head, body) };
     }
-    let taken = slot.take(Resource::LongAnswers, 1);
-    let taken = match taken {
-        Ok(taken) => taken,
+    let taken = match slot.take(Resource::LongAnswers, 1) {
+        Ok(taken) => Some(taken),
         // without compression it costs nothing more
         Err(_) if !renders => return Response::from_parts(head, body),
-        Err(refused) => return super::respond::error(&refused),
+        Err(refused) if only_reads => return super::respond::error(&refused),
+        Err(_) => None,
     };
     if compresses {
         head.headers.insert(header::CONTENT_ENCODING, header::HeaderValue::from_static("gzip"));
@@ -234,7 +242,7 @@ async fn make(
     pieces: impl Iterator<Item = Bytes>,
     compresses: bool,
     out: mpsc::Sender<Piece>,
-    _taken: Taken,
+    _taken: Option<Taken>,
 ) {
     let mut encoder = compresses.then(|| GzEncoder::new(Vec::new(), Compression::new(LEVEL)));
     for piece in pieces {
@@ -339,7 +347,7 @@ mod tests {
             let taken = slot.take(Resource::LongAnswers, 1).unwrap();
             let (out, pieces) = mpsc::channel(PIECES_AHEAD);
             let mut made = Made { pieces, complete: false };
-            tokio::spawn(make(items(count), compresses, out, taken));
+            tokio::spawn(make(items(count), compresses, out, Some(taken)));
             let mut sent = Vec::new();
             while let Some(piece) = std::future::poll_fn(|context| made.poll_next(context)).await {
                 sent.extend_from_slice(&piece.unwrap());
