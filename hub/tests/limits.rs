@@ -47,6 +47,10 @@ const PROOFS: &[(&str, &str)] = &[
         "core/src/state/condition.rs: ending_objects_grow_within_limits_of_their_own",
     ),
     (
+        "growth of objects that are being deleted while the store is full",
+        "core/src/state/condition.rs: node_pays_for_what_it_lets_grow",
+    ),
+    (
         "object without room while small ones have some",
         "tests/bad_disk.rs: large_object_without_room_stops_no_small_one",
     ),

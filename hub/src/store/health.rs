@@ -133,12 +133,17 @@ impl Health {
     }
 
     /// Whether this change may be tried now: the thread's own look, just before it does.
-    pub(super) fn admit(&self, effect: &Effect) -> Result<(), WriteError> {
+    pub(super) fn admit(&self, effect: &mut Effect) -> Result<(), WriteError> {
         let admitted = self.condition().admit(effect, self.now());
         admitted.map_err(|refusal| {
             self.refused.fetch_add(1, Ordering::Relaxed);
             WriteError::Refused(refusal)
         })
+    }
+
+    /// A change that was admitted was not made.
+    pub(super) fn not_made(&self, effect: &Effect) {
+        self.condition().not_made(effect);
     }
 
     /// A change that was admitted is durable.

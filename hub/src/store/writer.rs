@@ -434,16 +434,27 @@ impl Worker {
             return Err(WriteError::Mismatch);
         }
         let found = || self.memory.get(write.kind, &write.namespace, &write.name);
-        let effect = self.health.minds_effects().then(|| Effect::of(&write, found().as_deref()));
-        if let Some(effect) = &effect {
+        let mut effect = self.health.minds_effects().then(|| Effect::of(&write, found().as_deref()));
+        if let Some(effect) = &mut effect {
             self.health.admit(effect)?;
         }
         let index = self.memory.read();
         let staged = match write.kind.is_renewed() {
-            true => self.memory.leases_mut().stage(&index, batch, write)?,
-            false => self.order.stage(&index, batch, write)?,
+            true => self.memory.leases_mut().stage(&index, batch, write),
+            false => self.order.stage(&index, batch, write),
         };
-        Ok((staged, effect))
+        drop(index);
+        if staged.is_err() {
+            self.not_made(effect.as_ref());
+        }
+        Ok((staged?, effect))
+    }
+
+    /// A change whose effect was admitted was not made.
+    fn not_made(&self, effect: Option<&Effect>) {
+        if let Some(effect) = effect {
+            self.health.not_made(effect);
+        }
     }
 
     /// Makes a batch durable and publishes it, with at most so many of the renewals that are due; then answers. Returns whether
@@ -477,6 +488,8 @@ impl Worker {
         let flushed = commit.flushed();
         if let Err(error) = self.make_durable(&commit, freeing) {
             self.memory.leases_mut().release();
+            // those that are tried again are judged again
+            waiting.iter().for_each(|change| self.not_made(change.effect.as_ref()));
             return Err(Failed { error, waiting, freeing, alone: flushed == 0 });
         }
         let changes = self.order.committed(&mut self.memory.leases_mut(), commit);
@@ -1534,6 +1547,38 @@ mod tests {
     }
 
     /// Otherwise one could be acknowledged after the last flush, with a revision above the mark of a clean close.
+    #[test]
+    fn growth_of_failed_changes_is_not_counted() {
+        let disk = Fake::default();
+        let mut worker = worker(&disk);
+        let ending = |bytes: usize| {
+            let meta = json!({"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z",
+                "annotations": {"x": "x".repeat(bytes)}});
+            Some(json!({ "metadata": meta }))
+        };
+        let revision = worker.make(&NODE, "n", Expect::Absent, ending(0)).unwrap().revision;
+        {
+            let mut disk = disk.disk();
+            (disk.fails, disk.reserve) = (fault(Sort::Full), true);
+        }
+        worker.make(&NODE, "m", Expect::Absent, object("m")).unwrap_err();
+        assert!(worker.health.is_failing());
+        // a megabyte that is not staged, and one whose commits fail
+        for _ in 0..256 {
+            let stale = worker.make(&NODE, "n", Expect::Revision(revision + 1), ending(4000));
+            assert!(matches!(stale, Err(WriteError::Mismatch)), "{stale:?}");
+        }
+        disk.disk().reserve = false;
+        for _ in 0..256 {
+            let (change, _answer) = asked(&NODE, "n", Expect::Revision(revision), ending(4000));
+            let (batch, waiting) = worker.stage(&mut std::iter::once(change));
+            assert_eq!(waiting.len(), 1);
+            assert!(worker.attempt(batch, waiting, 0).is_err());
+        }
+        disk.disk().reserve = true;
+        worker.make(&NODE, "n", Expect::Revision(revision), ending(4000)).unwrap();
+    }
+
     #[test]
     fn nothing_is_renewed_once_the_end_is_counted() {
         let mut worker = worker(&Fake::default());

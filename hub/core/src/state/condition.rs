@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kedge_api::NODE_USER_PREFIX;
 use serde_json::Value;
 
 use super::order::Write;
@@ -88,10 +89,10 @@ const FORGOTTEN: Duration = Duration::from_secs(120);
 /// of a pod. So may the list of revoked credentials, by the entries of several nodes.
 const GROWTH_BYTES: usize = 4 * 1024;
 /// Objects that are being deleted may grow by this much together while the store is full: an eighth of the pages that the file keeps for
-/// deletions. As much again is for objects that are charged to nodes.
+/// deletions. As much again is for all nodes together.
 const ALL_GROWTH_BYTES: usize = 256 * 1024;
-/// The objects of one node may grow by this much: a whole last status each for some pods.
-const HOLDER_GROWTH_BYTES: usize = 32 * 1024;
+/// One node may let objects grow by this much, and so may others those that are charged to it: a whole last status each for some pods.
+const NODE_GROWTH_BYTES: usize = 32 * 1024;
 
 /// A change of a smaller object for which there is no room means that the store is full. A Node with its status has about 20 KiB.
 pub const SMALL_BYTES: usize = 64 * 1024;
@@ -133,15 +134,19 @@ pub struct Ending {
     /// Bytes of text that the object grows by, or is smaller by.
     grows: usize,
     frees: usize,
-    /// The user whom it is charged to.
-    holder: Option<Box<str>>,
+    /// The user whom it is charged to: the node that makes the change, whosever object it is, else the holder of the object.
+    payer: Option<Box<str>>,
+    /// Whether [`Growth`] has counted it.
+    counted: bool,
 }
 
 impl Effect {
     pub fn of(write: &Write, current: Option<&Object>) -> Effect {
         let before = current.map_or(0, |object| object.json.len());
-        let holder = current.and_then(|object| object.holder.clone());
-        let Some(new) = &write.new else { return Effect::Ends(Ending { grows: 0, frees: before, holder }) };
+        let author = write.author.as_ref().map(|node| format!("{NODE_USER_PREFIX}{node}").into());
+        let payer = author.or_else(|| current.and_then(|object| object.holder.clone()));
+        let ending = |grows, frees| Effect::Ends(Ending { grows, frees, payer, counted: false });
+        let Some(new) = &write.new else { return ending(0, before) };
         let (after, revokes) = (bytes(new), is_revocation(write));
         let ends = current.is_some() && !text(new, &["metadata", "deletionTimestamp"]).is_empty();
         if !(ends || revokes) || after > before + GROWTH_BYTES {
@@ -151,50 +156,58 @@ impl Effect {
             // not counted: what others let grow must not keep a thief in, and the list has a limit of its own
             return Effect::Ends(Ending::default());
         }
-        Effect::Ends(Ending {
-            grows: after.saturating_sub(before),
-            frees: before.saturating_sub(after),
-            holder,
-        })
+        ending(after.saturating_sub(before), before.saturating_sub(after))
     }
 }
 
 /// Bytes by which objects that are being deleted grew while the store was full. What deletions free counts against it, so a namespace of
-/// any size can be deleted. The objects of one node cannot use up what others need, nor can those of all nodes.
+/// any size can be deleted; what was not made counts for nothing. One node cannot use up what others need, nor can all nodes.
 #[derive(Debug, Default)]
 struct Growth {
     others: usize,
     charged: usize,
-    holders: BTreeMap<Box<str>, usize>,
+    payers: BTreeMap<Box<str>, usize>,
 }
 
 impl Growth {
     /// Whether the object may grow; counts it then.
     fn take(&mut self, ending: &Ending) -> bool {
-        let Some(holder) = ending.holder.as_ref().filter(|_| ending.grows > 0) else {
+        let Some(payer) = ending.payer.as_ref().filter(|_| ending.grows > 0) else {
             return add(&mut self.others, ending.grows, ALL_GROWTH_BYTES);
         };
-        let own = self.holders.get(holder).copied().unwrap_or(0);
-        let fits = own + ending.grows <= HOLDER_GROWTH_BYTES
-            && add(&mut self.charged, ending.grows, ALL_GROWTH_BYTES);
+        let own = self.payers.get(payer).copied().unwrap_or(0);
+        let fits =
+            own + ending.grows <= NODE_GROWTH_BYTES && add(&mut self.charged, ending.grows, ALL_GROWTH_BYTES);
         if fits {
-            self.holders.insert(holder.clone(), own + ending.grows);
+            self.payers.insert(payer.clone(), own + ending.grows);
         }
         fits
     }
 
-    fn give_back(&mut self, ending: &Ending) {
-        let Some(holder) = &ending.holder else {
-            self.others = self.others.saturating_sub(ending.frees);
-            return;
-        };
-        let Some(own) = self.holders.get_mut(holder) else { return };
-        let back = ending.frees.min(*own);
-        *own -= back;
-        self.charged -= back;
-        if *own == 0 {
-            self.holders.remove(holder);
+    /// The change was not made.
+    fn undo(&mut self, ending: &Ending) {
+        match &ending.payer {
+            Some(payer) => drop(self.lower(payer, ending.grows)),
+            None => self.others = self.others.saturating_sub(ending.grows),
         }
+    }
+
+    /// The change has freed room. An object's mark was not the node's, which confirms its end: what the node did not use is for others.
+    fn give_back(&mut self, ending: &Ending) {
+        let own = ending.payer.as_ref().map_or(0, |payer| self.lower(payer, ending.frees));
+        self.others = self.others.saturating_sub(ending.frees - own);
+    }
+
+    /// Lowers what is counted of one user. Returns by how much.
+    fn lower(&mut self, payer: &str, bytes: usize) -> usize {
+        let Some(own) = self.payers.get_mut(payer) else { return 0 };
+        let less = bytes.min(*own);
+        *own -= less;
+        self.charged -= less;
+        if *own == 0 {
+            self.payers.remove(payer);
+        }
+        less
     }
 }
 
@@ -338,17 +351,18 @@ impl Condition {
         Some(Refusal { why, retry_after: until.saturating_sub(now).max(FIRST_PAUSE) })
     }
 
-    /// Whether this change may be tried now; on a full disk what it adds is counted.
+    /// Whether this change may be tried now; on a full disk what it adds is counted, until [`Condition::not_made`].
     ///
     /// # Errors
     /// It may not.
-    pub fn admit(&mut self, effect: &Effect, now: Duration) -> Result<(), Refusal> {
+    pub fn admit(&mut self, effect: &mut Effect, now: Duration) -> Result<(), Refusal> {
         let frees = matches!(effect, Effect::Ends(_));
         if let Some(refusal) = self.refusal(frees, now).or_else(|| self.refusal_of_large(effect, now)) {
             return Err(refusal);
         }
         let (Some(_), Effect::Ends(ending)) = (&self.failing, effect) else { return Ok(()) };
-        if self.growth.take(ending) {
+        ending.counted = self.growth.take(ending);
+        if ending.counted {
             return Ok(());
         }
         let why =
@@ -364,6 +378,15 @@ impl Condition {
         let (message, kib) = (&tight.shown.message, tight.from_bytes / 1024);
         let why = format!("the store is full: {message}; objects of less than {kib} KiB may still be stored");
         Some(Refusal { why, retry_after: (self.large.until - now).max(FIRST_PAUSE) })
+    }
+
+    /// A change that was admitted was not made, for whatever reason.
+    pub fn not_made(&mut self, effect: &Effect) {
+        if let Effect::Ends(ending) = effect
+            && ending.counted
+        {
+            self.growth.undo(ending);
+        }
     }
 
     /// A change that was admitted is durable.
@@ -402,7 +425,7 @@ fn bytes(value: &Value) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kinds::CONFIG_MAP;
+    use crate::kinds::{CONFIG_MAP, POD};
     use crate::state::Expect;
     use serde_json::json;
 
@@ -517,20 +540,20 @@ mod tests {
                 volatile: false,
                 author: None,
             };
-            let admitted = condition.admit(&Effect::of(&write, current), secs(9)).is_ok();
+            let admitted = condition.admit(&mut Effect::of(&write, current), secs(9)).is_ok();
             assert_eq!(admitted, expect, "{namespace} {bytes}");
             assert_eq!(may_free_room(&write), namespace == "kube-system");
         }
     }
 
-    fn ending(holder: &str, grows: usize, frees: usize) -> Effect {
-        let holder = Some(Box::from(holder)).filter(|_| !holder.is_empty());
-        Effect::Ends(Ending { grows, frees, holder })
+    fn ending(payer: &str, grows: usize, frees: usize) -> Effect {
+        let payer = Some(Box::from(payer)).filter(|_| !payer.is_empty());
+        Effect::Ends(Ending { grows, frees, payer, counted: false })
     }
 
     /// How many changes that add so much are admitted.
-    fn admitted(condition: &mut Condition, holder: &str, grows: usize, now: Duration) -> usize {
-        (0..10_000).take_while(|_| condition.admit(&ending(holder, grows, 0), now).is_ok()).count()
+    fn admitted(condition: &mut Condition, payer: &str, grows: usize, now: Duration) -> usize {
+        (0..10_000).take_while(|_| condition.admit(&mut ending(payer, grows, 0), now).is_ok()).count()
     }
 
     #[test]
@@ -538,7 +561,7 @@ mod tests {
         let mut condition = Condition::default();
         let now = secs(1000);
         condition.failed(Sort::Full, String::new(), now);
-        let (all, one) = (ALL_GROWTH_BYTES / 4096, HOLDER_GROWTH_BYTES / 4096);
+        let (all, one) = (ALL_GROWTH_BYTES / 4096, NODE_GROWTH_BYTES / 4096);
         assert_eq!(admitted(&mut condition, "node-0", 4096, now), one);
         assert_eq!(admitted(&mut condition, "node-0", 1, now), 0);
         // the other nodes have what is left, and no node anything of what is for other objects
@@ -546,13 +569,74 @@ mod tests {
         assert_eq!(others.sum::<usize>(), all - one);
         assert_eq!(admitted(&mut condition, "", 4096, now), all);
         // whatever was used up, objects may go, and leave room for others
-        for holder in ["", "node-0"] {
-            let gone = ending(holder, 0, 4096);
-            assert_eq!(condition.admit(&gone, now), Ok(()));
-            assert_eq!(admitted(&mut condition, holder, 4096, now), 0, "it is not gone yet");
+        for payer in ["", "node-0"] {
+            let mut gone = ending(payer, 0, 4096);
+            assert_eq!(condition.admit(&mut gone, now), Ok(()));
+            assert_eq!(admitted(&mut condition, payer, 4096, now), 0, "it is not gone yet");
             condition.made(&gone);
-            assert_eq!(admitted(&mut condition, holder, 4096, now), 1);
+            assert_eq!(admitted(&mut condition, payer, 4096, now), 1);
         }
+    }
+
+    #[test]
+    fn node_pays_for_what_it_lets_grow() {
+        let pod = |bytes: usize| {
+            let (mark, time) = ("deletionTimestamp", "2026-01-01T00:00:00Z");
+            json!({"metadata": {"namespace": "a", "name": "p", mark: time}, "status": {"message": "x".repeat(bytes)}})
+        };
+        let current = Object::new(&POD, &pod(0), 3).unwrap();
+        let write = |author: &str, new| Write {
+            kind: &POD,
+            namespace: "a".to_owned(),
+            name: "p".to_owned(),
+            expect: Expect::Revision(3),
+            requires: Vec::new(),
+            new,
+            volatile: false,
+            author: Some(Box::from(author)).filter(|_| !author.is_empty()),
+        };
+        let mut condition = Condition::default();
+        let now = secs(1000);
+        condition.failed(Sort::Full, String::new(), now);
+        let mut grow = |author: &str| {
+            let effect = Effect::of(&write(author, Some(pod(4096))), Some(&current));
+            (0..10_000).take_while(|_| condition.admit(&mut effect.clone(), now).is_ok()).count()
+        };
+        assert_eq!(grow("n"), NODE_GROWTH_BYTES / 4096, "ordinary pods on its node");
+        assert_eq!(grow(""), ALL_GROWTH_BYTES / 4096, "nothing of it was the node's");
+        // the node confirms the end of pods: first what it used is given back, then what others did
+        let gone = Effect::of(&write("n", None), Some(&current));
+        let Effect::Ends(Ending { frees, .. }) = gone else { panic!("{gone:?}") };
+        (0..NODE_GROWTH_BYTES.div_ceil(frees)).for_each(|_| condition.made(&gone));
+        assert_eq!((condition.growth.charged, condition.growth.payers.len()), (0, 0));
+        let before = condition.growth.others;
+        condition.made(&gone);
+        assert_eq!(condition.growth.others, before - frees);
+    }
+
+    #[test]
+    fn growth_that_was_not_made_counts_for_nothing() {
+        let mut condition = Condition::default();
+        let now = secs(1000);
+        // counted only while the store is full
+        let mut early = ending("", 4096, 0);
+        assert_eq!(condition.admit(&mut early, now), Ok(()));
+        condition.failed(Sort::Full, String::new(), now);
+        for payer in ["", "system:node:n"] {
+            let most = if payer.is_empty() { ALL_GROWTH_BYTES } else { NODE_GROWTH_BYTES } / 4096;
+            for _ in 0..2 * most {
+                let mut grown = ending(payer, 4096, 0);
+                assert_eq!(condition.admit(&mut grown, now), Ok(()));
+                condition.not_made(&grown);
+            }
+            assert_eq!(admitted(&mut condition, payer, 4096, now), most);
+            condition.not_made(&early);
+            let mut refused = ending(payer, 4096, 0);
+            assert!(condition.admit(&mut refused, now).is_err());
+            condition.not_made(&refused);
+            assert_eq!(admitted(&mut condition, payer, 4096, now), 0);
+        }
+        assert_eq!(condition.growth.charged, NODE_GROWTH_BYTES);
     }
 
     #[test]
@@ -570,7 +654,7 @@ mod tests {
         }
         now += FORGOTTEN + secs(1);
         condition.works();
-        assert_eq!(condition.admit(&Effect::Takes(10), now), Ok(()), "it works");
+        assert_eq!(condition.admit(&mut Effect::Takes(10), now), Ok(()), "it works");
         condition.failed(Sort::Full, String::new(), now);
         assert!(admitted(&mut condition, "", 4096, now) > 1);
     }
@@ -583,9 +667,9 @@ mod tests {
         assert_eq!(condition.failing(), None);
         assert_eq!(condition.shown(now).and_then(|failing| failing.from_bytes), Some(262_144));
         let admits =
-            |condition: &mut Condition, bytes, now| condition.admit(&Effect::Takes(bytes), now).is_ok();
+            |condition: &mut Condition, bytes, now| condition.admit(&mut Effect::Takes(bytes), now).is_ok();
         assert!(admits(&mut condition, 262_143, now) && !admits(&mut condition, 262_144, now));
-        assert_eq!(condition.admit(&ending("", 4096, 0), now), Ok(()));
+        assert_eq!(condition.admit(&mut ending("", 4096, 0), now), Ok(()));
         // one may be tried after the pause
         assert!(admits(&mut condition, 1_000_000, now + secs(1)));
         assert!(condition.shown(now + secs(1)).is_some());
@@ -606,7 +690,7 @@ mod tests {
         let (mut now, mut tries) = (secs(1000), 0);
         while now < secs(1600) {
             for bytes in (SMALL_BYTES..1_500_000).rev().step_by(1000) {
-                if condition.admit(&Effect::Takes(bytes), now).is_ok() {
+                if condition.admit(&mut Effect::Takes(bytes), now).is_ok() {
                     tries += 1;
                     condition.too_large(bytes, String::new(), now);
                 }
