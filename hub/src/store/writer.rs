@@ -167,6 +167,9 @@ impl Writer {
 
     /// The same in the plain form; `None`: it has to be made the general way.
     pub fn renew_plainly(&self, namespace: &str, name: &str, renewal: &Renewal) -> Option<Outcome> {
+        if !self.is_alive() {
+            return None;
+        }
         let renewed = self.leases_for_a_renewal().renew_plainly(&LEASE, namespace, name, renewal)?;
         Some(renewed.map(|Renewed { object, changed }| {
             self.counters.volatile.fetch_add(u64::from(changed), Ordering::Relaxed);
@@ -1369,12 +1372,22 @@ mod tests {
     fn failed_flush_leaves_the_outcome_open_and_ends() {
         let disk = Fake::default();
         let (writer, memory) = Writer::start(Box::new(disk.clone())).unwrap();
+        let spec = json!({"holderIdentity": "l", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"});
+        let lease = json!({"metadata": {"name": "l"}, "spec": spec});
+        write(&writer, &LEASE, "l", Expect::Absent, Some(lease)).unwrap();
+        let renews = |time: &str| {
+            let body = format!("{{\"spec\":{{\"renewTime\":\"2026-01-01T00:00:{time}.000000Z\"}}}}");
+            let renewal = Renewal::read("application/merge-patch+json", body.as_bytes()).unwrap();
+            writer.renew_plainly("", "l", &renewal).is_some_and(|renewed| renewed.is_ok())
+        };
+        assert!(renews("01"));
         disk.fail(Some(StoreError { uncertain: true, ..fault(Sort::Flush).unwrap() }));
         let open = write(&writer, &NODE, "n", Expect::Absent, object("n"));
         assert!(matches!(&open, Err(WriteError::Uncertain(why)) if why == "at fault"), "{open:?}");
         assert_eq!(memory.count(&NODE), 0);
         writer.close();
         assert!(!writer.is_alive());
+        assert!(!renews("02"), "nobody will flush it");
         assert_eq!(writer.health().end().as_deref(), Some("at fault"));
         assert_eq!(disk.disk().marks.common.clean, None, "a clean close was recorded");
     }
