@@ -91,6 +91,7 @@ const PROOFS: &[(&str, &str)] = &[
     ("connections", "src/server/link.rs: connection_that_is_not_used_ends"),
     ("TLS handshakes in progress", "tests/attacks.rs: silent_connections_do_not_keep_a_node_out"),
     ("TLS handshakes in progress", "src/server/handshakes.rs: one_byte_each_does_not_shut_the_door"),
+    ("TLS handshakes in progress", "src/server/handshakes.rs: slow_handshakes_make_room_in_a_full_network"),
     (
         "requests in progress, from when the body is in",
         "tests/bad_disk.rs: stalled_disk_refuses_changes_and_loses_nothing",

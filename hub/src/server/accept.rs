@@ -50,7 +50,7 @@ pub(super) async fn accept(
         match accepted {
             Ok((socket, peer)) => {
                 failing = false;
-                let Some(handshake) = server.handshakes.begin(peer.ip()) else {
+                let Some(handshake) = server.handshakes.begin(peer.ip(), Instant::now()) else {
                     server.counters.dropped_handshakes.fetch_add(1, Ordering::Relaxed);
                     continue;
                 };

@@ -3,14 +3,16 @@
 //! Always holds: one network has as many of them as nodes last came from it, [`PER_NETWORK`] at least and a quarter of all at most;
 //! networks from which no node ever came have half of all at most.
 //! A new connection is not refused for others' sake: the oldest silent one of the fullest network makes room, or its oldest one, unless
-//! the newcomer's own network is as full. A handshake that goes on takes milliseconds, so a client gets through any number of
-//! connections that say nothing, or too little.
+//! the newcomer's own network is as full; then its oldest one does once it has taken [`SLOW`]. A handshake that goes on takes
+//! milliseconds, so a client gets through any number of connections that say nothing, or too little. Behind one address with a host
+//! that begins and ends handshakes all the time it may need several tries.
 //! Left to others: time limits (`accept`), connections after the handshake (`limits`).
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -20,6 +22,9 @@ const PER_NETWORK: usize = 64;
 /// The part of all that one network may have, however many nodes it has, and that this machine has: its processes share a processor
 /// with the hub, so that many handshakes wait for it at a time; ending some of them would only make work.
 const NETWORK_PART: usize = 4;
+/// A handshake makes room for a newcomer of its own network, however full that is, once it has taken this long. While hundreds of nodes
+/// wait for the processor of a busy hub some take seconds; ending those would only make work.
+const SLOW: Duration = Duration::from_secs(3);
 /// Nodes whose networks are remembered. Those of further ones are not preferred.
 const MAX_NODES: usize = 16_384;
 
@@ -64,6 +69,7 @@ struct Table {
 #[derive(Debug)]
 struct Entry {
     id: u64,
+    since: Instant,
     /// Whether the client sent anything.
     heard: bool,
     stranger: bool,
@@ -87,21 +93,25 @@ impl Handshakes {
     }
 
     /// Counts a new connection until the handshake is dropped; `None` refuses it. It may end another one.
-    pub(super) fn begin(self: &Arc<Self>, from: IpAddr) -> Option<Handshake> {
+    pub(super) fn begin(self: &Arc<Self>, from: IpAddr, now: Instant) -> Option<Handshake> {
         let network = Network::of(from);
         let mut table = self.lock();
         let stranger = !table.known.contains_key(&network);
         let loopback = from.to_canonical().is_loopback();
         let own = table.of.get(&network).map_or(0, Vec::len);
-        if own >= table.places(network, loopback, self.most)
-            && !table.make_room(network)
+        let has_place = own < table.places(network, loopback, self.most)
+            || table.make_room(network)
             // the hub's probe of itself comes from here, too
-            && !(loopback && table.end_oldest(network))
-        {
+            || (loopback && table.end_oldest(network))
+            || table.end_slow(network, now);
+        if !has_place {
             return None;
         }
         let full = table.all >= self.most || (stranger && table.strangers >= (self.most / 2).max(1));
-        if full && !table.fullest(stranger).is_some_and(|fullest| table.give_way(fullest, network)) {
+        let gets_one = !full
+            || table.fullest(stranger).is_some_and(|fullest| table.give_way(fullest, network))
+            || table.end_slow(network, now);
+        if !gets_one {
             return None;
         }
         let (end, ended) = oneshot::channel();
@@ -109,7 +119,13 @@ impl Handshakes {
         table.next += 1;
         table.all += 1;
         table.strangers += usize::from(stranger);
-        table.of.entry(network).or_default().push(Entry { id, heard: false, stranger, _end: end });
+        table.of.entry(network).or_default().push(Entry {
+            id,
+            since: now,
+            heard: false,
+            stranger,
+            _end: end,
+        });
         Some(Handshake { handshakes: Arc::clone(self), network, id, ended })
     }
 
@@ -174,6 +190,13 @@ impl Table {
         oldest.is_some_and(|id| self.remove(network, id))
     }
 
+    /// Ends the oldest handshake of a network if it has taken long.
+    fn end_slow(&mut self, network: Network, now: Instant) -> bool {
+        let oldest = self.of.get(&network).and_then(|entries| entries.first());
+        oldest.is_some_and(|entry| now.saturating_duration_since(entry.since) > SLOW)
+            && self.end_oldest(network)
+    }
+
     fn remove(&mut self, network: Network, id: u64) -> bool {
         let Some(entries) = self.of.get_mut(&network) else { return false };
         let Some(place) = entries.iter().position(|entry| entry.id == id) else { return false };
@@ -221,6 +244,8 @@ impl Drop for Handshake {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
 
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
@@ -229,9 +254,15 @@ mod tests {
         IpAddr::from((0x0a00_0000 + number).to_be_bytes())
     }
 
+    fn begin(all: &Arc<Handshakes>, from: IpAddr) -> Option<Handshake> {
+        // as if all began at once
+        static NOW: LazyLock<Instant> = LazyLock::new(Instant::now);
+        all.begin(from, *NOW)
+    }
+
     /// A handshake that has begun.
     fn begun(all: &Arc<Handshakes>, number: u32) -> Option<Handshake> {
-        let handshake = all.begin(address(number))?;
+        let handshake = begin(all, address(number))?;
         handshake.heard();
         Some(handshake)
     }
@@ -243,12 +274,12 @@ mod tests {
     #[test]
     fn silent_connections_make_room_for_their_own_network() {
         let all = Arc::new(Handshakes::new(2048));
-        let mut silent: Vec<_> = (0..20_000).map(|_| all.begin(HERE).unwrap()).collect();
+        let mut silent: Vec<_> = (0..20_000).map(|_| begin(&all, HERE).unwrap()).collect();
         assert_eq!(all.count(), PER_NETWORK);
         // a client of the same network begins, and thousands of silent ones do not end it
-        let mut client = all.begin(HERE).unwrap();
+        let mut client = begin(&all, HERE).unwrap();
         client.heard();
-        silent.extend((0..20_000).map(|_| all.begin(HERE).unwrap()));
+        silent.extend((0..20_000).map(|_| begin(&all, HERE).unwrap()));
         assert!(!is_ended(&mut client));
         assert_eq!(silent.iter_mut().map(is_ended).filter(|ended| !ended).count(), PER_NETWORK - 1);
         assert_eq!(all.count(), PER_NETWORK);
@@ -260,22 +291,52 @@ mod tests {
     #[test]
     fn network_whose_handshakes_have_all_begun_is_refused() {
         let all = Arc::new(Handshakes::new(2048));
-        let held: Vec<_> = (0..PER_NETWORK).map(|_| all.begin(HERE).unwrap()).collect();
+        let held: Vec<_> = (0..PER_NETWORK).map(|_| begin(&all, HERE).unwrap()).collect();
         held.iter().for_each(Handshake::heard);
-        assert!(all.begin(HERE).is_none());
-        assert!(all.begin(address(1)).is_some(), "others are not");
+        assert!(begin(&all, HERE).is_none());
+        assert!(begin(&all, address(1)).is_some(), "others are not");
         drop(held);
-        assert!(all.begin(HERE).is_some());
+        assert!(begin(&all, HERE).is_some());
+    }
+
+    #[test]
+    fn slow_handshakes_make_room_in_a_full_network() {
+        let all = Arc::new(Handshakes::new(2048));
+        let start = Instant::now();
+        // one byte each, all a moment after the other
+        let at = |number: u32| start + Duration::from_millis(u64::from(number));
+        let begun = |now| all.begin(HERE, now).inspect(Handshake::heard);
+        let mut held: Vec<_> = (0..64).map(|number| begun(at(number)).unwrap()).collect();
+        assert!(begun(start + SLOW).is_none());
+        let mut node = begun(at(9) + SLOW).expect("a place of a slow one");
+        assert!(is_ended(&mut held[0]) && !held[1..].iter_mut().any(is_ended));
+        // as many as are slow, and no younger one
+        let more: Vec<_> = (0..100).map_while(|_| begun(at(9) + SLOW)).collect();
+        assert_eq!(more.len(), 8);
+        assert!(!held[9..].iter_mut().any(is_ended) && !is_ended(&mut node));
+        assert_eq!(all.count(), PER_NETWORK);
+    }
+
+    #[test]
+    fn slow_handshake_makes_room_when_no_other_network_is_fuller() {
+        let all = Arc::new(Handshakes::new(256));
+        let start = Instant::now();
+        let begun = |number, now| all.begin(address(number), now).inspect(Handshake::heard);
+        let mut held: Vec<_> = (0..128).map(|number| begun(number, start).unwrap()).collect();
+        assert!(begun(7, start + SLOW).is_none(), "all strangers have one");
+        let node = begun(7, start + SLOW + Duration::from_millis(1));
+        assert!(node.is_some() && is_ended(&mut held[7]));
+        assert_eq!(held.iter_mut().map(is_ended).filter(|ended| *ended).count(), 1);
     }
 
     #[test]
     fn loopback_is_never_refused_for_its_own_sake() {
         let all = Arc::new(Handshakes::new(2048));
         let loopback = IpAddr::from([127, 0, 0, 1]);
-        let mut held: Vec<_> = (0..2048 / NETWORK_PART).map(|_| all.begin(loopback).unwrap()).collect();
+        let mut held: Vec<_> = (0..2048 / NETWORK_PART).map(|_| begin(&all, loopback).unwrap()).collect();
         held.iter().for_each(Handshake::heard);
         assert!(!held.iter_mut().any(is_ended), "hundreds of local clients at once get through");
-        let _probe = all.begin(loopback).unwrap();
+        let _probe = begin(&all, loopback).unwrap();
         assert!(is_ended(&mut held[0]) && !is_ended(&mut held[1]));
     }
 
@@ -294,11 +355,11 @@ mod tests {
     #[test]
     fn fullest_network_makes_room_for_others() {
         let all = Arc::new(Handshakes::new(256));
-        let mut few = all.begin(address(1)).unwrap();
+        let mut few = begin(&all, address(1)).unwrap();
         let numbers = (2..4).flat_map(|number| std::iter::repeat_n(number, PER_NETWORK));
-        let mut many: Vec<_> = numbers.filter_map(|number| all.begin(address(number))).collect();
+        let mut many: Vec<_> = numbers.filter_map(|number| begin(&all, address(number))).collect();
         assert_eq!(all.count(), 128, "strangers have half");
-        let newcomer = all.begin(address(9));
+        let newcomer = begin(&all, address(9));
         assert!(newcomer.is_some() && !is_ended(&mut few));
         assert!(many.iter_mut().any(is_ended));
     }
@@ -326,7 +387,7 @@ mod tests {
         all.trust("edge-1", HERE);
         let held: Vec<_> = (0..1000).filter_map(|number| begun(&all, number)).collect();
         assert_eq!(all.count(), 128);
-        let mut nodes: Vec<_> = (0..PER_NETWORK).map_while(|_| all.begin(HERE)).collect();
+        let mut nodes: Vec<_> = (0..PER_NETWORK).map_while(|_| begin(&all, HERE)).collect();
         assert_eq!((nodes.len(), all.count()), (PER_NETWORK, 128 + PER_NETWORK));
         // strangers make room for each other only
         assert!(begun(&all, 5000).is_some());
