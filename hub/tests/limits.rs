@@ -104,6 +104,7 @@ const PROOFS: &[(&str, &str)] = &[
     ("request rate", "tests/limits.rs: one_node_has_its_limits"),
     ("request rate", "tests/attacks.rs: anonymous_flood_hides_no_probe"),
     ("request rate", "src/server/steps.rs: long_step_is_paid_for"),
+    ("request rate", "src/server/limits.rs: debt_of_a_node_ends_after_twenty_seconds"),
     ("request rate", "src/server/connection.rs: work_for_an_answer_is_paid_for_by_its_caller"),
     ("watches", "tests/limits.rs: one_node_has_its_limits"),
     ("watches", "tests/attacks.rs: watch_that_is_not_read_keeps_little"),

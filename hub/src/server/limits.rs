@@ -51,6 +51,8 @@ const BURST: f64 = 1000.0;
 const PARSED_PER_TOKEN: f64 = 4096.0;
 const COPIED_PER_TOKEN: f64 = 64.0 * 1024.0;
 const SEARCHED_PER_TOKEN: f64 = 1024.0 * 1024.0;
+/// The most that a node owes: 20 s after whatever it asked for, its renewals are heard again. Of other callers no renewals are awaited.
+const MOST_DEBT: f64 = BURST;
 /// Requests that a second of processor time costs: one caller that makes the hub work takes a fortieth of a processor in the long run.
 const TOKENS_PER_SEC: f64 = 2000.0;
 /// How often callers without a connection and with a full bucket are removed.
@@ -355,7 +357,10 @@ impl Slot {
     /// the next requests wait for.
     pub(crate) fn charge(&self, work: Work, now: Instant) {
         if self.is_paced() {
-            self.bucket.lock().unwrap_or_else(PoisonError::into_inner).at(now).tokens -= work.tokens();
+            let least = if self.class == CallerClass::Node { -MOST_DEBT } else { f64::NEG_INFINITY };
+            let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+            let bucket = bucket.at(now);
+            bucket.tokens = (bucket.tokens - work.tokens()).max(least);
         }
     }
 
@@ -732,6 +737,20 @@ mod tests {
         let paid = start + Duration::from_secs_f64((debt + 1.5) / RATE);
         slot.pace(paid).unwrap();
         assert_eq!(slot.pace(paid).unwrap_err().code, 429);
+    }
+
+    #[test]
+    fn debt_of_a_node_ends_after_twenty_seconds() {
+        let (limits, start) = (limits(), Instant::now());
+        for (identity, heard) in [(node("n"), true), (other("o"), false)] {
+            let slot = limits.slot(Some(&identity), HERE, start);
+            for _ in 0..32 {
+                slot.charge(Work::Ran(Duration::from_secs(10)), start);
+            }
+            let after = |secs| slot.pace(start + Duration::from_secs(secs)).is_ok();
+            assert!(!after(19) && !after(20), "{identity:?}");
+            assert_eq!(after(21), heard, "{identity:?}");
+        }
     }
 
     #[test]
