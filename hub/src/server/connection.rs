@@ -579,6 +579,13 @@ mod tests {
         client.write_all(rest).await.unwrap();
         assert_eq!(answer(&mut client).await, (204, false));
         assert_eq!(renewed("n"), time(3));
+        // one without a Lease takes the general way, and is paid for once: there is one token
+        let later = Instant::now() + Duration::from_secs(3600);
+        let slot = stage.slot(node("unknown").as_ref());
+        (1..1000).for_each(|_| slot.pace(later).unwrap());
+        let mut other = stage.connect(node("unknown"));
+        other.write_all(&renewal("unknown", &time(4))).await.unwrap();
+        assert_eq!(answer(&mut other).await, (404, false));
         // what is not plainly a renewal is judged as ever
         for (request, code) in [
             (renewal("revoked", &time(4)), 403),

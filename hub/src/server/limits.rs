@@ -389,6 +389,15 @@ impl Slot {
         Ok(())
     }
 
+    /// Takes back the count of a request that is made in another way, which counts it.
+    pub(crate) fn unpace(&self, now: Instant) {
+        if self.is_paced() {
+            let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+            let bucket = bucket.at(now);
+            bucket.tokens = (bucket.tokens + 1.0).min(BURST);
+        }
+    }
+
     /// Counts a connection; 429 or 503 when there are too many.
     pub(crate) fn connect(self: &Arc<Self>) -> Result<Connected, ApiError> {
         let part = match self.class {

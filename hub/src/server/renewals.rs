@@ -69,8 +69,13 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
     caller.note(Some(identity));
     let now = Instant::now();
     caller.slot.pace(now).ok()?;
+    let renewed = server.hub.writer().renew_plainly(NODE_LEASE_NAMESPACE, node, &renewal);
+    if renewed.is_none_or(|renewed| renewed.is_err()) {
+        // the general way counts it
+        caller.slot.unpace(now);
+        return None;
+    }
     caller.slot.charge(Work::Parsed(body_bytes), now);
-    server.hub.writer().renew_plainly(NODE_LEASE_NAMESPACE, node, &renewal)?.ok()?;
     server.counters.answers[2].fetch_add(1, Ordering::Relaxed);
     log::debug!("PATCH {LEASES}{node} 204");
     Answer::new(server.hub.memory().desired(node))
