@@ -747,6 +747,18 @@ mod tests {
         hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("False"));
         hub.run(&mut controller);
         assert_eq!(status(&hub, "a"), "True");
+        // lost, back and lost again between two looks
+        for (time, expect) in [("1", "False"), ("1", "True"), ("2", "False")] {
+            hub.edit(&POD, "n", "a", |pod| pod["status"] = ready("True"));
+            hub.edit(&NODE, "", "a", |node| {
+                node["status"]["conditions"][0]["status"] = json!("Unknown");
+                node["status"]["conditions"][0]["lastTransitionTime"] =
+                    json!(format!("2026-01-01T00:00:0{time}Z"));
+                node["metadata"]["labels"] = json!({"looked": expect});
+            });
+            hub.run(&mut controller);
+            assert_eq!(status(&hub, "a"), expect, "{time}");
+        }
         // the node is back and says so itself; the hub does not take it back
         hub.edit(&POD, "n", "a", |pod| pod["status"] = ready("True"));
         hub.edit(&NODE, "", "a", |node| node["status"]["conditions"][0]["status"] = json!("True"));

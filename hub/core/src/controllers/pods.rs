@@ -53,7 +53,8 @@ pub struct Pods {
 #[derive(Debug)]
 struct Seen {
     revision: u64,
-    ready: bool,
+    /// When it became not ready, as its condition has it; `None`: it is ready.
+    lost: Option<Box<str>>,
 }
 
 #[derive(Debug)]
@@ -154,14 +155,15 @@ impl Pods {
             return Vec::new();
         }
         let value = node.value();
-        let seen = Seen { revision: node.revision, ready: is_ready(&value) };
-        let is_lost = !seen.ready;
-        let was_lost = self.seen.insert(name.to_owned(), seen).is_some_and(|seen| !seen.ready);
+        let lost = (!is_ready(&value)).then(|| lost_at(&value));
+        let seen = Seen { revision: node.revision, lost: lost.clone() };
+        let before = self.seen.insert(name.to_owned(), seen).and_then(|seen| seen.lost);
         let out_of_service = is_out_of_service(&value);
         let doomed = pods.iter().filter(|pod| pod.terminating && out_of_service);
         let mut tasks: Vec<_> = doomed.map(|pod| fail(pod, None, unchanged(name, Some(&node)))).collect();
-        // once: a node that reports that it is not ready reports its pods, too
-        if is_lost && !was_lost {
+        // once each time, also if it was ready only between two looks
+        let is_new = before.is_none() || (before != lost && !reports(&value));
+        if lost.is_some() && is_new {
             let others = pods.iter().filter(|pod| !(pod.terminating && out_of_service));
             tasks.extend(others.filter_map(|pod| not_ready(pod)));
         }
@@ -198,6 +200,16 @@ fn on_node(world: &dyn World, node: &str) -> Vec<Arc<Object>> {
 /// A node that never reported is not known to be not ready.
 fn is_ready(node: &Value) -> bool {
     condition(&node["status"], "Ready").is_none_or(|ready| ready["status"] == "True")
+}
+
+/// Since when it is not ready.
+fn lost_at(node: &Value) -> Box<str> {
+    condition(&node["status"], "Ready").map_or("", |ready| text(ready, &["lastTransitionTime"])).into()
+}
+
+/// Whether the node itself says whether it is ready: then it reports its pods, too.
+fn reports(node: &Value) -> bool {
+    condition(&node["status"], "Ready").is_some_and(|ready| ready["status"] != "Unknown")
 }
 
 /// Whether an administrator says that it does not run, and it does not say otherwise.
