@@ -402,7 +402,7 @@ mod tests {
     use crate::Hub;
     use crate::capacity::{Capacity, Machine};
     use crate::server::authentication::Standing;
-    use crate::server::limits::{Resource, Taken};
+    use crate::server::limits::{Resource, Taken, Work};
     use crate::server::request::{Form, Parameters};
     use crate::server::watch::{self, WatchStream};
 
@@ -710,23 +710,25 @@ mod tests {
     #[tokio::test]
     async fn work_for_an_answer_is_paid_for_by_its_caller() {
         let stage = Stage::new("work");
-        let now = Instant::now();
+        // counted in an hour, so that no bucket refills meanwhile
+        let later = Instant::now() + Duration::from_secs(3600);
         let notes = "x".repeat(60_000);
         for name in ["plain", "table", "indented", "patch"] {
             let node = serde_json::json!({"metadata": {"name": name, "annotations": {"a": notes}}});
             stage.server.hub.create(&kedge_hub_core::kinds::NODE, node).await.unwrap();
         }
-        // what is left of a burst of 1000 requests, at the time of the first
+        // what is left of a burst of 1000 requests
         let check =
             async |name: &str, method: &str, fields: &str, body: &str, expect: std::ops::Range<usize>| {
                 let node = Identity::new(&format!("system:node:{name}"), &["system:nodes"]);
                 let slot = stage.slot(Some(&node));
+                slot.charge(Work::Parsed(0), later);
                 let mut client = stage.connect(Some(node));
                 let length = format!("{fields}content-length: {}\r\n", body.len());
                 client.write_all(&head(method, &format!("/api/v1/nodes/{name}"), &length)).await.unwrap();
                 client.write_all(body.as_bytes()).await.unwrap();
                 assert_eq!(answer(&mut client).await, (200, false), "{name}");
-                let left = std::iter::from_fn(|| slot.pace(now).ok()).count();
+                let left = std::iter::from_fn(|| slot.pace(later).ok()).count();
                 assert!(expect.contains(&(1000 - left)), "{name}: {}", 1000 - left);
             };
         check("plain", "GET", "", "", 2..3).await;
