@@ -197,11 +197,11 @@ fn stop_during_a_stall_is_no_crash_without_a_record() {
     let setup = Setup::new("stall-stop", AgentOptions { records_ends: false, ..faulty() });
     std::fs::write(setup.agent().run_dir().join("limit-disk"), "2000").unwrap();
     setup.good("edge-good");
-    let tried = setup.pin("edge-tried", &payload(300, 0, ""));
+    let tried = setup.pin("edge-tried", &payload(300, 3, ""));
     setup.runs(&tried);
     let gate = setup.agent().run_dir().join("gate-disk");
     std::fs::write(&gate, "").unwrap();
-    let next = setup.pin("edge-next", &payload(300, 0, "maxPods: 7\n"));
+    let next = setup.pin("edge-next", &payload(300, 3, "maxPods: 7\n"));
     wait_until("the disk's thread at its gate", PATIENCE, || gate.with_file_name("at-disk").exists());
     babysitter(&setup).stop_and_wait(PATIENCE).unwrap();
     assert_eq!(setup.ends().last().map(|ended| ended.result), Some(ServiceResult::Success));
