@@ -328,7 +328,16 @@ fn pushed(path: &Path, key: Option<&str>) -> Result<LayerText, String> {
 
 fn judged(name: &str, layers: &LocalLayers, payload: Option<&kubelet::LayerText>) -> Value {
     match kubelet::effective(layers, payload) {
-        Ok(effective) => json!({"file": name, "valid": true, "withoutEffect": effective.without_effect}),
+        Ok(effective) => {
+            // an agent starts with such a local file, but what is written there does not count
+            let is_own = |held: &&kubelet::Held| payload.is_none() && held.is_local();
+            let problems: Vec<String> =
+                effective.held.iter().filter(is_own).map(ToString::to_string).collect();
+            match problems.is_empty() {
+                true => json!({"file": name, "valid": true, "withoutEffect": effective.without_effect}),
+                false => json!({"file": name, "valid": false, "problems": problems}),
+            }
+        }
         Err(error) => {
             let problems: Vec<String> = error.problems.iter().map(ToString::to_string).collect();
             json!({"file": name, "valid": false, "problems": problems, "more": error.omitted})

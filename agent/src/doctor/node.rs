@@ -50,6 +50,11 @@ fn config(options: &AgentOptions) -> Vec<Finding> {
         .map_err(|error| error.to_string())
         .and_then(|layers| kubelet::effective(&layers, None).map_err(|error| error.to_string()));
     vec![match judged {
+        Ok(effective) if !effective.held.is_empty() => {
+            let held: Vec<String> = effective.held.iter().map(ToString::to_string).collect();
+            let advice = "correct it: the agent starts, but not with what is written there";
+            Finding::warn("config", format!("{}, {of}", held.join("; ")), advice)
+        }
         Ok(_) => Finding::ok("config", format!("the local configuration is valid, {of}")),
         Err(why) => Finding::fail("config", format!("{why}, {of}"), advice),
     }]

@@ -102,9 +102,11 @@ fn config_check_needs_no_hub() {
     let good = write(&scratch, "good.yaml", "maxPods: 20\n");
     let typo = write(&scratch, "typo.yaml", "maxPod: 20\n");
     let nonsense = write(&scratch, "nonsense.yaml", "crashLoopThreshold: 11\n");
+    // the agent starts with it, and holds it at the bound
+    let beyond = write(&scratch, "beyond.yaml", "nodeLeaseDurationSeconds: 300\n");
     let (code, out, complaint) = kedge(&["config", "check", "--config", &good, "--config-dir", ""]);
     assert_eq!(code, Some(0), "{out}{complaint}");
-    for (file, field) in [(&typo, "maxPod"), (&nonsense, "rashLoopThreshold")] {
+    for (file, field) in [(&typo, "maxPod"), (&nonsense, "rashLoopThreshold"), (&beyond, "; using 160")] {
         let (code, out, complaint) = kedge(&["config", "check", "--config", file, "--config-dir", ""]);
         assert!(code.is_some_and(|code| code != 0), "{file}");
         let said = format!("{out}{complaint}");
