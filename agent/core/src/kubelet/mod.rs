@@ -118,8 +118,8 @@ fn effective_as(
     Ok(Effective { config, object: Value::Object(object), provenance, without_effect, held })
 }
 
-/// Moves values into their bounds. A pushed one beyond them is a problem, unless the push is proven; one of this machine's own
-/// layers is a problem only if no release took it.
+/// Moves values that an earlier release took into their bounds, but those of a push that is not proven. Any other value beyond its
+/// bounds is a problem.
 fn hold(
     object: &mut serde_json::Map<String, Value>,
     provenance: &Provenance,
@@ -129,7 +129,7 @@ fn hold(
     let mut held = Vec::new();
     let mut judge = |beyond: Beyond| {
         let Source { origin, position } = provenance.nearest(&beyond.field);
-        let is_held = if origin.is_pushed() { is_proven } else { beyond.was_taken };
+        let is_held = beyond.was_taken && (is_proven || !origin.is_pushed());
         let problem = Problem::new(origin, position, &beyond.field, beyond.message);
         match is_held {
             true => held.push(Held { problem, used: beyond.nearest }),
