@@ -34,7 +34,7 @@ use crate::stories::{Needs, STORIES, Story};
 
 const HELP: &str = "\
 kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update FILE] [--logs DIR]
-          [--sabotage FILE] [--taken DIR] [--outcomes FILE] [STORY...]
+          [--sabotage FILE] [--taken DIR] [--outcomes FILE] [--story-limit SECS] [--limit SECS] [STORY...]
 kedge-hil --list
 
 Boots the image of a board in QEMU and runs the stories named, or the core ones, or all (--full).
@@ -48,6 +48,8 @@ Boots the image of a board in QEMU and runs the stories named, or the core ones,
   --logs DIR            where a failing story leaves its logs [target/hil]
   --taken DIR           shared by several runs: a story that one of them has taken is left to it
   --outcomes FILE       gets a line for each story: board, story, outcome, seconds
+  --story-limit SECS    a story that takes longer fails
+  --limit SECS          all stories together: the one that runs then fails, and those that have not begun
 ";
 
 /// A checked command line.
@@ -61,6 +63,8 @@ struct Options {
     sabotage: Option<PathBuf>,
     taken: Option<PathBuf>,
     outcomes: Option<PathBuf>,
+    story_limit: Option<Duration>,
+    limit: Option<Duration>,
     stories: Vec<String>,
 }
 
@@ -113,6 +117,8 @@ fn parse() -> Result<Options, lexopt::Error> {
         sabotage: None,
         taken: None,
         outcomes: None,
+        story_limit: None,
+        limit: None,
         stories: Vec::new(),
     };
     let mut parser = lexopt::Parser::from_env();
@@ -126,6 +132,8 @@ fn parse() -> Result<Options, lexopt::Error> {
             Long("sabotage") => options.sabotage = Some(parser.value()?.into()),
             Long("taken") => options.taken = Some(parser.value()?.into()),
             Long("outcomes") => options.outcomes = Some(parser.value()?.into()),
+            Long("story-limit") => options.story_limit = Some(Duration::from_secs(parser.value()?.parse()?)),
+            Long("limit") => options.limit = Some(Duration::from_secs(parser.value()?.parse()?)),
             Long("logs") => options.logs = parser.value()?.into(),
             Value(name) => options.stories.push(name.string()?),
             other => return Err(other.unexpected()),
@@ -185,6 +193,8 @@ impl<'a> Run<'a> {
     /// Runs every story asked for; false if one failed.
     fn stories(mut self) -> Result<bool, HilError> {
         let start = Instant::now();
+        let end = self.options.limit.map(|limit| start + limit);
+        stage::end_by(end);
         self.teller.chapter(&format!("{}: a factory-new node boots, joins and is Ready", self.board.name));
         let mut machine = self.machine("first")?;
         if let Err(error) = self.first_boot(&mut machine) {
@@ -207,7 +217,10 @@ impl<'a> Run<'a> {
                         self.left_out += 1;
                         self.teller.say(Tone::Open, &format!("{}: left out: {why}", story.name));
                     }
-                    None => self.story(story, machine.dir())?,
+                    None if end.is_some_and(|end| end <= Instant::now()) => {
+                        self.fails(story.name, "not begun, the time for all is over", Instant::now())?;
+                    }
+                    None => self.story(story, machine.dir(), end)?,
                 }
             }
         }
@@ -300,7 +313,19 @@ impl<'a> Run<'a> {
         result
     }
 
-    fn story(&mut self, story: &'static Story, first: &Path) -> Result<(), HilError> {
+    /// A story failed, for this reason.
+    fn fails(&mut self, name: &'static str, why: &str, start: Instant) -> Result<(), HilError> {
+        self.failed.push(name);
+        self.teller.say(Tone::Bad, &format!("{name}: {why}"));
+        self.outcome(name, "failed", start)
+    }
+
+    fn story(
+        &mut self,
+        story: &'static Story,
+        first: &Path,
+        end_of_all: Option<Instant>,
+    ) -> Result<(), HilError> {
         self.teller.chapter(&format!("{}: {}", story.name, story.about));
         self.hub.kill();
         let data = self.hub_data();
@@ -310,6 +335,8 @@ impl<'a> Run<'a> {
         let machine = self.machine(story.name)?;
         machine.copy_disks(first)?;
         let start = Instant::now();
+        let end = self.options.story_limit.map(|limit| start + limit).into_iter().chain(end_of_all).min();
+        stage::end_by(end);
         let mut stage = Stage::new(&mut self.hub, machine, &mut self.teller);
         let sabotage = self.sabotage.as_ref().and_then(|sabotage| sabotage.get(story.name));
         let begun = stage.machine.start(&Start { from_snapshot: true, ..Start::default() });
@@ -326,9 +353,13 @@ impl<'a> Run<'a> {
                     .say(Tone::Good, &format!("{}: passed in {} s", story.name, start.elapsed().as_secs()));
             }
             Err(error) => {
-                self.failed.push(story.name);
-                self.outcome(story.name, "failed", start)?;
-                self.teller.say(Tone::Bad, &format!("{}: {error}", story.name));
+                let is_late = end.is_some_and(|end| end <= Instant::now());
+                let late = if is_late {
+                    format!(" (its time was over, {} s)", start.elapsed().as_secs())
+                } else {
+                    String::new()
+                };
+                self.fails(story.name, &format!("{error}{late}"), start)?;
                 self.keep_logs(story.name, &mut machine);
             }
         }

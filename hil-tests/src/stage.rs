@@ -3,6 +3,7 @@
 //! Always holds: changes go through kubectl; a story waits for what the API shows, unless it is about what the node does without it;
 //! every wait has a limit that a busy machine does not reach.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kedge_rig::console::{Console, Tone};
@@ -48,10 +49,20 @@ pub(crate) struct Stage<'a> {
     pub(crate) after_each_boot: Option<String>,
 }
 
+/// When the story that runs must have ended: one runs at a time in this process.
+static END: Mutex<Option<Instant>> = Mutex::new(None);
+
+/// Sets when the story that begins must have ended, if it must: no wait lasts longer, so a story that hangs fails by itself.
+pub(crate) fn end_by(end: Option<Instant>) {
+    *END.lock().unwrap_or_else(PoisonError::into_inner) = end;
+}
+
 /// Longest wait for anything.
 pub(crate) fn patience() -> Duration {
     let secs = std::env::var("KEDGE_HIL_PATIENCE_SECS").ok().and_then(|secs| secs.parse().ok());
-    Duration::from_secs(secs.unwrap_or(PATIENCE_SECS))
+    let patience = Duration::from_secs(secs.unwrap_or(PATIENCE_SECS));
+    let end = *END.lock().unwrap_or_else(PoisonError::into_inner);
+    end.map_or(patience, |end| patience.min(end.saturating_duration_since(Instant::now())))
 }
 
 /// A payload with these trial rules.
