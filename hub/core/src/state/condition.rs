@@ -3,21 +3,13 @@
 //! Owns: the sorts of failures, the pause after each, and which change may be tried meanwhile. Always holds: after a failed commit no
 //! other is tried before its pause is over, and pauses grow up to [`LONGEST_PAUSE`], also when commits in between succeed; so the
 //! number of failed commits, and of lines about them, does not depend on how many clients write. On a full disk changes that free
-//! room have a pause of their own, and what they may add meanwhile is bounded ([`Growth`]), so that deletions always find room.
-//! A change that is too large for what room there is stops no smaller one. Left to others: the clock (times are given), the disk, which
-//! of several changes is at fault, and the answers.
+//! room have a pause of their own, and what they may add meanwhile is bounded, so that deletions always find room. A change that is
+//! too large for what room there is stops no smaller one. Left to others: the clock (times are given), the disk, what a change means
+//! for the room (`room`), which of several changes is at fault, and the answers.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kedge_api::NODE_USER_PREFIX;
-use serde_json::Value;
-
-use super::order::Write;
-use crate::identity::denied::is_deny_list;
-use crate::kinds::CONFIG_MAP;
-use crate::object::Object;
-use crate::value::text;
+use super::room::{Effect, Growth};
 
 /// Why the store refused. Each sort has another consequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,15 +77,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// A failure this long after the last one starts with the first pause again.
 const FORGOTTEN: Duration = Duration::from_secs(120);
-/// An object that is being deleted may grow by this much in one change on a full disk: its deletion time, finalizers, the last status
-/// of a pod. So may the list of revoked credentials, by the entries of several nodes.
-const GROWTH_BYTES: usize = 4 * 1024;
-/// Objects that are being deleted may grow by this much together while the store is full: an eighth of the pages that the file keeps for
-/// deletions. As much again is for all nodes together.
-const ALL_GROWTH_BYTES: usize = 256 * 1024;
-/// One node may let objects grow by this much, and so may others those that are charged to it: a whole last status each for some pods.
-const NODE_GROWTH_BYTES: usize = 32 * 1024;
-
 /// A change of a smaller object for which there is no room means that the store is full. A Node with its status has about 20 KiB.
 pub const SMALL_BYTES: usize = 64 * 1024;
 
@@ -116,108 +99,6 @@ struct Tight {
     from_bytes: usize,
     /// By deletions since.
     freed: usize,
-}
-
-/// How a change bears on the room in the store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Effect {
-    /// It needs room, for an object of so many bytes.
-    Takes(usize),
-    /// It leads to room: a deletion, or a change of an object that is being deleted which hardly grows. A revocation counts as one: a full
-    /// disk must not keep a thief in.
-    Ends(Ending),
-}
-
-/// A step towards the end of an object.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Ending {
-    /// Bytes of text that the object grows by, or is smaller by.
-    grows: usize,
-    frees: usize,
-    /// The user whom it is charged to: the node that makes the change, whosever object it is, else the holder of the object.
-    payer: Option<Box<str>>,
-    /// Whether [`Growth`] has counted it.
-    counted: bool,
-}
-
-impl Effect {
-    pub fn of(write: &Write, current: Option<&Object>) -> Effect {
-        let before = current.map_or(0, |object| object.json.len());
-        let author = write.author.as_ref().map(|node| format!("{NODE_USER_PREFIX}{node}").into());
-        let payer = author.or_else(|| current.and_then(|object| object.holder.clone()));
-        let ending = |grows, frees| Effect::Ends(Ending { grows, frees, payer, counted: false });
-        let Some(new) = &write.new else { return ending(0, before) };
-        let (after, revokes) = (bytes(new), is_revocation(write));
-        let ends = current.is_some() && !text(new, &["metadata", "deletionTimestamp"]).is_empty();
-        if !(ends || revokes) || after > before + GROWTH_BYTES {
-            return Effect::Takes(after);
-        }
-        if revokes {
-            // not counted: what others let grow must not keep a thief in, and the list has a limit of its own
-            return Effect::Ends(Ending::default());
-        }
-        ending(after.saturating_sub(before), before.saturating_sub(after))
-    }
-}
-
-/// Bytes by which objects that are being deleted grew while the store was full. What deletions free counts against it, so a namespace of
-/// any size can be deleted; what was not made counts for nothing. One node cannot use up what others need, nor can all nodes.
-#[derive(Debug, Default)]
-struct Growth {
-    others: usize,
-    charged: usize,
-    payers: BTreeMap<Box<str>, usize>,
-}
-
-impl Growth {
-    /// Whether the object may grow; counts it then.
-    fn take(&mut self, ending: &Ending) -> bool {
-        let Some(payer) = ending.payer.as_ref().filter(|_| ending.grows > 0) else {
-            return add(&mut self.others, ending.grows, ALL_GROWTH_BYTES);
-        };
-        let own = self.payers.get(payer).copied().unwrap_or(0);
-        let fits =
-            own + ending.grows <= NODE_GROWTH_BYTES && add(&mut self.charged, ending.grows, ALL_GROWTH_BYTES);
-        if fits {
-            self.payers.insert(payer.clone(), own + ending.grows);
-        }
-        fits
-    }
-
-    /// The change was not made.
-    fn undo(&mut self, ending: &Ending) {
-        match &ending.payer {
-            Some(payer) => drop(self.lower(payer, ending.grows)),
-            None => self.others = self.others.saturating_sub(ending.grows),
-        }
-    }
-
-    /// The change has freed room. An object's mark was not the node's, which confirms its end: what the node did not use is for others.
-    fn give_back(&mut self, ending: &Ending) {
-        let own = ending.payer.as_ref().map_or(0, |payer| self.lower(payer, ending.frees));
-        self.others = self.others.saturating_sub(ending.frees - own);
-    }
-
-    /// Lowers what is counted of one user. Returns by how much.
-    fn lower(&mut self, payer: &str, bytes: usize) -> usize {
-        let Some(own) = self.payers.get_mut(payer) else { return 0 };
-        let less = bytes.min(*own);
-        *own -= less;
-        self.charged -= less;
-        if *own == 0 {
-            self.payers.remove(payer);
-        }
-        less
-    }
-}
-
-/// Adds to a sum, if it stays within the limit.
-fn add(sum: &mut usize, more: usize, limit: usize) -> bool {
-    let fits = more == 0 || *sum + more <= limit;
-    if fits {
-        *sum += more;
-    }
-    fits
 }
 
 /// The store takes no changes.
@@ -408,25 +289,13 @@ impl Condition {
     }
 }
 
-/// Whether a change may turn out to free room, from itself alone.
-pub fn may_free_room(write: &Write) -> bool {
-    let is_marked = |new: &Value| new["metadata"]["deletionTimestamp"].is_string();
-    write.new.as_ref().is_none_or(is_marked) || is_revocation(write)
-}
-
-fn is_revocation(write: &Write) -> bool {
-    write.kind.kind == CONFIG_MAP.kind && is_deny_list(&write.namespace, &write.name)
-}
-
-fn bytes(value: &Value) -> usize {
-    serde_json::to_vec(value).map_or(usize::MAX, |text| text.len())
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::room::{ALL_GROWTH_BYTES, Ending, GROWTH_BYTES, NODE_GROWTH_BYTES};
+    use super::super::{Expect, Write, may_free_room};
     use super::*;
     use crate::kinds::{CONFIG_MAP, POD};
-    use crate::state::Expect;
+    use crate::object::Object;
     use serde_json::json;
 
     fn secs(secs: u64) -> Duration {
@@ -476,44 +345,6 @@ mod tests {
             assert!(condition.refusal(true, secs(20)).is_some(), "{sort:?}");
             assert_eq!(condition.retry_at().is_none(), sort == Sort::Damaged, "{sort:?}");
         }
-    }
-
-    #[test]
-    fn only_ends_of_objects_free_room() {
-        let old = json!({"metadata": {"namespace": "a", "name": "b", "finalizers": ["x/y"]}, "data": {}});
-        let current = Object::new(&CONFIG_MAP, &old, 3).unwrap();
-        let size = current.json.len();
-        let check = |new: Option<Value>, current: Option<&Object>, expect: Option<(usize, usize)>| {
-            let write = Write {
-                kind: &CONFIG_MAP,
-                namespace: "a".to_owned(),
-                name: "b".to_owned(),
-                expect: Expect::Revision(3),
-                requires: Vec::new(),
-                new,
-                volatile: false,
-                author: None,
-            };
-            let found = match Effect::of(&write, current) {
-                Effect::Takes(_) => None,
-                Effect::Ends(ending) => Some((ending.grows, ending.frees)),
-            };
-            assert_eq!(found, expect, "{write:?}");
-        };
-        let mut marked = old.clone();
-        marked["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-        let grown = marked.to_string().len() - size;
-        check(None, Some(&current), Some((0, size)));
-        check(None, None, Some((0, 0)));
-        check(Some(old), Some(&current), None);
-        check(Some(marked.clone()), Some(&current), Some((grown, 0)));
-        check(Some(marked.clone()), None, None);
-        let mut smaller = marked.clone();
-        smaller["metadata"]["finalizers"] = json!([]);
-        let marked_now = Object::new(&CONFIG_MAP, &marked, 3).unwrap();
-        check(Some(smaller), Some(&marked_now), Some((0, r#""x/y""#.len())));
-        marked["data"]["grown"] = "x".repeat(GROWTH_BYTES + 100).into();
-        check(Some(marked), Some(&current), None);
     }
 
     #[test]

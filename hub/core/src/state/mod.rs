@@ -14,8 +14,9 @@ mod leases;
 mod order;
 mod relations;
 mod requires;
+mod room;
 
-pub use condition::{Condition, Effect, Failing, Refusal, SMALL_BYTES, Sort, may_free_room};
+pub use condition::{Condition, Failing, Refusal, SMALL_BYTES, Sort};
 pub use desired::Desired;
 pub use index::{Changed, Index, Page, Query, Sink, Start, TooOld, WatchId, WatchRefused};
 pub use leases::{Heard, Leases, Renewed, UNRESERVED};
@@ -25,6 +26,7 @@ pub use order::{
 };
 pub use relations::Usage;
 pub use requires::{Quota, Require};
+pub use room::{Effect, may_free_room};
 
 /// Both parts for readers on one thread.
 #[derive(Debug)]
