@@ -4,8 +4,11 @@
 //! Always holds: a durable change is visible and acknowledged after the commit that holds it was flushed; a renewal is made on the thread
 //! that asks for it and waits for none of that; every change that was submitted is answered. A commit that failed is not tried again:
 //! its changes are answered, "not made" when that is certain, and those that come meanwhile are refused at once until a probe has
-//! succeeded ([`Health`]). Only if a small change can be made at once, one of them is at fault: the others are made. A flush that failed ends the thread, and with it the process: only another one can know what the disk has.
-//! Left to others: which revision a change gets, what a commit holds, how long to pause (`state`), the file (`sqlite`).
+//! succeeded ([`Health`]). A flush that failed ends the thread, and with it the process: only another one can know what the disk has.
+//! Left to others: which revision a change gets, what a commit holds, how long to pause (`state`), a commit that fails because of one
+//! change (`at_fault`), the file (`sqlite`).
+
+mod at_fault;
 
 use std::ops::DerefMut;
 use std::sync::Arc;
@@ -17,12 +20,13 @@ use kedge_hub_core::kinds::{KINDS, Kind, LEASE};
 use kedge_hub_core::object::Object;
 use kedge_hub_core::requests::Renewal;
 use kedge_hub_core::state::{
-    Batch, Changed, Commit, Effect, Expect, FLUSH, Leases, Order, Renewed, Require, Restored, SMALL_BYTES,
-    Sort, Spaces, Write, WriteError, may_free_room, restore,
+    Batch, Changed, Commit, Effect, Expect, FLUSH, Leases, Order, Renewed, Require, Restored, Sort, Spaces,
+    Write, WriteError, may_free_room, restore,
 };
 use kedge_platform::Progress;
 use time::OffsetDateTime;
 
+use self::at_fault::Failed;
 use super::health::Health;
 use super::{Store, StoreError};
 use crate::fresh::fresh;
@@ -43,9 +47,6 @@ const FLUSH_RETRY: Duration = Duration::from_secs(5);
 /// The longest time that renewals of one Lease wait for a change of it ([`Leases::stage`]): a disk that stalls must not keep a node from
 /// renewing.
 const HOLD: Duration = Duration::from_secs(1);
-
-/// Commits that fail, at most, while the changes at fault are looked for in one: two of 2048 are found.
-const SIFT_TRIES: u32 = 24;
 
 /// The result of a change.
 pub type Outcome = Result<Arc<Object>, WriteError>;
@@ -273,24 +274,6 @@ impl Waiting {
         let (namespace, name) = (object.namespace.to_string(), object.name.to_string());
         let new = (!deletes).then(|| object.value());
         (Write { kind, namespace, name, expect, requires, new, volatile: false, author }, reply)
-    }
-}
-
-/// A commit that failed, with changes that are to be answered.
-struct Failed {
-    error: StoreError,
-    waiting: Vec<Waiting>,
-    /// It held nothing but changes that free room.
-    freeing: bool,
-    /// It held no renewals.
-    alone: bool,
-}
-
-impl Failed {
-    /// Whether the fault may be that of one change, and nothing was written.
-    fn may_be_a_change(&self) -> bool {
-        let Failed { error, waiting, freeing, .. } = self;
-        !freeing && !waiting.is_empty() && !error.uncertain && matches!(error.sort, Sort::Full | Sort::Other)
     }
 }
 
@@ -561,93 +544,6 @@ impl Worker {
             self.counters.changes.fetch_add(changes.len() as u64, Ordering::Relaxed);
         }
         outcome
-    }
-
-    /// Answers the changes of a commit that failed. If the store works all the same, one of them is at fault.
-    fn failed(&mut self, failed: Failed) {
-        if !failed.may_be_a_change() {
-            return self.give_up(failed);
-        }
-        let health = self.health.clone();
-        let busy = health.busy();
-        let tried = self.store.trial();
-        drop(busy);
-        match tried {
-            Ok(()) => self.sift(failed, &mut { SIFT_TRIES }),
-            Err(error) => {
-                if error.sort == Sort::Flush {
-                    self.note(&error, false, 0);
-                }
-                self.give_up(failed);
-            }
-        }
-    }
-
-    /// Makes the changes that are not at fault: by halves, those of small objects first.
-    fn sift(&mut self, mut failed: Failed, tries: &mut u32) {
-        if !failed.may_be_a_change() {
-            return self.give_up(failed);
-        }
-        failed.waiting.sort_by_key(Waiting::bytes);
-        if *tries == 0 || (failed.alone && failed.waiting.len() == 1) {
-            return self.blame(failed);
-        }
-        *tries -= 1;
-        let mut first = failed.waiting;
-        let rest = if failed.alone { first.split_off(first.len() / 2) } else { Vec::new() };
-        for part in [first, rest] {
-            let mut writes = part.into_iter().map(Waiting::again);
-            while writes.len() > 0 {
-                let (batch, waiting) = self.stage(&mut writes);
-                if let Err(failed) = self.attempt(batch, waiting, 0) {
-                    self.sift(failed, tries);
-                }
-            }
-        }
-    }
-
-    /// Refuses the changes that are at fault, unless there is not even room for small ones.
-    fn blame(&mut self, failed: Failed) {
-        let Failed { error, waiting, .. } = &failed;
-        let smallest = waiting.iter().map(Waiting::bytes).min().unwrap_or(0);
-        let log = match error.sort {
-            Sort::Full if smallest < SMALL_BYTES => return self.give_up(failed),
-            Sort::Full => {
-                self.health.too_large(error, smallest);
-                true
-            }
-            _ => self.health.odd(error),
-        };
-        if log {
-            log::error!("{error}; {} changes were not made, others are", waiting.len());
-        }
-        failed.waiting.into_iter().for_each(|change| (change.reply)(Err(answer_to(&failed.error))));
-    }
-
-    /// The store takes no changes; on a full disk those that free room are tried once without the others.
-    fn give_up(&mut self, failed: Failed) {
-        let Failed { error, waiting, freeing, .. } = failed;
-        self.note(&error, freeing, waiting.len());
-        if error.sort != Sort::Full || freeing {
-            return waiting.into_iter().for_each(|change| (change.reply)(Err(answer_to(&error))));
-        }
-        let (mut batch, mut retried) = (Batch::default(), Vec::new());
-        for change in waiting {
-            let (write, reply) = change.again();
-            if !may_free_room(&write) {
-                reply(Err(answer_to(&error)));
-                continue;
-            }
-            match self.stage_one(&mut batch, write, reply) {
-                Ok(staged) => retried.push(staged),
-                // it takes room, like the others
-                Err((reply, WriteError::Refused(_))) => reply(Err(answer_to(&error))),
-                Err((reply, other)) => reply(Err(other)),
-            }
-        }
-        if !retried.is_empty() {
-            self.commit(batch, retried, 0);
-        }
     }
 
     /// What has failed, for those who come next, and for the log.
@@ -926,6 +822,13 @@ mod tests {
 
     fn object(name: &str) -> Option<Value> {
         Some(json!({"metadata": {"name": name}}))
+    }
+
+    /// The object `n`, which is being deleted and has grown by so many bytes.
+    fn ending(bytes: usize) -> Option<Value> {
+        let meta = json!({"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "annotations": {"x": "x".repeat(bytes)}});
+        Some(json!({ "metadata": meta }))
     }
 
     #[test]
@@ -1304,11 +1207,6 @@ mod tests {
     fn deletions_find_the_reserve_however_ending_objects_grow() {
         let disk = Fake::default();
         let mut worker = worker(&disk);
-        let ending = |bytes: usize| {
-            let meta = json!({"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z",
-                "annotations": {"x": "x".repeat(bytes)}});
-            Some(json!({ "metadata": meta }))
-        };
         let mut revision = worker.make(&NODE, "n", Expect::Absent, ending(0)).unwrap().revision;
         {
             let mut disk = disk.disk();
@@ -1559,16 +1457,10 @@ mod tests {
         assert!(matches!(answered.recv().unwrap(), Err(WriteError::Mismatch)));
     }
 
-    /// Otherwise one could be acknowledged after the last flush, with a revision above the mark of a clean close.
     #[test]
     fn growth_of_failed_changes_is_not_counted() {
         let disk = Fake::default();
         let mut worker = worker(&disk);
-        let ending = |bytes: usize| {
-            let meta = json!({"name": "n", "deletionTimestamp": "2026-01-01T00:00:00Z",
-                "annotations": {"x": "x".repeat(bytes)}});
-            Some(json!({ "metadata": meta }))
-        };
         let revision = worker.make(&NODE, "n", Expect::Absent, ending(0)).unwrap().revision;
         {
             let mut disk = disk.disk();
@@ -1592,6 +1484,7 @@ mod tests {
         worker.make(&NODE, "n", Expect::Revision(revision), ending(4000)).unwrap();
     }
 
+    /// Otherwise one could be acknowledged after the last flush, with a revision above the mark of a clean close.
     #[test]
     fn nothing_is_renewed_once_the_end_is_counted() {
         let mut worker = worker(&Fake::default());
