@@ -501,11 +501,7 @@ mod tests {
     #[tokio::test]
     async fn lease_deleted_before_it_is_heard_is_no_lease() {
         let mut stage = Stage::with("ghost", 1).await;
-        let lease = json!({
-            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
-            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 3600, "renewTime": "2026-01-01T00:00:00.000000Z"},
-        });
-        stage.hub.create(&LEASE, lease).await.unwrap();
+        stage.make_lease(3600).await;
         let (namespace, name) = (NODE_LEASE_NAMESPACE.to_owned(), "n0".to_owned());
         let options = kedge_hub_core::requests::DeleteOptions::default();
         let requires = Vec::new();
@@ -523,11 +519,7 @@ mod tests {
     #[tokio::test]
     async fn node_that_renews_is_not_lost_until_it_stops() {
         let mut stage = Stage::with("renews", 1).await;
-        let lease = json!({
-            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
-            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
-        });
-        stage.hub.create(&LEASE, lease).await.unwrap();
+        stage.make_lease(40).await;
         stage.at(5).await;
         let now = stage.runner.now(&Stalls::new(Instant::now()));
         for second in (10..300).step_by(10) {
@@ -548,11 +540,7 @@ mod tests {
     #[tokio::test]
     async fn disk_that_keeps_pausing_does_not_hide_a_dead_node() {
         let mut stage = Stage::with("pausing", 2).await;
-        let lease = json!({
-            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
-            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
-        });
-        stage.hub.create(&LEASE, lease).await.unwrap();
+        stage.make_lease(40).await;
         stage.at(5).await;
         // n0 is dead; n1 has no Lease, and its status waits for the disk
         for second in (10..=60).step_by(10) {
@@ -612,6 +600,15 @@ mod tests {
             }
             stage.at(0).await;
             stage
+        }
+
+        /// The first Lease of the node `n0`.
+        async fn make_lease(&self, duration_secs: u64) -> Arc<Object> {
+            let lease = json!({
+                "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
+                "spec": {"holderIdentity": "n0", "leaseDurationSeconds": duration_secs, "renewTime": "2026-01-01T00:00:00.000000Z"},
+            });
+            self.hub.create(&LEASE, lease).await.unwrap()
         }
 
         async fn at(&mut self, second: u64) {
@@ -726,11 +723,7 @@ mod tests {
     #[tokio::test]
     async fn renewed_lease_keeps_node_ready() {
         let mut stage = Stage::with("renewed", 1).await;
-        let lease = json!({
-            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
-            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
-        });
-        stage.hub.create(&LEASE, lease).await.unwrap();
+        stage.make_lease(40).await;
         for turn in 1..20 {
             let renew = |lease: &mut Value| {
                 lease["spec"]["renewTime"] = json!(format!("19{:02}-01-01T00:00:00.000000Z", 99 - turn));
@@ -788,11 +781,7 @@ mod tests {
     #[tokio::test]
     async fn node_renewed_before_its_mark_is_written_is_not_marked() {
         let mut stage = Stage::with("late", 1).await;
-        let lease = json!({
-            "metadata": {"name": "n0", "namespace": NODE_LEASE_NAMESPACE},
-            "spec": {"holderIdentity": "n0", "leaseDurationSeconds": 40, "renewTime": "2026-01-01T00:00:00.000000Z"},
-        });
-        let lease = stage.hub.create(&LEASE, lease).await.unwrap();
+        let lease = stage.make_lease(40).await;
         stage.at(10).await;
         let mark = |revision| {
             let requires = vec![Require::Unchanged {
