@@ -1131,6 +1131,22 @@ mod tests {
         assert_eq!(store.log_pages().unwrap(), 0);
     }
 
+    /// Folding it then could copy pages into the file that the disk does not have.
+    #[test]
+    fn log_is_not_folded_at_the_end_after_a_failed_flush() {
+        for (sort, folds) in [(Sort::Io, true), (Sort::Flush, false)] {
+            let folder = scratch("unfolded");
+            let mut store = Sqlite::open(&folder).unwrap();
+            let file = || std::fs::read(folder.join("state.db")).unwrap();
+            let before = file();
+            store.commit(&[put("a", 5)], None).unwrap();
+            store.broken(StoreError::certain(sort, "at fault".to_owned()));
+            drop(store);
+            assert_eq!(file() != before, folds, "{sort:?}");
+            assert_eq!(names(&mut Sqlite::open(&folder).unwrap()).0, ["a@5"], "{sort:?}");
+        }
+    }
+
     #[test]
     fn long_log_is_folded_back_after_a_commit() {
         let folder = scratch("long-log");
