@@ -30,7 +30,8 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// `listening`: the address the hub listens on, any of the unspecified ones included; `tls`: trusts the hub's CA, and shows the probe's certificate.
+    /// `listening`: the address the hub listens on, any of the unspecified ones included; `tls`: trusts the hub's CA, and shows the probe's
+    /// certificate.
     pub fn new(listening: SocketAddr, tls: Arc<rustls::ClientConfig>) -> Probe {
         let mut address = listening;
         match listening.ip() {

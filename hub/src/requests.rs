@@ -34,8 +34,8 @@ const ACCOUNT_WAIT: Duration = Duration::from_millis(100);
 /// Tries of a generated name; upstream's.
 const NAME_ATTEMPTS: usize = 8;
 
-/// Decides and writes. Each try decides anew, on identity and admission too: it may have waited for long. It retries after a concurrent write if the client named no version. (A request with a version is refused by the
-/// second decision, which sees the new object.)
+/// Decides and writes. Each try decides anew, on identity and admission too: it may have waited for long. It retries after a concurrent
+/// write if the client named no version. (A request with a version is refused by the second decision, which sees the new object.)
 async fn settle(
     hub: &Hub,
     place: &Place<'_>,

@@ -1,8 +1,9 @@
 //! The hub's decisions: the semantics of the Kubernetes API, and authorization.
 //!
 //! Owns: the table of kinds and their rules (`kinds`), reading bodies (`decode`, `protobuf`, `yaml`) within limits (`cost`), changing
-//! objects (`patch`, `apply`), choosing them (`selector`), errors in upstream's words (`api_error`), authorization (`identity`), what a request comes to
-//! (`requests`), which objects there are and in which order they change (`state`), and what happens without a request (`controllers`).
+//! objects (`patch`, `apply`), choosing them (`selector`), errors in upstream's words (`api_error`), authorization (`identity`), what a
+//! request comes to (`requests`), which objects there are and in which order they change (`state`), and what happens without a request
+//! (`controllers`).
 //! Always holds: everything here is a function of its arguments. This crate reads no clock, opens no file or socket, starts no
 //! thread and draws no random number; `Cargo.toml` and `clippy.toml` keep it so.
 //! Leaves to others (`kedge-hub`): the durable store, the writer's thread, certificates, HTTP.

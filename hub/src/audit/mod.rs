@@ -3,8 +3,9 @@
 //! Left out are a node's periodic reports (its Lease, statuses, events): heartbeats must not wear out a disk, and would bury the acts
 //! of people. Always holds: a class of callers has a file, a queue and a budget of its own (`class`), so none can push out the lines of
 //! another; what an identity repeats (`folds`) or does beyond its quota, requests without a valid credential, requests over a limit, and
-//! lines for which there was no room are counted, and the counts are lines (`quota`). A line is written soon after the answer, not before it: a power
-//! cut may lose the last lines. While the disk is full or takes no writes, lines wait in memory: what room there is belongs to deletions.
+//! lines for which there was no room are counted, and the counts are lines (`quota`). A line is written soon after the answer, not before
+//! it: a power cut may lose the last lines. While the disk is full or takes no writes, lines wait in memory: what room there is belongs to
+//! deletions.
 
 mod certificate;
 mod class;

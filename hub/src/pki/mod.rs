@@ -227,7 +227,8 @@ pub fn make_data_dir(path: &Path) -> Result<(), PkiError> {
 }
 
 /// A kubeconfig with fresh credentials for the node `name`, from the CA in `data_dir`; works whether the hub runs or
-/// not. Always holds: credentials are returned only after the audit log has a line about them. `url`: the hub's address for the node, else the one that the hub last published.
+/// not. Always holds: credentials are returned only after the audit log has a line about them. `url`: the hub's address for the node, else
+/// the one that the hub last published.
 pub fn node_kubeconfig(
     data_dir: &Path,
     name: &str,

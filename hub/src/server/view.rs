@@ -1,7 +1,7 @@
 //! The objects as the authorizers see them.
 //!
-//! Always holds: an object is read anew for each question, at the cost of the caller who asks ([`View`]): what a node stores about itself makes its
-//! own requests dearer, and nobody else's. Left to others: the decisions (`kedge_hub_core::identity`).
+//! Always holds: an object is read anew for each question, at the cost of the caller who asks ([`View`]): what a node stores about itself
+//! makes its own requests dearer, and nobody else's. Left to others: the decisions (`kedge_hub_core::identity`).
 
 use std::sync::Arc;
 

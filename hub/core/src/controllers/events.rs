@@ -2,7 +2,8 @@
 //! all.
 //!
 //! Inputs: Event, and what a node's quota covers besides. Outputs: Event. Always holds: the events of one node never cost another node's,
-//! and leave room for new ones in its quota; a step costs the events that it deletes, not those that exist. Left to others: what a node may write at all (`requests::ALLOWANCES`).
+//! and leave room for new ones in its quota; a step costs the events that it deletes, not those that exist. Left to others: what a node may
+//! write at all (`requests::ALLOWANCES`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

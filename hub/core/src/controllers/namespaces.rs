@@ -1,10 +1,10 @@
 //! Deletion of namespaces: empties a terminating one, pods first, reports what is left, and removes it; deletes what is left of a
 //! namespace that is gone.
 //!
-//! Inputs: every kind, deletions only; Namespace. Outputs: every kind. Always holds: other objects stay until the last pod is gone (upstream's
-//! OrderedNamespaceDeletion), so that no pod loses a policy or a Secret that it still needs to end; the conditions of a namespace that
-//! cannot be removed name what holds it; nothing is done to a namespace that was made anew under the name. Left to others: that nothing is created meanwhile (`state::Require::OpenNamespace`), ends of
-//! pods (their nodes, `pods`), finalizers.
+//! Inputs: every kind, deletions only; Namespace. Outputs: every kind. Always holds: other objects stay until the last pod is gone
+//! (upstream's OrderedNamespaceDeletion), so that no pod loses a policy or a Secret that it still needs to end; the conditions of a
+//! namespace that cannot be removed name what holds it; nothing is done to a namespace that was made anew under the name. Left to others:
+//! that nothing is created meanwhile (`state::Require::OpenNamespace`), ends of pods (their nodes, `pods`), finalizers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Makes the namespaces that the hub needs, if one is missing: a start makes them before it serves, unless the disk takes no write.
 //!
-//! Inputs: none; a sweep a minute, and soon after a refusal. Outputs: Namespace. As upstream's system-namespaces controller. Left to others: that nobody deletes one
-//! (`requests::delete`), their accounts (`service_accounts`).
+//! Inputs: none; a sweep a minute, and soon after a refusal. Outputs: Namespace. As upstream's system-namespaces controller. Left to
+//! others: that nobody deletes one (`requests::delete`), their accounts (`service_accounts`).
 
 use std::time::Duration;
 

@@ -260,8 +260,8 @@ impl Kind {
         self.verbs.contains(&verb)
     }
 
-    /// Converts ([`Kind::convert`]), and adds the fields that upstream's objects always have: spec and status, and the numbers of a status. A JSON patch adds to
-    /// them, and people wait for a number to be 0.
+    /// Converts ([`Kind::convert`]), and adds the fields that upstream's objects always have: spec and status, and the numbers of a status.
+    /// A JSON patch adds to them, and people wait for a number to be 0.
     pub fn complete(&self, value: &mut Value) {
         (self.convert)(value);
         let (of, Some(fields)) = (self.schema(), value.as_object_mut()) else { return };

@@ -53,8 +53,8 @@ pub fn delete(
     Ok(write(kind, &current, (!deleted).then_some(marked), options))
 }
 
-/// Releases the empty terminating namespace of this UID, which deletes it unless another finalizer holds it: what upstream's controller does through
-/// the finalize subresource.
+/// Releases the empty terminating namespace of this UID, which deletes it unless another finalizer holds it: what upstream's controller
+/// does through the finalize subresource.
 pub fn finalize_namespace(objects: &dyn Objects, name: &str, uid: &str) -> Result<Decision, ApiError> {
     let Some(current) = objects.get(&NAMESPACE, "", name) else {
         return Err(ApiError::not_found(&NAMESPACE, name));
