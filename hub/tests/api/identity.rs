@@ -4,8 +4,9 @@ use kedge_hub_core::kinds::schema::base64_encode;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use serde_json::{Value, json};
 
-use super::server::Hub;
-use super::{JSON, MAPS, NODES, PODS};
+use super::kinds::wait_for;
+use super::server::{Client, Hub};
+use super::{JSON, MAPS, NAMESPACES, NODES, PODS};
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const WHO_AM_I: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
@@ -86,13 +87,15 @@ fn mirror_pod_opens_no_secret_and_holds_nobody_up() {
     let own = node.post(pods, &mirror(uid, |_| {})).expect(201);
     assert_eq!(own["spec"].get("serviceAccountName"), None);
     assert_eq!(node.get("/api/v1/namespaces/kube-system/serviceaccounts/default").code, 403);
-    // the deletion of the other Node waits for nothing of this one
+    // the deletion of the other Node, and of a namespace, waits for nothing of this one
+    admin.post(NAMESPACES, &json!({"metadata": {"name": "tenant"}})).expect(201);
+    let patient = mirror(uid, |pod| pod["spec"]["terminationGracePeriodSeconds"] = i32::MAX.into());
+    node.post(&format!("{NAMESPACES}/tenant/pods"), &patient).expect(201);
     admin.delete(&format!("{NODES}/edge-2?propagationPolicy=Foreground")).expect(200);
-    let gone = (0..200).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(25));
-        admin.get(&format!("{NODES}/edge-2")).code == 404
-    });
-    assert!(gone, "edge-2 is still there");
+    admin.delete(&format!("{NAMESPACES}/tenant")).expect(200);
+    for path in [format!("{NODES}/edge-2"), format!("{NAMESPACES}/tenant")] {
+        wait_for(&mut admin, &path, 404);
+    }
 }
 
 #[test]

@@ -7,9 +7,8 @@ use serde_json::{Value, json};
 
 use crate::kinds::{wait_for, wait_until};
 use crate::server::{Client, Hub};
-use crate::{MAPS, NODES, PODS};
+use crate::{MAPS, NAMESPACES, NODES, PODS};
 
-const NAMESPACES: &str = "/api/v1/namespaces";
 const EVENTS: &str = "/api/v1/namespaces/default/events";
 
 fn items(client: &mut Client, path: &str) -> Vec<Value> {

@@ -18,6 +18,7 @@ mod revocation;
 mod server;
 mod watchdog;
 
+const NAMESPACES: &str = "/api/v1/namespaces";
 const NODES: &str = "/api/v1/nodes";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const PODS: &str = "/api/v1/namespaces/default/pods";

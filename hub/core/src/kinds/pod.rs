@@ -505,10 +505,11 @@ pub fn bind(pod: &mut Value, binding: &Value, now: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The grace period of a deletion that asked for `asked` seconds, by upstream's rules.
+/// The grace period of a deletion that asked for `asked` seconds, by upstream's rules. A mirror pod has none: nothing ends with it, and
+/// a namespace must not wait for the node that made it to confirm that.
 fn grace_secs(pod: &Value, asked: Option<i64>) -> i64 {
     let ended = matches!(text(pod, &["status", "phase"]), "Succeeded" | "Failed");
-    if ended || text(pod, &["spec", "nodeName"]).is_empty() {
+    if ended || is_mirror(pod) || text(pod, &["spec", "nodeName"]).is_empty() {
         return 0;
     }
     let own = pod["spec"]["terminationGracePeriodSeconds"].as_i64().unwrap_or(0);
@@ -636,6 +637,11 @@ mod tests {
             pod["status"]["phase"] = "Failed".into();
         });
         check(&ended, None, 0, "2026-01-01T00:00:00Z");
+        let mirror = pod(|pod| {
+            pod["spec"]["nodeName"] = "n".into();
+            pod["metadata"]["annotations"][MIRROR_ANNOTATION] = "x".into();
+        });
+        check(&mirror, Some(60), 0, "2026-01-01T00:00:00Z");
     }
 
     #[test]
