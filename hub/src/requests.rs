@@ -292,7 +292,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use kedge_api::NODE_LEASE_NAMESPACE;
-    use kedge_hub_core::apply::Manager;
+    use kedge_hub_core::apply::{Manager, Owner};
     use kedge_hub_core::kinds::{CONFIG_MAP, LEASE};
     use kedge_hub_core::state::{Expect, Write};
     use serde_json::json;
@@ -368,7 +368,8 @@ mod tests {
             _ => Err(ApiError::unauthorized()),
         };
         // a test ends soon
-        let options = WriteOptions { admit: Box::leak(Box::new(admit)), ..WriteOptions::internal() };
+        let (admit, owner) = (Box::leak(Box::new(admit)), Owner::Applied);
+        let options = WriteOptions { admit, owner, ..WriteOptions::internal() };
         let outcome = request(Arc::clone(&hub), Box::leak(Box::new(options))).await;
         assert_eq!(outcome.map(drop).map_err(|error| error.code), Err(401));
         let found = hub.get(&CONFIG_MAP, "default", "m").unwrap();

@@ -116,6 +116,25 @@ fn node_annotates_only_its_own_reports() {
         let removed = json!({"metadata": {"annotations": {applied: null}}});
         assert_eq!(node.patch("merge", &place, &removed).code, 403, "{place}");
     }
+    // nor may it apply: as a second manager it would share the fields of the first, then give them up in the name of that one, whose next
+    // apply would be refused, or remove nothing
+    let apply = |client: &mut Client, manager: &str, labels: Value| {
+        let object =
+            json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "edge-1", "labels": labels}});
+        let content = ("content-type", "application/apply-patch+yaml");
+        let path = format!("{path}?fieldManager={manager}");
+        client.send("PATCH", &path, &[content], object.to_string().as_bytes())
+    };
+    apply(&mut admin, "deployer", json!({"site": "x", "floor": "1"})).expect(200);
+    for (manager, labels) in [("own", json!({"site": "x"})), ("deployer", json!({}))] {
+        let refused = apply(&mut node, manager, labels).expect(403);
+        assert_eq!(
+            refused["message"],
+            "nodes \"edge-1\" is forbidden: a node is no field manager and cannot apply, use another patch"
+        );
+    }
+    let kept = apply(&mut admin, "deployer", json!({"floor": "2"})).expect(200);
+    assert_eq!(kept["metadata"]["labels"].get("site"), None, "what it applies no longer is removed");
     let taints =
         json!({"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}, "status": {"phase": "Running"}});
     let refused = node.patch("merge", &format!("{path}/status"), &taints).expect(403);

@@ -56,6 +56,11 @@ pub fn apply(
     may_create: &MayCreate<'_>,
     fresh: &Fresh,
 ) -> Result<Decision, ApiError> {
+    if matches!(options.owner, Owner::Nobody) {
+        // in the name of another manager it could give up fields that it may not change
+        let why = "a node is no field manager and cannot apply, use another patch";
+        return Err(ApiError::forbidden_object(place.kind, place.name, why));
+    }
     let options = WriteOptions { owner: Owner::Applied, ..*options };
     // one look decides: between two the object may go
     match place.find(objects) {
