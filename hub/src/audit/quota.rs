@@ -22,6 +22,8 @@ const COUNTED_ANONYMOUS: usize = COUNTED / 2;
 const LISTED: usize = 8;
 /// Acts that are told apart of what was left out in a minute, over all identities: some 100 KiB.
 const ACTS: usize = 1024;
+/// Of one identity, which chooses the words of what it is refused: it must not take the room of others.
+const ACTS_OF_ONE: usize = ACTS / 32;
 /// Of one identity that are written out, those most often done.
 const ACTS_LISTED: usize = 8;
 
@@ -48,6 +50,8 @@ struct Quota {
     bytes: f64,
     at: Instant,
     omitted: u64,
+    /// Acts that are told apart of these.
+    acts: usize,
 }
 
 impl Quota {
@@ -63,7 +67,7 @@ impl Quotas {
     pub(super) fn take(&mut self, rate: Rate, line: &Wanted<'_>, now: Instant) -> bool {
         let Wanted { whose: user, act, bytes, requests } = *line;
         let user = if self.of.len() >= IDENTITIES && !self.of.contains_key(user) { SHARED } else { user };
-        let fresh = || Quota { bytes: rate.burst_bytes, at: now, omitted: 0 };
+        let fresh = || Quota { bytes: rate.burst_bytes, at: now, omitted: 0, acts: 0 };
         let quota = match self.of.get_mut(user) {
             Some(quota) => quota,
             None => self.of.entry(user.into()).or_insert_with(fresh),
@@ -74,9 +78,14 @@ impl Quotas {
             quota.bytes -= bytes as f64;
         } else {
             quota.omitted += requests;
-            let key = (user.into(), act.into());
-            if self.acts.len() < ACTS || self.acts.contains_key(&key) {
-                *self.acts.entry(key).or_default() += requests;
+            let (key, all) = ((user.into(), act.into()), self.acts.len());
+            match self.acts.get_mut(&key) {
+                Some(times) => *times += requests,
+                None if all < ACTS && quota.acts < ACTS_OF_ONE => {
+                    quota.acts += 1;
+                    self.acts.insert(key, requests);
+                }
+                None => {}
             }
         }
         fits
@@ -88,6 +97,7 @@ impl Quotas {
         self.of.retain(|user, quota| {
             quota.refill(rate, now);
             let omitted = std::mem::take(&mut quota.omitted);
+            quota.acts = 0;
             if omitted > 0 {
                 of.push((omitted, user.clone()));
             }
@@ -256,9 +266,19 @@ mod tests {
         for number in 0..2 * ACTS {
             assert!(!quotas.take(RATE, &line("a", &format!("get x/{number} 200")), now));
         }
-        assert!(quotas.acts.len() <= ACTS);
+        assert_eq!(quotas.acts.len(), ACTS_OF_ONE);
+        // and takes no room of others, however many identities there are
+        for number in 0..2 * ACTS {
+            let whose = format!("b{number}");
+            written(&mut quotas, &whose, BURST_LINES, now);
+            (0..=number % 2).for_each(|_| assert!(!quotas.take(RATE, &line(&whose, "get y 403"), now)));
+        }
+        assert_eq!(quotas.acts.len(), ACTS);
         let (all, whose) = quotas.omitted(RATE, now).unwrap();
-        assert_eq!((all, whose.matches(" 1 get").count()), (2 * ACTS as u64, ACTS_LISTED - 1), "{whose}");
+        assert_eq!((all, whose.matches(" 1 get x/").count()), (5 * ACTS as u64, ACTS_LISTED - 1), "{whose}");
+        assert!(whose.contains("2 of \"b99\" (2 get y 403)"), "{whose}");
+        assert!(!quotas.take(RATE, &line("a", "get z 200"), now));
+        assert_eq!(quotas.acts.len(), 1, "a new minute");
     }
 
     #[test]
