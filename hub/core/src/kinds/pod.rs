@@ -1,8 +1,8 @@
 //! Pod: bound to a node by its creator or by a binding (the hub has no scheduler), run and reported by that node.
 //!
 //! Deletion is graceful, as upstream: a bound pod gets a deletion time and stays until the node confirms (a delete with a
-//! grace period of zero); an unbound or ended one is deleted at once. After creation only images, deadlines and added
-//! tolerations may change. No service account token is mounted: the hub issues none yet.
+//! grace period of zero); an unbound, ended or mirror pod is deleted at once. After creation only images, deadlines and added
+//! tolerations may change. No volume with a service account's token is added: agents do not serve it yet.
 
 use std::collections::BTreeSet;
 
