@@ -7,7 +7,7 @@ use http::{Response, header};
 use serde_json::{Value, json};
 use time::OffsetDateTime;
 
-use super::context::{RequestContext, attributes, denied};
+use super::context::{RequestContext, attributes};
 use super::respond::{self, Body};
 use super::route::Target;
 use crate::fresh::fresh;
@@ -17,7 +17,7 @@ use kedge_hub_core::field_error::FieldError;
 use kedge_hub_core::identity::token::{
     self, BOUND, DEFAULT_SECS, Grant, ISSUER, LONGEST_SECS, SHORTEST_SECS,
 };
-use kedge_hub_core::identity::{self, ClusterView as _, Identity};
+use kedge_hub_core::identity::{ClusterView as _, Identity};
 use kedge_hub_core::value::{at, rfc3339, text};
 
 /// The bearer token of a request.
@@ -47,7 +47,7 @@ pub(super) fn issue(
     let tokens = hub.tokens().ok_or_else(ApiError::path_not_found)?;
     let asking = attributes("create", target, None);
     let identity = context.identity.as_ref().ok_or_else(ApiError::unauthorized)?;
-    identity::admit(identity, &asking, None, &request, hub).map_err(denied)?;
+    context.admit(&asking, None, &request)?;
     let account = hub
         .object("serviceaccounts", &target.namespace, &target.name)
         .ok_or_else(|| ApiError::not_found(target.kind, &target.name))?;
