@@ -5,7 +5,7 @@
 //! the range of such a field (core), reading files (`local_config`).
 
 use crate::service;
-use kedge_api::names;
+use kedge_api::{labels, names};
 use lexopt::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -214,7 +214,7 @@ impl Raw {
         if let Some(known) = TEXTS.iter().find(|known| **known == name) {
             let value = parser.value()?.string()?;
             if *known == "node-labels" {
-                self.node_labels.extend(labels(&value)?);
+                self.node_labels.extend(node_labels(&value)?);
             } else if self.texts.insert(known, value).is_some() {
                 return Err(UsageError(format!("--{name} is given twice")));
             }
@@ -411,14 +411,29 @@ fn number(name: &str, parser: &mut lexopt::Parser) -> Result<u32, UsageError> {
     value.parse().map_err(|_| UsageError(format!("--{name} is {value:?}, expected a number")))
 }
 
-fn labels(text: &str) -> Result<BTreeMap<String, String>, UsageError> {
-    text.split(',')
-        .filter(|pair| !pair.is_empty())
-        .map(|pair| match pair.split_once('=') {
-            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-            _ => Err(UsageError(format!("--node-labels has {pair:?}, expected key=value"))),
-        })
-        .collect()
+fn node_labels(text: &str) -> Result<BTreeMap<String, String>, UsageError> {
+    let pairs = text.split(',').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| label(pair).map_err(|why| UsageError(format!("--node-labels has {why}")))).collect()
+}
+
+/// Every API server would refuse a Node with another one, for ever.
+fn label(pair: &str) -> Result<(String, String), String> {
+    let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?}, expected key=value"))?;
+    if let Some(why) = names::qualified_name_complaint(key) {
+        return Err(format!("the key {key:?}: {why}"));
+    }
+    if let Some(why) = names::label_value_complaint(value) {
+        return Err(format!("the value {value:?} of {key}: {why}"));
+    }
+    if !labels::may_node_set(key) {
+        return Err(format!(
+            "{key}, which a node may not set on itself (NodeRestriction): expected another domain than kubernetes.io and \
+             k8s.io, or one below {}, or one of {}; an administrator can set it: kubectl label node",
+            labels::OWN_LABEL_DOMAINS.join(", "),
+            labels::OWN_LABELS.join(", ")
+        ));
+    }
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 /// kubelet's form: `key=value:effect,key:effect`.
@@ -476,7 +491,7 @@ Usage: kedge agent [FLAGS]
 API server:
   --kubeconfig FILE            address and credentials of the API server; without it the local configuration runs
   --hostname-override NAME     name of the Node (default: the host's name)
-  --node-labels K=V,...        labels of the Node
+  --node-labels K=V,...        labels of the Node; of kubernetes.io and k8s.io only those that a node may set on itself
   --register-node[=BOOL]       create the Node if it does not exist (default true)
   --register-with-taints K=V:EFFECT,...
                                taints of a Node that is created
@@ -633,7 +648,15 @@ mod tests {
             ("agent --config a --init-config-dir b", "both given"),
             ("agent --dynamic-config=maybe", "expected true or false"),
             ("agent --hostname-override Edge_1", "is not a Node name"),
-            ("agent --node-labels x", "expected key=value"),
+            ("agent --node-labels x", "has \"x\", expected key=value"),
+            ("agent --node-labels =x", "the key \"\": name part must be non-empty"),
+            ("agent --node-labels a/b/c=x", "the key \"a/b/c\""),
+            ("agent --node-labels site=a/b", "the value \"a/b\" of site: a valid label must be"),
+            ("agent --node-labels a=b,kubernetes.io/foo=x", "kubernetes.io/foo, which a node may not set"),
+            (
+                "agent --node-labels node-role.kubernetes.io/edge=",
+                "below kubelet.kubernetes.io, node.kubernetes.io",
+            ),
             ("agent --v loud", "--v is \"loud\", expected a number"),
             ("config forgive", "needs a UID"),
             ("status --output yaml", "expected text or json"),

@@ -10,6 +10,7 @@
 mod config_map;
 mod event;
 mod identity;
+pub mod labels;
 mod meta;
 pub mod names;
 mod node;

@@ -35,10 +35,13 @@ pub(crate) fn registration(options: &Options, config: &Config, facts: Option<&Ho
 fn labels(options: &Options, facts: Option<&HostFacts>) -> BTreeMap<String, String> {
     let architecture = facts.map(|facts| facts.architecture.clone()).unwrap_or_default();
     let mut labels = BTreeMap::from([
-        ("kubernetes.io/hostname".to_owned(), options.node_name.clone()),
         ("kubernetes.io/os".to_owned(), "linux".to_owned()),
         ("kubernetes.io/arch".to_owned(), architecture),
     ]);
+    // a name may be longer than the value of a label: every server would refuse such a Node
+    if api::names::label_value_complaint(&options.node_name).is_none() {
+        labels.insert("kubernetes.io/hostname".to_owned(), options.node_name.clone());
+    }
     labels.extend(options.node_labels.clone());
     labels
 }

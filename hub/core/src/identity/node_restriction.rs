@@ -14,6 +14,7 @@ use crate::identity::certificate_request::Request;
 use crate::kinds::event::reporting_node;
 use crate::kinds::pod::{MIRROR_ANNOTATION, is_mirror};
 use crate::kinds::schema;
+use kedge_api::labels::may_node_set;
 use kedge_api::{
     CLUSTER_EVENT_NAMESPACE, CONFIG_STATUS_ANNOTATION, NODE_LEASE_NAMESPACE, NODE_SIGNER, NODE_USER_PREFIX,
     SERVING_SIGNER,
@@ -21,23 +22,6 @@ use kedge_api::{
 
 /// `spec` fields a kubelet may set when it registers itself; none may be changed later.
 const SPEC_AT_CREATION: [&str; 2] = ["taints", "providerID"];
-
-/// Labels in Kubernetes' own name space that a node may set on itself (upstream's kubelet labels).
-const OWN_LABELS: [&str; 11] = [
-    "kubernetes.io/hostname",
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region",
-    "node.kubernetes.io/instance-type",
-    "beta.kubernetes.io/instance-type",
-    "kubernetes.io/os",
-    "kubernetes.io/arch",
-    "beta.kubernetes.io/os",
-    "beta.kubernetes.io/arch",
-];
-/// Prefixes of further such labels.
-const OWN_LABEL_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
 /// Annotations in which an agent reports; a node may write no others, since an administrator's tools keep their own state in them.
 const OWN_ANNOTATIONS: [&str; 2] = [CONFIG_STATUS_ANNOTATION, "kedge.dev/slot"];
@@ -155,7 +139,7 @@ fn admit_node(node: &str, old: Option<&Value>, new: &Value) -> Result<(), String
     if !annotations.is_empty() {
         return refuse(&format!("modify annotations: {}", annotations.join(", ")));
     }
-    let labels = forbidden(&before["metadata"]["labels"], &new["metadata"]["labels"], may_set_label);
+    let labels = forbidden(&before["metadata"]["labels"], &new["metadata"]["labels"], may_node_set);
     match (labels.as_slice(), old) {
         ([], _) => Ok(()),
         (labels, None) => refuse(&format!("set the following labels: {}", labels.join(", "))),
@@ -195,16 +179,6 @@ fn forbidden<'a>(old: &'a Value, new: &'a Value, may: fn(&str) -> bool) -> Vec<&
 fn may_annotate(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     OWN_ANNOTATIONS.contains(&key) || domain.ends_with(OWN_ANNOTATION_DOMAIN)
-}
-
-fn may_set_label(key: &str) -> bool {
-    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-    let within = |parent: &str| {
-        domain == parent || domain.strip_suffix(parent).is_some_and(|rest| rest.ends_with('.'))
-    };
-    // `node-restriction.kubernetes.io` among them
-    let reserved = within("kubernetes.io") || within("k8s.io");
-    !reserved || OWN_LABELS.contains(&key) || OWN_LABEL_DOMAINS.into_iter().any(within)
 }
 
 /// NodeRestriction's rules of pods: a node may create mirror pods of its own manifests, report its pods' status, and delete
