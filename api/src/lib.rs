@@ -51,3 +51,6 @@ pub const NOT_READY_TAINT: &str = "node.kubernetes.io/not-ready";
 pub const UNREACHABLE_TAINT: &str = "node.kubernetes.io/unreachable";
 /// What our hub's `/version` adds to its `gitVersion`, so that an agent knows it talks to one.
 pub const HUB_VERSION_MARK: &str = "+kedge";
+/// The Kubernetes version, major and minor, whose API the hub serves and agents speak, and which both report: kubectl and other
+/// tools warn when the two are further apart than they support. `hub/core/schema/extract.py` reads the fields of this version.
+pub const KUBERNETES_VERSION: (u32, u32) = (1, 36);

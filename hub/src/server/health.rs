@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 use http::Response;
-use kedge_api::HUB_VERSION_MARK;
+use kedge_api::{HUB_VERSION_MARK, KUBERNETES_VERSION};
 use serde_json::json;
 
 use super::context::RequestContext;
@@ -15,13 +15,9 @@ use crate::store::health::STALL;
 use kedge_hub_core::api_error::ApiError;
 use kedge_hub_core::kinds::{KINDS, LEASE, NODE};
 
-/// The Kubernetes version whose API we follow, and whose fields `schema/extract.py` reads: kubectl warns when it is more than one minor
-/// version away.
-const KUBERNETES: (u32, u32) = (1, 36);
-
 /// `/version`.
 pub(super) fn version() -> Response<Body> {
-    let (major, minor) = KUBERNETES;
+    let (major, minor) = KUBERNETES_VERSION;
     let version = json!({
         "major": major.to_string(),
         "minor": minor.to_string(),

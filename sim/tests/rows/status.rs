@@ -30,7 +30,7 @@ fn node_info_names_machine_and_agent() {
         "kernelVersion": "6.1.0",
         "osImage": "Debian GNU/Linux 12",
         "containerRuntimeVersion": "kedge://0.1.0",
-        "kubeletVersion": "v1.35.0+kedge-0.1.0",
+        "kubeletVersion": "v1.36.0+kedge-0.1.0",
         "kubeProxyVersion": "",
         "operatingSystem": "linux",
         "architecture": "arm64",

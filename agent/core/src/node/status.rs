@@ -15,7 +15,8 @@ use std::time::Duration;
 
 /// What `kubeletVersion` says: a version that skew checks of Kubernetes tools can read, and whose build it is.
 pub fn kubelet_version(agent_version: &str) -> String {
-    format!("v1.35.0+kedge-{agent_version}")
+    let (major, minor) = kedge_api::KUBERNETES_VERSION;
+    format!("v{major}.{minor}.0+kedge-{agent_version}")
 }
 
 /// What a pressure condition remembers: upstream holds it for a while after the pressure went.
