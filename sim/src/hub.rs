@@ -521,6 +521,11 @@ impl Hub {
                 let mark = if self.flavour == Flavour::Kedge { "v1.34.0+kedge-0.1.0" } else { "v1.36.2" };
                 return Answer::Accepted(Some(json!({"gitVersion": mark})));
             }
+            Request::Register(body) | Request::PatchLabels(body) if reserved_label(body).is_some() => {
+                let label = reserved_label(body).unwrap_or_default();
+                let why = format!("nodes {name:?} is forbidden: is not allowed to modify labels: {label}");
+                return refused(403, "Forbidden", &why);
+            }
             Request::Register(node) => self.create(&kinds::NODE, "", node.clone()).map(drop),
             Request::PatchStatus(body) => {
                 let done = self.patch(&node, Part::Status, |node| {
@@ -531,7 +536,7 @@ impl Hub {
                 }
                 done
             }
-            Request::PatchNode(body) => self.patch(&node, Part::Main, |node| {
+            Request::PatchLabels(body) | Request::PatchNode(body) => self.patch(&node, Part::Main, |node| {
                 patch::merge::apply(node, body.clone());
                 Ok(())
             }),
@@ -564,6 +569,12 @@ impl Hub {
         self.renewals += u64::from(done.is_ok());
         answer(done)
     }
+}
+
+/// A label that a node may not set on itself. The rest of what a node may do is not judged here.
+fn reserved_label(body: &Value) -> Option<&str> {
+    let labels = body["metadata"]["labels"].as_object()?;
+    labels.keys().map(String::as_str).find(|key| !api::labels::may_node_set(key))
 }
 
 fn answer(done: Result<(), ApiError>) -> Answer {

@@ -611,15 +611,18 @@ impl Running {
             }
             (_, None) => slot.succeeded(),
             (_, Some(_)) => {
-                let is_first = slot.failed(now, &answer, jitter);
+                let is_news = slot.failed(now, &answer, jitter);
+                let is_refused = slot.refused_until().is_some_and(|until| until > now.mono);
                 if let Answer::Failed(why) = &answer {
-                    log_lines(self.contact.no_answer(&line, why, is_first), actions);
-                } else if is_first {
-                    actions.push(Action::Log(Level::Warn, format!("{line}: {answer}; retrying")));
+                    log_lines(self.contact.no_answer(&line, why, is_news), actions);
+                } else if is_news {
+                    let then = if is_refused { "trying again in 5 minutes" } else { "retrying" };
+                    actions.push(Action::Log(Level::Warn, format!("{line}: {answer}; {then}")));
                 }
                 match kind {
                     RequestKind::PatchStatus => self.status_in_flight = None,
                     RequestKind::PatchNode => self.config_status_sent = None,
+                    RequestKind::PatchLabels => {}
                     _ => return,
                 }
                 if is_not_found(&answer) {
@@ -791,7 +794,7 @@ impl Running {
 
     fn send_due_patches(&mut self, now: Now, options: &Options, actions: &mut Vec<Action>) {
         let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
-        let node_labels = missing_labels(node, options, self.status.facts());
+        let labels = missing_labels(node, options, self.status.facts());
         let status = condition::config_status(&self.configuration.view());
         if self.slot(RequestKind::PatchStatus).free(now) {
             let mut patch = self.status.patch(now, &self.last_config_ok);
@@ -803,32 +806,35 @@ impl Running {
                 self.status_in_flight = Some(patch);
             }
         }
-        if self.slot(RequestKind::PatchNode).free(now) {
-            let mut metadata = serde_json::Map::new();
-            if !node_labels.is_empty() {
-                metadata.insert("labels".into(), json!(node_labels));
-            }
-            if !is_hub {
-                let text = json!(json!(status).to_string());
-                let there = self
-                    .node
-                    .as_ref()
-                    .and_then(|node| node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION));
-                if there.map(String::as_str) != text.as_str()
-                    && self.config_status_sent.as_ref() != Some(&text)
-                {
-                    metadata.insert("annotations".into(), json!({api::CONFIG_STATUS_ANNOTATION: text}));
-                    (self.config_status_sent, self.config_status_doubted) = (Some(text), None);
-                }
-            }
-            let labels_only = metadata.len() == 1 && metadata.contains_key("labels");
-            if labels_only {
-                // the watch confirms this: do not resend for LONGEST_WAIT
-                self.slot(RequestKind::PatchNode).pause_until(now.mono + LONGEST_WAIT);
-            }
-            if !metadata.is_empty() {
-                self.send(Request::PatchNode(json!({"metadata": metadata})), actions);
-            }
+        if !labels.is_empty() {
+            self.send_labels(now, json!({"metadata": {"labels": labels}}), actions);
+        }
+        if !is_hub {
+            self.mirror_status(now, json!(json!(status).to_string()), actions);
+        }
+    }
+
+    fn send_labels(&mut self, now: Now, body: Value, actions: &mut Vec<Action>) {
+        let slot = self.slot(RequestKind::PatchLabels);
+        if slot.free_for(now, &body) {
+            // the watch confirms this: do not resend for LONGEST_WAIT
+            slot.pause_until(now.mono + LONGEST_WAIT);
+            self.send(Request::PatchLabels(body), actions);
+        }
+    }
+
+    /// Writes `status.config` as text into the annotation, on a server that drops the field.
+    fn mirror_status(&mut self, now: Now, text: Value, actions: &mut Vec<Action>) {
+        let annotations = self.node.as_ref().map(|node| &node.metadata.annotations);
+        let there = annotations.and_then(|annotations| annotations.get(api::CONFIG_STATUS_ANNOTATION));
+        let is_there = there.map(String::as_str) == text.as_str();
+        if is_there || self.config_status_sent.as_ref() == Some(&text) {
+            return;
+        }
+        let body = json!({"metadata": {"annotations": {api::CONFIG_STATUS_ANNOTATION: text}}});
+        if self.slot(RequestKind::PatchNode).free_for(now, &body) {
+            (self.config_status_sent, self.config_status_doubted) = (Some(text), None);
+            self.send(Request::PatchNode(body), actions);
         }
     }
 
@@ -837,7 +843,11 @@ impl Running {
     }
 
     fn send(&mut self, request: Request, actions: &mut Vec<Action>) {
-        self.slot(request.kind()).sent();
+        let slot = self.slot(request.kind());
+        match &request {
+            Request::PatchLabels(body) | Request::PatchNode(body) => slot.sent_once(body),
+            _ => slot.sent(),
+        }
         actions.push(Action::Request(request));
     }
 
@@ -846,7 +856,7 @@ impl Running {
         let level = if notice.warning { Level::Warn } else { Level::Info };
         actions.push(Action::Log(level, format!("{}: {}", notice.reason, notice.message)));
         self.posted += 1;
-        let name = format!("{}.{:x}{:02x}", options.node_name, now.wall.micros(), self.posted & 0xff);
+        let name = event_name(&options.node_name, now, self.posted);
         let event = api::Event {
             metadata: api::ObjectMeta { name, namespace: "default".into(), ..Default::default() },
             involved_object: api::ObjectReference {
@@ -880,6 +890,7 @@ impl Running {
     fn next_deadline(&self, now: Now) -> Option<Duration> {
         let report = self.status.report_due();
         let retries = self.slots.values().filter_map(RequestSlot::retry_at).filter(|at| *at > now.mono);
+        let refused = self.slots.values().filter_map(RequestSlot::refused_until).filter(|at| *at > now.mono);
         let register = self.slots.get(&RequestKind::Register).filter(|_| self.node_known_missing);
         [
             self.configuration.next_deadline(now),
@@ -893,6 +904,7 @@ impl Running {
         .into_iter()
         .flatten()
         .chain(retries)
+        .chain(refused)
         .min()
     }
 
@@ -923,6 +935,14 @@ impl Running {
 /// Whether an answer to `GET /version` is our hub's.
 pub fn is_hub_version(version: &Value) -> bool {
     version.get("gitVersion").and_then(Value::as_str).is_some_and(|text| text.contains(api::HUB_VERSION_MARK))
+}
+
+/// As upstream names Events, within what a name may have: of a long node name its beginning.
+fn event_name(node: &str, now: Now, number: u64) -> String {
+    let stamp = format!(".{:x}{:02x}", now.wall.micros(), number & 0xff);
+    // the name of a Node is ASCII; a part of it may not end like this
+    let room = api::names::SUBDOMAIN_BYTES.saturating_sub(stamp.len()).min(node.len());
+    format!("{}{stamp}", node[..room].trim_end_matches(['.', '-']))
 }
 
 fn log_lines(lines: impl IntoIterator<Item = (Level, String)>, actions: &mut Vec<Action>) {
@@ -964,4 +984,23 @@ fn add_config_status(
     patch.body["status"]["config"] = Value::Object(fields);
     patch.result.config = Some(status.clone());
     patch.changed = true;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_of_the_longest_node_name_has_a_valid_name() {
+        let now = Now { mono: Duration::ZERO, wall: api::Timestamp::from_micros(1_763_688_958_000_000) };
+        let longest = format!("{}.{}", "a".repeat(126), "b".repeat(126));
+        let dotted = "a.".repeat(126) + "a";
+        let hyphens = format!("a{}b", "-".repeat(251));
+        for node in ["edge-1", &longest, &dotted, &hyphens] {
+            let name = event_name(node, now, 300);
+            assert_eq!(api::names::subdomain_complaint(&name), None, "{name}");
+            assert!(name.ends_with(".64410d5d5fb802c"), "{name}");
+        }
+        assert_ne!(event_name(&longest, now, 1), event_name(&longest, now, 2));
+    }
 }

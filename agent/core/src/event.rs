@@ -128,7 +128,9 @@ pub enum Request {
     Register(Value),
     /// Strategic-merge-patch the Node's status.
     PatchStatus(Value),
-    /// Merge-patch the Node.
+    /// Merge-patch the Node: its labels.
+    PatchLabels(Value),
+    /// Merge-patch the Node: the mirrored status.
     PatchNode(Value),
     /// Create an Event in namespace default.
     PostEvent(Value),
@@ -143,7 +145,9 @@ pub enum RequestKind {
     Register,
     /// Patch the Node's status.
     PatchStatus,
-    /// Patch the Node.
+    /// Patch the Node's labels: apart from the mirrored status, because a server may refuse a label.
+    PatchLabels,
+    /// Patch the Node's annotation of the mirrored status.
     PatchNode,
     /// Create an Event.
     PostEvent,
@@ -155,6 +159,7 @@ impl Request {
             Self::Version => RequestKind::Version,
             Self::Register(_) => RequestKind::Register,
             Self::PatchStatus(_) => RequestKind::PatchStatus,
+            Self::PatchLabels(_) => RequestKind::PatchLabels,
             Self::PatchNode(_) => RequestKind::PatchNode,
             Self::PostEvent(_) => RequestKind::PostEvent,
         }
@@ -179,6 +184,11 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// The server will refuse the same request again: it lacks a right, or what it says is invalid.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, Self::Refused { status: 400 | 403 | 422, .. })
+    }
+
     /// Verified TLS and any answer but 401.
     pub fn is_contact(&self) -> bool {
         !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })

@@ -1,10 +1,12 @@
 //! Requests that are repeated until they are answered well: one of each kind at a time.
 //!
 //! Always holds: after a failure the next try waits, longer after each, at most `LONGEST_WAIT` unless the server asks for more;
-//! an answer from another server is not counted. Leaves to others: the content of requests, and the Lease (`node::lease`).
+//! a body that the server refused for good is not sent again before `REFUSAL_PAUSE`; an answer from another server is not counted.
+//! Leaves to others: the content of requests, and the Lease (`node::lease`).
 
-use crate::event::{Answer, Now, RequestKind};
+use crate::event::{Answer, LONGEST_PATIENCE, Now, RequestKind};
 use crate::pace::{Backoff, Jitter};
+use serde_json::Value;
 use std::time::Duration;
 
 /// Longest wait between tries of a request, whatever fails: a link that comes back is used within this time.
@@ -12,6 +14,16 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// Within this time after the network is back, what waited for it is tried: a fleet behind one link does not ask in one moment.
 pub(crate) const HURRY: Duration = Duration::from_secs(3);
+
+/// How long a body that the server refused for good is not sent again: somebody may change the rights meanwhile.
+pub(crate) const REFUSAL_PAUSE: Duration = LONGEST_PATIENCE;
+
+/// A body that the server refused for good.
+#[derive(Debug)]
+struct Refusal {
+    body: Value,
+    until: Duration,
+}
 
 /// One request that is repeated until it is answered well.
 #[derive(Debug, Default)]
@@ -23,11 +35,28 @@ pub(crate) struct RequestSlot {
     backoff: Backoff,
     /// The last try got no answer, and its pause waits for nothing else.
     waits_for_network: bool,
+    /// What was sent last, for requests that are compared with a refusal.
+    body: Option<Value>,
+    refusal: Option<Refusal>,
+    /// The final refusal that was logged since the last success.
+    logged: Option<String>,
 }
 
 impl RequestSlot {
     pub(crate) fn free(&self, now: Now) -> bool {
         !self.in_flight && now.mono >= self.not_before
+    }
+
+    /// The same for this body, which the server may have refused.
+    pub(crate) fn free_for(&self, now: Now, body: &Value) -> bool {
+        let is_refused =
+            self.refusal.as_ref().is_some_and(|refusal| refusal.body == *body && now.mono < refusal.until);
+        self.free(now) && !is_refused
+    }
+
+    /// When a refused body may be sent again.
+    pub(crate) fn refused_until(&self) -> Option<Duration> {
+        self.refusal.as_ref().filter(|_| !self.in_flight).map(|refusal| refusal.until)
     }
 
     /// When it is free again, unless it is in flight.
@@ -58,6 +87,13 @@ impl RequestSlot {
 
     pub(crate) fn sent(&mut self) {
         self.in_flight = true;
+        self.body = None;
+    }
+
+    /// The same with a body that is not repeated if the server refuses it for good.
+    pub(crate) fn sent_once(&mut self, body: &Value) {
+        self.sent();
+        self.body = Some(body.clone());
     }
 
     /// As new, but for the request that is on its way and will be answered yet.
@@ -77,6 +113,7 @@ impl RequestSlot {
     pub(crate) fn succeeded(&mut self) {
         self.in_flight = false;
         self.waits_for_network = false;
+        (self.refusal, self.logged) = (None, None);
         self.backoff.succeeded();
     }
 
@@ -87,13 +124,21 @@ impl RequestSlot {
         }
     }
 
-    /// Returns whether this is the first failure after a success: worth a log line.
+    /// Returns whether it is worth a log line: the first failure after a success, or a final refusal that was not logged yet.
     pub(crate) fn failed(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> bool {
         self.in_flight = false;
         self.waits_for_network = matches!(answer, Answer::Failed(_));
         let wait = self.backoff.failed(LONGEST_WAIT, jitter).max(answer.retry_after());
         self.not_before = now.mono + wait;
-        self.backoff.failures() == 1
+        if !answer.is_final() {
+            return self.backoff.failures() == 1;
+        }
+        let until = now.mono + jitter.stretch(REFUSAL_PAUSE, 0.25);
+        self.refusal = self.body.take().map(|body| Refusal { body, until });
+        let why = Some(answer.to_string());
+        let is_news = self.logged != why;
+        self.logged = why;
+        is_news
     }
 }
 
@@ -103,7 +148,8 @@ pub(crate) fn describe(kind: RequestKind, node: &str) -> String {
         RequestKind::Version => "GET /version".into(),
         RequestKind::Register => format!("creating Node {node}"),
         RequestKind::PatchStatus => format!("patching the status of Node {node}"),
-        RequestKind::PatchNode => format!("patching Node {node}"),
+        RequestKind::PatchLabels => format!("patching the labels of Node {node}"),
+        RequestKind::PatchNode => format!("patching the annotations of Node {node}"),
         RequestKind::PostEvent => format!("posting an event about Node {node}"),
     }
 }

@@ -99,6 +99,8 @@ pub struct Request {
     /// Whether it may be sent once more when a kept connection turns out dead: sending it twice does what sending it
     /// once does.
     pub is_repeatable: bool,
+    /// Which part of the object it is about, for `kedge status`, where requests for several parts of one come to different ends.
+    pub part: &'static str,
 }
 
 /// Media type of a JSON merge patch (RFC 7386).
@@ -125,6 +127,7 @@ impl Request {
             deadline,
             response_limit_bytes: DEFAULT_RESPONSE_LIMIT_BYTES,
             is_repeatable: method != Method::Post,
+            part: "",
         }
     }
 
@@ -505,7 +508,8 @@ impl Client {
     pub fn request(&self, request: &Request) -> Result<Response, NetError> {
         let (access, asked) = self.access(&request.method.http(), &request.path_and_query)?;
         let outcome = self.exchange(&access, request, asked);
-        let key = outcomes::key(self.0.name, request.method.http().as_str(), &request.path_and_query);
+        let mut key = outcomes::key(self.0.name, request.method.http().as_str(), &request.path_and_query);
+        key.1.push_str(request.part);
         self.0.api.outcomes.note(&access.url, key, &outcome);
         outcome
     }

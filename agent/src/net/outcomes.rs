@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// Most kinds of requests remembered: an agent has seven, and two more for each ConfigMap that it was assigned.
+/// Most kinds of requests remembered: an agent has eight, and two more for each ConfigMap that it was assigned.
 const ENTRIES: usize = 32;
 
-/// Stream, method and path without its query; a watch is another kind than the list of the same path.
+/// Stream, method, path without its query, and part of the object; a watch is another kind than the list of the same path.
 pub(crate) type Key = (&'static str, String);
 
 /// See the module.

@@ -225,6 +225,12 @@ impl ApiServer {
                 deadline,
             )
             .with_smallest_answer(),
+            Request::PatchLabels(body) => {
+                let mut request = HttpRequest::patch(node, MERGE_PATCH, json_bytes(body), deadline);
+                // the mirrored status goes to the same path, and its success says nothing about the labels
+                request.part = " (labels)";
+                request.with_smallest_answer()
+            }
             Request::PatchNode(body) => {
                 HttpRequest::patch(node, MERGE_PATCH, json_bytes(body), deadline).with_smallest_answer()
             }

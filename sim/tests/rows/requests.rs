@@ -10,6 +10,10 @@ use kedge_sim::hub::{Flavour, Hub, refused};
 use kedge_sim::{NODE, Seen, World, node_event};
 use serde_json::{Value, json};
 
+/// The requests that change the Node.
+const PATCHES: [RequestKind; 3] =
+    [RequestKind::PatchStatus, RequestKind::PatchLabels, RequestKind::PatchNode];
+
 /// How many requests of a kind were sent since `seen` was emptied.
 fn asked(world: &World, kind: RequestKind) -> usize {
     let is_one = |seen: &&Seen| matches!(seen, Seen::Asked(Action::Request(other)) if other.kind() == kind);
@@ -82,7 +86,8 @@ fn failure_is_logged_by_name_once_per_outage() {
         (RequestKind::Version, "GET /version"),
         (RequestKind::Register, "creating Node edge-1"),
         (RequestKind::PatchStatus, "patching the status of Node edge-1"),
-        (RequestKind::PatchNode, "patching Node edge-1"),
+        (RequestKind::PatchLabels, "patching the labels of Node edge-1"),
+        (RequestKind::PatchNode, "patching the annotations of Node edge-1"),
         (RequestKind::PostEvent, "posting an event about Node edge-1"),
     ] {
         let mut world = running("");
@@ -252,7 +257,7 @@ fn no_status_before_first_host_facts() {
         world.launch();
         while world.do_step() || world.do_request(None) || world.do_renewal(None) || world.do_watch_node() {}
         assert_eq!(world.report().registered, is_registered);
-        for kind in [RequestKind::Register, RequestKind::PatchStatus, RequestKind::PatchNode] {
+        for kind in PATCHES.into_iter().chain([RequestKind::Register]) {
             assert_eq!(asked(&world, kind), 0, "{kind:?}");
         }
     }
@@ -262,8 +267,8 @@ fn no_status_before_first_host_facts() {
 fn settled_node_sends_only_reports() {
     let mut world = running("");
     world.run_for(HOUR);
-    for kind in [RequestKind::Version, RequestKind::Register, RequestKind::PatchNode, RequestKind::PostEvent]
-    {
+    let once = [RequestKind::Version, RequestKind::Register, RequestKind::PostEvent];
+    for kind in [RequestKind::PatchLabels, RequestKind::PatchNode].into_iter().chain(once) {
         assert_eq!(asked(&world, kind), 0, "{kind:?}");
     }
     assert_eq!(world.log, [""; 0]);
@@ -314,10 +319,79 @@ fn refused_mirror_is_sent_again() {
 }
 
 #[test]
+fn refused_label_holds_back_neither_mirror_nor_log() {
+    let mut world = World::with(Flavour::Kubernetes);
+    world.labels.insert("kubernetes.io/foo".into(), "x".into());
+    world.start();
+    world.run_for(HOUR);
+    assert_eq!(mirrored(&world), Some(json!({})));
+    // once, then every 5 minutes, stretched by up to a quarter
+    let tries = asked(&world, RequestKind::PatchLabels);
+    assert!((10..=13).contains(&tries), "{tries}");
+    let said: Vec<&String> = world.log.iter().filter(|line| line.contains("labels")).collect();
+    let expect = "W patching the labels of Node edge-1: the API server answered 403: nodes \"edge-1\" is forbidden: is not \
+                  allowed to modify labels: kubernetes.io/foo; trying again in 5 minutes";
+    assert_eq!(said, [expect]);
+    // an administrator may set it
+    world.hub.edit_node(|node| node["metadata"]["labels"]["kubernetes.io/foo"] = json!("x"));
+    world.run_for(10 * MINUTE);
+    let node = world.hub.node().expect("there");
+    assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], NODE, "the others are put on it");
+}
+
+#[test]
+fn refused_mirror_is_repeated_rarely_unless_it_changes() {
+    for status in [400, 403, 422] {
+        let mut world = World::with(Flavour::Kubernetes);
+        world.launch();
+        run_up_to(&mut world, RequestKind::PatchNode);
+        world.seen.clear();
+        world.do_request(Some(refused(status, "", "no")));
+        world.run_for(4 * MINUTE);
+        assert_eq!(asked(&world, RequestKind::PatchNode), 0, "{status}");
+        world.hub.assign(json!({"neither": "form"}));
+        world.turn();
+        assert!(mirrored(&world).is_some_and(|status| status["error"].is_string()), "{status}");
+    }
+    let mut world = World::with(Flavour::Kubernetes);
+    world.launch();
+    run_up_to(&mut world, RequestKind::PatchNode);
+    world.do_request(Some(refused(403, "Forbidden", "no")));
+    world.run_for(7 * MINUTE);
+    assert_eq!(mirrored(&world), Some(json!({})), "somebody may give it the right");
+}
+
+#[test]
+fn refusal_after_an_outage_is_logged() {
+    let mut world = running("");
+    let patch = RequestKind::PatchLabels;
+    for answer in [Answer::Failed("no route".into()), refused(403, "Forbidden", "no label x")] {
+        world.handle(Event::Answered(patch, answer.clone()));
+        world.handle(Event::Answered(patch, answer));
+    }
+    let said: Vec<&String> = world.log.iter().filter(|line| line.contains("no label x")).collect();
+    assert_eq!(said.len(), 1, "{:?}", world.log);
+}
+
+#[test]
+fn name_too_long_for_a_label_is_still_registered() {
+    let mut world = World::new();
+    world.name = "n".repeat(64);
+    world.hub = Hub::new(Flavour::Kedge);
+    world.launch();
+    run_up_to(&mut world, RequestKind::Register);
+    let request = world.process.as_ref().and_then(|process| process.requests.first().cloned());
+    let Some(Request::Register(node)) = request else { panic!("{request:?}") };
+    assert_eq!(
+        node["metadata"]["labels"],
+        json!({"kubernetes.io/os": "linux", "kubernetes.io/arch": "arm64"})
+    );
+}
+
+#[test]
 fn mirror_follows_every_change() {
     let mut world = World::with(Flavour::Kubernetes);
     world.start();
-    // labels alone are followed by a pause
     world.run_for(MINUTE);
     for _ in 0..2 {
         world.hub.assign(json!({"neither": "form"}));

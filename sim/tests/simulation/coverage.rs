@@ -44,6 +44,7 @@ const MUST_REACH: [(&str, &[&str]); 11] = [
             "Version",
             "Register",
             "PatchStatus",
+            "PatchLabels",
             "PatchNode",
             "PostEvent",
             "Renew",

@@ -37,6 +37,7 @@ impl Simulation {
             Action::Request(Request::Version) => "Version",
             Action::Request(Request::Register(_)) => "Register",
             Action::Request(Request::PatchStatus(_)) => "PatchStatus",
+            Action::Request(Request::PatchLabels(_)) => "PatchLabels",
             Action::Request(Request::PatchNode(_)) => "PatchNode",
             Action::Request(Request::PostEvent(_)) => "PostEvent",
             Action::Renew { .. } => "Renew",
