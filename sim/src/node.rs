@@ -15,7 +15,7 @@ use kedge_core::config::records::{Read, StateFile};
 use kedge_core::kubelet::{LayerText, LocalLayers, Origin};
 use kedge_core::{
     Action, Answer, Core, Event, Exit, HostFacts, LeaseRequest, Level, Now, Options, Outcome, Report,
-    Request, Step, WatchEnd, WatchFailure, Watched,
+    Request, Runtime, Step, WatchEnd, WatchFailure, Watched,
 };
 use kedge_hub_core::kinds::{CONFIG_MAP, NODE};
 use kedge_platform::fake::{Loss, Losses};
@@ -594,5 +594,6 @@ fn host_facts(name: &str) -> HostFacts {
         storage_available_bytes: 4 << 30,
         inodes_free: 400_000,
         pids_in_use: 120,
+        runtime: Runtime::Absent,
     }
 }

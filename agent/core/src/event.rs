@@ -278,4 +278,18 @@ pub struct HostFacts {
     pub inodes_free: u64,
     /// Processes there are.
     pub pids_in_use: u64,
+    /// What runs containers.
+    pub runtime: Runtime,
+}
+
+/// Whether this node can run containers: with its own state it is what `Ready` and the capacity for pods follow from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Runtime {
+    /// The agent has none, and the node is ready for all that it does: to be configured and watched over.
+    #[default]
+    Absent,
+    /// It does not work yet, or no longer: why.
+    NotReady(String),
+    /// It works.
+    Ready,
 }

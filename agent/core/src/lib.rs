@@ -25,7 +25,7 @@ pub use config::running::Forgiveness;
 pub use config::start::Active;
 pub use contact::ContactReport;
 pub use event::{
-    Action, Answer, Event, HostFacts, LeaseRequest, Level, Now, Outcome, Request, RequestKind, Step,
+    Action, Answer, Event, HostFacts, LeaseRequest, Level, Now, Outcome, Request, RequestKind, Runtime, Step,
 };
 pub use node::status::kubelet_version;
 pub use options::Options;

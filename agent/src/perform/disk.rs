@@ -5,7 +5,7 @@
 //! when (core), how it becomes durable (`platform`).
 
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
-use kedge_core::{Event, HostFacts, Outcome, Step};
+use kedge_core::{Event, HostFacts, Outcome, Runtime, Step};
 use kedge_platform::files::Kind;
 use kedge_platform::{Files, PreviousExit, ReadError, SweepReport, files};
 use serde_json::{Value, json};
@@ -277,6 +277,8 @@ impl DiskLoop {
             storage_available_bytes: usage.root_available_bytes,
             inodes_free: usage.root_available_inodes,
             pids_in_use: usage.pids_in_use,
+            // until this agent runs pods
+            runtime: Runtime::Absent,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The Node's status: host facts, labels, capacity and allocatable, and the error that goes with a verdict.
 
 use crate::{A, B, HOUR, MINUTE, payload, short};
-use kedge_core::{Action, Event, Request};
+use kedge_core::{Action, Event, Request, Runtime};
 use kedge_sim::hub::{Flavour, Hub};
 use kedge_sim::{NODE, Seen, World};
 use serde_json::{Value, json};
@@ -54,7 +54,10 @@ fn labels_are_set_on_present_and_new_nodes() {
 /// `capacity` and `allocatable` of a node of 4 CPUs, 1 GiB of memory and 8 GiB of storage with these fields.
 #[track_caller]
 fn check_resources(fields: &str, capacity: [&str; 4], allocatable: [&str; 4]) {
-    let world = running(fields);
+    let mut world = World::new();
+    world.base(fields);
+    world.facts.runtime = Runtime::Ready;
+    world.start();
     let object = |values: [&str; 4]| {
         let [cpu, memory, storage, pods] = values;
         json!({"cpu": cpu, "memory": memory, "ephemeral-storage": storage, "pods": pods})
@@ -84,6 +87,33 @@ fn reservations_and_eviction_reduce_allocatable() {
         all("110"),
         ["0", "0", "0", "110"],
     );
+}
+
+#[test]
+fn pods_and_ready_follow_the_container_runtime() {
+    let mut world = running("maxPods: 12");
+    let posting = "kubelet is posting ready status";
+    let not_ready = || Runtime::NotReady("the runtime starts".into());
+    for (runtime, pods, ready, message) in [
+        (Runtime::Absent, "0", "True", posting),
+        (not_ready(), "0", "False", "the runtime starts"),
+        (Runtime::Ready, "12", "True", posting),
+        (not_ready(), "0", "False", "the runtime starts"),
+    ] {
+        world.facts.runtime = runtime.clone();
+        world.run_for(MINUTE);
+        for resources in ["capacity", "allocatable"] {
+            assert_eq!(said(&world, &format!("/status/{resources}/pods")), pods, "{runtime:?}");
+        }
+        let conditions = said(&world, "/status/conditions");
+        let of_type = |name: &str| conditions.as_array()?.iter().find(|condition| condition["type"] == name);
+        let condition = of_type("Ready").expect("it is reported");
+        let reason = if ready == "True" { "KubeletReady" } else { "KubeletNotReady" };
+        assert_eq!(
+            (&condition["status"], &condition["reason"], &condition["message"]),
+            (&json!(ready), &json!(reason), &json!(message))
+        );
+    }
 }
 
 #[test]

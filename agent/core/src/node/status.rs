@@ -5,7 +5,7 @@
 //! change; nothing that others own (conditions of other agents, labels) is touched.
 
 use crate::config::condition::ConfigOk;
-use crate::event::{HostFacts, Now};
+use crate::event::{HostFacts, Now, Runtime};
 use crate::kubelet::{Config, EvictionHard};
 use crate::pace::Jitter;
 use kedge_api::{Node, NodeAddress, NodeCondition, NodeStatus, NodeSystemInfo, Timestamp};
@@ -224,7 +224,7 @@ impl StatusKeeper {
         own.chain(config_ok).collect()
     }
 
-    fn own_conditions(&self) -> [Words<'static>; 4] {
+    fn own_conditions(&self) -> [Words<'_>; 4] {
         let [memory, disk, pid] = self.pressed;
         let pressure = |name, pressed: bool, texts: [(&'static str, &'static str); 2]| {
             let (reason, message) = texts[usize::from(pressed)];
@@ -255,13 +255,16 @@ impl StatusKeeper {
                     ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
                 ],
             ),
-            Words {
-                name: "Ready",
-                status: "True",
-                reason: "KubeletReady",
-                message: "kubelet is posting ready status",
-            },
+            self.ready(),
         ]
+    }
+
+    fn ready(&self) -> Words<'_> {
+        let (status, reason, message) = match self.host.as_ref().map(|host| &host.facts.runtime) {
+            Some(Runtime::NotReady(why)) => ("False", "KubeletNotReady", why.as_str()),
+            _ => ("True", "KubeletReady", "kubelet is posting ready status"),
+        };
+        Words { name: "Ready", status, reason, message }
     }
 }
 
@@ -364,6 +367,8 @@ type Resources = BTreeMap<String, String>;
 /// Capacity, and what remains of it for pods.
 fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
     let (system, kube, hard) = (&config.system_reserved, &config.kube_reserved, &config.eviction_hard);
+    // a scheduler would place pods here that nothing runs, and that nothing would delete either
+    let pods = if facts.runtime == Runtime::Ready { config.max_pods } else { 0 };
     let storage_kept = hard.nodefs_available.amount(facts.storage_bytes).unwrap_or(0);
     let memory_kept = hard.memory_available.amount(facts.memory_bytes).unwrap_or(0);
     let left =
@@ -373,7 +378,7 @@ fn resources(facts: &HostFacts, config: &Config) -> (Resources, Resources) {
             ("cpu", milli(cpu_milli)),
             ("memory", bytes(memory)),
             ("ephemeral-storage", bytes(storage)),
-            ("pods", config.max_pods.to_string()),
+            ("pods", pods.to_string()),
         ]
         .into_iter()
         .map(|(name, quantity)| (name.to_owned(), quantity))
