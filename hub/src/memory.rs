@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use kedge_hub_core::identity::denied::{DENY_LIST_NAME, DENY_LIST_NAMESPACE};
 use kedge_hub_core::kinds::{CONFIG_MAP, Kind};
-use kedge_hub_core::object::{Event, Object};
+use kedge_hub_core::object::{Event, Object, Reference};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
     Changed, Desired, Index, Leases, Page, Query, Require, Sink, Start, TooOld, WatchId, WatchRefused,
@@ -231,6 +231,10 @@ impl Memory {
         Locked::new(Part::Leases, || self.leases.write().unwrap_or_else(PoisonError::into_inner))
     }
 
+    fn read_desired(&self) -> Locked<RwLockReadGuard<'_, Desired>> {
+        Locked::new(Part::Desired, || self.desired.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
     fn desired_mut(&self) -> Locked<RwLockWriteGuard<'_, Desired>> {
         Locked::new(Part::Desired, || self.desired.write().unwrap_or_else(PoisonError::into_inner))
     }
@@ -375,8 +379,12 @@ impl Memory {
     /// The latest revision that concerns a node: see [`Desired::of`]. A node that is answered it finds that revision, whatever it reads
     /// next: readers wait for the batch that it is in.
     pub fn desired(&self, node: &str) -> u64 {
-        let read = || self.desired.read().unwrap_or_else(PoisonError::into_inner);
-        Locked::new(Part::Desired, read).of(node)
+        self.read_desired().of(node)
+    }
+
+    /// Whether a node's Node, or a pod bound to it, refers to an object. Costs the same for any number of pods.
+    pub fn node_refers_to(&self, node: &str, object: &Reference) -> bool {
+        self.read_desired().refers(node, object)
     }
 
     /// Whether all watches were ended.

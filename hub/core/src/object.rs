@@ -8,8 +8,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::cost;
 use crate::kinds::{Kind, index_of, text};
@@ -129,24 +128,6 @@ impl Object {
             .expect("the text was parsed, or written from a value of bounded depth")
     }
 
-    /// Whether it has this as a string: a value or a key, anywhere. `false` is certain; `true` may be wrong, where quotes are escaped.
-    pub fn names(&self, text: &str) -> bool {
-        let quoted = Value::from(text).to_string();
-        std::str::from_utf8(&self.json).is_ok_and(|json| json.contains(&quoted))
-    }
-
-    /// Its metadata and spec; the rest is read over, which takes a fraction of the time.
-    pub fn declared(&self) -> Value {
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Declared {
-            metadata: Value,
-            spec: Value,
-        }
-        let Declared { metadata, spec } = serde_json::from_slice(&self.json).unwrap_or_default();
-        json!({"metadata": metadata, "spec": spec})
-    }
-
     /// A label's value.
     pub fn label(&self, key: &str) -> Option<&str> {
         self.labels.iter().find(|(name, _)| &**name == key).map(|(_, value)| &**value)
@@ -190,19 +171,10 @@ impl Event {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::kinds::{CONTROLLER_REVISION, POD};
+    use serde_json::json;
 
-    #[test]
-    fn declared_part_has_no_status() {
-        let metadata = json!({"name": "p", "namespace": "d", "annotations": {"a\"b": "c"}});
-        let pod = json!({"metadata": metadata, "spec": {"nodeName": "n"}, "status": {"message": "m"}});
-        let object = Object::new(&POD, &pod, 1).unwrap();
-        assert_eq!(object.declared(), json!({"metadata": metadata, "spec": {"nodeName": "n"}}));
-        for (name, expect) in [("n", true), ("a\"b", true), ("m", true), ("nod", false)] {
-            assert_eq!(object.names(name), expect, "{name}");
-        }
-    }
+    use super::*;
+    use crate::kinds::CONTROLLER_REVISION;
 
     #[test]
     fn value_that_cannot_be_read_back_is_no_object() {

@@ -46,11 +46,9 @@ const MAX_CALLERS: usize = 32_768;
 const RATE: f64 = 50.0;
 /// Size of that token bucket: a node that starts many pods at once.
 const BURST: f64 = 1000.0;
-/// Bytes that take as long as a request: as JSON that is parsed, rendered or compressed, as text that is copied and encrypted, and as
-/// text that is searched.
+/// Bytes that take as long as a request: as JSON that is parsed, rendered or compressed, and as text that is copied and encrypted.
 const PARSED_PER_TOKEN: f64 = 4096.0;
 const COPIED_PER_TOKEN: f64 = 64.0 * 1024.0;
-const SEARCHED_PER_TOKEN: f64 = 1024.0 * 1024.0;
 /// The most that a node owes: 20 s after whatever it asked for, its renewals are heard again. Of other callers no renewals are awaited.
 const MOST_DEBT: f64 = BURST;
 /// Requests that a second of processor time costs: one caller that makes the hub work takes a fortieth of a processor in the long run.
@@ -108,8 +106,6 @@ pub(crate) enum Work {
     Parsed(usize),
     /// Text that is sent as it is stored.
     Copied(usize),
-    /// Text in which something is looked for.
-    Searched(usize),
     /// Processor time beyond that of an ordinary request.
     Ran(Duration),
 }
@@ -120,7 +116,6 @@ impl Work {
         match self {
             Work::Parsed(bytes) => bytes as f64 / PARSED_PER_TOKEN,
             Work::Copied(bytes) => bytes as f64 / COPIED_PER_TOKEN,
-            Work::Searched(bytes) => bytes as f64 / SEARCHED_PER_TOKEN,
             Work::Ran(time) => time.as_secs_f64() * TOKENS_PER_SEC,
         }
     }

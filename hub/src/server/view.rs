@@ -1,15 +1,15 @@
 //! The objects as the authorizers see them.
 //!
-//! Always holds: an object is read anew for each question, at the cost of the caller who asks ([`View`]): what a node stores about itself
-//! makes its own requests dearer, and nobody else's. Left to others: the decisions (`kedge_hub_core::identity`).
+//! Always holds: an object is read anew for each question, at the cost of the caller who asks ([`View`]): what a node stores about
+//! itself makes its own requests dearer, and nobody else's. Whether a node may read an object is looked up in the table by which
+//! the node learns of its changes (`state::Desired`): it may read what it follows, and no pod is parsed for that. Left to others:
+//! the decisions (`kedge_hub_core::identity`).
 
 use std::sync::Arc;
 
 use kedge_hub_core::identity::ClusterView;
-use kedge_hub_core::kinds::pod::NODE_NAME_FIELD;
-use kedge_hub_core::kinds::{self, POD};
-use kedge_hub_core::selector::Selection;
-use kedge_hub_core::state::Query;
+use kedge_hub_core::kinds;
+use kedge_hub_core::object::Reference;
 use serde_json::Value;
 
 use super::limits::Work;
@@ -29,24 +29,8 @@ impl ClusterView for View<'_> {
         Some(Arc::new(object.value()))
     }
 
-    fn any_pod_on(
-        &self,
-        node: &str,
-        namespace: &str,
-        naming: &str,
-        is_meant: &dyn Fn(&Value) -> bool,
-    ) -> bool {
-        let bound = Selection::by_field(&POD, namespace, NODE_NAME_FIELD, node);
-        let pods = self.hub.memory().list(&POD, &bound, &Query::default());
-        let pods = pods.map_or_else(|_| Vec::new(), |page| page.objects);
-        // a mirror pod, which a node makes itself, gives access to nothing
-        pods.iter().filter(|pod| pod.holder.is_none()).any(|pod| {
-            (self.charge)(Work::Searched(pod.json.len()));
-            pod.names(naming) && {
-                (self.charge)(Work::Parsed(pod.json.len()));
-                is_meant(&pod.declared())
-            }
-        })
+    fn node_refers_to(&self, node: &str, object: &Reference) -> bool {
+        self.hub.node_refers_to(node, object)
     }
 }
 
@@ -56,67 +40,50 @@ impl ClusterView for Hub {
         View { hub: self, charge: &|_| () }.object(resource, namespace, name)
     }
 
-    fn any_pod_on(
-        &self,
-        node: &str,
-        namespace: &str,
-        naming: &str,
-        is_meant: &dyn Fn(&Value) -> bool,
-    ) -> bool {
-        View { hub: self, charge: &|_| () }.any_pod_on(node, namespace, naming, is_meant)
+    fn node_refers_to(&self, node: &str, object: &Reference) -> bool {
+        self.memory().node_refers_to(node, object)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use serde_json::json;
 
     use super::*;
-    use kedge_hub_core::kinds::NAMESPACE;
+    use kedge_hub_core::kinds::{NODE, POD, SECRET};
     use kedge_hub_core::object::{Event, Object};
     use kedge_hub_core::state::Changed;
 
     #[test]
-    fn only_pods_that_name_the_object_are_read() {
+    fn secret_of_a_node_is_found_without_its_pods() {
         let scratch = kedge_rig::Scratch::new("hub-view").unwrap();
         let hub = Hub::open(scratch.path()).unwrap();
-        assert!(hub.get(&NAMESPACE, "", "default").is_some());
-        let mut sizes = Vec::new();
-        for (number, (secret, mirror)) in
-            [("a", false), ("b", false), ("a", true), ("none", false)].into_iter().enumerate()
-        {
-            let mut pod = json!({"metadata": {"name": number.to_string(), "namespace": "default"},
-                "spec": {"nodeName": "n", "volumes": [{"secret": {"secretName": secret}}]},
-                "status": {"message": "x".repeat(50_000)}});
-            if mirror {
-                pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
-            }
-            let revision = hub.revision(&POD) + 1;
-            let new = Arc::new(Object::new(&POD, &pod, revision).unwrap());
-            sizes.push(new.json.len());
+        let publish = |kind, value: &Value| {
+            let revision = hub.revision(kind) + 1;
+            let new = Arc::new(Object::new(kind, value, revision).unwrap());
             let event = Event { revision, old: None, new: Some(new), last: None };
-            hub.memory().publish(vec![Changed { kind: &POD, event: Arc::new(event), author: None }]);
-        }
-        let (read, seen) = (Mutex::new((0, 0)), Mutex::new(Vec::new()));
-        let charge = |work| match work {
-            Work::Searched(bytes) => read.lock().unwrap().0 += bytes,
-            Work::Parsed(bytes) => read.lock().unwrap().1 += bytes,
-            Work::Copied(_) | Work::Ran(_) => panic!("nothing else is done"),
+            hub.memory().publish(vec![Changed { kind, event: Arc::new(event), author: None }]);
         };
+        let pod = |name: &str, secret: &str| {
+            json!({"metadata": {"name": name, "namespace": "default"},
+                "spec": {"nodeName": "n", "volumes": [{"secret": {"secretName": secret}}]},
+                "status": {"message": "x".repeat(50_000)}})
+        };
+        publish(&NODE, &json!({"metadata": {"name": "n"}, "spec": {}}));
+        publish(&POD, &pod("1", "a"));
+        let mut mirror = pod("2", "mirrored");
+        mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+        publish(&POD, &mirror);
+        let charge = |work| panic!("an object was read: {work:?}");
         let view = View { hub: &hub, charge: &charge };
-        let refers = |name: &str| {
-            view.any_pod_on("n", "default", name, &|pod| {
-                assert!(pod.get("status").is_none());
-                seen.lock().unwrap().push(pod["metadata"]["name"].clone());
-                pod["spec"]["volumes"][0]["secret"]["secretName"] == name
-            })
-        };
-        assert!(refers("b") && !refers("c") && !refers("mirror"));
-        assert_eq!(*seen.lock().unwrap(), ["1"]);
-        let searched = 3 * (sizes[0] + sizes[1]) + 2 * sizes[3];
-        assert_eq!(*read.lock().unwrap(), (searched, sizes[1]), "without the mirror pod");
+        let refers =
+            |node, namespace, name| view.node_refers_to(node, &Reference::new(&SECRET, namespace, name));
+        assert!(refers("n", "default", "a"));
+        for (node, namespace, name) in
+            [("n", "default", "b"), ("n", "other", "a"), ("m", "default", "a"), ("n", "default", "mirrored")]
+        {
+            assert!(!refers(node, namespace, name), "{node} {namespace} {name}");
+        }
         hub.close();
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use crate::object::Reference;
 use crate::selector::Selection;
 
 /// The attributes of a request; empty where the request does not name one.
@@ -50,13 +51,6 @@ impl<'a> Attributes<'a> {
 pub trait ClusterView {
     /// The stored object, if there is one. `namespace` is empty for cluster-scoped resources.
     fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>>;
-    /// Whether a pod bound to a node is meant; in one namespace or (empty) in all. Only those that have this name somewhere are looked
-    /// at, and only their metadata and spec: their status is the node's own, and may be long.
-    fn any_pod_on(
-        &self,
-        node: &str,
-        namespace: &str,
-        naming: &str,
-        is_meant: &dyn Fn(&Value) -> bool,
-    ) -> bool;
+    /// Whether the Node of this name, or a pod bound to it, refers to an object ([`Kind::refers`](crate::kinds::Kind::refers)).
+    fn node_refers_to(&self, node: &str, object: &Reference) -> bool;
 }

@@ -7,8 +7,8 @@
 use super::attributes::{Attributes, ClusterView};
 use super::authorizer::{Authorizer, Opinion};
 use super::identity::Identity;
-use super::references::{assigned_config_map, refers_to};
-use crate::kinds::pod::{self, is_mirror};
+use crate::kinds::{by_resource, pod};
+use crate::object::Reference;
 use kedge_api::{NODE_LEASE_NAMESPACE, NODE_USER_PREFIX};
 
 /// Upstream's Node authorizer: it has an opinion on requests of nodes alone.
@@ -123,19 +123,16 @@ fn authorize_referenced(node: &str, request: &Attributes, view: &dyn ClusterView
         return Err("can only read resources of this type".to_owned());
     }
     check_named(request)?;
-    let name = request.requested_name();
-    let assigned = || {
-        request.resource == "configmaps"
-            && view
-                .object("nodes", "", node)
-                .is_some_and(|object| assigned_config_map(&object) == Some((request.namespace, name)))
-    };
-    let referred = || {
-        view.any_pod_on(node, request.namespace, name, &|pod| {
-            refers_to(&pod["spec"], request.resource, name) && !is_mirror(pod)
-        })
-    };
-    if assigned() || referred() { Ok(()) } else { Err(unrelated(node)) }
+    authorize_if_referenced(node, request, view)
+}
+
+fn authorize_if_referenced(node: &str, request: &Attributes, view: &dyn ClusterView) -> Result<(), String> {
+    let object = by_resource(request.resource)
+        .map(|kind| Reference::new(kind, request.namespace, request.requested_name()));
+    match object {
+        Some(object) if view.node_refers_to(node, &object) => Ok(()),
+        _ => Err(unrelated(node)),
+    }
 }
 
 const ONE_ACCOUNT: &str = "can only create tokens for individual service accounts";
@@ -149,16 +146,10 @@ fn authorize_service_account(node: &str, request: &Attributes, view: &dyn Cluste
         ("create", _) => return Err("can only create token subresource of serviceaccount".to_owned()),
         _ => return Err(ONE_ACCOUNT.to_owned()),
     }
-    let used = || {
-        view.any_pod_on(node, request.namespace, request.name, &|pod| {
-            pod["spec"]["serviceAccountName"].as_str() == Some(request.name) && !is_mirror(pod)
-        })
-    };
-    if !request.namespace.is_empty() && used() { Ok(()) } else { Err(unrelated(node)) }
+    authorize_if_referenced(node, request, view)
 }
 
-/// Objects that pods use are read one by one: in a namespace, with a name. (Without a namespace a node's pods of all namespaces would
-/// be looked through.)
+/// Objects that pods use are read one by one: in a namespace, with a name.
 fn check_named(request: &Attributes) -> Result<(), String> {
     match (request.namespace, request.requested_name()) {
         ("", _) => Err("can only read namespaced object of this type".to_owned()),
@@ -458,7 +449,7 @@ mod tests {
             "create serviceaccounts/x default/runs",
             Err("can only create token subresource of serviceaccount"),
         );
-        // what would go through the pods of all namespaces
+        // what a pod refers to has a namespace
         let namespaced = Err("can only read namespaced object of this type");
         for refused in [
             "get serviceaccounts runs",

@@ -77,6 +77,12 @@ impl Desired {
         self.nodes.get(node).map_or(self.unlisted, known)
     }
 
+    /// Whether a node's Node, or a pod bound to it, refers to an object.
+    pub fn refers(&self, node: &str, object: &Reference) -> bool {
+        let followed = self.nodes.get(node);
+        followed.zip(self.objects.positions.get(object)).is_some_and(|(of, at)| of.refers.contains_key(at))
+    }
+
     /// Takes note of a change that is about to be published; in the order of revisions.
     pub fn note(&mut self, Changed { kind, event, author }: &Changed) {
         let (old, new) = (event.old.as_deref(), event.new.as_deref());
@@ -361,6 +367,20 @@ mod tests {
         assert_eq!(used, referred.len());
     }
 
+    /// What a node may read is exactly what its sources refer to.
+    fn check_references(desired: &Desired, world: &World) {
+        for node in NODES {
+            let followed = world.followed(node);
+            for kind in [&SECRET, &CONFIG_MAP, &SERVICE_ACCOUNT] {
+                for name in ["s", "t", "u"] {
+                    let object = Reference::new(kind, "x", name);
+                    let expect = followed.contains(&object);
+                    assert_eq!(desired.refers(node, &object), expect, "{node} {} {name}", kind.kind);
+                }
+            }
+        }
+    }
+
     /// Exactly what the definition says, through any history; over restarts no less.
     #[test]
     fn revisions_are_those_of_the_definition() {
@@ -382,6 +402,7 @@ mod tests {
                     since = [world.revision; NODES.len()];
                 }
                 check_sizes(&desired, &world);
+                check_references(&desired, &world);
                 for (node, name) in NODES.into_iter().enumerate() {
                     let (now, least) = (desired.of(name), world.concerned[node].max(since[node]));
                     assert!(now >= before[node], "seed {seed}: {name} fell from {} to {now}", before[node]);

@@ -73,11 +73,12 @@ pub fn set_defaults(spec: &mut Value, of: Of) {
             ("securityContext", json!({})),
         ],
     );
-    // two names of one field, kept equal as upstream does
-    for (from, to) in [("serviceAccountName", "serviceAccount"), ("serviceAccount", "serviceAccountName")] {
-        if let Some(name) = spec.get(from).cloned() {
-            fill(spec, &[], &[(to, name)]);
-        }
+    if let Some(name) = spec.get("serviceAccount").cloned() {
+        fill(spec, &[], &[("serviceAccountName", name)]);
+    }
+    // an older name of the same field: as upstream it never differs
+    if let Some(name) = spec.get("serviceAccountName").cloned() {
+        spec["serviceAccount"] = name;
     }
     for list in ["containers", "initContainers", "ephemeralContainers"] {
         for container in each(spec, list) {
@@ -417,6 +418,22 @@ mod tests {
             full[key] = value.clone();
         }
         json!({"containers": [full]})
+    }
+
+    #[test]
+    fn service_account_has_one_name() {
+        for (spec, expect) in [
+            (json!({"serviceAccountName": "a"}), "a"),
+            (json!({"serviceAccount": "a"}), "a"),
+            (json!({"serviceAccountName": "a", "serviceAccount": "b"}), "a"),
+        ] {
+            let mut spec = spec;
+            set_defaults(&mut spec, Of::Pod);
+            assert_eq!(
+                (&spec["serviceAccountName"], &spec["serviceAccount"]),
+                (&json!(expect), &json!(expect))
+            );
+        }
     }
 
     #[test]
