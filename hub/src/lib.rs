@@ -14,11 +14,13 @@
 //! | `pki` | the certificate authority, serving and client certificates |
 //! | `node_command` | `kedge-hub node`: asks the running hub |
 //! | `flags`, `addresses`, `logging` | the command line, the names and URLs of the hub, the log |
+//! | `bucket` | rates, for `server` and `audit` |
 //!
 //! The hub never dials a node, and no node's clock is ever compared with ours.
 
 pub mod addresses;
 mod audit;
+mod bucket;
 pub mod capacity;
 pub mod controllers;
 pub mod flags;

@@ -105,6 +105,7 @@ const PROOFS: &[(&str, &str)] = &[
     ("request rate", "tests/attacks.rs: anonymous_flood_hides_no_probe"),
     ("request rate", "src/server/steps.rs: long_step_is_paid_for"),
     ("request rate", "src/server/limits.rs: debt_of_a_node_ends_after_twenty_seconds"),
+    ("request rate", "src/server/limits.rs: renewals_have_a_rate_of_their_own"),
     ("request rate", "src/server/connection.rs: work_for_an_answer_is_paid_for_by_its_caller"),
     ("watches", "tests/limits.rs: one_node_has_its_limits"),
     ("watches", "tests/attacks.rs: watch_that_is_not_read_keeps_little"),
@@ -390,6 +391,13 @@ fn one_node_has_its_limits() {
     }
     let refused = node.get("/version");
     assert_eq!((refused.code, refused.header("retry-after").len()), (429, 1));
+    // it is heard all the same, ten times at once
+    let mut renew = |second: usize| {
+        let renewal = json!({"spec": {"renewTime": format!("2026-11-22T17:00:{second:02}.000000Z")}});
+        node.patch("merge", &format!("{LEASES}/a"), &renewal).code
+    };
+    assert_eq!([0; 10].map(|_| renew(1)), [200; 10]);
+    assert!((0..50).any(|_| renew(2) == 429));
     hub.node("b").get("/version").expect(200);
 }
 

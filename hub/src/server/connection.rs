@@ -356,9 +356,14 @@ async fn answered(server: Arc<Server>, caller: Caller, request: Request<Incoming
     };
     caller.note(identity.as_deref().ok().and_then(Option::as_ref));
     let renews = identity.as_ref().is_ok_and(|identity| is_renewal(&parts, (**identity).as_ref()));
+    let now = Instant::now();
+    let paced = match renews && renewals::costs_little(&parts, incoming.size_hint().exact()) {
+        true => slot.pace_renewal(now).map(drop),
+        false => slot.pace(now),
+    };
     let mut body = RequestBody::new(incoming, Arc::clone(&slot), renews, presented);
     let mut handled = false;
-    let response = match (identity, slot.pace(Instant::now())) {
+    let response = match (identity, paced) {
         (_, Err(error)) => {
             tokio::time::sleep(PAUSE).await;
             respond::error(&error)
@@ -402,7 +407,7 @@ mod tests {
     use crate::Hub;
     use crate::capacity::{Capacity, Machine};
     use crate::server::authentication::Standing;
-    use crate::server::limits::{Resource, Taken, Work};
+    use crate::server::limits::{Paid, Resource, Taken, Work};
     use crate::server::request::{Form, Parameters};
     use crate::server::watch::{self, WatchStream};
 
@@ -582,7 +587,8 @@ mod tests {
         // one without a Lease takes the general way, and is paid for once: there is one token
         let later = Instant::now() + Duration::from_secs(3600);
         let slot = stage.slot(node("unknown").as_ref());
-        (1..1000).for_each(|_| slot.pace(later).unwrap());
+        while slot.pace_renewal(later).is_ok_and(|paid| paid == Paid::Renewal) {}
+        (2..1000).for_each(|_| slot.pace(later).unwrap());
         let mut other = stage.connect(node("unknown"));
         other.write_all(&renewal("unknown", &time(4))).await.unwrap();
         assert_eq!(answer(&mut other).await, (404, false));
@@ -603,11 +609,23 @@ mod tests {
         hub.create(&CONFIG_MAP, denied).await.unwrap();
         revoked.write_all(&renewal("revoked", &time(6))).await.unwrap();
         assert_eq!(answer(&mut revoked).await, (401, true));
+        // a rate of their own, whatever else the node asked for: the short way and the general one
         let later = Instant::now() + Duration::from_secs(3600);
         while stage.slot(node("n").as_ref()).pace(later).is_ok() {}
         client.write_all(&renewal("n", &time(7))).await.unwrap();
+        assert_eq!(answer(&mut client).await, (204, false));
+        let general = String::from_utf8(renewal("n", &time(8))).unwrap();
+        let general = general.replace("prefer: return=minimal\r\n", "");
+        client.write_all(general.as_bytes()).await.unwrap();
+        assert_eq!(answer(&mut client).await, (200, false));
+        // one that may make work is a request like others
+        let costly = general.replace("merge-patch", "json-patch");
+        client.write_all(costly.as_bytes()).await.unwrap();
         assert_eq!(answer(&mut client).await, (429, false));
-        assert_eq!([renewed("n"), renewed("revoked")], [time(3), time(5)]);
+        while stage.slot(node("n").as_ref()).pace_renewal(later).is_ok() {}
+        client.write_all(&renewal("n", &time(9))).await.unwrap();
+        assert_eq!(answer(&mut client).await, (429, false));
+        assert_eq!([renewed("n"), renewed("revoked")], [time(8), time(5)]);
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@
 //! nothing needs more than 64 others (of the few long answers, as many as there are), in whatever order they come; hundreds of nodes
 //! together can do it. An eighth, of long answers half, is left to administrators whatever all others do. Anonymous callers, whose
 //! addresses cost nothing, and identities that are no nodes share parts of the connections. A node's renewals take from no pool at
-//! all: only their own node can delay them.
+//! all and have a rate of their own: only their own node can delay them, by its renewals alone.
 //!
 //! A refusal is 429 (the caller's own excess) or 503 (the hub's), with Retry-After. Left to others: how large the pools are
 //! (`capacity`), and connections before they have an identity (`handshakes`).
@@ -23,6 +23,7 @@ use kedge_hub_core::identity::Identity;
 use tokio::sync::Semaphore;
 
 use super::steps::Steps;
+use crate::bucket::{Bucket, Rate};
 use crate::capacity::Capacity;
 use crate::memory::Budget;
 use crate::pki::PROBE_USER;
@@ -42,15 +43,15 @@ const OTHER_PART: usize = 4;
 /// Callers with an entry of their own; further anonymous callers share one. Single IPv6 addresses are free to an attacker, but this
 /// many networks are not. They take about 12 MiB.
 const MAX_CALLERS: usize = 32_768;
-/// Sustained rate of a caller without the admin group (token bucket refill), requests per second. An agent makes less than one.
-const RATE: f64 = 50.0;
-/// Size of that token bucket: a node that starts many pods at once.
-const BURST: f64 = 1000.0;
+/// Requests of a caller without the admin group. An agent makes less than one a second; a node that starts many pods makes many at once.
+const REQUESTS: Rate = Rate { per_sec: 50.0, burst: 1000.0 };
+/// Renewals of a node that count for nothing else: it is heard whatever else it asked for. An agent renews every ten seconds.
+const RENEWALS: Rate = Rate { per_sec: 1.0, burst: 10.0 };
 /// Bytes that take as long as a request: as JSON that is parsed, rendered or compressed, and as text that is copied and encrypted.
 const PARSED_PER_TOKEN: f64 = 4096.0;
 const COPIED_PER_TOKEN: f64 = 64.0 * 1024.0;
-/// The most that a node owes: 20 s after whatever it asked for, its renewals are heard again. Of other callers no renewals are awaited.
-const MOST_DEBT: f64 = BURST;
+/// The most that a node owes: 20 s after whatever it asked for, it gets answers again. Nobody waits for those of other callers.
+const MOST_DEBT: f64 = REQUESTS.burst;
 /// Requests that a second of processor time costs: one caller that makes the hub work takes a fortieth of a processor in the long run.
 const TOKENS_PER_SEC: f64 = 2000.0;
 /// How often callers without a connection and with a full bucket are removed.
@@ -268,16 +269,28 @@ pub(crate) struct Slot {
     class: CallerClass,
     pools: Arc<Pools>,
     held: [AtomicUsize; RESOURCES],
-    bucket: Mutex<Bucket>,
+    requests: Mutex<Bucket>,
+    /// Of a node.
+    renewals: Mutex<Bucket>,
     /// One large body of a caller is worked on at a time.
     turn: Arc<Semaphore>,
     steps: Steps,
 }
 
-#[derive(Debug)]
-struct Bucket {
-    tokens: f64,
-    counted: Instant,
+/// The rate that a request was counted against.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Paid {
+    Request,
+    Renewal,
+}
+
+impl Paid {
+    fn rate(self) -> Rate {
+        match self {
+            Paid::Request => REQUESTS,
+            Paid::Renewal => RENEWALS,
+        }
+    }
 }
 
 /// The name of a caller: its user name; for anonymous ones the IPv4 address, or the /64 network of an IPv6 address.
@@ -336,16 +349,27 @@ impl Slot {
             class,
             pools: Arc::clone(pools),
             held: Default::default(),
-            bucket: Mutex::new(Bucket { tokens: BURST, counted: now }),
+            requests: Mutex::new(Bucket::full(REQUESTS, now)),
+            renewals: Mutex::new(Bucket::full(RENEWALS, now)),
             turn: Arc::new(Semaphore::new(1)),
             steps: Steps::default(),
         }
     }
 
-    /// Whether the caller has not made a request for so long that its bucket is full.
+    /// Whether the caller has not made a request for so long that its buckets are full.
     fn is_full(&self, now: Instant) -> bool {
-        let bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        bucket.refilled(now) >= BURST
+        [Paid::Request, Paid::Renewal]
+            .into_iter()
+            .all(|paid| self.with(paid, now, |bucket| bucket.left() >= paid.rate().burst))
+    }
+
+    /// Looks at a bucket as it is now.
+    fn with<T>(&self, paid: Paid, now: Instant, look: impl FnOnce(&mut Bucket) -> T) -> T {
+        let bucket = match paid {
+            Paid::Request => &self.requests,
+            Paid::Renewal => &self.renewals,
+        };
+        look(bucket.lock().unwrap_or_else(PoisonError::into_inner).at(paid.rate(), now))
     }
 
     /// Counts work against the caller's rate. How much a request makes is known only after it was allowed, so this may leave a debt that
@@ -353,9 +377,7 @@ impl Slot {
     pub(crate) fn charge(&self, work: Work, now: Instant) {
         if self.is_paced() {
             let least = if self.class == CallerClass::Node { -MOST_DEBT } else { f64::NEG_INFINITY };
-            let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-            let bucket = bucket.at(now);
-            bucket.tokens = (bucket.tokens - work.tokens()).max(least);
+            self.with(Paid::Request, now, |bucket| bucket.owe(work.tokens(), least));
         }
     }
 
@@ -370,26 +392,24 @@ impl Slot {
 
     /// Counts a request against the caller's rate; 429 when it makes too many.
     pub(crate) fn pace(&self, now: Instant) -> Result<(), ApiError> {
-        if !self.is_paced() {
+        if !self.is_paced() || self.with(Paid::Request, now, |bucket| bucket.take(1.0)) {
             return Ok(());
         }
-        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-        let bucket = bucket.at(now);
-        if bucket.tokens < 1.0 {
-            return Err(ApiError::too_many_requests(
-                "too many requests of this identity, please try again later",
-            ));
-        }
-        bucket.tokens -= 1.0;
-        Ok(())
+        Err(ApiError::too_many_requests("too many requests of this identity, please try again later"))
     }
 
-    /// Takes back the count of a request that is made in another way, which counts it.
-    pub(crate) fn unpace(&self, now: Instant) {
+    /// Counts a node's renewal against the rate of its renewals. Those beyond it are requests as others are.
+    pub(crate) fn pace_renewal(&self, now: Instant) -> Result<Paid, ApiError> {
+        if self.class == CallerClass::Node && self.with(Paid::Renewal, now, |bucket| bucket.take(1.0)) {
+            return Ok(Paid::Renewal);
+        }
+        self.pace(now).map(|()| Paid::Request)
+    }
+
+    /// Takes back the count of a renewal that is made in another way, which counts it.
+    pub(crate) fn unpace(&self, paid: Paid, now: Instant) {
         if self.is_paced() {
-            let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
-            let bucket = bucket.at(now);
-            bucket.tokens = (bucket.tokens + 1.0).min(BURST);
+            self.with(paid, now, |bucket| bucket.give_back(1.0));
         }
     }
 
@@ -471,20 +491,6 @@ impl Slot {
     pub(crate) async fn turn(&self) -> Option<tokio::sync::OwnedSemaphorePermit> {
         // it is never closed
         Arc::clone(&self.turn).acquire_owned().await.ok()
-    }
-}
-
-impl Bucket {
-    /// As it is now.
-    fn at(&mut self, now: Instant) -> &mut Bucket {
-        self.tokens = self.refilled(now);
-        self.counted = self.counted.max(now);
-        self
-    }
-
-    fn refilled(&self, now: Instant) -> f64 {
-        let passed = now.saturating_duration_since(self.counted).as_secs_f64();
-        (self.tokens + passed * RATE).min(BURST)
     }
 }
 
@@ -737,8 +743,8 @@ mod tests {
             slot.charge(Work::Parsed(3 << 20), start);
         }
         assert_eq!(slot.pace(start).unwrap_err().code, 429);
-        let debt = 2.0 * (3 << 20) as f64 / PARSED_PER_TOKEN + 2.0 - BURST;
-        let paid = start + Duration::from_secs_f64((debt + 1.5) / RATE);
+        let debt = 2.0 * (3 << 20) as f64 / PARSED_PER_TOKEN + 2.0 - REQUESTS.burst;
+        let paid = start + Duration::from_secs_f64((debt + 1.5) / REQUESTS.per_sec);
         slot.pace(paid).unwrap();
         assert_eq!(slot.pace(paid).unwrap_err().code, 429);
     }
@@ -755,6 +761,29 @@ mod tests {
             assert!(!after(19) && !after(20), "{identity:?}");
             assert_eq!(after(21), heard, "{identity:?}");
         }
+    }
+
+    #[test]
+    fn renewals_have_a_rate_of_their_own() {
+        let (limits, start) = (limits(), Instant::now());
+        for (identity, expect) in [(node("n"), 10), (other("o"), 0)] {
+            let slot = limits.slot(Some(&identity), HERE, start);
+            (0..32).for_each(|_| slot.charge(Work::Ran(Duration::from_secs(10)), start));
+            let heard = |secs| {
+                let at = start + Duration::from_secs(secs);
+                std::iter::from_fn(|| slot.pace_renewal(at).ok()).take(2000).collect::<Vec<_>>()
+            };
+            assert_eq!(heard(0), vec![Paid::Renewal; expect], "{identity:?}");
+            assert_eq!(heard(1), vec![Paid::Renewal; expect / 10], "{identity:?}");
+            slot.unpace(Paid::Renewal, start);
+        }
+        // beyond it they are requests, and its own rate is whole again when nothing was asked for
+        let slot = limits.slot(Some(&node("calm")), HERE, start);
+        let all: Vec<_> = std::iter::from_fn(|| slot.pace_renewal(start).ok()).collect();
+        assert_eq!((all.len(), all[9], all[10]), (1010, Paid::Renewal, Paid::Request));
+        assert!(
+            !slot.is_full(start + Duration::from_secs(9)) && slot.is_full(start + Duration::from_secs(20))
+        );
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use http::{HeaderName, HeaderValue, Response};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Method, Response, header};
 use kedge_api::{DESIRED_HEADER, NODE_LEASE_NAMESPACE};
 use kedge_hub_core::identity::{self, Attributes, Identity};
 use kedge_hub_core::kinds::LEASE;
@@ -68,11 +69,11 @@ fn renew(server: &Server, caller: &Caller, request: &[u8]) -> Option<Answer> {
     authentication::prove(server, caller, identity).ok().filter(|()| may_renew(server, identity, node))?;
     caller.note(Some(identity));
     let now = Instant::now();
-    caller.slot.pace(now).ok()?;
+    let paid = caller.slot.pace_renewal(now).ok()?;
     let renewed = server.hub.writer().renew_plainly(NODE_LEASE_NAMESPACE, node, &renewal);
     if renewed.is_none_or(|renewed| renewed.is_err()) {
         // the general way counts it
-        caller.slot.unpace(now);
+        caller.slot.unpace(paid, now);
         return None;
     }
     caller.slot.charge(Work::Parsed(body_bytes), now);
@@ -104,6 +105,13 @@ fn plain(request: &[u8], node: &str) -> Option<(Renewal, usize)> {
     }
     let body = request.get(length..).filter(|_| is_minimal)?;
     Some((Renewal::read(content_type?, body)?, body.len()))
+}
+
+/// Whether a renewal of the general way costs little whatever is in it: the rate of renewals is no way to make the hub work.
+pub(super) fn costs_little(request: &Parts, body_bytes: Option<u64>) -> bool {
+    let content_type = request.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    body_bytes.is_some_and(|bytes| bytes <= MOST_BYTES as u64)
+        && (request.method == Method::PUT || content_type.is_some_and(Renewal::merges))
 }
 
 fn may_renew(server: &Server, identity: &Identity, node: &str) -> bool {

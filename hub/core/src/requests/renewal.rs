@@ -23,11 +23,14 @@ const MAX_DIGITS: usize = 20;
 pub struct Renewal([u8; FORM.len()]);
 
 impl Renewal {
+    /// Whether a patch of this type is one that renewals have: it makes a Lease no larger than it is itself.
+    pub fn merges(content_type: &str) -> bool {
+        matches!(content_type, "application/merge-patch+json" | "application/strategic-merge-patch+json")
+    }
+
     /// From a patch; `None` if it is not of the plain form.
     pub fn read(content_type: &str, patch: &[u8]) -> Option<Renewal> {
-        let merges =
-            matches!(content_type, "application/merge-patch+json" | "application/strategic-merge-patch+json");
-        let time = patch.strip_prefix(HEAD)?.strip_suffix(TAIL).filter(|_| merges)?;
+        let time = patch.strip_prefix(HEAD)?.strip_suffix(TAIL).filter(|_| Renewal::merges(content_type))?;
         let time: [u8; FORM.len()] = time.try_into().ok()?;
         let is_formed = time.iter().zip(FORM).all(|(found, form)| match form {
             b'0' => found.is_ascii_digit(),
