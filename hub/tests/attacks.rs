@@ -117,6 +117,28 @@ fn connections_that_begin_and_stall_do_not_keep_a_node_out() {
     assert!(descriptors(&hub) < LOCAL_HANDSHAKES as usize + 100, "{}", descriptors(&hub));
 }
 
+/// Each costs the processor a key exchange, however soon it ends.
+#[test]
+fn network_that_begins_too_many_handshakes_waits() {
+    const BURST: usize = 512;
+    let hub = Hub::new();
+    let mut victim = Victim::new(&hub, "victim");
+    let stranger = hub.anonymous();
+    let dropped = || metric(&hub, "kedge_hub_dropped_handshakes_total");
+    let mut begun = 0;
+    while dropped() == 0 {
+        assert!(begun < 20 * BURST, "no handshake of {begun} was refused");
+        for _ in 0..BURST / 4 {
+            // one byte, and gone
+            stranger.from(9).dial().write_all(&[0x16]).unwrap();
+        }
+        begun += BURST / 4;
+    }
+    assert!(begun > BURST, "{begun}");
+    victim.renew_anew("victim");
+    assert_eq!(stranger.from(10).get("/livez").code, 200, "another network");
+}
+
 #[test]
 fn slow_bodies_hold_no_place_of_others() {
     let hub = Hub::new();

@@ -90,6 +90,7 @@ const PROOFS: &[(&str, &str)] = &[
     ("connections", "src/server/limits.rs: dropped_connections_are_uncounted"),
     ("connections", "src/server/link.rs: connection_that_is_not_used_ends"),
     ("TLS handshakes in progress", "tests/attacks.rs: silent_connections_do_not_keep_a_node_out"),
+    ("TLS handshakes in progress", "tests/attacks.rs: network_that_begins_too_many_handshakes_waits"),
     ("TLS handshakes in progress", "src/server/handshakes.rs: one_byte_each_does_not_shut_the_door"),
     ("TLS handshakes in progress", "src/server/handshakes.rs: slow_handshakes_make_room_in_a_full_network"),
     (

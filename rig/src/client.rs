@@ -101,12 +101,17 @@ impl Identity {
         self.address
     }
 
+    /// Opens a connection that begins no handshake.
+    pub fn dial(&self) -> io::Result<TcpStream> {
+        match (self.source, self.address) {
+            (Some(source), SocketAddr::V4(address)) => connected_from(source, address),
+            _ => TcpStream::connect(self.address),
+        }
+    }
+
     /// Opens a connection; the handshake comes with the first request.
     pub fn connect(&self) -> io::Result<Connection> {
-        let socket = match (self.source, self.address) {
-            (Some(source), SocketAddr::V4(address)) => connected_from(source, address)?,
-            _ => TcpStream::connect(self.address)?,
-        };
+        let socket = self.dial()?;
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(ANSWER_LIMIT))?;
         let name = ServerName::from(self.address.ip());

@@ -112,7 +112,10 @@ async fn limited(
     })
     .await
     .map_err(|_| "silent")??;
-    handshake.heard();
+    if !handshake.heard(Instant::now()) {
+        server.counters.dropped_handshakes.fetch_add(1, Ordering::Relaxed);
+        return Err("its network begins too many".into());
+    }
     tokio::select! {
         link = accept_tls(socket, from, tls, server) => link,
         () = handshake.ended() => Err("there were too many connections".into()),

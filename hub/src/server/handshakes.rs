@@ -5,7 +5,8 @@
 //! A new connection is not refused for others' sake: the oldest silent one of the fullest network makes room, or its oldest one, unless
 //! the newcomer's own network is as full; then its oldest one does once it has taken [`SLOW`]. A handshake that goes on takes
 //! milliseconds, so a client gets through any number of connections that say nothing, or too little. Behind one address with a host
-//! that begins and ends handshakes all the time it may need several tries.
+//! that begins and ends handshakes all the time it may need several tries: what a network may begin has a rate, too ([`PER_PLACE`]),
+//! because each costs the processor a millisecond, however soon it ends. A connection that says nothing costs none.
 //! Left to others: time limits (`accept`), connections after the handshake (`limits`).
 
 use std::cmp::Reverse;
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
+use crate::bucket::{Bucket, Rate};
+
 /// Unfinished handshakes of one network that each network may have: an address, or a /64 of IPv6. Nodes behind one router may all come
 /// back at once, so a network with more nodes has a place for each.
 const PER_NETWORK: usize = 64;
@@ -25,6 +28,12 @@ const NETWORK_PART: usize = 4;
 /// A handshake makes room for a newcomer of its own network, however full that is, once it has taken this long. While hundreds of nodes
 /// wait for the processor of a busy hub some take seconds; ending those would only make work.
 const SLOW: Duration = Duration::from_secs(3);
+/// Handshakes that a network may begin for each of its places: twice a second. A stranger's take an eighth of a processor at most. At once:
+/// all nodes of a site that come back, several times.
+const PER_PLACE: Rate = Rate { per_sec: 2.0, burst: 8.0 };
+/// Networks whose handshakes are paced apart; further ones that are not known share a rate. An attacker with as many has begun a
+/// handshake from each within the seconds for which it is remembered.
+const MAX_PACED: usize = 16_384;
 /// Nodes whose networks are remembered. Those of further ones are not preferred.
 const MAX_NODES: usize = 16_384;
 
@@ -36,6 +45,9 @@ enum Network {
 }
 
 impl Network {
+    /// Of programs on this machine that do not choose another one.
+    const LOCAL: [Network; 2] = [Network::V4([127, 0, 0, 1]), Network::V6([0; 4])];
+
     fn of(address: IpAddr) -> Network {
         match address.to_canonical() {
             IpAddr::V4(address) => Network::V4(address.octets()),
@@ -63,6 +75,9 @@ struct Table {
     nodes: HashMap<Box<str>, Network>,
     /// Those networks, and how many nodes each has.
     known: HashMap<Network, usize>,
+    /// What networks may still begin; `None`: what others share.
+    paces: HashMap<Option<Network>, Bucket>,
+    swept: Option<Instant>,
     next: u64,
 }
 
@@ -97,12 +112,11 @@ impl Handshakes {
         let network = Network::of(from);
         let mut table = self.lock();
         let stranger = !table.known.contains_key(&network);
-        let loopback = from.to_canonical().is_loopback();
         let own = table.of.get(&network).map_or(0, Vec::len);
-        let has_place = own < table.places(network, loopback, self.most)
+        let has_place = own < table.places(network, self.most)
             || table.make_room(network)
             // the hub's probe of itself comes from here, too
-            || (loopback && table.end_oldest(network))
+            || (Network::LOCAL.contains(&network) && table.end_oldest(network))
             || table.end_slow(network, now);
         if !has_place {
             return None;
@@ -147,9 +161,41 @@ impl Handshakes {
 
 impl Table {
     /// Handshakes that a network may have, of so many in all.
-    fn places(&self, network: Network, loopback: bool, most: usize) -> usize {
-        let wanted = if loopback { most } else { self.known.get(&network).copied().unwrap_or(0) };
+    fn places(&self, network: Network, most: usize) -> usize {
+        let is_local = Network::LOCAL.contains(&network);
+        let wanted = if is_local { most } else { self.known.get(&network).copied().unwrap_or(0) };
         wanted.min(most / NETWORK_PART).max(PER_NETWORK)
+    }
+
+    /// Counts a handshake of a network that begins; `false` if there are too many.
+    fn pace(&mut self, network: Network, most: usize, now: Instant) -> bool {
+        // programs that share the processor gain nothing by handshakes, and the hub's probe of itself is among them
+        if Network::LOCAL.contains(&network) {
+            return true;
+        }
+        let rate = rate(self.places(network, most));
+        let mut key = Some(network);
+        if self.paces.len() >= MAX_PACED && !self.paces.contains_key(&key) {
+            self.sweep(most, now);
+            let is_full = self.paces.len() >= MAX_PACED && !self.known.contains_key(&network);
+            key = key.filter(|_| !is_full);
+        }
+        self.paces.entry(key).or_insert_with(|| Bucket::full(rate, now)).at(rate, now).take(1.0)
+    }
+
+    /// Forgets networks that have begun so little that a new entry would say the same; once a second at most, since it looks at all.
+    fn sweep(&mut self, most: usize, now: Instant) {
+        const PAUSE: Duration = Duration::from_secs(1);
+        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < PAUSE) {
+            return;
+        }
+        self.swept = Some(now);
+        let mut paces = std::mem::take(&mut self.paces);
+        paces.retain(|network, pace| {
+            let rate = rate(network.map_or(PER_NETWORK, |network| self.places(network, most)));
+            pace.at(rate, now).left() < rate.burst
+        });
+        self.paces = paces;
     }
 
     /// A node of this network came from another one.
@@ -210,6 +256,12 @@ impl Table {
     }
 }
 
+/// Of a network with so many places.
+fn rate(places: usize) -> Rate {
+    let places = places as f64;
+    Rate { per_sec: PER_PLACE.per_sec * places, burst: PER_PLACE.burst * places }
+}
+
 /// A counted handshake; uncounted when dropped.
 #[derive(Debug)]
 pub(super) struct Handshake {
@@ -220,13 +272,16 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Notes that the client has sent something: it no longer makes room for others.
-    pub(super) fn heard(&self) {
+    /// Notes that the client has sent something: it no longer makes room for others. `false`: its network begins too many, so this
+    /// one has to end.
+    #[must_use]
+    pub(super) fn heard(&self, now: Instant) -> bool {
         let mut table = self.handshakes.lock();
         let entries = table.of.get_mut(&self.network).into_iter().flatten();
         for entry in entries.filter(|entry| entry.id == self.id) {
             entry.heard = true;
         }
+        table.pace(self.network, self.handshakes.most, now)
     }
 
     /// Resolves when the handshake had to make room.
@@ -260,10 +315,15 @@ mod tests {
         all.begin(from, *NOW)
     }
 
+    /// Its client sends something; how many its network has begun is not looked at.
+    fn hear(handshake: &Handshake) {
+        let _ = handshake.heard(Instant::now());
+    }
+
     /// A handshake that has begun.
     fn begun(all: &Arc<Handshakes>, number: u32) -> Option<Handshake> {
         let handshake = begin(all, address(number))?;
-        handshake.heard();
+        hear(&handshake);
         Some(handshake)
     }
 
@@ -278,7 +338,7 @@ mod tests {
         assert_eq!(all.count(), PER_NETWORK);
         // a client of the same network begins, and thousands of silent ones do not end it
         let mut client = begin(&all, HERE).unwrap();
-        client.heard();
+        hear(&client);
         silent.extend((0..20_000).map(|_| begin(&all, HERE).unwrap()));
         assert!(!is_ended(&mut client));
         assert_eq!(silent.iter_mut().map(is_ended).filter(|ended| !ended).count(), PER_NETWORK - 1);
@@ -292,7 +352,7 @@ mod tests {
     fn network_whose_handshakes_have_all_begun_is_refused() {
         let all = Arc::new(Handshakes::new(2048));
         let held: Vec<_> = (0..PER_NETWORK).map(|_| begin(&all, HERE).unwrap()).collect();
-        held.iter().for_each(Handshake::heard);
+        held.iter().for_each(hear);
         assert!(begin(&all, HERE).is_none());
         assert!(begin(&all, address(1)).is_some(), "others are not");
         drop(held);
@@ -305,7 +365,7 @@ mod tests {
         let start = Instant::now();
         // one byte each, all a moment after the other
         let at = |number: u32| start + Duration::from_millis(u64::from(number));
-        let begun = |now| all.begin(HERE, now).inspect(Handshake::heard);
+        let begun = |now| all.begin(HERE, now).inspect(hear);
         let mut held: Vec<_> = (0..64).map(|number| begun(at(number)).unwrap()).collect();
         assert!(begun(start + SLOW).is_none());
         let mut node = begun(at(9) + SLOW).expect("a place of a slow one");
@@ -321,7 +381,7 @@ mod tests {
     fn slow_handshake_makes_room_when_no_other_network_is_fuller() {
         let all = Arc::new(Handshakes::new(256));
         let start = Instant::now();
-        let begun = |number, now| all.begin(address(number), now).inspect(Handshake::heard);
+        let begun = |number, now| all.begin(address(number), now).inspect(hear);
         let mut held: Vec<_> = (0..128).map(|number| begun(number, start).unwrap()).collect();
         assert!(begun(7, start + SLOW).is_none(), "all strangers have one");
         let node = begun(7, start + SLOW + Duration::from_millis(1));
@@ -334,7 +394,7 @@ mod tests {
         let all = Arc::new(Handshakes::new(2048));
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let mut held: Vec<_> = (0..2048 / NETWORK_PART).map(|_| begin(&all, loopback).unwrap()).collect();
-        held.iter().for_each(Handshake::heard);
+        held.iter().for_each(hear);
         assert!(!held.iter_mut().any(is_ended), "hundreds of local clients at once get through");
         let _probe = begin(&all, loopback).unwrap();
         assert!(is_ended(&mut held[0]) && !is_ended(&mut held[1]));
@@ -393,6 +453,40 @@ mod tests {
         assert!(begun(&all, 5000).is_some());
         assert!(!nodes.iter_mut().any(is_ended));
         drop(held);
+    }
+
+    #[test]
+    fn network_begins_so_many_a_second() {
+        let all = Arc::new(Handshakes::new(2048));
+        let start = Instant::now();
+        // each ends as soon as it has begun
+        let begins = |from: IpAddr, after: Duration| {
+            let now = start + after;
+            (0..20_000).take_while(|_| all.begin(from, now).is_some_and(|new| new.heard(now))).count()
+        };
+        assert_eq!(begins(HERE, Duration::ZERO), 512);
+        assert_eq!(begins(HERE, Duration::from_secs(1)), 128);
+        assert_eq!(begins(address(1), Duration::from_secs(1)), 512, "another network");
+        (0..200).for_each(|node| all.trust(&node.to_string(), HERE));
+        assert_eq!(begins(HERE, Duration::from_secs(2)), 400, "twice for each of its nodes");
+        assert_eq!(begins([127, 0, 0, 1].into(), Duration::ZERO), 20_000, "this machine");
+        let silent = (0..20_000).all(|_| begin(&all, address(1)).is_some());
+        assert!(silent, "those that say nothing are not counted");
+    }
+
+    #[test]
+    fn flood_of_networks_is_paced_together() {
+        let all = Arc::new(Handshakes::new(2048));
+        let (start, home) = (Instant::now(), address(99_999));
+        all.trust("edge", home);
+        let begins = |from: IpAddr, now| all.begin(from, now).is_some_and(|new| new.heard(now));
+        let began = (0..30_000).filter(|number| begins(address(*number), start)).count();
+        assert_eq!(began, MAX_PACED + 512);
+        assert_eq!(all.lock().paces.len(), MAX_PACED + 1);
+        assert!(begins(home, start), "a network of a node has its own rate");
+        let later = start + Duration::from_secs(60);
+        assert!(begins(address(29_999), later));
+        assert_eq!(all.lock().paces.len(), 1, "forgotten");
     }
 
     #[test]

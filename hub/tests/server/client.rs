@@ -3,6 +3,7 @@
 //! One connection per client, dialled when it is needed. The bytes on the wire are `kedge_rig::client`'s.
 
 use std::io;
+use std::net::TcpStream;
 
 use kedge_rig::client::{Answer, Connection, Events, Identity};
 use serde_json::Value;
@@ -86,6 +87,11 @@ impl Client {
     pub(crate) fn from(&self, last: u8) -> Client {
         let identity = self.identity.clone().from_address([127, 0, 1, last].into());
         Client { identity, connection: None }
+    }
+
+    /// A connection to the hub that begins no handshake.
+    pub(crate) fn dial(&self) -> TcpStream {
+        self.identity.dial().unwrap()
     }
 
     /// Another connection of the same identity.
