@@ -139,6 +139,10 @@ const PROOFS: &[(&str, &str)] = &[
         "src/audit/mod.rs: one_administrator_does_not_push_out_another",
     ),
     (
+        "lines of an administrator from one network",
+        "src/audit/quota.rs: many_networks_leave_a_log_to_others_for_a_day",
+    ),
+    (
         "equal lines in the audit log within a minute",
         "src/audit/folds.rs: equal_lines_become_one_with_their_number",
     ),

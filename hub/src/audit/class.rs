@@ -2,12 +2,13 @@
 //!
 //! Always holds: a class has a file, a queue and a budget of its own, so nothing that one class of callers does can push out the lines
 //! of another. Within a log each identity has a quota; that of an administrator is large, and for each network it comes from: a program
-//! that uses the credential of people must not push out what they did. Pure.
+//! that uses the credential of people must not push out what they did, and from however many networks it comes, not within a day. Pure.
 
 use kedge_hub_core::identity::Identity;
 
 use super::entry::Entry;
 use super::quota::network;
+use crate::bucket::Rate;
 
 const KIB: usize = 1024;
 const MIB: u64 = 1024 * 1024;
@@ -34,24 +35,23 @@ pub(crate) struct Budget {
     pub(crate) file_bytes: u64,
     /// Lines that wait for the disk, at most.
     pub(crate) waiting_bytes: usize,
-    /// What one identity may write.
+    /// Bytes that one identity may write: at once after hours of silence, and on average.
     pub(crate) quota: Rate,
-}
-
-/// What one identity may write into a log: at once after hours of silence, and on average.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rate {
-    pub(crate) burst_bytes: f64,
-    pub(crate) bytes_per_sec: f64,
+    /// The same of all, where an identity can have any number of quotas.
+    pub(crate) all: Option<Rate>,
 }
 
 /// First lines of an identity: about thirty. A thousand stolen nodes fill four of the five files of a log with them. After that 85 KiB
 /// a day: one identity needs 8 months to push out what others did, a thousand need six hours.
-const SMALL: Rate = Rate { burst_bytes: 16.0 * 1024.0, bytes_per_sec: 1.0 };
+const SMALL: Rate = Rate { burst: 16.0 * 1024.0, per_sec: 1.0 };
 /// Thirteen thousand changes at once (all nodes of a large fleet), and as many a day: to push out what others did takes four days.
-const LARGE: Rate = Rate { burst_bytes: 8.0 * 1024.0 * 1024.0, bytes_per_sec: 100.0 };
+const LARGE: Rate = Rate { burst: 8.0 * 1024.0 * 1024.0, per_sec: 100.0 };
+/// All networks of all administrators. An administrator may come from any number of them; even so what others did before stays for a
+/// day: 16 of the 40 MiB are left, and 200 bytes a second take 23 hours to fill them.
+const ALL_LARGE: Rate = Rate { burst: 24.0 * 1024.0 * 1024.0, per_sec: 200.0 };
 /// The same for a log of a quarter.
-const LARGE_READS: Rate = Rate { burst_bytes: 2.0 * 1024.0 * 1024.0, bytes_per_sec: 25.0 };
+const LARGE_READS: Rate = Rate { burst: LARGE.burst / 4.0, per_sec: LARGE.per_sec / 4.0 };
+const ALL_LARGE_READS: Rate = Rate { burst: ALL_LARGE.burst / 4.0, per_sec: ALL_LARGE.per_sec / 4.0 };
 
 /// All classes, in the order of the enumeration.
 pub(crate) const CLASSES: [Budget; 4] = [
@@ -62,16 +62,31 @@ pub(crate) const CLASSES: [Budget; 4] = [
         // what an administrator deletes while the disk is full: one or two thousand lines
         waiting_bytes: 1024 * KIB,
         quota: LARGE,
+        all: Some(ALL_LARGE),
     },
-    Budget { file: "audit-reads.log", file_bytes: 2 * MIB, waiting_bytes: 128 * KIB, quota: LARGE_READS },
+    Budget {
+        file: "audit-reads.log",
+        file_bytes: 2 * MIB,
+        waiting_bytes: 128 * KIB,
+        quota: LARGE_READS,
+        all: Some(ALL_LARGE_READS),
+    },
     Budget {
         file: "audit-others.log",
         // more than the first lines of a thousand identities take together
         file_bytes: 4 * MIB,
         waiting_bytes: 128 * KIB,
         quota: SMALL,
+        // identities are as many as the hub signed
+        all: None,
     },
-    Budget { file: "audit-refused.log", file_bytes: 4 * MIB, waiting_bytes: 128 * KIB, quota: SMALL },
+    Budget {
+        file: "audit-refused.log",
+        file_bytes: 4 * MIB,
+        waiting_bytes: 128 * KIB,
+        quota: SMALL,
+        all: None,
+    },
 ];
 
 impl Class {
@@ -109,7 +124,7 @@ mod tests {
     #[test]
     fn table_is_in_the_order_of_the_classes() {
         let found = [Class::Administration, Class::Reads, Class::Others, Class::Refused]
-            .map(|class| (class.budget().file, class.budget().quota.burst_bytes > 1e6));
+            .map(|class| (class.budget().file, class.budget().quota.burst > 1e6));
         let expect = [
             ("audit.log", true),
             ("audit-reads.log", true),

@@ -110,9 +110,9 @@ fn count_line(source: Option<&Source>, count: u64) -> String {
 impl State {
     fn record(&mut self, class: Class, entry: &Entry<'_>, line: &str, now: Instant) {
         let log = &mut self.logs[class as usize];
-        let (rate, whose) = (class.budget().quota, class.whose(entry));
+        let whose = class.whose(entry);
         let wanted = Wanted { whose: &whose, act: &entry.act(), bytes: line.len(), requests: 1 };
-        if log.folds.take(entry, &whose, line, now) || !log.quotas.take(rate, &wanted, now) {
+        if log.folds.take(entry, &whose, line, now) || !log.quotas.take(class.budget(), &wanted, now) {
             self.count_soon(now);
         } else {
             self.push(class, line);
@@ -139,11 +139,11 @@ impl State {
             for folded in log.folds.lines() {
                 let Folded { repeats, line, whose, act } = &folded;
                 let wanted = Wanted { whose, act, bytes: line.len(), requests: *repeats };
-                if log.quotas.take(budget.quota, &wanted, now) {
+                if log.quotas.take(budget, &wanted, now) {
                     log.push(budget, line);
                 }
             }
-            if let Some((count, whose)) = log.quotas.omitted(budget.quota, now) {
+            if let Some((count, whose)) = log.quotas.omitted(budget, now) {
                 let line = own_line(&[(Note::Omitted, count.to_string()), (Note::OmittedOf, whose)]);
                 log.push(budget, &line);
             }
@@ -463,7 +463,7 @@ mod tests {
             whose.contains("admin from 192.0.2.0 with ") && whose.contains("create configmaps 200)"),
             "{whose}"
         );
-        assert!(budget.quota.burst_bytes as u64 <= 2 * budget.file_bytes);
+        assert!(budget.quota.burst as u64 <= 2 * budget.file_bytes);
     }
 
     #[test]
