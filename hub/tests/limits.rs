@@ -7,6 +7,8 @@
 
 mod server;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use kedge_hub_core::kinds::{Kind, served};
 use serde_json::{Value, json};
 use server::{Client, Hub, Reply};
@@ -144,13 +146,23 @@ const PROOFS: &[(&str, &str)] = &[
     ),
     (
         "equal lines in the audit log within a minute",
+        "tests/api/audit.rs: noise_leaves_an_administrators_line_where_it_is",
+    ),
+    (
+        "equal lines in the audit log within a minute",
         "src/audit/folds.rs: equal_lines_become_one_with_their_number",
+    ),
+    (
+        "requests without a valid credential or over a limit",
+        "tests/api/audit.rs: noise_leaves_an_administrators_line_where_it_is",
     ),
     (
         "requests without a valid credential or over a limit",
         "src/audit/quota.rs: busiest_sources_are_listed_and_all_requests_counted",
     ),
+    ("audit log on disk", "tests/api/audit.rs: full_log_pushes_out_its_oldest_file"),
     ("audit log on disk", "src/audit/rotating.rs: log_is_rotated_and_bounded"),
+    ("continue token", "tests/limits.rs: continue_token_expires"),
     ("continue token", "core/src/continue_token.rs: token_is_read_as_written_until_it_expires"),
 ];
 
@@ -404,6 +416,29 @@ fn one_node_has_its_limits() {
     assert_eq!([0; 10].map(|_| renew(1)), [200; 10]);
     assert!((0..50).any(|_| renew(2) == 429));
     hub.node("b").get("/version").expect(200);
+}
+
+/// The token tells when it was made; one that is forged to be older is refused as it will be then.
+#[test]
+fn continue_token_expires() {
+    const LIFE_SECS: i64 = 300;
+    let hub = Hub::new();
+    let mut admin = hub.admin();
+    let page = |token: &str| format!("/api/v1/namespaces?limit=1&continue={token}");
+    let first = admin.get(&page("")).expect(200);
+    let token = first["metadata"]["continue"].as_str().unwrap();
+    let aged = |secs: i64| {
+        let text = STANDARD.decode(token).unwrap();
+        let mut token: Value = serde_json::from_slice(&text).unwrap();
+        token["at"] = (token["at"].as_i64().unwrap() - secs).into();
+        STANDARD.encode(token.to_string())
+    };
+    admin.get(&page(&aged(LIFE_SECS / 2))).expect(200);
+    let expired = admin.get(&page(&aged(LIFE_SECS + 1))).expect(410);
+    let rest = expired["metadata"]["continue"].as_str().unwrap();
+    let second = admin.get(&page(rest)).expect(200);
+    assert_eq!(second["items"].as_array().map(Vec::len), Some(1));
+    assert_ne!(second["items"][0]["metadata"]["name"], first["items"][0]["metadata"]["name"]);
 }
 
 /// As many events as a hub keeps, and some more, as an older one may have left them.
