@@ -30,6 +30,12 @@ impl Default for Board {
 }
 
 impl Board {
+    /// Another board with the same past.
+    pub(crate) fn fork(&self) -> Self {
+        let (clocks, traces) = (self.clocks.fork(), self.traces.fork());
+        Self { clocks, traces, data: self.data.fork(), runs: self.runs }
+    }
+
     pub fn mono(&self) -> Duration {
         self.clocks.monotonic()
     }

@@ -75,7 +75,7 @@ pub(crate) fn named_checkpoints(disk: &Disk, version: &str) -> Vec<String> {
 }
 
 /// Requests and renewals since time last passed, by what they are for.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Asked(BTreeMap<Option<RequestKind>, u32>);
 
 impl Asked {

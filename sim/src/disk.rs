@@ -77,6 +77,12 @@ impl Disk {
         }
     }
 
+    /// Another healthy disk with the same files. A process under way has to look at it again.
+    pub(crate) fn fork(&self) -> Self {
+        let fake = self.fake.fork();
+        Self { files: fake::files(&fake), fake, touched: self.touched, ..Self::new() }
+    }
+
     // ------------------------------------------------------------------------------------------ the agent's operations
 
     pub fn read(&self, path: &str) -> Read {

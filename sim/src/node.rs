@@ -56,6 +56,35 @@ pub struct Process {
     pub stop_asked: bool,
 }
 
+impl Process {
+    /// The same process at the same moment; its watches begin anew with a list.
+    fn fork(&self) -> Self {
+        let anew = |watch: &Option<Watch>| watch.as_ref().map(Watch::anew);
+        Self {
+            node: self.node.clone(),
+            twin: self.twin.clone(),
+            asked: self.asked.clone(),
+            step: self.step.clone(),
+            facts_wanted: self.facts_wanted,
+            requests: self.requests.clone(),
+            renewal: self.renewal.clone(),
+            node_watch: anew(&self.node_watch),
+            watched: self.watched.clone(),
+            map_watch: anew(&self.map_watch),
+            node_round: self.node_round,
+            map_round: self.map_round,
+            exit: self.exit.clone(),
+            used: self.used,
+            stop_asked: self.stop_asked,
+        }
+    }
+
+    /// The round of the ConfigMap's watch that is under way, counted from 1.
+    pub fn map_round(&self) -> u64 {
+        self.map_round
+    }
+}
+
 /// Everything around the core of one agent.
 pub struct Node {
     pub name: String,
@@ -105,6 +134,23 @@ impl Node {
             hurry_percent: 100,
             checked: true,
             thorough: false,
+        }
+    }
+
+    /// Another node with the same past, of which nothing is logged or seen yet: a search tries several futures of one moment.
+    pub fn fork(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            disk: self.disk.fork(),
+            board: self.board.fork(),
+            version: self.version.clone(),
+            local: self.local.clone(),
+            labels: self.labels.clone(),
+            facts: self.facts.clone(),
+            process: self.process.as_ref().map(Process::fork),
+            seen: Vec::new(),
+            log: Vec::new(),
+            ..*self
         }
     }
 
@@ -386,6 +432,14 @@ impl Node {
         let process = self.process.as_mut()?;
         let (namespace, name) = process.watched.clone()?;
         let News { object, is_list } = process.map_watch.as_mut()?.next(hub)?;
+        self.show_map(&namespace, &name, object.clone(), is_list);
+        Some(object)
+    }
+
+    /// The watch shows the ConfigMap of this name, null if it is gone, in a list or as a change.
+    pub fn show_map(&mut self, namespace: &str, name: &str, object: Value, is_list: bool) {
+        let Some(process) = &self.process else { return };
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
         let held = process.node.held_config_map().filter(|_| is_list);
         let part = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
         let event = match held {
@@ -397,11 +451,10 @@ impl Node {
             }
             _ => {
                 self.downloads += usize::from(!object.is_null());
-                map_event(&namespace, &name, object.clone())
+                map_event(&namespace, &name, object)
             }
         };
         self.handle(event);
-        Some(object)
     }
 
     /// Whether a watch has something to show.

@@ -64,6 +64,11 @@ impl Watch {
         Self { kind, namespace: namespace.to_owned(), name: name.to_owned(), state: State::Listing }
     }
 
+    /// Another watch of the same object, which has shown nothing yet.
+    pub(crate) fn anew(&self) -> Self {
+        Self::new(self.kind, &self.namespace, &self.name)
+    }
+
     pub(crate) fn list_again(&mut self) {
         self.state = State::Listing;
     }

@@ -32,6 +32,7 @@ use std::time::Duration;
 /// 10,000 nodes that come back together.
 const PENDING_EVENTS: usize = 16;
 
+#[derive(Clone)]
 enum Phase {
     /// Before `Event::Start`.
     New,
@@ -43,6 +44,7 @@ enum Phase {
     Exited,
 }
 
+#[derive(Clone)]
 struct Running {
     configuration: Configuration,
     lease: LeaseKeeper,
@@ -85,7 +87,8 @@ struct Running {
     status_posts: u64,
 }
 
-/// The core of one agent.
+/// The core of one agent. A clone goes on from the same moment, so that a search can try several futures of it.
+#[derive(Clone)]
 pub struct Core {
     options: Options,
     facts: Facts,

@@ -19,7 +19,7 @@ pub(crate) const KUBECONFIG_LINE: &str = "kubeconfig";
 /// A log line.
 type Line = (Level, String);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum State {
     /// Not since the start, or not with this server.
     NotYet {
@@ -37,14 +37,14 @@ enum State {
 }
 
 /// A line of work that gets no answer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Silence {
     problem: String,
     failures: u64,
     is_logged: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Contact {
     state: State,
     silent: BTreeMap<String, Silence>,

@@ -19,14 +19,14 @@ pub(crate) const HURRY: Duration = Duration::from_secs(3);
 pub(crate) const REFUSAL_PAUSE: Duration = LONGEST_PATIENCE;
 
 /// A body that the server refused for good.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Refusal {
     body: Value,
     until: Duration,
 }
 
 /// One request that is repeated until it is answered well.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct RequestSlot {
     in_flight: bool,
     /// The request in flight went to another server: its answer is not counted.

@@ -92,7 +92,7 @@ enum State {
 }
 
 /// The watch of one object.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Watching {
     object: Watched,
     state: State,

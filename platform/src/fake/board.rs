@@ -137,6 +137,11 @@ impl FakeTraces {
         traces
     }
 
+    /// The record of another machine with the same past.
+    pub fn fork(&self) -> Self {
+        Self { state: Arc::new(Mutex::new(self.state().clone())) }
+    }
+
     fn state(&self) -> MutexGuard<'_, Traces> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

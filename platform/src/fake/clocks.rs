@@ -32,6 +32,12 @@ impl FakeClocks {
         Self { time: Arc::new(Mutex::new(time)), boot_id: boot_name(1) }
     }
 
+    /// Other clocks that show the same time, in the same boot.
+    pub fn fork(&self) -> Self {
+        let Time { monotonic, wall, boot } = *self.time();
+        Self { time: Arc::new(Mutex::new(Time { monotonic, wall, boot })), boot_id: self.boot_id.clone() }
+    }
+
     fn time(&self) -> MutexGuard<'_, Time> {
         self.time.lock().unwrap_or_else(PoisonError::into_inner)
     }

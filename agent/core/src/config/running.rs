@@ -209,7 +209,7 @@ struct Ended {
 }
 
 /// The configuration's state machine.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Configuration {
     facts: Facts,
     disk: Disk,

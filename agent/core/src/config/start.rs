@@ -113,7 +113,7 @@ pub(crate) struct Started {
 }
 
 /// Results of parsing, as what is proven or not, so that a program that runs again from its top parses once.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Parsed(Vec<((ConfigId, bool), ParseResult)>);
 
 type ParseResult = Result<Rc<Effective>, ConfigError>;

@@ -24,7 +24,7 @@ const SHORTEST_REQUEST: Duration = Duration::from_secs(4);
 /// Shortest pause after a failure, whatever the period: each try is a new connection.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct LeaseKeeper {
     name: String,
     duration_secs: u32,

@@ -20,7 +20,7 @@ pub fn kubelet_version(agent_version: &str) -> String {
 }
 
 /// What a pressure condition remembers: upstream holds it for a while after the pressure went.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Pressure {
     last_seen: Option<Duration>,
 }
@@ -35,7 +35,7 @@ impl Pressure {
 }
 
 /// The host's part of the status: composed when facts arrive, compared at every event.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Host {
     facts: HostFacts,
     addresses: Vec<NodeAddress>,
@@ -45,7 +45,7 @@ struct Host {
 }
 
 /// Composes and compares.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct StatusKeeper {
     memory: Pressure,
     disk: Pressure,
