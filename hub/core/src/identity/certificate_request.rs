@@ -152,11 +152,10 @@ fn alternative_names(request: &X509CertificationRequest<'_>) -> Vec<&'static str
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+    use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 
     /// PEM of a request by a new key.
     pub(crate) fn pem(name: &str, groups: &[&str], alternative: &[&str]) -> String {
-        let key = KeyPair::generate().unwrap();
         let names: Vec<String> = alternative.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).unwrap();
         params.distinguished_name = DistinguishedName::new();
@@ -164,7 +163,11 @@ pub(crate) mod tests {
             params.distinguished_name.push(DnType::OrganizationName, *group);
         }
         params.distinguished_name.push(DnType::CommonName, name);
-        params.serialize_request(&key).unwrap().pem().unwrap()
+        signed(&params)
+    }
+
+    fn signed(params: &CertificateParams) -> String {
+        params.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
     }
 
     const FULL: &[&str] = &["digital signature", "key encipherment", "client auth"];
@@ -194,6 +197,33 @@ pub(crate) mod tests {
         check(&pem("system:node:a", &["system:nodes"], &["hub.example"]), FULL, Err(dns));
         let address = "IP subjectAltNames are not allowed";
         check(&pem("system:node:a", &["system:nodes"], &["192.0.2.1"]), FULL, Err(address));
+        for (sort, name) in [
+            ("Email", SanType::Rfc822Name("a@hub.example".try_into().unwrap())),
+            ("URI", SanType::URI("https://hub.example".try_into().unwrap())),
+        ] {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = DistinguishedName::new();
+            params.distinguished_name.push(DnType::OrganizationName, "system:nodes");
+            params.distinguished_name.push(DnType::CommonName, "system:node:a");
+            params.subject_alt_names.push(name);
+            let found = Request::from_pem(signed(&params).as_bytes()).unwrap().check(NODE_SIGNER, FULL);
+            assert_eq!(found, Err(format!("{sort} subjectAltNames are not allowed")));
+        }
+    }
+
+    #[test]
+    fn request_has_one_common_name_at_most() {
+        let with = |names: &[&str]| {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = DistinguishedName::new();
+            // another type for the library, the same one in the request
+            let types = [DnType::CommonName, DnType::CustomDnType(vec![2, 5, 4, 3])];
+            types.into_iter().zip(names).for_each(|(of, name)| params.distinguished_name.push(of, *name));
+            Request::from_pem(signed(&params).as_bytes()).map(|request| request.common_name)
+        };
+        assert_eq!(with(&[]).as_deref(), Ok(""));
+        assert_eq!(with(&["jane"]).as_deref(), Ok("jane"));
+        assert_eq!(with(&["jane", "admin"]), Err("the subject has more than one common name".to_owned()));
     }
 
     #[test]

@@ -371,6 +371,17 @@ mod tests {
     }
 
     #[test]
+    fn revocation_keeps_the_other_entries() {
+        let mut map =
+            json!({"data": {"user.jane": "", "node.edge-2": ""}, "binaryData": {"certificate.0b": ""}});
+        CHANGE.revoke(&mut map, "edge-1");
+        CHANGE.readmit(&mut map, "edge-2");
+        let list = DenyList::read(&map);
+        assert!(list.is_revoked("edge-1") && !list.is_revoked("edge-2"));
+        assert_eq!((list.users.len(), list.certificates.len(), list.nodes.len()), (1, 1, 2));
+    }
+
+    #[test]
     fn no_certificate_is_signed_for_what_is_denied() {
         let list = list(&json!({"node.edge-1": "", "user.jane": ""}));
         for (user, refused) in
@@ -387,6 +398,7 @@ mod tests {
             CHANGE.revoke(&mut map, &name);
             let key = map["data"].as_object().and_then(|data| data.keys().next()).unwrap();
             assert_eq!(DenyList::read(&map).nodes().collect::<Vec<_>>(), [&*name], "it is listed");
+            assert_eq!(key.starts_with("node."), length <= 248, "by its name if that fits: {key}");
             assert_eq!(crate::kinds::names::config_key_complaint(key), None, "{length}");
             assert_eq!(explanation(&map, &name)["reason"], "stolen");
             let list = DenyList::read(&map);
@@ -452,6 +464,7 @@ mod tests {
             assert!(key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte)), "{key}");
             assert_eq!(decode(&key[5..]).as_deref(), Some(user));
         }
+        assert_eq!(user_key("a.Z-9_:"), "user.a.Z-9_5f_3a");
         let found = list(&json!({"nodes.x": "", "user.a_": "", "user.a_zz": "", "node": "", "node.a": ""}));
         assert_eq!(found.unknown, ["node", "nodes.x", "user.a_", "user.a_zz"]);
         assert_eq!(found.nodes().collect::<Vec<_>>(), ["a"]);

@@ -195,5 +195,6 @@ mod tests {
         ] {
             assert_eq!(ask(Some(&admin()), headers).unwrap_err().0, 400, "{headers:?}");
         }
+        assert!(ask(Some(&admin()), &[("impersonate-user", "jane"); MAX_HEADERS]).is_ok());
     }
 }

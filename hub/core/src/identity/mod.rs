@@ -146,6 +146,8 @@ mod tests {
 
     use super::fixture::Objects;
     use super::*;
+    use crate::kinds::NODE;
+    use crate::selector::Selection;
 
     fn path<'a>(verb: &'a str, path: &'a str) -> Attributes<'a> {
         Attributes { verb, path, ..Attributes::default() }
@@ -232,6 +234,64 @@ mod tests {
         );
         let group = "authorization.k8s.io";
         check(Attributes { verb: "create", group, resource: "selfsubjectaccessreviews", ..attributes }, "");
+        for (verb, group, resource, subresource) in [
+            ("get", group, "selfsubjectaccessreviews", ""),
+            ("create", group, "selfsubjectaccessreviews", "status"),
+            ("create", group, "subjectaccessreviews", ""),
+            ("create", "", "selfsubjectaccessreviews", ""),
+            ("create", "", "pods", ""),
+        ] {
+            let asked = Attributes { verb, group, resource, subresource, ..attributes };
+            assert!(authorize(Some(&stranger), &asked, &Objects::default()).is_err(), "{asked:?}");
+        }
+        // a field selector names the object of a list, and of no other request for a collection
+        let selection = Selection::parse(&NODE, "", "", "metadata.name=n").unwrap();
+        for (verb, named) in [("list", " \"n\""), ("watch", " \"n\""), ("deletecollection", "")] {
+            let text = format!(
+                "nodes{named} is forbidden: User \"jane\" cannot {verb} resource \"nodes\" in API group \"\" at the cluster scope"
+            );
+            check(Attributes { verb, resource: "nodes", selection: Some(&selection), ..attributes }, &text);
+        }
+    }
+
+    #[test]
+    fn node_is_refused_with_the_authorizers_reason() {
+        let node = Identity::new("system:node:a", &["system:nodes"]);
+        let get = |resource, name| Attributes { verb: "get", resource, name, ..Attributes::default() };
+        assert_eq!(authorize(Some(&node), &get("nodes", "a"), &Objects::default()), Ok(()));
+        let of_default = Attributes { namespace: "default", ..get("configmaps", "x") };
+        let refused = authorize(Some(&node), &of_default, &Objects::default()).unwrap_err();
+        assert_eq!(refused.reason, "no relationship found between node 'a' and this object");
+        assert!(refused.message.ends_with(&format!(": {}", refused.reason)), "{}", refused.message);
+    }
+
+    #[test]
+    fn admission_judges_nodes_alone() {
+        let [node, jane] = [("system:node:a", "system:nodes"), ("jane", "people")]
+            .map(|(user, group)| Identity::new(user, &[group]));
+        let update = Attributes { verb: "update", resource: "nodes", name: "a", ..Attributes::default() };
+        let create = Attributes { verb: "create", name: "", ..update };
+        let request =
+            Attributes { group: "certificates.k8s.io", resource: "certificatesigningrequests", ..create };
+        let old = json!({"metadata": {"name": "a"}});
+        let check = |asked: &Attributes, old: Option<&Value>, new: Value, expect: &str| {
+            let refused = admit(&node, asked, old, &new, &Objects::default()).unwrap_err();
+            assert_eq!((refused.status, refused.message.as_str()), (403, expect));
+            assert_eq!(admit(&jane, asked, old, &new, &Objects::default()), Ok(()));
+        };
+        let source = json!({"metadata": {"name": "a"}, "spec": {"configSource": {}}});
+        let why = "nodes \"a\" is forbidden: node \"a\" is not allowed to update configSource";
+        check(&update, Some(&old), source, why);
+        let why = "nodes \"b\" is forbidden: node \"a\" is not allowed to modify node \"b\"";
+        check(&create, None, json!({"metadata": {"name": "b"}}), why);
+        let asked = json!({"metadata": {"name": "r"}, "spec": {"signerName": kedge_api::NODE_SIGNER}});
+        let why = "certificatesigningrequests.certificates.k8s.io \"r\" is forbidden: unable to parse csr: ";
+        let refused = admit(&node, &request, None, &asked, &Objects::default()).unwrap_err();
+        assert!(refused.message.starts_with(why), "{}", refused.message);
+        let (status, tainted) =
+            (Attributes { subresource: "status", ..update }, json!({"spec": {"taints": [{"key": "x"}]}}));
+        assert!(admit_requested(&node, &status, &old, &tainted).is_err());
+        assert_eq!(admit_requested(&jane, &status, &old, &tainted), Ok(()));
     }
 
     #[test]
@@ -239,6 +299,8 @@ mod tests {
         let stranger = Identity::new("jane", &["system:authenticated"]);
         let listed = rules(&stranger);
         assert_eq!(listed["incomplete"], false);
+        let urls = listed["nonResourceRules"][0]["nonResourceURLs"].as_array().unwrap();
+        assert!(urls.contains(&json!("/api/*")) && urls.contains(&json!("/readyz")), "{urls:?}");
         for url in listed["nonResourceRules"][0]["nonResourceURLs"].as_array().unwrap() {
             let url = url.as_str().unwrap().replace('*', "x");
             assert_eq!(authorize(Some(&stranger), &path("get", &url), &Objects::default()), Ok(()), "{url}");

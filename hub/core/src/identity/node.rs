@@ -379,6 +379,7 @@ mod tests {
         check(&view, "list pods - spec.nodeName=a", Ok(()));
         check(&view, "watch pods - spec.nodeName=a,status.phase!=Failed", Ok(()));
         check(&view, "get pods default/mine", Ok(()));
+        check(&view, "list pods default/- metadata.name=mine", Ok(()));
         let selector = Err("can only list/watch pods with spec.nodeName field selector");
         check(&view, "list pods -", selector);
         check(&view, "watch pods - spec.nodeName=b", selector);
@@ -401,6 +402,7 @@ mod tests {
             "update pods default/mine",
             "deletecollection pods default/-",
             "create pods/binding default/mine",
+            "get pods/eviction default/mine",
         ] {
             check(&view, refused, Err(""));
         }

@@ -40,9 +40,7 @@ pub(super) fn admit(
     match (request.group, request.resource) {
         ("", "nodes") => admit_node(node, old, new),
         ("", "pods") => admit_pod(node, request, old, new),
-        ("", "serviceaccounts") if request.subresource == "token" => {
-            admit_token_request(node, request.namespace, new, view)
-        }
+        ("", "serviceaccounts") => admit_token_request(node, request.namespace, new, view),
         ("coordination.k8s.io", "leases") => admit_lease(node, new),
         ("certificates.k8s.io", "certificatesigningrequests") => admit_signing_request(node, new),
         ("", "events") => {
@@ -449,13 +447,18 @@ mod tests {
         let mut stolen = old.clone();
         stolen["spec"]["nodeName"] = "b".into();
         assert!(judge("delete", "", Some(stolen.clone()), stolen).is_err());
-        assert_eq!(judge("delete", "", Some(old.clone()), old), Ok(()));
+        assert_eq!(judge("delete", "", Some(old.clone()), old.clone()), Ok(()));
+        let mut moved = old.clone();
+        moved["spec"]["nodeName"] = "b".into();
+        assert!(judge("patch", "status", Some(moved), old.clone()).is_err(), "from another node");
+        assert_eq!(judge("create", "eviction", Some(old.clone()), old), Ok(()), "it is no mirror pod");
     }
 
     fn judge(resource: &str, group: &str, old: Option<Value>, new: Value) -> Result<(), String> {
         let attributes = Attributes { resource, group, ..Attributes::default() };
         let view = Objects::default()
             .with("pods", "default", "mine", json!({"spec": {"nodeName": "a"}}))
+            .with("pods", "default", "its", json!({"spec": {"nodeName": "b"}}))
             .with("nodes", "", "a", json!({"metadata": {"uid": "1"}}));
         admit("a", &attributes, old.as_ref(), &new, &view)
     }
@@ -753,6 +756,11 @@ mod tests {
         let mut elsewhere = of_pod(json!({"host": "a"}));
         elsewhere["metadata"]["namespace"] = "kube-system".into();
         check(None, elsewhere, false);
+        for (kind, name) in [("Pod", "its"), ("Pod", "missing"), ("ConfigMap", "mine")] {
+            let mut other = of_pod(json!({"host": "a"}));
+            (other["involvedObject"]["kind"], other["involvedObject"]["name"]) = (kind.into(), name.into());
+            check(None, other, false);
+        }
         check(None, of_pod(json!({"host": "b"})), false);
         check(None, of_pod(json!({})), false);
         check(Some(of_pod(json!({"host": "a"}))), of_pod(json!({"host": "b"})), false);

@@ -346,9 +346,11 @@ mod tests {
             assert_eq!(referred_resource(&spec), None, "{spec}");
             assert_eq!(of_pod(&json!({"metadata": {"namespace": "x"}, "spec": spec})), []);
         }
-        assert_eq!(
-            referred_resource(&json!({"volumes": [{"ephemeral": {}}]})),
-            Some("persistentvolumeclaims")
-        );
+        for (spec, resource) in [
+            (json!({"volumes": [{"ephemeral": {}}]}), "persistentvolumeclaims"),
+            (json!({"serviceAccountName": "", "volumes": [{"secret": {"secretName": "s"}}]}), "secrets"),
+        ] {
+            assert_eq!(referred_resource(&spec), Some(resource), "{spec}");
+        }
     }
 }

@@ -334,6 +334,11 @@ mod tests {
         assert_eq!(verifier.claims(&sign(&other, &stranger)), None);
         assert_eq!(verifier.claims(&sign(&other, &verifier)), None, "our id, another's signature");
         let parts: Vec<&str> = token.split('.').collect();
+        for header in [json!({"alg": "none", "kid": verifier.id}), json!({"alg": "ES256", "kid": "other"})] {
+            let text = format!("{}.{}", URL_SAFE_NO_PAD.encode(header.to_string()), parts[1]);
+            let signature = key.sign(&SystemRandom::new(), text.as_bytes()).unwrap();
+            assert_eq!(verifier.claims(&signed(&text, signature.as_ref())), None, "{header}");
+        }
         let changed = URL_SAFE_NO_PAD.encode(claims.to_string().replace("runs", "root"));
         let none = URL_SAFE_NO_PAD.encode(json!({"alg": "none", "kid": verifier.id}).to_string());
         for forged in [
