@@ -70,7 +70,17 @@ pub(super) fn check_size(kind: &Kind, old: Option<&Value>, new: &Value) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::CONFIG_MAP;
     use serde_json::json;
+
+    #[test]
+    fn quota_is_for_what_nodes_write() {
+        for allowance in ALLOWANCES {
+            let expect = Quota { objects: allowance.objects, bytes: QUOTA_BYTES };
+            assert_eq!(quota(allowance.kind), Some(expect), "{}", allowance.kind.kind);
+        }
+        assert_eq!(quota(&CONFIG_MAP), None);
+    }
 
     #[test]
     fn large_part_may_shrink_but_not_grow() {
@@ -84,6 +94,10 @@ mod tests {
         check(Some(60_000), 70_000, false);
         check(Some(80_000), 70_000, true);
         check(Some(80_000), 80_001, false);
+        check(Some(80_000), 80_000, true);
+        // with the rest of its text it has 8 bytes more
+        check(None, 64 * 1024 - 8, true);
+        check(None, 64 * 1024 - 7, false);
         let refused = check_size(&NODE, None, &status(70_000)).unwrap_err();
         assert_eq!(refused.code, 413);
         assert!(

@@ -343,9 +343,12 @@ fn is_volatile(kind: &Kind, old: &Value, new: &Value) -> bool {
 mod tests {
     use super::super::create::new_object;
     use super::super::delete::marked_for_deletion;
+    use super::super::fixture::{NoSink, stored};
     use super::super::types::Propagation;
     use super::*;
-    use crate::kinds::{KINDS, LEASE, NODE};
+    use crate::apply::Manager;
+    use crate::kinds::{CONFIG_MAP, DAEMON_SET, KINDS, LEASE, NAMESPACE, NODE};
+    use crate::state::Index;
     use serde_json::json;
 
     const NOW: &str = "2026-11-21T12:00:00Z";
@@ -371,6 +374,92 @@ mod tests {
         assert_eq!(old["spec"]["unschedulable"], true);
         check(Part::Status, old["spec"].clone(), "b");
         check(Part::All, json!({}), "b");
+    }
+
+    /// The code of a refusal; 201 of a creation, 200 of a change.
+    fn code(decision: Result<Decision, ApiError>) -> u16 {
+        match decision {
+            Ok(Decision::Write(_, pending)) if pending.created => 201,
+            Ok(_) => 200,
+            Err(error) => error.code,
+        }
+    }
+
+    fn objects() -> Index<NoSink> {
+        stored(&[
+            (&NAMESPACE, json!({"metadata": {"name": "default"}})),
+            (
+                &CONFIG_MAP,
+                json!({"metadata": {"namespace": "default", "name": "m", "uid": "u"}, "data": {"a": "1"}}),
+            ),
+        ])
+    }
+
+    #[test]
+    fn replaced_object_is_the_one_that_was_meant() {
+        let check = |kind: &'static Kind, name: &str, part: Part, meta: Value, expect: u16| {
+            let place = Place { kind, namespace: "default", name };
+            let (value, options) = (json!({"metadata": meta, "data": {"a": "2"}}), WriteOptions::internal());
+            let found = code(update(&objects(), &place, part, value, &options, &FRESH));
+            assert_eq!(found, expect, "{} {name} {meta}", kind.kind);
+        };
+        check(&CONFIG_MAP, "m", Part::Main, json!({"name": "m"}), 200);
+        check(&CONFIG_MAP, "m", Part::Main, json!({"name": "n"}), 400);
+        check(&CONFIG_MAP, "n", Part::Main, json!({"name": "n"}), 404);
+        for (version, expect) in [("", 200), ("0", 200), ("1", 200), ("2", 409), ("x", 422)] {
+            check(&CONFIG_MAP, "m", Part::Main, json!({"name": "m", "resourceVersion": version}), expect);
+        }
+        for (uid, expect) in [("", 200), ("u", 200), ("v", 409)] {
+            check(&CONFIG_MAP, "m", Part::Main, json!({"name": "m", "uid": uid}), expect);
+        }
+        // a Lease is made by a PUT, whatever version it names, but not by one to a part
+        check(&LEASE, "l", Part::Main, json!({"name": "l", "resourceVersion": "7"}), 201);
+        check(&LEASE, "l", Part::Status, json!({"name": "l", "resourceVersion": "7"}), 404);
+    }
+
+    #[test]
+    fn apply_creates_a_whole_object_for_a_manager_only() {
+        let manager = Manager { name: "t".to_owned(), subresource: String::new() };
+        let check = |name: &str, part: Part, uid: &str, owner: Owner<'_>, expect: u16| {
+            let value = json!({"apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": {"namespace": "default", "name": name, "uid": uid}, "data": {"a": "2"}});
+            let applied = Apply::new(&CONFIG_MAP, value, manager.clone(), true).unwrap();
+            let place = Place { kind: &CONFIG_MAP, namespace: "default", name };
+            let options = WriteOptions { owner, ..WriteOptions::internal() };
+            let found = code(apply(&objects(), &place, part, &applied, &options, &|_| Ok(()), &FRESH));
+            assert_eq!(found, expect, "{name} {uid}");
+        };
+        check("m", Part::Main, "", Owner::Updates(&manager), 200);
+        check("n", Part::Main, "", Owner::Updates(&manager), 201);
+        check("n", Part::Main, "v", Owner::Updates(&manager), 409);
+        check("n", Part::Status, "", Owner::Updates(&manager), 404);
+        check("m", Part::Main, "", Owner::Nobody, 403);
+        check("n", Part::Main, "", Owner::Nobody, 403);
+    }
+
+    #[test]
+    fn generation_counts_changes_of_what_is_wanted() {
+        let old = json!({"metadata": {"generation": 3}, "spec": {"a": 1}, "status": {"b": 1}});
+        let check = |kind: &'static Kind, path: &str, expect: u64| {
+            let mut new = old.clone();
+            *new.pointer_mut(path).unwrap() = 7.into();
+            count_generation(kind, &old, &mut new);
+            assert_eq!(new["metadata"]["generation"].as_u64(), Some(expect), "{path}");
+        };
+        check(&DAEMON_SET, "/spec/a", 4);
+        check(&DAEMON_SET, "/status/b", 3);
+        check(&CONFIG_MAP, "/spec/a", 3);
+    }
+
+    #[test]
+    fn renewal_of_a_managed_object_leaves_its_managers() {
+        let lease = |meta: Value, renewed: &str, holder: &str| json!({"metadata": meta, "spec": {"renewTime": renewed, "holderIdentity": holder}});
+        for managed in [json!({}), json!({"managedFields": [{"manager": "x"}]})] {
+            let old = lease(managed, "1", "a");
+            assert!(is_renewal(&LEASE, &old, &lease(json!({}), "2", "a")), "{old}");
+            assert!(!is_renewal(&LEASE, &old, &lease(json!({}), "2", "b")), "{old}");
+        }
+        assert!(!is_renewal(&NODE, &lease(json!({}), "1", "a"), &lease(json!({}), "2", "a")));
     }
 
     #[test]

@@ -279,8 +279,10 @@ fn check_namespace(objects: &dyn Objects, kind: &Kind, namespace: &str, name: &s
 
 #[cfg(test)]
 mod tests {
+    use super::super::fixture::{NoSink, stored};
     use super::*;
-    use crate::kinds::{CONFIG_MAP, NODE};
+    use crate::kinds::{CONFIG_MAP, LEASE, NODE};
+    use crate::state::Index;
     use serde_json::json;
 
     const FRESH: Fresh = Fresh { now: time::macros::datetime!(2026-11-21 12:00:00 UTC), random: [7; 21] };
@@ -304,6 +306,110 @@ mod tests {
         let refused = new_object(&CONFIG_MAP, json!({"metadata": {"name": "A", "namespace": "d"}}), &FRESH)
             .unwrap_err();
         assert_eq!(refused.code, 422);
+    }
+
+    /// The namespaces `default` and `ending`, the account `default/runs`, and the Node `a` with the uid `u`.
+    fn objects() -> Index<NoSink> {
+        stored(&[
+            (&NAMESPACE, json!({"metadata": {"name": "default"}})),
+            (
+                &NAMESPACE,
+                json!({"metadata": {"name": "ending", "deletionTimestamp": "2026-11-21T12:00:00Z"}}),
+            ),
+            (&SERVICE_ACCOUNT, json!({"metadata": {"namespace": "default", "name": "runs"}})),
+            (&NODE, json!({"metadata": {"name": "a", "uid": "u"}})),
+        ])
+    }
+
+    /// The error of a creation, empty if it is made.
+    #[track_caller]
+    fn check(kind: &'static Kind, namespace: &str, value: Value, limited: bool, expect: &str) {
+        let options = WriteOptions { limited, ..WriteOptions::internal() };
+        let made = create(&objects(), kind, namespace, value, &options, &FRESH);
+        assert_eq!(made.map_or_else(|error| error.message, |_| String::new()), expect);
+    }
+
+    #[test]
+    fn object_needs_an_open_namespace_of_its_own() {
+        let map = |namespace: &str| json!({"metadata": {"name": "m", "namespace": namespace}});
+        check(&CONFIG_MAP, "default", map("default"), false, "");
+        check(&CONFIG_MAP, "default", map(""), false, "");
+        check(&CONFIG_MAP, "missing", map(""), false, "namespaces \"missing\" not found");
+        let ending = "configmaps \"m\" is forbidden: unable to create new content in namespace ending because it is being terminated";
+        check(&CONFIG_MAP, "ending", map(""), false, ending);
+        let other = "the namespace of the provided object does not match the namespace sent on the request (\"ending\", \"default\")";
+        check(&CONFIG_MAP, "default", map("ending"), false, other);
+        check(&NAMESPACE, "", json!({"metadata": {"name": "new"}}), false, "");
+    }
+
+    #[test]
+    fn pod_needs_its_account_unless_it_is_a_mirror() {
+        let pod = |account: &str, annotations: Value| {
+            json!({"metadata": {"name": "p", "annotations": annotations},
+                "spec": {"serviceAccountName": account, "containers": [{"name": "c", "image": "i"}]}})
+        };
+        check(&POD, "default", pod("runs", json!({})), false, "");
+        let missing = "pods \"p\" is forbidden: error looking up service account default/x: serviceaccount \"x\" not found";
+        check(&POD, "default", pod("x", json!({})), false, missing);
+        let mut mirror = pod("", json!({pod::MIRROR_ANNOTATION: "x"}));
+        mirror["spec"]["nodeName"] = "a".into();
+        check(&POD, "default", mirror, false, "");
+    }
+
+    #[test]
+    fn limited_caller_makes_nothing_for_a_node_that_is_gone() {
+        let lease = |kind: &str, name: &str, uid: &str| {
+            let owner = json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": uid});
+            json!({"metadata": {"name": "l", "ownerReferences": [owner]}, "spec": {"holderIdentity": "a"}})
+        };
+        check(&LEASE, "default", lease("Node", "a", "u"), true, "");
+        let forbidden = "leases.coordination.k8s.io \"l\" is forbidden: its owner, Node";
+        let gone = format!("{forbidden} \"a\" with uid \"v\", is gone: the Node has uid \"u\"");
+        check(&LEASE, "default", lease("Node", "a", "v"), true, &gone);
+        let missing = format!("{forbidden} \"b\" with uid \"u\", does not exist");
+        check(&LEASE, "default", lease("Node", "b", "u"), true, &missing);
+        check(&LEASE, "default", lease("Pod", "b", "u"), true, "");
+        check(&LEASE, "default", lease("Node", "b", "u"), false, "");
+        let written = created(
+            &LEASE,
+            lease("Node", "a", "u"),
+            &WriteOptions { limited: true, ..WriteOptions::internal() },
+        );
+        let Decision::Write(write, _) = written else { panic!("it is written") };
+        let [Require::OpenNamespace, Require::Quota(_), Require::Alive { name, uid, .. }] =
+            &write.requires[..]
+        else {
+            panic!("{:?}", write.requires)
+        };
+        assert_eq!((name.as_str(), uid.as_str()), ("a", "u"));
+    }
+
+    #[test]
+    fn name_of_the_body_is_that_of_the_url() {
+        let check = |given: &str, expect: &str| {
+            let found = check_place("name", given, "n");
+            assert_eq!(found.map_or_else(|error| error.message, |()| String::new()), expect);
+        };
+        check("n", "");
+        check("m", "the name of the object (m) does not match the name on the URL (n)");
+        check("", "the name of the object (n based on URL) was undeterminable: name must be provided");
+    }
+
+    #[test]
+    fn name_is_generated_where_only_its_beginning_is_given() {
+        for (name, base, expect) in [("", "x-", true), ("n", "x-", false), ("n", "", false), ("", "", false)]
+        {
+            let value = json!({"metadata": {"name": name, "generateName": base}});
+            assert_eq!(wants_generated_name(&value), expect, "{value}");
+        }
+    }
+
+    #[test]
+    fn status_of_a_new_pod_is_nobodys_and_of_a_new_node_its_makers() {
+        let new = json!({"status": {"phase": "x"}});
+        assert_eq!(set_by_nobody(&POD, &new, &[])["status"], new["status"]);
+        assert_ne!(set_by_nobody(&NODE, &new, &[])["status"], new["status"]);
+        assert!(set_by_nobody(&CONFIG_MAP, &new, &[]).get("status").is_none());
     }
 
     #[test]

@@ -10,6 +10,8 @@ mod binding;
 mod change;
 mod create;
 mod delete;
+#[cfg(test)]
+mod fixture;
 mod renewal;
 mod streams;
 mod types;

@@ -1,0 +1,26 @@
+//! Stored objects for the tests of requests.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::kinds::Kind;
+use crate::object::{Event, Object};
+use crate::state::{Index, Sink};
+
+pub(super) struct NoSink;
+
+impl Sink for NoSink {
+    fn take(&self, _: &Arc<Event>) -> bool {
+        true
+    }
+}
+
+/// All of revision 1.
+pub(super) fn stored(objects: &[(&'static Kind, Value)]) -> Index<NoSink> {
+    let mut index = Index::new(1);
+    for (kind, value) in objects {
+        index.restore(kind, Object::new(kind, value, 1).unwrap());
+    }
+    index
+}
