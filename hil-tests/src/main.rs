@@ -34,7 +34,7 @@ use crate::stories::{Needs, STORIES, Story};
 
 const HELP: &str = "\
 kedge-hil --images DIR [--board NAME] [--full] [--faults FILE] [--broken-update FILE] [--logs DIR]
-          [--sabotage FILE] [--taken DIR] [--outcomes FILE] [--story-limit SECS] [--limit SECS] [STORY...]
+          [--sabotage FILE] [--taken DIR] [--outcomes FILE] [--story-limit BOOTS] [--limit BOOTS] [STORY...]
 kedge-hil --list
 
 Boots the image of a board in QEMU and runs the stories named, or the core ones, or all (--full).
@@ -48,8 +48,8 @@ Boots the image of a board in QEMU and runs the stories named, or the core ones,
   --logs DIR            where a failing story leaves its logs [target/hil]
   --taken DIR           shared by several runs: a story that one of them has taken is left to it
   --outcomes FILE       gets a line for each story: board, story, outcome, seconds
-  --story-limit SECS    a story that takes longer fails
-  --limit SECS          all stories together: the one that runs then fails, and those that have not begun
+  --story-limit BOOTS   a story fails that takes longer than so many times the first boot, which tells how busy this machine is
+  --limit BOOTS         the same for all stories together: the one that runs then fails, and those that have not begun
 ";
 
 /// A checked command line.
@@ -63,8 +63,9 @@ struct Options {
     sabotage: Option<PathBuf>,
     taken: Option<PathBuf>,
     outcomes: Option<PathBuf>,
-    story_limit: Option<Duration>,
-    limit: Option<Duration>,
+    /// In first boots, like the next one.
+    story_limit: Option<u32>,
+    limit: Option<u32>,
     stories: Vec<String>,
 }
 
@@ -132,14 +133,22 @@ fn parse() -> Result<Options, lexopt::Error> {
             Long("sabotage") => options.sabotage = Some(parser.value()?.into()),
             Long("taken") => options.taken = Some(parser.value()?.into()),
             Long("outcomes") => options.outcomes = Some(parser.value()?.into()),
-            Long("story-limit") => options.story_limit = Some(Duration::from_secs(parser.value()?.parse()?)),
-            Long("limit") => options.limit = Some(Duration::from_secs(parser.value()?.parse()?)),
+            Long("story-limit") => options.story_limit = Some(parser.value()?.parse()?),
+            Long("limit") => options.limit = Some(parser.value()?.parse()?),
             Long("logs") => options.logs = parser.value()?.into(),
             Value(name) => options.stories.push(name.string()?),
             other => return Err(other.unexpected()),
         }
     }
     Ok(options)
+}
+
+/// How long stories may take; nothing is set where nobody waits for the run.
+struct Limits {
+    /// Each.
+    story: Option<Duration>,
+    /// When all must have ended.
+    end: Option<Instant>,
 }
 
 /// Everything one run is made of.
@@ -193,8 +202,6 @@ impl<'a> Run<'a> {
     /// Runs every story asked for; false if one failed.
     fn stories(mut self) -> Result<bool, HilError> {
         let start = Instant::now();
-        let end = self.options.limit.map(|limit| start + limit);
-        stage::end_by(end);
         self.teller.chapter(&format!("{}: a factory-new node boots, joins and is Ready", self.board.name));
         let mut machine = self.machine("first")?;
         if let Err(error) = self.first_boot(&mut machine) {
@@ -206,6 +213,11 @@ impl<'a> Run<'a> {
         }
         self.passed += 1;
         self.outcome("first boot", "passed", start)?;
+        let boot = start.elapsed();
+        let limits = Limits {
+            story: self.options.story_limit.map(|boots| boot * boots),
+            end: self.options.limit.map(|boots| start + boot * boots),
+        };
         machine.save()?;
         machine.cut();
         self.hub.stop()?;
@@ -217,10 +229,10 @@ impl<'a> Run<'a> {
                         self.left_out += 1;
                         self.teller.say(Tone::Open, &format!("{}: left out: {why}", story.name));
                     }
-                    None if end.is_some_and(|end| end <= Instant::now()) => {
+                    None if limits.end.is_some_and(|end| end <= Instant::now()) => {
                         self.fails(story.name, "not begun, the time for all is over", Instant::now())?;
                     }
-                    None => self.story(story, machine.dir(), end)?,
+                    None => self.story(story, machine.dir(), &limits)?,
                 }
             }
         }
@@ -320,12 +332,7 @@ impl<'a> Run<'a> {
         self.outcome(name, "failed", start)
     }
 
-    fn story(
-        &mut self,
-        story: &'static Story,
-        first: &Path,
-        end_of_all: Option<Instant>,
-    ) -> Result<(), HilError> {
+    fn story(&mut self, story: &'static Story, first: &Path, limits: &Limits) -> Result<(), HilError> {
         self.teller.chapter(&format!("{}: {}", story.name, story.about));
         self.hub.kill();
         let data = self.hub_data();
@@ -335,7 +342,7 @@ impl<'a> Run<'a> {
         let machine = self.machine(story.name)?;
         machine.copy_disks(first)?;
         let start = Instant::now();
-        let end = self.options.story_limit.map(|limit| start + limit).into_iter().chain(end_of_all).min();
+        let end = limits.story.map(|limit| start + limit).into_iter().chain(limits.end).min();
         stage::end_by(end);
         let mut stage = Stage::new(&mut self.hub, machine, &mut self.teller);
         let sabotage = self.sabotage.as_ref().and_then(|sabotage| sabotage.get(story.name));
@@ -353,6 +360,8 @@ impl<'a> Run<'a> {
                     .say(Tone::Good, &format!("{}: passed in {} s", story.name, start.elapsed().as_secs()));
             }
             Err(error) => {
+                // what asks for the reason may take its time
+                stage::end_by(None);
                 let is_late = end.is_some_and(|end| end <= Instant::now());
                 let late = if is_late {
                     format!(" (its time was over, {} s)", start.elapsed().as_secs())
