@@ -2,26 +2,27 @@
 //!
 //! Owns what only shows with more than one: that each node decides for itself. Leaves one node's rules to `rows`.
 
+use kedge_core::Event;
 use kedge_sim::hub::{Flavour, Hub};
 use kedge_sim::situations::{A, B, TRIAL};
-use kedge_sim::{Node, World, payload};
+use kedge_sim::{Node, World, map_event, node_event, payload};
 use std::time::Duration;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const NAMES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
 
-/// Every node asks for this ConfigMap, whatever it holds.
-fn assign_to_all(world: &mut World, config: &str) {
-    for name in NAMES {
+/// These nodes ask for this ConfigMap, whatever it holds.
+fn assign_to(world: &mut World, names: &[&str], config: &str) {
+    for name in names {
         world.hub.assign_to(name, Hub::following(config));
     }
 }
 
-/// Three nodes whose last-known-good is `A`.
-fn known_good_fleet() -> World {
-    let mut world = World::fleet(Flavour::Kedge, &NAMES);
+/// Nodes whose last-known-good is `A`.
+fn known_good_fleet(names: &[&str]) -> World {
+    let mut world = World::fleet(Flavour::Kedge, names);
     world.hub.push("fleet", &payload(A, ""));
-    assign_to_all(&mut world, "fleet");
+    assign_to(&mut world, names, "fleet");
     world.supervise_for(2 * TRIAL);
     for node in &world.nodes {
         assert_eq!((state(node), node.used()), ("known-good", A), "{}", node.name);
@@ -40,7 +41,7 @@ fn config_ok(world: &World, name: &str) -> String {
 
 #[test]
 fn each_node_rolls_back_a_bad_config_on_its_own() {
-    let mut world = known_good_fleet();
+    let mut world = known_good_fleet(&NAMES);
     world.nodes[1].link = false;
     world.hub.push("fleet", "maxPods: [");
     world.supervise_for(2 * MINUTE);
@@ -69,7 +70,7 @@ fn each_node_rolls_back_a_bad_config_on_its_own() {
 
 #[test]
 fn power_cut_of_one_node_leaves_the_others_alone() {
-    let mut world = known_good_fleet();
+    let mut world = known_good_fleet(&NAMES);
     let starts: Vec<u64> = world.nodes.iter().map(|node| node.starts).collect();
     world.nodes[2].power_cut();
     world.supervise_for(MINUTE);
@@ -92,4 +93,65 @@ fn two_nodes_with_one_name_both_take_its_config() {
         assert_eq!((state(node), node.used(), node.starts), ("known-good", A, 2));
     }
     assert_eq!(config_ok(&world, "edge-1"), "True");
+}
+
+/// What it hears first of another server: its Node, then a ConfigMap, or the other way round, as if that one's stream were faster.
+fn move_to(node: &mut Node, hub: &Hub, is_map_first: bool) {
+    node.change_server();
+    let there = hub.node_named(&node.name).expect("it was made");
+    let map = hub.config_map("fleet").expect("it was pushed");
+    let mut heard = [node_event(&there), map_event("default", "fleet", map)];
+    if is_map_first {
+        heard.reverse();
+    }
+    for event in heard {
+        let server = node.process.as_ref().expect("it runs").node.server();
+        node.handle(Event::Heard { server, event: Box::new(event) });
+    }
+}
+
+/// A hub with other objects of the old names: no UID is one of before.
+fn rebuilt(names: &[&str], is_higher: bool) -> Hub {
+    let mut hub = Hub::new(Flavour::Kedge);
+    match is_higher {
+        true => hub.wiped(1_000_000),
+        // it counts its UIDs, too: these take those that the old one gave to its Nodes and its ConfigMap
+        false => names.iter().chain(&["fleet"]).for_each(|name| drop(hub.push(&format!("of-{name}"), ""))),
+    }
+    for name in names {
+        hub.create_node(name);
+    }
+    hub.push("fleet", &payload(B, ""));
+    hub
+}
+
+/// The hub was built anew, from another backup: its Nodes and its ConfigMap have the names of those that are gone, and nobody has
+/// assigned anything yet. Whether its versions are lower or higher than those of the old one makes no difference.
+#[test]
+fn fleet_moved_to_a_rebuilt_hub_adopts_nothing_unasked() {
+    let names: Vec<String> = (1..=20).map(|number| format!("edge-{number}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for is_higher in [false, true] {
+        let mut world = known_good_fleet(&names);
+        let starts: Vec<u64> = world.nodes.iter().map(|node| node.starts).collect();
+        let before = world.hub.counter();
+        world.hub = rebuilt(&names, is_higher);
+        assert_eq!(world.hub.counter() > before, is_higher);
+        for (at, node) in world.nodes.iter_mut().enumerate() {
+            move_to(node, &world.hub, at % 2 == 0);
+        }
+        world.supervise_for(10 * MINUTE);
+        for (node, starts) in world.nodes.iter().zip(&starts) {
+            assert_eq!((node.used(), node.starts), (A, *starts), "{} took what nobody assigned", node.name);
+            assert_eq!(config_ok(&world, &node.name), "Unknown", "{}", node.name);
+        }
+        // of either order some are asked, and only those adopt
+        let (asked, others) = names.split_at(names.len() / 2);
+        assign_to(&mut world, asked, "fleet");
+        world.supervise_for(2 * TRIAL);
+        for (node, starts) in world.nodes.iter().zip(&starts) {
+            let expected = if others.contains(&&*node.name) { (A, *starts) } else { (B, starts + 1) };
+            assert_eq!((node.used(), node.starts), expected, "{}", node.name);
+        }
+    }
 }
