@@ -3,6 +3,7 @@
 //! Owns a scratch directory with everything in it. Always holds: changes go through kubectl, and what is waited for is what the
 //! API says; the processes end before their directory is removed.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -102,9 +103,14 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a hub without nodes.
     pub fn start(purpose: &str) -> Result<Cluster, RigError> {
+        Cluster::start_at(purpose, Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// The same with a hub on another address of this machine.
+    pub fn start_at(purpose: &str, address: IpAddr) -> Result<Cluster, RigError> {
         let scratch = Scratch::new(purpose)
             .map_err(|source| RigError::Io { tried: "make a temporary directory".into(), source })?;
-        let hub = Hub::start(&scratch.path().join("hub"), &[])?;
+        let hub = Hub::start_at(&scratch.path().join("hub"), address)?;
         let view = View::open(hub.kubectl())?;
         Ok(Cluster { view, agents: Vec::new(), hub, scratch })
     }

@@ -1,8 +1,9 @@
 //! A `kedge-hub` process for tests and `make try`.
 //!
-//! Owns its data directory and its process. Always holds: it listens on 127.0.0.1 only, on a port the system chose at the
-//! first start; every later start uses the same port, so nodes find it again.
+//! Owns its data directory and its process. Always holds: it listens on one address, 127.0.0.1 unless asked, on a port the system chose at
+//! the first start; every later start uses the same port, so nodes find it again.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -36,8 +37,17 @@ impl Hub {
         Hub::start_program(dir, flags, programs::built("kedge-hub")?)
     }
 
+    /// The same on another address of this machine, and a port that the system chooses.
+    pub fn start_at(dir: &Path, address: IpAddr) -> Result<Hub, RigError> {
+        Hub::open(dir, &[], programs::built("kedge-hub")?, address)
+    }
+
     /// The same with a program that stands in for `kedge-hub`.
     pub fn start_program(dir: &Path, flags: &[&str], program: PathBuf) -> Result<Hub, RigError> {
+        Hub::open(dir, flags, program, Ipv4Addr::LOCALHOST.into())
+    }
+
+    fn open(dir: &Path, flags: &[&str], program: PathBuf, address: IpAddr) -> Result<Hub, RigError> {
         std::fs::create_dir_all(dir).map_err(RigError::io("create directory", dir))?;
         let data_dir = dir.join("data");
         let kubeconfig = data_dir.join("admin.kubeconfig");
@@ -45,7 +55,7 @@ impl Hub {
             log: dir.join("log"),
             program,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
-            address: "127.0.0.1:0".to_owned(),
+            address: SocketAddr::new(address, 0).to_string(),
             babysitter: None,
             kubectl: Kubectl::new(&kubeconfig)?,
             data_dir,

@@ -17,6 +17,7 @@ pub mod hub;
 pub mod kubectl;
 pub mod link;
 pub mod logged_disk;
+pub mod lossy_line;
 pub mod nosync_preload;
 pub mod power_cut;
 mod preload;

@@ -9,6 +9,7 @@
 mod assignment;
 mod crash;
 mod local;
+mod lossy_line;
 mod outage;
 mod replace;
 mod setup;

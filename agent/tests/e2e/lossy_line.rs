@@ -1,0 +1,113 @@
+//! A line of 600 ms (there and back) that loses every fifth packet in each direction: renewals arrive under every allowed setting of
+//! the heartbeats, from the same process. What they cost is printed.
+//!
+//! The packets are real, and so are TCP's retransmissions: see [`kedge_rig::lossy_line`]. Needs root.
+
+use std::time::{Duration, Instant};
+
+use kedge_core::kubelet::schema;
+use kedge_rig::cluster::{Cluster, HEADER};
+use kedge_rig::lossy_line::{self, LossyLine, Quality, Traffic};
+use kedge_rig::power_cut::print_past_test_runner;
+
+use crate::setup::{Setup, plain};
+
+const QUALITY: Quality = Quality { delay: Duration::from_millis(300), loss_percent: 20 };
+
+/// What makes traffic on an idle node.
+const HEARTBEATS: [&str; 3] =
+    ["nodeLeaseDurationSeconds", "nodeStatusUpdateFrequency", "nodeStatusReportFrequency"];
+
+/// The settings of the nodes by their names, and the renewals that are awaited of each: the slowest makes one in 40 s.
+fn cases() -> [(&'static str, String, usize); 3] {
+    let with = |pick: fn(&schema::Field) -> String| {
+        let fields = schema::leaves().into_iter().map(|(_, field)| field);
+        let wanted = fields.filter(|field| HEARTBEATS.contains(&field.name));
+        wanted.map(|field| format!("{}: {}\n", field.name, pick(field))).collect::<String>()
+    };
+    // "4 to 160: a reason"
+    let lowest = |field: &schema::Field| bounds(field).0;
+    let highest = |field: &schema::Field| bounds(field).1;
+    let default = |field: &schema::Field| field.default.value().expect("each has one").to_string();
+    [("lowest", with(lowest), 20), ("default", with(default), 4), ("highest", with(highest), 2)]
+}
+
+fn bounds(field: &schema::Field) -> (String, String) {
+    let text = field.bounds();
+    let (low, rest) = text.split_once(" to ").unwrap_or_else(|| panic!("{} has no bounds", field.name));
+    let (high, _) = rest.split_once(": ").expect("bounds have a reason");
+    (low.to_owned(), high.to_owned())
+}
+
+/// A line for each; `None` where no networks can be made, which may be so for others than root only.
+fn lines() -> Option<Vec<LossyLine>> {
+    let made =
+        lossy_line::own_network().and_then(|()| (1..=3).map(|line| LossyLine::open(line, QUALITY)).collect());
+    match made {
+        Ok(lines) => Some(lines),
+        Err(error) => {
+            let must = std::env::var("CI").as_deref() == Ok("true") && is_root();
+            assert!(!must, "no line can be made: {error}");
+            print_past_test_runner(&format!("SKIPPED: a lossy line needs root, ip and socat: {error}"));
+            None
+        }
+    }
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
+}
+
+fn renewals(setup: &Setup, node: &str) -> usize {
+    setup.cluster.view().look(|world| world.renewal_count(node))
+}
+
+#[test]
+fn lossy_line_keeps_renewals_under_every_setting() {
+    let Some(lines) = lines() else { return };
+    let cases = cases();
+    let mut cluster = Cluster::start_at("lossy-line", lossy_line::HUB.into()).unwrap();
+    for ((node, fields, _), line) in cases.iter().zip(&lines) {
+        let agent = cluster.add(node, plain()).unwrap();
+        // after the rig's own, so that it counts
+        agent.write_drop_in("20-heartbeats.conf", &format!("{HEADER}{fields}")).unwrap();
+        line.at_node(|| agent.start()).unwrap();
+    }
+    let setup = Setup { cluster };
+    for (node, ..) in &cases {
+        setup.shows(&format!("{node} Ready, with a Lease"), |world| {
+            world.condition(node, "Ready").is_some_and(|(status, ..)| status == "True")
+                && world.renewal_count(node) > 0
+        });
+    }
+    let since = Instant::now();
+    let count =
+        |(node, ..): &(&str, String, usize), line: &LossyLine| (renewals(&setup, node), line.traffic());
+    let before: Vec<(usize, Traffic)> =
+        cases.iter().zip(&lines).map(|(case, line)| count(case, line)).collect();
+    for ((node, _, awaited), (seen, _)) in cases.iter().zip(&before) {
+        setup.shows(&format!("{awaited} more renewals of {node}"), |world| {
+            world.renewal_count(node) >= seen + awaited
+        });
+    }
+    for ((case, line), (seen, to_ready)) in cases.iter().zip(&lines).zip(&before) {
+        let node = case.0;
+        let ends = setup.cluster.agent(node).babysitter().state().ends;
+        assert!(ends.is_empty(), "{node} ended: {ends:?}\n{}", setup.cluster.agent(node).log_text());
+        let (renewed, now) = count(case, line);
+        assert!(now.lost > 0, "the line of {node} lost none of {} packets", now.packets);
+        let per_hour = |count: f64| count / since.elapsed().as_secs_f64() * 3600.0;
+        print_past_test_runner(&format!(
+            "600 ms, 20 % loss, {node} settings: {} connections and {} bytes until Ready; \
+             then {:.0} renewals, {:.0} connections and {:.0} bytes per hour",
+            to_ready.connections,
+            to_ready.bytes,
+            per_hour((renewed - seen) as f64),
+            per_hour((now.connections - to_ready.connections) as f64),
+            per_hour((now.bytes - to_ready.bytes) as f64),
+        ));
+    }
+    // the nodes end before their lines do
+    drop(setup);
+}
