@@ -80,10 +80,22 @@ pub fn assign(kubectl: &Kubectl, node: &str, source: &Source) -> Result<(), RigE
     kubectl.run(&["patch", "node", node, "--type=merge", "-p", &patch]).map(|_| ())
 }
 
-/// The arguments of the kubectl command that makes a ConfigMap from a file.
-pub fn create_arguments(name: &str, payload: &Path) -> Vec<String> {
-    let from = format!("--from-file=kubelet={}", payload.display());
-    ["create", "configmap", name, &from].map(str::to_owned).to_vec()
+/// The arguments of the kubectl command that makes a ConfigMap from files, each under its key.
+pub fn create_arguments(name: &str, payloads: &[(&str, &Path)]) -> Vec<String> {
+    let from = payloads.iter().map(|(key, path)| format!("--from-file={key}={}", path.display()));
+    ["create", "configmap", name].map(str::to_owned).into_iter().chain(from).collect()
+}
+
+/// The UID of a ConfigMap in namespace default.
+pub fn uid_of(kubectl: &Kubectl, name: &str) -> Result<String, RigError> {
+    let object = kubectl.json(&["get", "configmap", name])?;
+    match object.pointer("/metadata/uid").and_then(Value::as_str) {
+        Some(uid) => Ok(uid.to_owned()),
+        None => Err(RigError::BadAnswer {
+            command: format!("kubectl get configmap {name} -o json"),
+            problem: "no metadata.uid".into(),
+        }),
+    }
 }
 
 /// `&[String]` as `&[&str]`, for kubectl.
@@ -178,20 +190,13 @@ impl Cluster {
 
     /// The UID of a ConfigMap.
     pub fn uid_of(&self, name: &str) -> Result<String, RigError> {
-        let object = self.kubectl().json(&["get", "configmap", name])?;
-        match object.pointer("/metadata/uid").and_then(Value::as_str) {
-            Some(uid) => Ok(uid.to_owned()),
-            None => Err(RigError::BadAnswer {
-                command: format!("kubectl get configmap {name} -o json"),
-                problem: "no metadata.uid".into(),
-            }),
-        }
+        uid_of(self.kubectl(), name)
     }
 
     /// Makes a ConfigMap whose key `kubelet` holds the payload, and returns its UID.
     pub fn create_config(&self, name: &str, payload: &str) -> Result<String, RigError> {
         let path = self.payload_file(name, payload)?;
-        self.kubectl().run(&borrowed(&create_arguments(name, &path)))?;
+        self.kubectl().run(&borrowed(&create_arguments(name, &[("kubelet", &path)])))?;
         self.uid_of(name)
     }
 

@@ -1,25 +1,27 @@
 //! What `make try` shows: three real agents and a real hub; a good configuration, one that does not parse, one that does not
-//! validate, one under which the agent crashes, and the repair.
+//! validate, one that would do harm, one under which the agent crashes, the repair, two variants in one ConfigMap, and a move to
+//! another hub.
 //!
 //! Owns the order of events and what must be seen in each chapter. Always holds: a chapter ends only when the API server shows what
 //! the chapter claims; a heartbeat that was late at any time is a failure at the end. It changes the cluster by kubectl alone,
 //! and shows each command.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::agent::{Agent, AgentOptions};
 use crate::babysitter::ServiceResult;
-use crate::cluster::{Cluster, HEADER, PATIENCE, Source, borrowed, create_arguments};
+use crate::cluster::{Cluster, HEADER, PATIENCE, Source, borrowed, create_arguments, uid_of};
 use crate::console::{Console, Tone, clock};
 use crate::error::RigError;
-use crate::kubectl::shown;
+use crate::hub::Hub;
+use crate::kubectl::{Kubectl, shown};
 use crate::programs;
 use crate::signals::StopSignal;
-use crate::view::{ConfigStatus, Fact, FactKind, World};
+use crate::view::{ConfigStatus, Fact, FactKind, View, World};
 
 /// The nodes. The first is the one that gets the configuration that does not parse, and so on.
 const NODES: [&str; 3] = ["edge-1", "edge-2", "edge-3"];
@@ -48,6 +50,15 @@ pub struct Demo {
     asked: Option<Instant>,
     printed_trials: Option<Instant>,
     ready_since: Option<Instant>,
+    elsewhere: Option<Elsewhere>,
+}
+
+/// Another hub, to which a node moves, and what its API shows.
+struct Elsewhere {
+    // in this order: what is dropped first ends first
+    view: View,
+    printed_facts: usize,
+    hub: Hub,
 }
 
 impl Demo {
@@ -75,6 +86,7 @@ impl Demo {
             asked: None,
             printed_trials: None,
             ready_since: None,
+            elsewhere: None,
         })
     }
 
@@ -84,9 +96,12 @@ impl Demo {
         let good = self.a_good_config()?;
         self.a_config_that_does_not_parse(&good)?;
         self.a_config_that_does_not_validate(&good)?;
+        self.a_config_that_keeps_silent(&good)?;
         self.a_config_that_crashes(&good)?;
-        self.the_repair()?;
-        self.the_heartbeats()
+        let fixed = self.the_repair()?;
+        self.two_keys_of_one_config_map()?;
+        self.the_heartbeats()?;
+        self.the_move(&fixed)
     }
 
     fn nodes_join(&mut self) -> Result<(), RigError> {
@@ -135,6 +150,15 @@ impl Demo {
         self.others_run(good, &["edge-3"])
     }
 
+    fn a_config_that_keeps_silent(&mut self, good: &str) -> Result<(), RigError> {
+        self.console.chapter("One that every kubelet takes, and with which edge-2 would report once a day");
+        let silent = payload("nodeStatusReportFrequency: 24h\n");
+        let uid = self.create_config("edge-silent", &silent)?;
+        self.assign("edge-2", "edge-silent", &uid)?;
+        self.rolled_back("edge-2", &uid, good, "validate", PATIENCE)?;
+        self.others_run(good, &["edge-3"])
+    }
+
     fn a_config_that_crashes(&mut self, good: &str) -> Result<(), RigError> {
         self.console.chapter("One under which the agent crashes, again and again, for edge-3");
         let uid =
@@ -159,11 +183,70 @@ impl Demo {
         }
     }
 
-    fn the_repair(&mut self) -> Result<(), RigError> {
+    fn the_repair(&mut self) -> Result<String, RigError> {
         self.console.chapter("The repair: a corrected configuration for edge-1");
         let uid = self.create_config("edge-fixed", &payload("nodeStatusReportFrequency: 2m\n"))?;
         self.assign("edge-1", "edge-fixed", &uid)?;
-        self.adopted_and_promoted(&["edge-1"], &uid)
+        self.adopted_and_promoted(&["edge-1"], &uid)?;
+        Ok(uid)
+    }
+
+    /// One key is one configuration: the bad variant does not take the good one along, although both have one UID.
+    fn two_keys_of_one_config_map(&mut self) -> Result<(), RigError> {
+        self.console.chapter("Two variants in one ConfigMap for edge-2: one works, the other does not");
+        let day = payload("nodeStatusReportFrequency: 90s\n");
+        let uid =
+            self.create_keys("edge-variants", &[("day", &day), ("night", &payload("maxPods: none\n"))])?;
+        self.follow("edge-2", "edge-variants", "day")?;
+        self.adopted_and_promoted(&["edge-2"], &uid)?;
+        self.follow("edge-2", "edge-variants", "night")?;
+        self.rolled_back("edge-2", &uid, &uid, "parse", PATIENCE)?;
+        let keys = |world: &World| {
+            ["assigned", "active", "lastKnownGood"].map(|which| {
+                let path = format!("/status/config/{which}/configMap/kubeletConfigKey");
+                let key = world.node("edge-2").and_then(|node| node.pointer(&path)).and_then(Value::as_str);
+                key.unwrap_or_default().to_owned()
+            })
+        };
+        self.until("the key night as assigned, and day as active", PATIENCE, |world| {
+            keys(world) == ["night", "day", "day"]
+        })?;
+        let line = "edge-2: assigned is the key night, active and last-known-good the key day";
+        self.console.say(Tone::Good, line);
+        Ok(())
+    }
+
+    /// Another server's objects are other objects, whatever their names: the node keeps what it runs until it is asked.
+    fn the_move(&mut self, running: &str) -> Result<(), RigError> {
+        self.console.chapter(
+            "A move: edge-1 gets the credentials of another hub, which has a ConfigMap edge-fixed, too",
+        );
+        let hub = Hub::start(&self.cluster.scratch().path().join("hub-2"), &[])?;
+        self.console.say(
+            Tone::Plain,
+            &format!("another kedge-hub listens on https://{}; below, kubectl speaks to it", hub.address()),
+        );
+        let view = View::open(hub.kubectl())?;
+        let path = self.cluster.payload_file("edge-fixed-2", &payload("nodeStatusReportFrequency: 3m\n"))?;
+        self.kubectl_of(hub.kubectl(), &create_arguments("edge-fixed", &[("kubelet", &path)]))?;
+        let uid = uid_of(hub.kubectl(), "edge-fixed")?;
+        self.names.push((uid.clone(), "edge-fixed (of the other hub)".to_owned()));
+        self.console.say(Tone::Command, "kedge-hub node-kubeconfig edge-1 > edge-1/kubeconfig");
+        self.cluster.agent("edge-1").replace_kubeconfig(&hub.node_kubeconfig("edge-1")?)?;
+        self.elsewhere = Some(Elsewhere { view, printed_facts: 0, hub });
+        self.until_elsewhere("edge-1 to be Ready there, and to run what it ran", |world| {
+            status_is(world, "edge-1", "Ready", "True")
+                && status_is(world, "edge-1", "ConfigOK", "Unknown")
+                && world.renewal_count("edge-1") > 0
+                && world.config("edge-1").active.as_deref() == Some(running)
+        })?;
+        let assign = Source::Pinned { name: "edge-fixed".to_owned(), uid: uid.clone() };
+        let kubectl = self.elsewhere.as_ref().map(|there| there.hub.kubectl().clone());
+        self.kubectl_of(&kubectl.expect("it was started above"), &assign.assign_arguments("edge-1"))?;
+        self.until_elsewhere("edge-1 to run what is assigned there", |world| {
+            status_is(world, "edge-1", "ConfigOK", "True")
+                && world.config("edge-1").active.as_deref() == Some(&*uid)
+        })
     }
 
     /// No Lease was late, and no node was ever anything but Ready.
@@ -263,11 +346,21 @@ impl Demo {
 
     /// Creates a ConfigMap as a user would, and returns its UID.
     fn create_config(&mut self, name: &str, payload: &str) -> Result<String, RigError> {
-        for line in payload.lines().skip(2) {
-            self.console.say(Tone::Plain, &format!("  | {line}"));
+        self.create_keys(name, &[("kubelet", payload)])
+    }
+
+    /// The same with a payload for each of these keys.
+    fn create_keys(&mut self, name: &str, payloads: &[(&str, &str)]) -> Result<String, RigError> {
+        let mut files = Vec::new();
+        for (key, payload) in payloads {
+            for line in payload.lines().skip(2) {
+                let key = if payloads.len() > 1 { format!("{key}: ") } else { String::new() };
+                self.console.say(Tone::Plain, &format!("  | {key}{line}"));
+            }
+            files.push((*key, self.cluster.payload_file(&format!("{name}-{key}"), payload)?));
         }
-        let path = self.cluster.payload_file(name, payload)?;
-        self.kubectl(&create_arguments(name, &path))?;
+        let files: Vec<(&str, &Path)> = files.iter().map(|(key, path)| (*key, path.as_path())).collect();
+        self.kubectl(&create_arguments(name, &files))?;
         let uid = self.cluster.uid_of(name)?;
         self.names.push((uid.clone(), name.to_owned()));
         Ok(uid)
@@ -278,10 +371,36 @@ impl Demo {
         self.kubectl(&source.assign_arguments(node))
     }
 
+    /// Assigns a key of a ConfigMap to a node that had one pinned, or another key.
+    fn follow(&mut self, node: &str, name: &str, key: &str) -> Result<(), RigError> {
+        let map = json!({"namespace": "default", "name": name, "kubeletConfigKey": key});
+        let source = Source::Raw(json!({"configMapRef": null, "configMap": map}));
+        self.kubectl(&source.assign_arguments(node))
+    }
+
     fn kubectl(&mut self, arguments: &[String]) -> Result<(), RigError> {
+        let kubectl = self.cluster.kubectl().clone();
+        self.kubectl_of(&kubectl, arguments)
+    }
+
+    fn kubectl_of(&mut self, kubectl: &Kubectl, arguments: &[String]) -> Result<(), RigError> {
         let arguments = borrowed(arguments);
         self.console.say(Tone::Command, &shown(&arguments));
-        self.cluster.kubectl().run(&arguments).map(|_| ())
+        kubectl.run(&arguments).map(|_| ())
+    }
+
+    /// [`Demo::until`] for the other hub.
+    fn until_elsewhere(&mut self, awaited: &str, is_so: impl Fn(&World) -> bool) -> Result<(), RigError> {
+        let Demo { console, stop, names, elsewhere, .. } = self;
+        let there = elsewhere.as_mut().expect("the other hub was started");
+        let on_look = |world: &World| {
+            if !matches!(stop.try_recv(), Err(TryRecvError::Empty)) {
+                return Err(RigError::Interrupted);
+            }
+            print_facts(console, world, names, &mut there.printed_facts);
+            Ok(())
+        };
+        there.view.wait(awaited, PATIENCE, on_look, is_so)
     }
 
     /// Waits, and prints meanwhile what the API shows.
@@ -350,6 +469,8 @@ impl Demo {
 
     fn invitation(&mut self) -> Vec<String> {
         let dir = self.cluster.scratch().path().to_owned();
+        let elsewhere =
+            self.elsewhere.as_ref().map(|there| there.hub.kubectl().kubeconfig().display().to_string());
         let kubectl = self.cluster.kubectl();
         vec![
             "The hub and the nodes keep running until you press Ctrl-C. In another terminal:".to_owned(),
@@ -360,6 +481,10 @@ impl Demo {
             "  kubectl describe node edge-3".to_owned(),
             "  kubectl get events --field-selector involvedObject.name=edge-3".to_owned(),
             "  kubectl get leases -n kube-node-lease --watch".to_owned(),
+            format!(
+                "  kubectl --kubeconfig {} describe node edge-1     # on the other hub",
+                elsewhere.unwrap_or_default()
+            ),
             "  kubectl edit configmap edge-good     # assigned by UID: an edit in place is not followed"
                 .to_owned(),
             format!("  {}", shown(&["patch", "node", "edge-3", "-p", r#"{"spec":{"configSource":null}}"#])),
@@ -370,8 +495,9 @@ impl Demo {
 
     /// Stops all processes in order.
     pub fn close(mut self) -> Result<(), RigError> {
-        self.console.say(Tone::Plain, "stopping the nodes and the hub");
-        self.cluster.close()
+        self.console.say(Tone::Plain, "stopping the nodes and the hubs");
+        self.cluster.close()?;
+        self.elsewhere.as_mut().map_or(Ok(()), |there| there.hub.stop())
     }
 
     /// Prints the ends of the logs, and keeps the files.
@@ -384,6 +510,7 @@ impl Demo {
             .iter()
             .map(|agent| (agent.name().to_owned(), agent.log()))
             .chain([("hub".to_owned(), self.cluster.hub().log().to_owned())])
+            .chain(self.elsewhere.as_ref().map(|there| ("hub-2".to_owned(), there.hub.log().to_owned())))
             .collect();
         for (name, path) in logs {
             self.console.say(Tone::Plain, &format!("the end of {name}'s log, {}:", path.display()));
