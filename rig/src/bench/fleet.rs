@@ -15,7 +15,7 @@ use kedge_rig::table::{Figure, Goal, quantile};
 use serde_json::{Value, json};
 
 use crate::load::{FLUSHED, JSON, MERGE, STRATEGIC, status};
-use crate::setup::{Helper, LEASES, LIMIT, Setup, io};
+use crate::setup::{Helper, LEASES, LIMIT, Setup, identity, io, source};
 use crate::trace;
 use kedge_rig::client::{Connection, Identity};
 
@@ -109,7 +109,7 @@ fn other(why: &str) -> RigError {
     io("measure the hub")(std::io::Error::other(why))
 }
 
-/// Runs the same on so many threads, each with a connection of its own; the sum of what they return.
+/// Runs the same on so many threads, each with a connection from an address of its own; the sum of what they return.
 fn together(
     admin: &Identity,
     threads: usize,
@@ -117,7 +117,7 @@ fn together(
 ) -> Result<usize, RigError> {
     let workers: Vec<_> = (0..threads)
         .map(|index| {
-            let (admin, act) = (admin.clone(), act.clone());
+            let (admin, act) = (admin.clone().from_address(source(index)), act.clone());
             std::thread::spawn(move || act(index, admin.connect()?))
         })
         .collect();
@@ -247,13 +247,8 @@ fn writing(setup: &Setup, process: &Process) -> Result<Vec<Figure>, RigError> {
 
 /// What an update costs the flash: bytes handed to the file system, seen by strace. The fleet's nodes must be there.
 fn flash(setup: &Setup, pid: i32) -> Result<Vec<Figure>, RigError> {
-    let mut nodes = (0..RENEWED)
-        .map(|number| {
-            let kubeconfig = setup.hub.node_kubeconfig(&name(number))?;
-            let node = Identity::read(&kubeconfig).and_then(|identity| identity.connect());
-            node.map_err(io("connect as a node"))
-        })
-        .collect::<Result<Vec<_>, RigError>>()?;
+    let identities = (0..RENEWED).map(|number| identity(setup, &name(number), number));
+    let identities = identities.collect::<Result<Vec<_>, RigError>>()?;
     let mut admin = setup.connect()?;
     let accepted = |by: &mut Connection, method: &str, path: &str, headers: &str, body: &Value| {
         by.accepted(method, path, headers, body).map(drop).map_err(io("load the hub"))
@@ -270,8 +265,12 @@ fn flash(setup: &Setup, pid: i32) -> Result<Vec<Figure>, RigError> {
         accepted(&mut admin, "PATCH", &map, MERGE, &json!({"data": {"count": count.to_string()}}))
     })?;
     let post = |number: usize| format!("/api/v1/nodes/{}/status", name(number));
-    for (number, node) in nodes.iter_mut().enumerate() {
-        accepted(node, "PATCH", &post(number), STRATEGIC, &status(&name(number), 0))?;
+    let mut nodes = Vec::new();
+    for (number, identity) in identities.iter().enumerate() {
+        // a connection that says nothing for seconds is closed: each sends at once
+        let mut node = identity.connect().map_err(io("connect as a node"))?;
+        accepted(&mut node, "PATCH", &post(number), STRATEGIC, &status(&name(number), 0))?;
+        nodes.push(node);
     }
     let statuses = bytes_each(setup, "statuses", pid, Duration::ZERO, |count| {
         let number = count % RENEWED;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kedge_rig::error::RigError;
 use serde_json::{Value, json};
 
-use crate::setup::{LEASES, Setup, io};
+use crate::setup::{LEASES, Setup, identity, io};
 use kedge_rig::client::{Connection, Identity};
 use kedge_rig::process::{Process, bytes_in};
 use kedge_rig::table::{Figure, Goal};
@@ -67,8 +67,8 @@ pub(crate) fn measure() -> Result<Vec<Figure>, RigError> {
     let identities = (0..NODES)
         .map(|index| {
             let name = format!("load-{index:04}");
-            let kubeconfig = setup.hub.node_kubeconfig(&name)?;
-            Ok((name, Identity::read(&kubeconfig).map_err(io("read a node's kubeconfig"))?))
+            let identity = identity(&setup, &name, index)?;
+            Ok((name, identity))
         })
         .collect::<Result<Vec<_>, RigError>>()?;
     let nodes = each(identities, |(name, identity)| join(name, &identity))?;

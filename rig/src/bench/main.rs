@@ -26,10 +26,10 @@ use kedge_rig::programs;
 use kedge_rig::table::{self, Figure, Goal};
 
 const HELP: &str = "\
-kedge-bench [--idle-secs N] [--nodes N] [--page FILE --commit COMMIT] [SECTION...]
+kedge-bench [--idle-secs N] [--nodes N] [--page FILE] [--part FILE] [--commit COMMIT] [SECTION...]
 
-Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table; a run of all sections also
-writes it to FILE. Sections, all by default:
+Measures kedge and kedge-hub from $KEDGE_PROGRAMS and prints one table. A run of all sections writes it
+to the FILE of --page, a run of the named ones to that of --part. Sections, all by default:
   size    bytes of the programs
   start   exec to READY and to the first Lease; 500 drop-ins
   push    ConfigMap patch to active
@@ -38,7 +38,7 @@ writes it to FILE. Sections, all by default:
   idle    memory, threads, bytes and writes of a settled node (N seconds, 600 by default, and 2 minutes more)
   hub     1,000 nodes: renewals, status posts, the store's growth
   fleet   the hub's start, 5,000 nodes in it, many watchers; many writers, bytes per update
-  nodes   what a node costs a hub with 100, 1,000 and as many real nodes as descriptors allow
+  nodes   what a node costs a hub with 100, 1,000 and as many real nodes as it has connections for
           (N at most, 10,000 by default); all of them back at once; instructions per renewal
 ";
 
@@ -49,16 +49,23 @@ struct Options {
     idle: Duration,
     /// Most nodes of the section of that name.
     nodes: Option<usize>,
-    /// The file and the commit that is measured.
-    page: Option<(PathBuf, String)>,
+    /// The file that the figures are written to.
+    page: Option<PathBuf>,
+    /// What is measured.
+    commit: String,
     sections: Vec<String>,
 }
 
 fn options() -> Result<Option<Options>, String> {
     use lexopt::prelude::*;
-    let mut options =
-        Options { idle: Duration::from_secs(600), nodes: None, page: None, sections: Vec::new() };
-    let (mut page, mut commit) = (None, "unknown".to_owned());
+    let mut options = Options {
+        idle: Duration::from_secs(600),
+        nodes: None,
+        page: None,
+        commit: "unknown".to_owned(),
+        sections: Vec::new(),
+    };
+    let (mut page, mut part) = (None, None);
     let mut parser = lexopt::Parser::from_env();
     while let Some(argument) = parser.next().map_err(|error| error.to_string())? {
         match argument {
@@ -70,18 +77,20 @@ fn options() -> Result<Option<Options>, String> {
                 let nodes: u64 = flags::number("--nodes", &mut parser)?;
                 options.nodes = Some(usize::try_from(nodes).unwrap_or(usize::MAX));
             }
-            Long("page") => page = Some(parser.value().map_err(|error| error.to_string())?.into()),
-            Long("commit") => commit = flags::text(&mut parser)?,
+            Long("page") => page = Some(parser.value().map_err(|error| error.to_string())?),
+            Long("part") => part = Some(parser.value().map_err(|error| error.to_string())?),
+            Long("commit") => options.commit = flags::text(&mut parser)?,
             Value(word) if SECTIONS.iter().any(|known| word == *known) => {
                 options.sections.push(word.to_string_lossy().into_owned());
             }
             other => return Err(other.unexpected().to_string()),
         }
     }
-    if options.sections.is_empty() {
+    let is_whole = options.sections.is_empty();
+    if is_whole {
         options.sections = SECTIONS.map(str::to_owned).to_vec();
-        options.page = page.map(|page| (page, commit));
     }
+    options.page = if is_whole { page } else { part }.map(PathBuf::from);
     Ok(Some(options))
 }
 
@@ -113,8 +122,8 @@ fn main() -> ExitCode {
     print!("{}", table::render(&figures));
     let (met, missed) = table::goals(&figures);
     println!("\n{met} goals met, {missed} missed, {failed} sections could not be measured");
-    if let Some((path, commit)) = options.page.filter(|_| failed == 0)
-        && let Err(error) = write_page(&path, commit, machine, &figures)
+    if let Some(path) = options.page.as_ref().filter(|_| failed == 0)
+        && let Err(error) = write_page(path, &options, machine, &figures)
     {
         eprintln!("kedge-bench: {error}");
         failed += 1;
@@ -122,11 +131,13 @@ fn main() -> ExitCode {
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn write_page(path: &Path, commit: String, machine: String, figures: &[Figure]) -> Result<(), RigError> {
+fn write_page(path: &Path, options: &Options, machine: String, figures: &[Figure]) -> Result<(), RigError> {
     let date = Command::new("date").args(["-u", "+%F"]).output();
     let date = date.map_err(RigError::io("run date for", path))?.stdout;
     let date = String::from_utf8_lossy(&date).trim().to_owned();
-    let text = page::text(&page::Run { date, commit, machine }, figures);
+    let is_whole = options.sections == SECTIONS;
+    let sections = if is_whole { String::new() } else { options.sections.join(" ") };
+    let text = page::text(&page::Run { date, commit: options.commit.clone(), machine, sections }, figures);
     std::fs::write(path, text).map_err(RigError::io("write", path))?;
     println!("written: {}", path.display());
     Ok(())

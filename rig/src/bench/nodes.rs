@@ -2,10 +2,9 @@
 //! all nodes coming back at once.
 //!
 //! Always holds: every node has its own certificate, source address, Node and Lease, one connection that renews and one that
-//! watches its own Node, all over real TLS. As many are connected as descriptors allow, [`FLEET`] at most; a figure for more is
-//! marked as extrapolated. Ratios compare stages of one run, so they hold on a busy machine, too.
+//! watches its own Node, all over real TLS. As many are connected as the hub has connections for, [`FLEET`] at most; a figure for more
+//! is marked as extrapolated. At last all watches end, and as many nodes as there are connections renew. Ratios compare stages of one run, so they hold on a busy machine, too.
 
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -16,17 +15,17 @@ use kedge_rig::table::{Figure, Goal};
 
 use crate::cost;
 use crate::load::{Node, WORKERS, each, hub_process, join, renew};
-use crate::setup::{Setup, io};
+use crate::setup::{Setup, identity, io};
 
 /// The fleet that one hub is built for.
 const FLEET: usize = 10_000;
 /// The first stage: the hub's own memory and tasks weigh no more there than the nodes do.
 const FEW: usize = 100;
 const MANY: usize = 1000;
-/// Descriptors of this process and the hub that are no node's.
+/// Descriptors of this process that are no node's.
 const OTHER_DESCRIPTORS: usize = 256;
-/// A node's: one connection that renews, one that watches.
-const DESCRIPTORS_EACH: usize = 2;
+/// Of a node with a watch: one connection that renews, one that watches.
+const CONNECTIONS_WITH_WATCH: usize = 2;
 /// Renewals that a stage measures: enough for 10 ms ticks of processor time to be a small error.
 const RENEWALS: usize = 20_000;
 /// Renewals counted under valgrind, and before it.
@@ -51,8 +50,10 @@ struct Connected {
 /// What a node costs among so many.
 struct Stage {
     nodes: usize,
+    /// How many of them this stage added.
+    added: usize,
     rss: f64,
-    /// Of the nodes that this stage added.
+    /// Of the added ones, each.
     without_watch: f64,
     with_watch: f64,
     cpu_secs_per_1000: f64,
@@ -60,21 +61,39 @@ struct Stage {
 
 /// See the module; `most` is asked for on the command line.
 pub(crate) fn measure(most: Option<usize>) -> Result<Vec<Figure>, RigError> {
-    let allowed = (descriptors()?.saturating_sub(OTHER_DESCRIPTORS)) / DESCRIPTORS_EACH;
-    let most = most.unwrap_or(FLEET).min(allowed).max(1);
-    eprintln!("kedge-bench: nodes: {most} real nodes over TLS; descriptors allow {allowed}");
     let mut setup = Setup::open_with("bench-nodes", &["--node-monitor-grace-period", "1h"])?;
-    let mut counts = vec![FEW.min(most), MANY.min(most), most];
+    let allowed = descriptors()?.saturating_sub(OTHER_DESCRIPTORS).min(places(&setup)?);
+    let most = most.unwrap_or(FLEET).min(allowed).max(1);
+    let watching = most.min(allowed / CONNECTIONS_WITH_WATCH).max(1);
+    eprintln!("kedge-bench: nodes: {most} real nodes over TLS, {watching} of them with a watch");
+    // all at first: a connection that waits for them would be closed as idle
+    let mut identities = identities(&setup, 0..most)?.into_iter();
+    let mut counts = vec![FEW.min(watching), MANY.min(watching), watching];
     counts.dedup();
     let (mut nodes, mut stages) = (Vec::new(), Vec::new());
     let process = hub_process(&setup)?;
     for count in counts {
-        nodes = stage(&setup, &process, nodes, count, &mut stages)?;
+        let new = identities.by_ref().take(count - nodes.len()).collect();
+        nodes = stage(&process, nodes, new, &mut stages)?;
     }
     let mut figures = figures(&stages, allowed);
+    let (nodes, whole) = whole_fleet(&process, nodes, identities.collect())?;
+    figures.extend(whole);
     figures.extend(storm(&mut setup, nodes)?);
     figures.extend(renewal()?);
     Ok(figures)
+}
+
+/// Connections that the hub has for nodes: an eighth is for administrators.
+fn places(setup: &Setup) -> Result<usize, RigError> {
+    let answer =
+        setup.connect()?.request("GET", "/metrics", "", b"").map_err(io("read the hub's metrics"))?;
+    let text = String::from_utf8_lossy(&answer.body);
+    let size = text.lines().find_map(|line| line.strip_prefix("kedge_hub_pool_size{pool=\"connections\"} "));
+    let size: Option<usize> = size.and_then(|size| size.parse().ok());
+    let size =
+        size.ok_or_else(|| io("read the hub's metrics")(std::io::Error::other("no size of connections")))?;
+    Ok(size - size / 8)
 }
 
 /// The soft limit of this process; a hub that it starts has the same.
@@ -85,32 +104,47 @@ fn descriptors() -> Result<usize, RigError> {
     Ok(line.and_then(|line| line.split_whitespace().next()?.parse().ok()).unwrap_or(usize::MAX))
 }
 
-/// Connects nodes up to this count and measures what the new ones cost.
+/// Connects more nodes and measures what they cost.
 fn stage(
-    setup: &Setup,
     process: &Process,
     mut nodes: Vec<Connected>,
-    count: usize,
+    new: Vec<(String, Identity)>,
     stages: &mut Vec<Stage>,
 ) -> Result<Vec<Connected>, RigError> {
-    let new = identities(setup, nodes.len()..count)?;
-    let added = new.len() as f64;
+    let (count, added) = (nodes.len() + new.len(), new.len());
+    let each_added = added as f64;
     // objects and what making them takes come first: this measures connections
     each(new.clone(), |(name, identity)| join(name, &identity).map(drop))?;
     let before = settled_rss(process)?;
-    let new = each(new, |(name, identity)| {
-        let connection = identity.connect()?;
-        let mut node = Node { name, connection };
-        renew(&mut node, 0)?;
-        Ok(Connected { identity, node, _watch: None })
-    })?;
+    let new = each(new, connected)?;
     let renewing = settled_rss(process)?;
     nodes.extend(each(new, |connected| {
         let watch = watch(&connected)?;
         Ok(Connected { _watch: Some(watch), ..connected })
     })?);
     let rss = settled_rss(process)?;
-    let times = RENEWALS.div_ceil(count);
+    let (nodes, cpu_secs_per_1000) = renewing_nodes(process, nodes)?;
+    stages.push(Stage {
+        nodes: count,
+        added,
+        rss,
+        without_watch: (renewing - before) / each_added,
+        with_watch: (rss - before) / each_added,
+        cpu_secs_per_1000,
+    });
+    Ok(nodes)
+}
+
+/// A connection that has renewed once.
+fn connected((name, identity): (String, Identity)) -> std::io::Result<Connected> {
+    let mut node = Node { name, connection: identity.connect()? };
+    renew(&mut node, 0)?;
+    Ok(Connected { identity, node, _watch: None })
+}
+
+/// Renews on all connections; the hub's processor time for a thousand renewals.
+fn renewing_nodes(process: &Process, nodes: Vec<Connected>) -> Result<(Vec<Connected>, f64), RigError> {
+    let (count, times) = (nodes.len(), RENEWALS.div_ceil(nodes.len()));
     let cpu = process.cpu_secs()?;
     let nodes = each(nodes, move |mut connected| {
         for time in 1..=times {
@@ -118,14 +152,31 @@ fn stage(
         }
         Ok(connected)
     })?;
-    stages.push(Stage {
-        nodes: count,
-        rss,
-        without_watch: (renewing - before) / added,
-        with_watch: (rss - before) / added,
-        cpu_secs_per_1000: (process.cpu_secs()? - cpu) * 1000.0 / (times * count) as f64,
-    });
-    Ok(nodes)
+    Ok((nodes, (process.cpu_secs()? - cpu) * 1000.0 / (times * count) as f64))
+}
+
+/// As many nodes as there are connections: without watches, as agents are that learn of changes by their renewals.
+fn whole_fleet(
+    process: &Process,
+    nodes: Vec<Connected>,
+    new: Vec<(String, Identity)>,
+) -> Result<(Vec<Connected>, Vec<Figure>), RigError> {
+    let mut nodes: Vec<_> = nodes.into_iter().map(|node| Connected { _watch: None, ..node }).collect();
+    nodes.extend(each(new, |(name, identity)| {
+        join(name.clone(), &identity)?;
+        connected((name, identity))
+    })?);
+    let rss = settled_rss(process)?;
+    let (nodes, cpu) = renewing_nodes(process, nodes)?;
+    let figure = |what: &str, value: f64, unit, how: &str| {
+        Figure::new(&format!("hub: {} nodes without watches, {what}", nodes.len()), value, unit, how)
+    };
+    let figures = vec![
+        figure("RSS", rss / 1024.0, "MiB", "one renewing TLS connection each, from addresses of their own"),
+        figure("CPU per 1,000 renewals", cpu, "s", "/proc/PID/stat of the hub")
+            .with_goal(Goal::AtMost(CPU_SECS_PER_1000)),
+    ];
+    Ok((nodes, figures))
 }
 
 fn settled_rss(process: &Process) -> Result<f64, RigError> {
@@ -137,13 +188,12 @@ fn name(number: usize) -> String {
     format!("node-{number:05}")
 }
 
-/// Credentials as an operator makes them, one program run each; the n-th node comes from its own loopback address.
+/// Credentials of these nodes, one program run each.
 fn identities(setup: &Setup, numbers: std::ops::Range<usize>) -> Result<Vec<(String, Identity)>, RigError> {
     let made = |number: usize| {
-        let kubeconfig = setup.hub.node_kubeconfig(&name(number))?;
-        let identity = Identity::read(&kubeconfig).map_err(io("read a node's kubeconfig"))?;
-        let [.., high, low] = u32::try_from(number + 1).unwrap_or(u32::MAX).to_be_bytes();
-        Ok::<_, RigError>((name(number), identity.from_address(Ipv4Addr::new(127, 1, high, low))))
+        let name = name(number);
+        let identity = identity(setup, &name, number)?;
+        Ok::<_, RigError>((name, identity))
     };
     let numbers: Vec<usize> = numbers.collect();
     let workers = std::thread::available_parallelism().map_or(1, usize::from);
@@ -182,11 +232,12 @@ fn watch(connected: &Connected) -> std::io::Result<Events> {
 fn figures(stages: &[Stage], allowed: usize) -> Vec<Figure> {
     let (Some(few), Some(last)) = (stages.first(), stages.last()) else { return Vec::new() };
     let mut figures = vec![Figure::new(
-        "hub: real nodes connected",
+        "hub: real nodes with a watch",
         last.nodes as f64,
         "",
-        format!("two TLS connections each, from addresses of their own; descriptors allow {allowed}"),
+        format!("two TLS connections each, from addresses of their own; the hub has {allowed} for nodes"),
     )];
+    figures.extend(slope(stages));
     for Stage { nodes, without_watch, with_watch, cpu_secs_per_1000, .. } in stages {
         figures.push(
             Figure::new(
@@ -231,7 +282,7 @@ fn figures(stages: &[Stage], allowed: usize) -> Vec<Figure> {
     if last.nodes < FLEET {
         let more = (FLEET - last.nodes) as f64 * last.with_watch;
         figures.push(Figure::new(
-            "hub: RSS, 10,000 nodes, extrapolated",
+            "hub: RSS, 10,000 nodes with watches, extrapolated",
             (last.rss + more) / 1024.0,
             "MiB",
             format!(
@@ -242,6 +293,30 @@ fn figures(stages: &[Stage], allowed: usize) -> Vec<Figure> {
         ));
     }
     figures
+}
+
+/// What one more node costs, and what the first ones cost beside that: code that runs for the first time, threads' own heaps.
+fn slope(stages: &[Stage]) -> Vec<Figure> {
+    let Some((few, later)) = stages.split_first().filter(|(_, later)| !later.is_empty()) else {
+        return Vec::new();
+    };
+    let added = later.iter().map(|stage| stage.added).sum::<usize>() as f64;
+    let each =
+        |of: fn(&Stage) -> f64| later.iter().map(|stage| of(stage) * stage.added as f64).sum::<f64>() / added;
+    let (with, without) = (each(|stage| stage.with_watch), each(|stage| stage.without_watch));
+    let how = format!("RSS, of the {added} after the first {}", few.nodes);
+    vec![
+        Figure::new("hub: memory of one more node", with, "KiB", format!("{how}; with its watch"))
+            .with_goal(Goal::AtMost(WITH_WATCH_KIB)),
+        Figure::new("hub: of it without the watch", without, "KiB", how)
+            .with_goal(Goal::AtMost(WITHOUT_WATCH_KIB)),
+        Figure::new(
+            "hub: memory that connections take once",
+            (few.with_watch - with) * few.added as f64,
+            "KiB",
+            format!("what the first {} took beyond one more node each", few.nodes),
+        ),
+    ]
 }
 
 /// The hub is killed and starts again; every node comes back at once, with a new handshake and a renewal.

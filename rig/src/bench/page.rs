@@ -13,15 +13,21 @@ pub(crate) struct Run {
     pub(crate) date: String,
     pub(crate) commit: String,
     pub(crate) machine: String,
+    /// Those that were measured; empty for all.
+    pub(crate) sections: String,
 }
 
 /// The page.
 pub(crate) fn text(run: &Run, figures: &[Figure]) -> String {
-    let Run { date, commit, machine } = run;
+    let Run { date, commit, machine, sections } = run;
     let (met, missed) = goals(figures);
+    let by = match &**sections {
+        "" => "`make bench`, which replaces it after each full run".to_owned(),
+        some => format!("`.ci/bench --part FILE {some}`, which replaces it"),
+    };
     format!(
         "# What the agent and the hub cost\n\n\
-         Written by `make bench`, which replaces it after each full run.\n\n\
+         Written by {by}.\n\n\
          - date: {date}\n- commit: {commit}\n- machine: {machine}\n- goals: {met} met, {missed} missed\n\n{}",
         markdown(figures)
     )
@@ -55,7 +61,12 @@ mod tests {
 
     #[test]
     fn page_has_goals_beside_figures_and_marks_missed_ones() {
-        let run = Run { date: "2026-11-22".into(), commit: "abc".into(), machine: "2 x CPU".into() };
+        let run = |sections: &str| Run {
+            date: "2026-11-22".into(),
+            commit: "abc".into(),
+            machine: "2 x CPU".into(),
+            sections: sections.to_owned(),
+        };
         let figures = [
             Figure::new("agent: PSS", 3296.0, "KiB", "smaps_rollup").with_goal(Goal::AtMost(3072.0)),
             Figure::new("agent: file writes", 0.0, "", "a|b").with_goal(Goal::Exactly(0.0)),
@@ -77,7 +88,12 @@ Written by `make bench`, which replaces it after each full run.
 | agent: file writes | 0 | = 0 | a\\|b |
 | hub: RSS | 10.50 MiB | - |  |
 ";
-        assert_eq!(text(&run, &figures), expect);
+        assert_eq!(text(&run(""), &figures), expect);
+        let part = expect.replace(
+            "`make bench`, which replaces it after each full run",
+            "`.ci/bench --part FILE size hub`, which replaces it",
+        );
+        assert_eq!(text(&run("size hub"), &figures), part);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Always holds: agents run under the babysitter with the limits of `kedge.service`; nothing of the rig's drop-in (short
 //! Leases) is left in them; times are taken where the API server's answer arrives here.
 
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -108,6 +109,19 @@ impl Setup {
     pub(crate) fn wrapper(&self, name: &str, command: &str) -> Result<PathBuf, RigError> {
         wrapper(&self.scratch.path().join(name), command, "kedge")
     }
+}
+
+/// A node's credentials as an operator makes them; the n-th node comes from its own loopback address, as nodes of a fleet do.
+pub(crate) fn identity(setup: &Setup, name: &str, number: usize) -> Result<Identity, RigError> {
+    let kubeconfig = setup.hub.node_kubeconfig(name)?;
+    let identity = Identity::read(&kubeconfig).map_err(io("read a node's kubeconfig"))?;
+    Ok(identity.from_address(source(number)))
+}
+
+/// The n-th address of this machine from which a section connects: the hub limits what comes from one.
+pub(crate) fn source(number: usize) -> Ipv4Addr {
+    let [.., high, low] = u32::try_from(number + 1).unwrap_or(u32::MAX).to_be_bytes();
+    Ipv4Addr::new(127, 1, high, low)
 }
 
 /// A script at this path that runs `command`, then the program and its arguments.
