@@ -371,6 +371,17 @@ mod tests {
     }
 
     #[test]
+    fn deny_list_is_one_config_map() {
+        for (namespace, name, expect) in [
+            ("kube-system", "kedge-denied", true),
+            ("default", "kedge-denied", false),
+            ("kube-system", "other", false),
+        ] {
+            assert_eq!(is_deny_list(namespace, name), expect, "{namespace}/{name}");
+        }
+    }
+
+    #[test]
     fn revocation_keeps_the_other_entries() {
         let mut map =
             json!({"data": {"user.jane": "", "node.edge-2": ""}, "binaryData": {"certificate.0b": ""}});

@@ -451,7 +451,8 @@ mod tests {
         let mut moved = old.clone();
         moved["spec"]["nodeName"] = "b".into();
         assert!(judge("patch", "status", Some(moved), old.clone()).is_err(), "from another node");
-        assert_eq!(judge("create", "eviction", Some(old.clone()), old), Ok(()), "it is no mirror pod");
+        let plain = json!({"metadata": {"name": "p"}, "spec": {"nodeName": "a"}});
+        assert_eq!(judge("create", "eviction", Some(plain.clone()), plain), Ok(()), "it is no mirror pod");
     }
 
     fn judge(resource: &str, group: &str, old: Option<Value>, new: Value) -> Result<(), String> {

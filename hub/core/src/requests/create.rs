@@ -413,6 +413,18 @@ mod tests {
     }
 
     #[test]
+    fn field_that_its_maker_had_set_is_not_admissions() {
+        let mut new = json!({});
+        POD.admitted.iter().for_each(|path| new[path[0]][path[1]] = 7.into());
+        for given in [true, false] {
+            let before = set_by_nobody(&POD, &new, &vec![given; POD.admitted.len()]);
+            for path in POD.admitted {
+                assert_eq!(at(&before, path).is_some(), !given, "{path:?}");
+            }
+        }
+    }
+
+    #[test]
     fn generated_name_keeps_base_and_ends_in_random_letters() {
         let name = generated_name(&"a".repeat(100), &FRESH.random);
         assert_eq!(name.len(), 63);
