@@ -508,6 +508,9 @@ impl Agent {
     fn use_config(&mut self, effective: &Effective) {
         logging::verbosity(effective.config.logging_verbosity);
         log::info!("effective configuration: {}", effective.without_secrets());
+        if !effective.config.watch {
+            self.loops.keep_one_connection();
+        }
         self.faults.arm(&effective.config);
         self.faults.point("start");
         if let Some(address) = effective.config.healthz {

@@ -323,7 +323,7 @@ fn ask_for_a_list(api: &Arc<Api>) {
 }
 
 fn ask_for_a_watch(api: &Arc<Api>, from: WatchFrom) {
-    let limits = WatchLimits { open: DEADLINE, idle: DEADLINE, line_bytes: 64 * 1024 };
+    let limits = WatchLimits { open: DEADLINE, idle: DEADLINE, line_bytes: 64 * 1024, receiving: DEADLINE };
     let mut events = 0;
     let end = watch(&api.stream("fuzz"), "/api/v1/nodes", "", from, limits, |event| {
         match event {
@@ -331,7 +331,7 @@ fn ask_for_a_watch(api: &Arc<Api>, from: WatchFrom) {
                 read(object)
             }
             WatchEvent::Bookmark(version) => assert!(!version.is_empty()),
-            WatchEvent::Opened { .. } => {}
+            WatchEvent::Opened { .. } | WatchEvent::Receiving => {}
         }
         events += 1;
         if events < EVENTS { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

@@ -171,8 +171,7 @@ impl Link {
     }
 
     /// Connections that are open.
-    #[cfg(test)]
-    fn open(&self) -> usize {
+    pub fn open(&self) -> usize {
         self.shared.lock().1.iter().filter(|connection| !connection.ended.load(Ordering::SeqCst)).count()
     }
 }

@@ -16,7 +16,7 @@ use kedge_hub_core::object::{Event, Object};
 use kedge_hub_core::requests::{self, Decision, DeleteOptions, Fresh, Objects, Part, Place, WriteOptions};
 use kedge_hub_core::selector::Selection;
 use kedge_hub_core::state::{
-    Batch, Changed, Everything, Expect, Index, Leases, Marks, Order, Query, Restored, Spaces, Start,
+    Batch, Changed, Desired, Everything, Expect, Index, Leases, Marks, Order, Query, Restored, Spaces, Start,
     WatchRefused, Write, WriteError, restore,
 };
 use kedge_hub_core::{ApiError, patch};
@@ -49,6 +49,8 @@ pub struct Hub {
     index: Index<Feed>,
     leases: Leases<Feed>,
     order: Order,
+    /// The latest change that concerns each node.
+    desired: Desired,
     /// Sources that Nodes ask for although today's rules refuse them.
     imposed: BTreeMap<String, Value>,
     uids: u64,
@@ -62,10 +64,12 @@ pub struct Hub {
 impl Clone for Hub {
     fn clone(&self) -> Self {
         let (index, leases, order) = self.copy_of_state(self.revision());
+        let desired = desired_of(&index, self.revision());
         Self {
             index,
             leases,
             order,
+            desired,
             flavour: self.flavour,
             imposed: self.imposed.clone(),
             uids: self.uids,
@@ -94,11 +98,13 @@ impl Objects for Rules<'_> {
 impl Hub {
     pub fn new(flavour: Flavour) -> Self {
         let (index, leases, order) = empty_state(FIRST);
+        let desired = Desired::new(FIRST);
         let mut hub = Self {
             flavour,
             index,
             leases,
             order,
+            desired,
             imposed: BTreeMap::new(),
             uids: FIRST,
             events: Vec::new(),
@@ -116,6 +122,7 @@ impl Hub {
     pub fn wiped(&mut self, counter: u64) {
         let counter = counter.max(self.counter());
         (self.index, self.leases, self.order) = self.copy_of_state(counter);
+        self.desired = desired_of(&self.index, counter);
         self.uids = counter;
     }
 
@@ -266,7 +273,10 @@ impl Hub {
         for changed in changes {
             match changed.kind.is_renewed() {
                 true => drop(self.leases.settle(changed).expect("nothing is renewed meanwhile")),
-                false => self.index.publish(vec![changed]),
+                false => {
+                    self.desired.note(&changed);
+                    self.index.publish(vec![changed]);
+                }
             }
         }
     }
@@ -309,7 +319,18 @@ impl Hub {
     }
 
     fn create(&mut self, kind: &'static Kind, namespace: &str, value: Value) -> Result<String, ApiError> {
-        let options = WriteOptions::internal();
+        self.create_by(None, kind, namespace, value)
+    }
+
+    /// Creates an object, by the node of this name or somebody else.
+    fn create_by(
+        &mut self,
+        author: Option<&str>,
+        kind: &'static Kind,
+        namespace: &str,
+        value: Value,
+    ) -> Result<String, ApiError> {
+        let options = WriteOptions { author, ..WriteOptions::internal() };
         let decision =
             requests::create(&Rules(self), kind, namespace, value.clone(), &options, &self.fresh())?;
         self.uids += 1;
@@ -322,8 +343,10 @@ impl Hub {
         Ok(uid)
     }
 
+    /// A patch by the node of this name.
     fn patch(
         &mut self,
+        author: &str,
         place: &Place<'_>,
         part: Part,
         patch: impl FnOnce(&mut Value) -> Result<(), patch::PatchError>,
@@ -337,7 +360,7 @@ impl Hub {
             }
             Ok(value)
         };
-        let options = WriteOptions::internal();
+        let options = WriteOptions { author: Some(author), ..WriteOptions::internal() };
         let decision = requests::edit(&Rules(self), place, part, &options, &self.fresh(), compute)?;
         self.perform(decision, None)
     }
@@ -526,9 +549,9 @@ impl Hub {
                 let why = format!("nodes {name:?} is forbidden: is not allowed to modify labels: {label}");
                 return refused(403, "Forbidden", &why);
             }
-            Request::Register(node) => self.create(&kinds::NODE, "", node.clone()).map(drop),
+            Request::Register(node) => self.create_by(Some(name), &kinds::NODE, "", node.clone()).map(drop),
             Request::PatchStatus(body) => {
-                let done = self.patch(&node, Part::Status, |node| {
+                let done = self.patch(name, &node, Part::Status, |node| {
                     patch::strategic::apply(kinds::NODE.schema(), node, body.clone())
                 });
                 if done.is_ok() {
@@ -536,10 +559,12 @@ impl Hub {
                 }
                 done
             }
-            Request::PatchLabels(body) | Request::PatchNode(body) => self.patch(&node, Part::Main, |node| {
-                patch::merge::apply(node, body.clone());
-                Ok(())
-            }),
+            Request::PatchLabels(body) | Request::PatchNode(body) => {
+                self.patch(name, &node, Part::Main, |node| {
+                    patch::merge::apply(node, body.clone());
+                    Ok(())
+                })
+            }
             Request::PostEvent(event) => self.post(event),
         };
         answer(done)
@@ -560,7 +585,7 @@ impl Hub {
             LeaseRequest::Create(lease) => self.create(&LEASE, LEASES, lease.clone()).map(drop),
             LeaseRequest::Patch(body) => {
                 let lease = Place { kind: &LEASE, namespace: LEASES, name };
-                self.patch(&lease, Part::Main, |lease| {
+                self.patch(name, &lease, Part::Main, |lease| {
                     patch::merge::apply(lease, body.clone());
                     Ok(())
                 })
@@ -569,6 +594,20 @@ impl Hub {
         self.renewals += u64::from(done.is_ok());
         answer(done)
     }
+
+    /// What the answer to a renewal names as the latest change that concerns this node; only our hub does.
+    pub fn desired(&self, name: &str) -> Option<u64> {
+        (self.flavour == Flavour::Kedge).then(|| self.desired.of(name))
+    }
+}
+
+fn desired_of(index: &Index<Feed>, revision: u64) -> Desired {
+    let mut desired = Desired::new(revision);
+    for kind in [&kinds::NODE, &kinds::POD] {
+        let page = index.list(kind, &Selection::all(""), &Query::default()).expect("the latest is known");
+        page.objects.iter().for_each(|object| desired.restore(kind, object));
+    }
+    desired
 }
 
 /// A label that a node may not set on itself. The rest of what a node may do is not judged here.

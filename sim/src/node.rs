@@ -311,12 +311,12 @@ impl Node {
             Action::WatchNode(order) => {
                 assert!(order.round > process.node_round, "a round twice");
                 process.node_round = order.round;
-                process.node_watch = Some(Watch::new(&NODE, "", &self.name));
+                process.node_watch = Some(Watch::new(&NODE, "", &self.name, order.lists_only));
             }
             Action::WatchConfigMap { namespace, name, order } => {
                 assert!(order.round > process.map_round, "a round twice");
                 process.map_round = order.round;
-                process.map_watch = Some(Watch::new(&CONFIG_MAP, &namespace, &name));
+                process.map_watch = Some(Watch::new(&CONFIG_MAP, &namespace, &name, order.lists_only));
                 process.watched = Some((namespace, name));
             }
             Action::EndConfigMapWatch => (process.map_watch, process.watched) = (None, None),
@@ -402,11 +402,24 @@ impl Node {
     }
 
     pub fn do_renewal(&mut self, hub: &mut Hub, instead: Option<Answer>) -> bool {
-        let Some((request, _)) = self.process.as_mut().and_then(|process| process.renewal.take()) else {
+        let Some((request, _)) = self.process.as_ref().and_then(|process| process.renewal.clone()) else {
             return false;
         };
+        let latest = hub.desired(&self.name).filter(|_| instead.is_none());
         let answer = instead.unwrap_or_else(|| hub.renew(&self.name, &request));
-        self.handle(Event::Renewed(answer));
+        self.answer_renewal(answer, latest)
+    }
+
+    /// The renewal is answered; `latest` is what the answer names if it was accepted.
+    pub fn answer_renewal(&mut self, answer: Answer, latest: Option<u64>) -> bool {
+        let process = self.process.as_mut();
+        if process.and_then(|process| process.renewal.take()).is_none() {
+            return false;
+        }
+        self.handle(match (answer, latest) {
+            (Answer::Accepted(_), Some(latest)) => Event::RenewedAsOf(latest),
+            (answer, _) => Event::Renewed(answer),
+        });
         true
     }
 
@@ -417,9 +430,26 @@ impl Node {
 
     /// The same; returns the Node as it was shown, null if it is gone.
     pub fn watch_node(&mut self, hub: &mut Hub) -> Option<Value> {
-        let news = self.process.as_mut()?.node_watch.as_mut()?.next(hub)?;
+        let process = self.process.as_mut()?;
+        let news = process.node_watch.as_mut()?.next(hub)?;
+        let round = process.node_round;
         self.handle(node_event(&news.object));
+        self.has_come_to(Watched::Node, round, &news);
         Some(news.object)
+    }
+
+    /// Where the watch stands after its news; a round that only lists is over.
+    fn has_come_to(&mut self, watched: Watched, round: u64, news: &News) {
+        self.handle(Event::WatchPosition { watched, round, version: news.version.to_string() });
+        let Some(process) = self.process.as_mut().filter(|_| news.is_last) else { return };
+        let (watch, latest) = match watched {
+            Watched::Node => (&mut process.node_watch, process.node_round),
+            Watched::ConfigMap => (&mut process.map_watch, process.map_round),
+        };
+        if latest == round {
+            *watch = None;
+            self.handle(Event::WatchEnded { watched, round, end: WatchEnd::default() });
+        }
     }
 
     /// The watch of the ConfigMap shows its list or its next change, if there is one.
@@ -431,8 +461,10 @@ impl Node {
     pub fn watch_map(&mut self, hub: &mut Hub) -> Option<Value> {
         let process = self.process.as_mut()?;
         let (namespace, name) = process.watched.clone()?;
-        let News { object, is_list } = process.map_watch.as_mut()?.next(hub)?;
-        self.show_map(&namespace, &name, object.clone(), is_list);
+        let news = process.map_watch.as_mut()?.next(hub)?;
+        let (round, object) = (process.map_round, news.object.clone());
+        self.show_map(&namespace, &name, object.clone(), news.is_list);
+        self.has_come_to(Watched::ConfigMap, round, &news);
         Some(object)
     }
 

@@ -51,22 +51,28 @@ pub(crate) struct Watch {
     namespace: String,
     name: String,
     state: State,
+    lists_only: bool,
 }
 
 /// The object as a list or an event shows it; null: it is not there.
 pub(crate) struct News {
     pub(crate) object: Value,
     pub(crate) is_list: bool,
+    /// Everything up to this one was shown.
+    pub(crate) version: u64,
+    /// Nothing follows the list.
+    pub(crate) is_last: bool,
 }
 
 impl Watch {
-    pub(crate) fn new(kind: &'static Kind, namespace: &str, name: &str) -> Self {
-        Self { kind, namespace: namespace.to_owned(), name: name.to_owned(), state: State::Listing }
+    pub(crate) fn new(kind: &'static Kind, namespace: &str, name: &str, lists_only: bool) -> Self {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        Self { kind, namespace, name, state: State::Listing, lists_only }
     }
 
     /// Another watch of the same object, which has shown nothing yet.
     pub(crate) fn anew(&self) -> Self {
-        Self::new(self.kind, &self.namespace, &self.name)
+        Self::new(self.kind, &self.namespace, &self.name, self.lists_only)
     }
 
     pub(crate) fn list_again(&mut self) {
@@ -95,14 +101,14 @@ impl Watch {
                 State::Listing => {
                     let (object, version) = hub.list_one(self.kind, &self.namespace, &self.name);
                     self.open(hub, version);
-                    return Some(News { object, is_list: true });
+                    return Some(News { object, is_list: true, version, is_last: self.lists_only });
                 }
                 State::Open { feed, version } => {
                     let event = feed.waiting().pop_front();
                     if let Some(event) = event {
                         *version = event.revision;
                         let object = event.new.as_ref().map_or(Value::Null, |object| object.value());
-                        return Some(News { object, is_list: false });
+                        return Some(News { object, is_list: false, version: *version, is_last: false });
                     }
                     if !feed.is_dropped() {
                         return None;
@@ -132,7 +138,7 @@ mod tests {
     fn listed() -> (Hub, Watch) {
         let mut hub = Hub::new(Flavour::Kedge);
         hub.push("a", "first");
-        let mut watch = Watch::new(&CONFIG_MAP, NAMESPACE, "a");
+        let mut watch = Watch::new(&CONFIG_MAP, NAMESPACE, "a", false);
         assert!(watch.next(&mut hub).is_some_and(|news| news.is_list));
         assert!(watch.next(&mut hub).is_none());
         (hub, watch)

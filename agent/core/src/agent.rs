@@ -237,7 +237,8 @@ impl Running {
         let changed = started.changed.clone();
         let configuration = Configuration::new(started, facts, now);
         let config_ok = condition::config_ok(&configuration.view());
-        let lease_secs = configuration.effective().config.node_lease_duration_secs;
+        let config = &configuration.effective().config;
+        let (lease_secs, lists_only) = (config.node_lease_duration_secs, !config.watch);
         let mut running = Self {
             lease: LeaseKeeper::new(&options.node_name, lease_secs, now),
             contact: Contact::new(now),
@@ -249,8 +250,8 @@ impl Running {
             server: 0,
             is_source_of_this_server: true,
             is_out: false,
-            node_watch: Watching::new(Watched::Node),
-            map_watch: Watching::new(Watched::ConfigMap),
+            node_watch: Watching::new(Watched::Node, lists_only),
+            map_watch: Watching::new(Watched::ConfigMap, lists_only),
             watched: None,
             must_relist: false,
             seen_uid: String::new(),
@@ -346,17 +347,10 @@ impl Running {
                 }
             }
             Event::Answered(kind, answer) => self.answered(now, kind, answer, options, jitter, actions),
-            Event::Renewed(_) if self.lease.is_answered_by_another_server() => {}
-            Event::Renewed(answer) => {
-                self.heard(now, &answer, jitter);
-                if matches!(answer, Answer::Accepted(_)) {
-                    self.configuration.renewed(now);
-                }
-                if self.lease.is_claimed() && is_not_found(&answer) {
-                    self.relist_node(now, actions);
-                }
-                self.lease.answered(now, &answer, jitter);
-                self.note_renewal(now, &answer, options, actions);
+            Event::Renewed(_) | Event::RenewedAsOf(_) if self.lease.is_answered_by_another_server() => {}
+            Event::Renewed(answer) => self.renewed(now, &answer, None, options, jitter, actions),
+            Event::RenewedAsOf(latest) => {
+                self.renewed(now, &Answer::Accepted(None), Some(latest), options, jitter, actions);
             }
             Event::NodeSeen(node) if node.metadata.name != options.node_name => {
                 self.reached(now, jitter);
@@ -403,6 +397,12 @@ impl Running {
                 self.reached(now, jitter);
                 self.configuration.object_seen(&namespace, &name, Object::Missing);
             }
+            Event::WatchPosition { watched, round, version } => {
+                self.reached(now, jitter);
+                self.contact.watch_answered();
+                self.watching(watched).has_come_to(round, &version);
+            }
+            Event::WatchReceiving { watched, round } => self.watching(watched).is_receiving(now, round),
             Event::WatchEnded { watched, round, end } => {
                 self.watch_ended(now, watched, round, end, jitter, actions)
             }
@@ -470,8 +470,64 @@ impl Running {
     fn answered_by_another_server(&mut self, event: &Event) {
         match event {
             Event::Answered(kind, _) => drop(self.slot(*kind).is_answered_by_another_server()),
-            Event::Renewed(_) => drop(self.lease.is_answered_by_another_server()),
+            Event::Renewed(_) | Event::RenewedAsOf(_) => drop(self.lease.is_answered_by_another_server()),
             _ => {}
+        }
+    }
+
+    fn watching(&mut self, watched: Watched) -> &mut Watching {
+        match watched {
+            Watched::Node => &mut self.node_watch,
+            Watched::ConfigMap => &mut self.map_watch,
+        }
+    }
+
+    /// The Lease request was answered. `latest`: the latest change that concerns the node, if the answer names it.
+    fn renewed(
+        &mut self,
+        now: Now,
+        answer: &Answer,
+        latest: Option<u64>,
+        options: &Options,
+        jitter: &mut Jitter,
+        actions: &mut Vec<Action>,
+    ) {
+        self.heard(now, answer, jitter);
+        if self.lease.is_claimed() && is_not_found(answer) {
+            self.relist_node(now, actions);
+        }
+        self.lease.answered(now, answer, jitter);
+        self.note_renewal(now, answer, options, actions);
+        if matches!(answer, Answer::Accepted(_)) {
+            self.configuration.renewed(now);
+            self.read_what_is_named(now, latest, jitter, actions);
+        }
+    }
+
+    /// Lists what has not shown a change that a renewal named.
+    fn read_what_is_named(
+        &mut self,
+        now: Now,
+        latest: Option<u64>,
+        jitter: &mut Jitter,
+        actions: &mut Vec<Action>,
+    ) {
+        for watched in [Watched::Node, Watched::ConfigMap] {
+            let watching = self.watching(watched);
+            if !watching.named(now, latest, jitter) {
+                continue;
+            }
+            if !watching.lists_only() {
+                let line = format!(
+                    "{}: it has not shown a change that the API server named, listing anew",
+                    watched.stream()
+                );
+                actions.push(Action::Log(Level::Info, line));
+            }
+            match watched {
+                Watched::Node => actions.push(Action::WatchNode(self.node_watch.list(None))),
+                Watched::ConfigMap => self.must_relist = true,
+            }
         }
     }
 
@@ -484,11 +540,8 @@ impl Running {
         jitter: &mut Jitter,
         actions: &mut Vec<Action>,
     ) {
-        let (watching, line) = match watched {
-            Watched::Node => (&mut self.node_watch, "watch-node"),
-            Watched::ConfigMap => (&mut self.map_watch, "watch-configmap"),
-        };
-        let report = watching.ended(now, round, end, jitter);
+        let line = watched.stream();
+        let report = self.watching(watched).ended(now, round, end, jitter);
         self.is_out |= report.is_unreachable;
         let Some((failure, why)) = report.failure else { return };
         match failure {
@@ -576,6 +629,11 @@ impl Running {
             Answer::Refused { status, .. } => Some(*status),
             Answer::Failed(_) => Some(0),
         };
+        if let (RequestKind::PatchNode | RequestKind::PatchLabels, None)
+        | (RequestKind::Register, None | Some(409)) = (kind, refused)
+        {
+            self.node_watch.changed_by_us(now);
+        }
         match (kind, refused) {
             (RequestKind::Version, None) => {
                 slot.succeeded();

@@ -39,6 +39,8 @@ pub enum Event {
     Answered(RequestKind, Answer),
     /// The Lease request was answered, or failed.
     Renewed(Answer),
+    /// It was accepted, and the answer named the latest change that concerns the node: `Kedge-Desired`.
+    RenewedAsOf(u64),
     /// The own Node was read, or changed.
     NodeSeen(Box<api::Node>),
     /// The Node does not exist.
@@ -49,6 +51,10 @@ pub enum Event {
     ConfigMapUnchanged { namespace: String, name: String, uid: String, resource_version: String },
     /// The ConfigMap does not exist.
     ConfigMapGone { namespace: String, name: String },
+    /// A round has shown everything up to this resourceVersion. Also contact.
+    WatchPosition { watched: Watched, round: u64, version: String },
+    /// A round is receiving something that is not complete yet.
+    WatchReceiving { watched: Watched, round: u64 },
     /// A round of a watch ended: which round of which object, and how.
     WatchEnded { watched: Watched, round: u64, end: WatchEnd },
     /// A watch had an answer other than 401: contact.

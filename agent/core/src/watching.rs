@@ -4,7 +4,11 @@
 //! round of an object at a time, and the end of any other is ignored; a list costs as much as all that happens in an hour, so a
 //! watch that broke off goes on where it was, unless something may have been missed. Only what a watch *did* ends the back-off,
 //! living a minute or bringing news: a server that opens each watch and ends it at once is asked as rarely as one that is down.
-//! A state is logged once, not each try. Leaves to others: the requests (`perform::watches`), and what an object means (`agent`).
+//! A state is logged once, not each try.
+//!
+//! Answers to renewals may name the latest change that concerns the node (`Kedge-Desired`). A watch that does not come to it has
+//! gone deaf, and the object is listed anew. With `kedge.watch: off` a round ends with its list, and that name alone leads to the
+//! next; where nothing is named, time does. Leaves to others: the requests (`perform::watches`), what an object means (`agent`).
 
 use crate::event::Now;
 use crate::pace::{Backoff, Jitter};
@@ -21,6 +25,16 @@ const LONGEST_DOWNLOAD: Duration = Duration::from_secs(5 * 60);
 /// A watch that lived this long did what it is for: servers send a bookmark about every minute.
 const LIVED_WELL: Duration = Duration::from_secs(60);
 
+/// A watch that has not shown what was named this long ago is deaf; judged at renewals, so at the first of these after it. A watch
+/// over a slow link is later than the answer to a renewal by less.
+const DEAF_AFTER: Duration = Duration::from_secs(5);
+
+/// Without watches an object is read this often if no renewal names changes: as rarely as a status is sent.
+const READ_EVERY: Duration = Duration::from_secs(5 * 60);
+
+/// And this often whatever they name: a server that was restored from a copy may name what an older history counted.
+const READ_AT_LEAST: Duration = Duration::from_secs(60 * 60);
+
 /// UID and resourceVersion of an object: two that have both in common are one and the same.
 pub type ObjectVersion = (String, String);
 
@@ -31,6 +45,16 @@ pub enum Watched {
     Node,
     /// The ConfigMap that the Node names.
     ConfigMap,
+}
+
+impl Watched {
+    /// The stream on which it is watched, by its name in the log.
+    pub fn stream(self) -> &'static str {
+        match self {
+            Self::Node => "watch-node",
+            Self::ConfigMap => "watch-configmap",
+        }
+    }
 }
 
 /// One round of a watch, as it is ordered.
@@ -44,6 +68,8 @@ pub struct WatchOrder {
     pub held: Option<ObjectVersion>,
     /// How long the list may take.
     pub list_deadline: Duration,
+    /// The round ends with its list, and leaves no connection open.
+    pub lists_only: bool,
 }
 
 /// How a round ended.
@@ -89,14 +115,25 @@ enum State {
     UnderWay,
     /// The next is ordered then.
     Waiting { due: Duration },
+    /// It was read, and is read again then, or when a change is named.
+    Read { due: Duration, at_last: Duration },
 }
 
 /// The watch of one object.
 #[derive(Debug, Clone)]
 pub(crate) struct Watching {
     object: Watched,
+    lists_only: bool,
     state: State,
     round: u64,
+    /// Everything up to this revision was shown; None: the list is under way, or the server does not count so.
+    position: Option<u64>,
+    /// The latest change that a renewal named.
+    latest: Option<u64>,
+    /// It when the list under way was ordered: a list shows everything that was named before.
+    named_before: Option<u64>,
+    /// The first named change beyond the position, and since when it is awaited.
+    awaited: Option<(u64, Duration)>,
     /// Where the last round broke off, if a watch can go on there.
     resume: Option<String>,
     /// How the last round failed; None: it did not, or what it did ended the outage.
@@ -105,9 +142,25 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    pub(crate) fn new(object: Watched) -> Self {
-        let backoff = Backoff::default();
-        Self { object, state: State::Off, round: 0, resume: None, failing: None, backoff }
+    pub(crate) fn new(object: Watched, lists_only: bool) -> Self {
+        Self {
+            object,
+            lists_only,
+            state: State::Off,
+            round: 0,
+            position: None,
+            latest: None,
+            named_before: None,
+            awaited: None,
+            resume: None,
+            failing: None,
+            backoff: Backoff::default(),
+        }
+    }
+
+    /// As new, but for the number of the last round.
+    fn forget(&mut self) {
+        *self = Self { round: self.round, ..Self::new(self.object, self.lists_only) };
     }
 
     /// A round that begins with a list, in place of the one under way. Versions of one server or object mean nothing to another.
@@ -118,24 +171,25 @@ impl Watching {
 
     /// Another object or server: what failed before has nothing to do with it.
     pub(crate) fn list_another(&mut self, held: Option<ObjectVersion>) -> WatchOrder {
-        *self = Self { round: self.round, ..Self::new(self.object) };
+        self.forget();
         self.order(held)
     }
 
     /// Nothing is watched any more.
     pub(crate) fn stop(&mut self) {
-        *self = Self { round: self.round, ..Self::new(self.object) };
+        self.forget();
     }
 
     /// The round that is due, if one is.
     pub(crate) fn poll(&mut self, now: Now, held: Option<ObjectVersion>) -> Option<WatchOrder> {
-        let is_due = matches!(self.state, State::Waiting { due } if due <= now.mono);
+        let is_due = self.next_deadline().is_some_and(|due| due <= now.mono);
         is_due.then(|| self.order(held))
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         match self.state {
             State::Waiting { due } => Some(due),
+            State::Read { due, at_last } => Some(due.min(at_last)),
             State::Off | State::UnderWay => None,
         }
     }
@@ -144,7 +198,60 @@ impl Watching {
         self.state = State::UnderWay;
         self.round += 1;
         let after = self.resume.take();
-        WatchOrder { round: self.round, after, held, list_deadline: self.list_deadline() }
+        (self.position, self.awaited) = (None, None);
+        self.named_before = self.latest.filter(|_| after.is_none());
+        let (list_deadline, lists_only) = (self.list_deadline(), self.lists_only);
+        WatchOrder { round: self.round, after, held, list_deadline, lists_only }
+    }
+
+    /// The round has shown everything up to this version.
+    pub(crate) fn has_come_to(&mut self, round: u64, version: &str) {
+        if round == self.round {
+            self.position = version.parse().ok().max(self.named_before);
+            self.awaited = self.awaited.filter(|(named, _)| Some(*named) > self.position);
+        }
+    }
+
+    /// The round is receiving something long: what is awaited may be just that.
+    pub(crate) fn is_receiving(&mut self, now: Now, round: u64) {
+        if let Some((_, since)) = self.awaited.as_mut().filter(|_| round == self.round) {
+            *since = now.mono;
+        }
+    }
+
+    /// The Lease was renewed, and the answer named the latest change that concerns the node, or none. Returns whether the object is
+    /// to be listed now: the change has not been shown, and waiting for it is of no use.
+    pub(crate) fn named(&mut self, now: Now, latest: Option<u64>, jitter: &mut Jitter) -> bool {
+        let has_fallen = latest.is_some() && latest < self.latest;
+        self.latest = latest.or(self.latest);
+        let Some(latest) = latest else { return false };
+        if has_fallen {
+            // another history: nothing that was shown before counts
+            return matches!(self.state, State::UnderWay | State::Read { .. });
+        }
+        if self.position.is_none_or(|position| position >= latest) {
+            if let State::Read { due, .. } = &mut self.state {
+                *due = now.mono + jitter.stretch(READ_EVERY, 0.25);
+            }
+            return false;
+        }
+        let (_, since) = *self.awaited.get_or_insert((latest, now.mono));
+        match self.state {
+            State::UnderWay => now.mono >= since + DEAF_AFTER,
+            State::Read { .. } => true,
+            State::Off | State::Waiting { .. } => false,
+        }
+    }
+
+    /// The node changed the object itself. A watch shows that; without one it is read.
+    pub(crate) fn changed_by_us(&mut self, now: Now) {
+        if let State::Read { due, .. } = &mut self.state {
+            *due = now.mono;
+        }
+    }
+
+    pub(crate) fn lists_only(&self) -> bool {
+        self.lists_only
     }
 
     /// Only a ConfigMap is large enough to need more than the least.
@@ -160,6 +267,13 @@ impl Watching {
     /// A round ended.
     pub(crate) fn ended(&mut self, now: Now, round: u64, end: WatchEnd, jitter: &mut Jitter) -> EndReport {
         if (self.state, round) != (State::UnderWay, self.round) {
+            return EndReport::default();
+        }
+        if self.lists_only && end.failure.is_none() {
+            self.backoff.succeeded();
+            self.failing = None;
+            let due = now.mono + jitter.stretch(READ_EVERY, 0.25);
+            self.state = State::Read { due, at_last: now.mono + jitter.stretch(READ_AT_LEAST, 0.25) };
             return EndReport::default();
         }
         let was_failing = self.failing;
@@ -215,9 +329,28 @@ mod tests {
 
     impl Bench {
         fn of(object: Watched) -> Self {
-            let mut watching = Watching::new(object);
+            Self::following(object, false)
+        }
+
+        fn following(object: Watched, lists_only: bool) -> Self {
+            let mut watching = Watching::new(object, lists_only);
             let order = watching.list(None);
             Self { watching, jitter: Jitter::new(7), now: Duration::from_secs(100), order }
+        }
+
+        /// The round shows everything up to this version.
+        fn come_to(&mut self, version: &str) {
+            self.watching.has_come_to(self.order.round, version);
+        }
+
+        /// A renewal names this change, ten seconds after the one before. Whether the object is to be listed; then it is.
+        fn renewal_names(&mut self, latest: u64) -> bool {
+            self.now += Duration::from_secs(10);
+            let lists = self.watching.named(at(self.now), Some(latest), &mut self.jitter);
+            if lists {
+                self.order = self.watching.list(None);
+            }
+            lists
         }
 
         fn end(&mut self, end: WatchEnd) -> EndReport {
@@ -379,6 +512,116 @@ mod tests {
             let due = bench.watching.next_deadline();
             assert_eq!(due != before, is_hurried, "{failure:?}");
             assert!(!is_hurried || due <= Some(bench.now + HURRY));
+        }
+    }
+
+    #[test]
+    fn watch_behind_what_was_named_is_listed_a_period_later() {
+        let mut bench = Bench::of(Watched::Node);
+        bench.come_to("100");
+        assert!(!bench.renewal_names(100) && !bench.renewal_names(100));
+        assert!(!bench.renewal_names(101), "it may be on its way");
+        bench.come_to("101");
+        assert!(!bench.renewal_names(101), "it was");
+        // it never comes, and more is named meanwhile
+        assert!(!bench.renewal_names(102) && bench.renewal_names(103));
+        assert_eq!(bench.order.after, None);
+        assert!(!bench.renewal_names(104) && !bench.renewal_names(105), "the list is under way");
+        bench.come_to("103");
+        assert!(!bench.renewal_names(105) && bench.renewal_names(105));
+        // whatever its version: all that was named when it was ordered is in it
+        bench.come_to("9");
+        assert!(!bench.renewal_names(105) && !bench.renewal_names(105));
+    }
+
+    #[test]
+    fn watch_that_keeps_up_is_never_taken_for_deaf() {
+        let mut bench = Bench::of(Watched::Node);
+        bench.come_to("100");
+        // somebody changes the Node all the time: each answer names a change that the watch shows a moment later
+        for latest in 101..400 {
+            assert!(!bench.renewal_names(latest), "{latest}");
+            bench.come_to(&latest.to_string());
+        }
+        // a large object over a slow link
+        for _ in 0..30 {
+            assert!(!bench.renewal_names(400));
+            bench.watching.is_receiving(at(bench.now + Duration::from_secs(8)), bench.order.round);
+        }
+        bench.come_to("400");
+        assert!(!bench.renewal_names(400));
+    }
+
+    #[test]
+    fn change_named_during_an_outage_of_the_watch_waits_for_the_next_round() {
+        let mut bench = Bench::of(Watched::Node);
+        bench.come_to("9");
+        bench.end(lived(90));
+        assert!(!bench.renewal_names(12) && !bench.renewal_names(12));
+        bench.now = bench.watching.next_deadline().expect("it goes on").max(bench.now);
+        bench.order = bench.watching.poll(at(bench.now), None).expect("it is due");
+        assert_eq!(bench.order.after.as_deref(), Some("9"));
+        bench.come_to("9");
+        assert!(!bench.renewal_names(12));
+        bench.come_to("12");
+        assert!(!bench.renewal_names(12));
+    }
+
+    /// Ends the round well; the pause until it is read again if nothing is named.
+    fn read(bench: &mut Bench, version: &str) -> Duration {
+        bench.come_to(version);
+        bench.end(WatchEnd::default());
+        bench.watching.next_deadline().expect("it is read again") - bench.now
+    }
+
+    #[test]
+    fn without_watches_only_a_named_change_is_read() {
+        let mut bench = Bench::following(Watched::ConfigMap, true);
+        assert!(bench.order.lists_only);
+        assert!(read(&mut bench, "100") >= READ_EVERY, "nothing is named");
+        assert!(!bench.renewal_names(100));
+        assert!(bench.renewal_names(101), "at once: nothing else would show it");
+        read(&mut bench, "101");
+        let begun = bench.now;
+        while bench.now < begun + Duration::from_secs(50 * 60) {
+            assert!(!bench.renewal_names(101));
+            assert_eq!(bench.watching.poll(at(bench.now), None), None);
+        }
+        assert!(bench.watching.next_deadline() < Some(begun + READ_AT_LEAST * 2), "never trusted for ever");
+        // a failure is retried as ever
+        assert!(bench.renewal_names(102));
+        bench.end(failed(Unreachable));
+        bench.check_pause(1);
+        assert!(bench.order.lists_only);
+    }
+
+    #[test]
+    fn without_watches_an_own_change_is_read_at_once() {
+        let mut bench = Bench::following(Watched::Node, true);
+        read(&mut bench, "100");
+        bench.watching.changed_by_us(at(bench.now));
+        assert_eq!(bench.watching.next_deadline(), Some(bench.now));
+        let mut watched = Bench::of(Watched::Node);
+        watched.watching.changed_by_us(at(watched.now));
+        assert_eq!(watched.watching.next_deadline(), None, "the watch shows it");
+    }
+
+    #[test]
+    fn name_that_fell_is_of_another_history() {
+        for lists_only in [false, true] {
+            let mut bench = Bench::following(Watched::Node, lists_only);
+            bench.come_to("100");
+            if lists_only {
+                bench.end(WatchEnd::default());
+            }
+            assert!(!bench.renewal_names(90));
+            assert!(bench.renewal_names(40));
+            bench.come_to("41");
+            if lists_only {
+                bench.end(WatchEnd::default());
+            }
+            assert!(!bench.renewal_names(41));
+            assert!(bench.renewal_names(50) || bench.renewal_names(50));
         }
     }
 

@@ -110,6 +110,22 @@ fn json_layers_give_the_same_as_yaml() {
 }
 
 #[test]
+fn watches_are_switched_off_with_and_without_quotes() {
+    for (text, is_on) in [("off", false), ("\"off\"", false), ("Off", false), ("auto", true), ("null", true)]
+    {
+        let found = effective(&layers(&format!("kedge: {{watch: {text}}}\n"), &[]), None).unwrap();
+        assert_eq!(found.config.watch, is_on, "{text}");
+        assert_eq!(found.object["kedge"]["watch"], if is_on { "auto" } else { "off" }, "{text}");
+    }
+    for (text, shown) in [("on", "true"), ("never", "\"never\""), ("0", "0")] {
+        let refused = effective(&layers(&format!("kedge: {{watch: {text}}}\n"), &[]), None);
+        let report = refused.expect_err(text).report();
+        let expect = format!("kedge.watch is {shown}, expected auto or off");
+        assert!(report.contains(&expect), "{report}");
+    }
+}
+
+#[test]
 fn no_layer_gives_the_defaults() {
     let found = effective(&LocalLayers::default(), None).unwrap();
     let config = found.config;
@@ -119,7 +135,7 @@ fn no_layer_gives_the_defaults() {
     assert_eq!(config.node_lease_duration_secs, 40);
     assert_eq!((config.register_node, config.register_with_taints, config.max_pods), (true, vec![], 110));
     assert_eq!(config.healthz, Some(([127, 0, 0, 1], 10_248).into()));
-    assert_eq!((config.provider_id.as_str(), config.logging_verbosity), ("", 0));
+    assert_eq!((config.provider_id.as_str(), config.logging_verbosity, config.watch), ("", 0, true));
     assert_eq!((config.system_reserved, config.kube_reserved), (Reserved::default(), Reserved::default()));
     assert_eq!(config.eviction_hard.memory_available, Threshold::Amount(100 << 20));
     assert_eq!(config.eviction_hard.nodefs_available, Threshold::Share(100_000));
@@ -137,6 +153,7 @@ fn no_layer_gives_the_defaults() {
             "evictionPressureTransitionPeriod": "5m0s",
             "healthzBindAddress": "127.0.0.1",
             "healthzPort": 10248,
+            "kedge": {"watch": "auto"},
             "logging": {"verbosity": 0},
             "maxPods": 110,
             "nodeLeaseDurationSeconds": 40,

@@ -193,6 +193,8 @@ pub struct Response {
     pub date_unix_secs: Option<u64>,
     /// Texts of the server's `Warning` headers.
     pub warnings: Vec<String>,
+    /// Our hub's answer to a renewal: the latest change that concerns the node.
+    pub desired: Option<u64>,
     /// What was asked, for messages: `GET https://hub:6443/api/v1/nodes/edge-1`.
     pub request: String,
 }
@@ -660,6 +662,7 @@ impl Client {
         let limit = if is_success { request.response_limit_bytes } else { MAX_STATUS_BYTES };
         let date_unix_secs = date_of(answer.headers());
         let warnings = warnings_of(answer.headers());
+        let desired = desired_of(answer.headers());
         let retry_after = answer.headers().get(header::RETRY_AFTER).cloned();
         let mut body = Vec::new();
         let unlimited = answer.into_body().into_with_config().limit(u64::MAX).reader();
@@ -674,7 +677,7 @@ impl Client {
                 let why = format!("the answer has more than {limit} bytes");
                 return Err(NetError::Garbled { request: asked, status: Some(status), why });
             }
-            return Ok(Response { status, body, date_unix_secs, warnings, request: asked });
+            return Ok(Response { status, body, date_unix_secs, warnings, desired, request: asked });
         }
         if status == 401 {
             access.forget_token();
@@ -869,6 +872,10 @@ fn warnings_of(headers: &HeaderMap) -> Vec<String> {
         Some(text)
     });
     unquoted.take(MAX_WARNINGS).collect()
+}
+
+fn desired_of(headers: &HeaderMap) -> Option<u64> {
+    headers.get(kedge_api::DESIRED_HEADER)?.to_str().ok()?.parse().ok()
 }
 
 fn date_of(headers: &HeaderMap) -> Option<u64> {

@@ -145,6 +145,8 @@ pub enum WatchEvent {
     Deleted(Value),
     /// Nothing changed up to this resourceVersion.
     Bookmark(String),
+    /// A part of an event came; the rest is on its way.
+    Receiving,
 }
 
 /// Why a watch ended.
@@ -181,6 +183,8 @@ pub struct WatchLimits {
     pub idle: Duration,
     /// Most bytes of one line.
     pub line_bytes: usize,
+    /// Between two reports that a line is still coming.
+    pub receiving: Duration,
 }
 
 impl WatchLimits {
@@ -198,7 +202,8 @@ impl WatchLimits {
 
 impl Default for WatchLimits {
     fn default() -> Self {
-        Self { open: OPEN_LIMIT, idle: IDLE_LIMIT, line_bytes: MAX_LINE_BYTES }
+        let receiving = Duration::from_secs(1);
+        Self { open: OPEN_LIMIT, idle: IDLE_LIMIT, line_bytes: MAX_LINE_BYTES, receiving }
     }
 }
 
@@ -284,7 +289,7 @@ fn watch_once(
     let body = client.open_stream(&format!("{path}?{query}"), stream_limits)?;
     deliver(on_event, WatchEvent::Opened { date_unix_secs: body.date_unix_secs })?;
     let mut lines = Lines { body, limits, bytes: Vec::new(), scanned: 0 };
-    while let Some(end) = lines.next_end()? {
+    while let Some(end) = lines.next_end(on_event)? {
         let (event, version) = parse(&lines.bytes[..end], lines.body.asked())?;
         lines.consume(end);
         let is_bookmark = matches!(event, WatchEvent::Bookmark(_));
@@ -314,8 +319,12 @@ struct Lines {
 
 impl Lines {
     /// Waits for a whole line and says where it ends; none at the orderly end of the body.
-    fn next_end(&mut self) -> Result<Option<usize>, Stop> {
+    fn next_end(
+        &mut self,
+        on_event: &mut dyn FnMut(WatchEvent) -> ControlFlow<()>,
+    ) -> Result<Option<usize>, Stop> {
         let mut begun = Instant::now();
+        let mut shown = begun;
         loop {
             if let Some(at) = self.bytes[self.scanned..].iter().position(|byte| *byte == b'\n') {
                 let end = self.scanned + at + 1;
@@ -330,6 +339,10 @@ impl Lines {
                 let secs = self.limits.line().as_secs();
                 return Err(self.garbled(format!("a line took longer than {secs} s")));
             }
+            if !self.bytes.is_empty() && shown.elapsed() > self.limits.receiving {
+                shown = Instant::now();
+                deliver(on_event, WatchEvent::Receiving)?;
+            }
             let mut piece = [0; READ_BYTES];
             match self.body.read(&mut piece)? {
                 0 if self.bytes.is_empty() => return Ok(None),
@@ -338,6 +351,7 @@ impl Lines {
                     // the pause before a line is not its own
                     if self.bytes.is_empty() {
                         begun = Instant::now();
+                        shown = begun;
                     }
                     self.bytes.extend_from_slice(&piece[..amount]);
                 }

@@ -33,6 +33,9 @@ const NETWORK_TURN: Duration = Duration::from_secs(60);
 /// How long the disk may take for one order: flash that collects its garbage stands still for many seconds.
 const DISK_TURN: Duration = Duration::from_secs(120);
 
+/// The stream of renewals. Without watches its connection is the only one that is kept.
+const RENEW: &str = "renew";
+
 /// An order for the loop of renewals, and for which server.
 type LeaseOrder = (LeaseRequest, Duration, u64);
 
@@ -84,16 +87,10 @@ impl Loops {
 
         let server = ApiServer::new(node_name, kubeconfig, clock, events, faults);
         let (renew, orders) = sync_channel(ORDERS);
-        server.run(
-            "renew",
-            watchdog,
-            orders,
-            |server, client, (request, deadline, number): LeaseOrder| {
-                let client = client.map(|client| client.for_server(number));
-                let answer = server.renew(client.as_ref().map_err(Clone::clone), request, deadline);
-                (number, Event::Renewed(answer))
-            },
-        )?;
+        server.run(RENEW, watchdog, orders, |server, client, (request, deadline, number): LeaseOrder| {
+            let client = client.map(|client| client.for_server(number));
+            (number, server.renew(client.as_ref().map_err(Clone::clone), request, deadline))
+        })?;
         let (transfer, orders) = sync_channel(ORDERS);
         server.run("transfer", watchdog, orders, |server, client, (request, number): (Request, u64)| {
             let client = client.map(|client| client.for_server(number));
@@ -137,6 +134,11 @@ impl Loops {
         let _ = self.disk.try_send(order);
     }
 
+    /// From now on no connection but the one of renewals is kept while nothing is asked on it.
+    pub(crate) fn keep_one_connection(&self) {
+        self.server.keep_one_connection();
+    }
+
     pub(crate) fn renew(&self, server: u64, request: LeaseRequest, deadline: Duration) {
         let _ = self.renew.send((request, deadline, server));
     }
@@ -163,7 +165,7 @@ fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<Jo
     std::thread::Builder::new().name(name.into()).stack_size(watch::STACK_BYTES).spawn(body)
 }
 
-/// Performs orders as they come; ends with the process.
+/// Performs the disk's orders as they come; ends with the process.
 fn run_orders<T>(
     orders: Receiver<T>,
     token: &Progress,

@@ -3,7 +3,7 @@
 //! Always holds: each order is answered by one event, whatever happens; the kubeconfig may appear, vanish and change while we
 //! run. Leaves to others: what is asked and when it is repeated (core), the bytes (`net`), the watches (`watches`).
 
-use super::{NETWORK_TURN, lock, run_orders, spawn};
+use super::{NETWORK_TURN, RENEW, lock, spawn};
 use crate::errors::chain;
 use crate::faults::Faults;
 use crate::net::client::{
@@ -15,7 +15,7 @@ use kedge_core::{Answer, Event, LeaseRequest, Request};
 use kedge_platform::Watchdog;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,6 +27,9 @@ pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a stream waits for the kubeconfig to be read for the first time. Four streams may wait one after the other, within
 /// what a turn may take.
 const OPENING_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long a connection that is not kept waits for another request: those about one change follow each other closely.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// How far the server's kubeconfig was read.
 #[derive(Default)]
@@ -58,6 +61,8 @@ pub(crate) struct ApiServer {
     shown: Arc<Mutex<Shown>>,
     /// The number of the server that is known to be our hub, plus one; 0: none is.
     hub: Arc<AtomicU64>,
+    /// Only the stream of renewals keeps its connection while it has nothing to ask.
+    one_connection: Arc<AtomicBool>,
     pub(crate) events: EventSender<Event>,
     pub(crate) faults: Faults,
 }
@@ -77,6 +82,7 @@ impl ApiServer {
             api: Arc::default(),
             shown: Arc::default(),
             hub: Arc::default(),
+            one_connection: Arc::default(),
             events,
             faults,
         }
@@ -157,31 +163,37 @@ impl ApiServer {
         let token = watchdog.watch(name, NETWORK_TURN);
         let server = self.clone();
         spawn(name, move || {
-            let mut client = None;
-            run_orders(
-                orders,
-                &token,
-                || server.faults.point(name),
-                |order| {
-                    if client.is_none() {
-                        client = Some(server.api().map(|api| api.stream(name)));
-                    }
-                    let (number, event) = match client.as_ref() {
-                        Some(Ok(client)) => perform(&server, Ok(client), order),
-                        Some(Err(why)) => perform(&server, Err(why.clone()), order),
-                        None => return,
-                    };
-                    if matches!(client, Some(Err(_))) {
-                        client = None;
-                    }
-                    // the stream that notices another server first makes it known
-                    let now = client.as_ref().and_then(|client| client.as_ref().ok());
-                    let now = now.map_or(number, |client| client.api().server());
-                    server.heard(now.max(number), event);
-                },
-            );
+            let mut kept = None;
+            loop {
+                token.idle();
+                let Some(order) = server.next_order(name, &orders, &mut kept) else { return };
+                token.busy();
+                server.faults.point(name);
+                let client = kept.take().map_or_else(|| server.api().map(|api| api.stream(name)), Ok);
+                let (number, event) = perform(&server, client.as_ref().map_err(Clone::clone), order);
+                kept = client.ok();
+                // the stream that notices another server first makes it known
+                let now = kept.as_ref().map_or(number, |client| client.api().server());
+                server.heard(now.max(number), event);
+            }
         })
         .map(drop)
+    }
+
+    /// Waits for an order; None: there will be none. A connection that is not to be kept is closed meanwhile.
+    fn next_order<T>(&self, name: &str, orders: &Receiver<T>, kept: &mut Option<Client>) -> Option<T> {
+        if name != RENEW && kept.is_some() && self.one_connection.load(Ordering::Relaxed) {
+            match orders.recv_timeout(LINGER) {
+                Err(RecvTimeoutError::Timeout) => *kept = None,
+                order => return order.ok(),
+            }
+        }
+        orders.recv().ok()
+    }
+
+    /// See [`super::Loops::keep_one_connection`].
+    pub(crate) fn keep_one_connection(&self) {
+        self.one_connection.store(true, Ordering::Relaxed);
     }
 
     /// News, and the number of the server that it came from.
@@ -194,7 +206,7 @@ impl ApiServer {
         client: Result<&Client, String>,
         request: LeaseRequest,
         deadline: Duration,
-    ) -> Answer {
+    ) -> Event {
         let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", api::NODE_LEASE_NAMESPACE);
         let request = match request {
             LeaseRequest::Patch(body) => HttpRequest::patch(
@@ -206,7 +218,10 @@ impl ApiServer {
             LeaseRequest::Create(body) => HttpRequest::post(leases, json_bytes(&body), deadline),
         };
         let request = self.small(client.as_ref().ok().copied(), request);
-        send(client, &request, false)
+        match send(client, &request, false) {
+            (Answer::Accepted(_), Some(latest)) => Event::RenewedAsOf(latest),
+            (answer, _) => Event::Renewed(answer),
+        }
     }
 
     pub(crate) fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
@@ -240,7 +255,7 @@ impl ApiServer {
             }
         };
         let number = client.as_ref().map_or(0, |client| client.api().server());
-        let answer = send(client, &http, wants_object);
+        let (answer, _) = send(client, &http, wants_object);
         if let (Request::Version, Answer::Accepted(Some(version))) = (request, &answer) {
             let hub = if kedge_core::is_hub_version(version) { number + 1 } else { 0 };
             self.hub.store(hub, Ordering::Relaxed);
@@ -263,24 +278,31 @@ fn json_bytes(body: &Value) -> Vec<u8> {
     serde_json::to_vec(body).expect("a JSON value can be written")
 }
 
-fn send(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> Answer {
+/// The answer, and the latest change that concerns the node if it names one.
+fn send(client: Result<&Client, String>, request: &HttpRequest, wants_object: bool) -> (Answer, Option<u64>) {
     let client = match client {
         Ok(client) => client,
-        Err(why) => return Answer::Failed(why),
+        Err(why) => return (Answer::Failed(why), None),
     };
     match client.request(request) {
         Ok(response) => {
             for warning in &response.warnings {
                 log::warn!("{}: {warning}", response.request);
             }
-            Answer::Accepted(if wants_object { response.json().ok() } else { None })
+            (Answer::Accepted(if wants_object { response.json().ok() } else { None }), response.desired)
         }
-        Err(NetError::Unauthorized { message, .. }) => {
+        Err(error) => (failure(error), None),
+    }
+}
+
+fn failure(error: NetError) -> Answer {
+    match error {
+        NetError::Unauthorized { message, .. } => {
             Answer::Refused { status: 401, reason: "Unauthorized".into(), message, retry_after: None }
         }
-        Err(NetError::Refused { status, reason, message, retry_after, .. }) => {
+        NetError::Refused { status, reason, message, retry_after, .. } => {
             Answer::Refused { status, reason, message, retry_after }
         }
-        Err(other) => Answer::Failed(other.to_string()),
+        other => Answer::Failed(other.to_string()),
     }
 }

@@ -128,7 +128,7 @@ impl ApiServer {
                 // the stream that notices another server first makes it known
                 let server = client.api().server().max(round.server);
                 self.heard(server, Event::WatchEnded { watched, round: number, end });
-                kept = Some(client);
+                kept = Some(client).filter(|_| !round.order.lists_only);
             }
         }
     }
@@ -201,7 +201,15 @@ impl Listener<'_> {
                 Err(error) => return self.failed(error, None),
             },
         };
-        self.watch_from(from)
+        if order.lists_only {
+            self.has_come_to(order.round, from);
+            return WatchEnd::default();
+        }
+        self.watch_from(order.round, from)
+    }
+
+    fn has_come_to(&self, round: u64, version: String) {
+        self.send(Event::WatchPosition { watched: self.target.watched(), round, version });
     }
 
     /// News of the server that the round was ordered for, and only while the round is wanted.
@@ -276,7 +284,7 @@ impl Listener<'_> {
         }
     }
 
-    fn watch_from(&self, from: String) -> WatchEnd {
+    fn watch_from(&self, round: u64, from: String) -> WatchEnd {
         let limits = WatchLimits { line_bytes: CONFIG_MAP_BYTES, ..WatchLimits::default() };
         let loaded = self.client.api().refresh();
         let mut opened = None;
@@ -291,23 +299,33 @@ impl Listener<'_> {
                 // The kubeconfig changed, and the other streams use it already. Bookmarks bring us here every minute.
                 return ControlFlow::Break(());
             }
-            match happened {
+            let version = match happened {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     brought = true;
+                    let version = resource_version_of(&object);
                     self.send(self.event(Some(object)));
+                    version
                 }
-                WatchEvent::Deleted(_) => {
+                WatchEvent::Deleted(object) => {
                     brought = true;
                     self.send(self.event(None));
+                    resource_version_of(&object)
                 }
                 WatchEvent::Opened { .. } => {
                     opened = Some(Instant::now());
-                    self.send(Event::Contact);
+                    Some(from.clone())
                 }
                 WatchEvent::Bookmark(version) => {
                     brought |= version != from;
-                    self.send(Event::Contact);
+                    Some(version)
                 }
+                WatchEvent::Receiving => {
+                    self.send(Event::WatchReceiving { watched: self.target.watched(), round });
+                    None
+                }
+            };
+            if let Some(version) = version {
+                self.has_come_to(round, version);
             }
             self.token.idle_for(limits.longest_silence());
             ControlFlow::Continue(())
@@ -332,6 +350,9 @@ impl Listener<'_> {
 
 /// Which version of an object this is.
 fn version_of(object: &Value) -> Option<ObjectVersion> {
-    let part = |name: &str| object["metadata"][name].as_str().map(str::to_owned);
-    Some((part("uid")?, part("resourceVersion")?))
+    Some((object["metadata"]["uid"].as_str()?.to_owned(), resource_version_of(object)?))
+}
+
+fn resource_version_of(object: &Value) -> Option<String> {
+    object["metadata"]["resourceVersion"].as_str().map(str::to_owned)
 }

@@ -14,3 +14,4 @@ mod outage;
 mod replace;
 mod setup;
 mod stuck_disk;
+mod watches;

@@ -155,3 +155,128 @@ fn renewal_on_its_way_to_the_old_server_does_not_count() {
     world.run_for(MINUTE);
     assert!(world.report().lease.renewals > renewals, "the way is free again");
 }
+
+/// A change that the hub makes and the watches never show.
+fn change_unshown(world: &mut World, change: impl FnOnce(&mut Hub)) {
+    world.turn();
+    change(&mut world.hub);
+    world.lose_news();
+}
+
+/// Two periods of renewals, and how far they are stretched: the first renewal names the change, after the second the watch is deaf.
+const TWO_RENEWALS: Duration = Duration::from_millis(20_900);
+
+fn assigns_b(hub: &mut Hub) {
+    hub.push("b", &payload(B, ""));
+    hub.assign(Hub::following("b"));
+}
+
+#[test]
+fn deaf_watch_is_found_by_what_renewals_name() {
+    let follow = |name: &str| {
+        let mut world = World::known_good().0;
+        world.hub.assign(Hub::following(name));
+        world.run_for(MINUTE);
+        world
+    };
+    for change in [assigns_b, |hub: &mut Hub| drop(hub.push("a", &payload(B, "")))] {
+        let mut world = follow("a");
+        change_unshown(&mut world, change);
+        world.run_for(TWO_RENEWALS);
+        assert!(world.exited(), "it does not adopt: {:#?}", world.log);
+        let line = "listing anew";
+        assert!(world.log.iter().any(|logged| logged.ends_with(line)), "{:#?}", world.log);
+    }
+    // a server that names nothing: only silence or other news, neither of which the simulation has, ends the wait
+    let mut world = World::with(Flavour::Kubernetes);
+    world.start();
+    world.run_for(MINUTE);
+    world.seen.clear();
+    change_unshown(&mut world, assigns_b);
+    world.run_for(TWO_RENEWALS);
+    assert!(!world.exited());
+    assert_eq!(orders(&world, Watched::Node), 0);
+}
+
+#[test]
+fn watches_that_hear_all_are_never_listed_again() {
+    let (mut world, _) = World::known_good();
+    world.hub.assign(Hub::following("a"));
+    world.run_for(MINUTE);
+    world.seen.clear();
+    // another node's affairs, and what the node itself reports
+    for _ in 0..60 {
+        world.hub.push("unrelated", "x");
+        world.run_for(MINUTE);
+    }
+    let listed = [Watched::Node, Watched::ConfigMap].map(|watched| orders(&world, watched));
+    assert_eq!(listed, [0, 0]);
+}
+
+fn frugal(flavour: Flavour) -> World {
+    let mut world = World::with(flavour);
+    world.base("kedge: {watch: off}");
+    world.start();
+    world.run_for(MINUTE);
+    world.seen.clear();
+    world
+}
+
+#[test]
+fn without_watches_a_push_comes_with_the_next_renewal() {
+    let mut world = frugal(Flavour::Kedge);
+    world.run_for(HOUR / 2);
+    assert_eq!(orders(&world, Watched::Node), 0, "nothing is named: nothing is read");
+    assigns_b(&mut world.hub);
+    world.run_for(TWO_RENEWALS / 2);
+    assert!(world.exited(), "{:#?}", world.log);
+    world.restart();
+    world.run_for(MINUTE);
+    assert_eq!(world.used(), B);
+    // and an edit of what it follows; then nothing is assigned any more
+    world.hub.push("b", &payload(A, ""));
+    world.run_for(TWO_RENEWALS / 2);
+    world.restart();
+    world.run_for(MINUTE);
+    assert_eq!(world.used(), A);
+    world.hub.assign(serde_json::Value::Null);
+    world.run_for(TWO_RENEWALS / 2);
+    assert!(world.exited(), "{:#?}", world.log);
+}
+
+#[test]
+fn without_watches_a_server_that_names_nothing_is_asked_each_five_minutes() {
+    let mut world = frugal(Flavour::Kubernetes);
+    world.run_for(HOUR);
+    let read = orders(&world, Watched::Node);
+    // every 300 s, stretched by up to a quarter
+    assert!((9..=12).contains(&read), "{read}");
+    assigns_b(&mut world.hub);
+    world.run_for(375 * SECOND);
+    assert!(world.exited(), "{:#?}", world.log);
+}
+
+#[test]
+fn without_watches_a_node_registers_and_settles() {
+    let mut world = World::new();
+    world.base("kedge: {watch: off}");
+    world.hub = Hub::new(Flavour::Kedge);
+    world.start();
+    world.run_for(MINUTE);
+    assert!(world.report().registered && world.report().lease.renewals > 3);
+    let node = world.hub.node().expect("registered");
+    assert_eq!(node["metadata"]["labels"]["kubernetes.io/hostname"], kedge_sim::NODE);
+    world.seen.clear();
+    world.run_for(HOUR);
+    let changes = |request: &Request| matches!(request, Request::PatchNode(_) | Request::Register(_));
+    let sent = |seen: &&Seen| matches!(seen, Seen::Asked(Action::Request(request)) if changes(request));
+    assert_eq!(world.seen.iter().filter(sent).count(), 0, "it knows what it changed");
+    assert!(orders(&world, Watched::Node) <= 1, "{}", orders(&world, Watched::Node));
+    // the node lifecycle gave it up during an outage
+    world.link = false;
+    world.run_for(2 * MINUTE);
+    world.hub.mark_unknown();
+    world.link = true;
+    world.run_for(MINUTE);
+    assert_eq!(world.hub.condition("Ready").expect("there")["status"], "True");
+}

@@ -45,6 +45,8 @@ pub enum Kind {
     /// Any number.
     Number,
     Text,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
     /// Text in Go's form of a duration; a bare 0 is read as one too.
     Duration,
     /// Likewise; beyond the bounds it is a duration with a wrong value.
@@ -485,8 +487,12 @@ const SYSTEM_PARTITION: &[Field] = &[
 const TRACING: &[Field] =
     &[no_effect("endpoint", Kind::Text), no_effect("samplingRatePerMillion", COUNT).took(I32)];
 
-/// Ours. Empty in a release: there is nothing yet that upstream has no field for.
+/// What YAML reads as `false`, unless it is quoted.
+pub(super) const OFF: &str = "off";
+
+/// Ours: what upstream has no field for.
 const KEDGE: &[Field] = &[
+    bounded("watch", Kind::OneOf(&["auto", OFF]), Default::Text("auto"), "auto or off"),
     #[cfg(feature = "fault-injection")]
     no_effect("faultInjection", Kind::Object(FAULT_INJECTION)),
 ];
@@ -584,6 +590,9 @@ impl TypeCheck<'_> {
 /// Whether a scalar decodes as `kind`; lists and objects are looked into by the caller.
 fn has_type(kind: &Kind, content: &Content) -> bool {
     match (kind, content) {
+        (Kind::OneOf(words), Content::Text(text)) => words.contains(&text.as_str()),
+        // an unquoted off
+        (Kind::OneOf(words), Content::Bool(false)) => words.contains(&OFF),
         (Kind::Bool, Content::Bool(_))
         | (Kind::Number, Content::Number(_))
         | (Kind::Text, Content::Text(_)) => true,
@@ -656,6 +665,8 @@ fn hold_value(
                 path.truncate(length);
             }
         }
+        // an unquoted off
+        (Kind::OneOf(_), Value::Bool(false)) => *value = OFF.into(),
         _ => {
             if let (Some(within), Some((low, high))) = (nearest_within(kind, value), kind.bounds()) {
                 report(Beyond {
@@ -698,6 +709,7 @@ fn expected(kind: &Kind, found: &Tree) -> String {
         Kind::Int { low, high } if *high < i64::from(i32::MAX) => return format!("{low} to {high}"),
         Kind::Int { .. } => "a whole number",
         Kind::Number => "a number",
+        Kind::OneOf(words) => return words.join(" or "),
         Kind::Text => match found.content {
             Content::Bool(_) | Content::Number(_) => "text (put it in quotes)",
             _ => "text",

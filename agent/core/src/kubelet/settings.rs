@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::quantity::{Quantity, Threshold};
 use super::schema::Beyond;
-use super::{duration, path};
+use super::{duration, path, schema};
 
 /// The bound of `healthzBindAddress`, as messages have it.
 const LOOPBACK_EXPECTED: &str = "a loopback address such as \"127.0.0.1\"";
@@ -111,6 +111,8 @@ pub struct Config {
     pub eviction_hard: EvictionHard,
     /// `evictionPressureTransitionPeriod`: how long pressure must be gone before the condition says so.
     pub eviction_pressure_transition_period: Duration,
+    /// `kedge.watch`: whether the node watches its objects, or only reads them when a renewal names a change.
+    pub watch: bool,
     /// `kedge.faultInjection`.
     #[cfg(feature = "fault-injection")]
     pub fault_injection: FaultInjection,
@@ -138,6 +140,7 @@ impl Config {
             kube_reserved: reader.below("kubeReserved").reserved(),
             eviction_hard: reader.below("evictionHard").eviction_hard(),
             eviction_pressure_transition_period: reader.duration("evictionPressureTransitionPeriod"),
+            watch: reader.below("kedge").text("watch") != schema::OFF,
             #[cfg(feature = "fault-injection")]
             fault_injection: reader.fault_injection(),
         }

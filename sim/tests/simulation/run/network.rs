@@ -100,11 +100,13 @@ impl Simulation {
         else {
             return Ok(());
         };
+        let mut latest = None;
         let answer = match self.network_fault() {
             Some(answer) => answer,
             None if self.settling && self.mutant == Some(Mutant::RenewalsDropped) => Answer::Accepted(None),
             None => {
                 self.renewed_at = self.world.time;
+                latest = self.world.hub.desired(NODE);
                 self.world.hub.renew(NODE, &request)
             }
         };
@@ -113,7 +115,7 @@ impl Simulation {
         self.events += 1;
         self.note_renewal(&answer);
         let is_believed = self.mutant == Some(Mutant::ContactWithoutAnswer);
-        self.world.do_renewal(Some(if is_believed { Answer::Accepted(None) } else { answer }));
+        self.world.answer_renewal(if is_believed { Answer::Accepted(None) } else { answer }, latest);
         self.observe()
     }
 
