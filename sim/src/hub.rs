@@ -560,10 +560,16 @@ impl Hub {
                 done
             }
             Request::PatchLabels(body) | Request::PatchNode(body) => {
-                self.patch(name, &node, Part::Main, |node| {
+                let done = self.patch(name, &node, Part::Main, |node| {
                     patch::merge::apply(node, body.clone());
                     Ok(())
-                })
+                });
+                // our hub is asked for no answer, others for one of metadata
+                if done.is_ok() && self.flavour == Flavour::Kubernetes {
+                    let metadata = self.node_named(name).map(|node| node["metadata"].clone());
+                    return Answer::Accepted(Some(json!({"metadata": metadata})));
+                }
+                done
             }
             Request::PostEvent(event) => self.post(event),
         };

@@ -44,6 +44,14 @@ enum Phase {
     Exited,
 }
 
+/// The annotation that stands for `status.config`.
+#[derive(Clone)]
+struct Mirror {
+    text: String,
+    /// The version of the Node that has it, as the server answered.
+    version: Option<u64>,
+}
+
 #[derive(Clone)]
 struct Running {
     configuration: Configuration,
@@ -75,9 +83,8 @@ struct Running {
     awaits_host_facts: bool,
     disk_stalled_since: Option<Duration>,
     status_in_flight: Option<StatusPatch>,
-    config_status_sent: Option<Value>,
-    /// Was sent, and the Node seen after it had another one: an older event, perhaps.
-    config_status_doubted: Option<Value>,
+    /// `status.config` as it was last sent to a server that is not our hub.
+    mirror: Option<Mirror>,
     slots: BTreeMap<RequestKind, RequestSlot>,
     pending_events: heapless::Deque<api::Event, PENDING_EVENTS>,
     last_config_ok: ConfigOk,
@@ -261,8 +268,7 @@ impl Running {
             awaits_host_facts: false,
             disk_stalled_since: None,
             status_in_flight: None,
-            config_status_sent: None,
-            config_status_doubted: None,
+            mirror: None,
             slots: BTreeMap::new(),
             pending_events: heapless::Deque::new(),
             last_config_ok: config_ok.clone(),
@@ -373,14 +379,18 @@ impl Running {
                 self.lease.node(Some(&node.metadata.uid), now);
                 self.status.node_seen(&node);
                 self.node_known_missing = false;
-                self.note_overwritten_status(now, &node);
+                if self.node.as_ref().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
+                    // another Node of that name; the deletion of the one before was not seen
+                    self.mirror = None;
+                }
                 self.node = Some(node);
+                self.note_overwritten_mirror(now);
             }
             Event::NodeGone => {
                 self.reached(now, jitter);
                 self.lease.node(None, now);
                 self.status.node_gone();
-                (self.config_status_sent, self.config_status_doubted) = (None, None);
+                self.mirror = None;
                 self.node_known_missing = true;
                 self.node = None;
             }
@@ -452,7 +462,7 @@ impl Running {
         self.contact.server_changed(now);
         self.lease.server_changed(now);
         self.status.node_gone();
-        (self.config_status_sent, self.config_status_doubted) = (None, None);
+        self.mirror = None;
         self.status_in_flight = None;
         (self.node, self.node_known_missing, self.is_out) = (None, false, false);
         self.next_relist = now.mono;
@@ -558,23 +568,15 @@ impl Running {
         }
     }
 
-    /// Notices that the mirrored status differs from the one sent: the patch did not arrive yet, or a late request of an earlier
-    /// run or another client overwrote it. It is sent again after a pause, so that two writers do not fight in a loop, unless a
-    /// later event shows it: the watch was only behind. A server that drops the annotation is not sent it again.
-    fn note_overwritten_status(&mut self, now: Now, node: &api::Node) {
-        if self.node.as_ref().is_some_and(|before| before.metadata.uid != node.metadata.uid) {
-            // another Node of that name; the deletion of the one before was not seen
-            (self.config_status_sent, self.config_status_doubted) = (None, None);
-        }
+    /// Notices that somebody wrote over the mirrored status: a later request of an earlier run, or another client. It is sent again
+    /// after a pause, so that two writers do not fight in a loop. A version of the Node before ours shows what was there before. A
+    /// server that drops the annotation is not sent it again.
+    fn note_overwritten_mirror(&mut self, now: Now) {
+        let (Some(mirror), Some(node)) = (&self.mirror, &self.node) else { return };
         let Some(there) = node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) else { return };
-        let there = Some(there.as_str());
-        let sent = self.config_status_sent.as_ref().and_then(Value::as_str);
-        let doubted = self.config_status_doubted.as_ref().and_then(Value::as_str);
-        if sent.is_none() && there == doubted {
-            self.config_status_sent = self.config_status_doubted.take();
-            self.slot(RequestKind::PatchNode).resume();
-        } else if sent.is_some() && there != sent {
-            self.config_status_doubted = self.config_status_sent.take();
+        let seen: Option<u64> = node.metadata.resource_version.parse().ok();
+        if *there != mirror.text && mirror.version.is_some() && seen > mirror.version {
+            self.mirror = None;
             self.slot(RequestKind::PatchNode).pause_until(now.mono + LONGEST_WAIT);
         }
     }
@@ -670,6 +672,13 @@ impl Running {
                 slot.succeeded();
                 self.pending_events.pop_front();
             }
+            (RequestKind::PatchNode, None) => {
+                slot.succeeded();
+                if let Some(mirror) = self.mirror.as_mut().filter(|mirror| mirror.version.is_none()) {
+                    mirror.version = version_of(&answer);
+                }
+                self.note_overwritten_mirror(now);
+            }
             (_, None) => slot.succeeded(),
             (_, Some(_)) => {
                 let is_news = slot.failed(now, &answer, jitter);
@@ -682,7 +691,7 @@ impl Running {
                 }
                 match kind {
                     RequestKind::PatchStatus => self.status_in_flight = None,
-                    RequestKind::PatchNode => self.config_status_sent = None,
+                    RequestKind::PatchNode => self.mirror = None,
                     RequestKind::PatchLabels => {}
                     _ => return,
                 }
@@ -857,7 +866,9 @@ impl Running {
         let (Some(is_hub), Some(node)) = (self.server_is_hub, &self.node) else { return };
         let labels = missing_labels(node, options, self.status.facts());
         let status = condition::config_status(&self.configuration.view());
-        if self.slot(RequestKind::PatchStatus).free(now) {
+        // first what mirrors the status: it is never older than the condition
+        let awaits_mirror = !is_hub && self.awaits_mirror(now, json!(status).to_string(), actions);
+        if self.slot(RequestKind::PatchStatus).free(now) && !awaits_mirror {
             let mut patch = self.status.patch(now, &self.last_config_ok);
             if is_hub && self.status.facts().is_some() {
                 add_config_status(&mut patch, &status, self.status.believed());
@@ -870,33 +881,39 @@ impl Running {
         if !labels.is_empty() {
             self.send_labels(now, json!({"metadata": {"labels": labels}}), actions);
         }
-        if !is_hub {
-            self.mirror_status(now, json!(json!(status).to_string()), actions);
-        }
     }
 
     fn send_labels(&mut self, now: Now, body: Value, actions: &mut Vec<Action>) {
         let slot = self.slot(RequestKind::PatchLabels);
         if slot.free_for(now, &body) {
-            // the watch confirms this: do not resend for LONGEST_WAIT
+            // the Node as read confirms this: do not resend for LONGEST_WAIT
             slot.pause_until(now.mono + LONGEST_WAIT);
             self.send(Request::PatchLabels(body), actions);
         }
     }
 
-    /// Writes `status.config` as text into the annotation, on a server that drops the field.
-    fn mirror_status(&mut self, now: Now, text: Value, actions: &mut Vec<Action>) {
-        let annotations = self.node.as_ref().map(|node| &node.metadata.annotations);
-        let there = annotations.and_then(|annotations| annotations.get(api::CONFIG_STATUS_ANNOTATION));
-        let is_there = there.map(String::as_str) == text.as_str();
-        if is_there || self.config_status_sent.as_ref() == Some(&text) {
-            return;
+    /// Writes `status.config` as text into the annotation, on a server that drops the field. Returns whether an older one is still on
+    /// its way: the present one follows with its answer, and the condition after it.
+    fn awaits_mirror(&mut self, now: Now, text: String, actions: &mut Vec<Action>) -> bool {
+        let is_done = match (&self.mirror, &self.node) {
+            // until ours is known to be there, what is there may be what it replaces
+            (Some(mirror), _) => mirror.text == text,
+            (None, Some(node)) => node.metadata.annotations.get(api::CONFIG_STATUS_ANNOTATION) == Some(&text),
+            (None, None) => true,
+        };
+        if is_done {
+            return false;
         }
         let body = json!({"metadata": {"annotations": {api::CONFIG_STATUS_ANNOTATION: text}}});
-        if self.slot(RequestKind::PatchNode).free_for(now, &body) {
-            (self.config_status_sent, self.config_status_doubted) = (Some(text), None);
+        let slot = self.slot(RequestKind::PatchNode);
+        if slot.is_in_flight() {
+            return true;
+        }
+        if slot.free_for(now, &body) {
+            self.mirror = Some(Mirror { text, version: None });
             self.send(Request::PatchNode(body), actions);
         }
+        false
     }
 
     fn slot(&mut self, kind: RequestKind) -> &mut RequestSlot {
@@ -1008,6 +1025,12 @@ fn event_name(node: &str, now: Now, number: u64) -> String {
 
 fn log_lines(lines: impl IntoIterator<Item = (Level, String)>, actions: &mut Vec<Action>) {
     actions.extend(lines.into_iter().map(|(level, line)| Action::Log(level, line)));
+}
+
+/// The version of the object that a server answered with.
+fn version_of(answer: &Answer) -> Option<u64> {
+    let Answer::Accepted(Some(object)) = answer else { return None };
+    object["metadata"]["resourceVersion"].as_str()?.parse().ok()
 }
 
 fn is_not_found(answer: &Answer) -> bool {

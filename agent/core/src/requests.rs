@@ -78,13 +78,6 @@ impl RequestSlot {
         self.not_before = self.not_before.max(at);
     }
 
-    /// Ends a pause that no failure made.
-    pub(crate) fn resume(&mut self) {
-        if self.backoff.failures() == 0 {
-            self.not_before = Duration::ZERO;
-        }
-    }
-
     pub(crate) fn sent(&mut self) {
         self.in_flight = true;
         self.body = None;

@@ -227,7 +227,7 @@ impl ApiServer {
     pub(crate) fn transfer(&self, client: Result<&Client, String>, request: &Request) -> Answer {
         let node = format!("/api/v1/nodes/{}", self.node_name);
         let deadline = REQUEST_DEADLINE;
-        let wants_object = matches!(request, Request::Version);
+        let wants_object = matches!(request, Request::Version | Request::PatchNode(_));
         let http = match request {
             Request::Version => HttpRequest::get("/version", deadline),
             Request::Register(body) => {

@@ -405,6 +405,54 @@ fn mirror_follows_every_change() {
     }
 }
 
+/// The two things that report a status elsewhere than on our hub: how often the condition and the mirrored status have changed.
+#[derive(Default)]
+struct Changes {
+    shown: (Option<Value>, Option<Value>),
+    condition: usize,
+    mirror: usize,
+}
+
+impl Changes {
+    #[track_caller]
+    fn look(&mut self, world: &World) {
+        let shown = (world.hub.condition("ConfigOK").map(|shown| shown["status"].clone()), mirrored(world));
+        self.condition += usize::from(shown.0 != self.shown.0);
+        self.mirror += usize::from(shown.1 != self.shown.1);
+        self.shown = shown;
+        assert!(self.condition <= self.mirror, "the mirrored status is older than the condition");
+    }
+}
+
+#[test]
+fn mirror_is_never_older_than_the_condition() {
+    // how many requests are answered before the watch shows a change
+    for pace in 0..4 {
+        let mut world = World::with(Flavour::Kubernetes);
+        world.start();
+        world.run_for(MINUTE);
+        let mut changes = Changes::default();
+        changes.look(&world);
+        for source in [json!({"neither": "form"}), Value::Null].iter().cycle().take(8) {
+            world.hub.assign(source.clone());
+            world.do_watch_node();
+            for _ in 0..12 {
+                for _ in 0..pace {
+                    world.do_request(None);
+                    changes.look(&world);
+                }
+                world.do_watch_node();
+                world.do_step();
+            }
+            world.turn();
+            changes.look(&world);
+            let has_error = mirrored(&world).is_some_and(|status| status["error"].is_string());
+            assert_eq!(has_error, !source.is_null(), "no time passed, and it is behind");
+        }
+        assert!(changes.mirror >= 9, "{}", changes.mirror);
+    }
+}
+
 #[test]
 fn mirror_is_not_sent_on_restart_or_after_it_was_dropped() {
     let mut world = World::with(Flavour::Kubernetes);
