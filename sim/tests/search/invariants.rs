@@ -1,0 +1,391 @@
+//! What must hold in every state and of every act, each under a name. What only time shows is judged on the fault-free future of
+//! every state.
+//!
+//! Always holds: an invariant looks at files and at what runs, never at the agent's own counts; a case in which nothing can be
+//! demanded is an excuse, and excuses are counted. Not here, because there are no pods yet: that pods which are held are released,
+//! and that what pods do bans no config.
+
+use crate::acts::{Done, Stage, node_uid};
+use crate::cast::{Config, DAY_TICKS, INVALID_SOURCE, LAYERS, LOCAL, Nature};
+use crate::future::{Future, Futures, RARELY_UP, UP};
+use crate::scenarios::Scenario;
+use crate::state::{Records, State};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+/// Starts of a proven config that are counted before it is held, or handed to its fallback.
+const PROVEN_STARTS: usize = 11;
+/// Cuts in a row that are suffered.
+const CUTS: usize = 28;
+/// Power-ons of a moment after which a config that works must run.
+const POWER_ONS: usize = 60;
+/// Ticks before the end of a trial within which the last renewal must have been accepted.
+const RECENT: u8 = 0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Invariant {
+    RunsOnlyWhatIsValid,
+    TrueMeansThatTheAssignedRuns,
+    CrashLoopEnds,
+    HeartbeatResumes,
+    ChangesAreRare,
+    PromotedOnARenewal,
+    CutOffIsNotPromoted,
+    BannedStaysBanned,
+    ProvenIsNeverBanned,
+    RunsWhatAStartChooses,
+    GoodConfigWins,
+    GoodConfigWinsOverARareLink,
+    ProvenRunsInShortPowerOns,
+    OutageCondemnsNothing,
+    ObeysOnlyItsServer,
+    NothingPanics,
+}
+
+pub(crate) const BASE: &[Invariant] = &[
+    Invariant::NothingPanics,
+    Invariant::RunsOnlyWhatIsValid,
+    Invariant::TrueMeansThatTheAssignedRuns,
+    Invariant::CrashLoopEnds,
+    Invariant::HeartbeatResumes,
+    Invariant::ChangesAreRare,
+    Invariant::PromotedOnARenewal,
+    Invariant::CutOffIsNotPromoted,
+    Invariant::BannedStaysBanned,
+    Invariant::ProvenIsNeverBanned,
+    Invariant::RunsWhatAStartChooses,
+    Invariant::ObeysOnlyItsServer,
+];
+
+/// Those that are judged where records may be lost or unwritten: a crash loop may begin anew, a promotion may stay unknown.
+pub(crate) const ROUGH: &[Invariant] = &[
+    Invariant::NothingPanics,
+    Invariant::RunsOnlyWhatIsValid,
+    Invariant::TrueMeansThatTheAssignedRuns,
+    Invariant::HeartbeatResumes,
+    Invariant::ChangesAreRare,
+    Invariant::ProvenIsNeverBanned,
+];
+
+/// What is known while a search goes on.
+pub(crate) struct Judge<'a> {
+    pub(crate) stage: &'a Stage,
+    pub(crate) futures: Futures,
+    powered: HashSet<u64>,
+    pub(crate) excuses: BTreeMap<Invariant, u64>,
+}
+
+type Broken = Option<String>;
+
+impl<'a> Judge<'a> {
+    pub(crate) fn new(stage: &'a Stage) -> Self {
+        Self { stage, futures: Futures::default(), powered: HashSet::new(), excuses: BTreeMap::new() }
+    }
+
+    fn scenario(&self) -> &'static Scenario {
+        self.stage.scenario
+    }
+
+    fn excuse(&mut self, invariant: Invariant) -> Broken {
+        *self.excuses.entry(invariant).or_default() += 1;
+        None
+    }
+
+    /// Of a state.
+    pub(crate) fn state(&mut self, invariant: Invariant, state: &State, records: &Records) -> Broken {
+        match invariant {
+            Invariant::RunsOnlyWhatIsValid => self.runs_only_what_is_valid(state),
+            Invariant::TrueMeansThatTheAssignedRuns => self.true_means_that_the_assigned_runs(state, records),
+            Invariant::CrashLoopEnds => self.crash_loop_ends(state, records),
+            Invariant::HeartbeatResumes => {
+                self.with_future(state, UP, |judge, future| judge.heartbeat_resumes(future))
+            }
+            Invariant::ChangesAreRare => {
+                self.with_future(state, UP, |judge, future| judge.changes_are_rare(future))
+            }
+            Invariant::RunsWhatAStartChooses => self.runs_what_a_start_chooses(state, records),
+            Invariant::GoodConfigWins => self.good_config_wins(invariant, state, records, UP),
+            Invariant::GoodConfigWinsOverARareLink => {
+                self.good_config_wins(invariant, state, records, RARELY_UP)
+            }
+            Invariant::ProvenRunsInShortPowerOns => self.proven_runs_in_short_power_ons(state, records),
+            Invariant::OutageCondemnsNothing => {
+                let banned = records.banned();
+                (!banned.is_empty()).then(|| format!("{banned:?} is banned for good"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Of an act.
+    pub(crate) fn act(
+        &mut self,
+        invariant: Invariant,
+        (state, records): (&State, &Records),
+        (next, after): (&State, &Records),
+        done: &Done,
+    ) -> Broken {
+        let cast = &self.stage.cast;
+        let promoted = (records.last_known_good != after.last_known_good && after.last_known_good != LOCAL)
+            .then_some(after.last_known_good);
+        match invariant {
+            Invariant::PromotedOnARenewal => {
+                let quiet = next.ghost.quiet.get(&promoted?).copied().unwrap_or(9);
+                (quiet > RECENT)
+                    .then(|| format!("{promoted:?} is promoted {quiet} ticks after its last renewal"))
+            }
+            Invariant::CutOffIsNotPromoted => {
+                let nature = cast.nature(promoted?, next.layer);
+                matches!(nature, Nature::Lost | Nature::LostLater)
+                    .then(|| format!("{promoted:?} cuts itself off and is promoted"))
+            }
+            Invariant::BannedStaysBanned => {
+                let runs = next.running(cast).filter(|runs| state.running(cast) != Some(*runs))?;
+                state.ghost.banned.contains(&runs).then(|| format!("{runs} was banned, and runs"))
+            }
+            Invariant::ProvenIsNeverBanned => {
+                let proven: BTreeSet<Config> = [after.last_known_good, after.before].into();
+                let banned: BTreeSet<Config> = after.banned().intersection(&proven).copied().collect();
+                let is_new = records.banned().intersection(&banned).next().is_none();
+                (!banned.is_empty() && is_new).then(|| format!("{banned:?} is proven, and banned for good"))
+            }
+            Invariant::ObeysOnlyItsServer => self.obeys_only_its_server(state, records, after, done),
+            _ => None,
+        }
+    }
+
+    fn with_future(
+        &mut self,
+        state: &State,
+        link: &[bool],
+        judge: impl FnOnce(&mut Self, &Future) -> Broken,
+    ) -> Broken {
+        match self.futures.of(self.stage, state, link) {
+            Ok(future) => judge(self, &future),
+            Err(endless) => Some(endless),
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ at any moment
+
+    fn runs_only_what_is_valid(&self, state: &State) -> Broken {
+        let runs = state.running(&self.stage.cast)?;
+        let is_valid = runs == LOCAL || self.stage.cast.nature(runs, state.layer).is_valid();
+        (!is_valid).then(|| format!("{runs} runs"))
+    }
+
+    fn true_means_that_the_assigned_runs(&self, state: &State, records: &Records) -> Broken {
+        let runs = state.running(&self.stage.cast)?;
+        let (status, _) = state.condition()?;
+        let is_another = records.assigned.is_some_and(|assigned| assigned != runs);
+        (status == "True" && is_another).then(|| format!("ConfigOK is True, and {runs} runs"))
+    }
+
+    /// The starts of an unproven config that ends its runs are bounded, from one act of an operator to the next.
+    fn crash_loop_ends(&self, state: &State, records: &Records) -> Broken {
+        let threshold = usize::from(self.scenario().threshold);
+        let cuts = usize::from(state.ghost.cuts).min(CUTS + 1);
+        for (config, starts) in &state.ghost.starts {
+            let nature = self.stage.cast.nature(*config, state.layer);
+            if records.is_proven(*config) || !nature.ends_runs() {
+                continue;
+            }
+            // a silent reset is a power cut to the board
+            let most = match nature {
+                Nature::Resets => 2 * (CUTS + 2),
+                _ => (threshold + 2) * 2 * (cuts + 1),
+            };
+            if usize::from(*starts) > most {
+                return Some(format!("{config} was started {starts} times (bound {most})"));
+            }
+        }
+        None
+    }
+
+    /// A run acts on nothing but the word of the server it talks to: it assigns only what that server's Node asks for, and a Node
+    /// that never asked for anything takes nothing away.
+    fn obeys_only_its_server(
+        &self,
+        state: &State,
+        records: &Records,
+        after: &Records,
+        done: &Done,
+    ) -> Broken {
+        if after.assigned == records.assigned || after.assigned.is_none() || records.assigned.is_none() {
+            return None;
+        }
+        if after.assigned != state.wants() {
+            return Some(format!(
+                "{:?} is assigned, the Node asks for {}: {}",
+                after.assigned,
+                state.asks(),
+                done.text
+            ));
+        }
+        let is_stranger = !state.ghost.asked.contains(&(state.server as u64));
+        (after.assigned == Some(LOCAL) && is_stranger)
+            .then(|| "a Node that never asked for anything took the config away".to_owned())
+    }
+
+    /// What runs is what a start would choose, unless the run ends by itself.
+    fn runs_what_a_start_chooses(&mut self, state: &State, records: &Records) -> Broken {
+        let runs = state.running(&self.stage.cast).filter(|_| state.is_old)?;
+        let (_, reason) = state.condition()?;
+        let is_unknown =
+            records.bad.is_none() || records.assigned.is_none() || reason.contains("not be recorded");
+        if self.stage.nature_ends_runs(state) {
+            return None;
+        }
+        if is_unknown || records.is_source_invalid {
+            return self.excuse(Invariant::RunsWhatAStartChooses);
+        }
+        let chosen = self.stage.would_start(state)?;
+        if chosen == runs {
+            return None;
+        }
+        self.with_future(state, UP, |judge, future| {
+            let ends_with = future.cycle.state.running(&judge.stage.cast);
+            (future.cycle.runs().is_empty() && ends_with == Some(runs))
+                .then(|| format!("{runs} runs for good, a start would choose {chosen}"))
+        })
+    }
+
+    // ------------------------------------------------------------------------------------------ in the future
+
+    /// Whether the board can be reached under this config, whatever its drop-ins are.
+    fn works(&self, records: &Records, layer: usize, config: Config) -> bool {
+        let mut layers = if self.scenario().drifts { 0..LAYERS } else { layer..layer + 1 };
+        layers.all(|layer| self.stage.cast.nature(config, layer) == Nature::Good)
+            && (config == LOCAL || records.checkpoints.contains(&config))
+    }
+
+    /// Whether a config that works is among those that a start may choose.
+    fn has_one_that_works(&self, state: &State) -> bool {
+        let records = Records::of(state, &self.stage.cast);
+        let banned = records.banned();
+        let mut chain = records.chain().into_iter().filter(|config| !banned.contains(config));
+        chain.any(|config| self.works(&records, state.layer, config))
+    }
+
+    /// While a config that works is in the chain, renewals go on within a bound of starts and of silent ticks.
+    fn heartbeat_resumes(&mut self, future: &Future) -> Broken {
+        if self.is_nobodys_to_judge(future) || !self.has_one_that_works(&future.cycle.state) {
+            return self.excuse(Invariant::HeartbeatResumes);
+        }
+        if !future.cycle.steps.iter().any(|step| step.heard) {
+            return Some(format!("it never renews again: {:?}", &future.cycle.runs()));
+        }
+        let threshold = usize::from(self.scenario().threshold);
+        let most_starts = 4 * (threshold + 2) + 8 * (PROVEN_STARTS + 1) + 4 * (CUTS + 2) + 6;
+        let most_ticks = 3 * DAY_TICKS.max(self.scenario().trial_ticks);
+        if usize::from(future.most_starts) > most_starts {
+            return Some(format!("{} starts without a renewal (bound {most_starts})", future.most_starts));
+        }
+        (usize::from(future.most_ticks) > most_ticks)
+            .then(|| format!("{} ticks without a renewal (bound {most_ticks})", future.most_ticks))
+    }
+
+    /// In the long run a config comes back at most once a day of running.
+    fn changes_are_rare(&mut self, future: &Future) -> Broken {
+        let cycle = &future.cycle;
+        let records = Records::of(&cycle.state, &self.stage.cast);
+        let is_valid = |config: Config, layer: usize| self.stage.cast.nature(config, layer).is_valid();
+        let turns =
+            |config: &Config| (1..LAYERS).any(|layer| is_valid(*config, layer) != is_valid(*config, 0));
+        let drop_ins_turn = self.scenario().drifts && records.chain().iter().any(turns);
+        if drop_ins_turn || self.is_nobodys_to_judge(future) || !self.has_one_that_works(&cycle.state) {
+            return self.excuse(Invariant::ChangesAreRare);
+        }
+        let runs = cycle.runs();
+        let changes = runs.iter().zip(runs.iter().cycle().skip(1)).filter(|(one, next)| one != next).count();
+        let kinds = runs.iter().collect::<BTreeSet<_>>().len();
+        let least = (DAY_TICKS - 1) * changes / 2 / kinds.saturating_sub(1).max(1);
+        (changes > 0 && cycle.ticks() < least)
+            .then(|| format!("{changes} changes of config in {} ticks, for ever: {runs:?}", cycle.ticks()))
+    }
+
+    /// A config that is proven and falls silent, or under which the board resets without a trace, is nobody's to judge: rules d
+    /// and f spare it.
+    fn is_nobodys_to_judge(&self, future: &Future) -> bool {
+        let records = Records::of(&future.cycle.state, &self.stage.cast);
+        let spared = |config: Config| {
+            (0..LAYERS).any(|layer| {
+                let nature = self.stage.cast.nature(config, layer);
+                matches!(nature, Nature::Lost | Nature::LostLater | Nature::Resets)
+            })
+        };
+        [records.last_known_good, records.before].into_iter().any(spared)
+    }
+
+    /// A good assigned config that nobody banned ends up running, and last-known-good.
+    fn good_config_wins(
+        &mut self,
+        invariant: Invariant,
+        state: &State,
+        records: &Records,
+        link: &[bool],
+    ) -> Broken {
+        let wanted = state.wants().filter(|_| state.asks() != INVALID_SOURCE)?;
+        // a Node that asks for nothing takes away only what it asked for itself
+        let is_strangers = wanted == LOCAL && records.assigned_by != node_uid(state.server);
+        let is_held =
+            records.bad.is_none() || records.doubted == Some(wanted) || records.banned().contains(&wanted);
+        // nothing that runs can hear of it
+        let is_deaf = records.assigned != Some(wanted)
+            && !records.chain().iter().any(|config| self.works(records, state.layer, *config));
+        // a change of the server's objects under a link that is rarely up, or of drop-ins, is as good as another config
+        let is_good = |layer: usize| self.stage.cast.nature(wanted, layer) == Nature::Good;
+        let drifts = self.scenario().drifts;
+        let is_good = if drifts { (0..LAYERS).all(is_good) } else { is_good(state.layer) };
+        if is_strangers || !is_good {
+            return None;
+        }
+        if is_held || is_deaf {
+            return self.excuse(invariant);
+        }
+        let future = match self.futures.of(self.stage, state, link) {
+            Ok(future) => future,
+            Err(endless) => return Some(endless),
+        };
+        let cycle = &future.cycle;
+        let end = Records::of(&cycle.state, &self.stage.cast);
+        let is_banned_fairly = end.banned().contains(&wanted) && !records.is_proven(wanted);
+        if end.doubted == Some(wanted) || is_banned_fairly && records.assigned != Some(wanted) {
+            return self.excuse(invariant);
+        }
+        let others: BTreeSet<_> =
+            cycle.steps.iter().filter_map(|step| step.config).filter(|config| *config != wanted).collect();
+        let is_known_good = end.last_known_good == wanted;
+        (!others.is_empty() || !is_known_good).then(|| {
+            let reason = cycle.state.condition().map(|(_, reason)| reason).unwrap_or_default();
+            format!(
+                "{wanted} is good; it ends with {others:?}, last-known-good {}: {reason}",
+                end.last_known_good
+            )
+        })
+    }
+
+    /// Power-ons of one tick each: a proven, working, assigned config runs again after some of them.
+    fn proven_runs_in_short_power_ons(&mut self, state: &State, records: &Records) -> Broken {
+        let wanted = state.wants()?;
+        let is_asked = records.assigned == Some(wanted) && records.is_proven(wanted) && wanted != LOCAL;
+        let is_good = self.stage.cast.nature(wanted, state.layer) == Nature::Good;
+        if !is_asked || !is_good || state.node.process.is_none() {
+            return None;
+        }
+        if records.bad.is_none() {
+            return self.excuse(Invariant::ProvenRunsInShortPowerOns);
+        }
+        let mut now = state.fork_in_peace();
+        let mut mine = Vec::new();
+        for _ in 0..3 * POWER_ONS {
+            let key = now.key();
+            if now.running(&self.stage.cast) == Some(wanted) || self.powered.contains(&key) {
+                self.powered.extend(mine);
+                return None;
+            }
+            mine.push(key);
+            self.stage.short_power_on(&mut now);
+        }
+        Some(format!("{wanted} is proven and works, and short power-ons keep another one running"))
+    }
+}

@@ -1,0 +1,287 @@
+//! One state of the search: a node, what its server holds, what may still go wrong, and what the invariants have to remember.
+//!
+//! Always holds: a fork shares nothing with its origin; two states with the same [`State::key`] differ in nothing that a decision
+//! depends on: boots and runs are counted from now, what no rule can tell apart any more (running time beyond the trial, silence
+//! beyond a day) is cut off. Leaves to others: what can happen (`acts`).
+
+use crate::cast::{Cast, Config, DAY_TICKS, LOCAL, Objects, TICK};
+use crate::scenarios::FAULTS;
+use kedge_core::config::records::StateFile;
+use kedge_sim::Node;
+use serde_json::Value;
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
+
+/// How the run before the next start ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum End {
+    Clean,
+    Crash,
+    Panic,
+    Cut,
+}
+
+/// What the invariants remember of the way to a state.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Ghost {
+    /// Starts of each config since an operator last did something.
+    pub(crate) starts: BTreeMap<Config, u8>,
+    /// Ticks under each config since a renewal was last accepted.
+    pub(crate) quiet: BTreeMap<Config, u8>,
+    /// Configs banned for good, until an act lifts it.
+    pub(crate) banned: BTreeSet<Config>,
+    /// Power cuts since an operator last did something.
+    pub(crate) cuts: u8,
+    /// Servers whose Node was read to ask for something.
+    pub(crate) asked: BTreeSet<u64>,
+}
+
+pub(crate) struct State {
+    pub(crate) node: Node,
+    /// Which of the two servers the kubeconfig names.
+    pub(crate) server: usize,
+    /// What each server's Node asks for.
+    pub(crate) asks: [char; 2],
+    pub(crate) objects: [Objects; 2],
+    /// The source that this run last read: of which server, and as which objects were.
+    pub(crate) read: Option<(usize, char, Objects)>,
+    /// The round of the ConfigMap's watch that was shown last, and as which objects were.
+    pub(crate) shown: (u64, Objects),
+    pub(crate) link: bool,
+    /// Which set of drop-ins there is.
+    pub(crate) layer: usize,
+    /// Whether a tick passed in this run.
+    pub(crate) is_old: bool,
+    /// Ticks of this run since its last contact.
+    pub(crate) quiet: u8,
+    pub(crate) end: End,
+    /// Ticks of every trial.
+    pub(crate) trial_ticks: usize,
+    /// What may still happen, how often.
+    pub(crate) left: [u8; FAULTS],
+    pub(crate) ghost: Ghost,
+}
+
+impl State {
+    pub(crate) fn fork(&self) -> Self {
+        Self { node: self.node.fork(), ghost: self.ghost.clone(), ..*self }
+    }
+
+    /// Another state of which nothing is remembered, and in which nothing more goes wrong.
+    pub(crate) fn fork_in_peace(&self) -> Self {
+        Self { node: self.node.fork(), ghost: Ghost::default(), left: [0; FAULTS], link: true, ..*self }
+    }
+
+    pub(crate) fn running(&self, cast: &Cast) -> Option<Config> {
+        let used = self.node.process.as_ref()?.used?;
+        Some(cast.with_pods(used))
+    }
+
+    /// What the Node asks for now.
+    pub(crate) fn asks(&self) -> char {
+        self.asks[self.server]
+    }
+
+    /// The config that its source leads to.
+    pub(crate) fn wants(&self) -> Option<Config> {
+        Cast::asked_for(self.asks(), self.objects[self.server])
+    }
+
+    /// Of everything that a decision may depend on.
+    pub(crate) fn key(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        self.hash_disk(&mut hash);
+        self.hash_process(&mut hash);
+        (self.server, self.asks, self.objects, self.read, self.layer, self.is_old).hash(&mut hash);
+        (&self.node.version, self.quiet).hash(&mut hash);
+        hash.finish()
+    }
+
+    /// The same with what may still happen, and what the invariants remember.
+    pub(crate) fn whole_key(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        (self.key(), self.link, self.end, self.left, &self.ghost).hash(&mut hash);
+        hash.finish()
+    }
+
+    fn hash_disk(&self, hash: &mut DefaultHasher) {
+        let (boot, runs) = (self.node.boot_id(), self.node.board.previous_run().runs);
+        for path in self.node.disk.paths() {
+            path.hash(hash);
+            if path.starts_with("checkpoints/") || path.contains(".corrupt-") {
+                continue;
+            }
+            let bytes = self.node.disk.content(&path).unwrap_or_default();
+            match serde_json::from_slice::<Value>(&bytes) {
+                Ok(mut record) => {
+                    count_from_now(&mut record, &boot, runs);
+                    record.to_string().hash(hash);
+                }
+                Err(_) => bytes.hash(hash),
+            }
+        }
+    }
+
+    fn hash_process(&self, hash: &mut DefaultHasher) {
+        let previous = self.node.board.previous_run();
+        let exit = previous.exit.as_ref();
+        let boot = self.node.boot_id();
+        let exit = exit
+            .map(|exit| (exit.boot_id == boot, previous.runs - exit.run.min(previous.runs), &exit.result));
+        (exit, previous.hardware_reset, previous.kernel_panic).hash(hash);
+        let Some(process) = &self.node.process else { return None::<u32>.hash(hash) };
+        process.used.hash(hash);
+        let Some(report) = process.node.report(self.node.now()) else { return };
+        let config = &report.config;
+        (config.state, config.startups, config.cuts, config.contact, config.obstacle).hash(hash);
+        (config.condition.status, &config.condition.reason, &config.condition.message).hash(hash);
+        let ran = config.ran_seconds / TICK.as_secs();
+        // a config that nothing waits for is settled after its trial; one that something waits for, after twice the longest wait
+        let is_settled = matches!(config.state, "known-good" | "local") && config.condition.status == "True";
+        let most = if is_settled { self.trial_ticks } else { self.trial_ticks + 2 * DAY_TICKS };
+        ran.min(most as u64).hash(hash);
+    }
+}
+
+/// How often a wait doubles at most: from a quarter of a day, or from a minute in the local config's terms.
+const DOUBLINGS: u64 = 12;
+
+/// Boots and runs as the next decision sees them: this one or another, and how many runs ago.
+fn count_from_now(record: &mut Value, boot: &str, runs: u64) {
+    match record {
+        Value::Array(parts) => parts.iter_mut().for_each(|part| count_from_now(part, boot, runs)),
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match (name.as_str(), &*value) {
+                    ("run", Value::Number(run)) => {
+                        let ago = runs.saturating_sub(run.as_u64().unwrap_or_default());
+                        *value = ago.min(3).into();
+                    }
+                    ("open", Value::String(open)) => *value = (open == boot).into(),
+                    // of verdicts that are dropped only when there are dozens
+                    ("order", _) => *value = 0.into(),
+                    // doubles a wait that ends at a day
+                    ("tries" | "lost" | "held", Value::Number(times)) => {
+                        *value = times.as_u64().unwrap_or_default().min(DOUBLINGS).into();
+                    }
+                    _ => count_from_now(value, boot, runs),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// One entry of `bad-configs.json`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Verdict {
+    pub(crate) config: Config,
+    /// Not to be tried again by itself.
+    pub(crate) is_final: bool,
+}
+
+/// The records as they lie on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Records {
+    /// None: it is unknown what is assigned.
+    pub(crate) assigned: Option<Config>,
+    /// UID of the Node that asked for it.
+    pub(crate) assigned_by: String,
+    pub(crate) is_source_invalid: bool,
+    pub(crate) last_known_good: Config,
+    pub(crate) before: Config,
+    /// None: the list cannot be read.
+    pub(crate) bad: Option<Vec<Verdict>>,
+    /// Verdicts on this one were lost.
+    pub(crate) doubted: Option<Config>,
+    /// Configs whose checkpoints are there.
+    pub(crate) checkpoints: BTreeSet<Config>,
+}
+
+impl Records {
+    pub(crate) fn of(state: &State, cast: &Cast) -> Self {
+        let json =
+            |path: &str| -> Option<Value> { serde_json::from_slice(&state.node.disk.content(path)?).ok() };
+        let (current, good) =
+            (json("current").unwrap_or_default(), json("last-known-good").unwrap_or_default());
+        let named = |record: &Value| match record["local"] == true {
+            true => Some(LOCAL),
+            false => cast.with_payload(record["sha256"].as_str().unwrap_or_default()),
+        };
+        let path = StateFile::BadConfigs.path(&state.node.version);
+        let (bad, doubted) = match state.node.disk.content(&path) {
+            None => (Some(Vec::new()), None),
+            Some(_) => match json(&path) {
+                None => (None, None),
+                Some(list) => verdicts(&list, cast),
+            },
+        };
+        let paths = state.node.disk.paths();
+        let is_there = |config: &Config| {
+            let digest = cast.digest(*config);
+            paths.iter().any(|path| path.starts_with("checkpoints/") && path.ends_with(&digest))
+        };
+        let checkpoints = ['A', 'B', 'G', 'H'].into_iter().filter(is_there).collect();
+        Self {
+            assigned: named(&current),
+            assigned_by: current["nodeUID"].as_str().unwrap_or_default().to_owned(),
+            is_source_invalid: !current["invalidSource"].is_null(),
+            last_known_good: named(&good).unwrap_or(LOCAL),
+            before: named(&good["previous"]).unwrap_or(LOCAL),
+            bad,
+            doubted,
+            checkpoints,
+        }
+    }
+
+    /// What a start tries, in order.
+    pub(crate) fn chain(&self) -> Vec<Config> {
+        let assigned = match self.assigned {
+            None if self.last_known_good == LOCAL => Some(LOCAL),
+            assigned => assigned,
+        };
+        if assigned == Some(LOCAL) {
+            return vec![LOCAL];
+        }
+        let first = assigned.filter(|_| !self.is_source_invalid);
+        let mut chain = Vec::new();
+        for config in first.into_iter().chain([self.last_known_good, self.before, LOCAL]) {
+            if !chain.contains(&config) {
+                chain.push(config);
+            }
+        }
+        chain
+    }
+
+    pub(crate) fn is_proven(&self, config: Config) -> bool {
+        [LOCAL, self.last_known_good, self.before].contains(&config)
+    }
+
+    /// Configs banned until somebody lifts it.
+    pub(crate) fn banned(&self) -> BTreeSet<Config> {
+        self.bad.iter().flatten().filter(|verdict| verdict.is_final).map(|verdict| verdict.config).collect()
+    }
+}
+
+fn verdicts(list: &Value, cast: &Cast) -> (Option<Vec<Verdict>>, Option<Config>) {
+    let mut found = Vec::new();
+    let mut doubted = list["unknown"].as_str().and_then(|payload| cast.with_payload(payload));
+    let entries = list.as_object().into_iter().flatten();
+    for (id, verdict) in entries.filter_map(|(_, entry)| entry["contents"].as_object()).flatten() {
+        let payload = verdict["payload"].as_str().unwrap_or_default();
+        let Some(config) = cast.with_payload(payload).or_else(|| cast.with_id(id)) else { continue };
+        let tries = verdict["tries"].as_u64().or_else(|| verdict["lost"].as_u64());
+        let is_final = match verdict["kind"].as_str() {
+            Some("crashLoop") => true,
+            Some("cuts") => tries != Some(1),
+            Some("unknown") => {
+                doubted = Some(config);
+                false
+            }
+            _ => false,
+        };
+        found.push(Verdict { config, is_final: is_final && verdict["retry"] != true });
+    }
+    (Some(found), doubted)
+}
