@@ -45,6 +45,8 @@ pub(crate) struct Start {
     pub(crate) hub_moved: bool,
     /// The address that DHCP gives the machine; None: QEMU's usual one, 10.0.2.15.
     pub(crate) address: Option<&'static str>,
+    /// Disks that are plugged in by USB, see [`Machine::stick`].
+    pub(crate) sticks: Vec<PathBuf>,
 }
 
 /// A machine and its files.
@@ -91,6 +93,27 @@ impl Machine {
         Ok(())
     }
 
+    /// Hands over no credential at the next start.
+    pub(crate) fn hand_nothing(&mut self) {
+        self.identity.clear();
+    }
+
+    /// A stick that was flashed with this machine's image and holds another identity. Its partitions have the labels of the machine's
+    /// own, and also their GUIDs, except for a new one of the EFI partition if `efi_guid` names it.
+    pub(crate) fn stick(&self, name: &str, efi_guid: Option<&str>) -> Result<PathBuf, HilError> {
+        let (image, stick) = (self.image.join("disk.img"), self.dir.join(name));
+        tool("cp", &["--sparse=always".as_ref(), image.as_os_str(), stick.as_os_str()])?;
+        if let Some(guid) = efi_guid {
+            tool("sfdisk", &["-q", "--part-uuid", plain(&stick)?, "1", guid].map(OsStr::new))?;
+        }
+        for (file, content) in [("kubeconfig", "clusters: of a stick\n"), ("node-name", "stick\n")] {
+            let path = self.dir.join(format!("{name}-{file}"));
+            std::fs::write(&path, content).map_err(HilError::io("write", &path))?;
+            put_on_efi(&stick, &path, file)?;
+        }
+        Ok(stick)
+    }
+
     /// Whether a credential handed over later reaches the guest at its next start.
     pub(crate) fn is_handed_at_each_start(&self) -> bool {
         self.board.credentials == Credentials::Smbios
@@ -110,9 +133,7 @@ impl Machine {
                 let own = self.dir.join("disk.img");
                 tool("cp", &["--sparse=always".as_ref(), image.as_os_str(), own.as_os_str()])?;
                 for (name, path) in &self.identity {
-                    let file = format!("::/kedge/{}", name.trim_start_matches("kedge."));
-                    let partition = format!("{}@@1M", own.display());
-                    tool("mcopy", &["-i".as_ref(), partition.as_ref(), path.as_os_str(), file.as_ref()])?;
+                    put_on_efi(&own, path, name.trim_start_matches("kedge."))?;
                 }
                 self.take_raw_disk(&own)?;
                 std::fs::remove_file(&own).map_err(HilError::io("remove", &own))?;
@@ -222,6 +243,13 @@ impl Machine {
         for (number, file) in self.files.iter().enumerate() {
             add(&format!("-drive if=none,id=file{number},file={},format=raw,readonly=on", plain(file)?));
             add(&format!("-device virtio-blk-pci,drive=file{number}"));
+        }
+        if !start.sticks.is_empty() {
+            add("-device qemu-xhci");
+        }
+        for (number, stick) in start.sticks.iter().enumerate() {
+            add(&format!("-drive if=none,id=stick{number},file={},format=raw", plain(stick)?));
+            add(&format!("-device usb-storage,drive=stick{number}"));
         }
         let relay = relay::program()?;
         add("-device virtio-net-pci,netdev=net,romfile= -netdev");
@@ -396,6 +424,12 @@ impl Drop for Machine {
 fn convert(format: &str, from: &Path, new_format: &str, to: &Path) -> Result<(), HilError> {
     let options = ["convert", "-f", format, "-O", new_format].map(OsStr::new);
     tool("qemu-img", &[&options[..], &[from.as_os_str(), to.as_os_str()]].concat())
+}
+
+/// Copies a file into the folder `kedge` on the EFI partition of a disk image.
+fn put_on_efi(disk: &Path, file: &Path, name: &str) -> Result<(), HilError> {
+    let (partition, to) = (format!("{}@@1M", disk.display()), format!("::/kedge/{name}"));
+    tool("mcopy", &["-i".as_ref(), partition.as_ref(), file.as_os_str(), to.as_ref()])
 }
 
 /// Runs a program of this machine that must succeed.

@@ -193,6 +193,13 @@ pub(crate) const STORIES: &[Story] = &[
         surroundings::state_corrupted,
     ),
     story(
+        "sticks",
+        "sticks with the disk's labels and an identity are plugged in: nothing of them is used",
+        false,
+        Needs::Slots,
+        surroundings::sticks,
+    ),
+    story(
         "small",
         "the board's small memory is enough for the system and the agent",
         false,

@@ -365,3 +365,34 @@ pub(super) fn small(stage: &mut Stage<'_>) -> Result<(), HilError> {
     stage.say(&format!("the system says: {state}"));
     Ok(())
 }
+
+pub(super) fn sticks(stage: &mut Stage<'_>) -> Result<(), HilError> {
+    let uid = super::config::good(stage)?;
+    let sticks = vec![
+        stage.machine.stick("flashed", None)?,
+        stage.machine.stick("labelled", Some("5f8b1e0c-7d0f-4b41-9c56-0c5a0f3f0e11"))?,
+    ];
+    // like a physical board, for which a file on the EFI partition is the only way to be handed an identity
+    stage.machine.hand_nothing();
+    stage.comes_back_as(&Start { sticks, ..Start::default() })?;
+    stage.wait("both sticks", patience(), |stage| {
+        let disks = stage.guest("ls /sys/block")?;
+        let count = disks.split_whitespace().filter(|disk| disk.starts_with("sd")).count();
+        Ok(if count == 2 { Ok(()) } else { Err(disks) })
+    })?;
+    // a device that comes late has taken its names now
+    let mounts = stage.guest(
+        "udevadm settle; for at in / /efi /var; do findmnt -rno SOURCE $at; done | tr '\\n' ' '; readlink -f /dev/kedge/esp",
+    )?;
+    stage.expect(
+        "mounted on /, /efi and /var, and the link",
+        mounts.as_str(),
+        "/dev/vda2 /dev/vda1 /dev/vda4 /dev/vda1",
+    )?;
+    let name = stage.guest("cat /etc/kedge/node-name /proc/sys/kernel/hostname | sort -u")?;
+    stage.expect("node name and host name", name.as_str(), NODE)?;
+    stage.renews()?;
+    stage.runs(&uid)?;
+    stage.say("two sticks with the labels of its partitions, one of them flashed with its image, and both with an identity: nothing of them was used");
+    Ok(())
+}
