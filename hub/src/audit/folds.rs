@@ -162,6 +162,11 @@ mod tests {
         );
         assert!(folds.lines().is_empty());
         assert!(!take(&mut folds, |_| {}, now), "a new period begins");
+        // a single repeat uses the quota of its identity, too
+        assert_eq!((1..=WRITTEN).filter(|_| take(&mut folds, |_| {}, now)).count(), 1);
+        let lines = folds.lines();
+        let [line] = &lines[..] else { panic!("{lines:?}") };
+        assert_eq!((line.repeats, &*line.whose, &*line.act), (1, "a", "patch  200"));
     }
 
     #[test]
