@@ -31,6 +31,8 @@ struct State {
     node: Option<Value>,
     config_map: Value,
     version: u64,
+    /// It lets no node set labels.
+    refuses_labels: bool,
 }
 
 impl State {
@@ -48,6 +50,7 @@ impl State {
                 "data": {"kubelet": payload},
             }),
             version: 100,
+            refuses_labels: false,
         }
     }
 
@@ -81,6 +84,9 @@ impl State {
                 Reply::Answer(201, "{}".to_owned())
             }
             ("PATCH", _) if self.node.is_none() => not_found(),
+            ("PATCH", _) if self.refuses_labels && heard.body.contains("\"labels\"") => {
+                Reply::status(403, "Forbidden", "is not allowed to modify labels: site")
+            }
             ("PATCH" | "POST", _) => Reply::ok("{}"),
             _ => not_found(),
         }
@@ -285,19 +291,45 @@ fn blocking_kubeconfig_stops_neither_start_nor_renewals() {
     let mut node = OfHub::new();
     let kubeconfig = node.agent.kubeconfig();
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
-    std::fs::remove_file(&kubeconfig).unwrap();
-    // a reader of a pipe without a writer waits, as on a disk that does not answer
-    assert!(Command::new("mkfifo").arg(&kubeconfig).status().unwrap().success());
-    node.agent.start();
     let run_dir = node.agent.directory.join("run");
+    std::fs::create_dir(&run_dir).unwrap();
+    // whoever reads it waits, as on a disk that does not answer
+    let gate = node.agent.directory.write("run/gate-kubeconfig", "");
+    let is_waited_for =
+        || wait_until("the kubeconfig to be read", PATIENCE, || run_dir.join("at-kubeconfig").exists());
+    node.agent.start();
     wait_until("the agent to be ready", PATIENCE, || {
         let mut status = Command::new(env!("CARGO_BIN_EXE_kedge"));
         status.args(["status", "--run-dir"]).arg(&run_dir).stdout(Stdio::null()).stderr(Stdio::null());
         status.status().unwrap().success()
     });
+    is_waited_for();
+    std::fs::remove_file(&gate).unwrap();
+    node.wait_renewals(1);
+    std::fs::write(&gate, "").unwrap();
+    // it looks like another file
     std::fs::write(&kubeconfig, text).unwrap();
-    // written to, the pipe looks like another file, and is read again in vain
+    is_waited_for();
     node.wait_renewals(2);
+    std::fs::remove_file(&gate).unwrap();
+    node.agent.stop();
+}
+
+#[test]
+fn kubeconfig_that_was_a_pipe_is_used_once_it_is_a_file() {
+    let mut node = OfHub::new();
+    let kubeconfig = node.agent.kubeconfig();
+    let aside = node.agent.directory.join("aside");
+    std::fs::rename(&kubeconfig, &aside).unwrap();
+    assert!(Command::new("mkfifo").arg(&kubeconfig).status().unwrap().success());
+    let log = node.agent.directory.join("log");
+    node.agent.start_with_log(std::fs::File::create(&log).unwrap());
+    wait_until("the refusal", PATIENCE, || {
+        std::fs::read_to_string(&log).unwrap().contains("kubeconfig is a named pipe, expected a file")
+    });
+    // nobody ever writes to the pipe
+    std::fs::rename(&aside, &kubeconfig).unwrap();
+    node.wait_renewals(1);
     node.agent.stop();
 }
 
@@ -311,7 +343,7 @@ fn invalid_kubeconfig_is_logged_and_used_once_repaired() {
     node.agent.start_with_log(std::fs::File::create(&log).unwrap());
     let is_logged =
         |what: &str| wait_until(what, PATIENCE, || std::fs::read_to_string(&log).unwrap().contains(what));
-    is_logged("No such file");
+    is_logged("kubeconfig does not exist");
     // what a disk may make of it, or somebody in a hurry
     std::fs::write(&kubeconfig, [0x17, 0xff, 0x00, 0x80]).unwrap();
     is_logged("expected YAML or JSON");
@@ -340,5 +372,25 @@ fn reset_server_is_noticed_despite_a_silent_watch() {
     scripted.wait_for(from, 1, |asked| is_watch_of(asked, NODES));
     let anew = scripted.requests(from).into_iter().find(|asked| is_watch_of(asked, NODES)).unwrap();
     assert!(anew.contains("resourceVersion=100000"), "from the new list, not from the old version: {anew}");
+    scripted.agent.stop();
+}
+
+#[test]
+fn refused_label_is_shown_and_holds_back_nothing() {
+    let mut state = State::new(0);
+    (state.node, state.refuses_labels) = (Some(node("node-uid-1", Value::Null)), true);
+    let mut scripted = OfScript::new(state);
+    scripted.agent.start();
+    let status = || {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_kedge"));
+        status.arg("status").arg("--run-dir").arg(scripted.agent.directory.join("run"));
+        String::from_utf8(status.output().unwrap().stdout).unwrap()
+    };
+    let problem = "refused (403 Forbidden): is not allowed to modify labels: site";
+    wait_until("the refusal to be shown", PATIENCE, || {
+        status().lines().any(|line| line.starts_with("problem") && line.contains(problem))
+    });
+    scripted.wait_for(0, 1, |asked| asked.ends_with("/nodes/edge-1/status"));
+    scripted.wait_for(0, 1, is_renewal);
     scripted.agent.stop();
 }

@@ -3,16 +3,17 @@
 
 mod net_server;
 
-use std::io::Write as _;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kedge::net::client::{Api, ApiOptions, MERGE_PATCH, NetError, Request, Response, is_contact};
+use kedge::net::kubeconfig::ReadFile;
 use kedge::net::proxy::ProxyEnvironment;
 use kedge::net::transport::{WallClock, system_clock};
+use kedge_platform::linux::read_named_file;
 use net_server::*;
 
 fn get(path: &str) -> Request {
@@ -23,6 +24,56 @@ fn shown(outcome: &Result<Response, NetError>) -> String {
     match outcome {
         Ok(response) => format!("{} {}", response.status, String::from_utf8_lossy(&response.body)),
         Err(error) => error.to_string(),
+    }
+}
+
+/// A file on a disk that stands still for as long as the test wants.
+struct SlowFile {
+    name: &'static str,
+    /// Whether it is held, and how many wait for it.
+    state: Mutex<(bool, usize)>,
+    changed: Condvar,
+}
+
+impl SlowFile {
+    fn new(name: &'static str) -> Arc<Self> {
+        Arc::new(Self { name, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    fn reader(self: &Arc<Self>) -> Arc<ReadFile> {
+        let slow = Arc::clone(self);
+        Arc::new(move |path, limit| {
+            if path.ends_with(slow.name) {
+                slow.pass();
+            }
+            read_named_file(path, limit)
+        })
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.1 += 1;
+        self.changed.notify_all();
+        while state.0 {
+            state = self.changed.wait(state).unwrap();
+        }
+        state.1 -= 1;
+    }
+
+    fn hold(&self) {
+        self.state.lock().unwrap().0 = true;
+    }
+
+    fn free(&self) {
+        self.state.lock().unwrap().0 = false;
+        self.changed.notify_all();
+    }
+
+    fn wait_for_reader(&self) {
+        let nobody = |state: &mut (bool, usize)| state.1 == 0;
+        let (_state, waited) =
+            self.changed.wait_timeout_while(self.state.lock().unwrap(), PLENTY, nobody).unwrap();
+        assert!(!waited.timed_out(), "{} is never read", self.name);
     }
 }
 
@@ -494,7 +545,7 @@ fn rotated_token_is_used_at_once() {
     let bench = Bench::open(folder, options);
     let outcome = bench.client.request(&get("/x"));
     assert!(matches!(outcome, Err(NetError::Unsendable { .. })));
-    assert_shown(&outcome, "not sent: read ");
+    assert_shown(&outcome, "/token does not exist");
     bench.folder.write("token", "first\n");
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
     bench.folder.write("token", "second\n");
@@ -528,20 +579,19 @@ fn blocking_token_file_delays_no_request() {
     }
     .write(&folder);
     let options = ApiOptions { kubeconfig, clock: system_clock(), proxies: ProxyEnvironment::default() };
-    let bench = Bench::open(folder, options);
+    let slow = SlowFile::new("token");
+    let api = Api::open_with_files(options, slow.reader()).unwrap();
+    let bench = Bench { folder, client: api.stream("test"), api };
     assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
-    // opening a pipe without a writer blocks, as on a disk that does not answer
-    let token = bench.folder.join("token");
-    std::fs::remove_file(&token).unwrap();
-    assert!(std::process::Command::new("mkfifo").arg(&token).status().unwrap().success());
+    slow.hold();
+    bench.folder.write("token", "second");
     for _ in 0..20 {
         assert_shown(&bench.client.request(&get("/x")), "200 Bearer first");
     }
+    slow.wait_for_reader();
     // and once it answers, what it says is used
-    let mut pipe = std::fs::OpenOptions::new().write(true).open(&token).unwrap();
-    pipe.write_all(b"second").unwrap();
     bench.folder.write("token", "third");
-    drop(pipe);
+    slow.free();
     let end = Instant::now() + PLENTY;
     while shown(&bench.client.request(&get("/x"))) != "200 Bearer third" {
         assert!(Instant::now() < end, "the new token is never used");
@@ -608,23 +658,19 @@ fn kubeconfig_changed_while_read_is_read_again() {
         cluster: String::new(),
         user: CERTIFICATE_USER.into(),
     };
-    let key = folder.join("node.key");
-    let text = std::fs::read_to_string(&key).unwrap();
-    std::fs::remove_file(&key).unwrap();
-    // reading it blocks, after the kubeconfig has been read
-    assert!(std::process::Command::new("mkfifo").arg(&key).status().unwrap().success());
-    let kubeconfig_path = folder.join("kubeconfig");
+    // reading it takes long, after the kubeconfig has been read
+    let slow = SlowFile::new("node.key");
+    slow.hold();
     let options = ApiOptions {
-        kubeconfig: kubeconfig_path,
+        kubeconfig: folder.join("kubeconfig"),
         clock: system_clock(),
         proxies: ProxyEnvironment::default(),
     };
-    let opening = std::thread::spawn(move || Api::open(options).unwrap());
-    let mut pipe = std::fs::OpenOptions::new().write(true).open(&key).unwrap();
+    let reader = slow.reader();
+    let opening = thread::spawn(move || Api::open_with_files(options, reader).unwrap());
+    slow.wait_for_reader();
     kubeconfig(&second).write(&folder);
-    folder.write("node.key", &text);
-    pipe.write_all(text.as_bytes()).unwrap();
-    drop(pipe);
+    slow.free();
     let api = opening.join().unwrap();
     assert_eq!(api.url(), format!("https://{}", first.address));
     assert_shown(&api.stream("test").request(&get("/x")), "200 second");

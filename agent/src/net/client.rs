@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kedge_platform::linux::read_named_file;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use ureq::Agent;
@@ -24,7 +25,7 @@ use ureq::config::AutoHeaderValue;
 use ureq::http::{self, HeaderMap, HeaderValue, header};
 
 use super::credentials::{Access, Credentials};
-use super::kubeconfig::KubeconfigError;
+use super::kubeconfig::{KubeconfigError, ReadFile};
 use super::outcomes::{self, OpenWatch, Outcomes};
 use super::proxy::ProxyEnvironment;
 use super::transport::{
@@ -372,7 +373,7 @@ impl Api {
     /// # Errors
     /// If something in it cannot be used. Worth trying again later: it may be half written.
     pub fn open(options: ApiOptions) -> Result<Arc<Self>, OpenError> {
-        Self::open_with(options, Lookup::system())
+        Self::open_with(options, Lookup::system(), Arc::new(read_named_file))
     }
 
     /// As [`Api::open`], with the caller's own name lookup instead of the system's.
@@ -380,14 +381,22 @@ impl Api {
     /// # Errors
     /// As [`Api::open`].
     pub fn open_with_lookup(options: ApiOptions, resolve: LookupFn) -> Result<Arc<Self>, OpenError> {
-        Self::open_with(options, Lookup::with(resolve))
+        Self::open_with(options, Lookup::with(resolve), Arc::new(read_named_file))
     }
 
-    fn open_with(options: ApiOptions, lookup: Lookup) -> Result<Arc<Self>, OpenError> {
+    /// As [`Api::open`], with the caller's own way to read the kubeconfig and the files it names.
+    ///
+    /// # Errors
+    /// As [`Api::open`].
+    pub fn open_with_files(options: ApiOptions, read: Arc<ReadFile>) -> Result<Arc<Self>, OpenError> {
+        Self::open_with(options, Lookup::system(), read)
+    }
+
+    fn open_with(options: ApiOptions, lookup: Lookup, read: Arc<ReadFile>) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self {
             lookup: Arc::new(lookup),
             user_agent: concat!("kedge/", env!("CARGO_PKG_VERSION")).into(),
-            credentials: Credentials::load(options)?,
+            credentials: Credentials::load(options, read)?,
             outcomes: Arc::default(),
         }))
     }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ureq::http::HeaderValue;
 
 use super::client::{ApiOptions, OpenError};
-use super::kubeconfig::{self, FileRead, Kubeconfig, MAX_TOKEN_BYTES, Stamp, TokenSource};
+use super::kubeconfig::{self, FileRead, Kubeconfig, MAX_TOKEN_BYTES, ReadFile, Stamp, TokenSource};
 use super::transport::{Route, locked};
 use super::watch::STACK_BYTES;
 use crate::errors::chain;
@@ -49,13 +49,13 @@ impl Credentials {
     ///
     /// # Errors
     /// If something in them cannot be used, or there is no thread to read them on later.
-    pub(super) fn load(options: ApiOptions) -> Result<Self, OpenError> {
-        let (access, files) = load(&options, None)?;
+    pub(super) fn load(options: ApiOptions, read: Arc<ReadFile>) -> Result<Self, OpenError> {
+        let (access, files) = load(&options, &*read, None)?;
         let latest = Arc::new(Mutex::new(Arc::new(access)));
         let is_stuck = Arc::new(AtomicBool::new(false));
         let kubeconfig = options.kubeconfig.clone();
         let keeper =
-            Keeper { options, latest: latest.clone(), is_stuck: is_stuck.clone(), files, failed: None };
+            Keeper { options, read, latest: latest.clone(), is_stuck: is_stuck.clone(), files, failed: None };
         let (looks, asked) = sync_channel(LOOKS);
         thread::Builder::new()
             .name("credentials".into())
@@ -89,6 +89,7 @@ impl Credentials {
 /// Looks at the files, on its own thread, which ends with the [`Credentials`].
 struct Keeper {
     options: ApiOptions,
+    read: Arc<ReadFile>,
     latest: Arc<Mutex<Arc<Access>>>,
     is_stuck: Arc<AtomicBool>,
     /// The files behind what is loaded.
@@ -116,12 +117,12 @@ impl Keeper {
         let begun = Instant::now();
         if !self.files.iter().any(FileRead::has_changed) {
             self.failed = None;
-            return access.look_at_token();
+            return access.look_at_token(&*self.read);
         }
         if self.failed.as_ref().is_some_and(|(_, next)| begun < *next) {
-            return access.look_at_token();
+            return access.look_at_token(&*self.read);
         }
-        match load(&self.options, Some(&access)) {
+        match load(&self.options, &*self.read, Some(&access)) {
             Ok((loaded, files)) => {
                 log::info!("kubeconfig {} loaded anew", self.options.kubeconfig.display());
                 if loaded.server != access.server {
@@ -139,7 +140,7 @@ impl Keeper {
                 let took = begun.elapsed();
                 let pause = if took < FILES_LIMIT { Duration::ZERO } else { took * FAILED_PAUSE };
                 self.failed = Some((why, Instant::now() + pause));
-                access.look_at_token();
+                access.look_at_token(&*self.read);
             }
         }
     }
@@ -182,8 +183,12 @@ fn peer_of(kubeconfig: &Kubeconfig) -> u64 {
     hasher.finish()
 }
 
-fn load(options: &ApiOptions, before: Option<&Access>) -> Result<(Access, Vec<FileRead>), OpenError> {
-    let kubeconfig = kubeconfig::load(&options.kubeconfig).map_err(OpenError::Kubeconfig)?;
+fn load(
+    options: &ApiOptions,
+    read: &ReadFile,
+    before: Option<&Access>,
+) -> Result<(Access, Vec<FileRead>), OpenError> {
+    let kubeconfig = kubeconfig::load_with(&options.kubeconfig, read).map_err(OpenError::Kubeconfig)?;
     let peer = peer_of(&kubeconfig);
     let proxy = match kubeconfig.proxy {
         Some(_) => None,
@@ -203,7 +208,7 @@ fn load(options: &ApiOptions, before: Option<&Access>) -> Result<(Access, Vec<Fi
         token: kubeconfig.token,
         token_read: Mutex::default(),
     };
-    access.look_at_token();
+    access.look_at_token(read);
     Ok((access, kubeconfig.files))
 }
 
@@ -230,7 +235,7 @@ impl Access {
     }
 
     /// Reads the token file if it changed, or was not read for a while. No request waits for that.
-    fn look_at_token(&self) {
+    fn look_at_token(&self, read_file: &ReadFile) {
         let TokenSource::File { path, .. } = &self.token else { return };
         let stamp = Stamp::of(path);
         let is_fresh = |read: &TokenRead| read.at.is_some_and(|at| at.elapsed() < TOKEN_PERIOD);
@@ -241,7 +246,7 @@ impl Access {
         if is_known {
             return;
         }
-        let found = read_token(path);
+        let found = read_token(path, read_file);
         let mut read = locked(&self.token_read);
         (read.stamp, read.at) = (stamp, Some(Instant::now()));
         match found {
@@ -251,8 +256,8 @@ impl Access {
     }
 }
 
-fn read_token(path: &Path) -> Result<HeaderValue, String> {
-    let text = kubeconfig::read_bounded(path, MAX_TOKEN_BYTES).map_err(|error| chain(&error))?;
+fn read_token(path: &Path, read: &ReadFile) -> Result<HeaderValue, String> {
+    let text = read(path, MAX_TOKEN_BYTES).map_err(|error| chain(&error))?;
     let token =
         kubeconfig::checked_token(&text).map_err(|why| format!("token file {} {why}", path.display()))?;
     bearer(&token)

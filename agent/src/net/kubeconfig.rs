@@ -11,14 +11,15 @@
 
 use std::error;
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kedge_core::kubelet::yaml::{self, Tree};
+use kedge_platform::ReadError;
+use kedge_platform::linux::read_named_file;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use ureq::http::Uri;
@@ -27,13 +28,13 @@ use super::proxy::{ProxyAddress, split_host_port};
 
 /// Most bytes of a kubeconfig. With an inline CA bundle, certificate and key it has about 6 KiB; a hundred contexts
 /// still fit.
-pub const MAX_KUBECONFIG_BYTES: u64 = 1024 * 1024;
+pub const MAX_KUBECONFIG_BYTES: usize = 1024 * 1024;
 
 /// Most bytes of one PEM file. A bundle of a hundred root certificates has about 200 KiB.
-pub const MAX_PEM_BYTES: u64 = 256 * 1024;
+pub const MAX_PEM_BYTES: usize = 256 * 1024;
 
 /// Most bytes of a token. Servers refuse header lines above 8 KiB to 16 KiB; a service account token has about 1 KiB.
-pub const MAX_TOKEN_BYTES: u64 = 8 * 1024;
+pub const MAX_TOKEN_BYTES: usize = 8 * 1024;
 
 /// Most certificates in one chain or one set of roots.
 pub const MAX_CERTIFICATES: usize = 256;
@@ -161,14 +162,8 @@ impl fmt::Debug for Kubeconfig {
 /// Why a kubeconfig cannot be used. Each stays until a file is corrected.
 #[derive(Debug)]
 pub enum KubeconfigError {
-    /// A file cannot be read.
-    Read { path: PathBuf, source: io::Error },
-    /// A file has more bytes than we read.
-    TooLarge {
-        path: PathBuf,
-        /// The limit in bytes.
-        limit_bytes: u64,
-    },
+    /// A file cannot be read, is none, or has more bytes than we read.
+    Read(ReadError),
     /// The kubeconfig is not YAML.
     Syntax {
         path: PathBuf,
@@ -190,10 +185,7 @@ pub enum KubeconfigError {
 impl fmt::Display for KubeconfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Read { path, .. } => write!(f, "read {}", path.display()),
-            Self::TooLarge { path, limit_bytes } => {
-                write!(f, "read {}: more than {limit_bytes} bytes", path.display())
-            }
+            Self::Read(error) => error.fmt(f),
             Self::Syntax { path, message } => write!(f, "kubeconfig {}: {message}", path.display()),
             Self::Field { path, line: 0, field, message } => {
                 write!(f, "kubeconfig {}: {field} {message}", path.display())
@@ -208,33 +200,31 @@ impl fmt::Display for KubeconfigError {
 impl error::Error for KubeconfigError {
     fn source(&self) -> Option<&(dyn error::Error + 'static)> {
         match self {
-            Self::Read { source, .. } => Some(source),
+            Self::Read(error) => error.source(),
             _ => None,
         }
     }
 }
+
+/// Reads a whole regular file of at most so many bytes. [`read_named_file`] but for tests: a pipe or a device in place of a file is
+/// an error there, for a thread that opens one would wait for its other end.
+pub type ReadFile = dyn Fn(&Path, usize) -> Result<Vec<u8>, ReadError> + Send + Sync;
 
 /// Reads a kubeconfig and the files it names, for its `current-context`.
 ///
 /// # Errors
 /// The first thing that is missing, unreadable, wrong or not supported.
 pub fn load(path: &Path) -> Result<Kubeconfig, KubeconfigError> {
-    let file = FileRead::begun(path);
-    let text = read_bounded(path, MAX_KUBECONFIG_BYTES)?;
-    let tree = yaml::parse(&text)
-        .map_err(|error| KubeconfigError::Syntax { path: path.to_owned(), message: error.to_string() })?;
-    Reader { path, files: vec![file] }.kubeconfig(&tree)
+    load_with(path, &read_named_file)
 }
 
-/// Reads a whole file of at most `limit_bytes`.
-pub(crate) fn read_bounded(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, KubeconfigError> {
-    let failed = |source| KubeconfigError::Read { path: path.to_owned(), source };
-    let mut text = Vec::new();
-    File::open(path).map_err(failed)?.take(limit_bytes + 1).read_to_end(&mut text).map_err(failed)?;
-    if text.len() as u64 > limit_bytes {
-        return Err(KubeconfigError::TooLarge { path: path.to_owned(), limit_bytes });
-    }
-    Ok(text)
+/// As [`load`], with the caller's own way to read files.
+pub(super) fn load_with(path: &Path, read: &ReadFile) -> Result<Kubeconfig, KubeconfigError> {
+    let file = FileRead::begun(path);
+    let text = read(path, MAX_KUBECONFIG_BYTES).map_err(KubeconfigError::Read)?;
+    let tree = yaml::parse(&text)
+        .map_err(|error| KubeconfigError::Syntax { path: path.to_owned(), message: error.to_string() })?;
+    Reader { path, read, files: vec![file] }.kubeconfig(&tree)
 }
 
 /// The token in the bytes of a token file: trimmed, and nothing in it that could end a header line.
@@ -266,6 +256,7 @@ impl<'a> At<'a> {
 
 struct Reader<'a> {
     path: &'a Path,
+    read: &'a ReadFile,
     files: Vec<FileRead>,
 }
 
@@ -494,7 +485,7 @@ impl Reader<'_> {
         let Some(field) = at.field(key) else { return Ok(None) };
         let path = self.resolved(self.text(&field)?);
         self.files.push(FileRead::begun(&path));
-        let data = read_bounded(&path, MAX_PEM_BYTES)?;
+        let data = (self.read)(&path, MAX_PEM_BYTES).map_err(KubeconfigError::Read)?;
         Ok(Some((field, data)))
     }
 
@@ -669,13 +660,48 @@ mod tests {
         assert!(loaded.token == expected);
         fs::remove_file(folder.join("pki/node.key")).unwrap();
         let error = load(&folder.join("kubeconfig")).unwrap_err();
-        assert_eq!(error.to_string(), format!("read {}", folder.join("pki/node.key").display()));
+        assert_eq!(error.to_string(), format!("{} does not exist", folder.join("pki/node.key").display()));
+    }
+
+    /// The kubeconfig, or a file it names, is of another kind.
+    #[track_caller]
+    fn check_kind(name: &str, make: impl Fn(&Path), expect: &str) {
+        let folder = Scratch::new("kubeconfig").unwrap();
+        let (certificate, key) = identity();
+        folder.write("ca.crt", &certificate);
+        folder.write("node.crt", &certificate);
+        folder.write("node.key", &key);
+        let user = "client-certificate: node.crt, client-key: node.key";
+        let text = kubeconfig("server: https://h, certificate-authority: ca.crt", user);
+        folder.write("kubeconfig", text.as_bytes());
+        assert!(load(&folder.join("kubeconfig")).is_ok());
+        let path = folder.join(name);
+        fs::remove_file(&path).unwrap();
+        make(&path);
+        let error = load(&folder.join("kubeconfig")).err().map(|error| error.to_string());
+        assert_eq!(error, Some(format!("{} is a {expect}, expected a file", path.display())));
     }
 
     #[test]
-    fn endless_kubeconfig_is_refused_at_the_limit() {
-        let error = load(Path::new("/dev/zero")).unwrap_err();
-        assert_eq!(error.to_string(), "read /dev/zero: more than 1048576 bytes");
+    fn anything_but_a_file_is_refused_at_once() {
+        for name in ["kubeconfig", "ca.crt", "node.crt", "node.key"] {
+            check_kind(name, |path| fs::create_dir(path).unwrap(), "directory");
+            // opened, it would hold the thread until somebody writes to it
+            let make_pipe = |path: &Path| {
+                let made = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+                assert!(made.success());
+            };
+            check_kind(name, make_pipe, "named pipe");
+            check_kind(name, |path| std::os::unix::fs::symlink("/dev/zero", path).unwrap(), "device");
+        }
+    }
+
+    #[test]
+    fn kubeconfig_of_more_than_the_limit_is_refused() {
+        let folder = Scratch::new("kubeconfig").unwrap();
+        let path = folder.write("kubeconfig", vec![b'#'; MAX_KUBECONFIG_BYTES + 1]);
+        let error = load(&path).unwrap_err().to_string();
+        assert!(error.ends_with("has 1048577 bytes, expected at most 1048576"), "{error}");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::net::transport::WallClock;
 use kedge_api as api;
 use kedge_core::{Answer, Event, LeaseRequest, Request};
 use kedge_platform::Watchdog;
+use kedge_platform::linux::read_named_file;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -147,8 +148,13 @@ impl ApiServer {
             proxies: crate::net::proxy::ProxyEnvironment::of_process(),
         };
         let (opened, opening) = sync_channel(1);
+        let faults = self.faults.clone();
+        let read = Arc::new(move |path: &Path, limit: usize| {
+            faults.gate("kubeconfig");
+            read_named_file(path, limit)
+        });
         spawn("open", move || {
-            let _ = opened.send(Api::open(options).map_err(|error| chain(&error)));
+            let _ = opened.send(Api::open_with_files(options, read).map_err(|error| chain(&error)));
         })?;
         Ok(opening)
     }
