@@ -53,6 +53,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         root_files: linux::files(&options.places.root_dir),
         previous: Box::new(previous),
         host: Box::new(LinuxHost::new(roots, &options.places.root_dir)),
+        identity: None,
         version: VERSION.into(),
         node_name,
         bad_configs: None,

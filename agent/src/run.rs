@@ -266,6 +266,7 @@ impl Agent {
             root_files: linux::files(&options.places.root_dir),
             previous: Box::new(previous),
             host: Box::new(host),
+            identity: None,
             version: env!("CARGO_PKG_VERSION").into(),
             node_name: node_name.clone(),
             bad_configs: None,

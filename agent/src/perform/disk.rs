@@ -7,7 +7,7 @@
 use kedge_core::config::records::{CHECKPOINT_BYTES, CheckpointName, Read, StateFile};
 use kedge_core::{Event, HostFacts, Outcome, Runtime, Step};
 use kedge_platform::files::Kind;
-use kedge_platform::{Files, PreviousExit, ReadError, SweepReport, files};
+use kedge_platform::{Files, HostIdentity, PreviousExit, ReadError, SweepReport, files};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::net::IpAddr;
@@ -83,6 +83,8 @@ pub(crate) struct DiskLoop {
     pub(crate) root_files: Arc<dyn Files>,
     pub(crate) previous: Box<dyn PreviousExit>,
     pub(crate) host: Box<dyn kedge_platform::HostFacts>,
+    /// What does not change while the machine runs, once it was read: a dozen files.
+    pub(crate) identity: Option<HostIdentity>,
     pub(crate) version: String,
     pub(crate) node_name: String,
     pub(crate) bad_configs: Option<Vec<u8>>,
@@ -216,6 +218,13 @@ impl DiskLoop {
     }
 
     fn check_bad_configs(&mut self) -> Option<Event> {
+        let path = StateFile::BadConfigs.path(&self.version);
+        if self.bad_configs.is_none()
+            && matches!(self.files.read(Path::new(&path), CHECKPOINT_BYTES), Err(ReadError::NotFound { .. }))
+        {
+            // still not there: why it is not was asked at the start, and takes twenty names to answer
+            return None;
+        }
         let read = self.read(&StateFile::BadConfigs);
         let now = content(&read);
         if now == self.bad_configs || matches!(read, Read::Unreadable(_)) {
@@ -257,8 +266,9 @@ impl DiskLoop {
         ips.filter(|ip| is_reportable(*ip)).take(ADDRESSES).map(|ip| ip.to_string()).collect()
     }
 
-    fn host_facts(&self) -> HostFacts {
-        let (identity, capacity, usage) = (self.host.identity(), self.host.capacity(), self.host.usage());
+    fn host_facts(&mut self) -> HostFacts {
+        let identity = self.identity.get_or_insert_with(|| self.host.identity()).clone();
+        let (capacity, usage) = (self.host.capacity(), self.host.usage());
         HostFacts {
             machine_id: identity.machine_id,
             system_uuid: identity.system_uuid,
@@ -349,6 +359,10 @@ fn kept(path: &Path, checkpoints: Option<&[CheckpointName]>, version: &str, vers
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kedge_platform::linux::Roots;
+    use kedge_platform::{Listing, WriteError};
+    use std::path::PathBuf;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn sweep_keeps_named_checkpoints_and_foreign_files() {
@@ -370,6 +384,103 @@ mod tests {
         check("0.1.0/startups.json", true);
         check("0.0.9/startups.json", false);
         check("0.0.9/bad-configs.json", true);
+    }
+
+    /// Files below a directory, and a machine, that count how often they are asked.
+    struct Counted {
+        files: Arc<dyn Files>,
+        asked: Arc<AtomicUsize>,
+    }
+
+    impl Counted {
+        fn count(&self) -> &dyn Files {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            &*self.files
+        }
+    }
+
+    impl Files for Counted {
+        fn read(&self, path: &Path, limit: usize) -> Result<Vec<u8>, ReadError> {
+            self.count().read(path, limit)
+        }
+        fn write_durably(&self, path: &Path, content: &[u8]) -> Result<(), WriteError> {
+            self.count().write_durably(path, content)
+        }
+        fn remove(&self, path: &Path) -> Result<(), WriteError> {
+            self.count().remove(path)
+        }
+        fn set_aside(&self, path: &Path) -> Result<PathBuf, WriteError> {
+            self.count().set_aside(path)
+        }
+        fn list(&self, directory: &Path, limit: usize) -> Result<Listing, ReadError> {
+            self.count().list(directory, limit)
+        }
+        fn sweep(&self, keep: &dyn Fn(&Path) -> bool, limit: usize) -> SweepReport {
+            self.count().sweep(keep, limit)
+        }
+        fn sweep_root(&self, limit: usize) -> SweepReport {
+            self.count().sweep_root(limit)
+        }
+        fn ensure_reserve(&self, bytes: usize) -> Result<(), WriteError> {
+            self.count().ensure_reserve(bytes)
+        }
+        fn free_reserve(&self) -> Result<bool, WriteError> {
+            self.count().free_reserve()
+        }
+    }
+
+    struct Host {
+        identities: Arc<AtomicUsize>,
+    }
+
+    impl kedge_platform::HostFacts for Host {
+        fn identity(&self) -> HostIdentity {
+            let number = self.identities.fetch_add(1, Ordering::Relaxed);
+            HostIdentity { machine_id: number.to_string(), ..HostIdentity::default() }
+        }
+        fn addresses(&self) -> Vec<kedge_platform::Address> {
+            Vec::new()
+        }
+        fn capacity(&self) -> kedge_platform::Capacity {
+            kedge_platform::Capacity::default()
+        }
+        fn usage(&self) -> kedge_platform::Usage {
+            kedge_platform::Usage::default()
+        }
+    }
+
+    #[test]
+    fn look_at_an_idle_host_reads_nothing_that_never_changes() {
+        let scratch = kedge_rig::Scratch::new("disk-loop").unwrap();
+        let (asked, identities) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+        let files = kedge_platform::linux::files(scratch.path());
+        let mut disk = DiskLoop {
+            files: Arc::new(Counted { files: files.clone(), asked: asked.clone() }),
+            root_files: files.clone(),
+            previous: Box::new(kedge_platform::linux::previous_exit(files, Roots::under(scratch.path()))),
+            host: Box::new(Host { identities: identities.clone() }),
+            identity: None,
+            version: "0.1.0".into(),
+            node_name: "edge-1".into(),
+            bad_configs: None,
+            health: Arc::default(),
+            read_only: None,
+            _claim: None,
+        };
+        disk.perform(DiskOrder::Step(Step::Read(StateFile::BadConfigs)));
+        asked.store(0, Ordering::Relaxed);
+        for _ in 0..10 {
+            assert!(matches!(disk.perform(DiskOrder::ReadHostFacts), Some(Event::HostFacts(_))));
+            assert!(disk.perform(DiskOrder::CheckBadConfigs).is_none());
+        }
+        assert_eq!((identities.load(Ordering::Relaxed), asked.load(Ordering::Relaxed)), (1, 10));
+        // an edit is noticed all the same, and so is its end
+        scratch.write("0.1.0/bad-configs.json", "{}");
+        assert!(matches!(disk.perform(DiskOrder::CheckBadConfigs), Some(Event::BadConfigsRead(_))));
+        assert!(disk.perform(DiskOrder::CheckBadConfigs).is_none());
+        std::fs::remove_file(scratch.join("0.1.0/bad-configs.json")).unwrap();
+        assert!(matches!(disk.perform(DiskOrder::CheckBadConfigs), Some(Event::BadConfigsRead(_))));
+        assert!(disk.perform(DiskOrder::CheckBadConfigs).is_none());
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use nix::net::if_::InterfaceFlags;
 use nix::sys::statvfs::{Statvfs, statvfs};
 use sha2::{Digest, Sha256};
 
-use super::{Roots, clocks, read_text};
+use super::{Roots, clocks, open_fact, read_text};
 use crate::host::{
     Address, Capacity, HostFacts, HostIdentity, ProcessFacts, Usage, go_architecture, in_order,
 };
@@ -23,6 +24,9 @@ use crate::host::{
 const FDS_LIMIT: usize = 65_536;
 /// Most interface addresses looked at.
 const INTERFACES_LIMIT: usize = 4096;
+
+/// Most bytes read of a routing table: 30,000 routes. The kernel lists the default route of IPv6 last.
+const ROUTES_LIMIT: u64 = 4 * 1024 * 1024;
 
 /// The machine this runs on.
 #[derive(Clone, Debug)]
@@ -102,7 +106,17 @@ impl LinuxHost {
 
     /// Interfaces that carry a default route, for IPv4 and IPv6.
     fn default_routes(&self) -> (BTreeSet<String>, BTreeSet<String>) {
-        (default_interfaces_v4(&self.proc("net/route")), default_interfaces_v6(&self.proc("net/ipv6_route")))
+        (
+            default_interfaces_v4(self.routes("net/route")),
+            default_interfaces_v6(self.routes("net/ipv6_route")),
+        )
+    }
+
+    /// Line by line: a router's table is long, and little of it matters here.
+    fn routes(&self, table: &str) -> impl Iterator<Item = String> + use<> {
+        let file = open_fact(&self.roots.proc.join(table)).ok();
+        let lines = file.map(|file| BufReader::new(file.take(ROUTES_LIMIT)).lines());
+        lines.into_iter().flatten().map_while(Result::ok)
     }
 }
 
@@ -259,26 +273,26 @@ fn unescaped(text: &str) -> String {
 }
 
 /// Interfaces of /proc/net/route with a route to everywhere: destination and mask are zero, the route is up.
-fn default_interfaces_v4(table: &str) -> BTreeSet<String> {
+fn default_interfaces_v4(lines: impl Iterator<Item = String>) -> BTreeSet<String> {
     const UP: u32 = 1;
-    let default = |line: &str| {
+    let default = |line: String| {
         let fields: Vec<_> = line.split_whitespace().collect();
         let flags = u32::from_str_radix(fields.get(3)?, 16).ok()?;
         let everywhere = *fields.get(1)? == "00000000" && *fields.get(7)? == "00000000";
         (everywhere && flags & UP != 0).then(|| fields[0].to_string())
     };
-    table.lines().skip(1).filter_map(default).collect()
+    lines.skip(1).filter_map(default).collect()
 }
 
 /// Interfaces of /proc/net/ipv6_route with a route to everywhere. The kernel's own reject route is on `lo`.
-fn default_interfaces_v6(table: &str) -> BTreeSet<String> {
-    let default = |line: &str| {
+fn default_interfaces_v6(lines: impl Iterator<Item = String>) -> BTreeSet<String> {
+    let default = |line: String| {
         let fields: Vec<_> = line.split_whitespace().collect();
         let everywhere = fields.first()?.bytes().all(|byte| byte == b'0') && *fields.get(1)? == "00";
         let interface = *fields.get(9)?;
         (everywhere && interface != "lo").then(|| interface.to_string())
     };
-    table.lines().filter_map(default).collect()
+    lines.filter_map(default).collect()
 }
 
 #[cfg(test)]
@@ -324,14 +338,34 @@ mod tests {
                   eth0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\n\
                   eth1\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\n\
                   down\t00000000\t0101A8C0\t0002\t0\t0\t100\t00000000\t0\nodd\n";
-        assert_eq!(default_interfaces_v4(v4), BTreeSet::from(["eth0".to_string()]));
+        let lines = |table: &str| table.lines().map(str::to_owned).collect::<Vec<_>>().into_iter();
+        assert_eq!(default_interfaces_v4(lines(v4)), BTreeSet::from(["eth0".to_string()]));
         let zeros = "0".repeat(32);
         let v6 = format!(
             "{zeros} 00 {zeros} 00 fe80 00000400 00000001 00000000 00450003 wlan0\n\
              {zeros} 00 {zeros} 00 {zeros} ffffffff 00000001 00000000 00200200 lo\n\
              {zeros} 40 {zeros} 00 {zeros} 00000400 00000001 00000000 00000001 eth1\n"
         );
-        assert_eq!(default_interfaces_v6(&v6), BTreeSet::from(["wlan0".to_string()]));
+        assert_eq!(default_interfaces_v6(lines(&v6)), BTreeSet::from(["wlan0".to_string()]));
+    }
+
+    #[test]
+    fn default_route_is_found_behind_many_others() {
+        let root = std::env::temp_dir().join(format!("kedge-routes-{}", std::process::id()));
+        fs::create_dir_all(root.join("proc/net")).unwrap();
+        let zeros = "0".repeat(32);
+        let route = |destination: &str, length: &str, interface: &str| {
+            format!(
+                "{destination} {length} {zeros} 00 {zeros} 00000400 00000001 00000000 00000001 {interface:>8}\n"
+            )
+        };
+        let many: String =
+            (1..10_000).map(|number| route(&format!("fd{number:030x}"), "80", "eth1")).collect();
+        fs::write(root.join("proc/net/ipv6_route"), many + &route(&zeros, "00", "wlan0")).unwrap();
+        let host = LinuxHost::new(Roots::under(&root), "/");
+        let found = host.default_routes();
+        fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, (BTreeSet::new(), BTreeSet::from(["wlan0".to_string()])));
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod memory;
 mod program;
 mod supervisor;
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -137,10 +137,14 @@ impl Roots {
 /// Longest text taken from `/proc`, `/sys` or `/etc`, in bytes: os-release and meminfo are under 4 KiB.
 const FACT_LIMIT: u64 = 16 * 1024;
 
-/// The beginning of a small text, without white space around it. A pipe in its place does not block.
+/// A pipe in its place does not block.
+fn open_fact(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)
+}
+
+/// The beginning of a small text, without white space around it.
 fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
-    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
-    file.take(FACT_LIMIT).read_to_end(&mut bytes)?;
+    open_fact(path)?.take(FACT_LIMIT).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).trim_matches(|c: char| c.is_whitespace() || c == '\0').to_string())
 }
