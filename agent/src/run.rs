@@ -144,7 +144,10 @@ struct Ordered {
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
+    quit: Signal,
     hang_up: Signal,
+    user_1: Signal,
+    user_2: Signal,
 }
 
 impl Signals {
@@ -153,7 +156,10 @@ impl Signals {
         let signals = Self {
             terminate: of(SignalKind::terminate())?,
             interrupt: of(SignalKind::interrupt())?,
+            quit: of(SignalKind::quit())?,
             hang_up: of(SignalKind::hangup())?,
+            user_1: of(SignalKind::user_defined1())?,
+            user_2: of(SignalKind::user_defined2())?,
         };
         linux::unblock_stop_signals();
         Ok(signals)
@@ -164,7 +170,10 @@ impl Signals {
             biased;
             _ = self.terminate.recv() => Happened::Stop("asked to stop by SIGTERM"),
             _ = self.interrupt.recv() => Happened::Stop("asked to stop by SIGINT"),
-            _ = self.hang_up.recv() => Happened::HangUp,
+            _ = self.quit.recv() => Happened::Stop("asked to stop by SIGQUIT"),
+            _ = self.hang_up.recv() => Happened::Signal("SIGHUP: a changed local config takes effect at the next start"),
+            _ = self.user_1.recv() => Happened::Signal("SIGUSR1 means nothing to this agent"),
+            _ = self.user_2.recv() => Happened::Signal("SIGUSR2 means nothing to this agent"),
         }
     }
 
@@ -176,6 +185,7 @@ impl Signals {
             biased;
             _ = self.terminate.recv() => true,
             _ = self.interrupt.recv() => true,
+            _ = self.quit.recv() => true,
             () = tokio::time::sleep(LAST_SIGNAL) => false,
         }
     }
@@ -366,9 +376,7 @@ impl Agent {
                     let why = "the run before has ended, reading its records anew".into();
                     self.exit = Some(Ordered { why, start_again: true });
                 }
-                Happened::HangUp => {
-                    log::info!("SIGHUP: a changed local config takes effect at the next start")
-                }
+                Happened::Signal(what) => log::info!("{what}"),
                 Happened::Event(event) => self.handle(*event),
                 Happened::Call(call) => self.answer(call),
                 Happened::Time => self.handle(Event::Tick),
@@ -550,7 +558,8 @@ impl Agent {
 
 enum Happened {
     Stop(&'static str),
-    HangUp,
+    /// One that asks for nothing that is done here: what to log.
+    Signal(&'static str),
     RecordsFree,
     Event(Box<Event>),
     Call(Call),

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use kedge_rig::cluster::HEADER;
-use kedge_rig::scratch::Scratch;
+use kedge_rig::scratch::{Scratch, wait_until};
 use serde_json::{Value, json};
 
 use crate::setup::{NODE, Setup, plain};
@@ -169,4 +169,34 @@ fn invalid_local_config_refuses_to_start() {
     assert!(said.contains("the next start would refuse") && said.contains("maxPods"), "{said}");
     let startups = root.join("config").join(env!("CARGO_PKG_VERSION")).join("startups.json");
     assert!(!startups.exists(), "a refused start counts nothing");
+}
+
+#[test]
+fn signal_sent_by_hand_is_no_crash() {
+    let scratch = Scratch::new("signals").unwrap();
+    let at = |name: &str| scratch.join(name).display().to_string();
+    let mut agent = Command::new(env!("CARGO_BIN_EXE_kedge"))
+        .args(["agent", "--hostname-override", NODE, "--config-dir", ""])
+        .args(["--root-dir", &at("state"), "--run-dir", &at("run")])
+        .env_remove("NOTIFY_SOCKET")
+        .stderr(std::fs::File::create(scratch.join("log")).unwrap())
+        .spawn()
+        .unwrap();
+    let pid = agent.id().to_string();
+    let logs = |text: &str| {
+        wait_until(text, Duration::from_secs(60), || {
+            std::fs::read_to_string(scratch.join("log")).unwrap().contains(text)
+        });
+    };
+    let send = |name: &str| {
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
+    };
+    logs("ConfigOK=True");
+    for name in ["HUP", "USR1", "USR2"] {
+        send(name);
+        logs(&format!("SIG{name}"));
+    }
+    send("QUIT");
+    logs("asked to stop by SIGQUIT");
+    assert_eq!(agent.wait().unwrap().code(), Some(0));
 }
