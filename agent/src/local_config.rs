@@ -1,4 +1,5 @@
-//! Reads the local config from disk: the `--config` file and the drop-ins, as bytes; core judges them.
+//! Reads the local config from disk: the `--config` file and the drop-ins, those in sub-directories too, as bytes; core judges
+//! them.
 //!
 //! Always holds: an unreadable file is an error that names it, never an absent layer. Leaves to others: the order and the
 //! meaning of layers (`kedge_core::kubelet`).
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// Longest file read; core's own limit for a text is below it, and says so better.
 const FILE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Most entries looked at in a drop-in directory.
+/// Most entries looked at in a drop-in directory and below it.
 const DIRECTORY_ENTRIES: usize = 10_000;
 
 /// A layer that could not be read.
@@ -65,29 +66,83 @@ pub(crate) fn layer(
 }
 
 fn drop_ins(directory: &Path, must_exist: bool) -> Result<Vec<LayerText>, LocalConfigError> {
-    let failed = |error: io::Error| LocalConfigError {
-        what: "drop-in directory",
-        path: directory.to_owned(),
-        why: match error.kind() {
-            io::ErrorKind::NotFound => "it does not exist".into(),
-            _ => error.to_string(),
-        },
-    };
-    let entries = match std::fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => return Ok(Vec::new()),
-        Err(error) => return Err(failed(error)),
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        if names.len() == DIRECTORY_ENTRIES {
-            return Err(failed(io::Error::other(format!("more than {DIRECTORY_ENTRIES} entries"))));
+    let sorted = match files_below(directory) {
+        Ok(paths) => layers::select_drop_ins(paths),
+        Err((path, error)) if error.kind() == io::ErrorKind::NotFound && !must_exist && path == directory => {
+            return Ok(Vec::new());
         }
-        names.push(entry.map_err(failed)?.file_name());
-    }
-    let sorted = layers::select_drop_ins(names);
+        Err((path, error)) => {
+            let why = match error.kind() {
+                io::ErrorKind::NotFound => "it does not exist".into(),
+                _ => error.to_string(),
+            };
+            return Err(LocalConfigError { what: "drop-in directory", path, why });
+        }
+    };
     for skipped in &sorted.skipped {
         log::info!("drop-in directory {}: skipped {}, not *.conf", directory.display(), skipped.display());
     }
     sorted.taken.iter().map(|name| layer("drop-in", &directory.join(name), Origin::DropIn)).collect()
+}
+
+/// Everything but directories below this one, by its path below it. A link to a directory is not followed, as upstream does not.
+///
+/// # Errors
+/// The directory that cannot be read.
+fn files_below(directory: &Path) -> Result<Vec<PathBuf>, (PathBuf, io::Error)> {
+    let mut files = Vec::new();
+    let mut below = vec![PathBuf::new()];
+    let mut entries = 0;
+    while let Some(part) = below.pop() {
+        // joined with nothing it would end in a slash
+        let path = if part.as_os_str().is_empty() { directory.to_owned() } else { directory.join(&part) };
+        let failed = |error| (path.clone(), error);
+        for entry in std::fs::read_dir(&path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            entries += 1;
+            if entries > DIRECTORY_ENTRIES {
+                return Err(failed(io::Error::other(format!("more than {DIRECTORY_ENTRIES} entries"))));
+            }
+            let name = part.join(entry.file_name());
+            let is_directory = entry.file_type().map_err(failed)?.is_dir();
+            if is_directory { below.push(name) } else { files.push(name) }
+        }
+    }
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kedge_rig::Scratch;
+
+    fn names(scratch: &Scratch) -> Result<Vec<String>, String> {
+        let read = drop_ins(scratch.path(), true).map_err(|error| error.to_string())?;
+        Ok(read.iter().map(|layer| String::from_utf8_lossy(&layer.text).into_owned()).collect())
+    }
+
+    #[test]
+    fn drop_ins_of_sub_directories_are_read_in_order() {
+        let scratch = Scratch::new("drop-ins").unwrap();
+        for path in ["20.conf", "10/b.conf", "10/a/z.conf", "10/README", "15.conf/x.conf", "README"] {
+            scratch.write(path, path);
+        }
+        assert_eq!(names(&scratch).unwrap(), ["10/a/z.conf", "10/b.conf", "15.conf/x.conf", "20.conf"]);
+        // a link to a file is read, one to a directory is not a drop-in
+        std::os::unix::fs::symlink("20.conf", scratch.join("30.conf")).unwrap();
+        std::os::unix::fs::symlink("10", scratch.join("link")).unwrap();
+        assert_eq!(names(&scratch).unwrap().len(), 5);
+        std::os::unix::fs::symlink("10", scratch.join("link.conf")).unwrap();
+        let error = names(&scratch).unwrap_err();
+        assert!(error.contains("link.conf is a directory, expected a file"), "{error}");
+    }
+
+    #[test]
+    fn missing_drop_in_directory_is_an_error_if_it_was_named() {
+        let scratch = Scratch::new("drop-ins").unwrap();
+        let missing = scratch.join("missing");
+        assert_eq!(drop_ins(&missing, false).map(|read| read.len()).ok(), Some(0));
+        let error = drop_ins(&missing, true).unwrap_err().to_string();
+        assert!(error.ends_with("missing: it does not exist"), "{error}");
+    }
 }

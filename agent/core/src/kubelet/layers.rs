@@ -8,7 +8,7 @@
 
 use core::fmt;
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::path::PathBuf;
 
 use kedge_api::excerpt;
 use serde_json::{Map, Value};
@@ -82,20 +82,21 @@ pub struct LocalLayers {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DropInNames {
     /// To be read, in this order.
-    pub taken: Vec<OsString>,
+    pub taken: Vec<PathBuf>,
     /// Not drop-ins: to be named in the log, once.
-    pub skipped: Vec<OsString>,
+    pub skipped: Vec<PathBuf>,
 }
 
-/// Which files of the drop-in directory are drop-ins, and in which order they apply: those ending in `.conf`, by the
-/// bytes of their names, so `100-x.conf` comes before `20-y.conf` (KEP-3983).
+/// Which files of the drop-in directory, by their paths below it, are drop-ins, and in which order they apply: those ending in
+/// `.conf`, by the bytes of their names, so `100-x.conf` comes before `20-y.conf` (KEP-3983), and those of a sub-directory where
+/// its own name stands in that order, as upstream walks it.
 #[must_use]
-pub fn select_drop_ins(names: Vec<OsString>) -> DropInNames {
-    let is_drop_in = |name: &OsString| name.as_encoded_bytes().ends_with(b".conf");
-    let (mut taken, mut skipped): (Vec<_>, Vec<_>) = names.into_iter().partition(is_drop_in);
-    let by_bytes = |one: &OsString, other: &OsString| one.as_encoded_bytes().cmp(other.as_encoded_bytes());
-    taken.sort_unstable_by(by_bytes);
-    skipped.sort_unstable_by(by_bytes);
+pub fn select_drop_ins(paths: Vec<PathBuf>) -> DropInNames {
+    let is_drop_in = |path: &PathBuf| path.as_os_str().as_encoded_bytes().ends_with(b".conf");
+    let (mut taken, mut skipped): (Vec<_>, Vec<_>) = paths.into_iter().partition(is_drop_in);
+    // paths are compared part by part, and parts by their bytes
+    taken.sort_unstable();
+    skipped.sort_unstable();
     DropInNames { taken, skipped }
 }
 
@@ -608,8 +609,15 @@ mod tests {
             ".conf",
             "x.CONF",
         ];
-        let found = select_drop_ins(names.into_iter().map(OsString::from).collect());
-        assert_eq!(found.taken, [".conf", "100-a.conf", "20-b.conf", "B.conf", "a.conf", "\u{e9}.conf"]);
-        assert_eq!(found.skipped, ["README", "a.conf~", "x.CONF"]);
+        let found = select_drop_ins(names.map(PathBuf::from).to_vec());
+        let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect::<Vec<_>>();
+        let expect = [".conf", "100-a.conf", "20-b.conf", "B.conf", "a.conf", "\u{e9}.conf"];
+        assert_eq!(found.taken, paths(&expect));
+        assert_eq!(found.skipped, paths(&["README", "a.conf~", "x.CONF"]));
+        let below = ["b/1.conf", "a.conf", "a/z.conf", "a/b/9.conf", "a-b/0.conf", "a/README"];
+        let found = select_drop_ins(below.map(PathBuf::from).to_vec());
+        // "a" < "a-b" < "a.conf" < "b"
+        assert_eq!(found.taken, paths(&["a/b/9.conf", "a/z.conf", "a-b/0.conf", "a.conf", "b/1.conf"]));
+        assert_eq!(found.skipped, paths(&["a/README"]));
     }
 }
