@@ -8,7 +8,7 @@
 use crate::config::condition::{self, ConfigOk};
 use crate::config::records::BadConfigs;
 use crate::config::running::{Configuration, Forgiveness, Next, Notice, Object};
-use crate::config::source::requested_source;
+use crate::config::source::{self, requested_source};
 use crate::config::start::{self, Facts, Parsed, Started};
 use crate::contact::{Contact, KUBECONFIG_LINE};
 use crate::event::{Action, Answer, Event, LONGEST_PATIENCE, Level, Now, Outcome, Request, RequestKind};
@@ -163,10 +163,10 @@ impl Core {
     }
 
     /// Why [`Event::Reset`] would be refused if it came now; `None` if it would be done.
-    pub fn reset_refusal(&self) -> Option<&'static str> {
+    pub fn reset_refusal(&self) -> Option<String> {
         match &self.phase {
             Phase::Running(running) => running.configuration.reset_refusal(),
-            _ => Some("no configuration is in use yet; ask again then"),
+            _ => Some("no configuration is in use yet; ask again then".into()),
         }
     }
 
@@ -780,7 +780,7 @@ impl Running {
         let (Some(node), Some(is_hub)) = (&self.node, self.server_is_hub) else { return };
         let annotation = node.metadata.annotations.get(api::CONFIG_SOURCE_ANNOTATION).map(String::as_str);
         let requested = requested_source(node.spec.config_source.as_ref(), annotation, is_hub);
-        self.configuration.node_seen(&node.metadata.uid, requested);
+        self.configuration.node_seen(&node.metadata.uid, requested, source::place(is_hub));
         self.is_source_of_this_server = true;
     }
 

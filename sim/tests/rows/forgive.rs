@@ -44,13 +44,13 @@ fn forgive_and_reset_are_refused_while_exiting() {
     let answers = |world: &World| [node(world).forgiveness(&uid), node(world).forgiveness("nobody")];
     let reset_refusal = |world: &World| node(world).reset_refusal();
     assert_eq!(answers(&world), [Forgiveness::Taken, Forgiveness::NothingKnown]);
-    assert_eq!(reset_refusal(&world), Some(ASKED));
+    assert_eq!(reset_refusal(&world).as_deref(), Some(ASKED));
     world.assign("c", &payload(A + 2, ""));
     while world.report().config.transition != Some("adopt") {
         assert!(world.do_watch_node() || world.do_watch_map() || world.do_step());
     }
     assert_eq!(answers(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
-    assert_eq!(reset_refusal(&world), Some("the agent is about to restart; ask again then"));
+    assert_eq!(reset_refusal(&world).as_deref(), Some("the agent is about to restart; ask again then"));
     world.handle(Event::Forgive(uid.clone()));
     let line =
         format!("W asked to forgive UID {uid}: not done, the agent is about to restart; ask again then");
@@ -60,16 +60,16 @@ fn forgive_and_reset_are_refused_while_exiting() {
     assert!(world.bad_configs().get(&uid).is_some());
     world.handle(Event::Stop("asked to stop".into()));
     assert_eq!(answers(&world), [Forgiveness::Exiting, Forgiveness::NothingKnown]);
-    assert_eq!(reset_refusal(&world), Some("the agent is about to restart; ask again then"));
+    assert_eq!(reset_refusal(&world).as_deref(), Some("the agent is about to restart; ask again then"));
 }
 
 #[test]
 fn reset_is_refused_while_the_node_asks_for_a_config() {
     let (mut world, _) = World::known_good();
-    fn refusal(world: &World) -> Option<&'static str> {
+    fn refusal(world: &World) -> Option<String> {
         world.process.as_ref().expect("it runs").node.reset_refusal()
     }
-    assert_eq!(refusal(&world), Some(ASKED));
+    assert_eq!(refusal(&world).as_deref(), Some(ASKED));
     // not known yet
     world.stop();
     world.link = false;
@@ -147,7 +147,7 @@ fn dynamic_off_refuses_requests_and_ignores_file_edits() {
     let node = &world.process.as_ref().expect("it runs").node;
     assert_eq!(node.forgiveness(&uid), Forgiveness::SwitchedOff);
     assert_eq!(
-        node.reset_refusal(),
+        node.reset_refusal().as_deref(),
         Some("dynamic configuration is off (--dynamic-config=false) and the local config runs")
     );
     assert!(world.report().config.bad.is_empty());

@@ -40,6 +40,24 @@ fn kubernetes_annotations_are_source_and_mirror() {
 }
 
 #[test]
+fn messages_name_the_annotation_where_it_is_the_source() {
+    let mut world = World::with(Flavour::Kubernetes);
+    world.start();
+    world.assign("a", &payload(A, ""));
+    world.turn();
+    world.restart();
+    let refusal = world.process.as_ref().expect("it runs").node.reset_refusal();
+    let expect = "the Node still asks for a config; clear annotation kedge.dev/config-source first";
+    assert_eq!(refusal.as_deref(), Some(expect));
+    world.hub.create_node(NODE);
+    world.run_for(MINUTE);
+    let [status, _, reason] = world.config_ok();
+    assert_eq!(status, "Unknown");
+    let expect = "annotation kedge.dev/config-source is empty on a Node that is not the one that assigned";
+    assert!(reason.contains(expect), "{reason}");
+}
+
+#[test]
 fn annotation_is_ignored_on_the_hub() {
     let mut world = World::new();
     world.start();

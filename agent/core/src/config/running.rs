@@ -13,7 +13,7 @@ use crate::config::records::{
     Assigned, BadConfigs, BadKind, CHECKPOINT_BYTES, CheckpointName, ConfigRecord, Current, Known, RanAs,
     Recorded, Startups, StateFile, Verdict, shortened,
 };
-use crate::config::source::{RequestedSource, Source};
+use crate::config::source::{self, RequestedSource, Source};
 use crate::config::start::{Active, Facts, InUse, Obstacle, Started};
 use crate::event::{Now, Outcome, Step};
 use crate::kubelet::Effective;
@@ -232,6 +232,8 @@ pub(crate) struct Configuration {
     node_uid: String,
     /// The Node that asked for something, valid or not, since this agent runs.
     asked_by: String,
+    /// Where an operator writes what the Node asks for.
+    place: &'static str,
     /// What the Node asks for, as last read.
     requested: Option<RequestedSource>,
     /// The ConfigMap that it names.
@@ -300,6 +302,7 @@ impl Configuration {
             counts,
             node_uid: String::new(),
             asked_by: String::new(),
+            place: source::place(true),
             requested: None,
             object: Object::Unread,
             must_read: false,
@@ -322,8 +325,9 @@ impl Configuration {
 
     // ------------------------------------------------------------------------------------------ knowledge
 
-    /// The Node was read.
-    pub(crate) fn node_seen(&mut self, uid: &str, requested: RequestedSource) {
+    /// The Node was read; `place` is where its source is written, for messages.
+    pub(crate) fn node_seen(&mut self, uid: &str, requested: RequestedSource, place: &'static str) {
+        self.place = place;
         let object_of = |requested: &RequestedSource| match requested {
             RequestedSource::Correct(source) => {
                 Some((source.object().0.to_owned(), source.object().1.to_owned()))
@@ -470,16 +474,18 @@ impl Configuration {
     }
 
     /// Why such a request would be refused if it came now.
-    pub(crate) fn reset_refusal(&self) -> Option<&'static str> {
+    pub(crate) fn reset_refusal(&self) -> Option<String> {
         if !self.facts.dynamic {
-            return Some("dynamic configuration is off (--dynamic-config=false) and the local config runs");
+            return Some(
+                "dynamic configuration is off (--dynamic-config=false) and the local config runs".into(),
+            );
         }
         if self.is_exiting() {
-            return Some("the agent is about to restart; ask again then");
+            return Some("the agent is about to restart; ask again then".into());
         }
         // it would be adopted again at once, and last-known-good would be gone for nothing
         let is_asked = self.requested.as_ref().is_some_and(|requested| *requested != RequestedSource::Nil);
-        is_asked.then_some("the Node still asks for a config; clear spec.configSource first")
+        is_asked.then(|| format!("the Node still asks for a config; clear {} first", self.place))
     }
 
     /// The list of bad configs was edited by hand, which is a supported repair.
@@ -1064,16 +1070,17 @@ impl Configuration {
                     return (None, Some(Transition::Unassign { node_uid: self.node_uid.clone(), why }));
                 }
                 let why = format!(
-                    "spec.configSource is empty on a Node that is not the one that assigned {} (UID: {}); \
+                    "{} is empty on a Node that is not the one that assigned {} (UID: {}); \
                      set a source, or run kedge config reset on the node",
-                    config.source, config.uid
+                    self.place, config.source, config.uid
                 );
                 (Some(SyncProblem::Failed(why)), None)
             }
             AssignedNow::Unknown(why) => (
                 Some(SyncProblem::Failed(format!(
-                    "spec.configSource is empty, but the previous assignment is unknown ({why}); \
-                     set a source, or run kedge config reset on the node"
+                    "{} is empty, but the previous assignment is unknown ({why}); \
+                     set a source, or run kedge config reset on the node",
+                    self.place
                 ))),
                 None,
             ),

@@ -42,6 +42,17 @@ pub enum RequestedSource {
 /// The key of the payload in a pinned ConfigMap: the proposal fixes it.
 pub const PINNED_KEY: &str = "kubelet";
 
+/// Where an operator writes the source on our hub, for messages.
+const FIELD: &str = "spec.configSource";
+
+/// Where an operator writes it on any other server, which drops the field.
+const ANNOTATION: &str = "annotation kedge.dev/config-source";
+
+/// Where an operator writes the source, for messages.
+pub(crate) fn place(server_is_hub: bool) -> &'static str {
+    if server_is_hub { FIELD } else { ANNOTATION }
+}
+
 /// Why `{}` is invalid, in the proposal's words.
 pub const ALL_NIL: &str = "invalid NodeConfigSource, exactly one subfield must be non-nil, but all were nil";
 
@@ -131,8 +142,20 @@ pub fn requested_source(
                 kedge_api::CONFIG_SOURCE_ANNOTATION
             )),
             (_, Ok(Value::Null)) => RequestedSource::Nil,
-            (_, Ok(value)) => judge(&value),
+            (Some(field), Ok(_)) => judge(field),
+            (None, Ok(value)) => match judge(&value) {
+                RequestedSource::Invalid(why) => RequestedSource::Invalid(in_annotation(why)),
+                judged => judged,
+            },
         },
+    }
+}
+
+/// Names the place that the operator wrote it at, where the text names the field.
+fn in_annotation(why: String) -> String {
+    match why.strip_prefix(FIELD) {
+        Some(rest) => format!("{ANNOTATION}{rest}"),
+        None => why,
     }
 }
 
@@ -345,6 +368,20 @@ mod tests {
             matches!(&differ, RequestedSource::Invalid(why) if why.contains("both set and differ")),
             "{differ:?}"
         );
+        let without_key = json!({"configMap": {"namespace": "n", "name": "m"}}).to_string();
+        let bad_name =
+            json!({"configMap": {"namespace": "n/", "name": "m", "kubeletConfigKey": "k"}}).to_string();
+        for (text, expect) in [
+            (without_key, "annotation kedge.dev/config-source.configMap.kubeletConfigKey: Required value"),
+            (bad_name, "annotation kedge.dev/config-source: Invalid value: namespace is"),
+        ] {
+            let judged = requested_source(None, Some(&text), false);
+            assert!(
+                matches!(&judged, RequestedSource::Invalid(why) if why.starts_with(expect)),
+                "{judged:?}"
+            );
+        }
+        assert!(place(false).ends_with(kedge_api::CONFIG_SOURCE_ANNOTATION));
         let garbled = requested_source(None, Some("{"), false);
         assert!(
             matches!(&garbled, RequestedSource::Invalid(why) if why.contains("is not JSON")),
