@@ -471,7 +471,7 @@ impl Running {
         if self.watched.take().is_some() {
             actions.push(Action::EndConfigMapWatch);
         }
-        let line = "the kubeconfig names another API server: what was read from the one before is forgotten";
+        let line = "the kubeconfig names another API server: the agent forgets what it read from the old one";
         actions.push(Action::Log(Level::Info, line.into()));
         actions.push(Action::WatchNode(self.node_watch.list_another(None)));
     }

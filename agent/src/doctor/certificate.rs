@@ -1,6 +1,6 @@
 //! Until when a certificate holds: the one field that the doctor reads of an X.509 certificate (RFC 5280 section 4.1).
 //!
-//! Always holds: no input panics; what is not understood is none. Leaves verification to rustls.
+//! Always holds: no input panics; a certificate that cannot be read gives None. Leaves verification to rustls.
 
 use crate::net::client::days_since_1970;
 

@@ -1171,8 +1171,8 @@ impl Configuration {
         }
     }
 
-    /// The source names what is recorded, perhaps as another object, under another name or key, or for another Node: then
-    /// `current` names that, and the checkpoint stays. A new version alone is not worth a write.
+    /// The payload is the recorded one, perhaps of another object, under another name or key, or for another Node: `current` is
+    /// rewritten with the new names, and the checkpoint stays. A new version alone is not worth a write.
     fn same_payload(&mut self, source: &Source, read: (String, String), old: Assigned) -> Option<Transition> {
         let (uid, resource_version) = read;
         let same_object = old.config.uid == uid && old.config.source == *source;
