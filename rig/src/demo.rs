@@ -3,7 +3,7 @@
 //! another hub.
 //!
 //! Owns the order of events and what must be seen in each chapter. Always holds: a chapter ends only when the API server shows what
-//! the chapter claims; a heartbeat that was late at any time is a failure at the end. It changes the cluster by kubectl alone,
+//! the chapter claims; a heartbeat that was late at any time before the move is a failure. It changes the cluster by kubectl alone,
 //! and shows each command.
 
 use std::path::{Path, PathBuf};
