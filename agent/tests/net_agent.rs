@@ -7,6 +7,7 @@ mod net_server;
 
 use kedge_rig::client::{Connection, Identity};
 use kedge_rig::hub::Hub;
+use kedge_rig::programs;
 use kedge_rig::scratch::wait_until;
 use net_server::*;
 use serde_json::{Value, json};
@@ -103,10 +104,15 @@ fn node(uid: &str, source: Value) -> Value {
 /// An agent process and its directory, in which its kubeconfig lies.
 struct Agent {
     directory: Scratch,
+    program: PathBuf,
     child: Option<Child>,
 }
 
 impl Agent {
+    fn in_directory(directory: Scratch) -> Self {
+        Self { directory, program: env!("CARGO_BIN_EXE_kedge").into(), child: None }
+    }
+
     fn kubeconfig(&self) -> PathBuf {
         self.directory.join("kubeconfig")
     }
@@ -117,7 +123,7 @@ impl Agent {
 
     fn start_with_log(&mut self, log: impl Into<Stdio>) {
         let at = |name: &str| self.directory.join(name).display().to_string();
-        let child = Command::new(env!("CARGO_BIN_EXE_kedge"))
+        let child = Command::new(&self.program)
             .args(["agent", "--hostname-override", NODE, "--config-dir", ""])
             .args(["--kubeconfig", &at("kubeconfig"), "--root-dir", &at("state"), "--run-dir", &at("run")])
             .args(["--node-status-update-frequency", "1s"])
@@ -176,7 +182,7 @@ impl OfHub {
         directory.write("kubeconfig", hub.node_kubeconfig(NODE).unwrap());
         let admin = std::fs::read_to_string(hub.kubectl().kubeconfig()).unwrap();
         let admin = Identity::read(&admin).unwrap().connect().unwrap();
-        Self { agent: Agent { directory, child: None }, admin, hub }
+        Self { agent: Agent::in_directory(directory), admin, hub }
     }
 
     /// Waits until the Lease was renewed so many times.
@@ -209,7 +215,7 @@ impl OfScript {
             shared.lock().unwrap_or_else(PoisonError::into_inner).answer(heard)
         });
         let Bench { folder: directory, .. } = Bench::new(&authority, server.address);
-        Self { state, server, agent: Agent { directory, child: None } }
+        Self { state, server, agent: Agent::in_directory(directory) }
     }
 
     /// Requests received since the first `from`, as method and path.
@@ -289,6 +295,8 @@ fn blocked_log_pipe_does_not_stop_renewals() {
 #[test]
 fn blocking_kubeconfig_stops_neither_start_nor_renewals() {
     let mut node = OfHub::new();
+    // only a build with faults has gates
+    node.agent.program = programs::agent_with_faults().unwrap();
     let kubeconfig = node.agent.kubeconfig();
     let text = std::fs::read_to_string(&kubeconfig).unwrap();
     let run_dir = node.agent.directory.join("run");

@@ -99,8 +99,9 @@ fn events_split_by_the_network_arrive_whole() {
 
 #[test]
 fn line_on_its_way_is_reported() {
-    let limits = WatchLimits { receiving: Duration::ZERO, ..WatchLimits::default() };
-    let (events, ..) = watched(version("5"), limits, 3, |_, _| {
+    let limits = WatchLimits { receiving: Duration::ZERO, idle: PLENTY, ..WatchLimits::default() };
+    // the rest never comes: this test ends by the report
+    let (events, ..) = watched(version("5"), limits, 2, |_, _| {
         chunks(|body| {
             body.send(&event("ADDED", "a", "6")[..33]);
             body.wait_for_end();
@@ -218,7 +219,8 @@ fn silent_watch_ends_after_the_idle_limit() {
 
 #[test]
 fn endless_line_ends_the_watch() {
-    let limits = WatchLimits { idle: Duration::from_millis(500), ..WatchLimits::default() };
+    let idle = Duration::from_millis(500);
+    let limits = WatchLimits { idle, receiving: PLENTY, ..WatchLimits::default() };
     let (events, end, _) = watched(version("5"), limits, 0, |_, _| {
         chunks(|body| {
             body.event("ADDED", "a", "6");
@@ -234,13 +236,13 @@ fn endless_line_ends_the_watch() {
 
 #[test]
 fn slow_line_gets_its_full_time_after_a_pause() {
-    // a line may take 12 s; this one and the pause before it take 14
+    // a pause may take 6 s and a line 12; these take 4.5 and 8, and longer on a busy machine: together more than a line may
     let limits = WatchLimits { idle: Duration::from_secs(6), ..WatchLimits::default() };
     let (events, ..) = watched(version("5"), limits, 4, |_, _| {
         chunks(|body| {
             body.event("ADDED", "a", "6");
-            thread::sleep(Duration::from_secs(4));
-            for _ in 0..20 {
+            thread::sleep(Duration::from_millis(4500));
+            for _ in 0..16 {
                 body.send(" ");
                 thread::sleep(Duration::from_millis(500));
             }

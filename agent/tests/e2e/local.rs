@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use kedge_rig::cluster::HEADER;
@@ -171,18 +171,29 @@ fn invalid_local_config_refuses_to_start() {
     assert!(!startups.exists(), "a refused start counts nothing");
 }
 
+/// An agent that a test started without a supervisor: it ends with the test, also with one that fails.
+struct Alone(Child);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn signal_sent_by_hand_is_no_crash() {
     let scratch = Scratch::new("signals").unwrap();
     let at = |name: &str| scratch.join(name).display().to_string();
-    let mut agent = Command::new(env!("CARGO_BIN_EXE_kedge"))
+    let agent = Command::new(env!("CARGO_BIN_EXE_kedge"))
         .args(["agent", "--hostname-override", NODE, "--config-dir", ""])
         .args(["--root-dir", &at("state"), "--run-dir", &at("run")])
         .env_remove("NOTIFY_SOCKET")
         .stderr(std::fs::File::create(scratch.join("log")).unwrap())
         .spawn()
         .unwrap();
-    let pid = agent.id().to_string();
+    let mut agent = Alone(agent);
+    let pid = agent.0.id().to_string();
     let logs = |text: &str| {
         wait_until(text, Duration::from_secs(60), || {
             std::fs::read_to_string(scratch.join("log")).unwrap().contains(text)
@@ -198,5 +209,5 @@ fn signal_sent_by_hand_is_no_crash() {
     }
     send("QUIT");
     logs("asked to stop by SIGQUIT");
-    assert_eq!(agent.wait().unwrap().code(), Some(0));
+    assert_eq!(agent.0.wait().unwrap().code(), Some(0));
 }
