@@ -440,7 +440,8 @@ impl Node {
 
     /// Where the watch stands after its news; a round that only lists is over.
     fn has_come_to(&mut self, watched: Watched, round: u64, news: &News) {
-        self.handle(Event::WatchPosition { watched, round, version: news.version.to_string() });
+        let version = news.version.to_string();
+        self.handle(Event::WatchPosition { watched, round, version, is_change: !news.is_list });
         let Some(process) = self.process.as_mut().filter(|_| news.is_last) else { return };
         let (watch, latest) = match watched {
             Watched::Node => (&mut process.node_watch, process.node_round),

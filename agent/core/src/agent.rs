@@ -407,10 +407,13 @@ impl Running {
                 self.reached(now, jitter);
                 self.configuration.object_seen(&namespace, &name, Object::Missing);
             }
-            Event::WatchPosition { watched, round, version } => {
+            Event::WatchPosition { watched, round, version, is_change } => {
                 self.reached(now, jitter);
                 self.contact.watch_answered();
-                self.watching(watched).has_come_to(round, &version);
+                let version = self.watching(watched).has_come_to(round, &version);
+                if let Some(change) = version.filter(|_| is_change) {
+                    self.watching(watched.other()).shown_elsewhere(change);
+                }
             }
             Event::WatchReceiving { watched, round } => self.watching(watched).is_receiving(now, round),
             Event::WatchEnded { watched, round, end } => {

@@ -51,8 +51,9 @@ pub enum Event {
     ConfigMapUnchanged { namespace: String, name: String, uid: String, resource_version: String },
     /// The ConfigMap does not exist.
     ConfigMapGone { namespace: String, name: String },
-    /// A round has shown everything up to this resourceVersion. Also contact.
-    WatchPosition { watched: Watched, round: u64, version: String },
+    /// A round has shown everything up to this resourceVersion; `is_change`: by a change of the object, not a list or a bookmark.
+    /// Also contact.
+    WatchPosition { watched: Watched, round: u64, version: String, is_change: bool },
     /// A round is receiving something that is not complete yet.
     WatchReceiving { watched: Watched, round: u64 },
     /// A round of a watch ended: which round of which object, and how.

@@ -7,8 +7,9 @@
 //! A state is logged once, not each try.
 //!
 //! Answers to renewals may name the latest change that concerns the node (`Kedge-Desired`). A watch that does not come to it has
-//! gone deaf, and the object is listed anew. With `kedge.watch: off` a round ends with its list, and that name alone leads to the
-//! next; where nothing is named, time does. Leaves to others: the requests (`perform::watches`), what an object means (`agent`).
+//! gone deaf, and the object is listed anew; unless the other watch has shown that change, which then is of the other object. With
+//! `kedge.watch: off` a round ends with its list, and that name alone leads to the next; where nothing is named, time does. Leaves
+//! to others: the requests (`perform::watches`), what an object means (`agent`).
 
 use crate::event::Now;
 use crate::pace::{Backoff, Jitter};
@@ -53,6 +54,13 @@ impl Watched {
         match self {
             Self::Node => "watch-node",
             Self::ConfigMap => "watch-configmap",
+        }
+    }
+
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Node => Self::ConfigMap,
+            Self::ConfigMap => Self::Node,
         }
     }
 }
@@ -134,6 +142,8 @@ pub(crate) struct Watching {
     named_before: Option<u64>,
     /// The first named change beyond the position, and since when it is awaited.
     awaited: Option<(u64, Duration)>,
+    /// The latest change that the other watch has shown.
+    elsewhere: Option<u64>,
     /// Where the last round broke off, if a watch can go on there.
     resume: Option<String>,
     /// How the last round failed; None: it did not, or what it did ended the outage.
@@ -152,6 +162,7 @@ impl Watching {
             latest: None,
             named_before: None,
             awaited: None,
+            elsewhere: None,
             resume: None,
             failing: None,
             backoff: Backoff::default(),
@@ -200,16 +211,26 @@ impl Watching {
         let after = self.resume.take();
         (self.position, self.awaited) = (None, None);
         self.named_before = self.latest.filter(|_| after.is_none());
+        self.elsewhere = self.elsewhere.filter(|_| after.is_some());
         let (list_deadline, lists_only) = (self.list_deadline(), self.lists_only);
         WatchOrder { round: self.round, after, held, list_deadline, lists_only }
     }
 
-    /// The round has shown everything up to this version.
-    pub(crate) fn has_come_to(&mut self, round: u64, version: &str) {
+    /// The round has shown everything up to this version. Returns it, if the round counts and the server counts so.
+    pub(crate) fn has_come_to(&mut self, round: u64, version: &str) -> Option<u64> {
+        let version = version.parse().ok().filter(|_| round == self.round);
         if round == self.round {
-            self.position = version.parse().ok().max(self.named_before);
+            self.position = version.max(self.named_before);
             self.awaited = self.awaited.filter(|(named, _)| Some(*named) > self.position);
         }
+        version
+    }
+
+    /// The other watch has shown a change of this version: it is not of this object. What is awaited is awaited further, if it is
+    /// another one.
+    pub(crate) fn shown_elsewhere(&mut self, version: u64) {
+        self.elsewhere = self.elsewhere.max(Some(version));
+        self.awaited = self.awaited.filter(|(named, _)| *named != version);
     }
 
     /// The round is receiving something long: what is awaited may be just that.
@@ -226,10 +247,14 @@ impl Watching {
         self.latest = latest.or(self.latest);
         let Some(latest) = latest else { return false };
         if has_fallen {
-            // another history: nothing that was shown before counts
+            // another history: nothing that was shown before counts, and no watch can go on after it
+            (self.resume, self.elsewhere) = (None, None);
             return matches!(self.state, State::UnderWay | State::Read { .. });
         }
-        if self.position.is_none_or(|position| position >= latest) {
+        // A bookmark of the other watch does not count: it does not tell what this one missed. Nor does a list in place of watches,
+        // which may show a change later than the one that was named.
+        let is_elsewhere = !self.lists_only && self.awaited.is_none() && self.elsewhere >= Some(latest);
+        if is_elsewhere || self.position.is_none_or(|position| position >= latest) {
             if let State::Read { due, .. } = &mut self.state {
                 *due = now.mono + jitter.stretch(READ_EVERY, 0.25);
             }
@@ -535,6 +560,37 @@ mod tests {
     }
 
     #[test]
+    fn change_that_the_other_watch_shows_is_not_awaited() {
+        let mut bench = Bench::of(Watched::Node);
+        bench.come_to("100");
+        // before it is named, and after
+        bench.watching.shown_elsewhere(101);
+        assert!(!bench.renewal_names(101) && !bench.renewal_names(101));
+        assert!(!bench.renewal_names(102), "it may be on its way");
+        bench.watching.shown_elsewhere(102);
+        // the node reported its status, which is not named
+        bench.watching.shown_elsewhere(103);
+        assert!(!bench.renewal_names(102) && !bench.renewal_names(102));
+        // another one is awaited further
+        assert!(!bench.renewal_names(104));
+        bench.watching.shown_elsewhere(105);
+        assert!(bench.renewal_names(105), "nobody has shown 104");
+        bench.come_to("105");
+        // of another history
+        assert!(bench.renewal_names(40));
+        bench.come_to("40");
+        assert!(!bench.renewal_names(41) && bench.renewal_names(41));
+    }
+
+    #[test]
+    fn without_watches_each_object_is_read_for_itself() {
+        let mut bench = Bench::following(Watched::ConfigMap, true);
+        read(&mut bench, "100");
+        bench.watching.shown_elsewhere(102);
+        assert!(bench.renewal_names(102), "it may have changed at 101");
+    }
+
+    #[test]
     fn watch_that_keeps_up_is_never_taken_for_deaf() {
         let mut bench = Bench::of(Watched::Node);
         bench.come_to("100");
@@ -623,6 +679,13 @@ mod tests {
             assert!(!bench.renewal_names(41));
             assert!(bench.renewal_names(50) || bench.renewal_names(50));
         }
+        // between two rounds: the next one does not go on in the old history
+        let mut bench = Bench::of(Watched::Node);
+        assert!(!bench.renewal_names(100));
+        bench.end(lived(90));
+        assert!(!bench.renewal_names(40));
+        let next = bench.watching.poll(at(bench.now), None).expect("it is due");
+        assert_eq!(next.after, None);
     }
 
     #[test]

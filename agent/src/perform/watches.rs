@@ -202,14 +202,14 @@ impl Listener<'_> {
             },
         };
         if order.lists_only {
-            self.has_come_to(order.round, from);
+            self.has_come_to(order.round, from, false);
             return WatchEnd::default();
         }
         self.watch_from(order.round, from)
     }
 
-    fn has_come_to(&self, round: u64, version: String) {
-        self.send(Event::WatchPosition { watched: self.target.watched(), round, version });
+    fn has_come_to(&self, round: u64, version: String, is_change: bool) {
+        self.send(Event::WatchPosition { watched: self.target.watched(), round, version, is_change });
     }
 
     /// News of the server that the round was ordered for, and only while the round is wanted.
@@ -299,6 +299,8 @@ impl Listener<'_> {
                 // The kubeconfig changed, and the other streams use it already. Bookmarks bring us here every minute.
                 return ControlFlow::Break(());
             }
+            let is_change =
+                matches!(happened, WatchEvent::Added(_) | WatchEvent::Modified(_) | WatchEvent::Deleted(_));
             let version = match happened {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     brought = true;
@@ -325,7 +327,7 @@ impl Listener<'_> {
                 }
             };
             if let Some(version) = version {
-                self.has_come_to(round, version);
+                self.has_come_to(round, version, is_change);
             }
             self.token.idle_for(limits.longest_silence());
             ControlFlow::Continue(())

@@ -213,6 +213,29 @@ fn watches_that_hear_all_are_never_listed_again() {
     assert_eq!(listed, [0, 0]);
 }
 
+#[test]
+fn change_that_one_watch_shows_leads_to_no_list_of_the_other() {
+    let (mut world, _) = World::known_good();
+    let push: fn(&mut Hub) = |hub| drop(hub.push("a", &payload(A, "")));
+    let label: fn(&mut Hub) = |hub| hub.edit_node(|node| node["metadata"]["labels"]["site"] = json!("north"));
+    // pinned: the node has nothing to report; then it reports the version that it follows
+    for (change, follows) in [(push, false), (label, false), (push, true), (label, true)] {
+        if follows {
+            world.hub.assign(Hub::following("a"));
+        }
+        world.run_for(MINUTE);
+        let named = world.hub.desired(kedge_sim::NODE);
+        world.seen.clear();
+        world.log.clear();
+        change(&mut world.hub);
+        world.run_for(2 * TWO_RENEWALS);
+        assert!(world.hub.desired(kedge_sim::NODE) > named, "it is named");
+        let listed = [Watched::Node, Watched::ConfigMap].map(|watched| orders(&world, watched));
+        assert_eq!(listed, [0, 0], "{:#?}", world.log);
+        assert_eq!(world.log, Vec::<String>::new());
+    }
+}
+
 fn frugal(flavour: Flavour) -> World {
     let mut world = World::with(flavour);
     world.base("kedge: {watch: off}");
