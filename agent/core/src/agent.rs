@@ -685,11 +685,12 @@ impl Running {
             (_, None) => slot.succeeded(),
             (_, Some(_)) => {
                 let is_news = slot.failed(now, &answer, jitter);
-                let is_refused = slot.refused_until().is_some_and(|until| until > now.mono);
+                // this body; another one, which was refused before, may wait as well
+                let is_held_back = answer.is_final() && slot.refused_until().is_some();
                 if let Answer::Failed(why) = &answer {
                     log_lines(self.contact.no_answer(&line, why, is_news), actions);
                 } else if is_news {
-                    let then = if is_refused { "trying again in 5 minutes" } else { "retrying" };
+                    let then = if is_held_back { "trying again in 5 minutes" } else { "retrying" };
                     actions.push(Action::Log(Level::Warn, format!("{line}: {answer}; {then}")));
                 }
                 match kind {

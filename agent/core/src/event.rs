@@ -196,6 +196,14 @@ impl Answer {
         matches!(self, Self::Refused { status: 400 | 403 | 422, .. })
     }
 
+    /// Status and reason of a refusal: its sort, whatever its message names.
+    pub(crate) fn refusal(&self) -> Option<(u16, String)> {
+        match self {
+            Self::Refused { status, reason, .. } => Some((*status, reason.clone())),
+            Self::Accepted(_) | Self::Failed(_) => None,
+        }
+    }
+
     /// Verified TLS and any answer but 401.
     pub fn is_contact(&self) -> bool {
         !matches!(self, Self::Failed(_) | Self::Refused { status: 401, .. })

@@ -38,8 +38,8 @@ pub(crate) struct RequestSlot {
     /// What was sent last, for requests that are compared with a refusal.
     body: Option<Value>,
     refusal: Option<Refusal>,
-    /// The final refusal that was logged since the last success.
-    logged: Option<String>,
+    /// The final refusal that was logged since the last success, by status and reason: messages carry times and numbers.
+    logged: Option<(u16, String)>,
 }
 
 impl RequestSlot {
@@ -117,7 +117,8 @@ impl RequestSlot {
         }
     }
 
-    /// Returns whether it is worth a log line: the first failure after a success, or a final refusal that was not logged yet.
+    /// Returns whether it is worth a log line: the first failure after a success, or a final refusal of another sort than the one
+    /// that was logged.
     pub(crate) fn failed(&mut self, now: Now, answer: &Answer, jitter: &mut Jitter) -> bool {
         self.in_flight = false;
         self.waits_for_network = matches!(answer, Answer::Failed(_));
@@ -128,9 +129,9 @@ impl RequestSlot {
         }
         let until = now.mono + jitter.stretch(REFUSAL_PAUSE, 0.25);
         self.refusal = self.body.take().map(|body| Refusal { body, until });
-        let why = Some(answer.to_string());
-        let is_news = self.logged != why;
-        self.logged = why;
+        let sort = answer.refusal();
+        let is_news = self.logged != sort;
+        self.logged = sort;
         is_news
     }
 }

@@ -374,6 +374,22 @@ fn refusal_after_an_outage_is_logged() {
 }
 
 #[test]
+fn refusal_is_logged_once_whatever_its_message_names() {
+    let mut world = running("");
+    for (status, reason, message, is_logged) in [
+        (403, "Forbidden", "no, says request 1", true),
+        (403, "Forbidden", "no, says request 2", false),
+        (422, "Invalid", "no, says request 3", true),
+        (422, "", "no, says request 4", true),
+        (403, "Forbidden", "no, says request 5", true),
+    ] {
+        world.handle(Event::Answered(RequestKind::PatchLabels, refused(status, reason, message)));
+        let found = world.log.iter().any(|line| line.contains(message));
+        assert_eq!(found, is_logged, "{message}: {:?}", world.log);
+    }
+}
+
+#[test]
 fn name_too_long_for_a_label_is_still_registered() {
     let mut world = World::new();
     world.name = "n".repeat(64);
