@@ -115,8 +115,13 @@ impl LinuxHost {
     /// Line by line: a router's table is long, and little of it matters here.
     fn routes(&self, table: &str) -> impl Iterator<Item = String> + use<> {
         let file = open_fact(&self.roots.proc.join(table)).ok();
-        let lines = file.map(|file| BufReader::new(file.take(ROUTES_LIMIT)).lines());
-        lines.into_iter().flatten().map_while(Result::ok)
+        let lines = file.map(|file| BufReader::new(file.take(ROUTES_LIMIT)).split(b'\n'));
+        // an interface's name is any bytes
+        lines
+            .into_iter()
+            .flatten()
+            .map_while(Result::ok)
+            .map(|line| String::from_utf8_lossy(&line).into_owned())
     }
 }
 
@@ -361,7 +366,9 @@ mod tests {
         };
         let many: String =
             (1..10_000).map(|number| route(&format!("fd{number:030x}"), "80", "eth1")).collect();
-        fs::write(root.join("proc/net/ipv6_route"), many + &route(&zeros, "00", "wlan0")).unwrap();
+        let odd = b"the name of an interface is any bytes: \xff\xfe\n".to_vec();
+        let table = [odd, (many + &route(&zeros, "00", "wlan0")).into_bytes()].concat();
+        fs::write(root.join("proc/net/ipv6_route"), table).unwrap();
         let host = LinuxHost::new(Roots::under(&root), "/");
         let found = host.default_routes();
         fs::remove_dir_all(&root).unwrap();
