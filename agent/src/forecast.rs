@@ -4,7 +4,7 @@
 //! an agent says what will run, by the very rules of a start. Leaves to others: reading one record (`perform::disk`).
 
 use crate::flags::AgentOptions;
-use crate::perform::disk::{DiskHealth, DiskLoop, DiskOrder};
+use crate::perform::disk::{DiskHealth, DiskLoop, DiskOrder, KnownIdentity};
 use crate::{local_config, run};
 use kedge_core::{Action, Core, Event, Options, Outcome, Report, Step};
 use kedge_platform::linux::{self, LinuxClocks, LinuxHost, Roots};
@@ -53,7 +53,7 @@ pub(crate) fn next_start(options: &AgentOptions) -> Result<Report, String> {
         root_files: linux::files(&options.places.root_dir),
         previous: Box::new(previous),
         host: Box::new(LinuxHost::new(roots, &options.places.root_dir)),
-        identity: None,
+        identity: KnownIdentity::default(),
         version: VERSION.into(),
         node_name,
         bad_configs: None,

@@ -8,7 +8,7 @@ use crate::errors::chain;
 use crate::faults::Faults;
 use crate::flags::AgentOptions;
 use crate::local::{self, Call, answers};
-use crate::perform::disk::{DiskLoop, DiskOrder};
+use crate::perform::disk::{DiskLoop, DiskOrder, KnownIdentity};
 use crate::perform::{Loops, Parts};
 use crate::{local_config, logging};
 use kedge_api::Timestamp;
@@ -276,7 +276,7 @@ impl Agent {
             root_files: linux::files(&options.places.root_dir),
             previous: Box::new(previous),
             host: Box::new(host),
-            identity: None,
+            identity: KnownIdentity::default(),
             version: env!("CARGO_PKG_VERSION").into(),
             node_name: node_name.clone(),
             bad_configs: None,

@@ -76,6 +76,33 @@ impl DiskHealth {
     }
 }
 
+/// One reading of the host's identity, a dozen files, serves for so many looks: minutes. A system update may replace os-release.
+const IDENTITY_LOOKS: u32 = 30;
+
+/// What hardly ever changes while the machine runs, as it was last read whole. A reading that lacks a part, for want of descriptors
+/// or before a disk was there, serves for one look only.
+#[derive(Default)]
+pub(crate) struct KnownIdentity {
+    read: HostIdentity,
+    /// Looks for which it still serves.
+    looks_left: u32,
+}
+
+impl KnownIdentity {
+    fn look(&mut self, host: &dyn kedge_platform::HostFacts) -> HostIdentity {
+        let is_whole = |it: &HostIdentity| !it.machine_id.is_empty() && !it.kernel_release.is_empty();
+        if self.looks_left == 0 {
+            let read = host.identity();
+            self.looks_left = if is_whole(&read) { IDENTITY_LOOKS } else { 1 };
+            if is_whole(&read) || !is_whole(&self.read) {
+                self.read = read;
+            }
+        }
+        self.looks_left -= 1;
+        self.read.clone()
+    }
+}
+
 /// The parts the disk loop works with.
 pub(crate) struct DiskLoop {
     pub(crate) files: Arc<dyn Files>,
@@ -83,8 +110,7 @@ pub(crate) struct DiskLoop {
     pub(crate) root_files: Arc<dyn Files>,
     pub(crate) previous: Box<dyn PreviousExit>,
     pub(crate) host: Box<dyn kedge_platform::HostFacts>,
-    /// What does not change while the machine runs, once it was read: a dozen files.
-    pub(crate) identity: Option<HostIdentity>,
+    pub(crate) identity: KnownIdentity,
     pub(crate) version: String,
     pub(crate) node_name: String,
     pub(crate) bad_configs: Option<Vec<u8>>,
@@ -267,7 +293,7 @@ impl DiskLoop {
     }
 
     fn host_facts(&mut self) -> HostFacts {
-        let identity = self.identity.get_or_insert_with(|| self.host.identity()).clone();
+        let identity = self.identity.look(&*self.host);
         let (capacity, usage) = (self.host.capacity(), self.host.usage());
         HostFacts {
             machine_id: identity.machine_id,
@@ -429,14 +455,18 @@ mod tests {
         }
     }
 
+    #[derive(Default)]
     struct Host {
         identities: Arc<AtomicUsize>,
+        /// Which readings of its identity lack a part.
+        partial: Vec<usize>,
     }
 
     impl kedge_platform::HostFacts for Host {
         fn identity(&self) -> HostIdentity {
             let number = self.identities.fetch_add(1, Ordering::Relaxed);
-            HostIdentity { machine_id: number.to_string(), ..HostIdentity::default() }
+            let kernel_release = if self.partial.contains(&number) { "" } else { "6.12" }.to_owned();
+            HostIdentity { machine_id: number.to_string(), kernel_release, ..HostIdentity::default() }
         }
         fn addresses(&self) -> Vec<kedge_platform::Address> {
             Vec::new()
@@ -458,8 +488,8 @@ mod tests {
             files: Arc::new(Counted { files: files.clone(), asked: asked.clone() }),
             root_files: files.clone(),
             previous: Box::new(kedge_platform::linux::previous_exit(files, Roots::under(scratch.path()))),
-            host: Box::new(Host { identities: identities.clone() }),
-            identity: None,
+            host: Box::new(Host { identities: identities.clone(), ..Host::default() }),
+            identity: KnownIdentity::default(),
             version: "0.1.0".into(),
             node_name: "edge-1".into(),
             bad_configs: None,
@@ -481,6 +511,18 @@ mod tests {
         std::fs::remove_file(scratch.join("0.1.0/bad-configs.json")).unwrap();
         assert!(matches!(disk.perform(DiskOrder::CheckBadConfigs), Some(Event::BadConfigsRead(_))));
         assert!(disk.perform(DiskOrder::CheckBadConfigs).is_none());
+    }
+
+    #[test]
+    fn identity_is_read_again_until_it_is_whole_and_then_rarely() {
+        let host = Host { partial: vec![0, 1, 3], ..Host::default() };
+        let mut identity = KnownIdentity::default();
+        let looks = (0..3 + 2 * IDENTITY_LOOKS).map(|_| identity.look(&host).machine_id).collect::<Vec<_>>();
+        assert_eq!(looks[..3], ["0", "1", "2"]);
+        // the fourth reading lacks a part: what is known stays, and is read again at the next look
+        assert_eq!(looks.iter().filter(|id| *id == "2").count(), IDENTITY_LOOKS as usize + 1);
+        assert_eq!(looks.last().map(String::as_str), Some("4"));
+        assert_eq!(host.identities.load(Ordering::Relaxed), 5);
     }
 
     #[test]
