@@ -18,6 +18,9 @@ const FILE_BYTES: usize = 4 * 1024 * 1024;
 /// Most entries looked at in a drop-in directory and below it.
 const DIRECTORY_ENTRIES: usize = 10_000;
 
+/// Skipped files that the log names.
+const SKIPPED_NAMED: usize = 5;
+
 /// A layer that could not be read.
 #[derive(Debug)]
 pub struct LocalConfigError {
@@ -79,10 +82,21 @@ fn drop_ins(directory: &Path, must_exist: bool) -> Result<Vec<LayerText>, LocalC
             return Err(LocalConfigError { what: "drop-in directory", path, why });
         }
     };
-    for skipped in &sorted.skipped {
-        log::info!("drop-in directory {}: skipped {}, not *.conf", directory.display(), skipped.display());
+    if let Some(names) = some_names(&sorted.skipped) {
+        log::info!("drop-in directory {}: skipped {names}, not *.conf", directory.display());
     }
     sorted.taken.iter().map(|name| layer("drop-in", &directory.join(name), Origin::DropIn)).collect()
+}
+
+/// The first few of these, and how many more there are: a whole tree may have been put there. None: there are none.
+fn some_names(paths: &[PathBuf]) -> Option<String> {
+    let mut names: Vec<String> =
+        paths.iter().take(SKIPPED_NAMED).map(|path| path.display().to_string()).collect();
+    let more = paths.len() - names.len();
+    if more > 0 {
+        names.push(format!("and {more} more"));
+    }
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 /// Everything but directories below this one, by its path below it. A link to a directory is not followed, as upstream does not.
@@ -135,6 +149,16 @@ mod tests {
         std::os::unix::fs::symlink("10", scratch.join("link.conf")).unwrap();
         let error = names(&scratch).unwrap_err();
         assert!(error.contains("link.conf is a directory, expected a file"), "{error}");
+    }
+
+    #[test]
+    fn skipped_files_are_named_up_to_a_number() {
+        let of = |count: usize| {
+            some_names(&(1..=count).map(|number| PathBuf::from(number.to_string())).collect::<Vec<_>>())
+        };
+        assert_eq!(of(0), None);
+        assert_eq!(of(5).as_deref(), Some("1, 2, 3, 4, 5"));
+        assert_eq!(of(10_000).as_deref(), Some("1, 2, 3, 4, 5, and 9995 more"));
     }
 
     #[test]
