@@ -416,7 +416,7 @@ fn node_labels(text: &str) -> Result<BTreeMap<String, String>, UsageError> {
     pairs.map(|pair| label(pair).map_err(|why| UsageError(format!("--node-labels has {why}")))).collect()
 }
 
-/// Every API server would refuse a Node with another one, for ever.
+/// As the kubelet has it, whatever the credential: an API server with NodeRestriction would refuse another one to a node, for ever.
 fn label(pair: &str) -> Result<(String, String), String> {
     let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair:?}, expected key=value"))?;
     if let Some(why) = names::qualified_name_complaint(key) {
