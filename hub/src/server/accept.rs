@@ -3,20 +3,23 @@
 //! Always holds: a connection is accepted at once and costs one of the places for unfinished handshakes (`handshakes`) until its caller
 //! is known; only then does it count as a connection of that caller (`limits`). Left to others: requests (`connection`).
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use kedge_hub_core::identity::Identity;
+use rustls::ServerConfig;
+use rustls::server::Acceptor;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch as signal;
-use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
+use tokio::time::{timeout, timeout_at};
+use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::connection::{Caller, ConnectionError, DecrementOnDrop, serve_requests};
-use super::handshakes::Handshake;
+use super::handshakes::{Exchange, Handshake};
 use super::link::Link;
 use super::shared::Server;
 use super::stream::Stalling;
@@ -32,13 +35,16 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// A loop without connections shows this often that it would accept one.
 const PULSE: Duration = Duration::from_secs(5);
 
+/// Why a handshake ended for others' sake.
+const MADE_ROOM: &str = "there were too many connections";
+
 /// A connection after its handshake. Boxed: it is passed around, and a task would keep room for each place.
 type Tls = Box<TlsStream<Stalling>>;
 
 /// Accepts connections, and serves each in a task of its own.
 pub(super) async fn accept(
     listener: TcpListener,
-    tls: TlsAcceptor,
+    tls: Arc<ServerConfig>,
     server: Arc<Server>,
     stopped: signal::Receiver<bool>,
 ) {
@@ -79,14 +85,14 @@ async fn connection(
     socket: TcpStream,
     from: IpAddr,
     handshake: Handshake,
-    tls: TlsAcceptor,
+    tls: Arc<ServerConfig>,
     server: &Arc<Server>,
     stopped: signal::Receiver<bool>,
 ) -> Result<(), ConnectionError> {
     // answers are small and complete: do not delay them to fill packets
     socket.set_nodelay(true)?;
     // boxed: the handshake's state is not kept with the connection
-    let link = Box::pin(limited(socket, from, handshake, tls, server)).await?;
+    let link = Box::pin(handshaken(socket, from, handshake, tls, server)).await?;
     let certificate = link.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = certificate.and_then(|der| Identity::from_client_certificate(der));
     if let Some(node) = server.credentials.valid(identity.as_ref()).and_then(Identity::node) {
@@ -96,54 +102,81 @@ async fn connection(
     serve_requests(link, server, caller, stopped).await
 }
 
-/// The handshake, until it must make room for others.
-async fn limited(
+/// The handshake, until it must make room for others. The key exchange is what costs: it is paid for once the client's hello is complete,
+/// so that connections that end before cost their network nothing.
+async fn handshaken(
     socket: TcpStream,
     from: IpAddr,
     mut handshake: Handshake,
-    tls: TlsAcceptor,
+    tls: Arc<ServerConfig>,
     server: &Server,
 ) -> Result<Link<Tls>, ConnectionError> {
-    timeout(FIRST_BYTE_TIMEOUT, async {
-        tokio::select! {
-            readable = socket.readable() => readable.map_err(ConnectionError::from),
-            () = handshake.ended() => Err("silent, and there were too many connections".into()),
-        }
-    })
-    .await
-    .map_err(|_| "silent")??;
-    if !handshake.heard(Instant::now()) {
-        server.counters.dropped_handshakes.fetch_add(1, Ordering::Relaxed);
-        return Err("its network begins too many".into());
+    let begins = timeout(FIRST_BYTE_TIMEOUT, socket.readable());
+    unless_ended(&mut handshake, begins).await?.map_err(|_| "silent")??;
+    if !handshake.heard() {
+        return Err(MADE_ROOM.into());
     }
+    let until = tokio::time::Instant::now() + HANDSHAKE_TIMEOUT;
+    let tell = |error: &io::Error| refused(error, from, server);
+    let hello = LazyConfigAcceptor::new(Acceptor::default(), Stalling::new(socket));
+    let hello = unless_ended(&mut handshake, in_time(until, hello)).await?.inspect_err(tell)?;
+    match handshake.exchange(Instant::now()) {
+        Exchange::Paid => {}
+        Exchange::Ended => return Err(MADE_ROOM.into()),
+        Exchange::Refused => {
+            tell_of_paced(from, server);
+            return Err("its network begins too many".into());
+        }
+    }
+    let finished = in_time(until, hello.into_stream(tls));
+    let stream = unless_ended(&mut handshake, finished).await?.inspect_err(tell)?;
+    Ok(Link::new(Box::new(stream)))
+}
+
+/// A part of a handshake, which ends at its deadline.
+async fn in_time<T>(until: tokio::time::Instant, part: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake took too long");
+    timeout_at(until, part).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// A part of a handshake, unless it has to make room before that is done.
+async fn unless_ended<T>(
+    handshake: &mut Handshake,
+    part: impl Future<Output = T>,
+) -> Result<T, ConnectionError> {
     tokio::select! {
-        link = accept_tls(socket, from, tls, server) => link,
-        () = handshake.ended() => Err("there were too many connections".into()),
+        // in this order: what has to make room does no more work
+        biased;
+        () = handshake.ended() => Err(MADE_ROOM.into()),
+        done = part => Ok(done),
     }
 }
 
-async fn accept_tls(
-    socket: TcpStream,
-    from: IpAddr,
-    tls: TlsAcceptor,
-    server: &Server,
-) -> Result<Link<Tls>, ConnectionError> {
-    let refused = match timeout(HANDSHAKE_TIMEOUT, tls.accept(Stalling::new(socket))).await {
-        Ok(Ok(socket)) => return Ok(Link::new(Box::new(socket))),
-        Ok(Err(error)) => {
-            tell_of_refused(&error, from, server);
-            error.into()
-        }
-        Err(_) => "the TLS handshake took too long".into(),
-    };
+/// Counts a handshake that failed, and logs it.
+fn refused(error: &io::Error, from: IpAddr, server: &Server) {
     server.counters.refused_handshakes.fetch_add(1, Ordering::Relaxed);
-    Err(refused)
+    tell_of_refused(error, from, server);
+}
+
+/// Counts a handshake of a network that begins too many, and logs it, so that an operator can see why a site's nodes wait.
+fn tell_of_paced(from: IpAddr, server: &Server) {
+    server.counters.paced_handshakes.fetch_add(1, Ordering::Relaxed);
+    let lines = &server.counters.paced_handshake_lines;
+    match lines.lock().unwrap_or_else(PoisonError::into_inner).one_more(Instant::now()) {
+        Some(0) => log::warn!("the network of {from} begins too many TLS handshakes: ended one"),
+        Some(before) => {
+            log::warn!(
+                "the network of {from} begins too many TLS handshakes: ended one; {before} more of this or other networks since the last line"
+            );
+        }
+        None => {}
+    }
 }
 
 /// Logs a failed handshake, so that an operator can see why a node cannot join. Only errors of TLS itself: a probe of the open port is
 /// not logged.
-fn tell_of_refused(error: &std::io::Error, from: IpAddr, server: &Server) {
-    if error.kind() != std::io::ErrorKind::InvalidData {
+fn tell_of_refused(error: &io::Error, from: IpAddr, server: &Server) {
+    if error.kind() != io::ErrorKind::InvalidData {
         return;
     }
     let lines = &server.counters.handshake_lines;

@@ -4,9 +4,10 @@
 //! networks from which no node ever came have half of all at most.
 //! A new connection is not refused for others' sake: the oldest silent one of the fullest network makes room, or its oldest one, unless
 //! the newcomer's own network is as full; then its oldest one does once it has taken [`SLOW`]. A handshake that goes on takes
-//! milliseconds, so a client gets through any number of connections that say nothing, or too little. Behind one address with a host
-//! that begins and ends handshakes all the time it may need several tries: what a network may begin has a rate, too ([`PER_PLACE`]),
-//! because each costs the processor a millisecond, however soon it ends. A connection that says nothing costs none.
+//! milliseconds, so a client gets through any number of connections that say nothing, or too little.
+//! Key exchanges, which cost the processor a millisecond each, have a rate for each network ([`PER_PLACE`]); one beyond it takes what
+//! this machine has to spare ([`SPARE`]) and is refused only without that. A connection that ends before its hello is complete costs
+//! its network nothing. So behind one address with a host that completes hellos all the time a client may need several tries.
 //! Left to others: time limits (`accept`), connections after the handshake (`limits`).
 
 use std::cmp::Reverse;
@@ -28,9 +29,11 @@ const NETWORK_PART: usize = 4;
 /// A handshake makes room for a newcomer of its own network, however full that is, once it has taken this long. While hundreds of nodes
 /// wait for the processor of a busy hub some take seconds; ending those would only make work.
 const SLOW: Duration = Duration::from_secs(3);
-/// Handshakes that a network may begin for each of its places: twice a second. A stranger's take an eighth of a processor at most. At once:
-/// all nodes of a site that come back, several times.
+/// Key exchanges of a network for each of its places: two a second. A stranger's take an eighth of a processor at most. At once: all nodes
+/// of a site that come back, several times.
 const PER_PLACE: Rate = Rate { per_sec: 2.0, burst: 8.0 };
+/// Key exchanges of all networks beyond what each may have: less than half of a processor, which nobody misses while it lasts.
+const SPARE: Rate = Rate { per_sec: 400.0, burst: 400.0 };
 /// Networks whose handshakes are paced apart; further ones that are not known share a rate. An attacker with as many has begun a
 /// handshake from each within the seconds for which it is remembered.
 const MAX_PACED: usize = 16_384;
@@ -77,6 +80,8 @@ struct Table {
     known: HashMap<Network, usize>,
     /// What networks may still begin; `None`: what others share.
     paces: HashMap<Option<Network>, Bucket>,
+    /// What all may begin beyond that.
+    spare: Option<Bucket>,
     swept: Option<Instant>,
     next: u64,
 }
@@ -167,7 +172,7 @@ impl Table {
         wanted.min(most / NETWORK_PART).max(PER_NETWORK)
     }
 
-    /// Counts a handshake of a network that begins; `false` if there are too many.
+    /// Counts a key exchange of a network; `false` if there are too many, and the machine is short.
     fn pace(&mut self, network: Network, most: usize, now: Instant) -> bool {
         // programs that share the processor gain nothing by handshakes, and the hub's probe of itself is among them
         if Network::LOCAL.contains(&network) {
@@ -180,7 +185,9 @@ impl Table {
             let is_full = self.paces.len() >= MAX_PACED && !self.known.contains_key(&network);
             key = key.filter(|_| !is_full);
         }
-        self.paces.entry(key).or_insert_with(|| Bucket::full(rate, now)).at(rate, now).take(1.0)
+        let own = self.paces.entry(key).or_insert_with(|| Bucket::full(rate, now)).at(rate, now);
+        let spare = self.spare.get_or_insert_with(|| Bucket::full(SPARE, now)).at(SPARE, now);
+        own.take(1.0) || spare.take(1.0)
     }
 
     /// Forgets networks that have begun so little that a new entry would say the same; once a second at most, since it looks at all.
@@ -243,6 +250,11 @@ impl Table {
             && self.end_oldest(network)
     }
 
+    /// The handshake, unless it had to make room.
+    fn entry(&mut self, network: Network, id: u64) -> Option<&mut Entry> {
+        self.of.get_mut(&network)?.iter_mut().find(|entry| entry.id == id)
+    }
+
     fn remove(&mut self, network: Network, id: u64) -> bool {
         let Some(entries) = self.of.get_mut(&network) else { return false };
         let Some(place) = entries.iter().position(|entry| entry.id == id) else { return false };
@@ -262,6 +274,16 @@ fn rate(places: usize) -> Rate {
     Rate { per_sec: PER_PLACE.per_sec * places, burst: PER_PLACE.burst * places }
 }
 
+/// Whether a handshake may go on to its key exchange.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Exchange {
+    Paid,
+    /// It had to make room before, and pays nothing.
+    Ended,
+    /// Its network begins too many.
+    Refused,
+}
+
 /// A counted handshake; uncounted when dropped.
 #[derive(Debug)]
 pub(super) struct Handshake {
@@ -272,16 +294,25 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// Notes that the client has sent something: it no longer makes room for others. `false`: its network begins too many, so this
-    /// one has to end.
+    /// Notes that the client has sent something, or has ended: it no longer makes room as a silent one. `false`: it had to before.
     #[must_use]
-    pub(super) fn heard(&self, now: Instant) -> bool {
+    pub(super) fn heard(&self) -> bool {
         let mut table = self.handshakes.lock();
-        let entries = table.of.get_mut(&self.network).into_iter().flatten();
-        for entry in entries.filter(|entry| entry.id == self.id) {
-            entry.heard = true;
+        let entry = table.entry(self.network, self.id);
+        entry.map(|entry| entry.heard = true).is_some()
+    }
+
+    /// Takes what the key exchange costs from what its network may begin.
+    #[must_use]
+    pub(super) fn exchange(&self, now: Instant) -> Exchange {
+        let mut table = self.handshakes.lock();
+        if table.entry(self.network, self.id).is_none() {
+            return Exchange::Ended;
         }
-        table.pace(self.network, self.handshakes.most, now)
+        match table.pace(self.network, self.handshakes.most, now) {
+            true => Exchange::Paid,
+            false => Exchange::Refused,
+        }
     }
 
     /// Resolves when the handshake had to make room.
@@ -315,9 +346,14 @@ mod tests {
         all.begin(from, *NOW)
     }
 
-    /// Its client sends something; how many its network has begun is not looked at.
+    /// Its client sends something.
     fn hear(handshake: &Handshake) {
-        let _ = handshake.heard(Instant::now());
+        assert!(handshake.heard());
+    }
+
+    /// A handshake that ends as soon as its key exchange has begun.
+    fn exchanges(all: &Arc<Handshakes>, from: IpAddr, now: Instant) -> bool {
+        all.begin(from, now).is_some_and(|new| new.heard() && new.exchange(now) == Exchange::Paid)
     }
 
     /// A handshake that has begun.
@@ -459,19 +495,36 @@ mod tests {
     fn network_begins_so_many_a_second() {
         let all = Arc::new(Handshakes::new(2048));
         let start = Instant::now();
-        // each ends as soon as it has begun
         let begins = |from: IpAddr, after: Duration| {
-            let now = start + after;
-            (0..20_000).take_while(|_| all.begin(from, now).is_some_and(|new| new.heard(now))).count()
+            (0..20_000).take_while(|_| exchanges(&all, from, start + after)).count()
         };
-        assert_eq!(begins(HERE, Duration::ZERO), 512);
-        assert_eq!(begins(HERE, Duration::from_secs(1)), 128);
+        let spare = SPARE.burst as usize;
+        assert_eq!(begins(HERE, Duration::ZERO), 512 + spare);
+        assert_eq!(begins(HERE, Duration::from_secs(1)), 128 + spare);
         assert_eq!(begins(address(1), Duration::from_secs(1)), 512, "another network");
         (0..200).for_each(|node| all.trust(&node.to_string(), HERE));
-        assert_eq!(begins(HERE, Duration::from_secs(2)), 400, "twice for each of its nodes");
+        assert_eq!(begins(HERE, Duration::from_secs(2)), 400 + spare, "two for each of its nodes");
         assert_eq!(begins([127, 0, 0, 1].into(), Duration::ZERO), 20_000, "this machine");
-        let silent = (0..20_000).all(|_| begin(&all, address(1)).is_some());
-        assert!(silent, "those that say nothing are not counted");
+    }
+
+    #[test]
+    fn connections_without_a_whole_hello_are_not_paced() {
+        let all = Arc::new(Handshakes::new(2048));
+        let now = Instant::now();
+        assert!((0..20_000).all(|_| begin(&all, HERE).is_some_and(|new| new.heard())));
+        assert!((0..20_000).all(|_| begin(&all, HERE).is_some()), "silent ones");
+        let paced = (0..20_000).take_while(|_| exchanges(&all, HERE, now)).count();
+        assert_eq!(paced, 512 + SPARE.burst as usize, "all that a network may begin");
+    }
+
+    #[test]
+    fn handshake_that_made_room_pays_nothing() {
+        let all = Arc::new(Handshakes::new(2048));
+        let first = begin(&all, HERE).unwrap();
+        let _others: Vec<_> = (0..PER_NETWORK).map(|_| begin(&all, HERE).unwrap()).collect();
+        assert!(!first.heard());
+        assert_eq!(first.exchange(Instant::now()), Exchange::Ended);
+        assert!(all.lock().paces.is_empty() && all.lock().spare.is_none());
     }
 
     #[test]
@@ -479,9 +532,9 @@ mod tests {
         let all = Arc::new(Handshakes::new(2048));
         let (start, home) = (Instant::now(), address(99_999));
         all.trust("edge", home);
-        let begins = |from: IpAddr, now| all.begin(from, now).is_some_and(|new| new.heard(now));
+        let begins = |from: IpAddr, now| exchanges(&all, from, now);
         let began = (0..30_000).filter(|number| begins(address(*number), start)).count();
-        assert_eq!(began, MAX_PACED + 512);
+        assert_eq!(began, MAX_PACED + 512 + SPARE.burst as usize);
         assert_eq!(all.lock().paces.len(), MAX_PACED + 1);
         assert!(begins(home, start), "a network of a node has its own rate");
         let later = start + Duration::from_secs(60);

@@ -145,6 +145,12 @@ pub(super) fn metrics(server: &Server) -> Response<Body> {
         "Connections closed before their handshake, because there were too many.",
         &one(read(&counters.dropped_handshakes)),
     );
+    sample(
+        "kedge_hub_paced_handshakes_total",
+        "counter",
+        "TLS handshakes ended before the key exchange, because their network begins too many.",
+        &one(read(&counters.paced_handshakes)),
+    );
     let pools = [
         ("connections", Resource::Connections),
         ("requests", Resource::Requests),

@@ -48,7 +48,6 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::watch as signal;
-use tokio_rustls::TlsAcceptor;
 
 use crate::Hub;
 use crate::capacity::{Capacity, Machine};
@@ -98,7 +97,7 @@ pub async fn serve(
 ) -> Result<(), ServeError> {
     let server = Arc::new(Server::new(hub.clone(), capacity));
     let (stop, stopped) = signal::channel(false);
-    let accepting = accept::accept(listener, TlsAcceptor::from(tls), server.clone(), stopped);
+    let accepting = accept::accept(listener, tls, server.clone(), stopped);
     let outcome = tokio::select! {
         () = accepting => Ok(()),
         () = server.credentials.follow() => Ok(()),

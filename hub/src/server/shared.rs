@@ -48,6 +48,9 @@ pub(crate) struct Counters {
     pub(super) turned_away: AtomicUsize,
     /// Connections that were closed before their handshake, because there were too many.
     pub(super) dropped_handshakes: AtomicU64,
+    /// Handshakes that were ended before the key exchange, because their network begins too many and the machine is short.
+    pub(super) paced_handshakes: AtomicU64,
+    pub(super) paced_handshake_lines: Mutex<LogThrottle>,
     /// Answers by hundreds of their status.
     pub(crate) answers: [AtomicU64; 6],
     pub(crate) panics: AtomicU64,
