@@ -490,6 +490,62 @@ mod tests {
         }
     }
 
+    impl Hub {
+        /// Creates a pod, and then changes what is stored, by no rule: as an older hub may have left it.
+        fn leave_pod(&mut self, pod: Value, change: impl FnOnce(&mut Value)) {
+            let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+            self.create(&POD, pod);
+            let current = self.index.get(&POD, "n", &name).unwrap();
+            let mut left = current.value();
+            change(&mut left);
+            let write = Write {
+                kind: &POD,
+                namespace: "n".to_owned(),
+                name,
+                expect: crate::state::Expect::Revision(current.revision),
+                requires: Vec::new(),
+                new: Some(left),
+                volatile: false,
+                author: None,
+            };
+            self.stage(write).unwrap();
+            self.publish();
+        }
+    }
+
+    #[test]
+    fn pod_with_two_account_names_can_be_changed() {
+        let mut hub = Hub::with_namespace();
+        let mut bound = pod("old", "a");
+        bound["metadata"]["finalizers"] = json!(["example.com/x"]);
+        hub.leave_pod(bound, |pod| pod["spec"]["serviceAccount"] = "a".into());
+        hub.edit(&POD, "n", "old", |pod| pod["metadata"]["labels"] = json!({"a": "b"}));
+        let stored = hub.value(&POD, "n", "old");
+        assert_eq!(stored["metadata"]["labels"]["a"], "b");
+        assert_eq!(stored["spec"]["serviceAccount"], "default", "the newer name decides");
+        hub.edit(&POD, "n", "old", |pod| pod["metadata"]["finalizers"] = json!([]));
+        let left = hub.value(&POD, "n", "old");
+        assert!(left["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty), "{left}");
+        hub.delete(&POD, "n", "old", Propagation::Unset);
+        assert_eq!(hub.value(&POD, "n", "old")["metadata"]["deletionGracePeriodSeconds"], 30);
+    }
+
+    #[test]
+    fn mirror_pod_marked_with_a_grace_period_holds_no_namespace() {
+        let mut hub = Hub::with_namespace();
+        let mut mirror = pod("mirror", "a");
+        mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "x"});
+        for pod in [mirror, pod("other", "a")] {
+            hub.leave_pod(pod, |pod| {
+                pod["metadata"]["deletionTimestamp"] = "2094-12-09T15:14:07Z".into();
+                pod["metadata"]["deletionGracePeriodSeconds"] = i32::MAX.into();
+            });
+        }
+        hub.delete(&NAMESPACE, "", "n", Propagation::Unset);
+        hub.run(&mut namespaces::Namespaces::default());
+        assert_eq!(hub.names(&POD), ["n/other"], "its node confirms the end of the other one");
+    }
+
     #[test]
     fn pods_of_a_namespace_go_before_the_rest() {
         let mut hub = Hub::with_namespace();

@@ -136,7 +136,7 @@ fn sync(
     if namespace.as_ref().is_some_and(|found| !found.terminating) {
         return false;
     }
-    let mut standing = content.iter().filter(|(_, object)| !object.terminating).peekable();
+    let mut standing = content.iter().filter(|(kind, object)| is_due(kind, object)).peekable();
     if standing.peek().is_some() && failed.is_empty() {
         tasks.extend(standing.take(PER_STEP).map(|(kind, object)| delete(name, kind, object)));
         return true;
@@ -165,6 +165,15 @@ fn sync(
         tasks.push(Task { purpose: Purpose::Report(name), action });
     }
     false
+}
+
+/// Whether an object is to be deleted: not yet, or again. A mirror pod waits for nobody, but one that an older hub marked has a grace period:
+/// a further deletion ends that.
+fn is_due(kind: &Kind, object: &Object) -> bool {
+    let has_grace =
+        || object.value()["metadata"]["deletionGracePeriodSeconds"].as_i64().is_some_and(|secs| secs > 0);
+    // of pods only mirror pods have a holder
+    !object.terminating || (kind.kind == POD.kind && object.holder.is_some() && has_grace())
 }
 
 fn finalize(namespace: &Object) -> Task<Purpose> {

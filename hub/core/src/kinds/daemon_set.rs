@@ -40,6 +40,7 @@ pub static DAEMON_SET: Kind = Kind {
         Column::text("Selector").wide(),
     ],
     cells,
+    convert,
     prepare,
     validate,
     ..Kind::USUAL
@@ -91,6 +92,12 @@ fn selector_shown(selector: &Value) -> String {
         });
     }
     if shown.is_empty() { "<none>".to_owned() } else { shown.join(",") }
+}
+
+fn convert(set: &mut Value) {
+    if let Some(spec) = set.pointer_mut("/spec/template/spec") {
+        pod_spec::convert(spec);
+    }
 }
 
 fn prepare(new: &mut Value, old: Option<&Value>) {

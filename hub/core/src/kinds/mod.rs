@@ -151,6 +151,13 @@ mod tests {
         check(&LEASE, json!({}), json!({"spec": {}}));
         check(&NODE, json!({"spec": {"a": 1}}), json!({"spec": {"a": 1}, "status": {}}));
         let zeros = json!({"currentNumberScheduled": 0, "desiredNumberScheduled": 0, "numberMisscheduled": 0, "numberReady": 2});
-        check(&DAEMON_SET, json!({"status": {"numberReady": 2}}), json!({"spec": {}, "status": zeros}));
+        check(
+            &DAEMON_SET,
+            json!({"status": {"numberReady": 2}}),
+            json!({"spec": {}, "status": zeros.clone()}),
+        );
+        let one_name = |fields: Value| json!({"spec": {"template": {"spec": fields}}, "status": zeros});
+        let both = json!({"serviceAccount": "a", "serviceAccountName": "a"});
+        check(&DAEMON_SET, one_name(json!({"serviceAccount": "a"})), one_name(both));
     }
 }

@@ -86,8 +86,12 @@ pub static POD: Kind = Kind {
     ..Kind::USUAL
 };
 
-/// Address and addresses say the same, as in upstream's conversions: the one address wins where they differ.
+/// Address and addresses say the same, as in upstream's conversions: the one address wins where they differ. So do the names of the
+/// account.
 fn convert(pod: &mut Value) {
+    if let Some(spec) = pod.get_mut("spec") {
+        pod_spec::convert(spec);
+    }
     let of_item = |one: &Value| text(one, &["ip"]).to_owned();
     super::mirror_first(pod, "status", "podIP", "podIPs", |ip| json!({"ip": ip}), of_item);
 }

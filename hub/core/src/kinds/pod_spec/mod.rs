@@ -60,6 +60,16 @@ fn fill(value: &mut Value, path: &[&str], defaults: &[(&str, Value)]) {
     }
 }
 
+/// Makes the two names of the account the same, as upstream's conversions do: the newer one, unless it is empty.
+pub fn convert(spec: &mut Value) {
+    let Some(fields) = spec.as_object_mut() else { return };
+    let names = ["serviceAccountName", "serviceAccount"];
+    let given = names.iter().filter_map(|name| fields.get(*name)).find(|name| !name.is_null() && *name != "");
+    if let Some(given) = given.cloned() {
+        names.into_iter().for_each(|name| drop(fields.insert(name.to_owned(), given.clone())));
+    }
+}
+
 /// Sets upstream's defaults in the spec of a pod or template. An absent spec stays absent and is refused later.
 pub fn set_defaults(spec: &mut Value, of: Of) {
     fill(
@@ -73,13 +83,6 @@ pub fn set_defaults(spec: &mut Value, of: Of) {
             ("securityContext", json!({})),
         ],
     );
-    if let Some(name) = spec.get("serviceAccount").cloned() {
-        fill(spec, &[], &[("serviceAccountName", name)]);
-    }
-    // an older name of the same field: as upstream it never differs
-    if let Some(name) = spec.get("serviceAccountName").cloned() {
-        spec["serviceAccount"] = name;
-    }
     for list in ["containers", "initContainers", "ephemeralContainers"] {
         for container in each(spec, list) {
             container_defaults(container, list != "ephemeralContainers");
@@ -426,19 +429,27 @@ mod tests {
             (json!({"serviceAccountName": "a"}), "a"),
             (json!({"serviceAccount": "a"}), "a"),
             (json!({"serviceAccountName": "a", "serviceAccount": "b"}), "a"),
+            (json!({"serviceAccountName": "a", "serviceAccount": ""}), "a"),
+            (json!({"serviceAccountName": "", "serviceAccount": "b"}), "b"),
+            (json!({"serviceAccountName": null, "serviceAccount": "b"}), "b"),
         ] {
             let mut spec = spec;
-            set_defaults(&mut spec, Of::Pod);
+            convert(&mut spec);
             assert_eq!(
                 (&spec["serviceAccountName"], &spec["serviceAccount"]),
                 (&json!(expect), &json!(expect))
             );
         }
+        for spec in [json!({}), json!({"serviceAccountName": ""}), json!(null)] {
+            let mut same = spec.clone();
+            convert(&mut same);
+            assert_eq!(same, spec);
+        }
     }
 
     #[test]
     fn absent_fields_get_upstreams_defaults_once() {
-        let mut spec = json!({"hostNetwork": true, "serviceAccount": "s",
+        let mut spec = json!({"hostNetwork": true,
             "containers": [{"name": "c", "image": "reg:5000/a", "ports": [{"containerPort": 80}],
                 "resources": {"limits": {"cpu": "1"}},
                 "livenessProbe": {"httpGet": {"port": 80}, "periodSeconds": 0}}],
@@ -457,7 +468,7 @@ mod tests {
         assert_eq!(container["livenessProbe"]["periodSeconds"], 10);
         assert_eq!(spec["volumes"][0], json!({"name": "v", "emptyDir": {}}));
         assert_eq!(spec["volumes"][1]["secret"]["defaultMode"], 420);
-        assert_eq!((&spec["serviceAccountName"], &spec["restartPolicy"]), (&json!("s"), &json!("Always")));
+        assert_eq!(spec["restartPolicy"], "Always");
         let once = spec.clone();
         set_defaults(&mut spec, Of::Pod);
         assert_eq!(spec, once);
