@@ -145,6 +145,7 @@ const PROOFS: &[(&str, &str)] = &[
         "lines of an administrator from one network",
         "src/audit/quota.rs: many_networks_leave_a_log_to_others_for_a_day",
     ),
+    ("lines of an administrator from one network", "src/audit/quota.rs: callers_keep_no_line_of_the_hub_out"),
     (
         "equal lines in the audit log within a minute",
         "tests/api/audit.rs: noise_leaves_an_administrators_line_where_it_is",

@@ -47,7 +47,8 @@ const SMALL: Rate = Rate { burst: 16.0 * 1024.0, per_sec: 1.0 };
 /// Thirteen thousand changes at once (all nodes of a large fleet), and as many a day: to push out what others did takes four days.
 const LARGE: Rate = Rate { burst: 8.0 * 1024.0 * 1024.0, per_sec: 100.0 };
 /// All networks of all administrators. An administrator may come from any number of them; even so what others did before stays for a
-/// day: 16 of the 40 MiB are left, and 200 bytes a second take 23 hours to fill them.
+/// day: 16 of the 40 MiB are left, and 200 bytes a second take 23 hours to fill them. What the hub signs meanwhile comes on top, with a
+/// quota of its own ([`LARGE`]).
 const ALL_LARGE: Rate = Rate { burst: 24.0 * 1024.0 * 1024.0, per_sec: 200.0 };
 /// The same for a log of a quarter.
 const LARGE_READS: Rate = Rate { burst: LARGE.burst / 4.0, per_sec: LARGE.per_sec / 4.0 };

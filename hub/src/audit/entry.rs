@@ -101,6 +101,11 @@ pub(crate) struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
+    /// Whether nobody asked for it over the network.
+    pub(super) fn is_own(&self) -> bool {
+        self.from.is_none()
+    }
+
     /// An act of the hub itself.
     pub(crate) fn own(hub: &'a Identity, verb: &'a str, now: OffsetDateTime) -> Entry<'a> {
         Entry {

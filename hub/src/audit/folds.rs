@@ -40,6 +40,7 @@ struct Fold {
     /// Whose quota its line uses, and what it tells there.
     whose: Box<str>,
     act: Box<str>,
+    is_own: bool,
 }
 
 /// A line that stands for others.
@@ -49,6 +50,7 @@ pub(super) struct Folded {
     pub(super) line: String,
     pub(super) whose: Box<str>,
     pub(super) act: Box<str>,
+    pub(super) is_own: bool,
 }
 
 impl Folds {
@@ -74,7 +76,7 @@ impl Folds {
         }
         self.kept = kept;
         if fold.repeats == 0 {
-            (fold.whose, fold.act) = (whose.into(), entry.act().into());
+            (fold.whose, fold.act, fold.is_own) = (whose.into(), entry.act().into(), entry.is_own());
         }
         fold.repeats += 1;
         line.clone_into(&mut fold.last);
@@ -101,10 +103,10 @@ fn facts<'a>(entry: &'a Entry<'_>) -> impl Hash + use<'a> {
     (user(entry.user), entry.impersonated.map(user), entry.from, entry.agent, act, entry.notes)
 }
 
-fn numbered(Fold { repeats, last, whose, act, .. }: Fold) -> Folded {
+fn numbered(Fold { repeats, last, whose, act, is_own, .. }: Fold) -> Folded {
     let mut line: Value = serde_json::from_str(&last).expect("we made it of JSON");
     line["annotations"][Note::Repeats.key()] = repeats.to_string().into();
-    Folded { repeats, line: format!("{line}\n"), whose, act }
+    Folded { repeats, line: format!("{line}\n"), whose, act, is_own }
 }
 
 #[cfg(test)]

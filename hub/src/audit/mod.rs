@@ -111,7 +111,8 @@ impl State {
     fn record(&mut self, class: Class, entry: &Entry<'_>, line: &str, now: Instant) {
         let log = &mut self.logs[class as usize];
         let whose = class.whose(entry);
-        let wanted = Wanted { whose: &whose, act: &entry.act(), bytes: line.len(), requests: 1 };
+        let (act, is_own) = (entry.act(), entry.is_own());
+        let wanted = Wanted { whose: &whose, act: &act, bytes: line.len(), is_own, requests: 1 };
         if log.folds.take(entry, &whose, line, now) || !log.quotas.take(class.budget(), &wanted, now) {
             self.count_soon(now);
         } else {
@@ -137,8 +138,9 @@ impl State {
         self.counts_due = None;
         for (log, budget) in self.logs.iter_mut().zip(&CLASSES) {
             for folded in log.folds.lines() {
-                let Folded { repeats, line, whose, act } = &folded;
-                let wanted = Wanted { whose, act, bytes: line.len(), requests: *repeats };
+                let Folded { repeats, line, whose, act, is_own } = &folded;
+                let (bytes, is_own) = (line.len(), *is_own);
+                let wanted = Wanted { whose, act, bytes, is_own, requests: *repeats };
                 if log.quotas.take(budget, &wanted, now) {
                     log.push(budget, line);
                 }

@@ -34,6 +34,8 @@ pub(super) struct Wanted<'a> {
     pub(super) whose: &'a str,
     pub(super) act: &'a str,
     pub(super) bytes: usize,
+    /// About an act of the hub.
+    pub(super) is_own: bool,
     /// That it stands for.
     pub(super) requests: u64,
 }
@@ -61,11 +63,12 @@ impl Quota {
         Quota { bytes: Bucket::full(budget.quota, now), omitted: 0, acts: 0 }
     }
 
-    /// Takes bytes, also from what is left for all. Of that an identity leaves at least as much as it has taken itself: the next one
-    /// finds something, whatever those before did, and those who wrote little go before those who wrote much.
-    fn take(&mut self, budget: &Budget, all: &mut Option<Bucket>, bytes: f64, now: Instant) -> bool {
-        let own = self.bytes.at(budget.quota, now);
-        let Some(rate) = budget.all else { return own.take(bytes) };
+    /// Takes bytes, also from what is left for all, unless the line is the hub's own: no caller may keep those out. Of what is left for all
+    /// an identity leaves at least as much as it has taken itself: the next one finds something, whatever those before did, and those who
+    /// wrote little go before those who wrote much.
+    fn take(&mut self, budget: &Budget, all: &mut Option<Bucket>, line: &Wanted<'_>, now: Instant) -> bool {
+        let (own, bytes) = (self.bytes.at(budget.quota, now), line.bytes as f64);
+        let Some(rate) = budget.all.filter(|_| !line.is_own) else { return own.take(bytes) };
         let all = all.get_or_insert_with(|| Bucket::full(rate, now)).at(rate, now);
         let taken = budget.quota.burst - own.left();
         taken + bytes <= all.left() - bytes && own.take(bytes) && all.take(bytes)
@@ -75,13 +78,14 @@ impl Quota {
 impl Quotas {
     /// Takes the bytes of a line from the quota of a user; `false`: they are not there, and the line is counted instead, by its act.
     pub(super) fn take(&mut self, budget: &Budget, line: &Wanted<'_>, now: Instant) -> bool {
-        let Wanted { whose: user, act, bytes, requests } = *line;
-        let user = if self.of.len() >= IDENTITIES && !self.of.contains_key(user) { SHARED } else { user };
+        let Wanted { whose: user, act, is_own, requests, .. } = *line;
+        let is_known = is_own || self.of.len() < IDENTITIES || self.of.contains_key(user);
+        let user = if is_known { user } else { SHARED };
         let quota = match self.of.get_mut(user) {
             Some(quota) => quota,
             None => self.of.entry(user.into()).or_insert_with(|| Quota::full(budget, now)),
         };
-        let fits = quota.take(budget, &mut self.all, bytes as f64, now);
+        let fits = quota.take(budget, &mut self.all, line, now);
         if !fits {
             quota.omitted += requests;
             let (key, all) = ((user.into(), act.into()), self.acts.len());
@@ -203,7 +207,7 @@ mod tests {
     const BUDGET: &Budget = Class::Others.budget();
 
     fn line<'a>(whose: &'a str, act: &'a str) -> Wanted<'a> {
-        Wanted { whose, act, bytes: LINE, requests: 1 }
+        Wanted { whose, act, bytes: LINE, is_own: false, requests: 1 }
     }
 
     const BURST_LINES: u64 = BUDGET.quota.burst as u64 / LINE as u64;
@@ -249,7 +253,7 @@ mod tests {
             let mut quotas = Quotas::default();
             // in lines that are no smaller than a real one
             let mut writes = |from: &str, now| {
-                let line = Wanted { whose: from, act: "create x 201", bytes: LINE, requests: 1 };
+                let line = line(from, "create x 201");
                 (0..100_000).take_while(|_| quotas.take(budget, &line, now)).count() * LINE
             };
             let mut taken = 0;
@@ -268,6 +272,21 @@ mod tests {
             taken += (0..1000).map(|network| writes(&network.to_string(), day)).sum::<usize>();
             assert!(taken < log, "{class:?}: {taken} of {log} within a day");
         }
+    }
+
+    #[test]
+    fn callers_keep_no_line_of_the_hub_out() {
+        let (budget, now) = (Class::Administration.budget(), Instant::now());
+        let mut quotas = Quotas::default();
+        // all that there is, from more networks than are told apart
+        for network in 0..IDENTITIES + 100 {
+            let network = network.to_string();
+            (0..100_000).find(|_| !quotas.take(budget, &line(&network, "create x 201"), now));
+        }
+        assert!(!quotas.take(budget, &line("person", "create x 201"), now));
+        let own = Wanted { is_own: true, ..line("hub", "sign y 200") };
+        let written = (0..100_000).take_while(|_| quotas.take(budget, &own, now)).count();
+        assert_eq!(written, budget.quota.burst as usize / LINE);
     }
 
     #[test]
