@@ -19,7 +19,7 @@ use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::connection::{Caller, ConnectionError, DecrementOnDrop, serve_requests};
-use super::handshakes::{Exchange, Handshake};
+use super::handshakes::{Exchange, Handshake, Network};
 use super::link::Link;
 use super::shared::Server;
 use super::stream::Stalling;
@@ -56,7 +56,9 @@ pub(super) async fn accept(
         match accepted {
             Ok((socket, peer)) => {
                 failing = false;
-                let Some(handshake) = server.handshakes.begin(peer.ip(), Instant::now()) else {
+                let own = socket.local_addr().map(|own| own.ip()).ok();
+                let network = Network::of(peer.ip(), own);
+                let Some(handshake) = server.handshakes.begin(network, Instant::now()) else {
                     server.counters.dropped_handshakes.fetch_add(1, Ordering::Relaxed);
                     continue;
                 };
@@ -91,12 +93,13 @@ async fn connection(
 ) -> Result<(), ConnectionError> {
     // answers are small and complete: do not delay them to fill packets
     socket.set_nodelay(true)?;
+    let network = handshake.network();
     // boxed: the handshake's state is not kept with the connection
     let link = Box::pin(handshaken(socket, from, handshake, tls, server)).await?;
     let certificate = link.stream().get_ref().1.peer_certificates().and_then(|chain| chain.first());
     let identity = certificate.and_then(|der| Identity::from_client_certificate(der));
     if let Some(node) = server.credentials.valid(identity.as_ref()).and_then(Identity::node) {
-        server.handshakes.trust(node, from);
+        server.handshakes.trust(node, network);
     }
     let caller = Caller::new(server, identity, from);
     serve_requests(link, server, caller, stopped).await

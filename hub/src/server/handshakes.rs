@@ -12,7 +12,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -42,17 +42,21 @@ const MAX_NODES: usize = 16_384;
 
 /// The owner of an address, as far as an address tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Network {
+pub(super) enum Network {
+    /// This machine itself.
+    Local,
     V4([u8; 4]),
     V6([u16; 4]),
 }
 
 impl Network {
-    /// Of programs on this machine that do not choose another one.
-    const LOCAL: [Network; 2] = [Network::V4([127, 0, 0, 1]), Network::V6([0; 4])];
-
-    fn of(address: IpAddr) -> Network {
-        match address.to_canonical() {
+    /// Of a connection from `peer` to the address `own`. A program on this machine that chooses no other address comes from the one that
+    /// it connects to; the hub's probe of itself is one.
+    pub(super) fn of(peer: IpAddr, own: Option<IpAddr>) -> Network {
+        let peer = peer.to_canonical();
+        let is_own = own.is_some_and(|own| own.to_canonical() == peer);
+        match peer {
+            _ if is_own || peer == Ipv4Addr::LOCALHOST || peer == Ipv6Addr::LOCALHOST => Network::Local,
             IpAddr::V4(address) => Network::V4(address.octets()),
             IpAddr::V6(address) => {
                 let [a, b, c, d, ..] = address.segments();
@@ -113,15 +117,14 @@ impl Handshakes {
     }
 
     /// Counts a new connection until the handshake is dropped; `None` refuses it. It may end another one.
-    pub(super) fn begin(self: &Arc<Self>, from: IpAddr, now: Instant) -> Option<Handshake> {
-        let network = Network::of(from);
+    pub(super) fn begin(self: &Arc<Self>, network: Network, now: Instant) -> Option<Handshake> {
         let mut table = self.lock();
         let stranger = !table.known.contains_key(&network);
         let own = table.of.get(&network).map_or(0, Vec::len);
         let has_place = own < table.places(network, self.most)
             || table.make_room(network)
             // the hub's probe of itself comes from here, too
-            || (Network::LOCAL.contains(&network) && table.end_oldest(network))
+            || (network == Network::Local && table.end_oldest(network))
             || table.end_slow(network, now);
         if !has_place {
             return None;
@@ -149,8 +152,7 @@ impl Handshakes {
     }
 
     /// Remembers that a node came from here, and not from where it came before.
-    pub(super) fn trust(&self, node: &str, from: IpAddr) {
-        let network = Network::of(from);
+    pub(super) fn trust(&self, node: &str, network: Network) {
         let mut table = self.lock();
         let before = table.nodes.get(node).copied();
         if before == Some(network) || (before.is_none() && table.nodes.len() >= MAX_NODES) {
@@ -167,15 +169,15 @@ impl Handshakes {
 impl Table {
     /// Handshakes that a network may have, of so many in all.
     fn places(&self, network: Network, most: usize) -> usize {
-        let is_local = Network::LOCAL.contains(&network);
-        let wanted = if is_local { most } else { self.known.get(&network).copied().unwrap_or(0) };
+        let wanted =
+            if network == Network::Local { most } else { self.known.get(&network).copied().unwrap_or(0) };
         wanted.min(most / NETWORK_PART).max(PER_NETWORK)
     }
 
     /// Counts a key exchange of a network; `false` if there are too many, and the machine is short.
     fn pace(&mut self, network: Network, most: usize, now: Instant) -> bool {
         // programs that share the processor gain nothing by handshakes, and the hub's probe of itself is among them
-        if Network::LOCAL.contains(&network) {
+        if network == Network::Local {
             return true;
         }
         let rate = rate(self.places(network, most));
@@ -294,6 +296,10 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
+    pub(super) fn network(&self) -> Network {
+        self.network
+    }
+
     /// Notes that the client has sent something, or has ended: it no longer makes room as a silent one. `false`: it had to before.
     #[must_use]
     pub(super) fn heard(&self) -> bool {
@@ -334,13 +340,13 @@ mod tests {
 
     use super::*;
 
-    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+    const HERE: Network = Network::V4([192, 0, 2, 1]);
 
-    fn address(number: u32) -> IpAddr {
-        IpAddr::from((0x0a00_0000 + number).to_be_bytes())
+    fn address(number: u32) -> Network {
+        Network::V4((0x0a00_0000 + number).to_be_bytes())
     }
 
-    fn begin(all: &Arc<Handshakes>, from: IpAddr) -> Option<Handshake> {
+    fn begin(all: &Arc<Handshakes>, from: Network) -> Option<Handshake> {
         // as if all began at once
         static NOW: LazyLock<Instant> = LazyLock::new(Instant::now);
         all.begin(from, *NOW)
@@ -352,7 +358,7 @@ mod tests {
     }
 
     /// A handshake that ends as soon as its key exchange has begun.
-    fn exchanges(all: &Arc<Handshakes>, from: IpAddr, now: Instant) -> bool {
+    fn exchanges(all: &Arc<Handshakes>, from: Network, now: Instant) -> bool {
         all.begin(from, now).is_some_and(|new| new.heard() && new.exchange(now) == Exchange::Paid)
     }
 
@@ -428,12 +434,32 @@ mod tests {
     #[test]
     fn loopback_is_never_refused_for_its_own_sake() {
         let all = Arc::new(Handshakes::new(2048));
-        let loopback = IpAddr::from([127, 0, 0, 1]);
-        let mut held: Vec<_> = (0..2048 / NETWORK_PART).map(|_| begin(&all, loopback).unwrap()).collect();
+        let mut held: Vec<_> =
+            (0..2048 / NETWORK_PART).map(|_| begin(&all, Network::Local).unwrap()).collect();
         held.iter().for_each(hear);
         assert!(!held.iter_mut().any(is_ended), "hundreds of local clients at once get through");
-        let _probe = begin(&all, loopback).unwrap();
+        let _probe = begin(&all, Network::Local).unwrap();
         assert!(is_ended(&mut held[0]) && !is_ended(&mut held[1]));
+    }
+
+    #[test]
+    fn machine_is_known_by_the_address_it_connects_to() {
+        let check = |peer: &str, own: &str, expect: bool| {
+            let network = Network::of(peer.parse().unwrap(), own.parse().ok());
+            assert_eq!(network == Network::Local, expect, "{peer} to {own}");
+        };
+        for (peer, own) in [("127.0.0.1", ""), ("::1", ""), ("127.0.0.1", "192.0.2.1")] {
+            check(peer, own, true);
+        }
+        // the probe of a hub that listens there
+        check("192.0.2.1", "192.0.2.1", true);
+        check("::ffff:192.0.2.1", "192.0.2.1", true);
+        check("2001:db8::1", "2001:db8::1", true);
+        for (peer, own) in [("192.0.2.2", "192.0.2.1"), ("192.0.2.1", ""), ("2001:db8::2", "2001:db8::1")] {
+            check(peer, own, false);
+        }
+        check("127.0.1.9", "127.0.0.1", false);
+        check("::2", "::1", false);
     }
 
     #[test]
@@ -495,7 +521,7 @@ mod tests {
     fn network_begins_so_many_a_second() {
         let all = Arc::new(Handshakes::new(2048));
         let start = Instant::now();
-        let begins = |from: IpAddr, after: Duration| {
+        let begins = |from: Network, after: Duration| {
             (0..20_000).take_while(|_| exchanges(&all, from, start + after)).count()
         };
         let spare = SPARE.burst as usize;
@@ -504,7 +530,7 @@ mod tests {
         assert_eq!(begins(address(1), Duration::from_secs(1)), 512, "another network");
         (0..200).for_each(|node| all.trust(&node.to_string(), HERE));
         assert_eq!(begins(HERE, Duration::from_secs(2)), 400 + spare, "two for each of its nodes");
-        assert_eq!(begins([127, 0, 0, 1].into(), Duration::ZERO), 20_000, "this machine");
+        assert_eq!(begins(Network::Local, Duration::ZERO), 20_000, "this machine");
     }
 
     #[test]
@@ -532,7 +558,7 @@ mod tests {
         let all = Arc::new(Handshakes::new(2048));
         let (start, home) = (Instant::now(), address(99_999));
         all.trust("edge", home);
-        let begins = |from: IpAddr, now| exchanges(&all, from, now);
+        let begins = |from: Network, now| exchanges(&all, from, now);
         let began = (0..30_000).filter(|number| begins(address(*number), start)).count();
         assert_eq!(began, MAX_PACED + 512 + SPARE.burst as usize);
         assert_eq!(all.lock().paces.len(), MAX_PACED + 1);
@@ -558,7 +584,7 @@ mod tests {
         assert!(!is_ended(&mut client));
         assert_eq!(all.count(), 1024);
         // the network with most is not let in at the cost of another one
-        let own = (0..16).find(|number| all.lock().of[&Network::of(address(*number))].len() == PER_NETWORK);
+        let own = (0..16).find(|number| all.lock().of[&address(*number)].len() == PER_NETWORK);
         assert!(own.is_some_and(|number| begun(&all, number).is_none()));
     }
 
