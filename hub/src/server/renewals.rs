@@ -107,7 +107,8 @@ fn plain(request: &[u8], node: &str) -> Option<(Renewal, usize)> {
     Some((Renewal::read(content_type?, body)?, body.len()))
 }
 
-/// Whether a renewal of the general way costs little whatever is in it: the rate of renewals is no way to make the hub work.
+/// Whether a renewal of the general way costs little whatever is in it: the rate of renewals is no way to make the hub work. A PUT or merge
+/// patch of the own Lease has that rate also if it changes other fields and so is written durably: that is one small write a second.
 pub(super) fn costs_little(request: &Parts, body_bytes: Option<u64>) -> bool {
     let content_type = request.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     body_bytes.is_some_and(|bytes| bytes <= MOST_BYTES as u64)
