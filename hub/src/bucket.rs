@@ -12,7 +12,7 @@ pub(crate) struct Rate {
     pub(crate) burst: f64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Bucket {
     left: f64,
     counted: Instant,
